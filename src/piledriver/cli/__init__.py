@@ -1,0 +1,1 @@
+"""Floor 8: the command line. One file per verb, parsing and printing only."""

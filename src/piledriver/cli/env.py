@@ -1,0 +1,26 @@
+"""`piledriver env`: versions, devices, what was detected and why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print what this machine is."""
+    from piledriver.runtime.machine import describe_machine
+
+    facts = describe_machine()
+    if args.json:
+        print(json.dumps(facts, indent=2))
+        return
+    for section, entries in facts.items():
+        print(f"{section}:")
+        width = max(map(len, entries))
+        for name, value in entries.items():
+            print(f"  {name:<{width}}  {value}")

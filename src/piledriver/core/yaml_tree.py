@@ -1,0 +1,138 @@
+"""YAML and `key=value` as plain data that remembers the file and line of every key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from piledriver.core.errors import ConfigError, UsageError
+
+COMMAND_LINE = "command line"
+KeyPath = tuple[str | int, ...]
+
+
+@dataclass
+class Tree:
+    """Nested dicts, lists and scalars, with the place each key came from."""
+
+    data: dict[str, Any]
+    origins: dict[KeyPath, str]
+    default_origin: str
+
+    def where(self, at: KeyPath) -> str:
+        """The file and line (or 'command line') of a key, or of its nearest parent that has one."""
+        while at:
+            if at in self.origins:
+                return self.origins[at]
+            at = at[:-1]
+        return self.default_origin
+
+    def put(self, dotted: str, value: Any) -> None:
+        """Set a key by its dotted name, making the mappings on the way. List items are named by their number."""
+        at: tuple[str | int, ...] = ()
+        here: Any = self.data
+        *parents, last = dotted.split(".")
+        for name in parents:
+            at = (*at, name)
+            if isinstance(here, list):
+                here = here[_list_index(here, name, dotted)]
+                continue
+            if here.get(name) is None:
+                here[name] = {}
+            here = here[name]
+            if not isinstance(here, (dict, list)):
+                raise ConfigError(
+                    f"{COMMAND_LINE}: {dotted!r} descends into {'.'.join(map(str, at))!r}, which is {here!r}",
+                    fix="set that key as a whole",
+                )
+        if isinstance(here, list):
+            here[_list_index(here, last, dotted)] = value
+        else:
+            here[last] = value
+        self.origins[tuple(dotted.split("."))] = COMMAND_LINE
+
+
+def _list_index(items: list[Any], name: str, dotted: str) -> int:
+    if not name.isdigit() or int(name) >= len(items):
+        raise ConfigError(
+            f"{COMMAND_LINE}: {dotted!r}: {name!r} is not a position in a list of {len(items)}",
+            fix=f"use 0 to {len(items) - 1}",
+        )
+    return int(name)
+
+
+def parse_yaml(text: str, name: str) -> Tree:
+    """Parse one YAML mapping. Duplicate keys, which YAML loaders drop in silence, are refused."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{name}:{mark.line + 1}" if mark is not None else name
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error).splitlines()[0]
+        raise ConfigError(
+            f"{place}: not valid YAML: {problem}", fix="check the indentation, colons and quotes there"
+        ) from error
+    if root is None:
+        return Tree({}, {}, name)
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError(
+            f"{name}:{root.start_mark.line + 1}: the file must hold a mapping", fix="write 'key: value' lines"
+        )
+    tree = Tree({}, {}, name)
+    tree.data = _plain(root, (), tree, depth=0)
+    return tree
+
+
+def _plain(node: yaml.Node, at: KeyPath, tree: Tree, depth: int) -> Any:
+    if depth > 100:
+        # Also what an anchor that contains itself runs into.
+        raise ConfigError(
+            f"{tree.default_origin}:{node.start_mark.line + 1}: nested deeper than 100 levels", fix="flatten the file"
+        )
+    if isinstance(node, yaml.MappingNode):
+        values: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            place = f"{tree.default_origin}:{key_node.start_mark.line + 1}"
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise ConfigError(f"{place}: keys must be plain text", fix="quote the key")
+            if key_node.value in values:
+                raise ConfigError(f"{place}: {key_node.value!r} is given twice", fix="keep one of the two")
+            tree.origins[(*at, key_node.value)] = place
+            values[key_node.value] = _plain(value_node, (*at, key_node.value), tree, depth + 1)
+        return values
+    if isinstance(node, yaml.SequenceNode):
+        for i, item in enumerate(node.value):
+            tree.origins[(*at, i)] = f"{tree.default_origin}:{item.start_mark.line + 1}"
+        return [_plain(item, (*at, i), tree, depth + 1) for i, item in enumerate(node.value)]
+    return _scalar(node, f"{tree.default_origin}:{node.start_mark.line + 1}")
+
+
+def _scalar(node: yaml.Node, place: str) -> Any:
+    try:
+        return yaml.constructor.SafeConstructor().construct_document(node)
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(
+            f"{place}: cannot read the value {getattr(node, 'value', '')!r}", fix="quote it if it is text"
+        ) from error
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`key=value` to (key, value); the value is YAML: numbers, lists and null mean what they mean in a file."""
+    key, equals, value = text.partition("=")
+    if not equals or not key or not all(key.split(".")):
+        raise UsageError(
+            f"{text!r} is not an override", fix="write key=value, for example steps=100 or optimizer.lr=3e-4"
+        )
+    try:
+        return key, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"{COMMAND_LINE}: {key!r}: cannot read the value {value!r}", fix="quote it if it is text"
+        ) from error
+
+
+def to_yaml_text(data: Any) -> str:
+    """Plain data as YAML, keys in the order of the config, anything JSON can hold."""
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, default_flow_style=False, width=120)

@@ -1,0 +1,60 @@
+"""What machine is this: versions, cores, memory, devices; each fact with the reason it was decided so."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+
+# What a bug report needs to know the version of; absent ones are said to be absent.
+_PACKAGES = ("piledriver", "torch", "numpy", "safetensors", "zstandard", "lxml", "transformers", "tokenizers", "ray")
+
+
+def describe_machine() -> dict[str, dict[str, str]]:
+    """Sections of facts, ready to print or to dump as JSON."""
+    return {"versions": _versions(), "machine": _machine(), "accelerator": _accelerator()}
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return versions
+
+
+def _machine() -> dict[str, str]:
+    import psutil
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    memory = psutil.virtual_memory()
+    return {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cores": f"{cores} (those this process may run on)",
+        "memory": f"{memory.total / 2**30:.1f} GiB, {memory.available / 2**30:.1f} GiB available",
+    }
+
+
+def _accelerator() -> dict[str, str]:
+    import torch
+
+    device = torch.accelerator.current_accelerator(check_available=True) if hasattr(torch, "accelerator") else None
+    if device is None:
+        built_for = torch.version.cuda or torch.version.hip
+        reason = (
+            f"torch was built for {built_for} but sees no device"
+            if built_for
+            else "this build of torch is for CPU only"
+        )
+        return {"device": f"cpu ({reason})", "threads": str(torch.get_num_threads())}
+    facts = {"device": device.type, "count": str(torch.accelerator.device_count())}
+    if device.type == "cuda":
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            memory_gib = properties.total_memory / 2**30
+            facts[f"cuda:{index}"] = (
+                f"{properties.name}, {memory_gib:.0f} GiB, capability {properties.major}.{properties.minor}"
+            )
+    return facts
