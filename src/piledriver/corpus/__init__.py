@@ -1,0 +1,18 @@
+"""Floor 1: raw sources to attributed, clean, deduplicated, mixed shards of text. Never imports torch."""
+
+from piledriver.corpus.document import Document, Refusal, make_document
+from piledriver.corpus.shard_reader import Part, count_documents, read_shards, read_texts
+from piledriver.corpus.shard_writer import ShardFileWriter, ShardSummary, ShardWriter
+
+__all__ = [
+    "Document",
+    "Part",
+    "Refusal",
+    "ShardFileWriter",
+    "ShardSummary",
+    "ShardWriter",
+    "count_documents",
+    "make_document",
+    "read_shards",
+    "read_texts",
+]

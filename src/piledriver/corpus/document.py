@@ -1,0 +1,74 @@
+"""One document: text, id, source, meta. Everything in the corpus room passes these around."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+
+class Document(msgspec.Struct, frozen=True, gc=False):
+    """A piece of text with where it came from. `source` is the `pile_set_name`; `meta` holds licence, origin and the
+    rest.
+
+    >>> document = make_document("Call me Ishmael.", source="Gutenberg (PG-19)", origin="2701.txt")
+    >>> document.id, document.meta["origin"]
+    ('e6e3ffc8e9171f8ff6bc3a66f8cf39a1', '2701.txt')
+    """
+
+    text: str
+    id: str = ""
+    source: str = ""
+    meta: dict[str, Any] = {}
+
+
+class Refusal(msgspec.Struct, frozen=True, gc=False):
+    """What was found but not taken, and why. `reason` is a short stable phrase to count by; `detail` is for a person.
+
+    A reason is lower case and names the rule ("no abstract", "score below 3", "invalid xml"), never a value.
+    """
+
+    reason: str
+    origin: str
+    detail: str = ""
+    source: str = ""
+
+
+def make_document(text: str, *, source: str, origin: str, licence: str | None = None, **meta: Any) -> Document:
+    """A document with its stable id; `origin` is enough to find it again (file, archive member, record id, url)."""
+    described = {"origin": origin, **({"licence": licence} if licence else {}), **meta}
+    return Document(
+        text, document_id(text, source, origin), source, {k: v for k, v in described.items() if v is not None}
+    )
+
+
+def document_id(text: str, source: str, origin: str) -> str:
+    """The stable id of a document: 128 bits of blake2b over source, origin and text."""
+    digest = hashlib.blake2b(digest_size=16, person=b"pd-document")
+    for part in (source, origin, text):
+        encoded = part.encode("utf-8", "surrogatepass")
+        digest.update(len(encoded).to_bytes(8, "little"))
+        digest.update(encoded)
+    return digest.hexdigest()
+
+
+def to_line(document: Document) -> bytes:
+    """One line of a shard: `{"text": ..., "meta": {"pile_set_name": ..., "id": ..., ...}}` with its newline."""
+    row = {"text": document.text, "meta": {"pile_set_name": document.source, "id": document.id, **document.meta}}
+    try:
+        return _encoder.encode(row) + b"\n"
+    except (UnicodeEncodeError, ValueError):
+        # A lone surrogate cannot be written as UTF-8; the replacement character says that something was there.
+        return _encoder.encode(_without_surrogates(row)) + b"\n"
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+    return [_without_surrogates(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,86 @@
+"""Where the frames of a shard begin, and which documents each one holds.
+
+The end of a shard is two skippable zstd frames, which every zstd reader passes over:
+
+- ours: a little-endian uint64 for each frame, the number of documents before it, then one for their total;
+- the seek table of zstd's own seekable format (contrib/seekable_format): the two sizes of each frame.
+
+So a reader finds any document from the last few bytes of the file: footer, table, binary search, one frame.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+_DOCUMENTS_MAGIC = 0x184D2A5D
+_SEEK_MAGIC = 0x184D2A5E
+_FOOTER_MAGIC = 0x8F92EAB1
+_FOOTER = struct.Struct("<IBI")
+_HEADER = struct.Struct("<II")
+
+
+@dataclass(frozen=True)
+class SeekTable:
+    """Entry i of each array is what stands before frame i; one last entry is the total."""
+
+    compressed: npt.NDArray[np.int64]
+    decompressed: npt.NDArray[np.int64]
+    documents: npt.NDArray[np.int64]
+
+    @property
+    def frame_count(self) -> int:
+        """How many frames hold documents."""
+        return len(self.compressed) - 1
+
+    @property
+    def document_count(self) -> int:
+        """How many documents the whole shard holds."""
+        return int(self.documents[-1])
+
+    def frame_of(self, document: int) -> int:
+        """The frame that holds this document."""
+        return int(np.searchsorted(self.documents, document, side="right")) - 1
+
+
+def encode(compressed_sizes: list[int], decompressed_sizes: list[int], document_counts: list[int]) -> bytes:
+    """The two skippable frames that end a shard, from the sizes of its frames."""
+    starts = np.concatenate([[0], np.cumsum(document_counts, dtype=np.int64)]).astype("<u8").tobytes()
+    sizes = (
+        np.stack([compressed_sizes, decompressed_sizes], axis=1).astype("<u4").tobytes() if compressed_sizes else b""
+    )
+    table = sizes + _FOOTER.pack(len(compressed_sizes), 0, _FOOTER_MAGIC)
+    return _HEADER.pack(_DOCUMENTS_MAGIC, len(starts)) + starts + _HEADER.pack(_SEEK_MAGIC, len(table)) + table
+
+
+def read(file: BinaryIO) -> SeekTable | None:
+    """The seek table at the end of an open file, or None where the file has none of ours."""
+    end = file.seek(0, io.SEEK_END)
+    if end < _FOOTER.size:
+        return None
+    file.seek(end - _FOOTER.size)
+    frame_count, flags, magic = _FOOTER.unpack(file.read(_FOOTER.size))
+    documents_bytes = 8 * (frame_count + 1)
+    table_bytes = 8 * frame_count + _FOOTER.size
+    begin = end - _HEADER.size - table_bytes - _HEADER.size - documents_bytes
+    if magic != _FOOTER_MAGIC or flags != 0 or begin < 0:
+        return None
+    file.seek(begin)
+    raw = file.read(end - begin)
+    if _HEADER.unpack_from(raw, 0) != (_DOCUMENTS_MAGIC, documents_bytes):
+        return None
+    documents = np.frombuffer(raw, "<u8", frame_count + 1, _HEADER.size).astype(np.int64)
+    at = _HEADER.size + documents_bytes
+    if _HEADER.unpack_from(raw, at) != (_SEEK_MAGIC, table_bytes):
+        return None
+    sizes = np.frombuffer(raw, "<u4", 2 * frame_count, at + _HEADER.size).reshape(-1, 2).astype(np.int64)
+    ends = np.concatenate([np.zeros((1, 2), np.int64), np.cumsum(sizes, axis=0)])
+    if ends[-1, 0] != begin:
+        # The table speaks of other bytes than those before it (a cut or spliced file): do not trust it.
+        return None
+    return SeekTable(ends[:, 0], ends[:, 1], documents)
