@@ -1,0 +1,28 @@
+"""Plain text files: one file, one document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from piledriver.corpus.document import Document
+from piledriver.corpus.source import Found, Piece, Source, each, ends_with, whole
+from piledriver.corpus.text import decode
+
+
+def documents(piece: Piece) -> Iterator[Found]:
+    """The whole file as it is, in whatever encoding it was."""
+    yield Document(decode(piece.read()), meta={"origin": piece.origin})
+
+
+SOURCE = Source(
+    slug="text",
+    name="Text",
+    title="plain text files, one document each",
+    raw_format="text in any encoding, alone, compressed or in archives",
+    licence="yours",
+    consent="yours",
+    treatment="The encoding is detected; the file is one document.",
+    wants=ends_with(".txt", ".text", ".rst", ".log"),
+    pieces=each(whole),
+    documents=documents,
+)

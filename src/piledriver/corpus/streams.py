@@ -1,0 +1,288 @@
+"""Raw files as streams: what stands in folders and archives, opened safely, nothing unpacked to disk.
+
+Symbolic links, devices, pipes and sockets are never opened. Archive members with absolute or climbing names, links,
+encrypted members and compression bombs are refused with their reason; the rest of the archive goes on. Archives inside
+archives are opened too, to a fixed depth.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import stat
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, cast
+
+import zstandard
+
+from piledriver.core.errors import StorageError, UsageError
+from piledriver.corpus.document import Refusal
+
+MAX_DEPTH = 4
+MAX_MEMBERS = 50_000_000
+# Text compresses 3 to 20 times, rarely 100; a stream that grows more than this much is made to fill a disk or memory.
+MAX_EXPANSION = 2_000
+_EXPANSION_GRACE_BYTES = 1 << 27
+
+Wants = Callable[[str], bool]
+OnBytes = Callable[[int], None]
+
+
+@dataclass
+class RawStream:
+    """One raw file or archive member. `file` is its (decompressed) content, to be read before the next one is asked
+    for.
+
+    `path` is set for a plain local file: its pieces may be places in that file, which workers open themselves.
+    """
+
+    origin: str
+    name: str
+    path: str | None = None
+    content: BinaryIO | None = None
+
+    @property
+    def file(self) -> BinaryIO:
+        """The content, with one layer of compression taken off."""
+        return decompressed(self.raw, self.origin)
+
+    @property
+    def raw(self) -> BinaryIO:
+        """The content as it is."""
+        if self.content is not None:
+            return self.content
+        assert self.path is not None, "a stream has either a path or content"
+        return open(self.path, "rb")
+
+
+def raw_streams(paths: Iterable[str], wants: Wants, on_bytes: OnBytes | None = None) -> Iterator[RawStream | Refusal]:
+    """Every wanted file below the paths and in the archives there, in a fixed order."""
+    for path, origin, named in local_files(paths):
+        if on_bytes is not None:
+            on_bytes(os.path.getsize(path))
+        kind = archive_kind(path)
+        if kind is not None and not (named and wants(os.path.basename(path))):
+            with open(path, "rb") as file:
+                yield from _archive(file, kind, origin, wants, depth=1)
+        elif named or wants(os.path.basename(path)):
+            # A file that the user named is read whatever it is called; in a folder the name decides.
+            yield RawStream(origin, os.path.basename(path), path)
+
+
+def local_files(paths: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
+    """(path, origin, whether the user named it) of every regular file, folders in sorted order, links not followed."""
+    for path in paths:
+        if not os.path.lexists(path):
+            raise UsageError(f"{path} does not exist", fix="check the path")
+        base = os.path.basename(os.path.abspath(path))
+        mode = os.stat(path).st_mode
+        if stat.S_ISREG(mode):
+            yield path, base, True
+        elif stat.S_ISDIR(mode):
+            for root, folders, names in os.walk(path):
+                folders.sort()
+                for name in sorted(names):
+                    full = os.path.join(root, name)
+                    if stat.S_ISREG(os.lstat(full).st_mode):
+                        yield full, os.path.join(base, os.path.relpath(full, path)), False
+        else:
+            raise UsageError(f"{path} is neither a file nor a folder", fix="give regular files or folders")
+
+
+def archive_kind(name: str) -> str | None:
+    """Which kind of archive a name stands for: 'tar', 'zip', '7z' or None."""
+    lowered = name.lower()
+    for compression in (".gz", ".bz2", ".xz", ".zst"):
+        lowered = lowered.removesuffix(compression)
+    if lowered.endswith(".tar") or name.lower().endswith((".tgz", ".tbz2", ".txz")):
+        return "tar"
+    return "zip" if lowered.endswith(".zip") else "7z" if lowered.endswith(".7z") else None
+
+
+def _archive(file: BinaryIO, kind: str, origin: str, wants: Wants, depth: int) -> Iterator[RawStream | Refusal]:
+    members = {"tar": _tar_members, "zip": _zip_members, "7z": _seven_zip_members}[kind]
+    seen = 0
+    try:
+        for member in members(file, origin):
+            seen += 1
+            if seen > MAX_MEMBERS:
+                yield Refusal("too many members", origin, f"more than {MAX_MEMBERS}")
+                return
+            if isinstance(member, Refusal):
+                yield member
+                continue
+            inner = archive_kind(member.name)
+            if wants(member.name):
+                yield member
+            elif inner is not None:
+                if depth >= MAX_DEPTH:
+                    yield Refusal("archives nested too deeply", member.origin, f"more than {MAX_DEPTH} levels")
+                else:
+                    yield from _archive(member.raw, inner, member.origin, wants, depth + 1)
+    except (
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        lzma.LZMAError,
+        zstandard.ZstdError,
+        EOFError,
+        OSError,
+        ValueError,
+    ) as error:
+        yield Refusal("damaged archive", origin, f"{type(error).__name__}: {error}")
+
+
+def _member(origin: str, name: str, content: BinaryIO) -> RawStream | Refusal:
+    if name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/"):
+        return Refusal("unsafe member name", f"{origin}!{name}")
+    return RawStream(f"{origin}!{name}", os.path.basename(name), content=content)
+
+
+def _tar_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
+    # Stream mode: one pass, nothing sought, so that a compressed archive of any size is read in constant memory.
+    with tarfile.open(fileobj=decompressed(file, origin), mode="r|", ignore_zeros=False) as archive:
+        for entry in archive:
+            if entry.isdir():
+                continue
+            if not entry.isreg():
+                yield Refusal("not a regular file", f"{origin}!{entry.name}")
+                continue
+            content = archive.extractfile(entry)
+            assert content is not None
+            yield _member(origin, entry.name, cast(BinaryIO, content))
+
+
+def _zip_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
+    seekable = file if file.seekable() else io.BytesIO(file.read())
+    with zipfile.ZipFile(seekable) as archive:
+        for entry in archive.infolist():
+            if entry.is_dir():
+                continue
+            if entry.flag_bits & 1:
+                yield Refusal("encrypted member", f"{origin}!{entry.filename}")
+                continue
+            if entry.file_size > _EXPANSION_GRACE_BYTES and entry.file_size > MAX_EXPANSION * entry.compress_size:
+                yield Refusal("compression bomb", f"{origin}!{entry.filename}", f"{entry.file_size} bytes")
+                continue
+            try:
+                content = cast(BinaryIO, archive.open(entry))
+            except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+                yield Refusal("damaged member", f"{origin}!{entry.filename}", str(error))
+                continue
+            yield _member(origin, entry.filename, content)
+
+
+def _seven_zip_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
+    from piledriver.corpus.seven_zip import members
+
+    for name, content in members(file):
+        yield _member(origin, name, content)
+
+
+def decompressed(file: BinaryIO, origin: str) -> BinaryIO:
+    """The stream with one layer of gzip, bzip2, xz or zstd taken off, by its first bytes; anything else as it is."""
+    head, file = _peek(file, 6)
+    opened: BinaryIO
+    if head[:2] == b"\x1f\x8b":
+        opened = cast(BinaryIO, gzip.GzipFile(fileobj=file))
+    elif head[:3] == b"BZh":
+        opened = cast(BinaryIO, bz2.BZ2File(file))
+    elif head == b"\xfd7zXZ\x00":
+        opened = cast(BinaryIO, lzma.LZMAFile(file))
+    elif head[:4] == b"\x28\xb5\x2f\xfd":
+        opened = cast(BinaryIO, zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
+    else:
+        return file
+    return io.BufferedReader(_Guarded(opened, file, origin), 1 << 18)
+
+
+class _Guarded(io.RawIOBase):
+    """A decompressed stream that stops when it has grown beyond what text can."""
+
+    def __init__(self, inner: BinaryIO, outer: BinaryIO, origin: str) -> None:
+        self._inner, self._outer, self._origin = inner, outer, origin
+        self._given = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        content = self._inner.read(len(buffer))
+        buffer[: len(content)] = content
+        self._given += len(content)
+        if self._given > _EXPANSION_GRACE_BYTES and self._given > MAX_EXPANSION * max(1, self._outer.tell()):
+            raise StorageError(f"{self._origin} is a compression bomb: it grows more than {MAX_EXPANSION} times")
+        return len(content)
+
+    def close(self) -> None:
+        self._inner.close()
+        self._outer.close()
+        super().close()
+
+
+class FileRange(io.BufferedIOBase):
+    """A part of a local file as a stream of its own."""
+
+    def __init__(self, path: str, offset: int = 0, length: int | None = None) -> None:
+        self._file = open(path, "rb")
+        self._file.seek(offset)
+        self._offset = offset
+        self._end = offset + length if length is not None else os.path.getsize(path)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self._end - self._file.tell())
+        return self._file.read(left if size is None or size < 0 else min(size, left))
+
+    read1 = read
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: self._offset, io.SEEK_CUR: self._file.tell(), io.SEEK_END: self._end}[whence]
+        return self._file.seek(max(self._offset, base + offset)) - self._offset
+
+    def tell(self) -> int:
+        return self._file.tell() - self._offset
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _peek(file: BinaryIO, size: int) -> tuple[bytes, BinaryIO]:
+    if file.seekable():
+        at = file.tell()
+        head = file.read(size)
+        file.seek(at)
+        return head, file
+    buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(_Readable(file), 1 << 18)
+    return buffered.peek(size)[:size], cast(BinaryIO, buffered)
+
+
+class _Readable(io.RawIOBase):
+    """Anything with `read`, as a raw stream that can be buffered."""
+
+    def __init__(self, inner: BinaryIO) -> None:
+        self._inner = inner
+        self._given = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        content = self._inner.read(len(buffer))
+        buffer[: len(content)] = content
+        self._given += len(content)
+        return len(content)
+
+    def tell(self) -> int:
+        return self._given
