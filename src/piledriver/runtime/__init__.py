@@ -1,5 +1,36 @@
-"""Floor 1: what machine is this, which rank am I. The only room that reads environment variables."""
+"""Floor 1: what machine is this, which rank am I, launching, collectives, seeds. The only reader of the environment.
 
-from piledriver.runtime.machine import describe_machine
+Nothing is imported before it is asked for: `piledriver env` and the corpus commands start without torch.
+"""
 
-__all__ = ["describe_machine"]
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_FACE = {
+    "World": "world",
+    "detect_world": "world",
+    "Hardware": "hardware",
+    "find_hardware": "hardware",
+    "connect": "connection",
+    "disconnect": "connection",
+    "barrier": "barrier",
+    "main_process_first": "order",
+    "local_main_process_first": "order",
+    "split_between_processes": "split",
+    "Trigger": "trigger",
+    "set_seed": "seeds",
+    "capture_rng": "seeds",
+    "restore_rng": "seeds",
+    "synchronise_rng": "seeds",
+    "describe_machine": "machine",
+}
+
+__all__ = list(_FACE)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FACE:
+        return getattr(importlib.import_module(f"piledriver.runtime.{_FACE[name]}"), name)
+    raise AttributeError(f"module 'piledriver.runtime' has no attribute {name!r}")

@@ -12,7 +12,7 @@ _PACKAGES = ("piledriver", "torch", "numpy", "safetensors", "zstandard", "lxml",
 
 def describe_machine() -> dict[str, dict[str, str]]:
     """Sections of facts, ready to print or to dump as JSON."""
-    return {"versions": _versions(), "machine": _machine(), "accelerator": _accelerator()}
+    return {"versions": _versions(), "machine": _machine(), "accelerator": _accelerator(), "world": _world()}
 
 
 def _versions() -> dict[str, str]:
@@ -35,6 +35,18 @@ def _machine() -> dict[str, str]:
         "cores": f"{cores} (those this process may run on)",
         "memory": f"{memory.total / 2**30:.1f} GiB, {memory.available / 2**30:.1f} GiB available",
     }
+
+
+def _world() -> dict[str, str]:
+    from piledriver.core.errors import PiledriverError
+    from piledriver.runtime.world import detect_world
+
+    try:
+        reasons = detect_world().reasons
+    except PiledriverError as error:
+        # The command that explains the environment must also work in a wrong one.
+        return {"error": str(error)}
+    return {what: f"{value} ({why})" for what, value, why in reasons}
 
 
 def _accelerator() -> dict[str, str]:

@@ -1,0 +1,74 @@
+"""Give every process its share of a list, a tensor or a dictionary of them: pure slicing, nothing is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from piledriver.runtime.errors import WorldError
+from piledriver.runtime.world import World
+
+
+@contextmanager
+def split_between_processes(world: World, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
+    """This rank's share; the first ranks get one more where it does not divide.
+
+    With `apply_padding` the shorter shares repeat their last item, so that results can be gathered.
+
+    >>> with split_between_processes(World(rank=1, size=2, local_rank=1, local_size=2), ["a", "b", "c"]) as mine:
+    ...     mine
+    ['c']
+    """
+    yield share_of(inputs, world.rank, world.size, apply_padding)
+
+
+def share_of(inputs: Any, rank: int, size: int, apply_padding: bool = False) -> Any:
+    """The share of one rank.
+
+    >>> [share_of([0, 1, 2], rank, 2, apply_padding=True) for rank in (0, 1)]
+    [[0, 1], [2, 2]]
+    """
+    if size == 1:
+        return inputs
+    if isinstance(inputs, Mapping):
+        lengths = {key: len(value) for key, value in inputs.items()}
+        if len(set(lengths.values())) > 1:
+            raise WorldError(f"the values have different lengths: {lengths}", fix="split them one by one")
+        return type(inputs)((k, share_of(v, rank, size, apply_padding)) for k, v in inputs.items())  # type: ignore[call-arg]
+    start, end = bounds(len(inputs), rank, size)
+    share = inputs[start:end]
+    if not apply_padding:
+        return share
+    longest = -(-len(inputs) // size)
+    return _pad(share, inputs, longest - (end - start))
+
+
+def bounds(length: int, rank: int, size: int) -> tuple[int, int]:
+    """First and one past the last index of a rank's share.
+
+    >>> [bounds(5, rank, 3) for rank in range(3)]
+    [(0, 2), (2, 4), (4, 5)]
+    """
+    each, extra = divmod(length, size)
+    start = rank * each + min(rank, extra)
+    return start, start + each + (rank < extra)
+
+
+def _pad(share: Any, inputs: Any, missing: int) -> Any:
+    if missing <= 0 or len(inputs) == 0:
+        return share
+    last = inputs[-1:] if len(share) == 0 else share[-1:]
+    if isinstance(share, torch.Tensor):
+        return torch.cat([share, last.repeat(missing, *[1] * (share.ndim - 1))])
+    if isinstance(share, (list, tuple, str)):
+        return share + last * missing
+    # A table with columns (Hugging Face datasets) can repeat a row by its index.
+    if hasattr(inputs, "select"):
+        first = len(inputs) - len(share) if len(share) else len(inputs)
+        return inputs.select([*range(first, len(inputs)), *[len(inputs) - 1] * missing])
+    raise WorldError(
+        f"cannot pad a {type(share).__name__}", fix="pass a list, a tuple, a tensor or a dictionary of them"
+    )
