@@ -1,0 +1,81 @@
+"""Self-attention with one fused projection for queries, keys and values.
+
+The rows of the projection are grouped by key-value head: the queries that share it, then its key, then its value. So an
+even split of the rows over devices gives each whole groups, and GPT-NeoX's own layout is the case of one query each.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from piledriver.models.alibi import alibi_slopes
+from piledriver.models.attend import attend
+from piledriver.models.cache import KVCache
+from piledriver.models.config import ModelConfig
+from piledriver.models.layers import Linear, RMSNorm
+from piledriver.models.masks import Mask
+from piledriver.models.rotary import rotate
+
+
+class Attention(nn.Module):
+    """Multi-head, grouped-query or multi-query attention."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.config, self.layer = config, layer
+        self.window = config.window_of(layer)
+        self.group = config.heads // config.kv_heads
+        self.qkv = Linear(config.dim, config.kv_heads * (self.group + 2) * config.head_dim, bias=config.qkv_bias)
+        self.out = Linear(config.heads * config.head_dim, config.dim, bias=config.out_bias)
+        self.q_norm, self.k_norm = _qk_norms(config)
+
+    def forward(
+        self, x: Tensor, rotary: Tensor | None, mask: Mask, cache: KVCache | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        """[batch, time, dim] to the same; `positions` says where in the cache these tokens stand."""
+        batch, time, _ = x.shape
+        config = self.config
+        # The number of heads is left to be inferred: under tensor parallel this process holds a part of them.
+        grouped = self.qkv(x).view(batch, time, -1, self.group + 2, config.head_dim)
+        if config.clip_qkv is not None:
+            grouped = grouped.clamp(-config.clip_qkv, config.clip_qkv)
+        q = grouped[..., : self.group, :].reshape(batch, time, -1, config.head_dim)
+        k, v = grouped[..., self.group, :], grouped[..., self.group + 1, :]
+        q, k = self._normalise(q, k)
+        if rotary is not None:
+            q, k = rotate(q, rotary), rotate(k, rotary)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        if cache is not None:
+            assert positions is not None
+            k, v = cache.put(self.layer, k, v, positions)
+        out = attend(
+            q,
+            k,
+            v,
+            mask,
+            scale=config.attention_scale,
+            window=self.window,
+            softcap=config.attention_softcap,
+            slopes=self._slopes(q) if mask.block is not None else None,
+        )
+        return self.out(out.transpose(1, 2).reshape(batch, time, -1))
+
+    def _normalise(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if self.q_norm is None or self.k_norm is None:
+            return q, k
+        if self.config.qk_norm == "head":
+            return self.q_norm(q), self.k_norm(k)
+        return self.q_norm(q.flatten(2)).view_as(q), self.k_norm(k.flatten(2)).view_as(k)
+
+    def _slopes(self, q: Tensor) -> Tensor | None:
+        return torch.tensor(alibi_slopes(self.config.heads), device=q.device) if self.config.positions == "alibi" else None
+
+
+def _qk_norms(config: ModelConfig) -> tuple[RMSNorm | None, RMSNorm | None]:
+    if config.qk_norm == "none":
+        return None, None
+    if config.qk_norm == "head":
+        return RMSNorm(config.head_dim, config.norm_eps), RMSNorm(config.head_dim, config.norm_eps)
+    q_dim, k_dim = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    return RMSNorm(q_dim, config.norm_eps), RMSNorm(k_dim, config.norm_eps)

@@ -1,0 +1,52 @@
+"""One block of the stack: attention and MLP around the residual stream."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from piledriver.models.attention import Attention
+from piledriver.models.cache import KVCache
+from piledriver.models.config import ModelConfig
+from piledriver.models.layers import make_norm
+from piledriver.models.masks import Mask
+from piledriver.models.mlp import GatedMLP, PlainMLP
+from piledriver.models.moe import MoE
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)); the norms after instead, or both side by side, as configured."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.post, self.parallel = config.norm_placement == "post", config.parallel_residual
+        self.window = config.window_of(layer)
+        self.attention = Attention(config, layer)
+        self.attention_norm = make_norm(config)
+        self.mlp = make_mlp(config)
+        self.mlp_norm = make_norm(config)
+
+    def forward(
+        self, x: Tensor, rotary: Tensor | None, mask: Mask, cache: KVCache | None = None, positions: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The new residual stream, and the load balance of the experts where there are any."""
+        attended = self.attention(x if self.post else self.attention_norm(x), rotary, mask, cache, positions)
+        if self.post:
+            attended = self.attention_norm(attended)
+        middle = x if self.parallel else x + attended
+        out, balance = self._mlp(middle if self.post else self.mlp_norm(middle))
+        if self.post:
+            out = self.mlp_norm(out)
+        return (x + attended + out if self.parallel else middle + out), balance
+
+    def _mlp(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        if isinstance(self.mlp, MoE):
+            out, balance = self.mlp(x)
+            return out, balance
+        return self.mlp(x), None
+
+
+def make_mlp(config: ModelConfig) -> nn.Module:
+    """The MLP or the mixture of experts that the config asks for."""
+    if config.moe is not None:
+        return MoE(config)
+    return GatedMLP(config) if config.mlp == "gated" else PlainMLP(config)

@@ -1,0 +1,69 @@
+"""Initial weights: normal, smaller where depth or width asks for it, each drawn from its own name.
+
+A parameter's values depend on (seed, name, shape) and the kind of device only, never on the order or on how the model
+is split over processes: a sharded model starts exactly as a whole one.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from piledriver.core.random import Stream
+from piledriver.models.axes import axes_of
+from piledriver.models.config import ModelConfig
+
+
+def initial_std(config: ModelConfig, name: str) -> float | None:
+    """The standard deviation of one weight, or None for a constant (norms and biases).
+
+    Projections that write to the residual stream shrink with depth (Radford et al., GPT-2, 2019). Under muP hidden
+    matrices shrink with the square root of the width; embeddings and output keep theirs.
+    """
+    axes = axes_of(name)
+    if len(axes) < 2:
+        return None
+    std = config.init_std
+    hidden = not {"vocab", "positions", "router"} & set(axes)
+    if hidden:
+        std /= math.sqrt(config.width_multiplier)
+    if hidden and axes[-2] == "embed":
+        std /= math.sqrt(2 * config.layers)
+    return std
+
+
+def learning_rate_scales(model: nn.Module) -> dict[str, float]:
+    """What to multiply the learning rate of each parameter by under muP with Adam: 1 / width for hidden matrices."""
+    config: ModelConfig = model.config  # type: ignore[assignment]
+    hidden = {"kv_heads", "heads", "mlp"}
+    return {
+        name: 1.0 / config.width_multiplier if len(axes_of(name)) > 1 and hidden & set(axes_of(name)) else 1.0
+        for name, _ in model.named_parameters()
+    }
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, seed: int = 0) -> None:
+    """Set every parameter of a `Transformer`, also one that is sharded, one whole parameter at a time."""
+    config: ModelConfig = model.config  # type: ignore[assignment]
+    for name, parameter in model.named_parameters():
+        std = initial_std(config, name)
+        if std is None:
+            parameter.fill_(1.0 if name.endswith("weight") else 0.0)
+            continue
+        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        generator = torch.Generator(parameter.device)
+        generator.manual_seed(Stream(seed, "initialise", name).below(2**63, 0))
+        whole.normal_(0.0, std, generator=generator)
+        _put(parameter, whole)
+
+
+def _put(parameter: Tensor, whole: Tensor) -> None:
+    if isinstance(parameter, DTensor):
+        # Every process drew the same numbers: each keeps its part, and nothing is sent.
+        parameter.copy_(distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None))
+    else:
+        parameter.copy_(whole)

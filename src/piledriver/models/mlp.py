@@ -1,0 +1,46 @@
+"""The MLP of a block: activation(gate) * up, or activation(up).
+
+Gate and up are one projection. Its rows alternate in blocks of `gate_block` (gate, up, gate, up, ...), so that an even
+split of the rows over devices gives each matching parts of both.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from piledriver.models.config import ModelConfig
+from piledriver.models.layers import Linear, activate
+
+
+def gate(x: Tensor, activation: str, block: int) -> Tensor:
+    """activation(gate) * up of [..., 2 * mlp_dim] in alternating blocks."""
+    pairs = x.unflatten(-1, (-1, 2, block))
+    return (activate(activation, pairs[..., 0, :]) * pairs[..., 1, :]).flatten(-2)
+
+
+class GatedMLP(nn.Module):
+    """down(activation(gate) * up) (Shazeer, GLU variants improve transformer, 2020)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.activation, self.block = config.activation, config.gate_block
+        self.gate_up = Linear(config.dim, 2 * config.mlp_dim, bias=config.mlp_bias)
+        self.down = Linear(config.mlp_dim, config.dim, bias=config.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., dim] to [..., dim]."""
+        return self.down(gate(self.gate_up(x), self.activation, self.block))
+
+
+class PlainMLP(nn.Module):
+    """down(activation(up))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.activation = config.activation
+        self.up = Linear(config.dim, config.mlp_dim, bias=config.mlp_bias)
+        self.down = Linear(config.mlp_dim, config.dim, bias=config.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., dim] to [..., dim]."""
+        return self.down(activate(self.activation, self.up(x)))

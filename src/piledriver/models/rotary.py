@@ -1,0 +1,74 @@
+"""Rotary positions: rotate pairs of dimensions by an angle that grows with the position (Su et al., 2021).
+
+Dimension i is paired with i + half (the convention of every Hugging Face checkpoint that we read). The table of cosines
+and sines is a pure function of the config, in fp32 always: it is built again whenever the module moves, so neither
+`.to(bfloat16)` nor a start on the meta device can spoil it, and a compiled forward reads it instead of computing it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from piledriver.models.config import ModelConfig, RopeScaling
+
+
+def inverse_frequencies(config: ModelConfig, device: torch.device | None = None) -> Tensor:
+    """Radians per position of each pair of dimensions, stretched as the config says."""
+    dim = config.rotary_dim
+    exponents = torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim
+    frequencies = 1.0 / (config.rope_theta**exponents)
+    return frequencies if config.rope_scaling is None else _stretch(frequencies, config.rope_scaling)
+
+
+def _stretch(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    if scaling.kind == "linear":
+        return frequencies / scaling.factor
+    turns = scaling.original_max_positions * frequencies / (2 * math.pi)  # within the original length
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - kept) * frequencies / scaling.factor + kept * frequencies
+
+
+def rotary_table(config: ModelConfig, device: torch.device | None = None) -> Tensor:
+    """[max_positions, rotary_dim]: the cosines of each position's angles, then the sines."""
+    positions = torch.arange(config.max_positions, dtype=torch.float32, device=device)
+    angles = torch.outer(positions, inverse_frequencies(config, device))
+    return torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+
+def rotate(x: Tensor, table: Tensor) -> Tensor:
+    """Rotate the leading dimensions of each head: x is [batch, time, heads..., head_dim], table [batch or 1, time, rotary_dim].
+
+    Computed in fp32, which costs nothing in a fused kernel.
+    """
+    for _ in range(x.dim() - table.dim()):
+        table = table.unsqueeze(2)
+    half = table.shape[-1] // 2
+    cos, sin = table[..., :half], table[..., half:]
+    first, second = x[..., :half].float(), x[..., half : 2 * half].float()
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    return turned if 2 * half == x.shape[-1] else torch.cat((turned, x[..., 2 * half :]), dim=-1)
+
+
+class Rotary(nn.Module):
+    """Holds the table; `forward` gives the rows of the positions in this batch."""
+
+    table: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.register_buffer("table", rotary_table(config), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Rotary:
+        super()._apply(fn, recurse)
+        self.table = rotary_table(self.config, self.table.device)
+        return self
+
+    def forward(self, length: int, positions: Tensor | None) -> Tensor:
+        """[1, length, rotary_dim] from position 0 on, or [batch, length, rotary_dim] of the given positions."""
+        return self.table[:length].unsqueeze(0) if positions is None else self.table[positions]

@@ -1,0 +1,170 @@
+"""The decoder: embedding, blocks, norm, output.
+
+`forward` gives logits, or sums of losses where targets are given, so that the logits of a training batch need never
+exist. Any of embedding, blocks, norm and head may be taken away (pipeline stages): what is left still runs, on hidden
+states in place of tokens.
+"""
+
+from __future__ import annotations
+
+from typing import cast, overload
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from piledriver.core.errors import UsageError
+from piledriver.models.block import Block
+from piledriver.models.cache import KVCache
+from piledriver.models.config import ModelConfig
+from piledriver.models.initialise import initialise
+from piledriver.models.layers import Embedding, Linear, make_norm
+from piledriver.models.loss import LossSums, linear_cross_entropy, plain_cross_entropy
+from piledriver.models.masks import Mask, Masks, cache_mask, make_masks
+from piledriver.models.rotary import Rotary
+
+
+class Transformer(nn.Module):
+    """A decoder transformer of the shape that `config` says, initialised from `seed` (not on the meta device).
+
+    >>> model = Transformer(ModelConfig(vocab_size=32, dim=16, layers=2, heads=2))
+    >>> tokens = torch.randint(32, (1, 8))
+    >>> model(tokens).shape
+    torch.Size([1, 8, 32])
+    >>> sums = model(tokens[:, :-1], targets=tokens[:, 1:])
+    >>> (sums.total / sums.tokens).backward()
+    """
+
+    def __init__(self, config: ModelConfig, *, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        self.compute_dtype: torch.dtype | None = None
+        self.z_loss = 0.0
+        self.chunk_tokens: int | None = None
+        self.embedding: nn.Module | None = Embedding(config.vocab_size, config.dim)
+        learned = config.positions == "learned"
+        self.position_embedding: nn.Module | None = Embedding(config.max_positions, config.dim) if learned else None
+        self.rotary = Rotary(config) if config.positions == "rotary" else None
+        # A dict, so that blocks keep their names when a pipeline stage holds only some of them.
+        self.blocks = nn.ModuleDict({str(layer): Block(config, layer) for layer in range(config.layers)})
+        self.norm: nn.Module | None = make_norm(config)
+        self.head: nn.Module | None = None if config.tied else Linear(config.dim, config.vocab_size, bias=False)
+        if not any(parameter.is_meta for parameter in self.parameters()):
+            initialise(self, seed)
+
+    @overload
+    def forward(
+        self,
+        tokens: Tensor,
+        targets: None = None,
+        *,
+        masks: Masks | None = None,
+        cache: KVCache | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor: ...
+
+    @overload
+    def forward(self, tokens: Tensor, targets: Tensor, *, masks: Masks | None = None) -> LossSums: ...
+
+    def forward(
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        *,
+        masks: Masks | None = None,
+        cache: KVCache | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor | LossSums:
+        """Logits of [batch, time] tokens, or the loss sums against `targets` (-100 is not counted).
+
+        `masks` comes from `make_masks`, for packed documents. With a `cache`, `positions` ([batch, time]) says where
+        these tokens stand; they see everything that the cache holds before them.
+        """
+        x, balance = self.hidden(tokens, masks=masks, cache=cache, positions=positions)
+        if self.norm is None:
+            return x
+        if targets is None:
+            return self.logits(x)
+        return self.loss(x, targets, balance)
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        *,
+        masks: Masks | None = None,
+        cache: KVCache | None = None,
+        positions: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """What enters the output layer, and the mean load balance of the experts where there are any."""
+        time = tokens.shape[1]
+        self._check(time, cache, positions)
+        if masks is None:
+            masks = self._default_masks(tokens, cache, positions)
+        x = self._embed(tokens, masks.positions)
+        rotary = None if self.rotary is None else self.rotary(time, masks.positions)
+        balances: list[Tensor] = []
+        for block in self.blocks.values():
+            x, balance = block(x, rotary, masks.of(cast(Block, block).window), cache, masks.positions)
+            if balance is not None:
+                balances.append(balance)
+        if self.norm is not None:
+            x = self.norm(x)
+            if self.config.mup_base_dim is not None:
+                x = x / self.config.width_multiplier
+        return x, torch.stack(balances).mean() if balances else None
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The output layer on hidden states."""
+        logits = F.linear(hidden, self.output_weight().to(hidden.dtype))
+        cap = self.config.logit_softcap
+        return logits if cap is None else (cap * torch.tanh(logits.float() / cap)).to(logits.dtype)
+
+    def loss(self, hidden: Tensor, targets: Tensor, balance: Tensor | None = None) -> LossSums:
+        """Loss sums of hidden states, in chunks unless `chunk_tokens` is 0."""
+        weight, cap = self.output_weight(), self.config.logit_softcap
+        if self.chunk_tokens == 0:
+            sums = plain_cross_entropy(hidden, weight, targets, z_loss=self.z_loss, softcap=cap)
+        else:
+            sums = linear_cross_entropy(
+                hidden, weight, targets, z_loss=self.z_loss, softcap=cap, chunk_tokens=self.chunk_tokens
+            )
+        if balance is None or self.config.moe is None:
+            return sums
+        # Times the tokens, so that one division by all tokens gives the token-weighted mean over processes.
+        weighted = balance * sums.tokens
+        total = sums.total + self.config.moe.balance_coefficient * weighted
+        return sums._replace(total=total, balance=weighted.detach())
+
+    def output_weight(self) -> Tensor:
+        """[vocab, dim]: the output projection, or the embedding it is tied to."""
+        source = self.embedding if self.head is None else self.head
+        if source is None:
+            raise UsageError("this part of the model has no output layer", fix="ask the stage that holds the head")
+        return cast(Tensor, source.weight)
+
+    def _embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
+        if self.embedding is None:
+            return tokens
+        x: Tensor = self.embedding(tokens)
+        if self.position_embedding is not None:
+            places = torch.arange(tokens.shape[1], device=tokens.device) if positions is None else positions
+            x = x + self.position_embedding(places)
+        return x if self.compute_dtype is None else x.to(self.compute_dtype)
+
+    def _default_masks(self, tokens: Tensor, cache: KVCache | None, positions: Tensor | None) -> Masks:
+        if cache is None or positions is None:
+            return make_masks(self.config, tokens.shape[1], tokens.device)
+        windows = {cast(Block, block).window for block in self.blocks.values()}
+        made = {w: Mask(dense=cache_mask(self.config, positions, cache.length, w)) for w in windows}
+        windowed = next((mask for window, mask in made.items() if window is not None), Mask())
+        return Masks(made.get(None, Mask()), windowed, positions)
+
+    def _check(self, time: int, cache: KVCache | None, positions: Tensor | None) -> None:
+        longest = time if cache is None else cache.length
+        if longest > self.config.max_positions:
+            raise UsageError(
+                f"a sequence of {longest} tokens is longer than max_positions {self.config.max_positions}",
+                fix="shorten it or raise max_positions",
+            )
+        if (cache is None) != (positions is None):
+            raise UsageError("cache and positions go together", fix="give both or neither")
