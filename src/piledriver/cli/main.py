@@ -17,6 +17,7 @@ from piledriver.core.errors import PiledriverError, nearest
 # Verb -> (module with `configure(parser)` and `run(args) -> int | None`, one line of help). A module that holds a
 # table VERBS of its own is a group. Nothing here is imported before it is asked for.
 VERBS: dict[str, tuple[str, str]] = {
+    "corpus": ("piledriver.cli.corpus", "raw sources to a clean, attributed corpus"),
     "env": ("piledriver.cli.env", "versions, devices, what was detected and why"),
 }
 

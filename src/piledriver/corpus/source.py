@@ -8,12 +8,15 @@ does the real work (parse, convert). The output order is the order of the pieces
 from __future__ import annotations
 
 import io
+import lzma
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, cast
 
 import msgspec
 
+from piledriver.core.errors import PiledriverError
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.streams import FileRange, RawStream, decompressed
 
@@ -98,7 +101,11 @@ def each(split: Callable[[RawStream], Iterator[Piece | Refusal]]) -> Pieces:
 
     def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
         for stream in streams:
-            yield from split(stream)
+            try:
+                yield from split(stream)
+            except (EOFError, OSError, ValueError, SyntaxError, zlib.error, lzma.LZMAError, PiledriverError) as error:
+                # What was found before the damage is kept; the next file has nothing to do with it.
+                yield Refusal("damaged data", stream.origin, f"{type(error).__name__}: {error}"[:500])
 
     return pieces
 

@@ -1,29 +1,33 @@
-"""Which module holds which source. The Pile's 22 in the order of the paper's table 1, then the general ones."""
+"""Which sources there are. The Pile's 22 in the order of the paper's table 1, then the general ones."""
 
-PILE = (
-    "pile-cc",
-    "pubmed-central",
-    "books3",
-    "openwebtext2",
-    "arxiv",
-    "github",
-    "freelaw",
-    "stackexchange",
-    "uspto-backgrounds",
-    "pubmed-abstracts",
-    "gutenberg-pg-19",
-    "opensubtitles",
-    "wikipedia-en",
-    "dm-mathematics",
-    "ubuntu-irc",
-    "bookcorpus2",
-    "europarl",
-    "hackernews",
-    "youtubesubtitles",
-    "philpapers",
-    "nih-exporter",
-    "enron-emails",
-)
+# `meta.pile_set_name` as the released Pile spells it -> what users type.
+PILE_SET_NAMES = {
+    "Pile-CC": "pile-cc",
+    "PubMed Central": "pubmed-central",
+    "Books3": "books3",
+    "OpenWebText2": "openwebtext2",
+    "ArXiv": "arxiv",
+    "Github": "github",
+    "FreeLaw": "freelaw",
+    "StackExchange": "stackexchange",
+    "USPTO Backgrounds": "uspto-backgrounds",
+    "PubMed Abstracts": "pubmed-abstracts",
+    "Gutenberg (PG-19)": "gutenberg-pg-19",
+    "OpenSubtitles": "opensubtitles",
+    "Wikipedia (en)": "wikipedia-en",
+    "DM Mathematics": "dm-mathematics",
+    "Ubuntu IRC": "ubuntu-irc",
+    "BookCorpus2": "bookcorpus2",
+    "EuroParl": "europarl",
+    "HackerNews": "hackernews",
+    "YoutubeSubtitles": "youtubesubtitles",
+    "PhilPapers": "philpapers",
+    "NIH ExPorter": "nih-exporter",
+    "Enron Emails": "enron-emails",
+}
 GENERAL = ("text", "jsonl", "parquet", "html", "markdown", "code", "epub", "pdf", "mail")
 
-BUILT_IN = {slug: f"piledriver.corpus.sources.{slug.replace('-', '_')}:SOURCE" for slug in (*PILE, *GENERAL)}
+# Slug -> `module:attribute`; the module of a source is named after its slug.
+BUILT_IN = {
+    slug: f"piledriver.corpus.sources.{slug.replace('-', '_')}:SOURCE" for slug in (*PILE_SET_NAMES.values(), *GENERAL)
+}

@@ -1,0 +1,44 @@
+"""`piledriver corpus extract SOURCE PATH... -o OUT.jsonl.zst`: raw files of one source to documents."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments."""
+    parser.add_argument("source", help="a slug or a pile_set_name; see 'piledriver corpus sources'")
+    parser.add_argument(
+        "paths", nargs="+", metavar="PATH", help="raw files, folders, archives, or generate:key=value,..."
+    )
+    parser.add_argument("-o", "--out", required=True, metavar="OUT.jsonl.zst", help="the shard to write")
+    parser.add_argument("--rejects", metavar="FILE.jsonl.zst", help="write what was refused, with reason and origin")
+    parser.add_argument("--workers", type=_positive, default=None, metavar="N", help="processes (default: one a core)")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Extract and print what was taken and refused."""
+    import os
+
+    from piledriver.corpus.extract import extract
+    from piledriver.corpus.sources import resolve
+
+    slug = resolve(args.source).slug
+    workers = args.workers or len(os.sched_getaffinity(0))
+    summary = extract(slug, args.paths, args.out, rejects=args.rejects, workers=workers)
+    if args.json:
+        print(json.dumps(summary.as_dict(), indent=2, ensure_ascii=False))
+        return
+    print(f"{summary.documents} documents, {summary.text_bytes} bytes of text -> {summary.out}")
+    for title, counts in (("licences", summary.licences), ("refused", summary.refused)):
+        if counts:
+            print(f"{title}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+
+
+def _positive(text: str) -> int:
+    number = int(text) if text.isdigit() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return number

@@ -1,0 +1,45 @@
+"""`piledriver corpus sources`: what can be read, from which raw format, under which licence."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+_SHOWN = ("slug", "name", "title", "raw_format", "licence", "consent", "treatment", "citation")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments."""
+    parser.add_argument("source", nargs="?", help="show one source in full")
+    parser.add_argument("--json", action="store_true", help="print a JSON list")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print the table, or one source's card."""
+    from piledriver.corpus.sources import SOURCES, resolve
+
+    sources = [resolve(args.source)] if args.source else [SOURCES[slug] for slug in SOURCES]
+    cards = [{key: getattr(source, key) for key in _SHOWN} for source in sources]
+    assert set(_SHOWN) <= {field.name for field in dataclasses.fields(type(sources[0]))}
+    if args.json:
+        print(json.dumps(cards, indent=2, ensure_ascii=False))
+    elif args.source:
+        width = max(map(len, _SHOWN))
+        for key in _SHOWN:
+            if cards[0][key]:
+                print(f"{key.replace('_', ' '):<{width}}  {cards[0][key]}")
+    else:
+        _print_table(cards)
+
+
+def _print_table(cards: list[dict[str, str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("source", "reads", "licence", "consent"):
+        table.add_column(column, overflow="fold")
+    for card in cards:
+        table.add_row(card["slug"], card["raw_format"], card["licence"], card["consent"])
+    Console().print(table)

@@ -1,0 +1,252 @@
+"""Raw files of one source to one shard of documents: parallel, in a fixed order, every refusal accounted for."""
+
+from __future__ import annotations
+
+import lzma
+import os
+import signal
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgspec
+
+from piledriver.core import storage
+from piledriver.core.errors import PiledriverError, UsageError
+from piledriver.core.progress import progress
+from piledriver.corpus.document import Document, Refusal, make_document, to_line
+from piledriver.corpus.shard_writer import SUFFIX, ShardFileWriter
+from piledriver.corpus.source import Found, Piece, Source
+from piledriver.corpus.sources import SOURCES
+from piledriver.corpus.streams import OnBytes, RawStream, local_files, raw_streams
+from piledriver.corpus.text import normalise, normalise_code
+from piledriver.corpus.workers import Lost, Workers
+
+_GENERATE = "generate:"
+_BATCH_PIECES = 256
+_BATCH_BYTES = 1 << 20
+_PIECE_SECONDS = 120
+_TARGET = "piledriver.corpus.extract:extract_batch"
+_refusal_line = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True)
+class ExtractSummary:
+    """What one extraction took and refused."""
+
+    source: str
+    out: str
+    documents: int
+    text_bytes: int
+    compressed_bytes: int
+    sha256: str
+    refused: dict[str, int]
+    licences: dict[str, int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return asdict(self)
+
+
+def extract(
+    slug: str, paths: Sequence[str], out: storage.Location, *, rejects: storage.Location | None = None, workers: int = 1
+) -> ExtractSummary:
+    """Extract the documents of a source from raw files, folders and archives (or `generate:key=value,...`) into `out`.
+
+    `rejects` takes one JSON line for each thing that was refused, with reason and origin. The bytes of both files are
+    the same for any number of workers. Nothing is written where no document was found.
+    """
+    source = SOURCES[slug]
+    for path in (out, rejects):
+        if path is not None and not str(path).endswith(SUFFIX):
+            raise UsageError(f"{path} must end in {SUFFIX}", fix=f"write to {path}{SUFFIX}")
+    total_bytes = sum(storage.size(path) for path, _, _ in local_files(p for p in paths if not p.startswith(_GENERATE)))
+    refused: Counter[str] = Counter()
+    licences: Counter[str] = Counter()
+    text_bytes = 0
+    with ExitStack() as stack:
+        bar = stack.enter_context(progress(f"extract {slug}", total=total_bytes or None, unit="bytes"))
+        pool = stack.enter_context(Workers(workers, _TARGET))
+        shard = stack.enter_context(ShardFileWriter(out, threads=workers))
+        rejected = stack.enter_context(ShardFileWriter(rejects)) if rejects is not None else None
+        for lines, refusals, found_licences, found_bytes in _results(pool, source, paths, bar.advance):
+            for line in lines:
+                shard.write_line(line)
+            for refusal in refusals:
+                refused[refusal.reason] += 1
+                if rejected is not None:
+                    rejected.write_line(_refusal_line.encode(refusal) + b"\n")
+            licences += found_licences
+            text_bytes += found_bytes
+            bar.note(f"{sum(licences.values())} documents, {sum(refused.values())} refused")
+        if not licences:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in refused.most_common(3)) or "no file fits"
+            raise PiledriverError(
+                f"no {slug} document in {', '.join(paths)} ({reasons})", fix=f"it reads {source.raw_format}"
+            )
+    summary = shard.summary
+    return ExtractSummary(
+        source=slug,
+        out=str(out),
+        documents=summary.documents,
+        text_bytes=text_bytes,
+        compressed_bytes=summary.compressed_bytes,
+        sha256=summary.sha256,
+        refused=dict(refused.most_common()),
+        licences=dict(licences.most_common()),
+    )
+
+
+def found_in(source: Source, paths: Sequence[str], on_bytes: OnBytes | None = None) -> Iterator[Found]:
+    """Everything a source finds in raw files, in this process: finished documents and refusals, in order."""
+    for piece in pieces_of(source, paths, on_bytes):
+        if isinstance(piece, Refusal):
+            yield piece
+        else:
+            yield from found_in_piece(source, piece)
+
+
+def pieces_of(source: Source, paths: Sequence[str], on_bytes: OnBytes | None = None) -> Iterator[Piece | Refusal]:
+    """The pieces of the raw files, with what could not even be opened as refusals between them."""
+    aside: list[Refusal] = []
+
+    def streams() -> Iterator[RawStream]:
+        for item in raw_streams([path for path in paths if not path.startswith(_GENERATE)], source.wants, on_bytes):
+            if isinstance(item, Refusal):
+                aside.append(item)
+            else:
+                yield item
+
+    for piece in source.pieces(streams()):
+        yield from aside
+        aside.clear()
+        yield piece
+    yield from aside
+    for path in paths:
+        if path.startswith(_GENERATE):
+            if source.generate is None:
+                raise UsageError(f"{source.slug} cannot be generated", fix="give raw files")
+            yield from source.generate(_settings(path.removeprefix(_GENERATE)))
+
+
+def found_in_piece(source: Source, piece: Piece) -> Iterator[Found]:
+    """The documents of one piece, finished; whatever goes wrong in it becomes a refusal."""
+    try:
+        for item in source.documents(piece):
+            yield _finished(source, item, piece) if isinstance(item, Document) else item
+    except Exception as error:
+        yield Refusal(_reason(error), piece.origin, f"{type(error).__name__}: {error}"[:500], source.name)
+
+
+_Result = tuple[list[bytes], list[Refusal], Counter[str], int]
+
+
+def extract_batch(task: tuple[str, list[Piece | Refusal]]) -> _Result:
+    """What a worker does: pieces to encoded lines, refusals, licences, bytes of text."""
+    slug, pieces = task
+    source = SOURCES[slug]
+    lines: list[bytes] = []
+    refusals: list[Refusal] = []
+    licences: Counter[str] = Counter()
+    text_bytes = 0
+    signal.signal(signal.SIGALRM, _too_long)
+    for piece in pieces:
+        if isinstance(piece, Refusal):
+            refusals.append(piece)
+            continue
+        signal.setitimer(signal.ITIMER_REAL, _PIECE_SECONDS)
+        for item in found_in_piece(source, piece):
+            if isinstance(item, Refusal):
+                refusals.append(item)
+                continue
+            lines.append(to_line(item))
+            licences[str(item.meta.get("licence", ""))] += 1
+            text_bytes += len(item.text.encode("utf-8", "replace"))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return lines, refusals, licences, text_bytes
+
+
+def _results(pool: Workers, source: Source, paths: Sequence[str], on_bytes: OnBytes) -> Iterator[_Result]:
+    """Batches of pieces through the pool; a batch that cost its worker is tried again, piece by piece."""
+    tasks = ((source.slug, batch) for batch in _batches(pieces_of(source, paths, on_bytes)))
+    for result in pool.map(tasks):
+        if isinstance(result, Lost):
+            yield from _rescued(source, result.task[1])
+        else:
+            yield result
+
+
+def _rescued(source: Source, batch: list[Piece | Refusal]) -> Iterator[_Result]:
+    with Workers(1, _TARGET, task_seconds=2 * _PIECE_SECONDS) as pool:
+        for item, result in zip(batch, pool.map((source.slug, [item]) for item in batch), strict=True):
+            if isinstance(result, Lost):
+                refusal = Refusal("broke the parser", item.origin, result.why, source.name)
+                yield [], [refusal], Counter(), 0
+            else:
+                yield result
+
+
+def _batches(pieces: Iterable[Piece | Refusal]) -> Iterator[list[Piece | Refusal]]:
+    batch: list[Piece | Refusal] = []
+    size = 0
+    for piece in pieces:
+        batch.append(piece)
+        size += _size(piece)
+        if len(batch) >= _BATCH_PIECES or size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _size(piece: Piece | Refusal) -> int:
+    if isinstance(piece, Refusal):
+        return 0
+    if piece.data is not None:
+        return len(piece.data)
+    if piece.length is not None or piece.path is None:
+        return piece.length or 0
+    return os.path.getsize(piece.path)
+
+
+def _finished(source: Source, draft: Document, piece: Piece) -> Found:
+    """A document as a source yields it, with its text in one form, its name, its licence and its id."""
+    text = normalise(draft.text) if source.text_kind == "prose" else normalise_code(draft.text)
+    meta = dict(draft.meta)
+    origin = str(meta.pop("origin", piece.origin))
+    if not text.strip():
+        return Refusal("empty text", origin, source=source.name)
+    licence = meta.pop("licence", None) or source.licence
+    return make_document(text, source=source.name, origin=origin, licence=licence, **meta)
+
+
+_REASONS: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
+    ((TimeoutError,), "took too long"),
+    ((MemoryError,), "needs too much memory"),
+    ((RecursionError,), "nested too deeply"),
+    ((UnicodeError,), "undecodable text"),
+    ((zlib.error, lzma.LZMAError, zipfile.BadZipFile, EOFError, OSError, PiledriverError), "damaged data"),
+    ((SyntaxError,), "invalid markup"),  # what lxml's errors are
+    ((ValueError, KeyError, IndexError), "malformed record"),
+)
+
+
+def _reason(error: Exception) -> str:
+    return next((reason for kinds, reason in _REASONS if isinstance(error, kinds)), "parser failed")
+
+
+def _too_long(*_: object) -> None:
+    raise TimeoutError(f"more than {_PIECE_SECONDS} s")
+
+
+def _settings(text: str) -> dict[str, str]:
+    """`a=1,b=2` to a dict."""
+    pairs = [pair.partition("=") for pair in text.split(",") if pair]
+    for key, equals, _ in pairs:
+        if not equals:
+            raise UsageError(f"{key!r} is not a setting", fix="write generate:key=value,key=value")
+    return {key: value for key, _, value in pairs}
