@@ -9,8 +9,9 @@ from typing import Any, cast
 import torch
 
 from piledriver.data.loader_base import DataLoaderAdapter, DataLoaderStateMixin, get_sampler, set_sampler, tell_epoch
-from piledriver.data.nested import batch_size_of, concatenate, slice_tensors, to_device
 from piledriver.data.processes import share_batch, this_process
+from piledriver.data.rows import join_rows, take_rows
+from piledriver.runtime.nested import find_batch_size, send_to_device
 
 
 class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
@@ -42,7 +43,7 @@ class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
         self.skip_batches = skip_batches
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
-        self.slice_fn = slice_fn if slice_fn is not None else slice_tensors
+        self.slice_fn = slice_fn if slice_fn is not None else take_rows
         self.torch_device_mesh = torch_device_mesh
         self.iteration = iteration
         self.device = device
@@ -139,7 +140,7 @@ class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
 
     def _joined(self, parts: list[Any]) -> Any:
         try:
-            return parts[0] if len(parts) == 1 else concatenate(parts)
+            return parts[0] if len(parts) == 1 else join_rows(parts)
         except RuntimeError as error:
             raise ValueError(
                 "batches of different shapes cannot be joined for dispatch; use split_batches=True, or "
@@ -149,7 +150,7 @@ class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
     def _share(self, round_: tuple[Any, dict[str, Any] | None] | None) -> tuple[Any, bool]:
         batch, state = round_ if round_ is not None else (None, None)
         if batch is not None:
-            batch = to_device(batch, self.device, self._non_blocking)
+            batch = send_to_device(batch, self.device, self._non_blocking)
         batch, (found, self._shared_state) = share_batch(batch, (round_ is not None, state), self.device)
         return (batch, True) if found else (None, False)
 
@@ -162,7 +163,7 @@ class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
             self._state = {"iteration": self.iteration, "rounds": rounds}
 
     def _my_part(self, batch: Any, first: Any) -> Any:
-        observed = batch_size_of(batch)
+        observed = find_batch_size(batch)
         if observed is None:
             raise ValueError("a batch without tensors cannot be dispatched; use dispatch_batches=False")
         if self.end_of_dataloader:
@@ -170,8 +171,8 @@ class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
         width = math.ceil(observed / self.num_processes)
         missing = width * self.num_processes - observed
         if missing:
-            fill = [first] * math.ceil(missing / cast(int, batch_size_of(first)))
-            batch = concatenate([batch, *fill])
+            fill = [first] * math.ceil(missing / cast(int, find_batch_size(first)))
+            batch = join_rows([batch, *fill])
         start = width * self.process_index
         self.valid_count = max(0, min(width, observed - start)) if missing else None
         part = slice(start, start + width)

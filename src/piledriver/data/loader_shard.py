@@ -20,10 +20,11 @@ from piledriver.data.loader_base import (
     set_sampler,
     tell_epoch,
 )
-from piledriver.data.nested import to_device
 from piledriver.data.order import Position
-from piledriver.data.processes import synchronize_generators
+from piledriver.data.processes import group_world
 from piledriver.data.samplers import RemainingBatches, position_after
+from piledriver.runtime.nested import send_to_device
+from piledriver.runtime.seeds import synchronise_rng
 
 _ITERATION = "piledriver_iteration"
 
@@ -95,7 +96,7 @@ class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin):
     def __iter__(self) -> Iterator[Any]:
         entry, self._entry = self._entry, None
         if self.rng_types is not None:
-            synchronize_generators(self.rng_types, self.synchronized_generator)
+            synchronise_rng(group_world(self.device or "cpu"), self.rng_types, self.synchronized_generator)
         self.begin()
         try:
             self.set_epoch(self.iteration)
@@ -106,7 +107,7 @@ class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin):
                 taken += 1
                 batch, valid = _unmarked(batch, valid_counts)
                 if self.device is not None:
-                    batch = to_device(batch, self.device, self._non_blocking)
+                    batch = send_to_device(batch, self.device, self._non_blocking)
                 # The loader inside runs one batch ahead of what the user sees, so its state is taken before that.
                 self._remember(taken, entry)
                 ahead = next(batches, _END)

@@ -1,4 +1,4 @@
-"""What a prepared loader asks of its process group: who am I, the same batch and the same random state everywhere."""
+"""What a prepared loader asks of its process group: who am I, and the main process's batch everywhere."""
 
 from __future__ import annotations
 
@@ -7,21 +7,26 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from piledriver.data.nested import map_tensors, tensors_in
-from piledriver.runtime.world import detect_world
+from piledriver.runtime.collectives import broadcast_object
+from piledriver.runtime.nested import map_tensors, tensors
+from piledriver.runtime.world import World, detect_world
+
+# Names of mesh axes along which processes read different data.
+_DATA_AXES = ("dp", "data", "fsdp", "zero", "replicate", "shard")
 
 
 def this_process() -> tuple[int, int]:
     """(index, count) of this process: of its group where there is one, else what the environment says."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    world = detect_world()
+    world = group_world() if _has_group() else detect_world()
     return world.rank, world.size
 
 
-def in_group() -> bool:
-    """Whether there is anybody to talk to."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+def group_world(device: torch.device | str = "cpu") -> World:
+    """This process in the group that is connected, or alone."""
+    if not _has_group():
+        return World()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return World(rank=rank, size=size, device=torch.device(device), backend=dist.get_backend())
 
 
 def data_process(mesh: Any) -> tuple[int, int]:
@@ -38,20 +43,17 @@ def data_process(mesh: Any) -> tuple[int, int]:
     return index, count
 
 
-_DATA_AXES = ("dp", "data", "fsdp", "zero", "replicate", "shard")
-
-
 def share_batch(batch: Any, note: Any, device: torch.device | str) -> tuple[Any, Any]:
     """The main process's batch and note on every process: the structure as an object, the tensors as tensors."""
-    if not in_group():
+    world = group_world(device)
+    if not world.is_distributed:
         return batch, note
-    main = dist.get_rank() == 0
-    message = [(map_tensors(_Outline, batch), note) if main else None]
-    dist.broadcast_object_list(message, src=0)
-    outline, note = message[0]  # type: ignore[misc]
-    if not main:
-        batch = _empty_like(outline, device)
-    for tensor in tensors_in(batch):
+    outline, note = broadcast_object(world, (map_tensors(_Outline, batch), note) if world.is_main else None)
+    if world.is_main:
+        batch = map_tensors(torch.Tensor.contiguous, batch)
+    else:
+        batch = map_tensors(lambda slot: slot.empty(device), outline, test=lambda leaf: isinstance(leaf, _Outline))
+    for tensor in tensors(batch):
         dist.broadcast(tensor, src=0)
     return batch, note
 
@@ -63,37 +65,9 @@ class _Outline:
         self.shape = tensor.shape
         self.dtype = tensor.dtype
 
-
-def _empty_like(outline: Any, device: torch.device | str) -> Any:
-    from collections.abc import Mapping
-
-    if isinstance(outline, _Outline):
-        return torch.empty(outline.shape, dtype=outline.dtype, device=device)
-    if isinstance(outline, Mapping):
-        return type(outline)({key: _empty_like(value, device) for key, value in outline.items()})  # type: ignore[call-arg]
-    if isinstance(outline, tuple) and hasattr(outline, "_fields"):
-        return type(outline)(*(_empty_like(item, device) for item in outline))
-    if isinstance(outline, (list, tuple)):
-        return type(outline)(_empty_like(item, device) for item in outline)
-    return outline
+    def empty(self, device: torch.device | str) -> torch.Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
 
 
-def synchronize_generators(kinds: list[Any], generator: torch.Generator | None) -> None:
-    """Give every process the main one's random state: 'torch', 'cuda', or 'generator' for the sampler's own."""
-    if not in_group():
-        return
-    for kind in kinds:
-        name = getattr(kind, "value", kind)
-        if name == "torch":
-            torch.set_rng_state(_from_main(torch.get_rng_state()))
-        elif name == "cuda" and torch.cuda.is_available():
-            torch.cuda.set_rng_state(_from_main(torch.cuda.get_rng_state()))
-        elif name == "generator" and generator is not None:
-            generator.set_state(_from_main(generator.get_state()))
-
-
-def _from_main(state: torch.Tensor) -> torch.Tensor:
-    # Through the CPU as an object: five kilobytes once an epoch, and it works with every backend.
-    message = [state]
-    dist.broadcast_object_list(message, src=0)
-    return message[0]
+def _has_group() -> bool:
+    return dist.is_available() and dist.is_initialized()
