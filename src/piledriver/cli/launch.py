@@ -1,0 +1,75 @@
+"""`piledriver launch SCRIPT`: start a script on the processes of this node, and of others."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments; what is not given comes from the config file, then from defaults."""
+    add_flags(parser)
+    parser.add_argument("--config", metavar="FILE", help="launch config (default: the one `piledriver config` wrote)")
+    parser.add_argument("--print-config", action="store_true", help="print the resolved config and stop")
+    parser.add_argument("--slurm", action="store_true", help="print a Slurm batch script for this command and stop")
+    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module name, as in python -m")
+    parser.add_argument("script", metavar="SCRIPT")
+    parser.add_argument("script_args", metavar="ARGS", nargs=argparse.REMAINDER)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """One flag per field of the launch config; absent flags leave no trace."""
+
+    def add(*names: str, **options: object) -> None:
+        parser.add_argument(*names, default=argparse.SUPPRESS, **options)  # type: ignore[arg-type]
+
+    add("--nproc", type=_count, metavar="N|auto", help="processes per node (auto: one per accelerator)")
+    add("--nnodes", metavar="N|MIN:MAX", help="nodes")
+    add("--node-rank", type=int, metavar="R", help="this node among all, from 0")
+    add("--rdzv-endpoint", metavar="HOST:PORT", help="where the nodes meet")
+    add("--rdzv-id", metavar="NAME", help="name of the job at that endpoint")
+    add("--rdzv-timeout-seconds", type=float, metavar="S", help="how long nodes wait for each other")
+    add("--max-restarts", type=int, metavar="N", help="how often to start again after a failure")
+    add("--cpu", action=argparse.BooleanOptionalAction, help="compute on the CPU")
+    add("--bind-numa", action=argparse.BooleanOptionalAction, help="keep each process on the cores near its device")
+    add("--log-dir", metavar="DIR", help="one log file per process")
+    add("--mixed-precision", choices=["no", "fp16", "bf16", "fp8"], help="default precision of the Accelerator")
+    add("--gradient-accumulation-steps", type=int, metavar="N", help="default of the Accelerator")
+    add("--debug-collectives", action=argparse.BooleanOptionalAction, help="check every collective before it runs")
+    add("--alias-accelerate", action=argparse.BooleanOptionalAction, help="import accelerate means piledriver's")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Resolve the config and start."""
+    from piledriver.core import config
+    from piledriver.runtime.hardware import find_hardware
+    from piledriver.runtime.launch import launch
+    from piledriver.runtime.launch_config import processes_per_node, resolve
+
+    wanted, source = resolve(args.config, chosen_flags(args))
+    if args.print_config:
+        print(f"# from {source}, then flags")
+        print(config.to_yaml(wanted), end="")
+        return
+    if args.slurm:
+        from piledriver.runtime.launch_slurm import slurm_script
+
+        print(slurm_script(wanted, args.script, args.script_args, nodes=wanted.node_range()[1]), end="")
+        return
+    count, why = processes_per_node(wanted, find_hardware())
+    print(f"launching {count} process(es) on this node ({why}); config from {source}", file=sys.stderr)
+    launch(wanted, args.script, args.script_args, module=args.module)
+
+
+def chosen_flags(args: argparse.Namespace) -> dict[str, object]:
+    """The launch config's fields that were given on the command line."""
+    import dataclasses
+
+    from piledriver.runtime.launch_config import LaunchConfig
+
+    names = {field.name for field in dataclasses.fields(LaunchConfig)}
+    return {name: value for name, value in vars(args).items() if name in names}
+
+
+def _count(text: str) -> int | str:
+    return text if text == "auto" else int(text)

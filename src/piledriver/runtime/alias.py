@@ -1,0 +1,57 @@
+"""One package under the name of another: `import accelerate` gives our compatible modules, without editing a script."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+
+def install_alias(name: str, target: str) -> None:
+    """Make `name` and everything below it mean `target`; modules are shared, so classes are the same under both."""
+    if not any(isinstance(finder, _AliasFinder) and finder.name == name for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AliasFinder(name, target))
+
+
+class _AliasFinder(importlib.abc.MetaPathFinder):
+    """Finds `name.x.y` at `target.x.y`."""
+
+    def __init__(self, name: str, target: str) -> None:
+        self.name = name
+        self.target = target
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """A spec that loads the other module, if the name is ours and that module exists."""
+        if fullname != self.name and not fullname.startswith(self.name + "."):
+            return None
+        real = self.target + fullname[len(self.name) :]
+        found = importlib.util.find_spec(real)
+        if found is None:
+            return None
+        package = found.submodule_search_locations is not None
+        return importlib.machinery.ModuleSpec(fullname, _AliasLoader(real), origin=found.origin, is_package=package)
+
+
+class _AliasLoader(importlib.abc.Loader):
+    """Loads a module by importing another."""
+
+    def __init__(self, real: str) -> None:
+        self.real = real
+        self._kept: dict[str, object] = {}
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        """The other module itself."""
+        module = importlib.import_module(self.real)
+        self._kept = {name: getattr(module, name, None) for name in ("__spec__", "__loader__", "__package__")}
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It ran already; give it its own identity back, which the import system has just overwritten."""
+        for name, value in self._kept.items():
+            setattr(module, name, value)

@@ -1,0 +1,100 @@
+"""How to start processes: one value, from defaults, a file and flags, in that order."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from piledriver.core import config, storage
+from piledriver.core.errors import UsageError
+from piledriver.runtime import environment
+from piledriver.runtime.hardware import Hardware
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConfig:
+    """What `piledriver launch` needs to know."""
+
+    nproc: int | Literal["auto"] = "auto"
+    """processes per node; auto: one per accelerator, or one where there is none"""
+    nnodes: str = "1"
+    """nodes, or MIN:MAX for a job that may grow and shrink"""
+    node_rank: int | None = None
+    """this node among all; without it the nodes number themselves in the order in which they come"""
+    rdzv_endpoint: str | None = None
+    """HOST:PORT where the nodes meet, the same on all of them; needed for more than one node"""
+    rdzv_id: str = "piledriver"
+    """name of the job, so that two jobs at one endpoint do not meet"""
+    rdzv_timeout_seconds: float = 300.0
+    """how long nodes wait for each other"""
+    max_restarts: int = 0
+    """how often all processes are started again after one of them failed"""
+    cpu: bool = False
+    """compute on the CPU even where there is an accelerator"""
+    bind_numa: bool = False
+    """keep each process on the cores near its device"""
+    log_dir: str | None = None
+    """folder for one log file per process"""
+    mixed_precision: Literal["no", "fp16", "bf16", "fp8"] | None = None
+    """default for Accelerator(mixed_precision=...)"""
+    gradient_accumulation_steps: int | None = None
+    """default for Accelerator(gradient_accumulation_steps=...)"""
+    debug_collectives: bool = False
+    """check before every collective that all ranks mean the same one"""
+    alias_accelerate: bool = False
+    """`import accelerate` gives piledriver's compatible modules"""
+
+    def __post_init__(self) -> None:
+        if self.nproc != "auto" and self.nproc < 1:
+            raise UsageError(f"--nproc is {self.nproc}", fix="start at least one process per node")
+        low, high = self.node_range()
+        if not 1 <= low <= high:
+            raise UsageError(f"--nnodes is {self.nnodes!r}", fix="give a number of nodes, or MIN:MAX")
+        if high > 1 and self.rdzv_endpoint is None:
+            raise UsageError(
+                f"{self.nnodes} nodes need a place to meet", fix="give --rdzv-endpoint HOST:PORT of the first node"
+            )
+        if self.node_rank is not None and not 0 <= self.node_rank < high:
+            raise UsageError(f"--node-rank {self.node_rank} cannot be among {high} nodes", fix="count nodes from 0")
+
+    def node_range(self) -> tuple[int, int]:
+        """The fewest and the most nodes.
+
+        >>> LaunchConfig(nnodes="2:4", rdzv_endpoint="host:29400").node_range()
+        (2, 4)
+        """
+        low, _, high = self.nnodes.partition(":")
+        try:
+            return int(low), int(high or low)
+        except ValueError:
+            raise UsageError(f"--nnodes is {self.nnodes!r}", fix="give a number of nodes, or MIN:MAX") from None
+
+
+def default_path() -> Path:
+    """Where `piledriver config` writes and `piledriver launch` looks."""
+    environ = environment.snapshot()
+    base = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", ".")) / ".config")
+    return base / "piledriver" / "launch.yaml"
+
+
+def resolve(file: str | None, flags: dict[str, Any]) -> tuple[LaunchConfig, str]:
+    """Defaults, then the file (the one named, or the default one if there), then flags; and where it came from."""
+    path = file if file is not None else str(default_path()) if storage.exists(default_path()) else None
+    base = config.load_config(LaunchConfig, path)
+    return dataclasses.replace(base, **flags), path or "defaults"
+
+
+def processes_per_node(wanted: LaunchConfig, hardware: Hardware) -> tuple[int, str]:
+    """How many processes this node starts, and why.
+
+    >>> processes_per_node(LaunchConfig(), Hardware(cuda=4))
+    (4, 'one per cuda device')
+    """
+    if wanted.nproc != "auto":
+        return wanted.nproc, "asked for"
+    kind = hardware.best()
+    if wanted.cpu or kind in ("cpu", "mps"):
+        return 1, "no accelerator to give to more; say --nproc N for more CPU processes"
+    return hardware.count(kind), f"one per {kind} device"

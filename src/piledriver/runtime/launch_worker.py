@@ -1,0 +1,50 @@
+"""What each launched process runs first: bind to cores, alias modules, then the user's script as `__main__`.
+
+An exception is written down for the agent before it goes on, so that the launcher can say which rank failed and why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from piledriver.core.errors import UsageError
+
+
+@record
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the script named on the command line."""
+    parser = argparse.ArgumentParser(prog="piledriver.runtime.launch_worker", allow_abbrev=False)
+    parser.add_argument("--alias-accelerate", action="store_true")
+    parser.add_argument("--bind-numa", action="store_true")
+    parser.add_argument("-m", dest="module", action="store_true")
+    parser.add_argument("script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    args = parser.parse_args(argv)
+    if args.bind_numa:
+        from piledriver.runtime.numa import bind_to_near_cores
+
+        bind_to_near_cores()
+    if args.alias_accelerate:
+        from piledriver.runtime.alias import install_alias
+
+        install_alias("accelerate", "piledriver.compat.accelerate")
+    sys.argv = [args.script, *args.arguments]
+    if args.module:
+        sys.path.insert(0, str(Path.cwd()))
+        runpy.run_module(args.script, run_name="__main__", alter_sys=True)
+        return
+    if not Path(args.script).is_file():
+        raise UsageError(f"there is no script {args.script!r}", fix="give a path from the folder that you launch in")
+    # As `python script.py` does: modules beside the script are found first.
+    sys.path[0] = str(Path(args.script).resolve().parent)
+    runpy.run_path(args.script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
