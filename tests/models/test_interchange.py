@@ -1,0 +1,159 @@
+"""Folders of transformers give the same logits here, and ours give the same logits there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from piledriver.core.errors import UnknownNameError
+from piledriver.models import ModelConfig, Transformer
+from piledriver.models.interchange import InterchangeError, load_folder, load_weights, read_config, save_folder, write_config
+from piledriver.models.presets import preset, preset_names
+
+transformers = pytest.importorskip("transformers")
+
+SMALL = {
+    "vocab_size": 67,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", {"vocab_size": 67, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}),
+    "gpt2-inner": ("gpt2", {"vocab_size": 67, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 64, "n_inner": 80}),
+    "neox": ("gpt_neox", {**SMALL, "intermediate_size": 128}),
+    "neox-serial-no-bias": ("gpt_neox", {**SMALL, "use_parallel_residual": False, "attention_bias": False}),
+    "llama-mha": ("llama", SMALL),
+    "llama3-gqa": ("llama", {**SMALL, "num_key_value_heads": 2, "rope_theta": 500.0, "rope_scaling": LLAMA3}),
+    "llama-biases-tied-mqa": (
+        "llama",
+        {**SMALL, "num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "llama-linear-rope": (
+        "llama",
+        {**SMALL, "rope_scaling": {"rope_type": "linear", "factor": 4.0}, "head_dim": 16},
+    ),
+    "mistral-window": ("mistral", {**SMALL, "num_key_value_heads": 2, "sliding_window": 7}),
+    "mistral": ("mistral", {**SMALL, "num_key_value_heads": 2, "sliding_window": None}),
+    "qwen2": ("qwen2", {**SMALL, "num_key_value_heads": 2}),
+    "qwen2-window": (
+        "qwen2",
+        {**SMALL, "num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {**SMALL, "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True}),
+    "olmo": ("olmo", {**SMALL, "clip_qkv": 0.05}),
+    "olmo2": ("olmo2", {**SMALL, "num_key_value_heads": 2}),
+    "mixtral": ("mixtral", {**SMALL, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}),
+}
+
+
+def their_model(case: str) -> Any:
+    model_type, settings = CASES[case]
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(model_type, **settings))
+    with torch.no_grad():  # their initial norms and biases are constants, which would hide a mix-up
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def logits_of(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        out = model(tokens)
+    return out if isinstance(out, torch.Tensor) else out.logits
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_both_ways(case: str, tmp_path: Path) -> None:
+    theirs = their_model(case)
+    theirs.save_pretrained(tmp_path / "theirs")
+    tokens = torch.randint(67, (2, 33))
+    expected = logits_of(theirs, tokens)
+
+    ours = load_folder(tmp_path / "theirs")
+    torch.testing.assert_close(logits_of(ours, tokens), expected, atol=2e-5, rtol=2e-4)
+
+    save_folder(ours, tmp_path / "ours", model_type=CASES[case][0])
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    torch.testing.assert_close(logits_of(back, tokens), expected, atol=1e-6, rtol=1e-5)
+    assert type(back) is type(theirs)
+
+
+@pytest.mark.parametrize("case", ["llama3-gqa", "mixtral"])
+def test_shards_hold_the_same_tensors(case: str, tmp_path: Path) -> None:
+    theirs = their_model(case)
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
+    assert (tmp_path / "theirs/model.safetensors.index.json").exists()
+    ours = load_folder(tmp_path / "theirs")
+    save_folder(ours, tmp_path / "ours", max_shard_bytes=20_000)
+    assert len(list((tmp_path / "ours").glob("model-*.safetensors"))) > 2
+    again = load_folder(tmp_path / "ours")
+    for name, parameter in ours.named_parameters():
+        assert torch.equal(parameter, again.get_parameter(name)), name
+    save_folder(again, tmp_path / "ours")
+    assert [path.name for path in (tmp_path / "ours").glob("model*")] == ["model.safetensors"]
+
+
+def test_bfloat16_is_kept(tmp_path: Path) -> None:
+    model = Transformer(preset("tiny", layers=1, vocab_size=64))
+    save_folder(model, tmp_path, dtype=torch.bfloat16, extra={"eos_token_id": 5})
+    assert load_folder(tmp_path).embedding.weight.dtype == torch.bfloat16
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
+    assert theirs.dtype == torch.bfloat16
+    assert theirs.config.eos_token_id == 5
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_has_a_family(name: str) -> None:
+    config = preset(name)
+    assert read_config(json.loads(json.dumps(write_config(config)))) == config
+
+
+def test_what_no_family_says_is_refused() -> None:
+    with pytest.raises(InterchangeError, match="attention_softcap"):
+        write_config(preset("tiny", attention_softcap=30.0))
+    with pytest.raises(InterchangeError, match="mup_base_dim"):
+        write_config(dataclasses.replace(preset("tiny"), mup_base_dim=64), "llama")
+
+
+def test_old_spellings_of_rotary_settings() -> None:
+    old = {**{key: value for key, value in SMALL.items()}, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    config = read_config({"model_type": "llama", **old})
+    assert config.rope_theta == 5e5
+    assert config.rope_scaling is not None
+    assert (config.rope_scaling.kind, config.rope_scaling.factor) == ("linear", 2.0)
+    neox = read_config({"model_type": "gpt_neox", **SMALL, "rotary_pct": 0.5, "rotary_emb_base": 777})
+    assert (neox.rope_fraction, neox.rope_theta) == (0.5, 777)
+
+
+def test_damaged_folders_are_named(tmp_path: Path) -> None:
+    save_folder(Transformer(preset("tiny", layers=2, vocab_size=64)), tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    for change, message in [
+        ({"num_hidden_layers": 3}, "no tensor model.layers.2"),
+        ({"num_hidden_layers": 1}, "no place for, first model.layers.1"),
+        ({"vocab_size": 65}, r"\(64, 128\) where the config asks for \(65, 128\)"),
+    ]:
+        (tmp_path / "config.json").write_text(json.dumps({**settings, **change}))
+        with pytest.raises(InterchangeError, match=message):
+            load_folder(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "model_type": "lama"}))
+    with pytest.raises(UnknownNameError, match="did you mean 'llama'"):
+        load_folder(tmp_path)
+    with pytest.raises(InterchangeError, match="another shape"):
+        (tmp_path / "config.json").write_text(json.dumps(settings))
+        load_weights(Transformer(ModelConfig(vocab_size=8, dim=8, layers=1, heads=1)), tmp_path)
