@@ -154,7 +154,10 @@ def _tar_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
                 continue
             content = archive.extractfile(entry)
             assert content is not None
-            yield _member(origin, entry.name, cast(BinaryIO, content))
+            # What tarfile gives in stream mode has no working `seekable`: read it through a stream that has.
+            yield _member(
+                origin, entry.name, cast(BinaryIO, io.BufferedReader(_Readable(cast(BinaryIO, content)), 1 << 16))
+            )
 
 
 def _zip_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:

@@ -1,0 +1,89 @@
+"""The few pieces of Markdown that converters write: headings, pipe tables, raised and lowered text, lists."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+MAX_COLUMNS = 200
+_RAISED = str.maketrans("0123456789+-−–=()n", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁻⁼⁽⁾ⁿ")
+_LOWERED = str.maketrans("0123456789+-−–=()", "₀₁₂₃₄₅₆₇₈₉₊₋₋₋₌₍₎")
+_RAISABLE = frozenset("0123456789+-−–=()n ")
+_LOWERABLE = frozenset("0123456789+-−–=() ")
+MAX_HEADING = 6
+
+
+def heading(title: str, level: int) -> str:
+    """`## Title`, on one line.
+
+    >>> heading("Results and\\n discussion", 2)
+    '## Results and discussion'
+    """
+    return f"{'#' * min(max(level, 1), MAX_HEADING)} {' '.join(title.split())}"
+
+
+def raised(text: str) -> str:
+    """A superscript: in Unicode where all of it can be, else as in TeX.
+
+    >>> raised("-3"), raised("th"), raised("T"), raised("")
+    ('⁻³', '^{th}', '^T', '')
+    >>> "10" + raised("2 ") + "cells"
+    '10² cells'
+    """
+    return _script(text, "^", _RAISED, _RAISABLE)
+
+
+def lowered(text: str) -> str:
+    """A subscript: in Unicode where all of it can be, else as in TeX.
+
+    >>> "H" + lowered("2") + "O", "K" + lowered("max")
+    ('H₂O', 'K_{max}')
+    """
+    return _script(text, "_", _LOWERED, _LOWERABLE)
+
+
+def _script(text: str, mark: str, table: dict[int, int], possible: frozenset[str]) -> str:
+    stripped = text.strip()
+    if not stripped:
+        return text
+    if possible.issuperset(stripped):
+        script = stripped.translate(table)
+    elif len(stripped) == 1:
+        # A raised asterisk, dagger or degree sign is raised by its own shape.
+        script = stripped if mark == "^" and unicodedata.category(stripped)[0] in "PS" else f"{mark}{stripped}"
+    else:
+        script = f"{mark}{{{stripped}}}"
+    # Typesetters leave the space after a word inside the script.
+    return f"{' ' * text[0].isspace()}{script}{' ' * text[-1].isspace()}"
+
+
+def pipe_table(rows: Iterable[Sequence[str]], header_rows: int = 1) -> str:
+    """A table with `|` between its cells; the rule stands under the first row, as Markdown wants it.
+
+    >>> print(pipe_table([["a", "b"], ["1", "2 | 3"]]))
+    | a | b |
+    |---|---|
+    | 1 | 2 / 3 |
+    """
+    cleaned = [[" ".join(cell.split()).replace("|", "/") for cell in row[:MAX_COLUMNS]] for row in rows]
+    cleaned = [row for row in cleaned if any(row)]
+    if not cleaned:
+        return ""
+    width = max(map(len, cleaned))
+    used = [any(index < len(row) and row[index] for row in cleaned) for index in range(width)]
+    lines = []
+    for row in cleaned:
+        padded = [*row, *[""] * (width - len(row))]
+        lines.append("| " + " | ".join(cell for cell, keep in zip(padded, used, strict=True) if keep) + " |")
+    lines.insert(min(max(header_rows, 1), len(lines)), "|" + "---|" * sum(used))
+    return "\n".join(lines)
+
+
+def indented(text: str, first: str, rest: str) -> str:
+    """A list item: the mark before its first line, the indent before the others.
+
+    >>> indented("one\\n\\ntwo", "- ", "  ")
+    '- one\\n\\n  two'
+    """
+    lines = text.split("\n")
+    return "\n".join(first + line if index == 0 else rest + line if line else line for index, line in enumerate(lines))

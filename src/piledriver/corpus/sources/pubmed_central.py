@@ -1,0 +1,117 @@
+"""PubMed Central: open-access articles in JATS or NLM XML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from piledriver.corpus.character_entities import with_character_entities
+from piledriver.corpus.creative_commons import licence_id
+from piledriver.corpus.document import Document, Refusal
+from piledriver.corpus.jats import article_text, flat, strip_namespaces
+from piledriver.corpus.source import Found, Piece, Source, each, ends_with, whole
+from piledriver.corpus.xml import XmlError, parse
+
+_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
+_ID_NAMES = {"pmc": "pmcid", "pmcid": "pmcid", "pmid": "pmid", "doi": "doi"}
+
+
+def documents(piece: Piece) -> Iterator[Found]:
+    """Each article of a file (one, but in OAI-PMH answers and concatenations)."""
+    try:
+        root = parse(with_character_entities(piece.read()))
+    except XmlError as error:
+        yield Refusal("invalid xml", piece.origin, str(error))
+        return
+    strip_namespaces(root)
+    articles = [root] if root.tag == "article" else [a for a in root.iter("article") if _top_level(a)]
+    if not articles:
+        yield Refusal("no article", piece.origin, f"the root is {root.tag}")
+    for number, article in enumerate(articles, 1):
+        origin = piece.origin if len(articles) == 1 else f"{piece.origin}#{number}"
+        yield from _article(article, origin)
+
+
+def _top_level(article: Any) -> bool:
+    return all(parent.tag != "article" for parent in article.iterancestors())
+
+
+def _article(article: Any, origin: str) -> Iterator[Found]:
+    meta = {"origin": origin, **_meta(article)}
+    if article.find("body") is None and article.find(".//abstract") is None:
+        yield Refusal("no text", origin, "neither abstract nor body")
+        return
+    yield Document(article_text(article), meta=meta)
+
+
+def _meta(article: Any) -> dict[str, Any]:
+    front = next(iter(article.xpath("front/article-meta")), None)
+    if front is None:
+        return {}
+    meta: dict[str, Any] = {}
+    for element in front.findall("article-id"):
+        name = _ID_NAMES.get(element.get("pub-id-type", ""))
+        if name and element.text and name not in meta:
+            meta[name] = element.text.strip()
+    if meta.get("pmcid", "").isdecimal():
+        meta["pmcid"] = f"PMC{meta['pmcid']}"
+    title = front.find(".//article-title")
+    journal = article.find(".//journal-title")
+    meta["title"] = flat(title) if title is not None else None
+    meta["journal"] = flat(journal) if journal is not None else None
+    meta["date"] = _date(front)
+    meta["article_type"] = article.get("article-type")
+    meta["language"] = article.get(_LANGUAGE)
+    keywords = [flat(word) for word in front.iterfind("kwd-group/kwd")]
+    meta["keywords"] = keywords or None
+    meta["licence"] = _licence(front)
+    return {name: value for name, value in meta.items() if value}
+
+
+def _date(front: Any) -> str | None:
+    dates = []
+    for element in front.findall("pub-date"):
+        parts = [element.findtext(name, "").strip() for name in ("year", "month", "day")]
+        number = [int(part) for part in parts if part.isdecimal()]
+        if number and parts[0].isdecimal():
+            dates.append("-".join([f"{number[0]:04d}", *(f"{n:02d}" for n in number[1:])]))
+    return min(dates, key=lambda date: (date[:4], -len(date), date)) if dates else None
+
+
+def _licence(front: Any) -> str | None:
+    """The licence element: by its url, by the urls and words in it, else its text; the copyright line as the last."""
+    statements: list[str] = []
+    for licence in front.iterfind("permissions/license"):
+        statements += [value for name, value in licence.attrib.items() if name.endswith("href")]
+        statements += [element.text for element in licence.iter("license_ref") if element.text]
+        statements += [
+            value for link in licence.iter("ext-link") for name, value in link.attrib.items() if name.endswith("href")
+        ]
+        statements.append(flat(licence))
+    plain = [flat(element) for element in front.iter("copyright-statement")]
+    for statement in [*statements, *plain]:
+        if found := licence_id(statement):
+            return found
+    return next((re.sub(r"\s+", " ", text)[:300] for text in [*statements, *plain] if text), None)
+
+
+SOURCE = Source(
+    slug="pubmed-central",
+    name="PubMed Central",
+    title="open-access articles of biomedicine and the life sciences",
+    raw_format="JATS or NLM XML (.nxml, .xml) alone, in the article's tar.gz, in oa_bulk tar.gz, in OAI-PMH answers",
+    licence="mixed Creative Commons, per document",
+    consent="terms",
+    treatment=(
+        "An article is a document: title, abstracts, body, appendices, acknowledgements and notes, with `#` headings, "
+        "lists, pipe tables, captions and `$` formulas (the publisher's TeX, else MathML turned into LaTeX). Authors, "
+        "affiliations, graphics and the reference list are left out; citations stay as they are printed. Unlike the "
+        "original (pandoc), title and abstract are kept and `{#id}` attributes and `:::` lines never arise. The "
+        "licence element gives the licence. Refused: invalid XML, no article, no abstract and no body."
+    ),
+    wants=ends_with(".nxml", ".xml"),
+    pieces=each(whole),
+    documents=documents,
+    citation="https://www.ncbi.nlm.nih.gov/pmc/tools/openftlist/",
+)
