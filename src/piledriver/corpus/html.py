@@ -2,16 +2,129 @@
 
 from __future__ import annotations
 
-from resiliparse.extract.html2text import extract_plain_text
+import functools
+import html as entities
+import re
+from typing import Any
+
+from lxml import etree
+
+from piledriver.corpus.html_render import render
+from piledriver.corpus.html_scripts import words
+
+_TAG = re.compile("</?([a-zA-Z][a-zA-Z0-9]*)[^<>]*>")
+_OWN_PARAGRAPH = words("p div section article li tr td th h1 h2 h3 h4 h5 h6 pre blockquote dt dd table")
+_MARKUP = re.compile("[<&]")
+# Classes whose elements are not seen, or are seen beside the text but are no part of it (line numbers, edit links), or
+# draw a formula whose source stands beside them.
+_UNSEEN_CLASSES = words(
+    "sr-only visually-hidden visuallyhidden screen-reader-text gutter linenos lineno linenodiv line-numbers line-"
+    " numbers-rows rouge-gutter blob-num mw-editsection MathJax_Preview MathJax MathJax_Display MathJax_SVG"
+    " MathJax_SVG_Display MathJax_CHTML katex-html mwe-math-fallback-image-inline mwe-math-fallback-image-display"
+)
+# What stands in a page that uses such classes: fewer words to look for.
+_UNSEEN_HINTS = (
+    *(b"sr-only", b"visually", b"screen-reader", b"gutter", b"lineno", b"line-num", b"blob-num", b"editsection"),
+    *(b"MathJax", b"katex-html", b"mwe-math-fallback"),
+)
+_of_unseen_class = etree.XPath(
+    "//@class[" + " or ".join(f"contains(.,'{hint.decode()}')" for hint in _UNSEEN_HINTS) + "]/.."
+)
+_styled = etree.XPath("//@style/..")
+_hidden = etree.XPath("//@hidden/.. | //@aria-hidden/.. | //mjx-math")
+_CONTROL_BYTES = bytes((*range(9), 11, *range(14, 32)))
 
 
 def fragment_to_text(html: str) -> str:
-    """All the visible text of a piece of HTML, with paragraphs, lists and preformatted text as a reader sees them."""
-    text: str = extract_plain_text(html, preserve_formatting=True, links=False, list_bullets=True)
-    return text
+    """All the visible text of a piece of HTML, as a reader sees it: see `html_render` for how each element is written.
+
+    >>> fragment_to_text("<h2>Area</h2><p>In m<sup>2</sup>&nbsp;&mdash; see:<ol><li>one<ul><li>inner</ul><li>two</ol>")
+    '## Area\\n\\nIn m² — see:\\n\\n1. one\\n   - inner\\n2. two'
+    """
+    if not _MARKUP.search(html):
+        return " ".join(html.split())
+    if "<" not in html:
+        return " ".join(entities.unescape(html).split())
+    tree = parse(html)
+    return "" if tree is None else render(tree)
+
+
+def parse(html: str) -> Any:
+    """The tree of an HTML text without what a reader does not see; None where there is no element at all."""
+    parser = _parser()
+    content = html.encode("utf-8", "replace").translate(None, _CONTROL_BYTES)
+    tree = etree.fromstring(content, parser)
+    last = parser.error_log.last_error
+    if last is not None and last.type_name == "ERR_RESOURCE_LIMIT":
+        # The parser stops where tags are nested thousands deep; a reading without the nesting still has all the text.
+        tree = etree.fromstring(_flattened(html).encode("utf-8", "replace").translate(None, _CONTROL_BYTES), parser)
+    if tree is not None:
+        _remove_unseen(tree, content)
+    return tree
+
+
+def _remove_unseen(tree: Any, content: bytes) -> None:
+    # Looking into every element is dear, looking for a word in the page is not.
+    if b"style=" in content or b"STYLE=" in content:
+        for element in _styled(tree):
+            if _is_hidden_by_style(element):
+                remove(element)
+    if b"hidden" in content or b"HIDDEN" in content or b"mjx-" in content:
+        for element in _hidden(tree):
+            if _is_hidden(element):
+                remove(element)
+    if b"class=" in content and any(hint in content for hint in _UNSEEN_HINTS):
+        for element in _of_unseen_class(tree):
+            if not _UNSEEN_CLASSES.isdisjoint((element.get("class") or "").split()):
+                remove(element)
+
+
+def _is_hidden_by_style(element: Any) -> bool:
+    style = (element.get("style") or "").replace(" ", "").lower()
+    if "display:none" in style or "visibility:hidden" in style:
+        # Wikipedia hides the MathML of a formula behind its image.
+        return "mwe-math" not in (element.get("class") or "")
+    return False
+
+
+def _is_hidden(element: Any) -> bool:
+    if element.get("aria-hidden") == "true":
+        # What is hidden from screen readers is decoration, but for formulas that they are given in another form.
+        return element.tag != "math" and element.find(".//math") is None
+    return element.get("hidden") not in (None, "until-found", "false") or element.tag == "mjx-math"
+
+
+def _flattened(html: str) -> str:
+    def kept(tag: re.Match[str]) -> str:
+        name = tag[1].lower()
+        return tag[0] if name in ("script", "style", "br") else "<p>" if name in _OWN_PARAGRAPH else ""
+
+    return _TAG.sub(kept, html)
+
+
+def remove(element: Any) -> None:
+    """Take an element out of the walk but leave the text that follows it; its children go with it."""
+    element.clear(keep_tail=True)
+    element.tag = "span"
+
+
+@functools.cache
+def _parser() -> Any:
+    return etree.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True, huge_tree=True, no_network=True)
 
 
 def page_to_text(html: str) -> str:
     """The main content of a web page: no navigation, no advertisements, no footers."""
-    text: str = extract_plain_text(html, preserve_formatting=True, main_content=True, links=False, list_bullets=True)
+    from resiliparse.extract.html2text import extract_plain_text
+
+    text: str = extract_plain_text(
+        html,
+        preserve_formatting=True,
+        main_content=True,
+        links=False,
+        list_bullets=True,
+        alt_texts=False,
+        comments=False,
+        post_meta=False,
+    )
     return text

@@ -1,0 +1,402 @@
+"""A parsed HTML tree as readable text: one walk, no recursion, the white space rules of a browser.
+
+Headings are marked `#`, list items `-` or by number and indented when nested, quotations `>`, definitions `:`, the
+cells of a data table ` | `; code blocks stand verbatim in fences, other preformatted text verbatim without; mathematics
+is LaTeX in dollars; super- and subscripts are Unicode where Unicode has them. Tables that only lay out a page are read
+cell by cell. Links are their text, images nothing (but formulas).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from lxml import etree
+
+from piledriver.corpus.html_math import clean_tex, math_to_tex
+from piledriver.corpus.html_scripts import subscript, superscript, words
+
+_BREAK = "\x01"
+_MOST_PREFIXES = 12
+
+# What a tag does to the text around it. Tags that are not named here are inline.
+_SKIPPED = words(
+    "head style template iframe object embed applet canvas audio video svg select datalist button textarea noscript"
+    " noframes frameset map progress meter input rp"
+)
+_PARAGRAPHS = words("p blockquote figure ul ol dl menu dir table fieldset hgroup")
+_LINES = words(
+    "html body div section article main header footer nav aside address center form details summary figcaption"
+    " caption tbody thead tfoot tr td th li dt dd legend search dialog option optgroup title marquee"
+)
+_HEADINGS = {f"h{level}": level for level in range(1, 7)}
+_VERBATIM = frozenset({"pre", "listing", "xmp", "plaintext"})
+_INLINE, _BLOCK, _SPECIAL, _SKIP, _INSIDE_SKIPPED = range(5)
+_KINDS = (
+    dict.fromkeys(_SKIPPED, _SKIP)
+    | dict.fromkeys(_PARAGRAPHS | _LINES | _HEADINGS.keys(), _BLOCK)
+    | dict.fromkeys(_VERBATIM | words("script math br hr img code sub sup q rt"), _SPECIAL)
+)
+_IN_PRE_BLOCKS = ("div", "p", "li", "tr", "h1", "h2", "h3", "h4", "h5", "h6")
+_CODE_CLASS = re.compile(r"code|prettyprint|highlight|brush|lang|syntax|source|crayon|hljs", re.IGNORECASE)
+_LANGUAGE_CLASS = re.compile(
+    r"(?:^|[\s:])(?:lang(?:uage)?|highlight-source|brush)[-:]\s*([\w+#.-]{1,20})", re.IGNORECASE
+)
+_ROMAN = (("m", 1000), ("cm", 900), ("d", 500), ("cd", 400), ("c", 100), ("xc", 90), ("l", 50), ("xl", 40), ("x", 10))
+_ROMAN_SMALL = (("ix", 9), ("v", 5), ("iv", 4), ("i", 1))
+_is_layout_table = etree.XPath(
+    "boolean(@role='presentation' or @role='none' or .//table or not(.//tr[count(td|th)>1])"
+    " or .//td[count(p|div|ul|ol|dl|h1|h2|h3|h4|h5|h6|pre|blockquote|section|article)>1]"
+    " or .//td//pre or .//td//h2 or .//td//h3 or .//td//blockquote or .//td//article)"
+)
+
+
+def render(root: Any) -> str:
+    """The text of an element and all that stands in it."""
+    return _Text().walk(root)
+
+
+class _Text:
+    """The text so far, the paragraph that is being filled, and the marks that stand before the next line."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.inline: list[str] = []
+        self.gap = 0
+        self.prefixes: list[str] = []
+        # Places in `prefixes` of list marks that no line has carried yet.
+        self.marks: list[int] = []
+        self.quotes_before = 0
+        self.counters: list[int | None] = []
+        self.numerals: list[str] = []
+        # Data tables are not nested (one that holds another is layout), so one row at a time is enough.
+        self.in_table = False
+        self.layout: list[bool] = []
+        self.cells: list[str] = []
+
+    def walk(self, root: Any) -> str:
+        """Every element once, in order. Ends are found by looking at parents, which is twice as fast as asking for
+        end events.
+        """
+        inline, kind_of = self.inline, _KINDS.get
+        opened, kinds = [root], [_BLOCK]
+        elements = root.iter()
+        next(elements)
+        if text := root.text:
+            inline.append(text)
+        for element in elements:
+            parent = element.getparent()
+            while opened[-1] is not parent:
+                self.close(opened.pop(), kinds.pop())
+            opened.append(element)
+            if kinds[-1] >= _SKIP:
+                kinds.append(_INSIDE_SKIPPED)
+                continue
+            tag = element.tag
+            kind = kind_of(tag, _INLINE)
+            if kind == _BLOCK:
+                self.open_block(element, tag)
+            elif kind == _SPECIAL and self.special(element, tag):
+                kind = _SKIP
+            kinds.append(kind)
+            if kind < _SKIP and (text := element.text):
+                inline.append(text)
+        while len(opened) > 1:
+            self.close(opened.pop(), kinds.pop())
+        self.flush()
+        return "\n".join(self.lines)
+
+    def close(self, element: Any, kind: int) -> None:
+        if kind == _BLOCK:
+            self.close_block(element.tag)
+            # White space between blocks is most of the text of a page.
+            if (tail := element.tail) and not tail.isspace():
+                self.inline.append(tail)
+            return
+        if kind == _SPECIAL:
+            self.close_special(element)
+        if kind != _INSIDE_SKIPPED and (tail := element.tail):
+            self.inline.append(tail)
+
+    def open_block(self, element: Any, tag: str) -> None:
+        if self.in_table:
+            if tag in ("td", "th"):
+                self.inline.clear()
+            else:
+                self.inline.append(_BREAK)
+            return
+        self.flush()
+        if tag in _HEADINGS:
+            self.need(2)
+            self.inline.append("#" * _HEADINGS[tag] + " ")
+        elif tag == "li":
+            self.open_item(element)
+        elif tag == "dd":
+            self.need(1)
+            if self.prefixes and element.getparent().tag == "dd":
+                # An end tag was left out: it is the next definition, not one inside the first.
+                self.prefixes[-1] = ": "
+                self.marks.append(len(self.prefixes) - 1)
+            else:
+                self.push(": ")
+        elif tag in ("ul", "ol", "menu", "dir"):
+            self.need(1 if self.counters else 2)
+            self.counters.append(_integer(element.get("start"), 1) if tag == "ol" else None)
+            self.numerals.append(element.get("type") or "1")
+        elif tag == "blockquote":
+            self.need(2)
+            self.push("> ")
+        elif tag == "table":
+            layout = bool(_is_layout_table(element))
+            self.layout.append(layout)
+            self.in_table = not layout
+            self.need(2)
+        else:
+            self.need(2 if tag in _PARAGRAPHS else 1)
+
+    def close_block(self, tag: str) -> None:
+        if self.in_table:
+            self.close_in_table(tag)
+            return
+        self.flush()
+        if tag == "li":
+            self.pop()
+            self.need(1)
+        elif tag in ("dd", "blockquote"):
+            self.pop()
+            self.need(2 if tag == "blockquote" else 1)
+        elif tag in ("ul", "ol", "menu", "dir"):
+            if self.counters:
+                self.counters.pop()
+                self.numerals.pop()
+            self.need(1 if self.counters else 2)
+        elif tag == "table":
+            self.layout.pop()
+            self.need(2)
+        else:
+            self.need(2 if tag in _PARAGRAPHS or tag in _HEADINGS else 1)
+
+    def close_in_table(self, tag: str) -> None:
+        if tag in ("td", "th"):
+            self.cells.append(_collapsed("".join(self.inline).replace(_BREAK, " ")))
+            self.inline.clear()
+        elif tag == "tr":
+            cells, self.cells = self.cells, []
+            if any(cells):
+                self.emit([" | ".join(cells).strip()])
+                self.need(1)
+        elif tag == "caption":
+            self.in_table = False
+            self.flush()
+            self.in_table = True
+            self.need(1)
+        elif tag == "table":
+            self.in_table = False
+            self.layout.pop()
+            if self.cells:
+                self.emit([" | ".join(self.cells)])
+                self.cells = []
+            self.flush()
+            self.need(2)
+        else:
+            self.inline.append(_BREAK)
+
+    def open_item(self, element: Any) -> None:
+        if not self.counters:
+            self.need(1)
+            self.push("- ")
+            return
+        number = self.counters[-1]
+        self.gap = max(self.gap, 1) if not self.lines or (self.gap == 2 and _is_first(element)) else 1
+        if number is None:
+            self.push("- ")
+            return
+        number = _integer(element.get("value"), number)
+        self.counters[-1] = number + 1
+        self.push(f"{_numeral(number, self.numerals[-1])}. ")
+
+    def special(self, element: Any, tag: str) -> bool:
+        """What a tag with rules of its own adds; true where nothing inside it is to be read any more."""
+        inline = self.inline
+        if tag == "br":
+            inline.append(_BREAK)
+        elif tag in _VERBATIM:
+            self.verbatim(element)
+        elif tag == "math":
+            self.formula(math_to_tex(element), element.get("display") == "block")
+        elif tag == "script":
+            kind = element.get("type") or ""
+            if kind.startswith("math/tex"):
+                self.formula(clean_tex(element.text or ""), "display" in kind)
+        elif tag == "img":
+            name = element.get("class") or ""
+            if name and ("latex" in name or "math" in name or name == "tex") and (alt := element.get("alt")):
+                self.formula(clean_tex(alt), "display" in name or "block" in name)
+        elif tag in ("sub", "sup"):
+            return self.script(element, tag)
+        elif tag == "hr":
+            if not self.in_table:
+                self.flush()
+                self.need(2)
+                self.emit(["---"])
+                self.need(2)
+        else:
+            inline.append({"code": "`", "q": "“", "rt": "("}[tag])
+            return False
+        return True
+
+    def close_special(self, element: Any) -> None:
+        tag = element.tag
+        if tag == "code":
+            # Empty code, or code that only wraps blocks which were written already, leaves no quotes behind.
+            if self.inline and self.inline[-1] == "`":
+                self.inline.pop()
+            elif self.inline:
+                self.inline.append("`")
+        elif tag == "q":
+            self.inline.append("”")
+        elif tag == "rt":
+            self.inline.append(")")
+
+    def formula(self, tex: str, displayed: bool) -> None:
+        if not tex:
+            return
+        previous = "".join(self.inline[-2:]).rstrip()
+        # Pages often carry one formula twice: as MathML and as an image of it, or as a script.
+        if previous.endswith((f"${tex}$", f"${tex}$${_BREAK}")):
+            return
+        self.inline.append(f"{_BREAK}$${tex}$${_BREAK}" if displayed else f"${tex}$")
+
+    def script(self, element: Any, tag: str) -> bool:
+        if len(element) and element.xpath("boolean(.//math|.//script|.//img|.//br|.//p|.//div)"):
+            return False
+        text = _collapsed(element.xpath("string(.)"))
+        linked = len(element) > 0 and element.find(".//a") is not None
+        before = self.inline[-1][-1:] if self.inline else ""
+        written = subscript(text, before) if tag == "sub" else superscript(text, before, linked)
+        self.inline.append(written)
+        return True
+
+    def verbatim(self, element: Any) -> None:
+        text = _preformatted(element)
+        if self.in_table:
+            self.inline.append(text)
+            return
+        self.flush()
+        if not text.strip():
+            return
+        name = f"{element.get('class') or ''} {element[0].get('class') or '' if len(element) else ''}"
+        code = element.find("code") is not None or _CODE_CLASS.search(name) is not None
+        lines = text.split("\n")
+        if code:
+            found = _LANGUAGE_CLASS.search(name)
+            fence = "```" if "```" not in text else "~~~~"
+            lines = [fence + (found[1].lower() if found else ""), *lines, fence]
+        self.need(2)
+        self.emit(lines)
+        self.need(2)
+
+    def need(self, gap: int) -> None:
+        """At least so many line breaks before the next line; the first line of a list item stays beside its mark."""
+        if not self.marks and gap > self.gap:
+            self.gap = gap
+
+    def push(self, prefix: str) -> None:
+        self.prefixes.append(prefix)
+        self.marks.append(len(self.prefixes) - 1)
+
+    def pop(self) -> None:
+        if self.prefixes:
+            self.prefixes.pop()
+            if self.marks and self.marks[-1] >= len(self.prefixes):
+                self.marks.pop()
+
+    def flush(self) -> None:
+        """The paragraph as lines: white space collapsed, `br` kept, two of them a blank line."""
+        if not self.inline:
+            return
+        text = "".join(self.inline)
+        self.inline.clear()
+        if _BREAK not in text:
+            collapsed = " ".join(text.split())
+            if collapsed and collapsed.strip("#"):
+                self.emit([collapsed])
+            return
+        lines: list[str] = []
+        for part in text.split(_BREAK):
+            line = " ".join(part.split())
+            if line or (lines and lines[-1]):
+                lines.append(line)
+        while lines and not lines[-1]:
+            lines.pop()
+        if lines and lines[0].startswith("#") and not lines[0].strip("#"):
+            lines = [f"{lines[0]} {' '.join(line for line in lines[1:] if line)}"] if len(lines) > 1 else []
+        elif lines and lines[0].startswith("#"):
+            lines = [" ".join(line for line in lines if line)]
+        if lines:
+            self.emit(lines)
+
+    def emit(self, lines: list[str]) -> None:
+        quotes = self.prefixes.count("> ")
+        if self.lines and self.gap > 1:
+            self.lines.append(("> " * min(quotes, self.quotes_before)).rstrip())
+        for line in lines:
+            if self.prefixes:
+                self.lines.append(("".join(self.prefixes[:_MOST_PREFIXES]) + line).rstrip())
+                if self.marks:
+                    for place in self.marks:
+                        mark = self.prefixes[place]
+                        if mark != "> ":
+                            self.prefixes[place] = " " * len(mark)
+                    self.marks.clear()
+            else:
+                self.lines.append(line)
+        self.gap = 1
+        self.quotes_before = quotes
+
+
+def _collapsed(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _is_first(item: Any) -> bool:
+    before = item.getprevious()
+    while before is not None and before.tag != "li":
+        before = before.getprevious()
+    return before is None
+
+
+def _preformatted(element: Any) -> str:
+    """The text exactly as it is, with the line breaks that elements inside stand for."""
+    if len(element):
+        for line_break in element.iter("br"):
+            line_break.tail = "\n" + (line_break.tail or "")
+        for block in element.iter(*_IN_PRE_BLOCKS):
+            tail = block.tail or ""
+            if not tail.startswith("\n") and not (block.xpath("string(.)")).endswith("\n"):
+                block.tail = "\n" + tail
+    text: str = element.xpath("string(.)")
+    return text.replace("\r\n", "\n").replace("\r", "\n").replace("\xa0", " ").strip("\n").rstrip()
+
+
+def _integer(value: str | None, default: int) -> int:
+    try:
+        return int(value) if value and len(value) < 9 else default
+    except ValueError:
+        return default
+
+
+def _numeral(number: int, style: str) -> str:
+    if style in ("a", "A") and number > 0:
+        letters = ""
+        while number > 0:
+            number, digit = divmod(number - 1, 26)
+            letters = chr(ord(style) + digit) + letters
+        return letters
+    if style in ("i", "I") and 0 < number < 4000:
+        roman = ""
+        for letters, value in _ROMAN + _ROMAN_SMALL:
+            count, number = divmod(number, value)
+            roman += letters * count
+        return roman.upper() if style == "I" else roman
+    return str(number)
