@@ -7,6 +7,8 @@ length of steps at worst, under two on average.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -46,17 +48,17 @@ class Permutation:
         """At which position of the shuffled order this item stands."""
         return int(self.positions(np.array([item]))[0])
 
-    def at(self, indices: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    def at(self, indices: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
         """`__call__` for an array of positions."""
         return self._walk(indices, self._keys)
 
-    def positions(self, items: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    def positions(self, items: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
         """`inverse` for an array of items."""
         # Run backwards, a Feistel network is itself with its halves swapped and its keys reversed.
         return self._walk(items, self._keys[::-1], swapped=True)
 
     def _walk(
-        self, values: npt.NDArray[np.integer], keys: list[np.uint64], swapped: bool = False
+        self, values: npt.NDArray[np.integer[Any]], keys: list[np.uint64], swapped: bool = False
     ) -> npt.NDArray[np.int64]:
         if values.size and not (int(values.min()) >= 0 and int(values.max()) < self.length):
             raise IndexError(f"index outside range({self.length})")

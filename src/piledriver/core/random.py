@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 UInt64Array = npt.NDArray[np.uint64]
-IntIndex = int | npt.NDArray[np.integer]
+IntIndex = int | npt.NDArray[np.integer[Any]]
 T = TypeVar("T")
 
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
@@ -48,7 +48,7 @@ class Stream:
 
     >>> stream = Stream(7, "shuffle")
     >>> stream.below(6, 0), stream.below(6, 1)
-    (2, 1)
+    (1, 5)
     >>> stream.below(6, 1) == Stream(7, "shuffle").below(6, 1)
     True
     """

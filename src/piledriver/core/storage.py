@@ -2,7 +2,7 @@
 
 A path without a scheme is a local file; anything with one (`s3://`, `gs://`, `memory://`, ...) goes through fsspec.
 Every write is atomic: readers see the old file or the whole new one. Locally that is write, fsync, rename, fsync of the
-folder; remotely it is fsspec's deferred commit.
+folder; remotely, upload under another name, then move.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import hashlib
 import io
 import os
 import secrets
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,9 +63,10 @@ def atomic_write(location: Location) -> Iterator[BinaryIO]:
     """
     with _named(location, "write"):
         if is_remote(location):
-            filesystem, path = _remote(location)
-            with _discarded_on_failure(filesystem.open(path, "wb", autocommit=False)) as file:
-                yield file
+            with tempfile.TemporaryFile() as buffer:
+                yield cast(BinaryIO, buffer)
+                buffer.seek(0)
+                _upload(buffer, location)
             return
         target = Path(location)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -170,14 +173,18 @@ def _remote(location: Location) -> tuple[Any, str]:
     return filesystem, path
 
 
-@contextmanager
-def _discarded_on_failure(file: Any) -> Iterator[BinaryIO]:
+def _upload(content: IO[bytes], location: Location) -> None:
+    # To a name of its own, then moved: not every file system behind a URL puts whole files, and none moves half of one.
+    filesystem, path = _remote(location)
+    partial = f"{path}.{secrets.token_hex(4)}{_PARTIAL}"
+    filesystem.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
     try:
-        yield cast(BinaryIO, file)
-        file.close()
-        file.commit()
+        with filesystem.open(partial, "wb") as file:
+            shutil.copyfileobj(content, file, _BLOCK_BYTES)
+        filesystem.mv(partial, path)
     except BaseException:
-        file.discard()
+        if filesystem.exists(partial):
+            filesystem.rm(partial)
         raise
 
 

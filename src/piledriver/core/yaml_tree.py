@@ -41,6 +41,7 @@ class Tree:
                 continue
             if here.get(name) is None:
                 here[name] = {}
+                self.origins[at] = COMMAND_LINE
             here = here[name]
             if not isinstance(here, (dict, list)):
                 raise ConfigError(

@@ -14,7 +14,7 @@ class Document(msgspec.Struct, frozen=True, gc=False):
 
     >>> document = make_document("Call me Ishmael.", source="Gutenberg (PG-19)", origin="2701.txt")
     >>> document.id, document.meta["origin"]
-    ('e6e3ffc8e9171f8ff6bc3a66f8cf39a1', '2701.txt')
+    ('7b52249588135337c95160f5467a4d37', '2701.txt')
     """
 
     text: str

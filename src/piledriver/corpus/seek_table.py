@@ -5,7 +5,8 @@ The end of a shard is two skippable zstd frames, which every zstd reader passes 
 - ours: a little-endian uint64 for each frame, the number of documents before it, then one for their total;
 - the seek table of zstd's own seekable format (contrib/seekable_format): the two sizes of each frame.
 
-So a reader finds any document from the last few bytes of the file: footer, table, binary search, one frame.
+The first frame is an empty one, in the table like the others: a file that begins with it and does not end with a table
+was cut. So a reader finds any document from the last few bytes of the file: footer, table, binary search, one frame.
 """
 
 from __future__ import annotations
@@ -18,9 +19,14 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from piledriver.core.errors import CorruptFileError
+
 _DOCUMENTS_MAGIC = 0x184D2A5D
 _SEEK_MAGIC = 0x184D2A5E
 _FOOTER_MAGIC = 0x8F92EAB1
+# An empty zstd frame with its checksum.
+FIRST_FRAME = bytes.fromhex("28b52ffd240001000099e9d851")
+
 _FOOTER = struct.Struct("<IBI")
 _HEADER = struct.Struct("<II")
 
@@ -58,8 +64,17 @@ def encode(compressed_sizes: list[int], decompressed_sizes: list[int], document_
     return _HEADER.pack(_DOCUMENTS_MAGIC, len(starts)) + starts + _HEADER.pack(_SEEK_MAGIC, len(table)) + table
 
 
-def read(file: BinaryIO) -> SeekTable | None:
-    """The seek table at the end of an open file, or None where the file has none of ours."""
+def read(file: BinaryIO, name: str) -> SeekTable | None:
+    """The seek table of an open file, or None where the file is not one of ours; ours without its table is damaged."""
+    table = _at_the_end(file)
+    file.seek(0)
+    if table is None and file.read(len(FIRST_FRAME)) == FIRST_FRAME:
+        raise CorruptFileError(f"{name} was cut: it has lost its seek table", fix="build or copy the shard again")
+    file.seek(0)
+    return table
+
+
+def _at_the_end(file: BinaryIO) -> SeekTable | None:
     end = file.seek(0, io.SEEK_END)
     if end < _FOOTER.size:
         return None

@@ -75,7 +75,7 @@ def shard_paths(*locations: storage.Location) -> list[str]:
 def count_documents(path: storage.Location) -> int:
     """How many documents a shard holds: from its seek table, or by reading it where it has none."""
     with storage.open_read(path) as file:
-        table = seek_table.read(file)
+        table = seek_table.read(file, str(path))
     return table.document_count if table is not None else sum(1 for _ in read_shards(path))
 
 
@@ -153,13 +153,12 @@ def _blocks(
     """(whole lines, path, number of the first of them) over all files, from document `start` on."""
     for path in shard_paths(*locations):
         with storage.open_read(path) as file:
-            table = seek_table.read(file) if path.endswith(".zst") else None
+            table = seek_table.read(file, path) if path.endswith(".zst") else None
             if table is None:
                 if part is not None:
                     raise UsageError(
                         f"{path} has no seek table, so it cannot be read in parts", fix="rewrite it with ShardWriter"
                     )
-                file.seek(0)
                 for lines, number in _stream_blocks(file, path, on_bad):
                     count = lines.count(b"\n")
                     if start < count:
@@ -185,6 +184,9 @@ def _table_blocks(
         first_frame, last_frame = (first_frame + frames * edge // part.count for edge in (part.index, part.index + 1))
     file.seek(int(table.compressed[first_frame]))
     for frame in range(first_frame, last_frame):
+        if table.documents[frame] == table.documents[frame + 1]:
+            file.seek(int(table.compressed[frame + 1]))
+            continue
         raw = file.read(int(table.compressed[frame + 1] - table.compressed[frame]))
         try:
             lines = decompressor.decompress(
@@ -238,12 +240,37 @@ def _stream_blocks(file: BinaryIO, path: str, on_bad: OnBad | None) -> Iterator[
 
 def _decompressed(file: BinaryIO, path: str) -> BinaryIO:
     if path.endswith(".zst"):
-        return cast(
-            BinaryIO, zstandard.ZstdDecompressor().stream_reader(file, read_size=_BLOCK_BYTES, read_across_frames=True)
-        )
+        return cast(BinaryIO, _ZstdStream(file))
     if path.endswith(".gz"):
         return cast(BinaryIO, gzip.GzipFile(fileobj=file))
     return file
+
+
+class _ZstdStream:
+    """All the frames of a zstd file as one stream; a file that ends inside a frame is an error, not a short file."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._decompressor = zstandard.ZstdDecompressor()
+        self._frame = self._decompressor.decompressobj()
+        self._begun = False
+        self._rest = b""
+
+    def read(self, size: int) -> bytes:
+        """About `size` compressed bytes' worth of content; nothing only at the end of the file."""
+        while True:
+            raw = self._rest or self._file.read(size)
+            if not raw:
+                if self._begun:
+                    raise EOFError("the file ends inside a zstd frame")
+                return b""
+            self._begun, self._rest = True, b""
+            content: bytes = self._frame.decompress(raw)
+            if self._frame.eof:
+                self._rest, self._begun = self._frame.unused_data, False
+                self._frame = self._decompressor.decompressobj()
+            if content:
+                return content
 
 
 def _after(lines: bytes, skip: int) -> bytes:

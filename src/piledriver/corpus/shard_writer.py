@@ -61,6 +61,7 @@ class ShardFileWriter:
         self._most_in_flight = 2 * threads
         self._atomic: AbstractContextManager[BinaryIO] = storage.atomic_write(path)
         self._file = self._atomic.__enter__()
+        self._append(seek_table.FIRST_FRAME, 0, 0)
 
     @property
     def bytes_so_far(self) -> int:

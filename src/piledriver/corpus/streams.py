@@ -12,11 +12,14 @@ import gzip
 import io
 import lzma
 import os
+import shutil
 import stat
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import BinaryIO, cast
 
 import zstandard
@@ -47,18 +50,24 @@ class RawStream:
     path: str | None = None
     content: BinaryIO | None = None
 
-    @property
+    @cached_property
     def file(self) -> BinaryIO:
         """The content, with one layer of compression taken off."""
         return decompressed(self.raw, self.origin)
 
-    @property
+    @cached_property
     def raw(self) -> BinaryIO:
         """The content as it is."""
         if self.content is not None:
             return self.content
         assert self.path is not None, "a stream has either a path or content"
         return open(self.path, "rb")
+
+    def close(self) -> None:
+        """Close what was opened."""
+        for name in ("file", "raw"):
+            if name in self.__dict__:
+                getattr(self, name).close()
 
 
 def raw_streams(paths: Iterable[str], wants: Wants, on_bytes: OnBytes | None = None) -> Iterator[RawStream | Refusal]:
@@ -72,7 +81,9 @@ def raw_streams(paths: Iterable[str], wants: Wants, on_bytes: OnBytes | None = N
                 yield from _archive(file, kind, origin, wants, depth=1)
         elif named or wants(os.path.basename(path)):
             # A file that the user named is read whatever it is called; in a folder the name decides.
-            yield RawStream(origin, os.path.basename(path), path)
+            stream = RawStream(origin, os.path.basename(path), path)
+            yield stream
+            stream.close()
 
 
 def local_files(paths: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
@@ -120,6 +131,7 @@ def _archive(file: BinaryIO, kind: str, origin: str, wants: Wants, depth: int) -
             inner = archive_kind(member.name)
             if wants(member.name):
                 yield member
+                member.close()
             elif inner is not None:
                 if depth >= MAX_DEPTH:
                     yield Refusal("archives nested too deeply", member.origin, f"more than {MAX_DEPTH} levels")
@@ -161,8 +173,7 @@ def _tar_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
 
 
 def _zip_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
-    seekable = file if file.seekable() else io.BytesIO(file.read())
-    with zipfile.ZipFile(seekable) as archive:
+    with zipfile.ZipFile(_sought(file)) as archive:
         for entry in archive.infolist():
             if entry.is_dir():
                 continue
@@ -183,7 +194,7 @@ def _zip_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
 def _seven_zip_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
     from piledriver.corpus.seven_zip import members
 
-    for name, content in members(file):
+    for name, content in members(_sought(file)):
         yield _member(origin, name, content)
 
 
@@ -261,8 +272,26 @@ class FileRange(io.BufferedIOBase):
         super().close()
 
 
+def _seekable(file: BinaryIO) -> bool:
+    try:
+        return file.seekable()
+    except AttributeError:
+        # Members of a tar archive that is read as a stream (Python 3.11) do not even answer.
+        return False
+
+
+def _sought(file: BinaryIO) -> BinaryIO:
+    """The same content in a file that can be sought in: zip and 7z have their directory at the end."""
+    if _seekable(file):
+        return file
+    spooled = tempfile.TemporaryFile()
+    shutil.copyfileobj(file, spooled, 1 << 20)
+    spooled.seek(0)
+    return cast(BinaryIO, spooled)
+
+
 def _peek(file: BinaryIO, size: int) -> tuple[bytes, BinaryIO]:
-    if file.seekable():
+    if _seekable(file):
         at = file.tell()
         head = file.read(size)
         file.seek(at)

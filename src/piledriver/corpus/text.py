@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 import unicodedata
 
-# Characters that no text needs: C0 and C1 controls but tab and newline, soft hyphen, byte order mark, non-characters.
-_CONTROLS = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\xad\ufeff\ufffe\uffff]")
+# Characters that no text needs: C0 controls but tab and newline, soft hyphen, byte order mark, non-characters; and the
+# C1 controls, apart, because they are what mojibake is made of until it is mended.
+_CONTROLS = re.compile("[\x00-\x08\x0e-\x1f\x7f\xad\ufeff\ufffe\uffff]")
+_C1_CONTROLS = re.compile("[\x80-\x84\x86-\x9f]")
 _ASCII_CONTROLS = re.compile("[\x00-\x08\x0e-\x1f\x7f]")
-_LINE_BREAKS = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
+_LINE_BREAKS = re.compile("\r\n?|[\x0b\x0c\u2028\u2029]")
 _TRAILING_SPACE = re.compile("[ \t\xa0]+$", re.MULTILINE)
 _BLANK_LINES = re.compile("\n{3,}")
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_HIGH_BYTES = bytes(range(128, 256))
+# What other scripts look like when read as Windows-1252: symbols inside words, long runs of accented letters.
+_NOT_WESTERN = re.compile("[a-z][¡-§©¬®-´¶¸¹»-¿×÷][a-z]|[\xc0-\xff]{4}|\ufffd")
 # What UTF-8 read as a one-byte encoding looks like: a lead byte's character, then one of a continuation byte.
 _MOJIBAKE_HINT = re.compile("[\xc2-\xf4][\x80-\xbf\u0152-\u0192\u02c6\u02dc\u2013-\u203a\u20ac\u2122]")
 
@@ -45,11 +50,21 @@ def decode(content: bytes, declared: str | None = None) -> str:
 
 
 def _detected(content: bytes) -> str | None:
+    # Detectors need no more than this to make up their minds.
+    sample = content[: 1 << 16]
+    high_bytes = len(sample) - len(sample.translate(None, _HIGH_BYTES))
+    if high_bytes >= 0.04 * len(sample) and len(sample) >= 256:
+        # Much of it is not ASCII: perhaps a script of its own, and enough of it for the thorough detector.
+        import charset_normalizer
+
+        match = charset_normalizer.from_bytes(sample).best()
+        return match.encoding if match is not None else None
+    if not _NOT_WESTERN.search(sample.decode("cp1252", "replace")):
+        return "cp1252"
     from resiliparse.parse.encoding import detect_encoding
 
-    # The detector needs no more than this to make up its mind.
-    name: str | None = detect_encoding(content[: 1 << 17])
-    return name
+    fast: str | None = detect_encoding(sample)
+    return fast
 
 
 def normalise(text: str) -> str:
@@ -62,15 +77,7 @@ def normalise(text: str) -> str:
     'café\\n\\ndoesn’t'
     """
     text = _LINE_BREAKS.sub("\n", text)
-    if text.isascii():
-        text = _ASCII_CONTROLS.sub("", text)
-    else:
-        text = _SURROGATES.sub("\ufffd", text)
-        if _MOJIBAKE_HINT.search(text):
-            text = _mended(text)
-        text = _CONTROLS.sub("", text)
-        if not unicodedata.is_normalized("NFC", text):
-            text = unicodedata.normalize("NFC", text)
+    text = _ASCII_CONTROLS.sub("", text) if text.isascii() else _unicode_form(_SURROGATES.sub("\ufffd", text))
     text = _TRAILING_SPACE.sub("", text)
     return _BLANK_LINES.sub("\n\n", text).strip("\n")
 
@@ -78,6 +85,20 @@ def normalise(text: str) -> str:
 def normalise_code(text: str) -> str:
     """Code as it is, but for what no text may hold: surrogates and NUL; line breaks as `\\n`."""
     return _SURROGATES.sub("\ufffd", text.replace("\r\n", "\n").replace("\x00", ""))
+
+
+def _unicode_form(text: str) -> str:
+    # Each step can make work for another (a composed letter can look like mojibake), so until nothing changes.
+    while True:
+        before = text
+        if not unicodedata.is_normalized("NFC", text):
+            text = unicodedata.normalize("NFC", text)
+        text = _CONTROLS.sub("", text)
+        if _MOJIBAKE_HINT.search(text):
+            text = _mended(text)
+        text = _C1_CONTROLS.sub("", text).replace("\x85", "\n")
+        if text == before:
+            return text
 
 
 def _mended(text: str) -> str:

@@ -21,6 +21,8 @@ from multiprocessing import connection
 from types import TracebackType
 from typing import Any
 
+from piledriver.core.errors import PiledriverError
+
 
 @dataclass(frozen=True)
 class Lost:
@@ -85,9 +87,17 @@ class Workers:
             if worker.pipe in ready:
                 try:
                     succeeded, result = worker.pipe.recv()
+                    if not worker.started:
+                        worker.started = True
+                        continue
                     worker.busy = None
                 except (EOFError, ConnectionError):
-                    finished[number] = Lost(task, f"the worker died ({worker.stop()})")
+                    ended = worker.stop()
+                    if not worker.started:
+                        raise PiledriverError(
+                            f"a worker process could not start ({ended})", fix="see its error above"
+                        ) from None
+                    finished[number] = Lost(task, f"the worker died ({ended})")
                     self._workers[position] = self._start()
                     continue
                 if not succeeded:
@@ -111,6 +121,7 @@ class _Worker:
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()
         self.pipe = connection.Connection(ours.detach())
+        self.started = False
         self.busy: tuple[int, Any] | None = None
         self.deadline = 0.0
 
@@ -143,6 +154,7 @@ def serve(descriptor: int, target: str, memory_bytes: int) -> None:
     module, _, attribute = target.partition(":")
     run: Callable[[Any], Any] = getattr(importlib.import_module(module), attribute)
     pipe = connection.Connection(descriptor)
+    pipe.send((True, "started"))
     while True:
         try:
             task = pipe.recv()

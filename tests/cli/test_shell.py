@@ -1,0 +1,109 @@
+"""The shell around every verb: help, exit codes, one-line errors, what is imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from piledriver.cli.main import VERBS, build_parser, main
+
+
+def piledriver(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "piledriver.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["corpus", "--help"], ["corpus", "extract", "--help"], ["--version"]]
+)
+def test_help_and_corpus_never_import_torch(arguments: list[str]) -> None:
+    code = (
+        "import sys; from piledriver.cli.main import main; code = main(sys.argv[1:]); "
+        "heavy = {'torch', 'numpy', 'pandas', 'transformers'} & set(sys.modules); "
+        "print('heavy:', sorted(heavy)); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("heavy: []\n")
+
+
+def test_importing_the_package_imports_no_torch() -> None:
+    code = "import piledriver, sys; assert 'torch' not in sys.modules; print(piledriver.__version__)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["crops"], "did you mean 'corpus'?"),
+        (["corpus", "extrct"], "did you mean 'extract'?"),
+        (["corpus", "extract"], "required"),
+        (["corpus", "extract", "txt2", "x", "-o", "y.jsonl.zst"], "unknown source"),
+        (["corpus", "extract", "text", "/nowhere/at/all", "-o", "y.jsonl.zst"], "/nowhere/at/all does not exist"),
+        (["corpus", "extract", "text", "x", "-o", "y.jsonl.zst", "--workers", "0"], "positive"),
+        (["env", "--jsn"], "--jsn"),
+        ([], "COMMAND"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(arguments: list[str], said: str, tmp_path: Path) -> None:
+    done = piledriver(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert os.listdir(tmp_path) == []
+
+
+def test_other_errors_are_one_line_and_exit_code_1(tmp_path: Path) -> None:
+    (tmp_path / "broken.jsonl").write_text("not json\n")
+    done = piledriver("corpus", "show", "broken.jsonl", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "broken.jsonl: document 0" in done.stderr
+    assert "Fix:" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "Traceback" in piledriver("corpus", "show", "broken.jsonl", "--debug", cwd=tmp_path).stderr
+
+
+def test_every_verb_configures_and_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in VERBS:
+        build_parser([verb])
+        assert main([verb, "--help"]) == 0
+        assert capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_env_says_what_was_detected_and_why() -> None:
+    facts = json.loads(piledriver("env", "--json").stdout)
+    assert facts["versions"]["torch"][0].isdigit()
+    assert "(" in facts["accelerator"]["device"] or facts["accelerator"]["device"] != "cpu"
+
+
+def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "many.jsonl").write_text('{"text": "hello"}\n' * 20_000)
+    command = f"{sys.executable} -m piledriver.cli.main corpus show many.jsonl --limit 20000 | head -1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_nothing_half_written_and_says_how_to_go_on(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for i in range(4000):
+        (raw / f"{i}.txt").write_text(f"document {i}\n" * 2000)
+    command = [sys.executable, "-m", "piledriver.cli.main", "corpus", "extract", "text", "raw", "-o", "out/o.jsonl.zst"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        while not (tmp_path / "out").exists():
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate()
+    assert process.returncode == 130
+    assert "Run the same command again" in said
+    assert os.listdir(tmp_path / "out") == []

@@ -1,0 +1,26 @@
+"""What every test shares."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+# Several workers share the machine; property tests keep their findings reproducible instead of timing out.
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "piledriver", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("piledriver")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Fast tests first: a broken rule shows in seconds, not after the crashes and the processes."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread_each() -> None:
+    # Worker processes inherit it: many small processes on few cores must not fight for threads.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from piledriver.corpus.text import decode, normalise, normalise_code
+
+
+@given(st.text())
+def test_normalising_twice_changes_nothing_more(text: str) -> None:
+    once = normalise(text)
+    assert normalise(once) == once
+    once.encode("utf-8")
+
+
+@given(st.binary())
+def test_any_bytes_decode(content: bytes) -> None:
+    decode(content).encode("utf-8", "surrogatepass")
+
+
+@pytest.mark.parametrize(
+    "encoding", ["utf-8", "utf-16", "utf-8-sig", "cp1252", "cp1250", "shift_jis", "koi8-r", "gb18030"]
+)
+def test_real_encodings_are_recognised(encoding: str) -> None:
+    text = {
+        "cp1250": "Příliš žluťoučký kůň úpěl ďábelské ódy. Dnes je hezky a půjdeme ven. " * 5,
+        "shift_jis": "これは日本語の文章です。今日は天気がいいですね。東京は日本の首都です。" * 5,
+        "koi8-r": "Это русский текст, который должен быть распознан правильно. Москва столица России. " * 5,
+        "gb18030": "这是一个中文文本。北京是中国的首都。今天天气很好，我们去公园玩。" * 5,
+    }.get(encoding, "Naïve café – “quoted” résumé. " * 5)
+    assert decode(text.encode(encoding)) == text
+
+
+def test_controls_line_breaks_and_blank_lines_are_put_in_one_form() -> None:
+    assert normalise("a\r\nb\rc\x0bd\u2028e") == "a\nb\nc\nd\ne"
+    assert normalise("a \t\n\n\n\n\nb\x00\x7f\xadc\ufeff") == "a\n\nbc"
+    assert normalise("fu\u0308r") == "für"
+    assert normalise("schÃ¶n and cafÃ©, itâ€™s") == "schön and café, it’s"
+    assert normalise("NÃO É PERMITIDO EM SÃO PAULO") == "NÃO É PERMITIDO EM SÃO PAULO"
+
+
+def test_code_is_left_alone() -> None:
+    assert normalise_code("a\r\n\tb  \n\n\n\n\x0cc\x00") == "a\n\tb  \n\n\n\n\x0cc"

@@ -1,0 +1,99 @@
+"""The pool: order kept, crashes and hangs reported and survived, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from piledriver.core.errors import PiledriverError
+from piledriver.corpus.workers import Lost, Workers
+
+pytestmark = pytest.mark.slow
+TARGET = "tests.corpus.test_workers:act"
+
+
+def act(task: tuple[str, int]) -> int:
+    """What the workers of these tests run."""
+    kind, number = task
+    if kind == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "hang":
+        while True:
+            time.sleep(1)
+    if kind == "raise":
+        raise ValueError("no")
+    if kind == "slow":
+        time.sleep(0.05 * (number % 3))
+    if kind == "memory":
+        return len(bytearray(8 << 30))
+    return number
+
+
+def test_results_come_in_the_order_of_the_tasks() -> None:
+    with Workers(2, TARGET) as pool:
+        assert list(pool.map(("slow", i) for i in range(20))) == list(range(20))
+
+
+def test_a_worker_that_dies_costs_its_task_alone() -> None:
+    tasks = [("die" if i % 4 == 1 else "echo", i) for i in range(8)]
+    with Workers(2, TARGET) as pool:
+        results = list(pool.map(tasks))
+    assert [result for result in results if not isinstance(result, Lost)] == [0, 2, 3, 4, 6, 7]
+    assert all("SIGKILL" in result.why for result in results if isinstance(result, Lost))
+
+
+def test_a_worker_that_hangs_is_ended() -> None:
+    with Workers(2, TARGET, task_seconds=2) as pool:
+        results = list(pool.map([("echo", 0), ("hang", 1), ("echo", 2)]))
+    assert [results[0], results[2]] == [0, 2]
+    assert isinstance(results[1], Lost)
+    assert "longer than 2 s" in results[1].why
+
+
+def test_an_exception_comes_back_and_memory_is_bounded() -> None:
+    with Workers(1, TARGET) as pool, pytest.raises(ValueError, match="no"):
+        list(pool.map([("raise", 0)]))
+    with Workers(1, TARGET) as pool, pytest.raises(MemoryError):
+        list(pool.map([("memory", 0)]))
+
+
+def test_workers_that_cannot_start_are_an_error_not_a_loss() -> None:
+    with Workers(1, "no.such.module:x") as pool, pytest.raises(PiledriverError, match="could not start"):
+        list(pool.map([1, 2]))
+
+
+def test_workers_end_when_their_parent_is_killed() -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {os.getcwd()!r})
+from piledriver.core.errors import PiledriverError
+from piledriver.corpus.workers import Workers
+pool = Workers(2, "os.path:basename")
+print(*[w.process.pid for w in pool._workers], flush=True)
+list(pool.map(["a"]))
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        parent.kill()
+    for _ in range(100):
+        if not any(_running(pid) for pid in pids):
+            return
+        time.sleep(0.1)
+    raise AssertionError("workers outlive their parent")
+
+
+def _running(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
