@@ -1,0 +1,167 @@
+"""An optimizer's saved state, matched by parameter name, into one that may hold other shards or layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import empty as empty_dtensor
+
+from piledriver.checkpoint import tree
+from piledriver.checkpoint.names import named_parameters_of
+from piledriver.checkpoint.snapshot import Snapshot
+
+Placed = tuple[int, int, str, torch.Tensor]
+"""Group, position, name, parameter."""
+
+
+@dataclass(frozen=True)
+class OptimizerMatch:
+    """What will be read, and the call that hands it over."""
+
+    reads: list[tuple[str, torch.Tensor]]
+    finish: Callable[[], None]
+    matched: list[str]
+    missing: list[str]
+    unexpected: list[str]
+
+
+def match_optimizer(
+    optimizer: Any, parameter_names: Mapping[int, str], saved: tree.Json, snapshot: Snapshot
+) -> OptimizerMatch:
+    """Match by name; targets are allocated like the parameters, so that each rank reads only its own part."""
+    current = list(named_parameters_of(optimizer, parameter_names))
+    groups = [dict(tree.pairs(group)) for group in saved["param_groups"]]
+    states = dict(tree.pairs(saved["state"]))
+    if any(isinstance(name, int) for group in groups for name in group["params"]):
+        groups, states = _by_name(groups, states, [name for _, _, name, _ in current])
+    group_of = {name: number for number, group in enumerate(groups) for name in group["params"]}
+    saved_shapes = _model_shapes(snapshot)
+    reads: list[tuple[str, torch.Tensor]] = []
+    loaded: dict[int, dict[str, Any]] = {}
+    matched: list[str] = []
+    missing: list[str] = []
+    for _, position, name, parameter in current:
+        existing = optimizer.state.get(parameter, {})
+        # The state of a weight that has another shape now cannot be used; the model's report names that weight.
+        if name not in group_of or saved_shapes.get(name, tuple(parameter.shape)) != tuple(parameter.shape):
+            missing += [name] if name not in group_of else []
+            loaded[position] = dict(existing)
+        elif name in states:
+            loaded[position] = {
+                key: tree.rebuild(value, _target(key, parameter, existing, snapshot, reads))
+                for key, value in tree.pairs(states[name])
+            }
+            matched.append(name)
+
+    options = [
+        _options(number, group, current, groups, group_of, snapshot, reads) for number, group in _groups(optimizer)
+    ]
+    rest = {
+        key: tree.rebuild(value, _like(None, snapshot, reads))
+        for key, value in tree.pairs(saved)
+        if key not in ("state", "param_groups")
+    }
+
+    def finish() -> None:
+        optimizer.load_state_dict({**rest, "state": loaded, "param_groups": options})
+        _keep_dtypes(optimizer, current, loaded)
+
+    unexpected = sorted(set(group_of) - {name for _, _, name, _ in current})
+    return OptimizerMatch(reads, finish, matched, missing, unexpected)
+
+
+def _groups(optimizer: Any) -> list[tuple[int, dict[str, Any]]]:
+    return list(enumerate(optimizer.param_groups))
+
+
+def _options(
+    number: int,
+    group: Mapping[str, Any],
+    current: list[Placed],
+    groups: list[dict[str, Any]],
+    group_of: Mapping[str, int],
+    snapshot: Snapshot,
+    reads: list[tuple[str, torch.Tensor]],
+) -> dict[str, Any]:
+    """A group's options (learning rate, betas, ...) from the saved group that held its parameters."""
+    members = [(position, name) for in_group, position, name, _ in current if in_group == number]
+    source = next((group_of[name] for _, name in members if name in group_of), None)
+    options = {key: value for key, value in group.items() if key != "params"}
+    for key, value in groups[source].items() if source is not None else ():
+        if key not in ("params", "param_names"):
+            options[key] = tree.rebuild(value, _like(group.get(key), snapshot, reads))
+    return {**options, "params": [position for position, _ in members]}
+
+
+def _like(example: Any, snapshot: Snapshot, reads: list[tuple[str, torch.Tensor]]) -> tree.GetTensor:
+    """Where an option is a tensor (a capturable learning rate), one on the same device."""
+
+    def get(found: Mapping[str, Any]) -> torch.Tensor:
+        entry = snapshot.catalog[found["key"]]
+        device = example.device if isinstance(example, torch.Tensor) else "cpu"
+        reads.append((found["key"], torch.empty(entry.shape, dtype=entry.dtype, device=device)))
+        return reads[-1][1]
+
+    return get
+
+
+def _keep_dtypes(optimizer: Any, current: list[Placed], loaded: Mapping[int, Mapping[str, Any]]) -> None:
+    # torch casts states to the parameter's dtype; a float32 state of a bfloat16 weight has to stay what it was.
+    for _, position, _, parameter in current:
+        for key, value in loaded.get(position, {}).items():
+            now = optimizer.state[parameter].get(key)
+            if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and now.dtype != value.dtype:
+                optimizer.state[parameter][key] = value.to(now.device)
+
+
+def _target(
+    key: str,
+    parameter: torch.Tensor,
+    existing: Mapping[str, Any],
+    snapshot: Snapshot,
+    reads: list[tuple[str, torch.Tensor]],
+) -> tree.GetTensor:
+    def get(found: Mapping[str, Any]) -> torch.Tensor:
+        entry = snapshot.catalog[found["key"]]
+        present = existing.get(key)
+        made: torch.Tensor
+        if isinstance(present, torch.Tensor) and tuple(present.shape) == entry.shape and present.dtype == entry.dtype:
+            made = present
+        elif tuple(parameter.shape) == entry.shape and entry.shape:
+            made = torch.empty_like(parameter, dtype=entry.dtype, requires_grad=False)
+        elif isinstance(parameter, DTensor) and entry.shape:
+            # A factor of the weight (Adafactor's rows and columns): the same everywhere.
+            mesh = parameter.device_mesh
+            made = empty_dtensor(
+                *entry.shape, dtype=entry.dtype, device_mesh=mesh, placements=[Replicate()] * mesh.ndim
+            )
+        else:
+            # Step counts stay on the host unless the optimizer is fused or capturable, which torch's load sees to.
+            made = torch.empty(entry.shape, dtype=entry.dtype, device="cpu" if key == "step" else parameter.device)
+        reads.append((found["key"], made))
+        return made
+
+    return get
+
+
+def _by_name(
+    groups: list[dict[str, Any]], states: Mapping[Any, tree.Json], current: list[str]
+) -> tuple[list[dict[str, Any]], dict[Any, tree.Json]]:
+    """torch's own numbering, read in the order of the optimizer that is being loaded."""
+    numbers = [number for group in groups for number in group["params"]]
+    name_of = {number: current[i] if i < len(current) else f"parameter {number}" for i, number in enumerate(numbers)}
+    named = [{**group, "params": [name_of[number] for number in group["params"]]} for group in groups]
+    return named, {name_of.get(number, str(number)): state for number, state in states.items()}
+
+
+def _model_shapes(snapshot: Snapshot) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for index, model in enumerate(snapshot.shared.get("models", [])):
+        for name, found in tree.pairs(model):
+            for key in tree.tensor_keys(found):
+                shapes[name if index == 0 else f"{index}:{name}"] = snapshot.catalog[key].shape
+    return shapes

@@ -1,0 +1,74 @@
+"""Reading other people's pickles without running them.
+
+`load_weights` is torch's `weights_only` reader with the few NumPy names that random states need. `attributes_of` goes
+further for whole pickled objects (Accelerate pickles a sampler): every class in the file becomes an inert shell that
+only remembers its attributes, so no code of the file's choosing can run.
+"""
+
+from __future__ import annotations
+
+import _codecs
+import importlib
+import io
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from piledriver.checkpoint.errors import UntrustedFileError
+
+_DTYPES = ("Bool", "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64", "Float32", "Float64")
+
+
+def load_weights(path: Path) -> Any:
+    """A `torch.save` file that may hold tensors, containers, numbers and NumPy arrays, and nothing that runs."""
+    multiarray: Any = importlib.import_module("numpy._core.multiarray")
+    allowed: list[Any] = [np.ndarray, np.dtype, multiarray._reconstruct, multiarray.scalar]
+    allowed += [getattr(np.dtypes, f"{name}DType") for name in _DTYPES]
+    # NumPy's pickles of raw bytes name codecs.encode, which only turns text into bytes.
+    allowed += [_codecs.encode]
+    # Files from NumPy 1 name the same function by its old path.
+    renamed = (multiarray._reconstruct, "numpy.core.multiarray._reconstruct")
+    try:
+        with torch.serialization.safe_globals([*allowed, renamed]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = next((line for line in str(error).splitlines() if "GLOBAL" in line), str(error).splitlines()[0])
+        raise UntrustedFileError(
+            f"{path} was not read, because it holds more than tensors and plain values: {reason.strip()}",
+            fix="save it again as safetensors, or convert it yourself if you trust it",
+        ) from error
+
+
+class Inert:
+    """What is left of an object of any class: its attributes."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, dict):
+            self.__dict__.update({str(key): value for key, value in state.items()})
+
+
+class _Shells(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return Inert
+
+    def persistent_load(self, pid: Any) -> Any:
+        return Inert()
+
+
+def attributes_of(path: Path) -> dict[str, Any]:
+    """The plain attributes (numbers and text) of the one object that a `torch.save` file holds."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            name = next(entry for entry in archive.namelist() if entry.endswith("/data.pkl"))
+            found = _Shells(io.BytesIO(archive.read(name))).load()
+    except (zipfile.BadZipFile, StopIteration, pickle.UnpicklingError, EOFError, TypeError, AttributeError) as error:
+        raise UntrustedFileError(f"{path} cannot be read without running it: {error}") from error
+    fields = found if isinstance(found, dict) else vars(found)
+    return {key: value for key, value in fields.items() if isinstance(value, int | float | str | bool | None)}
