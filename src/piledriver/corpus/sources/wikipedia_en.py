@@ -1,0 +1,218 @@
+"""Wikipedia: MediaWiki XML dumps, plain, compressed or multistream, and single pages of wikitext."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Literal, cast
+
+from piledriver.corpus.document import Document, Refusal
+from piledriver.corpus.source import Found, Piece, Source, each, ends_with
+from piledriver.corpus.streams import FileRange, RawStream, decompressed
+from piledriver.corpus.text import decode
+from piledriver.corpus.wikitext.convert import ENGLISH, to_text
+from piledriver.corpus.wikitext.dump import Page, pages, read_page, read_site
+from piledriver.corpus.wikitext.multistream import is_multistream, stream_ranges
+from piledriver.corpus.wikitext.site import Site
+
+RANGE_BYTES = 1 << 24
+BATCH_BYTES = 1 << 22
+_HEAD_BYTES = 1 << 16
+# The date on which the text of Wikipedia went from version 3.0 to 4.0 of its licence.
+_NEW_LICENCE = "2023-06-07"
+
+_REDIRECT = re.compile(r"\s*#\s*[^\W\d]+\s*:?\s*\[\[")
+_DISAMBIGUATION = re.compile(
+    r"\{\{\s*(?:disambig(?:uation)?|dab|disamb|hndis|geodis|place name disambiguation|human name disambiguation|"
+    r"hospital disambiguation|letter-number ?combdisambig|mathdab|numberdis|roaddis|schooldis|school disambiguation|"
+    r"shipindex|airport disambig(?:uation)?|callsigndis|genus disambiguation|species latin name disambiguation|"
+    r"begriffsklärung|homonymie|desambiguação|desambiguación|disambigua|doorverwijzing|неоднозначность)"
+    r"(?:[ -](?:cleanup|geo|name))?\s*[|}]",
+    re.IGNORECASE,
+)
+
+_named_like_a_page = ends_with(".xml", ".wikitext", ".mediawiki", ".wiki", ".txt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """How the bytes of a piece are to be read."""
+
+    kind: Literal["range", "pages", "wikitext"]
+    site: Site = ENGLISH
+    length: int = 0
+
+
+def wants(name: str) -> bool:
+    """Dumps and pages, but not the index, the list of titles or the sums that are published beside a dump."""
+    lowered = name.lower()
+    return _named_like_a_page(name) and not any(
+        word in lowered for word in ("-index", "sums.txt", "abstract", "titles")
+    )
+
+
+def split(stream: RawStream) -> Iterator[Piece | Refusal]:
+    """A dump in parts: ranges of a plain file, runs of bzip2 streams, or batches of pages that were read here."""
+    opened = stream.file
+    try:
+        head = opened.read(_HEAD_BYTES)
+        if b"<mediawiki" not in head[:4096] and b"<page>" not in head:
+            content = head + opened.read(1 << 26)
+            yield Piece(stream.origin, data=content, extra=_Part(kind="wikitext"))
+            return
+        site = read_site(head)
+        if stream.path is not None:
+            size = os.path.getsize(stream.path)
+            with open(stream.path, "rb") as raw:
+                compressed = raw.read(_HEAD_BYTES) != head
+            if not compressed:
+                # Named by its range alone: each worker finds the first page in it by itself.
+                for offset in range(0, size, RANGE_BYTES):
+                    part = _Part(kind="range", site=site, length=RANGE_BYTES)
+                    yield Piece(stream.origin, path=stream.path, offset=offset, extra=part)
+                return
+            if is_multistream(stream.path):
+                part = _Part(kind="pages", site=site)
+                for offset, length in stream_ranges(stream.path, size, BATCH_BYTES // 2):
+                    yield Piece(stream.origin, path=stream.path, offset=offset, length=length, extra=part)
+                return
+        yield from _batches(_Joined(head, opened), stream.origin, _Part(kind="pages", site=site))
+    finally:
+        opened.close()
+
+
+def _batches(opened: _Joined, origin: str, part: _Part) -> Iterator[Piece | Refusal]:
+    batch: list[bytes] = []
+    batched = 0
+    try:
+        for page in pages(cast(BinaryIO, opened), origin):
+            if isinstance(page, Refusal):
+                yield page
+                continue
+            batch.append(page)
+            batched += len(page)
+            if batched >= BATCH_BYTES:
+                yield Piece(origin, data=b"".join(batch), extra=part)
+                batch, batched = [], 0
+    except (OSError, EOFError, ValueError) as error:
+        yield Refusal("damaged file", origin, f"{type(error).__name__}: {error}")
+    if batch:
+        yield Piece(origin, data=b"".join(batch), extra=part)
+
+
+class _Joined:
+    """The head of a stream that was looked at, and the rest of it."""
+
+    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+        self._head, self._rest = head, rest
+
+    def read(self, size: int) -> bytes:
+        head, self._head = self._head, b""
+        return head or self._rest.read(size)
+
+
+def documents(piece: Piece) -> Iterator[Found]:
+    """Every article in a piece."""
+    part: _Part = piece.extra
+    if part.kind == "wikitext":
+        yield _single(piece)
+        return
+    if part.kind == "range":
+        assert piece.path is not None
+        opened = cast(BinaryIO, FileRange(piece.path, piece.offset, None))
+        limit: int | None = part.length
+    elif piece.data is not None:
+        opened, limit = piece.open_raw(), None
+    else:
+        opened, limit = _bzip2(piece), None
+    with opened:
+        for raw in pages(opened, piece.origin, limit):
+            if isinstance(raw, Refusal):
+                yield raw
+            else:
+                yield article(raw, piece.origin, part.site)
+
+
+def _bzip2(piece: Piece) -> BinaryIO:
+    return decompressed(piece.open_raw(), piece.origin)
+
+
+def article(raw: bytes, origin: str, site: Site) -> Found:
+    """One page of a dump, or why it is not taken."""
+    try:
+        page = read_page(raw)
+    except ValueError as error:
+        return Refusal("malformed page", origin, str(error))
+    where = f"{origin}#{page.id}"
+    reason = _why_not(page)
+    if reason is not None:
+        return Refusal(reason, where, page.title)
+    text = to_text(page.wikitext, site, page.title)
+    if not text:
+        return Refusal("no text", where, page.title)
+    licence = "CC-BY-SA-4.0" if page.timestamp[:10] >= _NEW_LICENCE else "CC-BY-SA-3.0"
+    meta: dict[str, Any] = {"origin": where, "licence": licence, "title": page.title, "page_id": page.id}
+    meta |= {"revision_id": page.revision, "timestamp": page.timestamp, "language": site.language}
+    if site.url:
+        meta["url"] = site.url + page.title.replace(" ", "_")
+    return Document(f"{page.title}\n\n{text}", meta={key: value for key, value in meta.items() if value})
+
+
+def _why_not(page: Page) -> str | None:
+    if page.namespace != 0:
+        return "not an article"
+    if page.redirect or _REDIRECT.match(page.wikitext[:200]):
+        return "redirect"
+    if page.model and page.model != "wikitext":
+        return "not wikitext"
+    return "disambiguation page" if is_disambiguation(page.title, page.wikitext) else None
+
+
+def is_disambiguation(title: str, wikitext: str) -> bool:
+    """Whether a page only says which pages a name may mean."""
+    return title.endswith("(disambiguation)") or _DISAMBIGUATION.search(wikitext) is not None
+
+
+def _single(piece: Piece) -> Found:
+    wikitext = decode(piece.read())
+    if "<" not in wikitext and "&lt;ref" in wikitext:
+        # Cut out of a dump without its escapes being taken off.
+        wikitext = wikitext.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", '"').replace("&amp;", "&")
+    title = os.path.splitext(os.path.basename(piece.origin.rpartition("!")[2]))[0].replace("_", " ")
+    if _REDIRECT.match(wikitext[:200]):
+        return Refusal("redirect", piece.origin)
+    if is_disambiguation(title, wikitext):
+        return Refusal("disambiguation page", piece.origin)
+    text = to_text(wikitext, title=title)
+    if not text:
+        return Refusal("no text", piece.origin)
+    return Document(f"{title}\n\n{text}", meta={"origin": piece.origin, "licence": "CC-BY-SA-4.0", "title": title})
+
+
+SOURCE = Source(
+    slug="wikipedia-en",
+    name="Wikipedia (en)",
+    title="encyclopedia articles",
+    raw_format=(
+        "MediaWiki XML dump (pages-articles), plain, .bz2, multistream .bz2, .gz, .zst; or single wikitext files"
+    ),
+    licence="CC-BY-SA-4.0",
+    consent="author",
+    treatment=(
+        "Title, blank line, text, as in the original; the newest revision in the dump. Our own converter keeps "
+        "headings, paragraphs, lists, table rows, formulas (LaTeX between dollar signs), code and templates that "
+        "stand for words (languages, dates, measures, quotations, works in bibliographies); it leaves out "
+        "references, pictures with their captions, galleries, infoboxes, navigation, categories and links to "
+        "other languages, and headings with nothing under them. Refused with their reason: redirects, pages "
+        "outside the article namespace, disambiguation pages, pages in other content models, empty pages. The "
+        "licence is that of the revision's date (3.0, and 4.0 since 2023-06-07). Multistream files are cut at "
+        "their streams and plain ones at byte ranges, which workers read themselves. Measures are not converted "
+        "and ages not computed: only what editors wrote is shown."
+    ),
+    citation="Wikipedia contributors; tfds wikipedia/20200301.en in The Pile (arXiv:2101.00027)",
+    wants=wants,
+    pieces=each(split),
+    documents=documents,
+)

@@ -1,0 +1,90 @@
+"""Measures in templates: the number and the unit that the editor wrote; the converted one is left out."""
+
+from __future__ import annotations
+
+import re
+
+_NUMBER = re.compile(r"[-+−–±]?[.,]?\d[\d.,/+⁄ e-]{0,40}")
+_RANGE_WORDS = {
+    "-": "–", "–": "–", "to": " to ", "and": " and ", "or": " or ", "by": " by ", "x": " × ", "×": " × ",
+    "to(-)": " to ", "+/-": " ± ", "±": " ± ", "and(-)": " and ", "xx": " × ", "*": " × ", "to about": " to about ",
+    "/": "/", "&": " & ",
+}  # fmt: skip
+_UNITS = {
+    "km2": "km²", "m2": "m²", "mi2": "sq mi", "sqmi": "sq mi", "ft2": "sq ft", "sqft": "sq ft", "sqkm": "km²",
+    "cm2": "cm²", "in2": "sq in", "m3": "m³", "cm3": "cm³", "km3": "km³", "ft3": "cu ft", "cuft": "cu ft",
+    "cuin": "cu in", "cumi": "cu mi", "c": "°C", "f": "°F", "k": "K", "kph": "km/h", "kmh": "km/h", "m/s2": "m/s²",
+    "ftin": "ft", "acre": "acres", "mile": "miles", "foot": "feet", "inch": "inches", "ha": "ha", "hp": "hp",
+    "lbf": "lbf", "l": "L", "usgal": "US gal", "impgal": "imp gal", "/km2": "/km²", "/sqkm": "/km²", "/sqmi": "/sq mi",
+    "pd/sqmi": "/sq mi", "pd/km2": "/km²", "oz": "oz", "long ton": "long tons", "st": "st", "nmi": "nmi", "kn": "kn",
+}  # fmt: skip
+
+
+def unit_name(unit: str) -> str:
+    """A unit as it is printed."""
+    return _UNITS.get(unit.lower() if unit not in ("K",) else "k", unit)
+
+
+def convert_to_text(arguments: list[str]) -> str:
+    """`{{convert|5|to|10|km|mi}}`: the values with the unit they were given in.
+
+    >>> convert_to_text(["5", "to", "10", "km2", "sqmi"]), convert_to_text(["6", "ft", "2", "in", "m"])
+    ('5 to 10 km²', '6 ft 2 in')
+    """
+    shown = ""
+    at = 0
+    while at < len(arguments):
+        argument = arguments[at]
+        if argument in _RANGE_WORDS and shown:
+            shown += _RANGE_WORDS[argument]
+        elif _NUMBER.fullmatch(argument):
+            if at + 1 < len(arguments) and arguments[at + 1] in _RANGE_WORDS:
+                shown += argument
+            else:
+                unit = arguments[at + 1] if at + 1 < len(arguments) else ""
+                shown += (
+                    f"{argument} {unit_name(unit)}".strip() if not unit.startswith("/") else argument + unit_name(unit)
+                )
+                following = arguments[at + 2] if at + 2 < len(arguments) else ""
+                # `6|ft|2|in`: the second half of the same measure, unless it is the rounding of the conversion.
+                pair = (unit, arguments[at + 3] if at + 3 < len(arguments) else "")
+                if _NUMBER.fullmatch(following) and pair in _PAIRS:
+                    return f"{shown} {following} {unit_name(pair[1])}"
+                return shown
+        elif not shown:
+            return argument
+        at += 1
+    return shown
+
+
+_PAIRS = {
+    ("ft", "in"),
+    ("lb", "oz"),
+    ("st", "lb"),
+    ("mi", "ch"),
+    ("mi", "yd"),
+    ("yd", "ft"),
+    ("m", "cm"),
+    ("long ton", "cwt"),
+}
+
+
+def height_to_text(named: dict[str, str]) -> str:
+    """`{{height|ft=5|in=3}}`."""
+    if "m" in named:
+        return f"{named['m']} m"
+    if "cm" in named:
+        return f"{named['cm']} cm"
+    return " ".join(f"{named[unit]} {unit}" for unit in ("ft", "in") if named.get(unit))
+
+
+def value_to_text(arguments: list[str], named: dict[str, str]) -> str:
+    """`{{val|1.5|0.1|e=6|u=km}}`."""
+    numbers = [value for value in arguments if value]
+    if not numbers:
+        return ""
+    shown = numbers[0] + (f" ± {numbers[1]}" if len(numbers) > 1 else "")
+    if named.get("e"):
+        shown += f"×10^{named['e']}"
+    unit = named.get("u") or named.get("ul") or ""
+    return f"{shown} {unit}".strip() + named.get("p-", "")
