@@ -1,0 +1,240 @@
+"""Where a module stands during one call: its place in the variables, its names, its random streams.
+
+A `Context` lives for one `init` or `apply`; a `Frame` is one module's place in it. Both are private to the call, which
+is what makes `apply` pure: whatever a module writes goes to the context and comes back as a new tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from piledriver.functional.errors import (
+    ImmutableCollectionError,
+    InvalidNameError,
+    MissingCollectionError,
+    MissingKeyError,
+    MissingVariableError,
+    NameInUseError,
+    ParameterShapeError,
+)
+from piledriver.functional.keys import Key, fold_in
+from piledriver.functional.tree import Path, Tree, unflatten
+
+Axes = tuple[str | None, ...]
+Place = tuple[str, Path]
+
+
+class Initialiser(Protocol):
+    """Makes a parameter from a key and a shape alone."""
+
+    def __call__(self, key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The initial value."""
+        ...
+
+
+class Store(Protocol):
+    """Where a frame finds its values by name: the dict inside a `Tree`, or an `nn.Module`."""
+
+    def get(self, name: str, default: Any = None, /) -> Any:
+        """The value or the store below, None where there is none."""
+        ...
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A variable that a module declared while its shapes were inferred: everything needed to make it."""
+
+    collection: str
+    path: Path
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    axes: Axes | None
+    make: Callable[[Key, torch.device], Tensor]
+
+
+class Context:
+    """What one `init` or `apply` shares among its modules."""
+
+    __slots__ = ("declared", "device", "hook", "mutable", "rngs", "sharding", "stores", "written")
+
+    def __init__(
+        self,
+        stores: Mapping[str, Store],
+        rngs: Mapping[str, Key],
+        mutable: frozenset[str] | None = frozenset(),
+        *,
+        declared: dict[Place, Declaration] | None = None,
+        device: torch.device | None = None,
+        hook: Any = None,
+        sharding: Any = None,
+    ) -> None:
+        self.stores = stores
+        self.rngs = rngs
+        self.mutable = mutable  # None: every collection
+        self.written: dict[Place, Any] = {}
+        self.declared = declared  # not None: shapes are being inferred
+        self.device = device
+        self.hook = hook
+        self.sharding = sharding
+
+    def is_mutable(self, collection: str) -> bool:
+        """Whether the caller takes new values of this collection back."""
+        return self.mutable is None or collection in self.mutable
+
+    def updated(self, variables: Mapping[str, Any]) -> Tree:
+        """The mutable collections with what was written."""
+        collections = {name: tree for name, tree in variables.items() if self.is_mutable(name)}
+        fresh = {(collection, *path): value for (collection, path), value in self.written.items()}
+        return Tree(collections).merge(unflatten(fresh))
+
+
+class Frame:
+    """One module's place in a context."""
+
+    __slots__ = ("context", "depth", "draws", "name", "names", "params", "parent", "prefix")
+
+    def __init__(self, context: Context, parent: Frame | None, name: str, prefix: Path = ()) -> None:
+        self.context = context
+        self.parent = parent
+        self.name = name
+        self.prefix = prefix  # of a root inside a lifted transform: where that transform stands
+        self.names: set[str] = set()
+        self.depth = 0
+        self.draws: dict[str, int] | None = None
+        above = context.stores.get("params") if parent is None else parent.params
+        self.params = above if parent is None or above is None else below(above, name)
+
+    @property
+    def path(self) -> Path:
+        """The way from the root; built only when a message, a write or a key needs it."""
+        return self.prefix if self.parent is None else (*self.parent.path, self.name)
+
+    def claim(self, kind: str, name: str) -> None:
+        """Take a name for this call."""
+        if name in self.names:
+            raise NameInUseError(kind, name, self.path)
+        if not isinstance(name, str) or not name or "." in name:
+            raise InvalidNameError(name, self.path)
+        self.names.add(name)
+
+    def param(
+        self, name: str, init: Initialiser, shape: tuple[int, ...], dtype: torch.dtype, axes: Axes | None
+    ) -> Tensor:
+        """The stored parameter, or its declaration while shapes are inferred."""
+        names = self.names
+        if name in names:
+            raise NameInUseError("parameter", name, self.path)
+        names.add(name)
+        store = self.params
+        value = None if store is None else store.get(name)
+        if value is None:
+            return self._absent_param(name, init, shape, dtype, axes)
+        if value.shape != shape:
+            raise ParameterShapeError(name, self.path, value.shape, shape)
+        return value  # type: ignore[no-any-return]
+
+    def _absent_param(
+        self, name: str, init: Initialiser, shape: tuple[int, ...], dtype: torch.dtype, axes: Axes | None
+    ) -> Tensor:
+        if self.context.declared is None:
+            if not self.context.stores.get("params"):
+                raise MissingCollectionError("params", self.path, self.context.stores)
+            store = self.params if isinstance(self.params, Mapping) else {}
+            raise MissingVariableError("params", name, self.path, store)
+
+        def make(key: Key, device: torch.device) -> Tensor:
+            return init(key, shape, dtype, device)
+
+        return self.declare("params", name, shape, dtype, axes, make)
+
+    def declare(
+        self,
+        collection: str,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        axes: Axes | None,
+        make: Callable[[Key, torch.device], Tensor],
+    ) -> Tensor:
+        """Record a variable during shape inference and return a stand-in for it."""
+        if not isinstance(name, str) or not name or "." in name:
+            raise InvalidNameError(name, self.path)
+        assert self.context.declared is not None
+        path = (*self.path, name)
+        earlier = self.context.declared.get((collection, path))
+        if earlier is not None and earlier.shape != shape:
+            raise ParameterShapeError(name, self.path, earlier.shape, shape)
+        if earlier is None:
+            self.context.declared[collection, path] = Declaration(collection, path, shape, dtype, axes, make)
+        return torch.empty(shape, dtype=dtype, device=self.context.device)
+
+    def read(self, collection: str, name: str) -> Any:
+        """The present value of a variable, what this call wrote included; None where there is none."""
+        written = self.context.written
+        if written:
+            value = written.get((collection, (*self.path, name)))
+            if value is not None:
+                return value
+        store = self.store(collection)
+        return None if store is None else store.get(name)
+
+    def write(self, collection: str, name: str, value: Any) -> None:
+        """Set a variable for the rest of this call and for what the caller gets back."""
+        if self.context.declared is None and not self.context.is_mutable(collection):
+            raise ImmutableCollectionError(collection, name, self.path)
+        self.context.written[collection, (*self.path, name)] = value
+
+    def store(self, collection: str) -> Store | None:
+        """The values of one collection that lie at this frame."""
+        if collection == "params":
+            return self.params
+        if self.parent is None:
+            return self.context.stores.get(collection)
+        above = self.parent.store(collection)
+        return None if above is None else below(above, self.name)
+
+    def subtree(self, collection: str) -> Tree | None:
+        """All values of one collection at and below this frame, what this call wrote included."""
+        store, path = self.store(collection), self.path
+        fresh = {
+            at[len(path) :]: value
+            for (written, at), value in self.context.written.items()
+            if written == collection and at[: len(path)] == path
+        }
+        if store is None:
+            return unflatten(fresh) if fresh else None
+        tree = Tree(store) if isinstance(store, dict) else store.tree()  # type: ignore[attr-defined]
+        return tree.merge(unflatten(fresh)) if fresh else tree  # type: ignore[no-any-return]
+
+    def variables(self) -> dict[str, Tree]:
+        """Every collection at and below this frame."""
+        names = {*self.context.stores, *(collection for collection, _ in self.context.written)}
+        found = {name: self.subtree(name) for name in sorted(names)}
+        return {name: tree for name, tree in found.items() if tree is not None}
+
+    def make_key(self, stream: str) -> Key:
+        """A fresh key: the stream's, folded with this path and the number of draws made here before."""
+        root = self.context.rngs.get(stream)
+        if root is None:
+            if self.context.declared is not None:
+                return Key(torch.zeros((), dtype=torch.int64))
+            raise MissingKeyError(stream, self.path, self.context.rngs)
+        draws = self.draws
+        if draws is None:
+            draws = self.draws = {}
+        number = draws.get(stream, 0)
+        draws[stream] = number + 1
+        return fold_in(root, f"{'.'.join(self.path)}:{number}")
+
+
+def below(store: Store, name: str) -> Store | None:
+    """The store one level down."""
+    value = store.get(name)
+    if type(value) is Tree:
+        return value._data
+    return value if hasattr(value, "tree") else None

@@ -1,0 +1,1 @@
+"""Layers; import them from `piledriver.functional`."""

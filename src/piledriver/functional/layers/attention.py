@@ -1,0 +1,307 @@
+"""Attention: one function on torch's fused kernels with a plain reference path, and a layer with cache and masks.
+
+Shapes are (batch, length, heads, head_dim). Masks are boolean, True where a query may look, and broadcast to (batch,
+heads, queries, keys). A query that may look nowhere gets zeros.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from piledriver.functional.errors import InputShapeError
+from piledriver.functional.frame import Initialiser
+from piledriver.functional.initialisers import lecun_normal, zeros
+from piledriver.functional.keys import Key
+from piledriver.functional.layers.dropout import dropped
+from piledriver.functional.layers.dtypes import promoted
+from piledriver.functional.layers.linear import DenseGeneral
+from piledriver.functional.layers.positions import rotary_tables, rotate
+from piledriver.functional.module import Module
+from piledriver.functional.tracing import fused_kernels_lack_a_rule
+
+Implementation = Literal["auto", "fused", "reference"]
+_LECUN = lecun_normal()
+
+
+def dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    dropout_rate: float = 0.0,
+    dropout_key: Key | None = None,
+    implementation: Implementation = "auto",
+) -> Tensor:
+    """Softmax of the scores times the values; fewer key heads than query heads are shared among them (GQA, MQA).
+
+    "auto" takes the fused kernels except where they cannot be used: with dropout from a key, under forward-mode or
+    second derivatives, and on the CPU under `vmap` and on DTensors.
+    """
+    if query.shape[-1] != key.shape[-1] or key.shape[:-1] != value.shape[:-1] or query.shape[-2] % key.shape[-2]:
+        raise InputShapeError(
+            (),
+            f"attention of queries {tuple(query.shape)}, keys {tuple(key.shape)} and values {tuple(value.shape)}",
+            "heads must be a multiple of key heads, and head sizes and lengths must agree",
+        )
+    if implementation == "auto":
+        plain = dropout_rate > 0.0 or _fused_is_unavailable(query)
+        implementation = "reference" if plain else "fused"
+    if implementation == "reference":
+        return _reference(query, key, value, mask, bias, causal, scale, dropout_rate, dropout_key)
+    allowed = mask
+    if causal and (mask is not None or bias is not None):
+        allowed = combine_masks(mask, causal_mask(query.shape[1], key.shape[1], query.device))
+        causal = False
+    if bias is not None:
+        bias = bias.to(query.dtype)
+        allowed = bias if allowed is None else torch.where(allowed, bias, float("-inf"))
+    out = F.scaled_dot_product_attention(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        attn_mask=allowed,
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=query.shape[2] != key.shape[2],
+    )
+    return out.transpose(1, 2)
+
+
+def _reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    dropout_rate: float,
+    dropout_key: Key | None,
+) -> Tensor:
+    groups = query.shape[2] // key.shape[2]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, dim=2), value.repeat_interleave(groups, dim=2)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = torch.matmul(query.transpose(1, 2) * scale, key.permute(0, 2, 3, 1)).float()
+    if bias is not None:
+        scores = scores + bias
+    if causal:
+        mask = combine_masks(mask, causal_mask(query.shape[1], key.shape[1], query.device))
+    if mask is not None:
+        mask = _replicated_like(mask, scores)
+        scores = torch.where(mask, scores, torch.finfo(scores.dtype).min)
+    weights = torch.softmax(scores, dim=-1)
+    if mask is not None:
+        # A row without any True is uniform over forbidden keys by now; zeros are what the fused kernels give.
+        weights = torch.where(mask, weights, 0.0)
+    if dropout_rate > 0.0:
+        if dropout_key is None:
+            raise InputShapeError((), "attention dropout without a key", "pass dropout_key=")
+        weights = dropped(weights, dropout_rate, dropout_key)
+    return torch.matmul(weights.to(value.dtype), value.transpose(1, 2)).transpose(1, 2)
+
+
+def causal_mask(queries: int, keys: int, device: torch.device | None = None, start: int | Tensor = 0) -> Tensor:
+    """(queries, keys), True where the key is not later than the query; `start` is the first query's position."""
+    rows = torch.arange(queries, device=device)[:, None] + start
+    return torch.arange(keys, device=device)[None, :] <= rows
+
+
+def padding_mask(lengths: Tensor, size: int) -> Tensor:
+    """(batch, 1, 1, size), True for the first `lengths` keys of every example."""
+    return (torch.arange(size, device=lengths.device)[None, :] < lengths[:, None])[:, None, None, :]
+
+
+def attention_mask(query_valid: Tensor, key_valid: Tensor) -> Tensor:
+    """(batch, 1, queries, keys) from what is not padding on both sides."""
+    return (query_valid[:, :, None] & key_valid[:, None, :])[:, None]
+
+
+def combine_masks(*masks: Tensor | None) -> Tensor | None:
+    """The logical and of all that are there."""
+    there = [mask for mask in masks if mask is not None]
+    return functools.reduce(torch.logical_and, there) if there else None
+
+
+class MultiHeadAttention(Module):
+    """Multi-head attention over (batch, length, features), with grouped key heads, rotary positions and a cache.
+
+    With `decode` it keeps `max_length` keys and values in the collection `cache`; each call appends its tokens, so
+    `apply(..., mutable=["cache"])` once on the prompt and then token by token.
+    """
+
+    heads: int
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    out_features: int | None = None
+    use_bias: bool = True
+    causal: bool = False
+    rotary_base: float | None = None
+    dropout_rate: float = 0.0
+    decode: bool = False
+    max_length: int = 0
+    fuse_projections: bool = False
+    implementation: Implementation = "auto"
+    dtype: torch.dtype | None = None
+    param_dtype: torch.dtype = torch.float32
+    kernel_init: Initialiser = _LECUN
+    bias_init: Initialiser = zeros
+    out_kernel_init: Initialiser | None = None
+
+    def __call__(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        positions: Tensor | None = None,
+        deterministic: bool = True,
+    ) -> Tensor:
+        """Attend from x to itself, or to `context`."""
+        source = x if context is None else context
+        kv_heads = self.kv_heads or self.heads
+        head_dim = self._head_dim(x.shape[-1])
+        query, key, value = self._projected(x, source, kv_heads, head_dim)
+        if self.rotary_base is not None:
+            if positions is None:
+                start = self._cache_index() if self.decode else 0
+                positions = torch.arange(x.shape[1], device=x.device) + start
+            cos, sin = rotary_tables(positions, head_dim, self.rotary_base)
+            cos, sin = _replicated_like(cos, query), _replicated_like(sin, query)
+            query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        causal = self.causal
+        if self.decode:
+            key, value, seen = self._cached(key, value)
+            mask, causal = combine_masks(mask, seen), False
+        out = dot_product_attention(
+            query,
+            key,
+            value,
+            mask=mask,
+            bias=bias,
+            causal=causal,
+            dropout_rate=0.0 if deterministic else self.dropout_rate,
+            dropout_key=self.make_key("dropout") if self.dropout_rate and not deterministic else None,
+            implementation=self.implementation,
+        )
+        self.sow("intermediates", "attention_out", out)
+        project = DenseGeneral(
+            self.out_features or x.shape[-1],
+            (-2, -1),
+            self.use_bias,
+            self.dtype,
+            self.param_dtype,
+            self.out_kernel_init or self.kernel_init,
+            self.bias_init,
+            ("heads", "head_dim", "embed"),
+        )
+        return self.child("out", project)(out)
+
+    def _head_dim(self, features: int) -> int:
+        if self.head_dim is not None:
+            return self.head_dim
+        if features % self.heads:
+            raise InputShapeError(
+                self.path, f"{features} features do not divide into {self.heads} heads", "set head_dim"
+            )
+        return features // self.heads
+
+    def _projected(self, x: Tensor, source: Tensor, kv_heads: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+        if self.fuse_projections and source is x and not self.use_bias:
+            return self._fused(x, kv_heads, head_dim)
+        layers = [
+            DenseGeneral(
+                (heads, head_dim),
+                -1,
+                self.use_bias,
+                self.dtype,
+                self.param_dtype,
+                self.kernel_init,
+                self.bias_init,
+                ("embed", axis, "head_dim"),
+            )
+            for heads, axis in ((self.heads, "heads"), (kv_heads, "kv_heads"), (kv_heads, "kv_heads"))
+        ]
+        return (
+            self.child("query", layers[0])(x),
+            self.child("key", layers[1])(source),
+            self.child("value", layers[2])(source),
+        )
+
+    def _fused(self, x: Tensor, kv_heads: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+        """One matrix product instead of three; the parameters are the same three."""
+        width = x.shape[-1]
+        kernels = [
+            self.child(name, _Kernel((width, heads, head_dim), self.param_dtype, self.kernel_init, axis))()
+            for name, heads, axis in (
+                ("query", self.heads, "heads"),
+                ("key", kv_heads, "kv_heads"),
+                ("value", kv_heads, "kv_heads"),
+            )
+        ]
+        x, *kernels = promoted(self.dtype, x, *kernels)
+        joined = torch.matmul(x, torch.cat([kernel.reshape(width, -1) for kernel in kernels], dim=1))
+        sizes = [kernel.shape[1] * head_dim for kernel in kernels]
+        query, key, value = (part.unflatten(-1, (-1, head_dim)) for part in joined.split(sizes, dim=-1))
+        return query, key, value
+
+    def _cache_index(self) -> Tensor | int:
+        frame = self._bound_frame("the cache")
+        index = frame.read("cache", "index")
+        return 0 if index is None else index
+
+    def _cached(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if self.max_length <= 0:
+            raise InputShapeError(self.path, "decode without max_length", "set how many tokens the cache holds")
+        batch, length, heads, head_dim = key.shape
+        shape = (batch, self.max_length, heads, head_dim)
+        dtype = key.dtype
+        keys = self.variable("cache", "key", lambda: torch.zeros(shape, dtype=dtype))
+        values = self.variable("cache", "value", lambda: torch.zeros(shape, dtype=dtype))
+        index = self.variable("cache", "index", lambda: torch.zeros((), dtype=torch.int64))
+        start = index.value
+        at = start + torch.arange(length, device=key.device)
+        keys.value = keys.value.index_copy(1, at, key)
+        values.value = values.value.index_copy(1, at, value)
+        index.value = start + length
+        return keys.value, values.value, causal_mask(length, self.max_length, key.device, start)
+
+
+class _Kernel(Module):
+    """A projection's parameter without its product."""
+
+    shape: tuple[int, ...]
+    param_dtype: torch.dtype
+    kernel_init: Initialiser
+    axis: str
+
+    def __call__(self) -> Tensor:
+        def init(key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+            return self.kernel_init(key, (shape[0], shape[1] * shape[2]), dtype, device).reshape(shape)
+
+        return self.param("kernel", init, self.shape, self.param_dtype, ("embed", self.axis, "head_dim"))
+
+
+def _fused_is_unavailable(query: Tensor) -> bool:
+    if hasattr(query, "placements"):
+        return query.device.type == "cpu"
+    return fused_kernels_lack_a_rule(query.device.type)
+
+
+def _replicated_like(value: Tensor, other: Tensor) -> Tensor:
+    mesh = getattr(other, "device_mesh", None)
+    if mesh is None or hasattr(value, "placements"):
+        return value
+    from torch.distributed.tensor import DTensor, Replicate
+
+    return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)

@@ -1,0 +1,121 @@
+"""Linear maps: over the last dimension, over any dimensions, and by einsum.
+
+`dtype` is what the layer computes in (None: what inputs and parameters promote to), `param_dtype` what it stores.
+`*_axes` name the dimensions of a parameter for `partitioning`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from piledriver.functional.errors import InputShapeError
+from piledriver.functional.frame import Axes, Initialiser
+from piledriver.functional.initialisers import lecun_normal, zeros
+from piledriver.functional.keys import Key
+from piledriver.functional.layers.dtypes import promoted
+from piledriver.functional.module import Module
+
+_LECUN = lecun_normal()
+
+
+class Dense(Module):
+    """`x @ kernel + bias` over the last dimension; the kernel is stored as (inputs, features)."""
+
+    features: int
+    use_bias: bool = True
+    dtype: torch.dtype | None = None
+    param_dtype: torch.dtype = torch.float32
+    kernel_init: Initialiser = _LECUN
+    bias_init: Initialiser = zeros
+    kernel_axes: Axes | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map the last dimension to `features`."""
+        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), self.param_dtype, self.kernel_axes)
+        if not self.use_bias:
+            x, kernel = promoted(self.dtype, x, kernel)
+            return torch.matmul(x, kernel)
+        axes = None if self.kernel_axes is None else self.kernel_axes[-1:]
+        bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype, axes)
+        x, kernel, bias = promoted(self.dtype, x, kernel, bias)
+        return torch.nn.functional.linear(x, kernel.mT, bias)
+
+
+class DenseGeneral(Module):
+    """A linear map from the dimensions `dims` of the input to new trailing dimensions `features`."""
+
+    features: int | tuple[int, ...]
+    dims: int | tuple[int, ...] = -1
+    use_bias: bool = True
+    dtype: torch.dtype | None = None
+    param_dtype: torch.dtype = torch.float32
+    kernel_init: Initialiser = _LECUN
+    bias_init: Initialiser = zeros
+    kernel_axes: Axes | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Contract `dims` with the kernel, whose shape is (contracted..., features...)."""
+        features = (self.features,) if isinstance(self.features, int) else self.features
+        dims = (self.dims,) if isinstance(self.dims, int) else self.dims
+        dims = tuple(dim % x.ndim for dim in dims)
+        last = tuple(range(x.ndim - len(dims), x.ndim))
+        if dims != last:
+            x = torch.movedim(x, dims, last)
+        kept, taken = x.shape[: x.ndim - len(dims)], tuple(x.shape[x.ndim - len(dims) :])
+        kernel = self.param(
+            "kernel", _flat_init(self.kernel_init, len(taken)), (*taken, *features), self.param_dtype, self.kernel_axes
+        )
+        rows, columns = math.prod(taken), math.prod(features)
+        if not self.use_bias:
+            x, kernel = promoted(self.dtype, x, kernel)
+            flat = torch.matmul(x.reshape(*kept, rows), kernel.reshape(rows, columns))
+        else:
+            axes = None if self.kernel_axes is None else self.kernel_axes[len(taken) :]
+            bias = self.param("bias", _flat_init(self.bias_init, 0), features, self.param_dtype, axes)
+            x, kernel, bias = promoted(self.dtype, x, kernel, bias)
+            flat = torch.nn.functional.linear(
+                x.reshape(*kept, rows), kernel.reshape(rows, columns).mT, bias.reshape(columns)
+            )
+        return flat.reshape(*kept, *features)
+
+
+class Einsum(Module):
+    """An einsum of the input with a kernel of a given shape: `Einsum((8, 64, 512), "btnh,nhd->btd")`."""
+
+    shape: tuple[int, ...]
+    equation: str
+    bias_shape: tuple[int, ...] | None = None
+    dtype: torch.dtype | None = None
+    param_dtype: torch.dtype = torch.float32
+    kernel_init: Initialiser = _LECUN
+    bias_init: Initialiser = zeros
+    kernel_axes: Axes | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The einsum, plus a bias that broadcasts against its result."""
+        if self.equation.count(",") != 1 or "->" not in self.equation:
+            raise InputShapeError(
+                self.path, f"{self.equation!r} is not an einsum of two operands", "write it as 'abc,cd->abd'"
+            )
+        kernel = self.param("kernel", self.kernel_init, self.shape, self.param_dtype, self.kernel_axes)
+        x, kernel = promoted(self.dtype, x, kernel)
+        out = torch.einsum(self.equation, x, kernel)
+        if self.bias_shape is None:
+            return out
+        bias = self.param("bias", self.bias_init, self.bias_shape, self.param_dtype)
+        return out + bias.to(out.dtype)
+
+
+def _flat_init(init: Initialiser, contracted: int) -> Initialiser:
+    """Initialise as the flat matrix that the kernel stands for, so that the fans are the whole sums."""
+
+    def flat(key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        if not contracted:
+            return init(key, shape, dtype, device)
+        rows = math.prod(shape[:contracted])
+        return init(key, (rows, math.prod(shape[contracted:])), dtype, device).reshape(shape)
+
+    return flat

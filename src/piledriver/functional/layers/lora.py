@@ -1,0 +1,49 @@
+"""LoRA: a low-rank correction beside a linear layer (Hu et al., 2021).
+
+Train only the corrections with a mask: `masked(adamw(...), path_matches(r"lora_[ab]$"))`, or split the tree.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from piledriver.functional.frame import Initialiser
+from piledriver.functional.initialisers import he_uniform, zeros
+from piledriver.functional.layers.dtypes import promoted
+from piledriver.functional.layers.linear import Dense
+from piledriver.functional.module import Module
+from piledriver.functional.tree import Tree
+
+
+class LoRADense(Module):
+    """`dense(x) + scale * x @ lora_a @ lora_b`; the parameters of `Dense` keep their names and places.
+
+    `lora_b` starts at zero, so that the layer starts as the one it corrects.
+    """
+
+    features: int
+    rank: int
+    alpha: float | None = None
+    use_bias: bool = True
+    dtype: torch.dtype | None = None
+    param_dtype: torch.dtype = torch.float32
+    lora_init: Initialiser = he_uniform()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The corrected map."""
+        # The kernel lies where `Dense` would put it, so weights of a plain layer load as they are.
+        out = Dense(self.features, self.use_bias, self.dtype, self.param_dtype).within(self)(x)
+        a = self.param("lora_a", self.lora_init, (x.shape[-1], self.rank), self.param_dtype)
+        b = self.param("lora_b", zeros, (self.rank, self.features), self.param_dtype)
+        x, a, b = promoted(self.dtype, x, a, b)
+        return out + (x @ a) @ b * ((self.alpha or self.rank) / self.rank)
+
+
+def merge_lora(params: Tree, scale: float = 1.0) -> Tree:
+    """Fold every correction into the kernel beside it; the result fits plain `Dense` layers."""
+    merged = {name: merge_lora(value, scale) if isinstance(value, Tree) else value for name, value in params.items()}
+    if "lora_a" in merged:
+        a, b = merged.pop("lora_a"), merged.pop("lora_b")
+        merged["kernel"] = merged["kernel"] + (a @ b * scale).to(merged["kernel"].dtype)
+    return Tree(merged)

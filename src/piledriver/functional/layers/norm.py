@@ -1,0 +1,142 @@
+"""Normalisation. Statistics are computed in fp32 whatever the input is; the result has the layer's `dtype`."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from piledriver.functional.errors import InputShapeError
+from piledriver.functional.frame import Axes, Initialiser
+from piledriver.functional.initialisers import ones, zeros
+from piledriver.functional.module import Module
+
+
+class LayerNorm(Module):
+    """Mean 0 and variance 1 over the last dimension (Ba et al., 2016)."""
+
+    epsilon: float = 1e-6
+    use_scale: bool = True
+    use_bias: bool = True
+    dtype: torch.dtype | None = None
+    param_dtype: torch.dtype = torch.float32
+    scale_init: Initialiser = ones
+    bias_init: Initialiser = zeros
+    axes: Axes | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        width = (x.shape[-1],)
+        scale = self.param("scale", self.scale_init, width, self.param_dtype, self.axes) if self.use_scale else None
+        bias = self.param("bias", self.bias_init, width, self.param_dtype, self.axes) if self.use_bias else None
+        out = F.layer_norm(_wide(x), width, _as_wide(scale), _as_wide(bias), self.epsilon)
+        return out.to(_result(self.dtype, x, scale, bias))
+
+
+class RMSNorm(Module):
+    """Root mean square 1 over the last dimension (Zhang and Sennrich, 2019)."""
+
+    epsilon: float = 1e-6
+    use_scale: bool = True
+    dtype: torch.dtype | None = None
+    param_dtype: torch.dtype = torch.float32
+    scale_init: Initialiser = ones
+    axes: Axes | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        width = (x.shape[-1],)
+        scale = self.param("scale", self.scale_init, width, self.param_dtype, self.axes) if self.use_scale else None
+        out = F.rms_norm(_wide(x), width, _as_wide(scale), self.epsilon)
+        return out.to(_result(self.dtype, x, scale))
+
+
+class GroupNorm(Module):
+    """Mean 0 and variance 1 over groups of channels and all positions (Wu and He, 2018). Channels come last."""
+
+    groups: int = 32
+    epsilon: float = 1e-6
+    use_scale: bool = True
+    use_bias: bool = True
+    dtype: torch.dtype | None = None
+    param_dtype: torch.dtype = torch.float32
+    scale_init: Initialiser = ones
+    bias_init: Initialiser = zeros
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalise each group of each example."""
+        channels = x.shape[-1]
+        if channels % self.groups:
+            raise InputShapeError(
+                self.path, f"{channels} channels do not divide into {self.groups} groups", "choose groups that divide"
+            )
+        scale = self.param("scale", self.scale_init, (channels,), self.param_dtype) if self.use_scale else None
+        bias = self.param("bias", self.bias_init, (channels,), self.param_dtype) if self.use_bias else None
+        first = _wide(x).movedim(-1, 1)
+        out = F.group_norm(first, self.groups, _as_wide(scale), _as_wide(bias), self.epsilon)
+        return out.movedim(1, -1).to(_result(self.dtype, x, scale, bias))
+
+
+class BatchNorm(Module):
+    """Mean 0 and variance 1 over the batch (Ioffe and Szegedy, 2015). Channels come last.
+
+    In training (`use_running_average=False`) it normalises by the batch and writes the running averages to the
+    collection `batch_stats`: call `apply(..., mutable=["batch_stats"])` and keep what comes back.
+    """
+
+    use_running_average: bool | None = None
+    momentum: float = 0.99
+    epsilon: float = 1e-5
+    use_scale: bool = True
+    use_bias: bool = True
+    dtype: torch.dtype | None = None
+    param_dtype: torch.dtype = torch.float32
+    scale_init: Initialiser = ones
+    bias_init: Initialiser = zeros
+
+    def __call__(self, x: Tensor, use_running_average: bool | None = None) -> Tensor:
+        """Normalise; the argument wins over the field of the same name."""
+        use_running = self.use_running_average if use_running_average is None else use_running_average
+        if use_running is None:
+            raise InputShapeError(
+                self.path,
+                "BatchNorm was not told whether to use the running averages",
+                "pass use_running_average=True (evaluation) or False (training)",
+            )
+        channels = x.shape[-1]
+        mean = self.variable("batch_stats", "mean", lambda: torch.zeros(channels))
+        variance = self.variable("batch_stats", "var", lambda: torch.ones(channels))
+        scale = self.param("scale", self.scale_init, (channels,), self.param_dtype) if self.use_scale else None
+        bias = self.param("bias", self.bias_init, (channels,), self.param_dtype) if self.use_bias else None
+        wide = _wide(x)
+        if use_running:
+            used_mean, used_variance = mean.value, variance.value
+        else:
+            dims = tuple(range(x.ndim - 1))
+            used_variance, used_mean = torch.var_mean(wide, dims, correction=0)
+            if not self.is_initialising:
+                mean.value = self.momentum * mean.value + (1 - self.momentum) * used_mean.detach()
+                variance.value = self.momentum * variance.value + (1 - self.momentum) * used_variance.detach()
+        gain = torch.rsqrt(used_variance + self.epsilon)
+        out = (wide - used_mean) * (gain if scale is None else gain * scale.to(gain.dtype))
+        if bias is not None:
+            out = out + bias.to(out.dtype)
+        return out.to(_result(self.dtype, x, scale, bias))
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def _as_wide(parameter: Tensor | None) -> Tensor | None:
+    return None if parameter is None else _wide(parameter)
+
+
+def _result(dtype: torch.dtype | None, *values: Tensor | None) -> torch.dtype:
+    if dtype is not None:
+        return dtype
+    found = [value.dtype for value in values if value is not None]
+    result = found[0]
+    for other in found[1:]:
+        result = torch.promote_types(result, other)
+    return result

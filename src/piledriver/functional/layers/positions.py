@@ -1,0 +1,78 @@
+"""Where a token stands: sinusoidal, rotary and learned encodings, and ALiBi."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from piledriver.functional.errors import InputShapeError
+from piledriver.functional.frame import Axes, Initialiser
+from piledriver.functional.initialisers import scaled_normal
+from piledriver.functional.module import Module
+
+
+def sinusoidal(length: int, features: int, *, base: float = 10000.0, device: torch.device | None = None) -> Tensor:
+    """Sines and cosines of geometric wavelengths, shape (length, features) (Vaswani et al., 2017)."""
+    if features % 2:
+        raise InputShapeError((), f"sinusoidal positions of {features} features", "use an even number")
+    rates = torch.exp(torch.arange(0, features, 2, device=device).float() * (-math.log(base) / features))
+    angles = torch.arange(length, device=device).float()[:, None] * rates
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).reshape(length, features)
+
+
+def rotary_tables(positions: Tensor, head_dim: int, base: float = 10000.0) -> tuple[Tensor, Tensor]:
+    """Cosines and sines for `rotate`, in fp32, shape (*positions, head_dim)."""
+    if head_dim % 2:
+        raise InputShapeError((), f"rotary positions for heads of {head_dim}", "use an even head size")
+    steps = torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim
+    angles = positions.float()[..., None] * (1.0 / base**steps)
+    angles = torch.cat([angles, angles], dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the two halves of every head by its position (Su et al., 2021); x is (batch, length, heads, head_dim)."""
+    half = x.shape[-1] // 2
+    wide = x.float()
+    turned = torch.cat([-wide[..., half:], wide[..., :half]], dim=-1)
+    return (wide * cos[..., None, :] + turned * sin[..., None, :]).to(x.dtype)
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """A slope for every head: a geometric sequence (Press et al., 2021)."""
+
+    def powers(count: int) -> list[float]:
+        return [2.0 ** (-8.0 * (i + 1) / count) for i in range(count)]
+
+    whole = 1 << (heads.bit_length() - 1)
+    return powers(whole) + powers(2 * whole)[0::2][: heads - whole]
+
+
+def alibi_bias(heads: int, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+    """What ALiBi adds to the scores, shape (heads, queries, keys): minus the distance times the slope."""
+    slopes = torch.tensor(alibi_slopes(heads), device=key_positions.device)
+    distance = (query_positions[:, None] - key_positions[None, :]).abs()
+    return -slopes[:, None, None] * distance
+
+
+class LearnedPositions(Module):
+    """A learned vector for every position, added to the input (batch, length, features)."""
+
+    max_length: int
+    dtype: torch.dtype | None = None
+    param_dtype: torch.dtype = torch.float32
+    init_fn: Initialiser = scaled_normal(0.02)
+    axes: Axes | None = None
+
+    def __call__(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Add the vectors of the positions (0, 1, 2, ... where none are given)."""
+        length = x.shape[-2]
+        if length > self.max_length:
+            raise InputShapeError(
+                self.path, f"a sequence of {length} for {self.max_length} learned positions", "raise max_length"
+            )
+        table = self.param("embedding", self.init_fn, (self.max_length, x.shape[-1]), self.param_dtype, self.axes)
+        rows = table[:length] if positions is None else table[positions]
+        return x + rows.to(x.dtype if self.dtype is None else self.dtype)

@@ -1,0 +1,135 @@
+"""Recurrent cells and the scan that runs them over time. Parameter names are those of flax's cells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from piledriver.functional.control import scan
+from piledriver.functional.frame import Initialiser
+from piledriver.functional.initialisers import lecun_normal, orthogonal, zeros
+from piledriver.functional.layers.dtypes import promoted
+from piledriver.functional.layers.linear import Dense
+from piledriver.functional.module import Module
+
+_LECUN, _ORTHOGONAL = lecun_normal(), orthogonal()
+
+
+class LSTMCell(Module):
+    """One step of an LSTM (Hochreiter and Schmidhuber, 1997); the carry is (cell, hidden).
+
+    Each gate has its own parameters (`ii`, `hi`, `if`, `hf`, ...); the eight products run as two.
+    """
+
+    features: int
+    dtype: torch.dtype | None = None
+    param_dtype: torch.dtype = torch.float32
+    kernel_init: Initialiser = _LECUN
+    recurrent_init: Initialiser = _ORTHOGONAL
+    bias_init: Initialiser = zeros
+
+    def __call__(self, carry: tuple[Tensor, Tensor], x: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """`((cell, hidden), output)`."""
+        cell, hidden = carry
+        inputs = [self.child(f"i{g}", _Gate(self.features, self.kernel_init, None, self))(x) for g in "ifgo"]
+        recurrent = [
+            self.child(f"h{g}", _Gate(self.features, self.recurrent_init, self.bias_init, self))(hidden) for g in "ifgo"
+        ]
+        x, hidden, w, u, b = promoted(
+            self.dtype,
+            x,
+            hidden,
+            torch.cat([kernel for kernel, _ in inputs], dim=1),
+            torch.cat([kernel for kernel, _ in recurrent], dim=1),
+            torch.cat([bias for _, bias in recurrent if bias is not None]),
+        )
+        i, f, g, o = (x @ w + torch.addmm(b, hidden.reshape(-1, self.features), u).view(*hidden.shape[:-1], -1)).chunk(
+            4, dim=-1
+        )
+        cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
+        hidden = torch.sigmoid(o) * torch.tanh(cell)
+        return (cell, hidden), hidden
+
+    def initial_carry(self, batch: tuple[int, ...], like: Tensor) -> tuple[Tensor, Tensor]:
+        """Zeros."""
+        zero = torch.zeros(*batch, self.features, dtype=self.dtype or like.dtype, device=like.device)
+        return zero, zero
+
+
+class GRUCell(Module):
+    """One step of a gated recurrent unit (Cho et al., 2014); the carry is the hidden state."""
+
+    features: int
+    dtype: torch.dtype | None = None
+    param_dtype: torch.dtype = torch.float32
+    kernel_init: Initialiser = _LECUN
+    recurrent_init: Initialiser = _ORTHOGONAL
+    bias_init: Initialiser = zeros
+
+    def __call__(self, carry: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """`(hidden, output)`."""
+        r = torch.sigmoid(self._from_input("ir", x) + self._from_hidden("hr", carry, False))
+        z = torch.sigmoid(self._from_input("iz", x) + self._from_hidden("hz", carry, False))
+        n = torch.tanh(self._from_input("in", x) + r * self._from_hidden("hn", carry, True))
+        hidden = (1.0 - z) * n + z * carry
+        return hidden, hidden
+
+    def initial_carry(self, batch: tuple[int, ...], like: Tensor) -> Tensor:
+        """Zeros."""
+        return torch.zeros(*batch, self.features, dtype=self.dtype or like.dtype, device=like.device)
+
+    def _from_input(self, name: str, x: Tensor) -> Tensor:
+        layer = Dense(self.features, True, self.dtype, self.param_dtype, self.kernel_init, self.bias_init)
+        return self.child(name, layer)(x)
+
+    def _from_hidden(self, name: str, hidden: Tensor, use_bias: bool) -> Tensor:
+        layer = Dense(self.features, use_bias, self.dtype, self.param_dtype, self.recurrent_init, self.bias_init)
+        return self.child(name, layer)(hidden)
+
+
+class RNN(Module):
+    """A cell scanned over (batch, length, features); with `reverse` from the end, outputs in the input's order."""
+
+    cell: LSTMCell | GRUCell
+    reverse: bool = False
+    return_carry: bool = False
+
+    def __call__(self, x: Tensor, carry: Any = None) -> Any:
+        """The outputs of every step, and the last carry where `return_carry` is set."""
+        cell = self.child("cell", self.cell)
+        if carry is None:
+            carry = cell.initial_carry(tuple(x.shape[:-2]), x)
+        carry, outputs = scan(cell, carry, x.movedim(-2, 0), reverse=self.reverse)
+        outputs = outputs.movedim(0, -2)
+        return (carry, outputs) if self.return_carry else outputs
+
+
+class Bidirectional(Module):
+    """Two cells, one from each end; their outputs side by side."""
+
+    forward: LSTMCell | GRUCell
+    backward: LSTMCell | GRUCell
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(batch, length, both outputs)."""
+        return torch.cat(
+            [self.child("forward", RNN(self.forward))(x), self.child("backward", RNN(self.backward, reverse=True))(x)],
+            dim=-1,
+        )
+
+
+class _Gate(Module):
+    """The parameters of one gate."""
+
+    features: int
+    kernel_init: Initialiser
+    bias_init: Initialiser | None
+    of: LSTMCell
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), self.of.param_dtype)
+        if self.bias_init is None:
+            return kernel, None
+        return kernel, self.param("bias", self.bias_init, (self.features,), self.of.param_dtype)

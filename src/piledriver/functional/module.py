@@ -1,0 +1,398 @@
+"""Modules: frozen dataclasses that declare parameters and children where they use them.
+
+    class MLP(Module):
+        hidden: int
+
+        def __call__(self, x):
+            x = self.child("up", Dense(self.hidden))(x)
+            return self.child("down", Dense(x.shape[-1]))(torch.relu(x))
+
+There is one way to define a module. A module holds hyperparameters only; `init` returns its variables as an immutable
+tree and `apply` is a pure function of that tree. Names are given, never counted, so adding a layer renames nothing and
+changes no other layer's initial value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, NoReturn, TypeVar, dataclass_transform
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from piledriver.functional.errors import (
+    FrozenModuleError,
+    InitialiserError,
+    MissingVariableError,
+    TransformError,
+    UnboundModuleError,
+)
+from piledriver.functional.frame import Axes, Context, Declaration, Frame, Initialiser, Place, Store
+from piledriver.functional.keys import Key, fold_in
+from piledriver.functional.tree import Tree, freeze, unflatten
+
+M = TypeVar("M", bound="Module")
+Variables = Mapping[str, Any]
+Mutable = bool | str | Iterable[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What is known of a variable before it exists: its shape, its dtype and the logical names of its dimensions."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    axes: Axes | None = None
+
+
+class Variable:
+    """A variable of a collection inside a module: read and assign `value`."""
+
+    __slots__ = ("_collection", "_frame", "_name")
+
+    def __init__(self, frame: Frame, collection: str, name: str) -> None:
+        self._frame = frame
+        self._collection = collection
+        self._name = name
+
+    @property
+    def value(self) -> Any:
+        """The present value."""
+        return self._frame.read(self._collection, self._name)
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        self._frame.write(self._collection, self._name, value)
+
+
+@dataclass_transform(frozen_default=True)
+class Module:
+    """The base of functional modules. Subclasses become frozen dataclasses by themselves.
+
+    >>> class Scale(Module):
+    ...     def __call__(self, x):
+    ...         return x * self.param("scale", lambda key, shape, dtype, device: torch.full(shape, 2.0), (x.shape[-1],))
+    >>> from piledriver.functional import key
+    >>> variables = Scale().init(key(0), torch.ones(1, 3))
+    >>> Scale().apply(variables, torch.ones(1, 3))
+    tensor([[2., 2., 2.]])
+    """
+
+    _frame: ClassVar[Frame | None] = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        fields = inspect.get_annotations(cls)
+        for name, member in list(vars(cls).items()):
+            is_method = inspect.isfunction(member) and not name.startswith("_") and name not in fields
+            if name == "__call__" or is_method:
+                setattr(cls, name, _entered(member, name))
+        dataclasses.dataclass(frozen=True, repr=True, eq=True)(cls)
+        # The generated ones raise FrozenInstanceError, which teaches nothing.
+        cls.__setattr__ = Module.__setattr__  # type: ignore[method-assign, assignment]
+        cls.__delattr__ = Module.__setattr__  # type: ignore[method-assign, assignment]
+
+    def __setattr__(self, name: str, value: Any = None) -> NoReturn:
+        raise FrozenModuleError(type(self).__name__, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The computation; subclasses define it."""
+        raise NotImplementedError(f"{type(self).__name__} does not define __call__")
+
+    # ---- from outside
+
+    def init(
+        self, key: Key | Mapping[str, Key], *args: Any, device: torch.device | str | None = None, **kwargs: Any
+    ) -> Tree:
+        """Variables for inputs like the example. Shapes are inferred without computing; each value is made once.
+
+        `key` is one key, or keys by stream (`params` makes parameters). `device` defaults to the example's.
+        """
+        root = key if isinstance(key, Key) else key["params"]
+        where = torch.device(device) if device is not None else _device_of((args, kwargs))
+        return unflatten(
+            {
+                (collection, *path): _made(declaration, root, where)
+                for (collection, path), declaration in self.declarations(*args, **kwargs).items()
+            }
+        )
+
+    def init_with_output(self, key: Key | Mapping[str, Key], *args: Any, **kwargs: Any) -> tuple[Any, Tree]:
+        """`(output, variables)`; the variables are the initial ones, whatever the call would have written to them."""
+        variables = self.init(key, *args, **kwargs)
+        rngs = {"params": key} if isinstance(key, Key) else key
+        output, _ = self.apply(variables, *args, rngs=rngs, mutable=True, **kwargs)
+        return output, variables
+
+    def apply(
+        self,
+        variables: Variables,
+        *args: Any,
+        rngs: Mapping[str, Key] | None = None,
+        mutable: Mutable = False,
+        method: str | Callable[..., Any] | None = None,
+        sharding: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """The output for these variables, and nothing else changes.
+
+        With `mutable` (True, a collection or several) the result is `(output, updated)`, where `updated` is a tree of
+        those collections. `method` names another method than `__call__`. `sharding` is what `constrain` uses.
+        """
+        wanted = _mutable(mutable)
+        context = Context(_stores(variables), rngs or {}, wanted, sharding=sharding)
+        bound = bound_at(self, Frame(context, None, ""))
+        output = _method(bound, method)(*args, **kwargs)
+        return (output, context.updated(variables)) if mutable is not False else output
+
+    def bind(
+        self: M, variables: Variables, *, rngs: Mapping[str, Key] | None = None, mutable: Mutable = False
+    ) -> M:
+        """A copy that holds these variables, for exploration: call it and its methods directly."""
+        return bound_at(self, Frame(Context(_stores(variables), rngs or {}, _mutable(mutable)), None, ""))
+
+    def unbind(self: M) -> tuple[M, Tree]:
+        """The module without its variables, and the variables."""
+        frame = self._frame
+        if frame is None:
+            raise UnboundModuleError(type(self).__name__, "unbind")
+        return dataclasses.replace(self), Tree(frame.variables())
+
+    def clone(self: M, **changes: Any) -> M:
+        """The same module with other hyperparameters, not bound to anything."""
+        return dataclasses.replace(self, **changes)
+
+    def spec(self, *args: Any, **kwargs: Any) -> Tree:
+        """The shape, dtype and axis names of every variable for inputs like the example; nothing is allocated."""
+        found = self.declarations(*args, **kwargs)
+        return unflatten({(at[0], *at[1]): Spec(one.shape, one.dtype, one.axes) for at, one in found.items()})
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Tree:
+        """The variables that `init` would return, on the meta device."""
+        found = self.declarations(*args, **kwargs)
+        return unflatten(
+            {(at[0], *at[1]): torch.empty(one.shape, dtype=one.dtype, device="meta") for at, one in found.items()}
+        )
+
+    def declarations(self, *args: Any, **kwargs: Any) -> dict[Place, Declaration]:
+        """Run the module on stand-ins without data and collect what it declares, in the order of use."""
+        from torch._guards import detect_fake_mode
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        context = Context({}, {}, None, declared={}, device=_device_of((args, kwargs)))
+        mode = detect_fake_mode(pytree.tree_leaves((args, kwargs))) or FakeTensorMode(allow_non_fake_inputs=True)
+        with mode, torch.no_grad():
+            fake_args, fake_kwargs = pytree.tree_map_only(Tensor, functools.partial(_fake, mode), (args, kwargs))
+            bound_at(self, Frame(context, None, ""))(*fake_args, **fake_kwargs)
+        assert context.declared is not None
+        return context.declared
+
+    # ---- from inside `__call__`
+
+    def param(
+        self,
+        name: str,
+        init: Initialiser,
+        shape: tuple[int, ...],
+        dtype: torch.dtype = torch.float32,
+        axes: Axes | None = None,
+    ) -> Tensor:
+        """Declare and read a parameter; `axes` are the logical names of its dimensions (see `partitioning`)."""
+        frame = self._frame
+        if frame is None:
+            raise UnboundModuleError(type(self).__name__, f"the parameter {name!r}")
+        return frame.param(name, init, shape, dtype, axes)
+
+    def child(self, name: str, module: M) -> M:
+        """A module bound under this one by a name; keep it in a local variable to use it twice."""
+        frame = self._frame
+        if frame is None:
+            raise UnboundModuleError(type(self).__name__, f"the child {name!r}")
+        if module._frame is not None:
+            at = ".".join(module._frame.path)
+            raise TransformError(f"the child {name!r} is already bound at {at!r}", fix="call it without `child`")
+        frame.claim("child", name)
+        return bound_at(module, Frame(frame.context, frame, name))
+
+    def within(self: M, parent: Module) -> M:
+        """This module bound in the place of another one, sharing its names: for wrappers that add no level."""
+        return bound_at(self, parent._bound_frame("within"))
+
+    def variable(
+        self, collection: str, name: str, init: Callable[[], Tensor], axes: Axes | None = None
+    ) -> Variable:
+        """Declare a variable of a collection (`batch_stats`, `cache`, ...); read and assign its `value`.
+
+        `init` makes the initial value from shapes alone: it must not depend on the input's numbers.
+        """
+        frame = self._bound_frame(f"the variable {name!r}")
+        frame.claim("variable", name)
+        if frame.read(collection, name) is None:
+            if frame.context.declared is not None:
+                stand_in = init()
+                frame.declare(
+                    collection,
+                    name,
+                    tuple(stand_in.shape),
+                    stand_in.dtype,
+                    axes,
+                    lambda _key, device: _checked(init(), name, frame).to(device),
+                )
+                frame.write(collection, name, stand_in)
+            elif frame.context.is_mutable(collection):
+                frame.write(collection, name, init())
+            else:
+                store = frame.store(collection)
+                raise MissingVariableError(collection, name, frame.path, store if isinstance(store, Mapping) else {})
+        return Variable(frame, collection, name)
+
+    def has_variable(self, collection: str, name: str) -> bool:
+        """Whether the variable exists already."""
+        return self._bound_frame(f"the variable {name!r}").read(collection, name) is not None
+
+    def sow(self, collection: str, name: str, value: Any) -> bool:
+        """Append a value to a tuple in a collection if the caller asked for that collection; else do nothing."""
+        frame = self._bound_frame(f"sow of {name!r}")
+        if frame.context.declared is not None or not frame.context.is_mutable(collection):
+            return False
+        frame.write(collection, name, (*(frame.read(collection, name) or ()), value))
+        return True
+
+    def perturb(self, name: str, value: Tensor, collection: str = "perturbations") -> Tensor:
+        """Add a zero variable to a value, so that the gradient with respect to the value can be asked for."""
+        frame = self._bound_frame(f"perturb of {name!r}")
+        if frame.context.declared is not None:
+            shape, dtype = tuple(value.shape), value.dtype
+            frame.declare(
+                collection, name, shape, dtype, None, lambda _, device: torch.zeros(shape, dtype=dtype, device=device)
+            )
+            return value
+        stored = frame.read(collection, name)
+        return value if stored is None else value + stored
+
+    def make_key(self, stream: str = "dropout") -> Key:
+        """A fresh key of a named stream, its own for this module and this draw."""
+        return self._bound_frame(f"a key of {stream!r}").make_key(stream)
+
+    def constrain(self, value: Tensor, axes: Axes) -> Tensor:
+        """Lay an activation out by the logical names of its dimensions, where `apply` was given a sharding."""
+        frame = self._frame
+        if frame is None or frame.context.sharding is None:
+            return value
+        return frame.context.sharding.constrain(value, axes)  # type: ignore[no-any-return]
+
+    @property
+    def is_initialising(self) -> bool:
+        """Whether shapes are being inferred (and no numbers computed)."""
+        return self._frame is not None and self._frame.context.declared is not None
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The way from the root module to this one."""
+        return () if self._frame is None else self._frame.path
+
+    def _bound_frame(self, what: str) -> Frame:
+        if self._frame is None:
+            raise UnboundModuleError(type(self).__name__, what)
+        return self._frame
+
+
+def bound_at(module: M, frame: Frame) -> M:
+    # A copy by hand: `dataclasses.replace` would run the generated __init__ again at three times the price.
+    copy = object.__new__(type(module))
+    fields = copy.__dict__
+    fields.update(module.__dict__)
+    fields["_frame"] = frame
+    return copy
+
+
+def _entered(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A module's method that opens its frame: names may be used once in each outermost call."""
+    is_call = name == "__call__"
+
+    @functools.wraps(method)
+    def entered(self: Module, /, *args: Any, **kwargs: Any) -> Any:
+        frame = self._frame
+        if frame is None:
+            if is_call:
+                raise UnboundModuleError(type(self).__name__, "calling it")
+            return method(self, *args, **kwargs)
+        if frame.depth:
+            return method(self, *args, **kwargs)
+        if frame.names:
+            frame.names = set()
+        frame.depth = 1
+        try:
+            hook = frame.context.hook
+            if hook is not None and is_call:
+                return hook(self, method, args, kwargs)
+            return method(self, *args, **kwargs)
+        finally:
+            frame.depth = 0
+
+    return entered
+
+
+def _method(bound: Module, method: str | Callable[..., Any] | None) -> Callable[..., Any]:
+    if method is None:
+        return bound
+    if isinstance(method, str):
+        return getattr(bound, method)  # type: ignore[no-any-return]
+    return functools.partial(method, bound)
+
+
+def _stores(variables: Variables) -> dict[str, Store]:
+    stores: dict[str, Store] = {}
+    for name, collection in variables.items():
+        tree = freeze(collection)
+        if not isinstance(tree, Tree):
+            raise TransformError(
+                f"the collection {name!r} is a {type(collection).__name__}, not a mapping",
+                fix="pass variables by collection, such as {'params': params}",
+            )
+        stores[name] = tree._data
+    return stores
+
+
+def _mutable(mutable: Mutable) -> frozenset[str] | None:
+    if mutable is True:
+        return None
+    if mutable is False:
+        return frozenset()
+    return frozenset((mutable,)) if isinstance(mutable, str) else frozenset(mutable)
+
+
+def _made(declaration: Declaration, root: Key, device: torch.device) -> Tensor:
+    path, name = declaration.path[:-1], declaration.path[-1]
+    value = declaration.make(fold_in(root, ".".join((declaration.collection, *declaration.path))), device)
+    if not isinstance(value, Tensor):
+        raise InitialiserError(name, path, f"returned a {type(value).__name__}")
+    if tuple(value.shape) != declaration.shape:
+        raise InitialiserError(name, path, f"returned the shape {tuple(value.shape)}, not {declaration.shape}")
+    return value
+
+
+def _checked(value: Tensor, name: str, frame: Frame) -> Tensor:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if isinstance(value, FakeTensor):
+        raise InitialiserError(name, frame.path, "depends on the input, which has no numbers while shapes are inferred")
+    return value
+
+
+def _fake(mode: Any, tensor: Tensor) -> Tensor:
+    if tensor.device.type == "meta":
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=torch.get_default_device())
+    return mode.from_tensor(tensor)  # type: ignore[no-any-return]
+
+
+def _device_of(tree: Any) -> torch.device:
+    """The device of the first tensor; inputs on meta stand for ones on the default device."""
+    for leaf in pytree.tree_leaves(tree):
+        if isinstance(leaf, Tensor) and leaf.device.type != "meta":
+            return leaf.device
+    return torch.get_default_device()

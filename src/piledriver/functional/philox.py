@@ -1,0 +1,64 @@
+"""Philox4x32-10 on torch integers: the same bits on every device, under `vmap` and inside compiled graphs.
+
+`core.random` has the same block function in numpy; a test holds the two together. Words are 32-bit numbers in int64
+tensors: a product of two of them may overflow the sign, but its bits are right, and a shift and a mask read them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Word = int | Tensor
+
+_MASK = 0xFFFFFFFF
+_M0, _M1 = 0xD2511F53, 0xCD9E8D57
+_W0, _W1 = 0x9E3779B9, 0xBB67AE85
+
+
+def philox4x32(counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]) -> tuple[Word, Word, Word, Word]:
+    """Four 32-bit counter words and two key words to four random words; ints stay ints, tensors stay tensors.
+
+    >>> [hex(word) for word in philox4x32((0, 0, 0, 0), (0, 0))]
+    ['0x6627e8d5', '0xe169c58d', '0xbc57ac4c', '0x9b00dbd8']
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        product0, product1 = c0 * _M0, c2 * _M1
+        c0, c1, c2, c3 = (
+            ((product1 >> 32) & _MASK) ^ c1 ^ k0,
+            product1 & _MASK,
+            ((product0 >> 32) & _MASK) ^ c3 ^ k1,
+            product0 & _MASK,
+        )
+        k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
+    return c0, c1, c2, c3
+
+
+def low(value: Word) -> Word:
+    """The low 32 bits of a 64-bit pattern."""
+    return value & _MASK
+
+
+def high(value: Word) -> Word:
+    """The high 32 bits of a 64-bit pattern (an arithmetic shift, so the sign has to be masked away)."""
+    return (value >> 32) & _MASK
+
+
+def joined(low_word: Word, high_word: Word) -> Word:
+    """The 64-bit pattern of two words; Python ints come back signed, as an int64 tensor would hold them."""
+    value = low_word | (high_word << 32)
+    if isinstance(value, int) and value >= 1 << 63:
+        return value - (1 << 64)
+    return value
+
+
+def random_words(key: Word, lane: int, start: int, stop: int, device: torch.device | str) -> Tensor:
+    """The words number `start` (a multiple of 4) to `stop`, rounded up to whole blocks, in int64.
+
+    Number i is word i % 4 of the block with counter (i // 4, lane), whatever the range that was asked for.
+    """
+    blocks = torch.arange(start // 4, (stop + 3) // 4, dtype=torch.int64, device=device)
+    words = philox4x32((low(blocks), high(blocks), low(lane), high(lane)), (low(key), high(key)))
+    return torch.stack([torch.as_tensor(word) for word in words], dim=-1).reshape(-1)

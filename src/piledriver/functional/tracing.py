@@ -1,0 +1,72 @@
+"""What surrounds the code that is running: nested gradients, functorch transforms, a compiler.
+
+Some operators have no rule for some transforms (fused attention has no second derivative, no forward mode); the layers
+ask here which path to take.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch._C._functorch import TransformType, maybe_current_level
+
+
+class _Depth(threading.local):
+    value = 0
+
+
+_autograd = _Depth()
+
+
+class _CompiledGradients:
+    # A plain attribute, not a thread-local: the compiler traces through it, and it is back at 0 when the trace ends.
+    depth = 0
+
+
+def gradient_depth() -> int:
+    """How many of our `value_and_grad` are running in this thread on ordinary autograd."""
+    return _autograd.value
+
+
+@contextmanager
+def one_more_gradient() -> Iterator[None]:
+    """Count one for the duration of a block."""
+    _autograd.value += 1
+    try:
+        yield
+    finally:
+        _autograd.value -= 1
+
+
+def compiled_gradient_depth() -> int:
+    """How many `value_and_grad` are being traced into the graph that is being compiled."""
+    return _CompiledGradients.depth
+
+
+def add_compiled_gradients(count: int) -> None:
+    """Enter (+1) or leave (-1) a gradient inside a graph that is being compiled."""
+    _CompiledGradients.depth += count
+
+
+def inside_functorch() -> bool:
+    """Whether a `torch.func` transform is running; only for eager code, which the compiler never sees."""
+    return maybe_current_level() is not None
+
+
+def fused_kernels_lack_a_rule(device: str) -> bool:
+    """Whether what surrounds us has no rule for fused attention: forward mode, a second derivative, vmap on a CPU."""
+    if torch.compiler.is_compiling():
+        return compiled_gradient_depth() > 1
+    grads, others = gradient_depth(), set()
+    if maybe_current_level() is not None:
+        from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+
+        for interpreter in retrieve_all_functorch_interpreters():
+            if interpreter.key() == TransformType.Grad:
+                grads += 1
+            else:
+                others.add(interpreter.key())
+    return grads > 1 or TransformType.Jvp in others or (device == "cpu" and TransformType.Vmap in others)

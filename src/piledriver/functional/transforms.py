@@ -1,0 +1,181 @@
+"""Derivatives, batching and compilation of pure functions over trees.
+
+Each takes a function or a module; an unbound module stands for its `apply`, a function of `(variables, *args)`.
+
+`value_and_grad` has two engines with one meaning. On its own it uses ordinary autograd, which is the cheapest and
+takes DTensors; inside another transform or a compiled graph it uses `torch.func`, which nests. So there are two ways
+to compile a step: `jit(value_and_grad(f))` is one graph of everything, `value_and_grad(jit(f))` is a forward and a
+backward graph with activations chosen by torch's min-cut partitioner.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from piledriver.functional.errors import TransformError
+from piledriver.functional.lift import Remat
+from piledriver.functional.module import Module
+from piledriver.functional.remat import recomputed
+from piledriver.functional.tracing import add_compiled_gradients, gradient_depth, inside_functorch, one_more_gradient
+
+Argnums = int | tuple[int, ...]
+
+
+def as_function(function: Any) -> Callable[..., Any]:
+    """The function itself, or an unbound module's `apply`."""
+    if isinstance(function, Module) and function._frame is None:
+        return function.apply
+    if not callable(function):
+        raise TransformError(f"cannot transform a {type(function).__name__}", fix="pass a function or a module")
+    return function  # type: ignore[no-any-return]
+
+
+def grad(function: Any, argnums: Argnums = 0, has_aux: bool = False) -> Callable[..., Any]:
+    """The gradient of a scalar function with respect to arguments (trees of tensors); `(grads, aux)` with aux."""
+    both = value_and_grad(function, argnums, has_aux)
+
+    @functools.wraps(as_function(function))
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        value, grads = both(*args, **kwargs)
+        return (grads, value[1]) if has_aux else grads
+
+    return wrapped
+
+
+def value_and_grad(function: Any, argnums: Argnums = 0, has_aux: bool = False) -> Callable[..., Any]:
+    """`(value, grads)`, or `((value, aux), grads)` where the function returns `(value, aux)`.
+
+    >>> value_and_grad(lambda tree: (tree["w"] ** 2).sum())({"w": torch.tensor([1.0, 2.0])})
+    (tensor(5.), {'w': tensor([2., 4.])})
+    """
+    plain = as_function(function)
+
+    @functools.wraps(plain)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            add_compiled_gradients(1)
+            grads, value = torch.func.grad_and_value(plain, argnums, has_aux)(*args, **kwargs)
+            add_compiled_gradients(-1)
+            return value, grads
+        if inside_functorch():
+            grads, value = torch.func.grad_and_value(plain, argnums, has_aux)(*args, **kwargs)
+            return value, grads
+        return _by_autograd(plain, argnums, has_aux, args, kwargs)
+
+    return wrapped
+
+
+def _by_autograd(
+    function: Callable[..., Any], argnums: Argnums, has_aux: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    chosen = (argnums,) if isinstance(argnums, int) else argnums
+    if not all(-len(args) <= i < len(args) for i in chosen):
+        raise TransformError(f"argnums {argnums} with {len(args)} arguments", fix="count from 0")
+    depth = gradient_depth()  # an inner gradient must leave a graph for the outer one
+    leaves, structure = pytree.tree_flatten(tuple(args[i] for i in chosen))
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
+            what = f"a tensor of {leaf.dtype}" if isinstance(leaf, Tensor) else f"a {type(leaf).__name__}"
+            raise TransformError(f"cannot differentiate with respect to {what}", fix="choose other argnums")
+    with one_more_gradient(), torch.enable_grad():
+        # Nested, the leaves stay in the outer graph; outermost, they are cut from whatever made them.
+        fresh = [one.view_as(one) if depth and one.requires_grad else one.detach().requires_grad_() for one in leaves]
+        filled = list(args)
+        for i, tree in zip(chosen, pytree.tree_unflatten(fresh, structure), strict=True):
+            filled[i] = tree
+        output = function(*filled, **kwargs)
+        value, aux = output if has_aux else (output, None)
+        if not isinstance(value, Tensor) or value.ndim:
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise TransformError(f"grad of a function that returns {shape}", fix="return one number: take the mean")
+        found = _gradients(value, fresh, create_graph=depth > 0)
+    grads = pytree.tree_unflatten(found, structure)
+    if not depth:
+        value, aux = pytree.tree_map_only(Tensor, Tensor.detach, (value, aux))
+    picked = grads[0] if isinstance(argnums, int) else grads
+    return ((value, aux) if has_aux else value), picked
+
+
+def _gradients(value: Tensor, inputs: Sequence[Tensor], create_graph: bool) -> list[Tensor]:
+    if not value.requires_grad:
+        return [torch.zeros_like(one) for one in inputs]
+    found = torch.autograd.grad(value, inputs, create_graph=create_graph, allow_unused=True)
+    return [torch.zeros_like(one) if grad is None else grad for one, grad in zip(inputs, found, strict=True)]
+
+
+def vmap(function: Any, in_axes: Any = 0, out_axes: Any = 0, chunk_size: int | None = None) -> Callable[..., Any]:
+    """Map over a dimension of the arguments; `in_axes` is a number, None, or a tree of them."""
+    plain = as_function(function)
+    return torch.func.vmap(plain, in_dims=in_axes, out_dims=out_axes, chunk_size=chunk_size)
+
+
+def jvp(function: Any, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+    """The value and its derivative along the tangents (forward mode)."""
+    return torch.func.jvp(as_function(function), primals, tangents)  # type: ignore[no-any-return]
+
+
+def vjp(function: Any, *primals: Any, has_aux: bool = False) -> Any:
+    """The value and a function from cotangents to gradients (reverse mode)."""
+    return torch.func.vjp(as_function(function), *primals, has_aux=has_aux)
+
+
+def remat(function: Any) -> Any:
+    """A function or module that computes itself again in the backward pass instead of keeping what is inside.
+
+    Gradients flow to the arguments only; a module's variables are among them.
+    """
+    return Remat(function) if isinstance(function, Module) else recomputed(as_function(function))
+
+
+def jit(
+    function: Any,
+    *,
+    donate: bool = False,
+    fullgraph: bool = True,
+    dynamic: bool | None = None,
+    backend: str = "inductor",
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """`torch.compile` of a pure function over trees. Pass steps and keys as tensors, or it compiles for each number.
+
+    With `donate` the first argument's memory is taken over by the first result, which must have the same structure
+    (`state, loss = step(state, batch)`): no second copy of parameters and moments. Do not use the old one afterwards.
+    """
+    plain = _donating(as_function(function)) if donate else as_function(function)
+    compiled = torch.compile(plain, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options)
+    return functools.wraps(plain)(lambda *args, **kwargs: compiled(*args, **kwargs))
+
+
+def _donating(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def donating(first: Any, *args: Any, **kwargs: Any) -> Any:
+        output = function(first, *args, **kwargs)
+        made = output[0] if isinstance(output, tuple) else output
+        old = pytree.tree_leaves(first)
+        new, structure = pytree.tree_flatten(made)
+        if len(old) != len(new):
+            raise TransformError(f"donated {len(old)} leaves for {len(new)}", fix="return the new state first")
+        for mine, fresh in zip(old, new, strict=True):
+            if isinstance(mine, Tensor) and mine is not fresh:
+                mine.copy_(fresh)
+        kept = pytree.tree_unflatten(old, structure)
+        return (kept, *output[1:]) if isinstance(output, tuple) else kept
+
+    return donating
+
+
+def eval_shape(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """What a function returns for these arguments, on the meta device: shapes and dtypes without computing."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        fake_args, fake_kwargs = pytree.tree_map_only(Tensor, mode.from_tensor, (args, kwargs))
+        output = as_function(function)(*fake_args, **fake_kwargs)
+    return pytree.tree_map_only(Tensor, lambda one: torch.empty(one.shape, dtype=one.dtype, device="meta"), output)

@@ -1,0 +1,275 @@
+"""Immutable trees: nested mappings from names to tensors that never change.
+
+A `Tree` is what `init` returns and `apply` reads. It is a torch pytree, so `torch.func` and `tree_map` take it as it
+is. Keys are kept in natural order (`layers_2` before `layers_10`), so that trees with the same names always have the
+same structure, however they were made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from piledriver.functional.errors import ImmutableTreeError, TreeStructureError
+
+Path = tuple[str, ...]
+
+_DIGITS = re.compile(r"(\d+)")
+
+
+class Tree(Mapping[str, Any]):
+    """A frozen nested mapping. Read it like a dict; change it by making another one.
+
+    >>> tree = Tree({"a": {"b": 1}, "c": 2})
+    >>> tree["a"]["b"], tree.at("a.b")
+    (1, 1)
+    >>> tree.set("a.b", 5)
+    Tree({'a': {'b': 5}, 'c': 2})
+    >>> tree["c"] = 3
+    Traceback (most recent call last):
+    ...
+    piledriver.functional.errors.ImmutableTreeError: trees are immutable: ... Fix: make a new tree...
+    """
+
+    __slots__ = ("_data",)
+    _data: dict[str, Any]
+
+    def __init__(self, data: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> None:
+        items = dict(data)
+        ordered = sorted(items, key=natural) if len(items) > 1 else items
+        object.__setattr__(self, "_data", {name: freeze(items[name]) for name in ordered})
+
+    def __getitem__(self, name: str) -> Any:
+        return self._data[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._data)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._data
+
+    def __repr__(self) -> str:
+        return f"Tree({{{', '.join(f'{name!r}: {_shown(value)}' for name, value in self._data.items())}}})"
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._data))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tree, (thaw(self),)
+
+    def at(self, path: str | Path) -> Any:
+        """The value under a dotted path."""
+        node: Any = self
+        for name in split_path(path):
+            if not isinstance(node, Mapping) or name not in node:
+                raise TreeStructureError(
+                    f"no {name!r} on the way to {'.'.join(split_path(path))!r}",
+                    fix=f"there is {', '.join(node) if isinstance(node, Mapping) else 'a leaf'}",
+                )
+            node = node[name]
+        return node
+
+    def set(self, path: str | Path, value: Any) -> Tree:
+        """A new tree with one value replaced or added; the rest is shared, not copied."""
+        first, *rest = split_path(path)
+        if not rest:
+            return Tree({**self._data, first: value})
+        below = self._data.get(first, Tree())
+        if not isinstance(below, Tree):
+            raise TreeStructureError(f"{first!r} is a leaf, so nothing can be set below it", fix="remove it first")
+        return Tree({**self._data, first: below.set(tuple(rest), value)})
+
+    def without(self, path: str | Path) -> Tree:
+        """A new tree that lacks one value or subtree; mappings left empty disappear with it."""
+        self.at(path)
+        first, *rest = split_path(path)
+        kept = {name: value for name, value in self._data.items() if name != first}
+        below = self._data[first].without(tuple(rest)) if rest else Tree()
+        return Tree({**kept, first: below} if len(below) else kept)
+
+    def merge(self, other: Mapping[str, Any]) -> Tree:
+        """A new tree with everything of both; where both have a leaf, the other's wins."""
+        merged = dict(self._data)
+        for name, value in other.items():
+            mine = merged.get(name)
+            merged[name] = mine.merge(value) if isinstance(mine, Tree) and isinstance(value, Mapping) else value
+        return Tree(merged)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same tree as plain, mutable dicts (new ones: the tree itself stays as it is)."""
+        return {name: thaw(value) for name, value in self._data.items()}
+
+    def _refuse(self, action: str) -> NoReturn:
+        raise ImmutableTreeError(action)
+
+    def __setitem__(self, name: str, value: Any) -> NoReturn:
+        self._refuse(f"setting {name!r}")
+
+    def __delitem__(self, name: str) -> NoReturn:
+        self._refuse(f"deleting {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        self._refuse(f"setting the attribute {name!r}")
+
+    def update(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused, with the way to do it."""
+        self._refuse("update()")
+
+    def pop(self, *_: Any) -> NoReturn:
+        """Refused, with the way to do it."""
+        self._refuse("pop()")
+
+
+def _shown(value: Any) -> str:
+    """A leaf in a few words: tensors by dtype and shape, since a model's numbers fill a terminal and say nothing."""
+    if isinstance(value, Tree):
+        return "{" + ", ".join(f"{name!r}: {_shown(below)}" for name, below in value.items()) + "}"
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """A sort key under which `layers_2` comes before `layers_10`."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in _DIGITS.split(name) if part]
+
+
+def freeze(value: Any) -> Any:
+    """A mapping as a `Tree`; anything else as it is."""
+    if isinstance(value, Mapping) and not isinstance(value, Tree):
+        return Tree(value)
+    return value
+
+
+def thaw(value: Any) -> Any:
+    """A `Tree` as plain dicts; anything else as it is."""
+    return {name: thaw(below) for name, below in value.items()} if isinstance(value, Tree) else value
+
+
+def split_path(path: str | Path) -> Path:
+    """A dotted path as a tuple."""
+    return tuple(path.split(".")) if isinstance(path, str) else tuple(path)
+
+
+def trusted(data: dict[str, Any]) -> Tree:
+    """A tree around a dict whose keys are in natural order and whose mappings are trees; nothing is checked."""
+    tree = object.__new__(Tree)
+    object.__setattr__(tree, "_data", data)
+    return tree
+
+
+def flatten(tree: Mapping[str, Any], prefix: Path = ()) -> dict[Path, Any]:
+    """Leaves by path. Empty mappings vanish.
+
+    >>> flatten(Tree({"a": {"b": 1}}))
+    {('a', 'b'): 1}
+    """
+    found: dict[Path, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            found.update(flatten(value, (*prefix, name)))
+        else:
+            found[(*prefix, name)] = value
+    return found
+
+
+def unflatten(leaves: Mapping[Path, Any] | Mapping[str, Any]) -> Tree:
+    """The tree with these leaves; the inverse of `flatten`, and it also takes dotted paths.
+
+    >>> unflatten({"a.b": 1})
+    Tree({'a': {'b': 1}})
+    """
+    nested: dict[str, Any] = {}
+    for path, value in leaves.items():
+        *above, name = split_path(path)
+        node = nested
+        for step in above:
+            node = node.setdefault(step, {})
+            if not isinstance(node, dict):
+                raise TreeStructureError(f"{'.'.join(split_path(path))!r} lies below a leaf", fix="rename one of them")
+        if isinstance(node.get(name), dict):
+            raise TreeStructureError(f"{'.'.join(split_path(path))!r} is both a leaf and a mapping", fix="rename one")
+        node[name] = value
+    return Tree(nested)
+
+
+def map_with_path(function: Callable[[Path, Any], Any], tree: Mapping[str, Any], prefix: Path = ()) -> Tree:
+    """Apply `function(path, leaf)` to every leaf.
+
+    >>> map_with_path(lambda path, leaf: ".".join(path), Tree({"a": {"b": 1}}))
+    Tree({'a': {'b': 'a.b'}})
+    """
+    return Tree(
+        {
+            name: map_with_path(function, value, (*prefix, name))
+            if isinstance(value, Mapping)
+            else function((*prefix, name), value)
+            for name, value in tree.items()
+        }
+    )
+
+
+def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Apply a function to the leaves of trees of one structure (any torch pytree)."""
+    return pytree.tree_map(function, tree, *others)
+
+
+def tree_leaves(tree: Any) -> list[Any]:
+    """The leaves of any torch pytree."""
+    return pytree.tree_leaves(tree)
+
+
+def leaves_of(tree: Any) -> list[Any]:
+    """The leaves of a tree of mappings in key order, in a third of the time that the general walk takes."""
+    if not isinstance(tree, Tree):
+        return pytree.tree_leaves(tree)
+    found: list[Any] = []
+    _collect(tree, found)
+    return found
+
+
+def _collect(tree: Tree, found: list[Any]) -> None:
+    for value in tree._data.values():
+        if isinstance(value, Tree):
+            _collect(value, found)
+        else:
+            found.append(value)
+
+
+def rebuild(tree: Any, leaves: Iterable[Any]) -> Any:
+    """A tree of the same structure with other leaves; the inverse of `leaves_of`."""
+    if not isinstance(tree, Tree):
+        return pytree.tree_unflatten(list(leaves), pytree.tree_structure(tree))
+    return _filled(tree, iter(leaves))
+
+
+def _filled(tree: Tree, leaves: Iterator[Any]) -> Tree:
+    return trusted(
+        {name: _filled(value, leaves) if isinstance(value, Tree) else next(leaves) for name, value in tree._data.items()}
+    )
+
+
+def _flatten_tree(tree: Tree) -> tuple[list[Any], tuple[str, ...]]:
+    return list(tree._data.values()), tuple(tree._data)
+
+
+def _flatten_tree_with_keys(tree: Tree) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
+    return [(pytree.MappingKey(name), value) for name, value in tree._data.items()], tuple(tree._data)
+
+
+def _unflatten_tree(values: Iterable[Any], names: tuple[str, ...]) -> Tree:
+    return trusted(dict(zip(names, values, strict=True)))
+
+
+pytree.register_pytree_node(
+    Tree,
+    _flatten_tree,
+    _unflatten_tree,
+    serialized_type_name="piledriver.functional.Tree",
+    flatten_with_keys_fn=_flatten_tree_with_keys,
+)
