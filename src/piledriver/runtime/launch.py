@@ -88,10 +88,8 @@ def run_agent(wanted: LaunchConfig, count: int, entry: str | Callable[..., Any],
 
 def _failure(error: Any, wanted: LaunchConfig) -> LaunchError:
     rank, first = error.get_first_failure()
-    said = str(first.message).strip()
-    if said.startswith("{"):
-        said = "no message"
-    last = said.splitlines()[-1] if said else "no message"
+    said = first.message["message"] if isinstance(first.message, dict) else first.message
+    last = next(iter(str(said).strip().splitlines()), "no message")
     signal = f"killed by {first.signal_name()}" if first.exitcode < 0 else f"exit code {first.exitcode}"
     tried = f" after {wanted.max_restarts} restart(s)" if wanted.max_restarts else ""
     where = f"read {wanted.log_dir}" if wanted.log_dir else "its traceback is above"

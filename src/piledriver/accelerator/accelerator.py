@@ -1,0 +1,621 @@
+"""`Accelerator`: the verbs that a training loop says. Each one asks the room that knows; nothing is decided here twice.
+
+    accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=4)
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    for batch in loader:
+        with accelerator.accumulate(model, count=batch["tokens"]):
+            accelerator.backward(model(batch).loss)
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step(); scheduler.step(); optimizer.zero_grad()
+
+The names and arguments are those of Hugging Face Accelerate; docs/accelerate.md lists where ours differs and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from piledriver.accelerator import clipping, prepare, uneven
+from piledriver.accelerator.accumulation import Count, GradientState, ItemMean
+from piledriver.accelerator.errors import NotPreparedError, OptionError
+from piledriver.accelerator.facts import ProcessFacts
+from piledriver.accelerator.memory import release_memory
+from piledriver.accelerator.metrics import gather_for_metrics
+from piledriver.accelerator.options import (
+    AutocastKwargs,
+    DataLoaderConfiguration,
+    DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+    PrecisionType,
+    ProfileKwargs,
+    ProjectConfiguration,
+    TorchDynamoPlugin,
+)
+from piledriver.accelerator.precision import autocast_context, check_precision, grad_scaler, resolve_precision
+from piledriver.accelerator.saving import StateSaver
+from piledriver.accelerator.settings import Handlers, resolve_accumulation, resolve_project, say_what_is_missing
+from piledriver.accelerator.strategy import Strategy, choose_strategy
+from piledriver.accelerator.tracking import Trackers
+from piledriver.accelerator.unwrap import unwrap
+from piledriver.runtime.collectives import gather, lost_peers_named, pad_across_processes, reduce
+from piledriver.runtime.connection import connect, disconnect
+from piledriver.runtime.trigger import Trigger
+from piledriver.runtime.world import World, detect_world
+
+T = TypeVar("T")
+
+
+class Accelerator(ProcessFacts):
+    """One loop on any hardware.
+
+    >>> accelerator = Accelerator(cpu=True)
+    >>> model = nn.Linear(2, 1)
+    >>> model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    >>> accelerator.backward(model(torch.ones(1, 2)).sum())
+    >>> optimizer.step()
+    """
+
+    scheduler_steps_per_optimizer_step = 1
+    """One optimizer step is one scheduler step, on any number of processes."""
+
+    def __init__(
+        self,
+        device_placement: bool = True,
+        split_batches: bool | None = None,
+        mixed_precision: PrecisionType | str | None = None,
+        gradient_accumulation_steps: int = 1,
+        cpu: bool = False,
+        dataloader_config: DataLoaderConfiguration | None = None,
+        deepspeed_plugin: Any = None,
+        fsdp_plugin: Any = None,
+        torch_tp_plugin: Any = None,
+        megatron_lm_plugin: Any = None,
+        rng_types: Sequence[Any] | None = None,
+        log_with: Any = None,
+        project_dir: str | None = None,
+        project_config: ProjectConfiguration | None = None,
+        gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
+        step_scheduler_with_optimizer: bool = True,
+        kwargs_handlers: Sequence[Any] | None = None,
+        dynamo_backend: Any = None,
+        dynamo_plugin: TorchDynamoPlugin | None = None,
+        deepspeed_plugins: Any = None,
+        parallelism_config: Any = None,
+        *,
+        world: World | None = None,
+    ) -> None:
+        say_what_is_missing(
+            deepspeed_plugin=deepspeed_plugin or deepspeed_plugins,
+            fsdp_plugin=fsdp_plugin,
+            torch_tp_plugin=torch_tp_plugin,
+            megatron_lm_plugin=megatron_lm_plugin,
+            parallelism_config=parallelism_config,
+        )
+        handlers = Handlers.sorted_out(kwargs_handlers)
+        precision = resolve_precision(mixed_precision)
+        self._enter_world(cpu, handlers.process_group, precision, world)
+        check_precision(self.mixed_precision, self.device)
+        self.device_placement = device_placement
+        self.dataloader_config = dataloader_config or DataLoaderConfiguration()
+        if split_batches is not None:
+            self.dataloader_config.split_batches = split_batches
+        self.gradient_state = self._make_gradient_state(
+            resolve_accumulation(gradient_accumulation_plugin, gradient_accumulation_steps)
+        )
+        self.autocast_handler: AutocastKwargs = handlers.autocast
+        self.ddp_handler: DistributedDataParallelKwargs | None = handlers.replicas
+        self.scaler_handler: GradScalerKwargs | None = handlers.scaler
+        self.init_handler: InitProcessGroupKwargs | None = handlers.process_group
+        self.profile_handler: ProfileKwargs | None = handlers.profile
+        if dynamo_plugin is not None and dynamo_backend is not None:
+            raise OptionError("both dynamo_plugin and dynamo_backend were given", fix="give one of them")
+        self.dynamo_plugin = dynamo_plugin or TorchDynamoPlugin(backend=dynamo_backend)
+        self.scaler = grad_scaler(self.mixed_precision, self.device, self.scaler_handler)
+        self.native_amp = self.mixed_precision in ("fp16", "bf16")
+        self.project_configuration = resolve_project(project_config, project_dir)
+        self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
+        self.rng_types = list(rng_types) if rng_types is not None else ["generator"]
+        self.strategy: Strategy = choose_strategy(self.world, self.ddp_handler)
+        self.flag_tensor = None
+        self._models: list[nn.Module] = []
+        self._optimizers: list[Any] = []
+        self._schedulers: list[Any] = []
+        self._dataloaders: list[Any] = []
+        self._item_mean = ItemMean()
+        self._trigger = Trigger(self.world)
+        self._saver = StateSaver()
+        self._tracking = Trackers(log_with, self.logging_dir)
+
+    def _enter_world(
+        self, cpu: bool, process_group: InitProcessGroupKwargs | None, precision: str, world: World | None
+    ) -> None:
+        """Find out who we are and connect. The compatible subclass looks into its shared state first."""
+        self.world = world if world is not None else detect_world(device="cpu" if cpu else None)
+        self._mixed_precision = precision
+        connect(self.world, timeout=process_group.timeout if process_group is not None else None)
+
+    def _make_gradient_state(self, plugin: GradientAccumulationPlugin) -> GradientState:
+        return GradientState(plugin)
+
+    # What it was told.
+
+    @property
+    def mixed_precision(self) -> str:
+        """The precision that prepared models compute in: no, fp16, bf16 or fp8."""
+        return self._mixed_precision
+
+    @property
+    def multi_device(self) -> bool:
+        """Whether several processes with an accelerator each train together."""
+        return self.use_distributed and self.device.type != "cpu"
+
+    @property
+    def split_batches(self) -> bool:
+        """Whether a loader's batch size is that of all processes together."""
+        return self.dataloader_config.split_batches
+
+    @property
+    def dispatch_batches(self) -> bool | None:
+        """Whether only the main process reads."""
+        return self.dataloader_config.dispatch_batches
+
+    @property
+    def even_batches(self) -> bool:
+        """Whether the end of the data is filled up so that all processes take the same number of batches."""
+        return self.dataloader_config.even_batches
+
+    @even_batches.setter
+    def even_batches(self, value: bool) -> None:
+        self.dataloader_config.even_batches = value
+
+    @property
+    def use_seedable_sampler(self) -> bool:
+        """Whether loaders shuffle by (seed, epoch)."""
+        return self.dataloader_config.use_seedable_sampler
+
+    @property
+    def non_blocking(self) -> bool:
+        """Whether batches are copied to the device while the loop goes on."""
+        return self.dataloader_config.non_blocking
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        """Whether torchdata's stateful loader does the work."""
+        return self.dataloader_config.use_stateful_dataloader
+
+    @property
+    def project_dir(self) -> str | None:
+        """The folder of the run."""
+        return self.project_configuration.project_dir
+
+    @property
+    def logging_dir(self) -> str | None:
+        """The folder of the trackers."""
+        return self.project_configuration.logging_dir
+
+    @property
+    def save_iteration(self) -> int:
+        """The number of the next automatic checkpoint."""
+        return self.project_configuration.iteration
+
+    @property
+    def parallelism_config(self) -> Any:
+        """None: layouts come with the engine."""
+        return None
+
+    @property
+    def torch_device_mesh(self) -> Any:
+        """None where there is one copy of the model per process."""
+        return None
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """Whether parameters are sharded."""
+        return False
+
+    @property
+    def is_composable_parallelism_enabled(self) -> bool:
+        """Whether parameters are sharded over a mesh."""
+        return False
+
+    @property
+    def fp8_backend(self) -> Any:
+        """None: fp8 comes with the engine."""
+        return None
+
+    @property
+    def deepspeed_plugin(self) -> Any:
+        """None: one engine does what its stages do."""
+        return None
+
+    @property
+    def should_save_model(self) -> bool:
+        """Whether this process writes a whole model."""
+        return self.is_main_process
+
+    @property
+    def tensor_parallel_rank(self) -> int:
+        """Place on the tensor axis."""
+        return 0
+
+    @property
+    def pipeline_parallel_rank(self) -> int:
+        """Place on the pipeline axis."""
+        return 0
+
+    @property
+    def context_parallel_rank(self) -> int:
+        """Place on the context axis."""
+        return 0
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """Place on the data axis: every process is a replica."""
+        return self.process_index
+
+    @property
+    def data_parallel_shard_rank(self) -> int:
+        """Place on the sharding axis."""
+        return 0
+
+    # Prepare.
+
+    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
+        """Make models, optimizers, schedulers and loaders ready for this world; returned in the order given.
+
+        A model is the object that it was: nothing is put around it. Anything unknown is returned as it is.
+        """
+        if device_placement is not None and len(device_placement) != len(args):
+            raise OptionError(
+                f"device_placement has {len(device_placement)} entries for {len(args)} objects", fix="give one for each"
+            )
+        placement: list[bool | None] = list(device_placement) if device_placement is not None else [None] * len(args)
+        ready = prepare.prepare_all(self, args, placement)
+        return ready if len(ready) > 1 else ready[0] if ready else ready
+
+    def prepare_model(
+        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> nn.Module:
+        """Place a model, set its precision, average its gradients over processes: in place."""
+        if any(model is known for known in self._models):
+            return model
+        self._check_quantised(model)
+        placed = self.device_placement if device_placement is None else device_placement
+        model = prepare.ready_model(self, model, placed and not _is_dispatched(model), evaluation_mode)
+        model._is_accelerate_prepared = True  # type: ignore[assignment]
+        self._models.append(model)
+        return model
+
+    def prepare_optimizer(self, optimizer: Any, device_placement: bool | None = None) -> Any:
+        """An optimizer that steps when a window ends."""
+        if getattr(optimizer, "_is_accelerate_prepared", False):
+            return _listed(self._optimizers, optimizer)
+        placed = self.device_placement if device_placement is None else device_placement
+        return _listed(self._optimizers, prepare.ready_optimizer(self, optimizer, placed))
+
+    def prepare_scheduler(self, scheduler: Any) -> Any:
+        """A scheduler that steps once when its optimizer did."""
+        if getattr(scheduler, "_is_accelerate_prepared", False):
+            return _listed(self._schedulers, scheduler)
+        return _listed(self._schedulers, prepare.ready_scheduler(self, scheduler))
+
+    def prepare_data_loader(
+        self, data_loader: Any, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
+    ) -> Any:
+        """This process's share of a loader."""
+        if getattr(data_loader, "_is_accelerate_prepared", False):
+            return _listed(self._dataloaders, data_loader)
+        placed = self.device_placement if device_placement is None else device_placement
+        return _listed(self._dataloaders, prepare.ready_data_loader(self, data_loader, placed, slice_fn_for_dispatch))
+
+    # Gradients.
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether a window ends with this batch: gradients are averaged and the optimizer steps."""
+        return self.gradient_state.sync_gradients
+
+    @sync_gradients.setter
+    def sync_gradients(self, sync_gradients: bool) -> None:
+        self.gradient_state.sync_gradients = sync_gradients
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Batches per window."""
+        return self.gradient_state.num_steps
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, steps: int) -> None:
+        self.gradient_state.plugin_kwargs["num_steps"] = steps
+
+    @property
+    def step(self) -> int:
+        """Batches since the last loader's end."""
+        return self.gradient_state.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.gradient_state.step = step
+
+    @contextmanager
+    def accumulate(self, *models: nn.Module, count: Count | None = None) -> Iterator[None]:
+        """One batch of a window: gradients stay local until the window ends, then are averaged over processes.
+
+        `count` is how many items (tokens, samples) this batch's loss is the mean of. With it the window's gradient is
+        the mean over every item on every process; without it batches weigh alike, as in Accelerate.
+        """
+        ends = self.gradient_state.next_batch()
+        if count is not None or self._item_mean.batch_weight is not None:
+            held = (parameter for model in models or self._models for parameter in model.parameters())
+            self._item_mean.begin_batch(self.world, count, ends, held)
+        if ends or self.gradient_state.sync_each_batch or not self.world.is_distributed:
+            yield
+            return
+        with ExitStack() as stack:
+            for model in models:
+                stack.enter_context(self.no_sync(model))
+            yield
+
+    @contextmanager
+    def no_sync(self, model: nn.Module) -> Iterator[None]:
+        """Keep gradients local within the block."""
+        with self.strategy.no_sync(model):
+            yield
+
+    @contextmanager
+    def trigger_sync_in_backward(self, model: nn.Module) -> Iterator[None]:
+        """Average gradients in this backward although the forward ran inside `no_sync`."""
+        with self.strategy.sync_in_backward(model):
+            yield
+
+    def backward(self, loss: Any, **kwargs: Any) -> None:
+        """Weigh the loss for its window, scale it for fp16, and compute gradients."""
+        if not self._models and (self.world.is_distributed or not self._optimizers):
+            raise NotPreparedError(
+                "backward was called before any model was prepared", fix="call accelerator.prepare(model, ...) first"
+            )
+        learning_rate = kwargs.pop("learning_rate", None)
+        loss = self._item_mean.weigh(loss, self.gradient_state.num_steps)
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
+        if learning_rate is not None:
+            raise OptionError("learning_rate is for LOMO, which fuses step and backward", fix="use another optimizer")
+        if not self.world.is_distributed:
+            loss.backward(**kwargs)
+            return
+        with lost_peers_named(self.world, "averaging gradients in backward"):
+            loss.backward(**kwargs)
+
+    def unscale_gradients(self, optimizer: Any = None) -> None:
+        """Undo the scaling of fp16 gradients, once per step; clipping does it by itself."""
+        if self.scaler is None:
+            return
+        wanted = self._optimizers if optimizer is None else optimizer
+        for one in wanted if isinstance(wanted, (list, tuple)) else [wanted]:
+            inner = getattr(one, "optimizer", one)
+            if self.scaler._per_optimizer_states[id(inner)]["stage"].value == 0:
+                self.scaler.unscale_(inner)
+
+    def clip_grad_norm_(
+        self, parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float, norm_type: float = 2
+    ) -> torch.Tensor:
+        """Clip the norm of all gradients together, over every process and axis that holds a part of them."""
+        self.unscale_gradients()
+        return clipping.clip_grad_norm(parameters, max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: torch.Tensor | Iterable[torch.Tensor], clip_value: float) -> None:
+        """Clip each gradient's values."""
+        self.unscale_gradients()
+        nn.utils.clip_grad_value_(parameters, clip_value)
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether any optimizer's last step did nothing because fp16 gradients overflowed."""
+        return any(optimizer.step_was_skipped for optimizer in self._optimizers)
+
+    @contextmanager
+    def join_uneven_inputs(self, joinables: list[Any], even_batches: bool | None = None) -> Iterator[None]:
+        """Train until the last process runs out of data; those that ran out before shadow the others' collectives."""
+        with uneven.joined(self, joinables, even_batches):
+            yield
+
+    @contextmanager
+    def autocast(self, autocast_handler: AutocastKwargs | None = None) -> Iterator[None]:
+        """Compute in this run's precision within the block."""
+        with autocast_context(self.mixed_precision, self.device, autocast_handler or self.autocast_handler):
+            yield
+
+    @contextmanager
+    def profile(self, profile_handler: ProfileKwargs | None = None) -> Iterator[Any]:
+        """Profile the block; each process writes its trace into `output_trace_dir`."""
+        from piledriver.accelerator.profiling import profiled
+
+        with profiled(self, profile_handler or self.profile_handler or ProfileKwargs()) as profiler:
+            yield profiler
+
+    @contextmanager
+    def maybe_context_parallel(
+        self,
+        buffers: list[torch.Tensor] | None = None,
+        buffer_seq_dims: list[int] | None = None,
+        no_restore_buffers: set[torch.Tensor] | None = None,
+    ) -> Iterator[None]:
+        """Nothing to split: there is no context axis in this layout."""
+        yield
+
+    # Other processes.
+
+    def gather(self, tensor: Any) -> Any:
+        """Every process's tensors, joined along the first dimension."""
+        return gather(self.world, tensor)
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """The same without samples that only fill up the last batch."""
+        return gather_for_metrics(self.world, self.gradient_state, input_data, use_gather_object)
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """The sum or mean over processes."""
+        return reduce(self.world, tensor, reduction, scale)
+
+    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+        """Pad to the longest of all processes, so that it can be gathered."""
+        return pad_across_processes(self.world, tensor, dim, pad_index, pad_first)
+
+    def set_trigger(self) -> None:
+        """Ask all processes for something; they hear it at their next `check_trigger`."""
+        self._trigger.raise_flag()
+
+    def check_trigger(self) -> bool:
+        """Whether any process asked since the last check. Every process must call it."""
+        return self._trigger.check()
+
+    # Models in and out.
+
+    def unwrap_model(self, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
+        """The user's module; ours puts nothing around it, other libraries may have."""
+        return unwrap(model, keep_fp32_wrapper, keep_torch_compile)
+
+    def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> Any:
+        """The model's weights under its own keys."""
+        return (self.unwrap_model(model) if unwrap else model).state_dict()
+
+    def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
+        """Save something once per run (or per node where `save_on_each_node`)."""
+        from piledriver.accelerator.files import save_object
+
+        writes = self.is_local_main_process if self.project_configuration.save_on_each_node else self.is_main_process
+        if writes:
+            save_object(obj, f, safe_serialization)
+
+    def save_model(
+        self, model: nn.Module, save_directory: Any, max_shard_size: int | str = "10GB", safe_serialization: bool = True
+    ) -> None:
+        """Save weights as Hugging Face does: safetensors, in shards with an index where they are large."""
+        from piledriver.accelerator.files import save_model_files
+
+        save_model_files(model, save_directory, max_shard_size, safe_serialization)
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """Save and load these with `save_state` and `load_state` too."""
+        self._saver.register(*objects)
+
+    @property
+    def _custom_objects(self) -> list[Any]:
+        return self._saver.custom
+
+    def register_save_state_pre_hook(self, hook: Callable[..., None]) -> Any:
+        """Called as `hook(models, weights, folder)` before `save_state`."""
+        return self._saver.add_save_hook(hook)
+
+    def register_load_state_pre_hook(self, hook: Callable[..., None]) -> Any:
+        """Called as `hook(models, folder)` before `load_state`."""
+        return self._saver.add_load_hook(hook)
+
+    def save_state(
+        self, output_dir: Any = None, safe_serialization: bool = True, asynchronous: bool = False, **_: Any
+    ) -> str:
+        """Save everything prepared, random generators and registered objects; returns the folder.
+
+        The format is ours whatever `safe_serialization` says: nothing in it is a pickle. With `asynchronous` the loop
+        waits only for the copy to host memory; an interrupted save is never taken for a good one.
+        """
+        return self._saver.save(self, None if output_dir is None else str(output_dir), asynchronous=asynchronous)
+
+    def load_state(self, input_dir: Any = None, load_kwargs: dict[str, Any] | None = None, **options: Any) -> Any:
+        """Load what `save_state` saved, on any number of processes; reads Accelerate's folders too."""
+        location = options.pop("map_location", None)
+        if location not in (None, "cpu", "on_device"):
+            raise TypeError("Unsupported optimizer map location passed, choose one of `None`, `on_device`, `cpu`")
+        return self._saver.load(self, None if input_dir is None else str(input_dir), strict=options.get("strict", True))
+
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """The same loader without its first batches, which are not read."""
+        from piledriver.data import skip_first_batches
+
+        return skip_first_batches(dataloader, num_batches)
+
+    # Trackers.
+
+    @property
+    def trackers(self) -> list[Any]:
+        """The trackers that were started."""
+        return self._tracking.started
+
+    @property
+    def log_with(self) -> list[Any]:
+        """The trackers that were asked for."""
+        return self._tracking.wanted
+
+    def init_trackers(
+        self, project_name: str, config: dict[str, Any] | None = None, init_kwargs: dict[str, Any] | None = None
+    ) -> None:
+        """Start the trackers of `log_with`, on the main process."""
+        self._tracking.start(self.world, project_name, config, init_kwargs or {})
+
+    def get_tracker(self, name: str, unwrap: bool = False) -> Any:
+        """One tracker by name; with `unwrap` the library's own object."""
+        return self._tracking.get(self.world, name, unwrap)
+
+    def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:
+        """Log values to every tracker, on the main process."""
+        self._tracking.log(self.world, values, step, log_kwargs or {})
+
+    def end_training(self) -> None:
+        """Finish what is being saved, close the trackers, leave the process group."""
+        self._saver.close()
+        self._tracking.finish()
+        disconnect()
+
+    # Memory.
+
+    def free_memory(self, *objects: Any) -> list[None]:
+        """Let go of everything prepared: `model, optimizer = accelerator.free_memory(model, optimizer)`."""
+        for model in self._models:
+            self.strategy.release(model)
+        for kept in (self._models, self._optimizers, self._schedulers, self._dataloaders):
+            kept.clear()
+        self.gradient_state.step = 0
+        return release_memory(*objects)
+
+    def clear(self, *objects: Any) -> list[None]:
+        """The same as `free_memory`."""
+        return self.free_memory(*objects)
+
+    def verify_device_map(self, model: nn.Module) -> bool:
+        """Whether parts of a model were placed on several devices by hand."""
+        return any(
+            len(set(getattr(module, "hf_device_map", {}).values())) > 1
+            for module in model.modules()
+            if hasattr(module, "hf_device_map")
+        )
+
+    def _check_quantised(self, model: Any) -> None:
+        quantised = getattr(model, "is_loaded_in_8bit", False) or getattr(model, "is_loaded_in_4bit", False)
+        places = set(getattr(model, "hf_device_map", {}).values())
+        if quantised and places & {"cpu", "disk"} and self.device.type != "cpu_with_bitsandbytes":
+            raise OptionError(
+                "a model loaded in 8-bit or 4-bit precision with CPU or disk offload cannot be trained",
+                fix="load it on one device",
+            )
+
+    def __deepcopy__(self, memo: Any) -> Accelerator:
+        # It stands for this process's place in the world, of which there is one.
+        return self
+
+
+def _listed(known: list[Any], thing: T) -> T:
+    if not any(thing is one for one in known):
+        known.append(thing)
+    return thing
+
+
+def _is_dispatched(model: nn.Module) -> bool:
+    """Whether a model was spread over devices by hand: it must stay where it is."""
+    return len(set(getattr(model, "hf_device_map", {}).values())) > 1

@@ -1,0 +1,187 @@
+"""When are gradients averaged over processes, and what is a loss divided by.
+
+A window is the run of batches between two optimizer steps. Without counts a loss is divided by the number of batches in
+a window, as Accelerate does. With counts (tokens, samples) the gradient of the window is the mean over every item of
+every batch on every process, which is what one process with one big batch would compute.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from piledriver.accelerator.options import GradientAccumulationPlugin
+from piledriver.runtime.collectives import reduce
+from piledriver.runtime.world import World
+
+
+class GradientState:
+    """Where the loop is within a window, and which data loader it is iterating over.
+
+    >>> state = GradientState(GradientAccumulationPlugin(num_steps=2))
+    >>> [state.next_batch() for _ in range(4)]
+    [False, True, False, True]
+    """
+
+    def __init__(self, gradient_accumulation_plugin: GradientAccumulationPlugin | None = None) -> None:
+        self.sync_gradients = True
+        self.step = 0
+        self.plugin_kwargs: dict[str, Any] = {}
+        self._loaders: list[weakref.ref[Any]] = []
+        self._is_xla_gradients_synced = False
+        self.configure(gradient_accumulation_plugin)
+
+    def configure(self, plugin: GradientAccumulationPlugin | None) -> None:
+        """Take over the plugin's settings."""
+        if plugin is not None:
+            self.plugin_kwargs = plugin.to_kwargs()
+
+    @property
+    def num_steps(self) -> int:
+        """Batches per window."""
+        return int(self.plugin_kwargs.get("num_steps") or 1)
+
+    @property
+    def adjust_scheduler(self) -> bool:
+        """Kept for Accelerate's users; the scheduler is stepped once per optimizer step either way."""
+        return bool(self.plugin_kwargs.get("adjust_scheduler", False))
+
+    @property
+    def sync_with_dataloader(self) -> bool:
+        """Whether a window ends where the data does."""
+        return bool(self.plugin_kwargs.get("sync_with_dataloader", True))
+
+    @property
+    def sync_each_batch(self) -> bool:
+        """Whether gradients are averaged after every batch (less memory with sharding, more communication)."""
+        return bool(self.plugin_kwargs.get("sync_each_batch", False))
+
+    def next_batch(self) -> bool:
+        """Go on by one batch; whether the window ends with it."""
+        if self.sync_with_dataloader and self.end_of_dataloader:
+            self.step = 0
+            self.sync_gradients = True
+        else:
+            self.step += 1
+            self.sync_gradients = self.step % self.num_steps == 0
+        return self.sync_gradients
+
+    def loader_began(self, loader: Any) -> None:
+        """A prepared loader is being iterated over; the innermost one counts."""
+        self._loaders.append(weakref.ref(loader))
+
+    def loader_ended(self, loader: Any) -> None:
+        """It is not any more."""
+        self._loaders = [one for one in self._loaders if one() is not None and one() is not loader]
+
+    @property
+    def active_dataloader(self) -> Any:
+        """The innermost loader that is being iterated over, or None."""
+        while self._loaders:
+            loader = self._loaders[-1]()
+            if loader is not None:
+                return loader
+            # The loop over it was left and the loader is gone.
+            self._loaders.pop()
+        return None
+
+    @property
+    def dataloader_references(self) -> list[Any]:
+        """The loaders that are being iterated over, outermost first."""
+        return [None, *(loader() for loader in self._loaders)]
+
+    @property
+    def in_dataloader(self) -> bool:
+        """Whether a prepared loader is being iterated over."""
+        return self.active_dataloader is not None
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the batch in hand is the last one."""
+        loader = self.active_dataloader
+        return loader is not None and bool(loader.end_of_dataloader)
+
+    @property
+    def remainder(self) -> int:
+        """Samples in the last round over all processes; -1 where that is not known."""
+        loader = self.active_dataloader
+        return -1 if loader is None else int(loader.remainder)
+
+    @property
+    def is_xla_gradients_synced(self) -> bool:
+        """For torch_xla, where the optimizer step is marked by hand."""
+        return self._is_xla_gradients_synced
+
+    @is_xla_gradients_synced.setter
+    def is_xla_gradients_synced(self, synced: bool) -> None:
+        self._is_xla_gradients_synced = synced
+
+    def _set_sync_gradients(self, sync_gradients: bool) -> None:
+        self.sync_gradients = sync_gradients
+
+    # Accelerate's names for the two calls that its loaders make.
+    def _add_dataloader(self, dataloader: Any) -> None:
+        self.loader_began(dataloader)
+
+    def _remove_dataloader(self, dataloader: Any) -> None:
+        self.loader_ended(dataloader)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Loaders are referred to weakly, and a copy in another process iterates over none of them.
+        return {**self.__dict__, "_loaders": []}
+
+    def __repr__(self) -> str:
+        return (
+            f"Sync Gradients: {self.sync_gradients}\nAt end of current dataloader: {self.end_of_dataloader}\n"
+            f"Extra samples added: {self.remainder}\nGradient accumulation plugin: {self.plugin_kwargs}\n"
+        )
+
+
+Count = int | float | torch.Tensor
+
+
+class ItemMean:
+    """The mean over all items of a window: each loss is weighted by its count, and divided by the count of all.
+
+    Until the window ends the count of all is unknown, so gradients are kept as sums; at its last batch the counts of
+    all processes are added up, and what was accumulated and what is still to come are both brought to the mean.
+    """
+
+    def __init__(self) -> None:
+        self.counted: Count = 0
+        self.batch_weight: Count | None = None
+
+    def begin_batch(
+        self, world: World, count: Count | None, window_ends: bool, parameters: Iterable[torch.nn.Parameter]
+    ) -> None:
+        """A batch with `count` items begins (None: weigh batches alike)."""
+        if count is None:
+            self.batch_weight = None
+            return
+        self.counted = self.counted + count
+        self.batch_weight = count
+        if not window_ends:
+            return
+        total = reduce(world, _as_tensor(self.counted, world.device), "sum") if world.is_distributed else self.counted
+        # Averaging over processes divides by their number, the mean over items must not.
+        to_mean = world.size / (total.clamp(min=1) if isinstance(total, torch.Tensor) else max(total, 1))
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(to_mean)
+        self.batch_weight = count * to_mean
+        self.counted = 0
+
+    def weigh(self, loss: Any, num_steps: int) -> Any:
+        """The loss as it goes into backward."""
+        if self.batch_weight is not None:
+            return loss * self.batch_weight
+        return loss / num_steps if num_steps != 1 else loss
+
+
+def _as_tensor(count: Count, device: torch.device) -> torch.Tensor:
+    if isinstance(count, torch.Tensor):
+        return count.detach().to(device=device, dtype=torch.float32 if device.type == "mps" else torch.float64)
+    return torch.tensor(float(count), device=device, dtype=torch.float32 if device.type == "mps" else torch.float64)

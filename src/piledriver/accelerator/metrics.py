@@ -1,0 +1,57 @@
+"""Gather predictions for metrics: every sample once, whatever was filled up to make batches even.
+
+The loader knows how many samples of the batch in hand are real on this process; that count travels with the gather, so
+nothing has to be guessed from the length of the dataset.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from piledriver.accelerator.accumulation import GradientState
+from piledriver.runtime.collectives import gather, gather_object
+from piledriver.runtime.nested import leaves, map_tensors
+from piledriver.runtime.world import World
+
+
+def gather_for_metrics(world: World, state: GradientState, data: Any, use_gather_object: bool = False) -> Any:
+    """Every process's samples in rank order, without those that only fill up.
+
+    Anything that is not all tensors is gathered as objects: each process gives a list with one entry per sample.
+    """
+    as_objects = use_gather_object or not all(isinstance(leaf, torch.Tensor) for _, leaf in leaves(data))
+    if not state.end_of_dataloader:
+        return _objects(world, data) if as_objects else gather(world, data)
+    counts = _valid_counts(world, state)
+    if as_objects:
+        parts = gather_object(world, data)
+        if not all(hasattr(part, "__len__") and hasattr(part, "__getitem__") for part in parts):
+            return [item for part in parts for item in part]
+        return [item for part, count in zip(parts, counts, strict=True) for item in part[:count]]
+    if all(count is None for count in counts):
+        return gather(world, data)
+    return map_tensors(lambda tensor: _real_rows(tensor, counts), gather(world, data))
+
+
+def _valid_counts(world: World, state: GradientState) -> list[int | None]:
+    """Per process: how many of its samples are real; None where all of them are."""
+    loader = state.active_dataloader
+    mine = getattr(loader, "valid_count", None)
+    return gather_object(world, mine) if world.is_distributed else [mine]
+
+
+def _real_rows(tensor: torch.Tensor, counts: list[int | None]) -> torch.Tensor:
+    if tensor.ndim == 0 or tensor.shape[0] % len(counts):
+        return tensor
+    each = tensor.shape[0] // len(counts)
+    kept = torch.tensor([each if count is None else min(count, each) for count in counts], device=tensor.device)
+    if bool((kept == each).all()):
+        return tensor
+    row = torch.arange(tensor.shape[0], device=tensor.device)
+    return tensor[row % each < kept[row // each]]
+
+
+def _objects(world: World, data: Any) -> list[Any]:
+    return [item for part in gather_object(world, data) for item in part]

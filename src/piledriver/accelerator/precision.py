@@ -1,0 +1,99 @@
+"""In which precision does a model compute: autocast around its forward, and a scaler for fp16 gradients."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from piledriver.accelerator.errors import PrecisionError
+from piledriver.accelerator.options import AutocastKwargs, GradScalerKwargs, PrecisionType
+from piledriver.runtime import environment
+from piledriver.runtime.nested import to_float32
+
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def resolve_precision(wanted: str | PrecisionType | None) -> str:
+    """The argument, else the environment's, else none.
+
+    >>> resolve_precision("BF16")
+    'bf16'
+    """
+    if wanted is None:
+        found = environment.read(environment.MIXED_PRECISION)
+        wanted = found[0] if found is not None else "no"
+    name = str(getattr(wanted, "value", wanted)).lower()
+    if name not in PrecisionType:
+        raise PrecisionError(
+            f"unknown mixed_precision mode: {name!r}", fix=f"choose from {', '.join(PrecisionType.list())}"
+        )
+    return name
+
+
+def check_precision(name: str, device: torch.device) -> None:
+    """Refuse what this device cannot do, before anything is prepared."""
+    if name == "fp16" and device.type not in ("cuda", "xpu", "mps", "xla"):
+        raise PrecisionError(
+            f"fp16 mixed precision requires a GPU (not {device.type!r})", fix="use bf16, which CPUs can compute in"
+        )
+    if name == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        raise PrecisionError("bf16 mixed precision requires a newer GPU than this one", fix="use fp16")
+    if name == "fp8":
+        raise PrecisionError(
+            "fp8 comes with the engine and is not there yet", fix="use bf16, or convert the model with torchao yourself"
+        )
+
+
+def autocast_context(
+    name: str, device: torch.device, options: AutocastKwargs | None = None
+) -> AbstractContextManager[Any]:
+    """A context that computes in the given precision."""
+    if name not in _DTYPES:
+        return nullcontext()
+    options = options or AutocastKwargs()
+    return torch.autocast(
+        device.type, dtype=_DTYPES[name], enabled=options.enabled, cache_enabled=options.cache_enabled
+    )
+
+
+def grad_scaler(name: str, device: torch.device, options: GradScalerKwargs | None) -> torch.amp.GradScaler | None:
+    """The scaler that fp16 gradients need; None for other precisions."""
+    if name != "fp16":
+        return None
+    return torch.amp.GradScaler(device.type, **(options.to_kwargs() if options is not None else {}))
+
+
+class ComputeIn:
+    """A model's forward under autocast, its outputs in float32 so that losses outside are exact."""
+
+    def __init__(self, forward: Callable[..., Any], context: Callable[[], AbstractContextManager[Any]]) -> None:
+        functools.update_wrapper(self, forward)
+        self.forward = forward
+        self.context = context
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self.context():
+            output = self.forward(*args, **kwargs)
+        return to_float32(output)
+
+
+def compute_in(model: nn.Module, name: str, device: torch.device, options: AutocastKwargs | None) -> None:
+    """Make a model compute in a precision; `restore_forward` undoes it."""
+    if name not in _DTYPES or hasattr(model, "_original_forward"):
+        return
+    model._original_forward = model.forward  # type: ignore[assignment]
+    context = functools.partial(autocast_context, name, device, options)
+    model.forward = ComputeIn(model.forward, context)
+
+
+def restore_forward(model: nn.Module) -> None:
+    """The model's own forward again."""
+    if "_original_forward" not in model.__dict__:
+        return
+    model.__dict__.pop("_original_forward")
+    model.__dict__.pop("forward", None)

@@ -1,0 +1,132 @@
+"""One copy of the model per process, gradients averaged: torch's own reducer, without its wrapper.
+
+`DistributedDataParallel` does two things: it calls its reducer around the forward pass, and it wraps the model. Here
+the first is done by two hooks on the user's model, and the second not at all: the object, its type and the keys of its
+state dict stay what the user wrote. Communication hooks, unused parameters and uneven inputs (`Join`) work as in torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from piledriver.accelerator.errors import PreparedTwiceError
+from piledriver.accelerator.options import DDPCommunicationHookType, DistributedDataParallelKwargs
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _outside_graphs(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """The reducer's bookkeeping, which a compiler must not trace."""
+    return function(*args, **kwargs)
+
+
+class _BeforeForward:
+    """Tells the reducer that a forward pass begins. A copy of the model is not in the group: it gets no reducer."""
+
+    def __init__(self, reducer: DistributedDataParallel | None) -> None:
+        self.reducer = reducer
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return None if self.reducer is None else _outside_graphs(self.reducer._pre_forward, *args, **kwargs)
+
+    def __deepcopy__(self, memo: Any) -> _BeforeForward:
+        return type(self)(None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (None,)
+
+
+class _AfterForward(_BeforeForward):
+    """Tells the reducer what the forward pass gave, so that it can expect its gradients."""
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
+        return output if self.reducer is None else _outside_graphs(self.reducer._post_forward, output)
+
+
+def replicate(model: nn.Module, options: DistributedDataParallelKwargs | None = None) -> None:
+    """Give every process the weights of rank 0, and average gradients in every backward from now on."""
+    if reducer_of(model) is not None:
+        raise PreparedTwiceError(
+            f"the model {type(model).__name__} is averaged over processes already", fix="prepare it once"
+        )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        return
+    options = options or DistributedDataParallelKwargs()
+    reducer = DistributedDataParallel(model, **options.to_kwargs())
+    _register_communication(reducer, options)
+    model.register_forward_pre_hook(_BeforeForward(reducer), prepend=True, with_kwargs=True)
+    model.register_forward_hook(_AfterForward(reducer))
+
+
+def reducer_of(model: nn.Module) -> DistributedDataParallel | None:
+    """The reducer that averages a model's gradients, if there is one."""
+    for hook in model._forward_pre_hooks.values():
+        if isinstance(hook, _BeforeForward):
+            return hook.reducer
+    return None
+
+
+def forget(model: nn.Module) -> None:
+    """Take the hooks off again."""
+    for table in (model._forward_pre_hooks, model._forward_hooks):
+        for key, hook in list(table.items()):
+            if isinstance(hook, _BeforeForward):
+                hook.reducer = None
+                del table[key]
+                model._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+@contextmanager
+def no_sync(model: nn.Module) -> Iterator[None]:
+    """Keep gradients local within the block."""
+    reducer = reducer_of(model)
+    if reducer is None:
+        yield
+        return
+    with reducer.no_sync():
+        yield
+
+
+@contextmanager
+def sync_in_backward(model: nn.Module) -> Iterator[None]:
+    """Average in this backward, although the forward pass ran inside `no_sync`."""
+    reducer = reducer_of(model)
+    if reducer is None:
+        yield
+        return
+    before = reducer.require_backward_grad_sync, reducer.require_forward_param_sync
+    reducer.require_backward_grad_sync = reducer.require_forward_param_sync = True
+    # The reducer must expect gradients that it was not told of in the forward pass.
+    reducer.reducer.prepare_for_backward([])
+    try:
+        yield
+    finally:
+        reducer.require_backward_grad_sync, reducer.require_forward_param_sync = before
+
+
+def _register_communication(reducer: DistributedDataParallel, options: DistributedDataParallelKwargs) -> None:
+    if options.comm_hook == DDPCommunicationHookType.NO:
+        return
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    hooks: dict[DDPCommunicationHookType, Any] = {
+        DDPCommunicationHookType.FP16: default_hooks.fp16_compress_hook,
+        DDPCommunicationHookType.BF16: default_hooks.bf16_compress_hook,
+        DDPCommunicationHookType.POWER_SGD: powerSGD_hook.powerSGD_hook,
+        DDPCommunicationHookType.BATCHED_POWER_SGD: powerSGD_hook.batched_powerSGD_hook,
+    }
+    wrappers: dict[DDPCommunicationHookType, Any] = {
+        DDPCommunicationHookType.FP16: default_hooks.fp16_compress_wrapper,
+        DDPCommunicationHookType.BF16: default_hooks.bf16_compress_wrapper,
+    }
+    hook = hooks[options.comm_hook]
+    if options.comm_wrapper != DDPCommunicationHookType.NO:
+        hook = wrappers[options.comm_wrapper](hook)
+    power = (DDPCommunicationHookType.POWER_SGD, DDPCommunicationHookType.BATCHED_POWER_SGD)
+    state = powerSGD_hook.PowerSGDState(None, **options.comm_state_option) if options.comm_hook in power else None
+    reducer.register_comm_hook(state=state, hook=hook)

@@ -1,0 +1,152 @@
+"""Save and load everything that was prepared, with automatic names, hooks and the user's own objects."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.hooks import RemovableHandle
+
+from piledriver.accelerator.errors import OptionError
+from piledriver.checkpoint import Checkpointer, Contents, LoadReport, folder_for, latest
+
+if TYPE_CHECKING:
+    from piledriver.accelerator.accelerator import Accelerator
+
+SaveHook = Callable[[list[Any], list[Any], str], None]
+LoadHook = Callable[[list[Any], str], None]
+
+
+class StateSaver:
+    """What `save_state` and `load_state` do."""
+
+    def __init__(self) -> None:
+        self.custom: list[Any] = []
+        self.save_hooks: OrderedDict[int, SaveHook] = OrderedDict()
+        self.load_hooks: OrderedDict[int, LoadHook] = OrderedDict()
+        self._checkpointer: Checkpointer | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The side group and its threads belong to this process.
+        return {**self.__dict__, "_checkpointer": None}
+
+    @property
+    def checkpointer(self) -> Checkpointer:
+        """Made on first use, at the same point on every rank."""
+        if self._checkpointer is None:
+            self._checkpointer = Checkpointer()
+        return self._checkpointer
+
+    def register(self, *things: Any) -> None:
+        """Save and load these too; they need `state_dict` and `load_state_dict`."""
+        wrong = [
+            f"Item at index {index}, {thing!r}"
+            for index, thing in enumerate(things)
+            if not hasattr(thing, "state_dict") or not hasattr(thing, "load_state_dict")
+        ]
+        if wrong:
+            raise OptionError(
+                "objects to checkpoint must have `state_dict` and `load_state_dict`: " + "; ".join(wrong),
+                fix="give them both",
+            )
+        self.custom.extend(things)
+
+    def add_save_hook(self, hook: SaveHook) -> RemovableHandle:
+        """Called before a save with the models, their state dicts and the folder; may remove state dicts."""
+        return _added(self.save_hooks, hook)
+
+    def add_load_hook(self, hook: LoadHook) -> RemovableHandle:
+        """Called before a load with the models and the folder; may remove models from the list."""
+        return _added(self.load_hooks, hook)
+
+    def save(self, accelerator: Accelerator, folder: str | None, *, asynchronous: bool = False) -> str:
+        """Save to a folder, or to the next one of the project where names are automatic."""
+        project = accelerator.project_configuration
+        total_limit = None
+        if project.automatic_checkpoint_naming:
+            root = Path(accelerator.project_dir or ".") / "checkpoints"
+            target = folder_for(root, project.iteration)
+            if target.exists():
+                raise OptionError(
+                    f"checkpoint {project.iteration} exists already at {target}",
+                    fix="set ProjectConfiguration(iteration=...) to the next number when you resume",
+                )
+            total_limit = project.total_limit
+        elif folder is None:
+            raise OptionError("save_state needs a folder", fix="give one, or set automatic_checkpoint_naming=True")
+        else:
+            target = Path(folder)
+        models = list(accelerator._models)
+        if self.save_hooks:
+            models = self._after_hooks(accelerator, models, target)
+        self.checkpointer.save(
+            target,
+            self._contents(accelerator, models),
+            extra={"accumulation_step": accelerator.gradient_state.step, "iteration": project.iteration},
+            asynchronous=asynchronous,
+            total_limit=total_limit,
+        )
+        project.iteration += 1
+        return str(target)
+
+    def load(self, accelerator: Accelerator, folder: str | None, *, strict: bool = True) -> LoadReport:
+        """Load from a folder, or from the newest whole one of the project."""
+        project = accelerator.project_configuration
+        if folder is None:
+            if not project.automatic_checkpoint_naming:
+                raise OptionError("load_state needs a folder", fix="give one, or set automatic_checkpoint_naming=True")
+            root = Path(accelerator.project_dir or ".") / "checkpoints"
+            source = latest(root)
+            if source is None:
+                raise OptionError(f"there is no whole checkpoint in {root}", fix="give the folder of one")
+        else:
+            source = Path(folder)
+            if not source.is_dir():
+                raise OptionError(f"tried to find {source} but the folder does not exist", fix="check the path")
+        models = list(accelerator._models)
+        for hook in self.load_hooks.values():
+            hook(models, str(source))
+        report = self.checkpointer.load(source, self._contents(accelerator, models), strict=strict)
+        step = report.extra.get("accumulation_step", 0) if isinstance(report.extra, Mapping) else 0
+        accelerator.gradient_state.step = int(step)
+        return report
+
+    def wait(self) -> None:
+        """Until an asynchronous save is committed."""
+        if self._checkpointer is not None:
+            self._checkpointer.wait()
+
+    def close(self) -> None:
+        """Finish what is pending."""
+        if self._checkpointer is not None:
+            self._checkpointer.close()
+            self._checkpointer = None
+
+    def _after_hooks(self, accelerator: Accelerator, models: list[Any], target: Path) -> list[Any]:
+        """The models whose state dicts the hooks left in the list: a hook that saves one itself takes it out."""
+        if accelerator.is_main_process or accelerator.project_configuration.save_on_each_node:
+            target.mkdir(parents=True, exist_ok=True)
+        accelerator.wait_for_everyone()
+        weights = [model.state_dict() for model in models]
+        left = list(weights)
+        for hook in self.save_hooks.values():
+            hook(models, left, str(target))
+        return [model for model, one in zip(models, weights, strict=True) if any(one is other for other in left)]
+
+    def _contents(self, accelerator: Accelerator, models: list[Any]) -> Contents:
+        return Contents(
+            models=models,
+            optimizers=accelerator._optimizers,
+            schedulers=accelerator._schedulers,
+            loaders=accelerator._dataloaders,
+            custom=self.custom,
+            scaler=accelerator.scaler,
+        )
+
+
+def _added(table: OrderedDict[int, Any], hook: Any) -> RemovableHandle:
+    handle = RemovableHandle(table)
+    table[handle.id] = hook
+    return handle
