@@ -12,7 +12,14 @@ import torch
 
 from piledriver.core.errors import UnknownNameError
 from piledriver.models import ModelConfig, Transformer
-from piledriver.models.interchange import InterchangeError, load_folder, load_weights, read_config, save_folder, write_config
+from piledriver.models.interchange import (
+    InterchangeError,
+    load_folder,
+    load_weights,
+    read_config,
+    save_folder,
+    write_config,
+)
 from piledriver.models.presets import preset, preset_names
 
 transformers = pytest.importorskip("transformers")
@@ -34,7 +41,10 @@ LLAMA3 = {
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {"vocab_size": 67, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}),
-    "gpt2-inner": ("gpt2", {"vocab_size": 67, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 64, "n_inner": 80}),
+    "gpt2-inner": (
+        "gpt2",
+        {"vocab_size": 67, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 64, "n_inner": 80},
+    ),
     "neox": ("gpt_neox", {**SMALL, "intermediate_size": 128}),
     "neox-serial-no-bias": ("gpt_neox", {**SMALL, "use_parallel_residual": False, "attention_bias": False}),
     "llama-mha": ("llama", SMALL),
@@ -131,7 +141,11 @@ def test_what_no_family_says_is_refused() -> None:
 
 
 def test_old_spellings_of_rotary_settings() -> None:
-    old = {**{key: value for key, value in SMALL.items()}, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    old = {
+        **SMALL,
+        "rope_theta": 5e5,
+        "rope_scaling": {"type": "linear", "factor": 2.0},
+    }
     config = read_config({"model_type": "llama", **old})
     assert config.rope_theta == 5e5
     assert config.rope_scaling is not None

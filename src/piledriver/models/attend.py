@@ -57,11 +57,8 @@ def _by_hand(q: Tensor, k: Tensor, v: Tensor, dense: Tensor | None, scale: float
     scores = softcap * torch.tanh((q @ k.transpose(-2, -1)).float() * (scale / softcap))
     if dense is None:
         dense = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    if dense.dtype == torch.bool:
-        scores = scores.masked_fill(~dense, -torch.inf)
-    else:
-        scores = scores + dense
-    return scores.softmax(dim=-1).to(v.dtype) @ v
+    capped = scores.masked_fill(~dense, -torch.inf) if dense.dtype == torch.bool else scores + dense
+    return capped.softmax(dim=-1).to(v.dtype) @ v
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, boundaries: Tensor, scale: float, window: int | None) -> Tensor:
@@ -80,8 +77,8 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, boundaries: Tensor, scale: float, w
             options["enable_gqa"] = True
         else:
             k, v = _repeat(k, heads), _repeat(v, heads)
-    flat = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
-    out = varlen_attn(*flat, boundaries, boundaries, time, time, **options)
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    out = varlen_attn(q, k, v, boundaries, boundaries, time, time, **options)
     return cast(Tensor, out).view(batch, time, heads, -1).transpose(1, 2)
 
 
@@ -97,7 +94,7 @@ def _flex(
 
     # Outside a compiled model the GPU kernel exists only through the compiler; on a CPU the plain formula runs.
     compiled = q.is_cuda and not torch.compiler.is_compiling()
-    kernel: Callable[..., Any] = _compiled_flex() if compiled else flex_attention
+    kernel: Any = _compiled_flex() if compiled else flex_attention
     out = kernel(
         q,
         k,

@@ -31,7 +31,12 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = _qk_norms(config)
 
     def forward(
-        self, x: Tensor, rotary: Tensor | None, mask: Mask, cache: KVCache | None = None, positions: Tensor | None = None
+        self,
+        x: Tensor,
+        rotary: Tensor | None,
+        mask: Mask,
+        cache: KVCache | None = None,
+        positions: Tensor | None = None,
     ) -> Tensor:
         """[batch, time, dim] to the same; `positions` says where in the cache these tokens stand."""
         batch, time, _ = x.shape
@@ -59,7 +64,8 @@ class Attention(nn.Module):
             softcap=config.attention_softcap,
             slopes=self._slopes(q) if mask.block is not None else None,
         )
-        return self.out(out.transpose(1, 2).reshape(batch, time, -1))
+        projected: Tensor = self.out(out.transpose(1, 2).reshape(batch, time, -1))
+        return projected
 
     def _normalise(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if self.q_norm is None or self.k_norm is None:
@@ -69,7 +75,9 @@ class Attention(nn.Module):
         return self.q_norm(q.flatten(2)).view_as(q), self.k_norm(k.flatten(2)).view_as(k)
 
     def _slopes(self, q: Tensor) -> Tensor | None:
-        return torch.tensor(alibi_slopes(self.config.heads), device=q.device) if self.config.positions == "alibi" else None
+        return (
+            torch.tensor(alibi_slopes(self.config.heads), device=q.device) if self.config.positions == "alibi" else None
+        )
 
 
 def _qk_norms(config: ModelConfig) -> tuple[RMSNorm | None, RMSNorm | None]:

@@ -26,7 +26,12 @@ class Block(nn.Module):
         self.mlp_norm = make_norm(config)
 
     def forward(
-        self, x: Tensor, rotary: Tensor | None, mask: Mask, cache: KVCache | None = None, positions: Tensor | None = None
+        self,
+        x: Tensor,
+        rotary: Tensor | None,
+        mask: Mask,
+        cache: KVCache | None = None,
+        positions: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """The new residual stream, and the load balance of the experts where there are any."""
         attended = self.attention(x if self.post else self.attention_norm(x), rotary, mask, cache, positions)

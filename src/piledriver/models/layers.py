@@ -8,8 +8,6 @@ adapters) finds them.
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -81,4 +79,6 @@ def activate(name: str, x: Tensor) -> Tensor:
         return F.gelu(x, approximate="tanh")
     if name == "relu_squared":
         return F.relu(x).square()
-    return cast(Tensor, {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}[name](x))
+    if name == "gelu":
+        return F.gelu(x)
+    return F.silu(x) if name == "silu" else F.relu(x)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 IGNORE_INDEX = -100
 
@@ -111,7 +112,7 @@ def token_losses(
     size = chunk_tokens or default_chunk_tokens(weight.shape[0], rows.device.type)
     losses = [
         F.cross_entropy(_capped(F.linear(x, weight), softcap), t, ignore_index=ignore_index, reduction="none")
-        for x, t in zip(rows.split(size), goals.split(size), strict=True)
+        for x, t in zip(torch.split(rows, size), torch.split(goals, size), strict=True)
     ]
     return torch.cat(losses).view_as(targets)
 
@@ -127,8 +128,7 @@ def _capped(logits: Tensor, softcap: float | None) -> Tensor:
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
-@torch.library.custom_op("piledriver::linear_cross_entropy", mutates_args=())
-def _chunked_loss(
+def loss_and_gradients(
     hidden: Tensor,
     weight: Tensor,
     targets: Tensor,
@@ -139,6 +139,7 @@ def _chunked_loss(
     hidden_grad: bool,
     weight_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Total, cross-entropy, squares of log(Z); then the gradients of the total that were asked for (else empty)."""
     compute_weight = weight.to(hidden.dtype)
     sums = torch.zeros(3, dtype=torch.float32, device=hidden.device)
     d_hidden = torch.empty_like(hidden) if hidden_grad else hidden.new_empty(0)
@@ -154,6 +155,9 @@ def _chunked_loss(
         if weight_grad:
             _add_product(d_weight, gradient.t(), hidden[part])
     return sums[0].clone(), sums[1].clone(), sums[2].clone(), d_hidden, d_weight
+
+
+_chunked_loss = torch.library.custom_op("piledriver::linear_cross_entropy", loss_and_gradients, mutates_args=())
 
 
 @_chunked_loss.register_fake
@@ -174,6 +178,12 @@ def _(
     return total, cross_entropy, squares, d_hidden, d_weight
 
 
+@register_flop_formula(torch.ops.piledriver.linear_cross_entropy)
+def _flops(hidden: Any, weight: Any, *settings: Any, out_shape: Any = None, **_: Any) -> int:
+    products = 1 + sum(bool(wanted) for wanted in settings[-2:])
+    return int(2 * products * hidden[0] * hidden[1] * weight[0])
+
+
 def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.hidden_grad, ctx.weight_grad = inputs[-2], inputs[-1]
     ctx.save_for_backward(output[3], output[4])
@@ -192,7 +202,7 @@ _chunked_loss.register_autograd(_scale_gradients, setup_context=_keep_gradients)
 def _turn_into_gradient(
     logits: Tensor, targets: Tensor, ignore_index: int, z_loss: float, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of the summed loss by these logits, in their dtype, and the sums (total, cross-entropy, log(Z)^2)."""
+    """The gradient of the total by these logits, in their dtype, and the sums (total, cross-entropy, log(Z)^2)."""
     counted = targets != ignore_index
     goals = torch.where(counted, targets, 0).unsqueeze(1)
     capped = _capped(logits, softcap)

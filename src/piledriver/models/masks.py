@@ -79,12 +79,9 @@ def _mask(
 ) -> Mask:
     scored = config.positions == "alibi" or config.attention_softcap is not None
     if backend == "auto":
-        if ids is None and window is None and not (scored and device.type == "cuda"):
-            backend = "dense"
-        elif device.type != "cuda":
-            backend = "dense"
-        else:
-            backend = "flex" if scored or ids is None else "varlen"
+        plain = ids is None and window is None and not scored
+        on_gpu: Backend = "flex" if scored or ids is None else "varlen"
+        backend = "dense" if plain or device.type != "cuda" else on_gpu
     if backend == "varlen":
         if scored or ids is None:
             raise UsageError(

@@ -6,6 +6,7 @@ split of the rows over devices gives each matching parts of both.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from piledriver.models.config import ModelConfig
@@ -14,7 +15,7 @@ from piledriver.models.layers import Linear, activate
 
 def gate(x: Tensor, activation: str, block: int) -> Tensor:
     """activation(gate) * up of [..., 2 * mlp_dim] in alternating blocks."""
-    pairs = x.unflatten(-1, (-1, 2, block))
+    pairs = torch.unflatten(x, -1, (-1, 2, block))
     return (activate(activation, pairs[..., 0, :]) * pairs[..., 1, :]).flatten(-2)
 
 
@@ -29,7 +30,8 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., dim] to [..., dim]."""
-        return self.down(gate(self.gate_up(x), self.activation, self.block))
+        out: Tensor = self.down(gate(self.gate_up(x), self.activation, self.block))
+        return out
 
 
 class PlainMLP(nn.Module):
@@ -43,4 +45,5 @@ class PlainMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., dim] to [..., dim]."""
-        return self.down(activate(self.activation, self.up(x)))
+        out: Tensor = self.down(activate(self.activation, self.up(x)))
+        return out

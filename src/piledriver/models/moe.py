@@ -6,18 +6,15 @@ to travel to the host and the whole block compiles.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from piledriver.models.config import ModelConfig, MoEConfig
+from piledriver.models.grouped import ROW_ALIGNMENT, grouped_mm
 from piledriver.models.layers import Linear, activate
 from piledriver.models.mlp import gate
-
-# The grouped kernel needs each group to begin at a multiple of 16 bytes: 8 rows in bf16 once transposed for the gradient.
-_ROW_ALIGNMENT = 8
 
 
 class Routing(NamedTuple):
@@ -66,9 +63,9 @@ class Experts(nn.Module):
 
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
         """[rows, dim] sorted by expert to the same; expert e owns the rows before ends[e] and after ends[e - 1]."""
-        hidden = _grouped_mm(rows, self.gate_up.to(rows.dtype).transpose(-2, -1), ends)
+        hidden = grouped_mm(rows, self.gate_up.to(rows.dtype).transpose(-2, -1), ends)
         hidden = gate(hidden, self.activation, self.block) if self.gated else activate(self.activation, hidden)
-        return _grouped_mm(hidden, self.down.to(rows.dtype).transpose(-2, -1), ends)
+        return grouped_mm(hidden, self.down.to(rows.dtype).transpose(-2, -1), ends)
 
 
 class MoE(nn.Module):
@@ -99,19 +96,12 @@ def place(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, int]:
     """
     flat = chosen.flatten()
     counts = torch.zeros(experts, dtype=torch.int64, device=flat.device).scatter_add(0, flat, torch.ones_like(flat))
-    aligned = (counts + _ROW_ALIGNMENT - 1) // _ROW_ALIGNMENT * _ROW_ALIGNMENT
+    aligned = (counts + ROW_ALIGNMENT - 1) // ROW_ALIGNMENT * ROW_ALIGNMENT
     begins = aligned.cumsum(0) - aligned
     order = flat.argsort(stable=True)
     rank_in_group = torch.arange(flat.numel(), device=flat.device) - (counts.cumsum(0) - counts)[flat[order]]
     slots = torch.empty_like(flat).scatter(0, order, begins[flat[order]] + rank_in_group)
-    size = (flat.numel() + _ROW_ALIGNMENT - 1) // _ROW_ALIGNMENT * _ROW_ALIGNMENT + experts * _ROW_ALIGNMENT
+    size = (flat.numel() + ROW_ALIGNMENT - 1) // ROW_ALIGNMENT * ROW_ALIGNMENT + experts * ROW_ALIGNMENT
     ends = aligned.cumsum(0)
     ends = torch.cat((ends[:-1], ends.new_full((1,), size)))
     return slots, ends.int(), size
-
-
-def _grouped_mm(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    # Public since torch 2.10; the private name is the same kernel.
-    kernel: Any = getattr(F, "grouped_mm", None) or torch._grouped_mm
-    out: Tensor = kernel(rows, weights, offs=ends)
-    return out

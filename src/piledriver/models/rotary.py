@@ -41,9 +41,9 @@ def rotary_table(config: ModelConfig, device: torch.device | None = None) -> Ten
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
-    """Rotate the leading dimensions of each head: x is [batch, time, heads..., head_dim], table [batch or 1, time, rotary_dim].
+    """Rotate the leading dimensions of each head of [batch, time, heads, head_dim].
 
-    Computed in fp32, which costs nothing in a fused kernel.
+    The table is [batch or 1, time, rotary_dim]. Computed in fp32, which costs nothing in a fused kernel.
     """
     for _ in range(x.dim() - table.dim()):
         table = table.unsqueeze(2)
@@ -65,7 +65,7 @@ class Rotary(nn.Module):
         self.register_buffer("table", rotary_table(config), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Rotary:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.table = rotary_table(self.config, self.table.device)
         return self
 

@@ -15,13 +15,17 @@ def parameter_count(config: ModelConfig) -> int:
     147776
     """
     experts = 1 if config.moe is None else config.moe.experts
-    return _outside(config) + config.layers * (_attention(config) + _norms(config) + experts * _mlp(config) + _router(config))
+    return _outside(config) + config.layers * (
+        _attention(config) + _norms(config) + experts * _mlp(config) + _router(config)
+    )
 
 
 def active_parameter_count(config: ModelConfig) -> int:
     """The parameters that one token meets: of the experts only those that it visits."""
     experts = 1 if config.moe is None else config.moe.experts_per_token
-    return _outside(config) + config.layers * (_attention(config) + _norms(config) + experts * _mlp(config) + _router(config))
+    return _outside(config) + config.layers * (
+        _attention(config) + _norms(config) + experts * _mlp(config) + _router(config)
+    )
 
 
 def flops_per_token(config: ModelConfig, length: int, *, training: bool = True) -> float:

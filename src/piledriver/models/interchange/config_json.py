@@ -38,7 +38,9 @@ def read_config(theirs: Mapping[str, Any]) -> ModelConfig:
     theirs = {**kind.defaults, **{key: value for key, value in theirs.items() if value is not None}}
     for key, value in kind.refuses.items():
         if theirs.get(key) == value:
-            raise InterchangeError(f"{kind.name} with {key}: {value} is not supported", fix="export it without that option")
+            raise InterchangeError(
+                f"{kind.name} with {key}: {value} is not supported", fix="export it without that option"
+            )
     ours: dict[str, Any] = dict(kind.constants)
     for field, key in kind.config.items():
         if key in theirs:
@@ -110,14 +112,18 @@ def _read_rope(kind: Family, theirs: Mapping[str, Any]) -> dict[str, Any]:
     if scaling == "default":
         return ours
     if scaling not in ("llama3", "linear"):
-        raise InterchangeError(f"rotary scaling {scaling!r} of {kind.name} is not supported", fix="use llama3 or linear")
+        raise InterchangeError(
+            f"rotary scaling {scaling!r} of {kind.name} is not supported", fix="use llama3 or linear"
+        )
     names = {
         "factor": "factor",
         "low_frequency_factor": "low_freq_factor",
         "high_frequency_factor": "high_freq_factor",
         "original_max_positions": "original_max_position_embeddings",
     }
-    return ours | {"rope_scaling": {"kind": scaling} | {our: rope[their] for our, their in names.items() if their in rope}}
+    return ours | {
+        "rope_scaling": {"kind": scaling} | {our: rope[their] for our, their in names.items() if their in rope}
+    }
 
 
 def _write_rope(kind: Family, config: ModelConfig) -> dict[str, Any]:

@@ -59,18 +59,14 @@ def read_folder_config(folder: str | os.PathLike[str]) -> tuple[ModelConfig, dic
     return read_config(theirs), theirs
 
 
-def read_weights(
-    folder: str | os.PathLike[str], config: ModelConfig, model_type: str
-) -> Iterator[tuple[str, Tensor]]:
+def read_weights(folder: str | os.PathLike[str], config: ModelConfig, model_type: str) -> Iterator[tuple[str, Tensor]]:
     """(our name, tensor) of every parameter, one at a time; anything missing or left over is an error."""
     from safetensors import safe_open
 
     kind, files = family(model_type), _tensor_files(Path(folder))
     unread = set(files)
     with ExitStack() as stack:
-        handles = {
-            path: stack.enter_context(safe_open(path, framework="pt")) for path in sorted(set(files.values()))
-        }
+        handles = {path: stack.enter_context(safe_open(path, framework="pt")) for path in sorted(set(files.values()))}
         for name in parameter_names(config):
             operation, sources = _rule(kind, name, config)
             parts = []
@@ -191,7 +187,9 @@ def _tensor_files(folder: Path) -> dict[str, str]:
         return {key: str(folder / name) for key, name in places.items()}
     path = folder / _WHOLE
     if not path.exists():
-        raise StorageError(f"{folder} holds no {_WHOLE}", fix="save the checkpoint as safetensors; pickle is never read")
+        raise StorageError(
+            f"{folder} holds no {_WHOLE}", fix="save the checkpoint as safetensors; pickle is never read"
+        )
     with safe_open(path, framework="pt") as file:
         return dict.fromkeys(file.keys(), str(path))
 

@@ -19,26 +19,26 @@ class Operation(NamedTuple):
 
 
 def _group_qkv(parts: list[Tensor], config: ModelConfig) -> Tensor:
-    grouped = [part.unflatten(0, (config.kv_heads, -1)) for part in parts]
+    grouped = [torch.unflatten(part, 0, (config.kv_heads, -1)) for part in parts]
     return torch.cat(grouped, dim=1).flatten(0, 1)
 
 
 def _split_qkv(ours: Tensor, config: ModelConfig) -> list[Tensor]:
-    grouped = ours.unflatten(0, (config.kv_heads, -1))
+    grouped = torch.unflatten(ours, 0, (config.kv_heads, -1))
     sizes = [config.heads // config.kv_heads * config.head_dim, config.head_dim, config.head_dim]
-    return [part.flatten(0, 1).contiguous() for part in grouped.split(sizes, dim=1)]
+    return [part.flatten(0, 1).contiguous() for part in torch.split(grouped, sizes, dim=1)]
 
 
 def _alternate(parts: list[Tensor], config: ModelConfig) -> Tensor:
-    """Gate and up in alternating blocks of rows; rows are the second-last dimension of matrices, the only one of biases."""
+    """Gate and up in alternating blocks of rows: the second-last dimension of matrices, the only one of biases."""
     dim = 0 if parts[0].dim() == 1 else parts[0].dim() - 2
-    blocks = [part.unflatten(dim, (-1, config.gate_block)) for part in parts]
+    blocks = [torch.unflatten(part, dim, (-1, config.gate_block)) for part in parts]
     return torch.stack(blocks, dim=dim + 1).flatten(dim, dim + 2)
 
 
 def _separate(ours: Tensor, config: ModelConfig) -> list[Tensor]:
     dim = 0 if ours.dim() == 1 else ours.dim() - 2
-    pairs = ours.unflatten(dim, (-1, 2, config.gate_block))
+    pairs = torch.unflatten(ours, dim, (-1, 2, config.gate_block))
     return [part.flatten(dim, dim + 1).contiguous() for part in pairs.unbind(dim + 1)]
 
 
