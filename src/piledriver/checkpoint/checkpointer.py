@@ -165,7 +165,7 @@ def load(folder: Location, contents: Contents, **options: Any) -> LoadReport:
     ...     _ = save(folder, Contents(models=[nn.Linear(2, 3)]), step=7)
     ...     report = load(folder, Contents(models=[nn.Linear(2, 3)]))
     >>> report.step, report.matched
-    (7, ('models/0/bias', 'models/0/weight'))
+    (7, ('models/0/bias', 'models/0/weight', 'rng'))
     """
     loader = Checkpointer()
     try:
