@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, cast
 
 from piledriver.corpus.document import Document, Refusal
+from piledriver.corpus.peek import peeked
 from piledriver.corpus.source import Found, Piece, Source, each, ends_with
 from piledriver.corpus.streams import FileRange, RawStream, decompressed
 from piledriver.corpus.text import decode
@@ -55,11 +56,10 @@ def wants(name: str) -> bool:
 
 def split(stream: RawStream) -> Iterator[Piece | Refusal]:
     """A dump in parts: ranges of a plain file, runs of bzip2 streams, or batches of pages that were read here."""
-    opened = stream.file
-    try:
-        head = opened.read(_HEAD_BYTES)
+    head, opened = peeked(stream.file, _HEAD_BYTES)
+    with opened:
         if b"<mediawiki" not in head[:4096] and b"<page>" not in head:
-            content = head + opened.read(1 << 26)
+            content = opened.read(1 << 26)
             yield Piece(stream.origin, data=content, extra=_Part(kind="wikitext"))
             return
         site = read_site(head)
@@ -78,16 +78,14 @@ def split(stream: RawStream) -> Iterator[Piece | Refusal]:
                 for offset, length in stream_ranges(stream.path, size, BATCH_BYTES // 2):
                     yield Piece(stream.origin, path=stream.path, offset=offset, length=length, extra=part)
                 return
-        yield from _batches(_Joined(head, opened), stream.origin, _Part(kind="pages", site=site))
-    finally:
-        opened.close()
+        yield from _batches(opened, stream.origin, _Part(kind="pages", site=site))
 
 
-def _batches(opened: _Joined, origin: str, part: _Part) -> Iterator[Piece | Refusal]:
+def _batches(opened: BinaryIO, origin: str, part: _Part) -> Iterator[Piece | Refusal]:
     batch: list[bytes] = []
     batched = 0
     try:
-        for page in pages(cast(BinaryIO, opened), origin):
+        for page in pages(opened, origin):
             if isinstance(page, Refusal):
                 yield page
                 continue
@@ -100,17 +98,6 @@ def _batches(opened: _Joined, origin: str, part: _Part) -> Iterator[Piece | Refu
         yield Refusal("damaged file", origin, f"{type(error).__name__}: {error}")
     if batch:
         yield Piece(origin, data=b"".join(batch), extra=part)
-
-
-class _Joined:
-    """The head of a stream that was looked at, and the rest of it."""
-
-    def __init__(self, head: bytes, rest: BinaryIO) -> None:
-        self._head, self._rest = head, rest
-
-    def read(self, size: int) -> bytes:
-        head, self._head = self._head, b""
-        return head or self._rest.read(size)
 
 
 def documents(piece: Piece) -> Iterator[Found]:

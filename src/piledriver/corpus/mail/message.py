@@ -1,0 +1,221 @@
+"""One raw message (RFC 5322 and MIME) to its headers and the text that a person wrote in it.
+
+The standard library's parser builds an object for every part before anything can be asked of it. Nearly all mail is one
+part of plain text, so that here a message is a split at the first blank line; only several parts are cut further.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from piledriver.corpus.html import fragment_to_text
+from piledriver.corpus.mail.transfer import repaired, transfer_decoded, without_uuencoded
+from piledriver.corpus.text import decode
+
+MAX_DEPTH = 12
+MAX_PARTS = 2000
+
+_FOLD = re.compile(rb"\n[ \t]+")
+_FIELD = re.compile(rb"([!-9;-~]{1,76})[ \t]*:[ \t]*(.*)")
+_PARAMETER = re.compile(r""";\s*([\w-]{1,40})(?:\*\d*\*?)?\s*=\s*(?:"([^"]{0,400})"|([^\s;"]{1,400}))""")
+_HTML = re.compile(r"\s{0,200}(?:<!doctype html|<html|<head|<body)", re.IGNORECASE)
+
+
+class Part(msgspec.Struct, frozen=True, gc=False):
+    """Headers (lower-case names, first one wins) and the bytes after them."""
+
+    headers: dict[str, str]
+    content: bytes
+
+
+class UnreadableError(ValueError):
+    """Not a message at all: no header is found where headers stand."""
+
+
+def split_headers(raw: bytes) -> Part:
+    """A message or a MIME part at its first blank line."""
+    if b"\r" in raw:
+        raw = raw.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    if raw.startswith(b"\n"):
+        return Part({}, raw[1:])
+    head, _, content = raw.partition(b"\n\n")
+    headers: dict[str, str] = {}
+    for number, line in enumerate(_FOLD.sub(b" ", head).split(b"\n")):
+        field = _FIELD.match(line)
+        if field is None:
+            if number == 0 and line.startswith((b"From ", b">From ")):
+                continue
+            if not headers:
+                raise UnreadableError("no headers")
+            # Headers that end without a blank line: what follows is the body.
+            at = raw.find(line)
+            if b":" not in line and b" " in line.strip():
+                return Part(headers, raw[at:])
+            continue
+        name = field.group(1).decode("ascii").lower()
+        if name not in headers:
+            headers[name] = _header_text(field.group(2).strip())
+    return Part(headers, content)
+
+
+def body_text(part: Part) -> str:
+    """The words of a message: its plain text, or its HTML where there is nothing else; attachments are left out."""
+    return "\n\n".join(text for text in _texts(part) if text)
+
+
+def forwarded_heading(headers: dict[str, str]) -> str:
+    """The lines that introduce a message inside a message."""
+    names = (("from", "From"), ("date", "Date"), ("to", "To"), ("subject", "Subject"))
+    return "\n".join(f"{shown}: {headers[name]}" for name, shown in names if headers.get(name))
+
+
+def _texts(message: Part) -> list[str]:
+    found: list[str] = []
+    seen = 0
+    # A stack, not recursion: parts inside parts are as deep as the sender likes.
+    stack: list[tuple[Part, int, str]] = [(message, 0, "text/plain")]
+    while stack:
+        part, depth, default = stack.pop()
+        seen += 1
+        kind, parameters = content_type(part.headers.get("content-type", ""), default)
+        if depth and part.headers.get("content-disposition", "").lower().startswith("attachment"):
+            continue
+        if kind.startswith("multipart/"):
+            if depth >= MAX_DEPTH or seen > MAX_PARTS:
+                continue
+            parts = _parts(part.content, parameters.get("boundary", ""))
+            if not parts and not depth:
+                found.append(_plain(part.content, parameters, part.headers))
+            if kind == "multipart/alternative":
+                parts = _best(parts)
+            inner = "message/rfc822" if kind == "multipart/digest" else "text/plain"
+            stack.extend((one, depth + 1, inner) for one in reversed(parts))
+        elif kind == "message/rfc822":
+            if depth >= MAX_DEPTH:
+                continue
+            try:
+                inside = split_headers(
+                    transfer_decoded(part.content, part.headers.get("content-transfer-encoding", ""))
+                )
+            except UnreadableError:
+                continue
+            found.append(forwarded_heading(inside.headers))
+            stack.append((inside, depth + 1, "text/plain"))
+        elif kind == "text/html":
+            content = transfer_decoded(part.content, part.headers.get("content-transfer-encoding", ""))
+            found.append(fragment_to_text(decode(content, parameters.get("charset"))).strip())
+        elif kind in ("text/plain", "text") or (kind.startswith("text/") and not depth):
+            found.append(_plain(part.content, parameters, part.headers))
+    return found
+
+
+def _plain(content: bytes, parameters: dict[str, str], headers: dict[str, str]) -> str:
+    encoding = headers.get("content-transfer-encoding", "")
+    text = decode(transfer_decoded(content, encoding), parameters.get("charset"))
+    if not encoding.lower().startswith(("quoted", "base64")):
+        text = repaired(text)
+    if parameters.get("format", "").lower() == "flowed":
+        text = _unflowed(text, parameters.get("delsp", "").lower() == "yes")
+    if _HTML.match(text):
+        text = fragment_to_text(text)
+    return without_uuencoded(text).strip("\n")
+
+
+def _best(parts: list[Part]) -> list[Part]:
+    """Of several forms of the same thing the plain one, else the last, which the sender thought the richest."""
+    for wanted in ("text/plain", "text/html"):
+        for part in parts:
+            kind = content_type(part.headers.get("content-type", ""), "text/plain")[0]
+            if kind == wanted and part.content.strip():
+                return [part]
+    return parts[-1:]
+
+
+def _parts(content: bytes, boundary: str) -> list[Part]:
+    mark = b"\n--" + boundary.encode("latin-1", "replace")
+    if not boundary:
+        return []
+    parts = []
+    for raw in (b"\n" + content).split(mark)[1 : MAX_PARTS + 1]:
+        if raw.startswith(b"--"):
+            break
+        end = raw.find(b"\n")
+        if end < 0:
+            continue
+        try:
+            parts.append(split_headers(raw[end + 1 :]))
+        except UnreadableError:
+            parts.append(Part({}, raw[end + 1 :]))
+    return parts
+
+
+def content_type(value: str, default: str) -> tuple[str, dict[str, str]]:
+    """`text/plain; charset=utf-8` to its kind and parameters.
+
+    >>> content_type('Text/HTML; charset="UTF-8"', "text/plain")
+    ('text/html', {'charset': 'UTF-8'})
+    """
+    if not value:
+        return default, {}
+    kind, _, rest = value.partition(";")
+    kind = kind.strip().lower()
+    parameters = (
+        {name.lower(): quoted or plain for name, quoted, plain in _PARAMETER.findall(";" + rest)} if rest else {}
+    )
+    return (kind if "/" in kind or kind == "text" else default), parameters
+
+
+def _header_text(raw: bytes) -> str:
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        text = raw.decode("cp1252", "replace")
+    if "=?" not in text:
+        return text
+    from email.errors import HeaderParseError
+    from email.header import decode_header
+
+    try:
+        parts = decode_header(text)
+    except (HeaderParseError, ValueError):
+        return text
+    return "".join(part if isinstance(part, str) else decode(part, charset) for part, charset in parts)
+
+
+def _unflowed(text: str, delete_space: bool) -> str:
+    lines: list[str] = []
+    open_line = False
+    for line in text.split("\n"):
+        quoted = line.startswith(">")
+        if line.startswith(" ") and not quoted:
+            line = line[1:]
+        if open_line and not quoted and line != "-- " and lines:
+            lines[-1] += line
+        else:
+            lines.append(line)
+        open_line = line.endswith(" ") and line != "-- " and not quoted
+        if open_line and delete_space:
+            lines[-1] = lines[-1][:-1]
+    return "\n".join(lines)
+
+
+def meta_of(headers: dict[str, str]) -> dict[str, Any]:
+    """The headers that say what a message is: who to whom, when, about what."""
+    from email.utils import parsedate_to_datetime
+
+    meta: dict[str, Any] = {}
+    for name, key in (
+        ("message-id", "message_id"), ("from", "from"), ("to", "to"), ("cc", "cc"), ("subject", "subject"),
+        ("in-reply-to", "in_reply_to"), ("x-folder", "folder"), ("x-origin", "mailbox"), ("list-id", "list"),
+    ):  # fmt: skip
+        if value := headers.get(name):
+            meta[key] = " ".join(value.split())
+    if date := headers.get("date"):
+        try:
+            meta["date"] = parsedate_to_datetime(date).isoformat()
+        except (ValueError, TypeError, IndexError, OverflowError):
+            meta["date"] = date
+    return meta

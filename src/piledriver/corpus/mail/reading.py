@@ -1,0 +1,113 @@
+"""Files of mail to pieces, and pieces to documents: what the sources of mail share."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from piledriver.corpus.document import Document, Refusal
+from piledriver.corpus.lines import bounded_lines
+from piledriver.corpus.mail.mbox import mbox_pieces, messages_in
+from piledriver.corpus.mail.message import UnreadableError, body_text, meta_of, split_headers
+from piledriver.corpus.peek import peeked
+from piledriver.corpus.source import Found, Piece
+from piledriver.corpus.streams import RawStream
+
+BATCH_MESSAGES = 200
+BATCH_BYTES = 1 << 20
+MAX_MESSAGE_BYTES = 1 << 26
+
+Raw = tuple[str, bytes | None, str | None]
+
+
+def mail_pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
+    """mbox and CSV files cut into batches; single messages, of which there are half a million, put into batches."""
+    batch: list[Raw] = []
+    held = 0
+    for stream in streams:
+        head, opened = peeked(stream.file, 5)
+        if stream.name.lower().removesuffix(".gz").endswith(".csv"):
+            yield from csv_pieces(opened, stream.origin)
+        elif head == b"From " and not stream.name.lower().endswith(".eml"):
+            yield from mbox_pieces(opened, stream.origin)
+        elif stream.path is not None:
+            batch.append((stream.origin, None, stream.path))
+            held += 4096
+        else:
+            content = opened.read(MAX_MESSAGE_BYTES + 1)
+            if len(content) > MAX_MESSAGE_BYTES:
+                yield Refusal("message too large", stream.origin)
+                continue
+            batch.append((stream.origin, content, None))
+            held += len(content)
+        if len(batch) >= BATCH_MESSAGES or held >= BATCH_BYTES:
+            yield Piece(batch[0][0], extra=batch, data=b"")
+            batch, held = [], 0
+    if batch:
+        yield Piece(batch[0][0], extra=batch, data=b"")
+
+
+def csv_pieces(stream: BinaryIO, origin: str) -> Iterator[Piece | Refusal]:
+    """A table with one raw message in each row."""
+    csv.field_size_limit(MAX_MESSAGE_BYTES)
+    refused: list[Refusal] = []
+
+    def lines() -> Iterator[str]:
+        for line in bounded_lines(stream, origin):
+            if isinstance(line, Refusal):
+                refused.append(line)
+            else:
+                yield line.decode("utf-8", "surrogateescape")
+
+    batch: list[Raw] = []
+    held = 0
+    rows = csv.reader(lines())
+    try:
+        header = [name.strip().lower() for name in next(rows, [])]
+        if "message" not in header:
+            yield Refusal("no message column", origin, ", ".join(header)[:200])
+            return
+        message_at, file_at = header.index("message"), header.index("file") if "file" in header else -1
+        for number, row in enumerate(rows, 1):
+            if len(row) <= message_at:
+                yield Refusal("short row", f"{origin}#{number}")
+                continue
+            name = row[file_at] if 0 <= file_at < len(row) and row[file_at] else str(number)
+            content = row[message_at].encode("utf-8", "surrogateescape")
+            batch.append((f"{origin}#{name}", content, None))
+            held += len(content)
+            if held >= BATCH_BYTES:
+                yield Piece(origin, extra=batch, data=b"")
+                batch, held = [], 0
+    except csv.Error as error:
+        yield Refusal("damaged table", origin, str(error))
+    yield from refused
+    if batch:
+        yield Piece(origin, extra=batch, data=b"")
+
+
+def mail_documents(piece: Piece) -> Iterator[Found]:
+    """Every message of a piece."""
+    if isinstance(piece.extra, int):
+        for number, raw in enumerate(messages_in(piece.data or b""), piece.extra):
+            yield read_message(raw, f"{piece.origin}#{number}")
+        return
+    batch: list[Raw] = piece.extra
+    for origin, content, path in batch:
+        if content is None:
+            content = Piece(origin, path=path).read(MAX_MESSAGE_BYTES)
+        yield read_message(content, origin)
+
+
+def read_message(raw: bytes, origin: str) -> Found:
+    """One message: its body as text, its headers as meta."""
+    try:
+        part = split_headers(raw)
+    except UnreadableError as error:
+        return Refusal("not a message", origin, str(error))
+    text = body_text(part)
+    if not text.strip():
+        return Refusal("no text in the body", origin)
+    meta: dict[str, Any] = {"origin": origin, **meta_of(part.headers)}
+    return Document(text, meta=meta)

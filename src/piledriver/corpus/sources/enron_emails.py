@@ -1,0 +1,37 @@
+"""Enron emails: the CMU maildir, mbox files, or the CSV of raw messages."""
+
+from __future__ import annotations
+
+import re
+
+from piledriver.corpus.mail.reading import mail_documents, mail_pieces
+from piledriver.corpus.source import Source, ends_with
+
+_NUMBERED = re.compile(r"\d+[._]?")
+_named = ends_with(".csv", ".mbox", ".mbx", ".eml")
+
+
+def wants(name: str) -> bool:
+    """Messages of the maildir are files called `1.`, `2.`, ..."""
+    return _NUMBERED.fullmatch(name) is not None or _named(name)
+
+
+SOURCE = Source(
+    slug="enron-emails",
+    name="Enron Emails",
+    title="mail of the Enron corporation, published by the US energy regulator",
+    raw_format="the CMU maildir (enron_mail_*.tar.gz or unpacked), mbox, or a CSV with the raw message in a column",
+    licence="public record (personal data; its authors were not asked)",
+    consent="terms",
+    treatment=(
+        "One message is one document: the body only, as in the original, with sender, receivers, date, subject, "
+        "folder and message id as meta. Plain text is preferred to HTML; attachments and uuencoded files are left "
+        "out; messages inside messages keep who, when and what. Encodings are taken off as declared, and "
+        "quoted-printable that lost its declaration is repaired. Text that was forwarded or quoted stays in its "
+        "place. Messages without words are refused."
+    ),
+    citation="Klimt and Yang, The Enron Corpus, ECML 2004; https://www.cs.cmu.edu/~enron/",
+    wants=wants,
+    pieces=mail_pieces,
+    documents=mail_documents,
+)

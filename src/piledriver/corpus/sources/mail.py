@@ -1,0 +1,37 @@
+"""Mail of one's own: eml files, mbox files, maildirs, CSV tables of raw messages."""
+
+from __future__ import annotations
+
+import re
+
+from piledriver.corpus.mail.reading import mail_documents, mail_pieces
+from piledriver.corpus.source import Source, ends_with
+
+# Files of a maildir: time, a unique part, the host, and flags after a colon (or what stands for one on Windows).
+_MAILDIR = re.compile(r"\d{6,}\.[^/]{1,200}|\d+[._]?|[^/]{1,200}[:;!]2,[A-Za-z]{0,20}")
+_named = ends_with(".eml", ".mbox", ".mbx", ".csv")
+
+
+def wants(name: str) -> bool:
+    """By the ends of names, and by what maildirs call their files."""
+    return _named(name) or _MAILDIR.fullmatch(name) is not None
+
+
+SOURCE = Source(
+    slug="mail",
+    name="Mail",
+    title="mail: one message, one document",
+    raw_format=(
+        "eml files, mbox files, maildirs, CSV tables with a `message` column; alone, compressed or in archives"
+    ),
+    licence="yours",
+    consent="yours",
+    treatment=(
+        "The body of each message as text, plain text preferred to HTML, attachments left out, forwarded messages "
+        "kept with who, when and what; the headers that say who wrote to whom, when and about what go to the "
+        "meta."
+    ),
+    wants=wants,
+    pieces=mail_pieces,
+    documents=mail_documents,
+)
