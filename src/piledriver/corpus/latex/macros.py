@@ -1,0 +1,351 @@
+r"""What the authors defined, expanded: `\newcommand`, `\def`, `\let`, `\newenvironment`, `\DeclareMathOperator`, `\newif`.
+
+One pass over the tokens with a stack of places to read from. Expansion has a budget, because a few lines of TeX can
+expand for ever; when it is spent the rest of the source is left as it stands.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from piledriver.corpus.latex.tokens import environment, is_paragraph, is_word
+
+MAX_EXPANDED_TOKENS = 3_000_000
+MAX_EXPANSIONS = 400_000
+MAX_STACK = 400
+MAX_ARGUMENT_TOKENS = 200_000
+
+_NEW_COMMAND = frozenset(
+    "\\" + name + star
+    for name in ("newcommand", "renewcommand", "providecommand", "DeclareRobustCommand", "newrobustcmd")
+    for star in ("", "*")
+)
+_DEF = frozenset(("\\def", "\\gdef", "\\edef", "\\xdef", "\\long"))
+# Redefining these changes how a page looks, not what it says: we know what they mean.
+_KEPT = frozenset(
+    "\\" + name
+    for name in str.split(
+        "begin end section subsection subsubsection paragraph subparagraph chapter part title author date abstract cite "
+        "citep citet label ref eqref caption footnote item maketitle bibitem newblock par document input include emph "
+        "textbf textit footnotemark footnotetext appendix url href thanks keywords bibliography newtheorem "
+        "newcommand renewcommand def let proof qed and em bf it rm sc tt sl sf"
+    )
+)
+_PRIMITIVE = re.compile(
+    r"\\(?:@ifnextchar|@ifstar|futurelet|csname|expandafter|ifx|ifnum|ifdim|ifcase|futurelet|catcode|write|openout|"
+    r"loop|repeat|numexpr|dimexpr|the|setbox|hbox|vbox|advance|afterassignment|aftergroup|begingroup|romannumeral)(?![A-Za-z])"
+)
+_PARAMETERS = re.compile(r"(?:#[1-9])*")
+
+
+@dataclass(slots=True)
+class _Macro:
+    arity: int
+    default: list[str] | None
+    body: list[str]
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Tokens from the innermost place first."""
+
+    frames: list[tuple[list[str], int]] = field(default_factory=list)
+
+    def push(self, tokens: list[str]) -> None:
+        if tokens:
+            self.frames.append((tokens, 0))
+
+    def next(self) -> str | None:
+        while self.frames:
+            tokens, at = self.frames[-1]
+            if at < len(tokens):
+                self.frames[-1] = (tokens, at + 1)
+                return tokens[at]
+            self.frames.pop()
+        return None
+
+    def peek(self) -> str | None:
+        for tokens, at in reversed(self.frames):
+            if at < len(tokens):
+                return tokens[at]
+        return None
+
+    def skip_space(self) -> None:
+        """What TeX skips after a command word: spaces and one line end, never a blank line."""
+        while (token := self.peek()) is not None:
+            if token == "\n" or (token[0] in " \t" and not token.strip()):
+                self.next()
+            elif token[0] in " \t":
+                self.next()
+                self.push([token.lstrip(" \t")])
+                return
+            else:
+                return
+
+    def argument(self) -> list[str]:
+        """The next group without its braces, or the next single token (of a run of text: its first character)."""
+        self.skip_space()
+        token = self.next()
+        if token is None or is_paragraph(token):
+            return []
+        if token != "{":
+            if token[0] not in "\\#{}[]&~$\x02" and len(token) > 1:
+                self.push([token[1:]])
+                return [token[0]]
+            return [token] if token != "}" else []
+        return self._until("{", "}")
+
+    def optional(self) -> list[str] | None:
+        self.skip_space()
+        if self.peek() != "[":
+            return None
+        self.next()
+        return self._until("[", "]")
+
+    def _until(self, opening: str, closing: str) -> list[str]:
+        out: list[str] = []
+        depth = 1
+        braces = 0
+        while (token := self.next()) is not None and len(out) < MAX_ARGUMENT_TOKENS:
+            if token == "{":
+                braces += 1
+            elif token == "}":
+                braces -= 1
+            if token == closing and (closing == "}" or braces <= 0):
+                depth -= 1
+                if depth == 0:
+                    break
+            elif token == opening and (opening == "{" or braces <= 0):
+                depth += 1
+            out.append(token)
+        return out
+
+
+def expanded(tokens: list[str]) -> list[str]:
+    r"""The tokens with the authors' own commands replaced by what they stand for, and their definitions gone.
+
+    >>> "".join(expanded(tokenize(r"\newcommand{\R}{\mathbb{R}}$\R^n$")))
+    '$\\mathbb{R}^n$'
+    """
+    return _Expansion(tokens).run()
+
+
+class _Expansion:
+    def __init__(self, tokens: list[str]) -> None:
+        self._reader = _Reader()
+        self._reader.push(tokens)
+        self._macros: dict[str, _Macro] = {}
+        self._environments: dict[str, tuple[_Macro, list[str]]] = {}
+        self._flags: dict[str, bool] = {"\\iffalse": False, "\\iftrue": True}
+        self._out: list[str] = []
+        self._tokens_left = MAX_EXPANDED_TOKENS
+        self._expansions_left = MAX_EXPANSIONS
+
+    def run(self) -> list[str]:
+        reader, out = self._reader, self._out
+        while (token := reader.next()) is not None:
+            if token[0] != "\\" or len(token) < 2:
+                out.append(token)
+            elif token in self._macros:
+                self._expand(token)
+            elif token in _NEW_COMMAND:
+                self._new_command(token)
+            elif token in _DEF:
+                self._define(token)
+            elif token in _OTHERS:
+                _OTHERS[token](self)
+            elif token in self._flags:
+                self._conditional(self._flags[token])
+            elif token[-1] == "}" and (name := environment(token)) and name in self._environments:
+                self._environment(token, name)
+            elif token.endswith(("true", "false")) and self._set_flag(token):
+                pass
+            else:
+                out.append(token)
+        return out
+
+    def _spend(self, tokens: int) -> bool:
+        self._tokens_left -= tokens
+        self._expansions_left -= 1
+        return self._tokens_left > 0 and self._expansions_left > 0 and len(self._reader.frames) < MAX_STACK
+
+    def _expand(self, token: str) -> None:
+        macro = self._macros[token]
+        arguments: list[list[str]] = []
+        if macro.default is not None:
+            given = self._reader.optional()
+            arguments.append(macro.default if given is None else given)
+        while len(arguments) < macro.arity:
+            arguments.append(self._reader.argument())
+        if not macro.arity and is_word(token):
+            self._reader.skip_space()
+        self._insert(macro.body, arguments, token)
+
+    def _insert(self, body: list[str], arguments: list[list[str]], original: str) -> None:
+        size = len(body) + sum(map(len, arguments)) * 2
+        if self._spend(size):
+            self._reader.push(_substituted(body, arguments) if arguments else body)
+        else:
+            self._macros.pop(original, None)
+
+    def _environment(self, token: str, name: str) -> None:
+        begin, end = self._environments[name]
+        if token.startswith("\\end"):
+            if self._spend(len(end)):
+                self._reader.push(end)
+            return
+        arguments: list[list[str]] = []
+        if begin.default is not None:
+            given = self._reader.optional()
+            arguments.append(begin.default if given is None else given)
+        while len(arguments) < begin.arity:
+            arguments.append(self._reader.argument())
+        if self._spend(len(begin.body) + sum(map(len, arguments)) * 2):
+            self._reader.push(_substituted(begin.body, arguments))
+
+    def _name(self) -> str:
+        tokens = [token for token in self._reader.argument() if token.strip()]
+        return tokens[0] if tokens else ""
+
+    def _signature(self) -> tuple[int, list[str] | None]:
+        count = "".join(self._reader.optional() or []).strip()
+        arity = int(count) if count.isdecimal() and len(count) == 1 else 0
+        return arity, self._reader.optional() if arity else None
+
+    def _new_command(self, token: str) -> None:
+        name = self._name()
+        arity, default = self._signature()
+        body = self._reader.argument()
+        if token.startswith("\\provide") and name in self._macros:
+            return
+        self._learn(name, _Macro(arity, default, body))
+
+    def _define(self, token: str) -> None:
+        if token == "\\long":
+            return
+        self._reader.skip_space()
+        name = self._reader.next() or ""
+        parameters: list[str] = []
+        while (following := self._reader.peek()) is not None and following != "{" and len(parameters) < 40:
+            parameters.append(self._reader.next() or "")
+        body = self._reader.argument()
+        if _PARAMETERS.fullmatch("".join(parameters).strip()):
+            self._learn(name, _Macro(sum(p.startswith("#") for p in parameters), None, body))
+
+    def _learn(self, name: str, macro: _Macro) -> None:
+        if not name.startswith("\\") or name in _KEPT or environment(name):
+            return
+        if _PRIMITIVE.search("".join(macro.body)):
+            # Programs in TeX are not for us: the command stays and is handled as an unknown one.
+            self._macros.pop(name, None)
+            return
+        while macro.body and macro.body[-1].isspace():
+            macro.body.pop()
+        if name in macro.body:
+            return
+        self._macros[name] = macro
+
+    def _let(self) -> None:
+        self._reader.skip_space()
+        name = self._reader.next() or ""
+        following = self._reader.peek()
+        if following is not None and following.lstrip().startswith("="):
+            self._reader.next()
+            rest = following.lstrip()[1:].lstrip()
+            if rest:
+                self._reader.push([rest])
+        self._reader.skip_space()
+        target = self._reader.next() or ""
+        if target.startswith("\\") and name.startswith("\\"):
+            self._learn(name, self._macros.get(target) or _Macro(0, None, [target]))
+
+    def _operator(self) -> None:
+        name = self._name()
+        body = self._reader.argument()
+        self._learn(name, _Macro(0, None, ["\\operatorname", "{", *body, "}"]))
+
+    def _new_environment(self) -> None:
+        name = "".join(self._reader.argument()).strip()
+        arity, default = self._signature()
+        begin, end = self._reader.argument(), self._reader.argument()
+        source = "".join([*begin, *end])
+        if (
+            name
+            and name not in _KNOWN_ENVIRONMENTS
+            and not _PRIMITIVE.search(source)
+            and f"\\begin{{{name}}}" not in source
+        ):
+            self._environments[name] = (_Macro(arity, default, begin), end)
+
+    def _new_if(self) -> None:
+        self._reader.skip_space()
+        name = self._reader.next() or ""
+        if name.startswith("\\if"):
+            self._flags[name] = False
+
+    def _set_flag(self, token: str) -> bool:
+        for ending, value in (("true", True), ("false", False)):
+            flag = f"\\if{token[1:].removesuffix(ending)}"
+            if token.endswith(ending) and flag in self._flags and flag not in ("\\iftrue", "\\iffalse", "\\if"):
+                self._flags[flag] = value
+                return True
+        return False
+
+    def _conditional(self, value: bool) -> None:
+        """Read to the matching `\\fi`; push back the branch that holds."""
+        branches: list[list[str]] = [[]]
+        depth = 1
+        read = 0
+        while (token := self._reader.next()) is not None:
+            read += 1
+            if token == "\\fi":
+                depth -= 1
+                if depth == 0:
+                    break
+            elif token.startswith("\\if") and token not in _NOT_CONDITIONS:
+                depth += 1
+            elif token == "\\else" and depth == 1:
+                branches.append([])
+                continue
+            branches[-1].append(token)
+        if not self._spend(read):
+            self._flags.clear()
+        chosen = branches[0] if value else branches[1] if len(branches) > 1 else []
+        self._reader.push(chosen)
+
+
+_OTHERS = {
+    "\\let": _Expansion._let,
+    "\\DeclareMathOperator": _Expansion._operator,
+    "\\DeclareMathOperator*": _Expansion._operator,
+    "\\newenvironment": _Expansion._new_environment,
+    "\\newenvironment*": _Expansion._new_environment,
+    "\\renewenvironment": _Expansion._new_environment,
+    "\\newif": _Expansion._new_if,
+}
+_KNOWN_ENVIRONMENTS = frozenset(
+    str.split(
+        "abstract document figure table proof itemize enumerate description quote thebibliography acknowledgments"
+    )
+)
+_NOT_CONDITIONS = frozenset(("\\ifthenelse", "\\iff", "\\ifmmode"))
+
+
+def _substituted(body: list[str], arguments: list[list[str]]) -> list[str]:
+    out: list[str] = []
+    for token in body:
+        if token[0] == "#" and len(token) == 2 and token[1].isdecimal():
+            index = int(token[1]) - 1
+            if index < len(arguments):
+                out.extend(arguments[index])
+        elif token.startswith("##"):
+            out.append(token[1:])
+        elif "#" in token and token.endswith("}"):
+            # An environment named by an argument: `\begin{#1}`.
+            for number, argument in enumerate(arguments, 1):
+                token = token.replace(f"#{number}", "".join(argument)[:60])
+            out.append(token)
+        else:
+            out.append(token)
+    return out

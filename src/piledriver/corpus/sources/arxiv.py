@@ -1,0 +1,238 @@
+"""ArXiv: papers from their LaTeX sources."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import re
+import tarfile
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from piledriver.corpus.document import Document, Refusal
+from piledriver.corpus.latex import gathered, main_files, to_text
+from piledriver.corpus.latex.comments import Aside
+from piledriver.corpus.source import MAX_PIECE_BYTES, Found, Piece, Source
+from piledriver.corpus.streams import RawStream, archive_kind
+from piledriver.corpus.text import decode
+
+MAX_TEXT_BYTES = 1 << 26
+MAX_FILES = 5_000
+# An unpacked paper in a folder may bring this many bytes to the worker at once.
+_TEX_NAMES = (".tex", ".ltx", ".latex", ".bbl", ".sty", ".txt", ".xxx", ".json", ".def", ".TEX")
+_NOT_TEXT = str.split(
+    ".eps .ps .pdf .png .jpg .jpeg .gif .svg .tif .tiff .bmp .zip .gz .cls .bst .bib .dat .csv .fig .mp4 .avi .mov .wav "
+    ".mp3 .h5 .npy .mat .py .ipynb .xlsx .docx .pfb .tfm .vf .pl .c .cpp .h .aux .log .out .toc .blg .html .xml .anc"
+)
+_NEW_ID = re.compile(r"(?<!\d)(\d{4}\.\d{4,5})(v\d+)?(?!\d)")
+_OLD_ID = re.compile(r"([a-z]+(?:-[a-z]+)?(?:\.[A-Z]{2})?)/?(\d{7})(?!\d)")
+_WITHDRAWN = re.compile(r"\b(?:has been|is|was) (?:temporarily )?withdrawn\b|\\begin\{withdrawn\}", re.IGNORECASE)
+
+
+def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
+    """A submission is a piece: a file of arXiv, or the TeX files of one folder or unpacked archive together."""
+    group: list[tuple[str, str | bytes]] = []
+    home, size = "", 0
+    for stream in streams:
+        own = _home(stream.origin) if stream.name.lower().endswith(tuple(n.lower() for n in _TEX_NAMES)) else ""
+        if group and own != home:
+            yield Piece(home, extra=group)
+            group, size = [], 0
+        if not own:
+            yield from _submission(stream)
+            continue
+        home = own
+        name = stream.origin[len(home) + 1 :]
+        if stream.path is not None:
+            group.append((name, stream.path))
+            continue
+        content = stream.file.read(MAX_TEXT_BYTES - size + 1)
+        size += len(content)
+        if size > MAX_TEXT_BYTES:
+            yield Refusal("too large", stream.origin, f"the archive holds more than {MAX_TEXT_BYTES} bytes of TeX")
+            size -= len(content)
+        else:
+            group.append((name, content))
+    if group:
+        yield Piece(home, extra=group)
+
+
+def _home(origin: str) -> str:
+    """The archive that a file stands in, or its folder."""
+    archive, mark, _ = origin.rpartition("!")
+    return archive if mark else os.path.dirname(origin) or "."
+
+
+def _submission(stream: RawStream) -> Iterator[Piece | Refusal]:
+    if stream.path is not None:
+        yield Piece(stream.origin, path=stream.path)
+        return
+    content = stream.raw.read(MAX_PIECE_BYTES + 1)
+    if len(content) > MAX_PIECE_BYTES:
+        yield Refusal("too large", stream.origin, f"more than {MAX_PIECE_BYTES} bytes")
+    else:
+        yield Piece(stream.origin, data=content)
+
+
+def documents(piece: Piece) -> Iterator[Found]:
+    """The paper of a submission; of a folder of TeX files, each paper in it."""
+    if piece.extra is not None:
+        files = {name: _text(_content(where)) for name, where in piece.extra}
+        mains = main_files(files)
+        if not mains:
+            yield Refusal("no tex", piece.origin)
+        in_folder = any(isinstance(where, str) for _, where in piece.extra)
+        for group in [[main] for main in mains] if in_folder else [mains] if mains else []:
+            separator = "/" if in_folder else "!"
+            origin = f"{piece.origin}{separator}{group[0]}" if piece.origin != "." else group[0]
+            yield _paper(files, group, origin)
+        return
+    found = _files(piece)
+    if isinstance(found, Refusal):
+        yield found
+        return
+    mains = main_files(found)
+    yield _paper(found, mains, piece.origin) if mains else Refusal("no tex", piece.origin)
+
+
+def _content(where: str | bytes) -> bytes:
+    if isinstance(where, bytes):
+        return where
+    with open(where, "rb") as file:
+        return file.read(MAX_TEXT_BYTES)
+
+
+def _files(piece: Piece) -> dict[str, str] | Refusal:
+    """The text files of a submission by name, or why there are none."""
+    try:
+        content = piece.read()
+    except (OSError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        return Refusal("damaged archive", piece.origin, str(error))
+    if refusal := _not_tex(content[:4096], piece.origin):
+        return refusal
+    if content[257:262] != b"ustar" and not _looks_like_old_tar(content):
+        name = os.path.basename(piece.origin).removesuffix(".gz")
+        text = _text(content)
+        if _is_withdrawn(text):
+            return Refusal("withdrawn", piece.origin)
+        return {name if name.endswith(".tex") else f"{name}.tex": text}
+    files: dict[str, str] = {}
+    left = MAX_TEXT_BYTES
+    kinds: set[str] = set()
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+            for entry in archive:
+                extension = os.path.splitext(entry.name)[1].lower()
+                if not entry.isreg() or len(files) >= MAX_FILES:
+                    continue
+                kinds.add(extension)
+                if extension in _NOT_TEXT or entry.size > left:
+                    continue
+                member = archive.extractfile(entry)
+                raw = member.read() if member is not None else b""
+                if _not_tex(raw[:1024], "") is None and b"\x00" not in raw[:4096]:
+                    files[os.path.normpath(entry.name)] = _text(raw)
+                    left -= len(raw)
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+        if not files:
+            return Refusal("damaged archive", piece.origin, str(error))
+    if not files or not main_files(files):
+        return Refusal("pdf only" if ".pdf" in kinds else "no tex", piece.origin)
+    if len(files) == 1 and _is_withdrawn(next(iter(files.values()))):
+        return Refusal("withdrawn", piece.origin)
+    return files
+
+
+def _not_tex(head: bytes, origin: str) -> Refusal | None:
+    for mark, reason in (
+        (b"%PDF", "pdf only"),
+        (b"%!PS", "postscript only"),
+        (b"PK\x03\x04", "not latex"),
+        (b"\x04%!", "postscript only"),
+    ):
+        if head.startswith(mark):
+            return Refusal(reason, origin)
+    stripped = head.lstrip()[:20].lower()
+    return Refusal("not latex", origin, "an html page") if stripped.startswith((b"<!doctype", b"<html")) else None
+
+
+def _looks_like_old_tar(content: bytes) -> bool:
+    return (
+        len(content) >= 512
+        and content[156:157] in (b"0", b"5", b"\x00")
+        and content[100:107].strip(b" 0123456789\x00") == b""
+        and b"\x00" in content[:100]
+    )
+
+
+def _is_withdrawn(text: str) -> bool:
+    # arXiv replaces a withdrawn paper by a short file that says so and asks not to be typeset.
+    return (
+        len(text) < 3000 and ("%auto-ignore" in text[:200] or bool(_WITHDRAWN.search(text))) and "\\section" not in text
+    )
+
+
+def _text(content: bytes) -> str:
+    return decode(content)
+
+
+def _paper(files: dict[str, str], mains: list[str], origin: str) -> Found:
+    texts = []
+    for main in mains[:8]:
+        aside = Aside()
+        if text := to_text(gathered(files, main, aside), aside).strip():
+            texts.append(text)
+    if not texts:
+        return Refusal("no text", origin)
+    meta: dict[str, Any] = {"origin": origin}
+    if identifier := arxiv_id(origin):
+        meta["arxiv_id"] = identifier
+        meta["url"] = f"https://arxiv.org/abs/{identifier}"
+    if texts[0].startswith("# "):
+        meta["title"] = texts[0].split("\n", 1)[0].removeprefix("# ")
+    return Document("\n\n".join(texts), meta=meta)
+
+
+def arxiv_id(origin: str) -> str | None:
+    """The identifier in a file's name, of either scheme.
+
+    >>> arxiv_id("arXiv_src_1911_012.tar!1911/1911.02782.gz"), arxiv_id("x.tar!0001/astro-ph0001001.gz")
+    ('1911.02782', 'astro-ph/0001001')
+    """
+    name = os.path.basename(origin.rpartition("!")[2] or origin)
+    if found := _NEW_ID.search(name):
+        return found[1]
+    found = _OLD_ID.search(name)
+    return f"{found[1]}/{found[2]}" if found else None
+
+
+def wants(name: str) -> bool:
+    """Submissions (`.gz`, `.tar.gz`) and TeX files; arXiv's bulk tars are archives of submissions and are opened."""
+    lowered = name.lower()
+    if lowered.endswith((".tar.gz", ".tgz")):
+        return not lowered.startswith("arxiv_src")
+    return lowered.endswith((".gz", ".tex", ".ltx", ".latex", ".bbl", ".sty", ".pdf")) and archive_kind(name) is None
+
+
+SOURCE = Source(
+    slug="arxiv",
+    name="ArXiv",
+    title="papers of arXiv from their LaTeX sources",
+    raw_format="submissions as arXiv serves them (.gz of one TeX file, .tar.gz), arXiv_src_*.tar of those, TeX folders",
+    licence="mixed, per paper; most under arXiv's licence to distribute",
+    consent="terms",
+    treatment=(
+        "A submission is a document: the main file is found, its inputs are resolved inside the archive only, comments "
+        "go, the authors' macros are expanded (with a budget), and our own converter writes title, abstract, `#` "
+        "headings, lists, pipe tables, captions, theorems, footnotes, code and the bibliography; formulas stay LaTeX "
+        "between `$` and `$$`; citations and references are printed as LaTeX prints them. Author blocks are left out. "
+        "Unlike the original (pandoc) title and abstract are kept and a paper with an odd macro is not thrown away. "
+        "Refused: PDF- or PostScript-only submissions, withdrawn papers, damaged archives."
+    ),
+    wants=wants,
+    pieces=pieces,
+    documents=documents,
+    citation="https://info.arxiv.org/help/bulk_data_s3.html",
+)
