@@ -62,6 +62,7 @@ class _Text:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.inline: list[str] = []
+        self.heading = ""
         self.gap = 0
         self.prefixes: list[str] = []
         # Places in `prefixes` of list marks that no line has carried yet.
@@ -125,10 +126,13 @@ class _Text:
             else:
                 self.inline.append(_BREAK)
             return
-        self.flush()
-        if tag in _HEADINGS:
+        if self.inline:
+            self.flush()
+        if tag == "p":
             self.need(2)
-            self.inline.append("#" * _HEADINGS[tag] + " ")
+        elif tag in _HEADINGS:
+            self.need(2)
+            self.heading = "#" * _HEADINGS[tag] + " "
         elif tag == "li":
             self.open_item(element)
         elif tag == "dd":
@@ -158,8 +162,11 @@ class _Text:
         if self.in_table:
             self.close_in_table(tag)
             return
-        self.flush()
-        if tag == "li":
+        if self.inline:
+            self.flush()
+        if tag == "p":
+            self.need(2)
+        elif tag == "li":
             self.pop()
             self.need(1)
         elif tag in ("dd", "blockquote"):
@@ -173,8 +180,11 @@ class _Text:
         elif tag == "table":
             self.layout.pop()
             self.need(2)
+        elif tag in _HEADINGS:
+            self.heading = ""
+            self.need(2)
         else:
-            self.need(2 if tag in _PARAGRAPHS or tag in _HEADINGS else 1)
+            self.need(2 if tag in _PARAGRAPHS else 1)
 
     def close_in_table(self, tag: str) -> None:
         if tag in ("td", "th"):
@@ -313,50 +323,63 @@ class _Text:
 
     def flush(self) -> None:
         """The paragraph as lines: white space collapsed, `br` kept, two of them a blank line."""
-        if not self.inline:
+        inline = self.inline
+        if not inline:
             return
-        text = "".join(self.inline)
-        self.inline.clear()
-        if _BREAK not in text:
-            collapsed = " ".join(text.split())
-            if collapsed and collapsed.strip("#"):
-                self.emit([collapsed])
-            return
-        lines: list[str] = []
-        for part in text.split(_BREAK):
-            line = " ".join(part.split())
-            if line or (lines and lines[-1]):
-                lines.append(line)
-        while lines and not lines[-1]:
-            lines.pop()
-        if lines and lines[0].startswith("#") and not lines[0].strip("#"):
-            lines = [f"{lines[0]} {' '.join(line for line in lines[1:] if line)}"] if len(lines) > 1 else []
-        elif lines and lines[0].startswith("#"):
-            lines = [" ".join(line for line in lines if line)]
-        if lines:
-            self.emit(lines)
+        text = "".join(inline)
+        inline.clear()
+        if _BREAK in text:
+            lines = _broken(text)
+            if not lines:
+                return
+            if self.heading:
+                lines = [" ".join(line for line in lines if line)]
+        else:
+            text = " ".join(text.split())
+            if not text:
+                return
+            lines = [text]
+        if self.heading:
+            lines[0] = self.heading + lines[0]
+            self.heading = ""
+        self.emit(lines)
 
     def emit(self, lines: list[str]) -> None:
+        if not self.prefixes:
+            if self.gap > 1 and self.lines:
+                self.lines.append("")
+            self.lines += lines
+            self.gap = 1
+            self.quotes_before = 0
+            return
         quotes = self.prefixes.count("> ")
         if self.lines and self.gap > 1:
             self.lines.append(("> " * min(quotes, self.quotes_before)).rstrip())
         for line in lines:
-            if self.prefixes:
-                self.lines.append(("".join(self.prefixes[:_MOST_PREFIXES]) + line).rstrip())
-                if self.marks:
-                    for place in self.marks:
-                        mark = self.prefixes[place]
-                        if mark != "> ":
-                            self.prefixes[place] = " " * len(mark)
-                    self.marks.clear()
-            else:
-                self.lines.append(line)
+            self.lines.append(("".join(self.prefixes[:_MOST_PREFIXES]) + line).rstrip())
+            if self.marks:
+                for place in self.marks:
+                    mark = self.prefixes[place]
+                    if mark != "> ":
+                        self.prefixes[place] = " " * len(mark)
+                self.marks.clear()
         self.gap = 1
         self.quotes_before = quotes
 
 
 def _collapsed(text: str) -> str:
     return " ".join(text.split())
+
+
+def _broken(text: str) -> list[str]:
+    lines: list[str] = []
+    for part in text.split(_BREAK):
+        line = " ".join(part.split())
+        if line or (lines and lines[-1]):
+            lines.append(line)
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
 
 
 def _is_first(item: Any) -> bool:

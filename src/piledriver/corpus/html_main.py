@@ -1,0 +1,195 @@
+"""Which part of a web page is its content: the subtree with the best sum of prose minus boilerplate.
+
+Every block of text is given a weight: its length where it reads like prose, a loss where it is mostly links or too
+short to be a sentence. Sums over subtrees are taken bottom up; the element with the best sum is the content, and what is
+mostly links inside it goes. Names of classes and roles decide beforehand what cannot be content. All of it is linear in
+the number of elements.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+from piledriver.corpus.html_scripts import words
+
+_NEVER = words(
+    "head script style template iframe object embed applet canvas audio video svg select datalist button textarea"
+    " noscript noframes frameset map input nav menu dialog"
+)
+_SIDE = words("footer aside")
+_HEADINGS = words("h1 h2 h3 h4 h5 h6")
+_MAY_BE_SHORT = words("td th dt dd h1 h2 h3 h4 h5 h6 figcaption caption")
+_CONTAINERS = words("div section ul ol dl table tbody form fieldset header center article")
+_CARD_CHARACTERS = 400
+_CERTAIN = 2.0
+_NEARLY_ALL = 0.9
+_INLINE = words(
+    "a abbr acronym b bdi bdo big br cite code data del dfn em font i img ins kbd label mark math q rp rt ruby s samp"
+    " small span strike strong sub sup time tt u var wbr"
+)
+_ROLES = words(
+    "navigation banner complementary contentinfo menu menubar dialog alertdialog search toolbar tablist alert"
+)
+_BOILERPLATE = re.compile(
+    r"(?:^|[\s_-])(?:ad|ads|adv|advert\w*|adsense|banner|bread-?crumbs?|byline-?social|cookies?|consent|dropdown|footer|footnav|foot|gdpr|global-?nav|hidden|legal|login|masthead|"
+    r"menu|meta-?nav|modal|nav|navbar|navbox|navigation|newsletter|noprint|outbrain|overlay|pager|pagination|paywall|"
+    r"popup|print-?only|promo\w*|recirc\w*|recommend\w*|related\w*|rss|share|sharing|sharedaddy|"
+    r"shoutbox|side-?bar|sidebar\w*|signup|sign-?up|skip-?link|social\w*|sponsor\w*|subscri\w*|taboola\w*|tag-?list|"
+    r"tags|teaser\w*|toc|toolbar|tooltip|topbar|trending|widget\w*|most-?(?:read|popular)|popular-?\w*|more-?\w*stor\w*|"
+    r"read-?more|see-?also|jump-?to-?nav|catlinks|printfooter|author-?(?:box|bio)|bio|jp-\w+|post-?nav\w*|"
+    r"entry-?meta|post-?meta|article-?meta|skyscraper|infobox-?ad|trackbacks?|pingbacks?)(?:$|[\s_-])",
+    re.IGNORECASE,
+)
+_COMMENTS = re.compile(
+    r"(?:^|[\s_-])(?:comments?|comment-?(?:list|area|section|thread|s?-?wrap\w*|s?-?container)|commentlist|disqus\w*|replies|"
+    r"respond|discussion|trackbacks?|pingbacks?)(?:$|[\s_-])",
+    re.IGNORECASE,
+)
+# Only as a whole name: `article-footer` is a footer.
+_CONTENT = re.compile(
+    r"(?:^|\s)(?:article|(?:article|page|post|entry|main|story|blog)[-_]?(?:content|body|text|main|page|post)|content|body|"
+    r"main|hentry|h-entry|post|story|text|prose|markdown-body)(?:$|\s)",
+    re.IGNORECASE,
+)
+
+
+def main_content(body: Any) -> tuple[Any, list[Any]]:
+    """The element that holds the content, and the elements inside it that do not belong to it."""
+    elements = list(body.iter())
+    count = len(elements)
+    parents, blocks = [-1] * count, list(range(count))
+    text, linked, stops = [0] * count, [0] * count, [0] * count
+    suspect: list[float] = [0.0] * count
+    links = [False] * count
+    index_of = {body: 0}
+    for index in range(1, count):
+        element = elements[index]
+        parent = index_of[element.getparent()]
+        index_of[element] = index
+        parents[index] = parent
+        tag = element.tag
+        if suspect[parent] >= _CERTAIN:
+            suspect[index] = _CERTAIN
+            continue
+        links[index] = links[parent]
+        if tag in _INLINE:
+            blocks[index] = blocks[parent]
+            links[index] = links[parent] or tag == "a"
+        else:
+            suspect[index] = _CERTAIN if tag in _NEVER else _suspicion(element, tag)
+        if suspect[index] < _CERTAIN:
+            _count(element.text, blocks[index], links[index], text, linked, stops)
+        _count(element.tail, blocks[parent], links[parent], text, linked, stops)
+    cards = [0] * count
+    for index in range(1, count):
+        if elements[index].tag in _HEADINGS and text[index] and linked[index] > 0.8 * text[index]:
+            cards[index] = 1
+    weights = [_weight(elements[i].tag, text[i], linked[i], stops[i]) if text[i] else 0.0 for i in range(count)]
+    dropped = _dropped(parents, weights, suspect, cards)
+    return _best(elements, parents, text, linked, weights, dropped)
+
+
+def _dropped(parents: list[int], weights: list[float], suspect: list[float], cards: list[int]) -> list[bool]:
+    """What names and roles rule out, and lists of teasers, unless most of the prose of the page stands there."""
+    prose = [max(0.0, weight) for weight in weights]
+    for index in range(len(parents) - 1, 0, -1):
+        prose[parents[index]] += prose[index]
+        cards[parents[index]] += cards[index]
+    dropped = [False] * len(parents)
+    for index in range(1, len(parents)):
+        limit = suspect[index]
+        if cards[index] >= 3 and prose[index] < _CARD_CHARACTERS * cards[index]:
+            limit = max(limit, 0.5)
+        dropped[index] = dropped[parents[index]] or (limit > 0 and prose[index] <= limit * prose[0])
+    return dropped
+
+
+def _count(found: str | None, block: int, in_link: bool, text: list[int], linked: list[int], stops: list[int]) -> None:
+    if found is None:
+        return
+    found = found.strip()
+    if not found:
+        return
+    length = len(found)
+    text[block] += length
+    if in_link:
+        linked[block] += length
+    elif length > 20:
+        stops[block] += (
+            found.count(",") + found.count(". ") + found.count("。") + found.count("、") + (found[-1] in ".!?")
+        )
+
+
+def _best(
+    elements: list[Any],
+    parents: list[int],
+    text: list[int],
+    linked: list[int],
+    weights: list[float],
+    dropped: list[bool],
+) -> tuple[Any, list[Any]]:
+    count = len(elements)
+    sums = [0.0 if gone else weight for weight, gone in zip(weights, dropped, strict=True)]
+    for index in range(count - 1, 0, -1):
+        if not dropped[index]:
+            parent = parents[index]
+            sums[parent] += sums[index]
+            text[parent] += text[index]
+            linked[parent] += linked[index]
+    best = max((index for index in range(count) if not dropped[index]), key=lambda index: (sums[index], index))
+    if sums[best] <= 0:
+        return elements[0], []
+    # A notice far from the text makes its common ancestor the best by a little: the tightest that has nearly all wins.
+    for index in range(best + 1, count):
+        if not dropped[index] and sums[index] >= _NEARLY_ALL * sums[best] and parents[index] >= best:
+            best = index
+    unwanted = [
+        elements[index]
+        for index in range(best + 1, count)
+        if (dropped[index] and not dropped[parents[index]])
+        or (sums[index] < 0 and linked[index] > 0.8 * text[index] and elements[index].tag in _CONTAINERS)
+    ]
+    return elements[best], unwanted
+
+
+def _weight(tag: str, length: int, linked: int, stops: int) -> float:
+    plain = length - linked
+    if linked > 0.5 * length:
+        return 0.5 * plain if stops and plain > 80 else -10.0 - 0.5 * min(length, 200)
+    if tag == "pre":
+        return float(length)
+    if plain < 30 and not stops:
+        return 0.0 if tag in _MAY_BE_SHORT else -5.0
+    return plain * min(1.0, 0.3 + 0.35 * stops) - linked
+
+
+def _suspicion(element: Any, tag: str) -> float:
+    """The share of the page's prose up to which an element is taken for boilerplate."""
+    attributes = element.attrib
+    if tag in ("body", "article", "main", "html"):
+        return 0.0
+    found = 0.4 if tag in _SIDE else 0.0
+    if not attributes:
+        return found
+    if attributes.get("role") in _ROLES:
+        return 0.4
+    name = attributes.get("class")
+    if name:
+        found = max(found, _suspicious_name(name))
+    name = attributes.get("id")
+    if name and tag != "section" and tag not in _HEADINGS:
+        found = max(found, _suspicious_name(name))
+    return found
+
+
+@functools.lru_cache(1 << 16)
+def _suspicious_name(name: str) -> float:
+    if len(name) > 500:
+        return 0.0
+    # A name of many words is the slug of a title, which may speak of anything.
+    name = " ".join(token for token in name.split() if token.count("-") + token.count("_") < 4)
+    if _CONTENT.search(name):
+        return 0.0
+    return 0.75 if _COMMENTS.search(name) else 0.4 if _BOILERPLATE.search(name) else 0.0

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from piledriver.corpus.html import fragment_to_text, page_to_text
+
+CASES = {
+    "paragraphs and inline markup": ("<p>One <b>bold</b><i> word</i>.</p>\n\n<p>Two", "One bold word.\n\nTwo"),
+    "white space collapses": ("<p>a\n   b&nbsp;&#160; c</p>", "a b c"),
+    "headings": ("<h1>A<br>B</h1><h3>C</h3>text", "# A B\n\n### C\n\ntext"),
+    "a line of hashes is text": ("<p>###</p>", "###"),
+    "breaks": ("a<br>b<br/><br>c", "a\nb\n\nc"),
+    "lists nest": ("<ol><li>one<ul><li>in</ul><li>two</ol>after", "1. one\n   - in\n2. two\n\nafter"),
+    "list numbers": ('<ol start=3 type="a"><li>x<li value=7>y</ol>', "c. x\ng. y"),
+    "paragraphs in items": ("<ul><li><p>x</p><p>y</p></li><li>z</ul>", "- x\n\n  y\n- z"),
+    "empty items vanish": ("<ul><li></li><li>a</ul>", "- a"),
+    "quotations": ("<blockquote><p>a</p><p>b</p></blockquote>c", "> a\n>\n> b\n\nc"),
+    "definitions": ("<dl><dt>T<dd>d<dd>e</dl>", "T\n: d\n: e"),
+    "code is verbatim": (
+        '<pre><code class="language-py">if x:\n    y &lt; 1\n\n\n\nz</code></pre>',
+        "```py\nif x:\n    y < 1\n\n\n\nz\n```",
+    ),
+    "other preformatted text has no fence": ("<pre>roses\n  are</pre>", "roses\n  are"),
+    "br in pre": ("<pre>a<br>b</pre>", "a\nb"),
+    "line numbers go": (
+        '<table><tr><td class="gutter"><pre>1\n2</pre></td><td><pre>a\nb</pre></td></tr></table>',
+        "a\nb",
+    ),
+    "inline code": ("use <code>a  b</code> <code></code>now", "use `a b` now"),
+    "data tables": (
+        "<table><caption>T</caption><tr><th>A<th>B<tr><td>1<td><p>2</p>3</table>",
+        "T\nA | B\n1 | 2 3",
+    ),
+    "empty cells keep their place": ("<table><tr><td>a<td><td>c<tr><td>d<td>e<td>f</table>", "a |  | c\nd | e | f"),
+    "layout tables": ("<table><tr><td><p>a</p><p>b</p></td><td>c</td></tr></table>", "a\n\nb\n\nc"),
+    "superscripts": ("m<sup>2</sup> 4<sup>th</sup> x<sup>a+b</sup>", "m² 4th x^{a+b}"),
+    "note marks": ("said<sup><a href='#1'>1</a></sup> so<sup>[2]</sup>", "said[1] so[2]"),
+    "subscripts": ("H<sub>2</sub>O x<sub>i</sub>", "H₂O x_i"),
+    "MathML": ("<p>is <math><msqrt><mi>x</mi></msqrt></math>", "is $\\sqrt{x}$"),
+    "MathML annotation": (
+        "<math display=block><semantics><mi>x</mi><annotation encoding='application/x-tex'>\\alpha</annotation>"
+        "</semantics></math>",
+        "$$\\alpha$$",
+    ),
+    "MathJax source": (
+        "a <span class='MathJax'>drawn</span><script type='math/tex'>x^2</script> b",
+        "a $x^2$ b",
+    ),
+    "KaTeX once": (
+        "<span class=katex><span class=katex-mathml><math><annotation encoding='application/x-tex'>y</annotation>"
+        "</math></span><span class=katex-html aria-hidden=true>y drawn</span></span>",
+        "$y$",
+    ),
+    "LaTeX image": ('<img class="latex" alt="e^x"> and <img alt="photo" src="x">', "$e^x$ and"),
+    "hidden": (
+        "<p>a<span style='DISPLAY: none'>x</span><b hidden>y</b><i aria-hidden='true'>z</i>b</p>",
+        "ab",
+    ),
+    "scripts and styles": ("a<script>x<y</script><style>p{}</style><noscript>n</noscript>b", "ab"),
+    "quotes and rules": ("<q>a</q><hr>b", "“a”\n\n---\n\nb"),
+    "ruby": ("<ruby>漢<rp>(</rp><rt>kan</rt><rp>)</rp></ruby>", "漢(kan)"),
+    "entities": ("&lt;p&gt; &amp;amp; &hellip; &#x27;", "<p> &amp; … '"),
+    "no markup at all": ("plain\n text", "plain text"),
+    "less-than signs": ("<p>1 < 2 && 3 > 2", "1 < 2 && 3 > 2"),
+    "comments": ("a<!-- no -->b", "ab"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_fragment_is_what_a_reader_sees(case: str) -> None:
+    html, text = CASES[case]
+    assert fragment_to_text(html) == text
+
+
+PROSE = "<p>This is a sentence of the article, and it has a clause. Here is another, which makes it prose.</p>" * 6
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        f"<nav><a href=/>Home</a></nav><article><h1>T</h1>{PROSE}</article><footer>Imprint and more</footer>",
+        f"<div class=sidebar>{PROSE[:98]}</div><div id=content>{PROSE}</div>",
+        f"<table><tr><td><a href=/>x</a> <a href=/>y</a></td><td>{PROSE}</td></tr></table>",
+        f"<div class='post-body comments-open'>{PROSE}</div><div class=comments>{PROSE}</div>",
+        f"<ul>{'<li><a href=x>Another story to read</a>' * 9}</ul><div>{PROSE}</div>",
+        # A theme that calls everything a widget: the name alone must not cost the text.
+        f"<div class=widget>{PROSE}</div><div><a href=/>Imprint</a></div>",
+    ],
+)
+def test_a_page_is_its_content(page: str) -> None:
+    text = page_to_text(f"<html><head><title>Title</title></head><body>{page}</body></html>")
+    assert text.count("This is a sentence") == 6
+    assert "Imprint" not in text
+    assert "Another story" not in text
+    assert "Home" not in text
+
+
+def test_a_page_without_prose_is_read_as_it_stands() -> None:
+    assert page_to_text("<ul><li><a href=x>a</a></ul>") == "- a"
+    assert page_to_text("") == ""
+
+
+def test_depth_costs_neither_stack_nor_text() -> None:
+    assert fragment_to_text("<div>" * 50_000 + "deep") == "deep"
+    assert fragment_to_text("<blockquote>" * 1_500 + "deep").endswith("deep")
+    assert fragment_to_text("<math>" * 1_900 + "<mi>x</mi>") in ("$x$", "")
+    assert "deep" in page_to_text("<ul><li>" * 900 + "deep")
+
+
+tags = st.sampled_from(
+    str.split(
+        "p div ul ol li table tr td th pre code blockquote dl dt dd sub sup math mi h2 br hr q rt img script a span"
+    )
+)
+pieces = st.one_of(
+    st.text(max_size=8),
+    tags.map(lambda tag: f"<{tag}>"),
+    tags.map(lambda tag: f"</{tag}>"),
+    st.sampled_from(
+        ["<p class=comments style='display:none'", "&#0;", "&nbsp", "<!--", "]]>", "\x00", "\ud800", "<a href="]
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(pieces, max_size=40).map("".join))
+def test_any_input_is_text(html: str) -> None:
+    for text in (fragment_to_text(html), page_to_text(html)):
+        assert "\x01" not in text
+        assert not text.startswith("\n")
