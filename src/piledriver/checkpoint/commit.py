@@ -14,7 +14,17 @@ import torch
 
 from piledriver.checkpoint import folders
 from piledriver.checkpoint.errors import CheckpointError
-from piledriver.checkpoint.header import DATA, INDEX, STATE, Header, file_entries, now, versions_here, write_header
+from piledriver.checkpoint.header import (
+    DATA,
+    INDEX,
+    STATE,
+    Header,
+    file_entries,
+    is_ours,
+    now,
+    versions_here,
+    write_header,
+)
 from piledriver.checkpoint.ranks import Ranks
 from piledriver.checkpoint.safetensors_file import Written, write_file
 from piledriver.checkpoint.tree import Json, merged
@@ -122,9 +132,9 @@ def _with_files(index: dict[str, Any]) -> dict[str, Any]:
 
 def _sweep(folder: Path, keep: str) -> None:
     """Remove what the new data replaces, and what interrupted saves left; other people's files stay."""
-    for path in folder.glob(f"{DATA}*"):
-        if path.name != keep and path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
+    for path in folder.iterdir():
+        if path.name != keep and is_ours(path):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _discard(partial: Path) -> None:

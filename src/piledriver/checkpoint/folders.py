@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from piledriver.checkpoint import accelerate_folder
-from piledriver.checkpoint.header import DATA, HEADER, is_complete
+from piledriver.checkpoint.header import HEADER, is_complete, is_ours
 from piledriver.core.errors import UsageError
 from piledriver.core.storage import Location, fsync_folder, is_remote
 
@@ -72,7 +72,7 @@ def sweep_interrupted(current: Path) -> None:
     for _, path in _numbered(current.parent):
         if path != current and not (path / HEADER).exists():
             entries = list(path.iterdir())
-            if entries and all(entry.is_dir() and entry.name.startswith(DATA) for entry in entries):
+            if entries and all(is_ours(entry) for entry in entries):
                 shutil.rmtree(path, ignore_errors=True)
 
 

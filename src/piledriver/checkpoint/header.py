@@ -109,6 +109,11 @@ def read_header(folder: storage.Location) -> Header:
     return Header(**fields)
 
 
+def is_ours(path: Path) -> bool:
+    """Whether a save made this entry of a checkpoint folder and may remove it: data, or a header never renamed."""
+    return (path.name.startswith(DATA) and path.is_dir()) or path.name.startswith(f".{HEADER}.")
+
+
 def is_complete(folder: storage.Location) -> bool:
     """Whether a folder holds a finished checkpoint with every file there in full length."""
     try:
