@@ -1,0 +1,1 @@
+"""Duplicates: exact, near, paragraph and substring; each keeps the first and says why the others went."""

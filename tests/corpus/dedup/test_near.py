@@ -1,0 +1,114 @@
+"""Near-duplicates: the steps over files find what a comparison of everything with everything finds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from piledriver.corpus.dedup import clusters
+from piledriver.corpus.dedup.arrays import ArrayFile, write_arrays
+from piledriver.corpus.dedup.minhash import PRESETS, MinHashSettings, Signer, similarity
+from piledriver.corpus.dedup.near import Run, compare, hash_ranges, meet, sign_run
+from piledriver.corpus.words import Words
+
+
+def texts_of(seed: int, count: int) -> list[str]:
+    """Random texts, every third an edit of the one before."""
+    random = np.random.default_rng(seed)
+    texts: list[str] = []
+    for i in range(count):
+        if i % 3 == 2:
+            words = texts[-1].split()
+            words[int(random.integers(len(words)))] = "changed"
+        else:
+            words = [f"w{n}" for n in random.integers(0, 5000, 150)]
+        texts.append(" ".join(words))
+    return texts
+
+
+def find(texts: list[str], folder: Path, settings: MinHashSettings, chunk: int, memory_bytes: int) -> dict[int, int]:
+    runs = []
+    for first in range(0, len(texts), chunk):
+        path = str(folder / f"run-{first}")
+        runs.append(Run(path, first, sign_run(texts[first : first + chunk], settings, path)))
+    candidates = []
+    for band in range(settings.bands):
+        for i, hashes in enumerate(hash_ranges(len(texts), memory_bytes)):
+            candidates.append(str(folder / f"pairs-{band}-{i}"))
+            meet(runs, band, hashes, candidates[-1])
+    edges = []
+    for run in runs:
+        edges.append(str(folder / f"edges-{run.first}"))
+        compare(runs, candidates, run.first, run.first + run.count, settings.threshold, edges[-1])
+    clusters.label(edges, len(texts), str(folder / "labels"), block=5)
+    labels = ArrayFile(str(folder / "labels"))
+    return dict(zip(labels.whole("members").tolist(), labels.whole("firsts").tolist(), strict=True))
+
+
+@pytest.mark.parametrize(("chunk", "memory_bytes"), [(100, 1 << 30), (7, 1 << 30), (13, 500)])
+def test_clusters_do_not_depend_on_chunks_or_memory(chunk: int, memory_bytes: int, tmp_path: Path) -> None:
+    texts = texts_of(0, 60)
+    labels = find(texts, tmp_path, PRESETS["piledriver"], chunk, memory_bytes)
+    expected = {i: i - (1 if i % 3 == 2 else 0) for i in range(60) if i % 3}
+    assert labels == expected
+
+
+@given(
+    edges=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=60),
+    files=st.integers(1, 4),
+    block=st.integers(1, 20),
+)
+def test_clusters_are_the_connected_components(
+    edges: list[tuple[int, int]], files: int, block: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("edges")
+    paths = []
+    for i in range(files):
+        paths.append(str(folder / str(i)))
+        write_arrays(paths[-1], edges=np.array(edges[i::files], np.uint64).reshape(-1, 2))
+    clusters.label(paths, 41, str(folder / "labels"), block=block)
+    labels = ArrayFile(str(folder / "labels"))
+    found = dict(zip(labels.whole("members").tolist(), labels.whole("firsts").tolist(), strict=True))
+    assert found == components(edges)
+
+
+def components(edges: list[tuple[int, int]]) -> dict[int, int]:
+    label = {node: node for edge in edges for node in edge}
+    for _ in label:
+        for one, two in edges:
+            label[one] = label[two] = min(label[one], label[two])
+    return label
+
+
+def test_signatures_estimate_the_jaccard_similarity() -> None:
+    sign = Signer(MinHashSettings(bands=64, rows=8))
+    texts = texts_of(1, 90)
+    errors = []
+    for original, edited in zip(texts[1::3], texts[2::3], strict=True):
+        one, two = ({tuple(Words(t).hashes[i : i + 5]) for i in range(146)} for t in (original, edited))
+        errors.append(similarity(sign(original), sign(edited)) - len(one & two) / len(one | two))
+    assert abs(float(np.mean(errors))) < 0.01
+    assert float(np.std(errors)) < 0.03
+
+
+def test_words_split_as_people_do() -> None:
+    def words(text: str) -> list[str]:
+        split = Words(text)
+        return [bytes(split.content[a:b]).decode() for a, b in zip(split.starts, split.ends, strict=True)]
+
+    assert words("It's 3.5 km — naïve\u00a0café…") == ["It's", "3", ".", "5", "km", "—", "naïve", "café", "…"]
+    assert words("東京は good") == ["東", "京", "は", "good"]
+    assert words(" \n\t") == []
+    assert Words("THE end").hashes.tolist() == Words("the END").hashes.tolist()
+
+
+@given(st.text())
+def test_words_cover_everything_that_is_visible(text: str) -> None:
+    split = Words(text)
+    assert (split.starts < split.ends).all()
+    assert (split.starts[1:] >= split.ends[:-1]).all()
+    Signer(PRESETS["datatrove"])(text)
