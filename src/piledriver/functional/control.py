@@ -72,7 +72,8 @@ def while_loop(test: Callable[[Any], Any], body: Callable[[Any], Any], carry: An
         def flat_body(*values: Any) -> Any:
             return tuple(pytree.tree_leaves(body(pytree.tree_unflatten(list(values), structure))))
 
-        return pytree.tree_unflatten(list(operator(flat_test, flat_body, tuple(leaves))), structure)
+        looped = operator(flat_test, flat_body, tuple(leaves))  # type: ignore[no-untyped-call]
+        return pytree.tree_unflatten(list(looped), structure)
     while bool(test(carry)):
         carry = body(carry)
     return carry
@@ -88,7 +89,7 @@ def fori_loop(start: int, stop: int, body: Callable[[int, Any], Any], carry: Any
 def _operator_scan(step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any, reverse: bool) -> tuple[Any, Any]:
     from torch._higher_order_ops.scan import scan as operator
 
-    return operator(step, carry, xs, reverse=reverse)  # type: ignore[no-any-return]
+    return operator(step, carry, xs, reverse=reverse)
 
 
 def _is_traced(value: Tensor) -> bool:

@@ -92,7 +92,7 @@ class MissingVariableError(FunctionalError):
         close = nearest(name, names)
         hint = f"did you mean {close!r}? " if close else ""
         super().__init__(
-            f"{dotted(path)}: no {name!r} in collection {collection!r} (there: {', '.join(sorted(names)) or 'nothing'})",
+            f"{dotted(path)}: no {name!r} in collection {collection!r} (has {', '.join(sorted(names)) or 'nothing'})",
             fix=f"{hint}initialise again with `init`, or move old weights over with `transfer`",
         )
 

@@ -106,8 +106,12 @@ class Frame:
         self.names: set[str] = set()
         self.depth = 0
         self.draws: dict[str, int] | None = None
-        above = context.stores.get("params") if parent is None else parent.params
-        self.params = above if parent is None or above is None else below(above, name)
+        self.params: Store | None
+        if parent is None:
+            self.params = context.stores.get("params")
+        else:
+            above = parent.params
+            self.params = None if above is None else below(above, name)
 
     @property
     def path(self) -> Path:
@@ -144,7 +148,7 @@ class Frame:
         if self.context.declared is None:
             if not self.context.stores.get("params"):
                 raise MissingCollectionError("params", self.path, self.context.stores)
-            store = self.params if isinstance(self.params, Mapping) else {}
+            store: Mapping[str, Any] = self.params if isinstance(self.params, Mapping) else {}
             raise MissingVariableError("params", name, self.path, store)
 
         def make(key: Key, device: torch.device) -> Tensor:
@@ -209,7 +213,7 @@ class Frame:
         if store is None:
             return unflatten(fresh) if fresh else None
         tree = Tree(store) if isinstance(store, dict) else store.tree()  # type: ignore[attr-defined]
-        return tree.merge(unflatten(fresh)) if fresh else tree  # type: ignore[no-any-return]
+        return tree.merge(unflatten(fresh)) if fresh else tree
 
     def variables(self) -> dict[str, Tree]:
         """Every collection at and below this frame."""

@@ -130,7 +130,8 @@ def orthogonal(scale: float = 1.0) -> Initialiser:
         matrix = normal(key, (max(rows, columns), min(rows, columns)), torch.float64, device=device)
         q, r = torch.linalg.qr(matrix)
         q = q * torch.sign(torch.diagonal(r))
-        return (scale * (q if rows >= columns else q.T)).reshape(shape).to(dtype)
+        made: Tensor = (scale * (q if rows >= columns else q.T)).reshape(shape).to(dtype)
+        return made
 
     return init
 

@@ -172,7 +172,8 @@ def permutation(key: Key, length: int, *, device: torch.device | str | None = No
 def _single(key: Key, what: str) -> None:
     if key.bits.ndim:
         raise UsageError(
-            f"{what} got a batch of keys of shape {tuple(key.shape)}", fix="take one (`keys[0]`) or use `vmap` over them"
+            f"{what} got a batch of keys of shape {tuple(key.shape)}",
+            fix="take one (`keys[0]`) or use `vmap` over them",
         )
 
 

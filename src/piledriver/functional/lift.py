@@ -83,7 +83,7 @@ class Vmapped(Module):
 
     inner: Module
     size: int
-    in_axes: int | None | tuple[Any, ...] = 0
+    in_axes: int | tuple[Any, ...] | None = 0
     out_axes: int = 0
     shared: tuple[str, ...] = ()
     shared_streams: tuple[str, ...] = ()
@@ -156,9 +156,7 @@ def _declare_stacked(
             return torch.stack([one.make(part, device) for part in split(key, size)])
 
         axes = None if one.axes is None else (axis, *one.axes)
-        frame.context.declared[place] = Declaration(
-            one.collection, one.path, (size, *one.shape), one.dtype, axes, make
-        )
+        frame.context.declared[place] = Declaration(one.collection, one.path, (size, *one.shape), one.dtype, axes, make)
 
 
 def _unstacked(variables: Mapping[str, Tree], length: int, frame: Frame) -> list[dict[str, Tree]]:

@@ -93,7 +93,7 @@ class Module:
                 setattr(cls, name, _entered(member, name))
         dataclasses.dataclass(frozen=True, repr=True, eq=True)(cls)
         # The generated ones raise FrozenInstanceError, which teaches nothing.
-        cls.__setattr__ = Module.__setattr__  # type: ignore[method-assign, assignment]
+        cls.__setattr__ = Module.__setattr__  # type: ignore[method-assign]
         cls.__delattr__ = Module.__setattr__  # type: ignore[method-assign, assignment]
 
     def __setattr__(self, name: str, value: Any = None) -> NoReturn:
@@ -116,7 +116,7 @@ class Module:
         where = torch.device(device) if device is not None else _device_of((args, kwargs))
         return unflatten(
             {
-                (collection, *path): _made(declaration, root, where)
+                (collection, *path): made(declaration, root, where)
                 for (collection, path), declaration in self.declarations(*args, **kwargs).items()
             }
         )
@@ -149,9 +149,7 @@ class Module:
         output = _method(bound, method)(*args, **kwargs)
         return (output, context.updated(variables)) if mutable is not False else output
 
-    def bind(
-        self: M, variables: Variables, *, rngs: Mapping[str, Key] | None = None, mutable: Mutable = False
-    ) -> M:
+    def bind(self: M, variables: Variables, *, rngs: Mapping[str, Key] | None = None, mutable: Mutable = False) -> M:
         """A copy that holds these variables, for exploration: call it and its methods directly."""
         return bound_at(self, Frame(Context(_stores(variables), rngs or {}, _mutable(mutable)), None, ""))
 
@@ -160,11 +158,11 @@ class Module:
         frame = self._frame
         if frame is None:
             raise UnboundModuleError(type(self).__name__, "unbind")
-        return dataclasses.replace(self), Tree(frame.variables())
+        return self.clone(), Tree(frame.variables())
 
     def clone(self: M, **changes: Any) -> M:
         """The same module with other hyperparameters, not bound to anything."""
-        return dataclasses.replace(self, **changes)
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     def spec(self, *args: Any, **kwargs: Any) -> Tree:
         """The shape, dtype and axis names of every variable for inputs like the example; nothing is allocated."""
@@ -186,7 +184,7 @@ class Module:
         context = Context({}, {}, None, declared={}, device=_device_of((args, kwargs)))
         mode = detect_fake_mode(pytree.tree_leaves((args, kwargs))) or FakeTensorMode(allow_non_fake_inputs=True)
         with mode, torch.no_grad():
-            fake_args, fake_kwargs = pytree.tree_map_only(Tensor, functools.partial(_fake, mode), (args, kwargs))
+            fake_args, fake_kwargs = pytree.tree_map_only(Tensor, functools.partial(stand_in, mode), (args, kwargs))
             bound_at(self, Frame(context, None, ""))(*fake_args, **fake_kwargs)
         assert context.declared is not None
         return context.declared
@@ -222,9 +220,7 @@ class Module:
         """This module bound in the place of another one, sharing its names: for wrappers that add no level."""
         return bound_at(self, parent._bound_frame("within"))
 
-    def variable(
-        self, collection: str, name: str, init: Callable[[], Tensor], axes: Axes | None = None
-    ) -> Variable:
+    def variable(self, collection: str, name: str, init: Callable[[], Tensor], axes: Axes | None = None) -> Variable:
         """Declare a variable of a collection (`batch_stats`, `cache`, ...); read and assign its `value`.
 
         `init` makes the initial value from shapes alone: it must not depend on the input's numbers.
@@ -302,6 +298,7 @@ class Module:
 
 
 def bound_at(module: M, frame: Frame) -> M:
+    """A copy of a module that stands at a frame."""
     # A copy by hand: `dataclasses.replace` would run the generated __init__ again at three times the price.
     copy = object.__new__(type(module))
     fields = copy.__dict__
@@ -366,7 +363,8 @@ def _mutable(mutable: Mutable) -> frozenset[str] | None:
     return frozenset((mutable,)) if isinstance(mutable, str) else frozenset(mutable)
 
 
-def _made(declaration: Declaration, root: Key, device: torch.device) -> Tensor:
+def made(declaration: Declaration, root: Key, device: torch.device) -> Tensor:
+    """The initial value of a declared variable: a function of the root key and of its own path."""
     path, name = declaration.path[:-1], declaration.path[-1]
     value = declaration.make(fold_in(root, ".".join((declaration.collection, *declaration.path))), device)
     if not isinstance(value, Tensor):
@@ -384,7 +382,8 @@ def _checked(value: Tensor, name: str, frame: Frame) -> Tensor:
     return value
 
 
-def _fake(mode: Any, tensor: Tensor) -> Tensor:
+def stand_in(mode: Any, tensor: Tensor) -> Tensor:
+    """A tensor without data in a fake mode; one on meta stands for one on the default device."""
     if tensor.device.type == "meta":
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=torch.get_default_device())
     return mode.from_tensor(tensor)  # type: ignore[no-any-return]

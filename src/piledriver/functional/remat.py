@@ -44,9 +44,8 @@ def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
             made[:] = [values, kept, out_structure]
             return tuple(values[i] for i in kept)
 
-        tensors = _Recomputed.apply(flat, *(leaves[slot] for slot in slots))
-        values, kept, out_structure = made
-        values = list(values)
+        tensors = _Recomputed.apply(flat, *(leaves[slot] for slot in slots))  # type: ignore[no-untyped-call]
+        values, kept, out_structure = list(made[0]), made[1], made[2]
         for slot, tensor in zip(kept, tensors, strict=True):
             values[slot] = tensor
         return pytree.tree_unflatten(values, out_structure)
@@ -58,7 +57,7 @@ class _Recomputed(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(flat: Flat, *tensors: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def forward(flat: Flat, *tensors: Tensor) -> tuple[Any, ...]:
         # An output that is an input (or a view of one) would be a leaf of its own graph.
         return tuple(value.clone() if any(value is one for one in tensors) else value for value in flat(*tensors))
 
@@ -82,14 +81,13 @@ class _Recomputed(torch.autograd.Function):
         given = tuple(one for one in cotangents if one is not None and _has_gradient(one))
         inputs = [tensors[slot] for slot in slots]
         if torch.is_grad_enabled() or inside_functorch():
-            _, pull = torch.func.vjp(differentiable, *inputs)
-            found = pull(given)
+            found = torch.func.vjp(differentiable, *inputs)[1](given)
         else:
             found = _plain_vjp(differentiable, inputs, given)
         gradients: list[Tensor | None] = [None] * len(tensors)
         for slot, gradient in zip(slots, found, strict=True):
             gradients[slot] = gradient
-        return None, *gradients
+        return (None, *gradients)
 
 
 def _plain_vjp(function: Flat, inputs: list[Tensor], cotangents: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:

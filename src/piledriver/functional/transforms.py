@@ -117,7 +117,8 @@ def vmap(function: Any, in_axes: Any = 0, out_axes: Any = 0, chunk_size: int | N
 
 def jvp(function: Any, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     """The value and its derivative along the tangents (forward mode)."""
-    return torch.func.jvp(as_function(function), primals, tangents)  # type: ignore[no-any-return]
+    value, derivative = torch.func.jvp(as_function(function), primals, tangents)[:2]
+    return value, derivative
 
 
 def vjp(function: Any, *primals: Any, has_aux: bool = False) -> Any:

@@ -250,7 +250,10 @@ def rebuild(tree: Any, leaves: Iterable[Any]) -> Any:
 
 def _filled(tree: Tree, leaves: Iterator[Any]) -> Tree:
     return trusted(
-        {name: _filled(value, leaves) if isinstance(value, Tree) else next(leaves) for name, value in tree._data.items()}
+        {
+            name: _filled(value, leaves) if isinstance(value, Tree) else next(leaves)
+            for name, value in tree._data.items()
+        }
     )
 
 

@@ -43,8 +43,8 @@ def dot_product_attention(
 ) -> Tensor:
     """Softmax of the scores times the values; fewer key heads than query heads are shared among them (GQA, MQA).
 
-    "auto" takes the fused kernels except where they cannot be used: with dropout from a key, under forward-mode or
-    second derivatives, and on the CPU under `vmap` and on DTensors.
+    "auto" takes the fused kernels except where they have no rule: with dropout from a key, under forward-mode or second
+    derivatives, and under `vmap` on the CPU. DTensors are attended part by part on every process.
     """
     if query.shape[-1] != key.shape[-1] or key.shape[:-1] != value.shape[:-1] or query.shape[-2] % key.shape[-2]:
         raise InputShapeError(
@@ -52,8 +52,16 @@ def dot_product_attention(
             f"attention of queries {tuple(query.shape)}, keys {tuple(key.shape)} and values {tuple(value.shape)}",
             "heads must be a multiple of key heads, and head sizes and lengths must agree",
         )
+    if hasattr(query, "placements"):
+        from piledriver.functional.partitioning import attend_locally
+
+        if dropout_rate > 0.0:
+            # A process's own heads would draw the numbers of the first ones.
+            raise InputShapeError((), "attention dropout on sharded heads", "set dropout_rate=0 for the attention")
+        attend = functools.partial(dot_product_attention, causal=causal, scale=scale, implementation=implementation)
+        return attend_locally(attend, query, key, value, mask, bias)
     if implementation == "auto":
-        plain = dropout_rate > 0.0 or _fused_is_unavailable(query)
+        plain = dropout_rate > 0.0 or fused_kernels_lack_a_rule(query.device.type)
         implementation = "reference" if plain else "fused"
     if implementation == "reference":
         return _reference(query, key, value, mask, bias, causal, scale, dropout_rate, dropout_key)
@@ -97,7 +105,6 @@ def _reference(
     if causal:
         mask = combine_masks(mask, causal_mask(query.shape[1], key.shape[1], query.device))
     if mask is not None:
-        mask = _replicated_like(mask, scores)
         scores = torch.where(mask, scores, torch.finfo(scores.dtype).min)
     weights = torch.softmax(scores, dim=-1)
     if mask is not None:
@@ -252,7 +259,7 @@ class MultiHeadAttention(Module):
         x, *kernels = promoted(self.dtype, x, *kernels)
         joined = torch.matmul(x, torch.cat([kernel.reshape(width, -1) for kernel in kernels], dim=1))
         sizes = [kernel.shape[1] * head_dim for kernel in kernels]
-        query, key, value = (part.unflatten(-1, (-1, head_dim)) for part in joined.split(sizes, dim=-1))
+        query, key, value = (part.reshape(*part.shape[:-1], -1, head_dim) for part in torch.split(joined, sizes, dim=-1))
         return query, key, value
 
     def _cache_index(self) -> Tensor | int:
@@ -290,12 +297,6 @@ class _Kernel(Module):
             return self.kernel_init(key, (shape[0], shape[1] * shape[2]), dtype, device).reshape(shape)
 
         return self.param("kernel", init, self.shape, self.param_dtype, ("embed", self.axis, "head_dim"))
-
-
-def _fused_is_unavailable(query: Tensor) -> bool:
-    if hasattr(query, "placements"):
-        return query.device.type == "cpu"
-    return fused_kernels_lack_a_rule(query.device.type)
 
 
 def _replicated_like(value: Tensor, other: Tensor) -> Tensor:

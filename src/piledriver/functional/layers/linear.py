@@ -34,7 +34,9 @@ class Dense(Module):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map the last dimension to `features`."""
-        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), self.param_dtype, self.kernel_axes)
+        kernel = self.param(
+            "kernel", self.kernel_init, (x.shape[-1], self.features), self.param_dtype, self.kernel_axes
+        )
         if not self.use_bias:
             x, kernel = promoted(self.dtype, x, kernel)
             return torch.matmul(x, kernel)

@@ -5,6 +5,8 @@ Train only the corrections with a mask: `masked(adamw(...), path_matches(r"lora_
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -42,7 +44,9 @@ class LoRADense(Module):
 
 def merge_lora(params: Tree, scale: float = 1.0) -> Tree:
     """Fold every correction into the kernel beside it; the result fits plain `Dense` layers."""
-    merged = {name: merge_lora(value, scale) if isinstance(value, Tree) else value for name, value in params.items()}
+    merged: dict[str, Any] = {
+        name: merge_lora(value, scale) if isinstance(value, Tree) else value for name, value in params.items()
+    }
     if "lora_a" in merged:
         a, b = merged.pop("lora_a"), merged.pop("lora_b")
         merged["kernel"] = merged["kernel"] + (a @ b * scale).to(merged["kernel"].dtype)

@@ -118,7 +118,7 @@ class BatchNorm(Module):
                 mean.value = self.momentum * mean.value + (1 - self.momentum) * used_mean.detach()
                 variance.value = self.momentum * variance.value + (1 - self.momentum) * used_variance.detach()
         gain = torch.rsqrt(used_variance + self.epsilon)
-        out = (wide - used_mean) * (gain if scale is None else gain * scale.to(gain.dtype))
+        out: Tensor = (wide - used_mean) * (gain if scale is None else gain * scale.to(gain.dtype))
         if bias is not None:
             out = out + bias.to(out.dtype)
         return out.to(_result(self.dtype, x, scale, bias))

@@ -1,0 +1,224 @@
+"""Both ways between functional modules and `torch.nn`, without copying a parameter.
+
+`from_torch(module)` uses any `nn.Module` as a pure function of a tree; `to_torch(module, variables)` makes a real
+`nn.Module`, one node for every functional module, so that hooks, FSDP by block, checkpoints and `torch.compile`
+see what they see in any other model.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from piledriver.functional.errors import MissingCollectionError, TransformError
+from piledriver.functional.frame import Context, Frame, Store
+from piledriver.functional.keys import Key
+from piledriver.functional.module import Module, bound_at
+from piledriver.functional.tree import Tree, flatten, unflatten
+
+BUFFERS = "buffers"
+
+
+def from_torch(module: nn.Module) -> FromTorch:
+    """An `nn.Module` as a functional module; its parameters become `params`, its buffers the collection `buffers`.
+
+    >>> layer = from_torch(nn.Linear(2, 3))
+    >>> variables = layer.variables()
+    >>> layer.apply(variables, torch.zeros(1, 2)).shape
+    torch.Size([1, 3])
+    """
+    return FromTorch(module)
+
+
+class FromTorch(Module):
+    """What `from_torch` returns. `init` hands out the module's own tensors, so nothing is copied and no key is used."""
+
+    module: nn.Module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward with the tree's tensors in the places of its own."""
+        frame = self._bound_frame("a torch module")
+        own = {name: value.detach() for name, value in self.module.named_parameters(remove_duplicate=False)}
+        held = dict(self.module.named_buffers(remove_duplicate=False))
+        if self.is_initialising:
+            self._declare(frame, own, held)
+            return torch.func.functional_call(self.module, _stand_ins({**own, **held}), args, kwargs)
+        given = _by_name(frame.subtree("params")) if own else {}
+        buffers = _by_name(frame.subtree(BUFFERS)) if held else {}
+        if own and not given:
+            raise MissingCollectionError("params", frame.path, frame.context.stores)
+        if held and not buffers:
+            raise MissingCollectionError(BUFFERS, frame.path, frame.context.stores)
+        is_mutable = frame.context.is_mutable(BUFFERS)
+        # The call may write to buffers in place (batch norm does): it writes to copies, and they are what comes back.
+        fresh = {name: value.clone() for name, value in buffers.items()}
+        output = torch.func.functional_call(self.module, {**given, **fresh}, args, kwargs)
+        if is_mutable:
+            for name, value in fresh.items():
+                frame.context.written[BUFFERS, (*frame.path, *name.split("."))] = value
+        return output
+
+    def variables(self) -> Tree:
+        """The module's own tensors as variables, detached and shared."""
+        params = {("params", *name.split(".")): value.detach() for name, value in self.module.named_parameters()}
+        buffers = {(BUFFERS, *name.split(".")): value for name, value in self.module.named_buffers()}
+        return unflatten({**params, **buffers})
+
+    def _declare(self, frame: Frame, own: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> None:
+        for collection, values in (("params", own), (BUFFERS, held)):
+            for name, value in values.items():
+                *above, last = name.split(".")
+                at = frame
+                for step in above:
+                    at = Frame(frame.context, at, step)
+                at.declare(collection, last, tuple(value.shape), value.dtype, None, functools.partial(_given, value))
+
+
+def to_torch(
+    module: Module, variables: Mapping[str, Any], *, streams: tuple[str, ...] = (), mutable: tuple[str, ...] = ()
+) -> ToTorch:
+    """A functional module and its variables as an `nn.Module` whose parameters are the tree's tensors themselves.
+
+    State dict keys are the dotted paths. In training mode each of `streams` gets a fresh key, drawn from torch's
+    generator, and the collections in `mutable` (`batch_stats`) are written back to the buffers.
+    """
+    return ToTorch(module, variables, streams, mutable)
+
+
+class _Node(nn.Module):
+    """The parameters of one functional module, and the place where its call happens."""
+
+    def __init__(self, params: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -> None:
+        super().__init__()
+        self.collections: dict[str, dict[str, str]] = {}
+        for name, value in params.items():
+            if isinstance(value, Tensor):
+                self.register_parameter(name, _parameter(value))
+        for collection, values in others.items():
+            for name, value in values.items():
+                if isinstance(value, Tensor):
+                    attribute = name if name not in self._parameters else f"{collection}_{name}"
+                    self.register_buffer(attribute, value)
+                    self.collections.setdefault(collection, {})[name] = attribute
+        below = {name: None for one in (params, *others.values()) for name, v in one.items() if isinstance(v, Mapping)}
+        for name in below:
+            deeper = {c: v[name] for c, v in others.items() if isinstance(v.get(name), Mapping)}
+            node = params.get(name, {})
+            self.add_module(name, _Node(node if isinstance(node, Mapping) else {}, deeper))
+
+    def forward(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run the functional module's call; the arguments pass through here, so that hooks see and may cast them."""
+        return call(*args, **kwargs)
+
+
+class _NodeStore:
+    """A node's values of one collection, read when they are asked for: FSDP may have swapped them since."""
+
+    def __init__(self, node: nn.Module, collection: str) -> None:
+        self.node = node
+        self.collection = collection
+
+    def get(self, name: str, default: Any = None) -> Any:
+        value: Tensor | None
+        if self.collection == "params":
+            value = self.node._parameters.get(name)
+        else:
+            attribute = self.node.collections.get(self.collection, {}).get(name)  # type: ignore[union-attr, operator]
+            value = None if attribute is None else self.node._buffers[attribute]
+        if value is not None:
+            return value
+        child = self.node._modules.get(name)
+        return default if child is None else _NodeStore(child, self.collection)
+
+    def tree(self) -> Tree:
+        """Everything below, as it is now."""
+        found: dict[str, Any]
+        if self.collection == "params":
+            found = {name: value for name, value in self.node._parameters.items() if value is not None}
+        else:
+            names = self.node.collections.get(self.collection, {})  # type: ignore[union-attr, operator]
+            found = {name: self.node._buffers[attribute] for name, attribute in names.items()}
+        for name, child in self.node._modules.items():
+            below = _NodeStore(child, self.collection).tree() if isinstance(child, nn.Module) else Tree()
+            if len(below):
+                found[name] = below
+        return Tree(found)
+
+    def keys(self) -> list[str]:
+        return [*self.node._parameters, *self.node._modules]
+
+
+class ToTorch(_Node):
+    """What `to_torch` returns."""
+
+    def __init__(
+        self, module: Module, variables: Mapping[str, Any], streams: tuple[str, ...], mutable: tuple[str, ...]
+    ) -> None:
+        if "params" not in variables:
+            raise TransformError("the variables have no collection 'params'", fix="pass what `init` returned")
+        others = {name: tree for name, tree in variables.items() if name != "params"}
+        super().__init__(variables["params"], others)
+        self.functional = module
+        self.streams = streams
+        self.mutable = mutable
+        self.names = tuple(variables)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The functional module's call, through the node of every module in it."""
+        rngs = {name: Key(torch.randint(1 << 62, (), dtype=torch.int64)) for name in self.streams if self.training}
+        stores: dict[str, Store] = {name: _NodeStore(self, name) for name in self.names}
+        mutable = frozenset(self.mutable) if self.training else frozenset()
+        context = Context(stores, rngs, mutable, hook=self._through_nodes)
+        output = bound_at(self.functional, Frame(context, None, ""))(*args, **kwargs)
+        for (collection, path), value in context.written.items():
+            self._write_back(collection, path, value)
+        return output
+
+    def variables(self) -> Tree:
+        """The present values as functional variables, detached and shared."""
+        trees = {name: _NodeStore(self, name).tree() for name in self.names}
+        return unflatten(
+            {(name, *path): leaf.detach() for name, tree in trees.items() for path, leaf in flatten(tree).items()}
+        )
+
+    def _through_nodes(
+        self, module: Module, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        node: nn.Module | None = self
+        for step in module.path:
+            node = None if node is None else node._modules.get(step)
+        if node is None or node is self:
+            return method(module, *args, **kwargs)
+        return node(functools.partial(method, module), *args, **kwargs)
+
+    def _write_back(self, collection: str, path: tuple[str, ...], value: Tensor) -> None:
+        node: nn.Module = self
+        for step in path[:-1]:
+            node = node._modules[step]  # type: ignore[assignment]
+        names: Any = node.collections
+        buffer = node._buffers[names[collection][path[-1]]]
+        with torch.no_grad():
+            if buffer is not None:
+                buffer.copy_(value)
+
+
+def _parameter(value: Tensor) -> nn.Parameter:
+    if isinstance(value, nn.Parameter):
+        return value
+    return nn.Parameter(value, requires_grad=value.is_floating_point())
+
+
+def _by_name(tree: Tree | None) -> dict[str, Tensor]:
+    return {} if tree is None else {".".join(path): leaf for path, leaf in flatten(tree).items()}
+
+
+def _given(value: Tensor, key: Key, device: torch.device) -> Tensor:
+    return value if value.device == device else value.to(device)
+
+
+def _stand_ins(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: torch.empty_like(value) for name, value in values.items()}

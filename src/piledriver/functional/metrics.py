@@ -1,0 +1,119 @@
+"""Metrics as trees: each batch makes one, `merge` joins any two, `compute` reads the result.
+
+Merging is associative, so batches and processes can be joined in any order (`partitioning.merge_processes`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from piledriver.functional.struct import tree_dataclass
+from piledriver.functional.tree import Tree
+
+A = TypeVar("A")
+
+
+@tree_dataclass
+class Average:
+    """A weighted mean.
+
+    >>> merged = Average.of(torch.tensor([1.0, 2.0])).merge(Average.of(torch.tensor([6.0])))
+    >>> merged.compute()
+    tensor(3.)
+    """
+
+    total: Tensor
+    weight: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor, mask: Tensor | None = None) -> Average:
+        """Of the numbers of one batch; `mask` weighs them."""
+        values = values.float()
+        weights = torch.ones_like(values) if mask is None else mask.float().expand_as(values)
+        return cls(total=(values * weights).sum(), weight=weights.sum())
+
+    def merge(self, other: Average) -> Average:
+        """Both together."""
+        return Average(total=self.total + other.total, weight=self.weight + other.weight)
+
+    def compute(self) -> Tensor:
+        """The mean."""
+        return self.total / self.weight
+
+
+@tree_dataclass
+class Accuracy:
+    """How often the largest logit is the right one."""
+
+    average: Average
+
+    @classmethod
+    def of(cls, logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Accuracy:
+        """Of one batch."""
+        return cls(average=Average.of(logits.argmax(dim=-1) == labels, mask))
+
+    def merge(self, other: Accuracy) -> Accuracy:
+        """Both together."""
+        return Accuracy(average=self.average.merge(other.average))
+
+    def compute(self) -> Tensor:
+        """The share of right ones."""
+        return self.average.compute()
+
+
+@tree_dataclass
+class Welford:
+    """Mean and variance without cancellation (Chan et al., 1983)."""
+
+    count: Tensor
+    mean: Tensor
+    squares: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor) -> Welford:
+        """Of the numbers of one batch."""
+        values = values.float().flatten()
+        mean = values.mean()
+        return cls(count=mean.new_full((), len(values)), mean=mean, squares=(values - mean).square().sum())
+
+    def merge(self, other: Welford) -> Welford:
+        """Both together."""
+        count = self.count + other.count
+        delta = other.mean - self.mean
+        squares = self.squares + other.squares + delta.square() * self.count * other.count / count
+        return Welford(count=count, mean=self.mean + delta * other.count / count, squares=squares)
+
+    def compute(self) -> dict[str, Tensor]:
+        """Mean, standard deviation and the standard error of the mean."""
+        deviation = (self.squares / self.count).sqrt()
+        return {"mean": self.mean, "std": deviation, "sem": deviation / self.count.sqrt()}
+
+
+@tree_dataclass
+class Metrics:
+    """Several metrics by name."""
+
+    parts: Tree
+
+    @classmethod
+    def of(cls, **parts: Any) -> Metrics:
+        """Of one batch."""
+        return cls(parts=Tree(parts))
+
+    def merge(self, other: Metrics) -> Metrics:
+        """Each with its namesake."""
+        return Metrics(parts=Tree({name: part.merge(other.parts[name]) for name, part in self.parts.items()}))
+
+    def compute(self) -> Mapping[str, Any]:
+        """All results by name."""
+        return {name: part.compute() for name, part in self.parts.items()}
+
+
+def merge_all(metrics: Iterable[A]) -> A:
+    """Any number of one kind together."""
+    return functools.reduce(lambda a, b: a.merge(b), metrics)  # type: ignore[attr-defined]

@@ -1,0 +1,183 @@
+"""Parallelism by names: parameters and activations name their dimensions, one table says where each name is cut.
+
+    sharding = Sharding(mesh, {"batch": "data", "mlp": "tensor", "heads": "tensor", "vocab": "tensor"})
+    variables = sharding.init(model, key(0), tokens)          # DTensors, made shard by shard
+    batch = sharding.batch(tokens)                            # a DTensor too
+    model.apply(variables, batch, sharding=sharding)          # the same pure function; torch moves the data
+
+Data parallel, tensor parallel or both are three tables for one train step, which holds no communication code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+
+from piledriver.core.errors import suggest
+from piledriver.functional.errors import PartitionError
+from piledriver.functional.frame import Axes
+from piledriver.functional.keys import Key
+from piledriver.functional.metrics import merge_all
+from piledriver.functional.module import Module, Spec, made
+from piledriver.functional.tree import Tree, flatten, unflatten
+
+Rules = Mapping[str, str | None]
+
+
+class Sharding:
+    """A mesh and a rules table from logical axis names to mesh axes; names without a rule are not cut."""
+
+    def __init__(self, mesh: DeviceMesh, rules: Rules) -> None:
+        names = mesh.mesh_dim_names or ()
+        for axis, target in rules.items():
+            if target is not None and target not in names:
+                raise PartitionError(
+                    f"the rule for {axis!r} names the mesh axis {target!r}",
+                    fix=suggest(target, names) if names else "give the mesh axes names",
+                )
+        self.mesh = mesh
+        self.rules = dict(rules)
+
+    def placements(self, axes: Axes | None, shape: tuple[int, ...] | torch.Size) -> list[Placement]:
+        """Where a tensor with these axis names lies: one placement for every mesh axis.
+
+        Two dimensions with the same mesh axis: the first one is cut. A size that does not divide is an error.
+        """
+        found: list[Placement] = [Replicate()] * self.mesh.ndim
+        if axes is None:
+            return found
+        if len(axes) != len(shape):
+            raise PartitionError(f"axis names {axes} for the shape {tuple(shape)}", fix="name every dimension, or None")
+        names = self.mesh.mesh_dim_names or ()
+        for dim, axis in enumerate(axes):
+            target = self.rules.get(axis) if axis is not None else None
+            if target is None or isinstance(found[names.index(target)], Shard):
+                continue
+            index = names.index(target)
+            if shape[dim] % self.mesh.size(index):
+                raise PartitionError(
+                    f"the axis {axis!r} of size {shape[dim]} does not divide by {self.mesh.size(index)} ({target!r})",
+                    fix=f"change the size, the mesh, or the rule '{axis}': None",
+                )
+            found[index] = Shard(dim)
+        return found
+
+    def init(self, model: Module, key: Key, *args: Any, **kwargs: Any) -> Tree:
+        """Variables as DTensors; every process makes one whole parameter at a time and keeps its part of it."""
+        device = torch.device(self.mesh.device_type)
+        leaves = {}
+        for (collection, path), one in model.declarations(*args, **kwargs).items():
+            value = made(one, key, device)
+            leaves[(collection, *path)] = self.place(value, one.axes)
+        return unflatten(leaves)
+
+    def shard(self, variables: Mapping[str, Any], spec: Mapping[str, Any]) -> Tree:
+        """Variables that every process holds whole, as DTensors; `spec` is what `model.spec(...)` returned."""
+        axes = flatten(spec)
+        unknown = set(self.rules) - _names_in(axes.values()) - {"batch", "length"}
+        if unknown:
+            raise PartitionError(
+                f"no parameter has an axis named {sorted(unknown)[0]!r}",
+                fix=suggest(sorted(unknown)[0], _names_in(axes.values())),
+            )
+        return unflatten(
+            {
+                path: self.place(leaf, axes[path].axes if path in axes else None)
+                for path, leaf in flatten(variables).items()
+            }
+        )
+
+    def place(self, value: Tensor, axes: Axes | None) -> Tensor:
+        """One tensor that every process holds whole, as a DTensor. Nothing is sent."""
+        value = value.to(self.mesh.device_type)
+        return distribute_tensor(value, self.mesh, self.placements(axes, value.shape), src_data_rank=None)
+
+    def batch(self, batch: Any, axis: str = "batch") -> Any:
+        """The whole batch, alike on every process, cut along its first dimension."""
+        return pytree.tree_map_only(Tensor, lambda one: self.place(one, (axis, *[None] * (one.ndim - 1))), batch)
+
+    def local_batch(self, batch: Any, axis: str = "batch") -> Any:
+        """Each process's own part of the batch, as one DTensor of all parts."""
+        target = self.rules.get(axis)
+        names = self.mesh.mesh_dim_names or ()
+        placements = [Shard(0) if name == target else Replicate() for name in names]
+        return pytree.tree_map_only(
+            Tensor, lambda one: DTensor.from_local(one, self.mesh, placements, run_check=False), batch
+        )
+
+    def constrain(self, value: Tensor, axes: Axes) -> Tensor:
+        """Lay an activation out by its names; a plain tensor stays as it is."""
+        if not isinstance(value, DTensor):
+            return value
+        return value.redistribute(self.mesh, self.placements(axes, value.shape))
+
+
+def whole(tree: Any) -> Any:
+    """Every DTensor of a tree gathered to a plain tensor."""
+    return pytree.tree_map_only(DTensor, lambda one: one.full_tensor(), tree)
+
+
+def merge_processes(metric: Any, group: dist.ProcessGroup | None = None) -> Any:
+    """A metric merged over all processes; every process gets the same result."""
+    if not dist.is_initialized():
+        return metric
+    leaves, structure = pytree.tree_flatten(whole(metric))
+    gathered: list[list[Tensor]] = []
+    for leaf in leaves:
+        parts = [torch.empty_like(leaf) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, leaf.contiguous(), group=group)
+        gathered.append(parts)
+    return merge_all(pytree.tree_unflatten(list(parts), structure) for parts in zip(*gathered, strict=True))
+
+
+def attend_locally(
+    attend: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """Attention on DTensors that are cut by batch and heads only: every process attends within its own part.
+
+    Queries, keys and values are (batch, length, heads, head_dim). Other cuts are undone first; heads are cut only if
+    the key heads can be cut too.
+    """
+    assert isinstance(query, DTensor)
+    mesh = query.device_mesh
+    placements = [_local_cut(one, index, mesh, key) for index, one in enumerate(query.placements)]
+    parts = [one.redistribute(mesh, placements).to_local() for one in (query, key, value)]  # type: ignore[attr-defined]
+    out = attend(
+        *parts,
+        mask=_local_mask(mask, mesh, placements),
+        bias=_local_mask(bias, mesh, placements),
+    )
+    return DTensor.from_local(out, mesh, placements, run_check=False)
+
+
+def _local_cut(placement: Placement, index: int, mesh: DeviceMesh, key: Tensor) -> Placement:
+    if isinstance(placement, Shard) and placement.dim == 0:
+        return placement
+    if isinstance(placement, Shard) and placement.dim == 2 and key.shape[2] % mesh.size(index) == 0:
+        return placement
+    return Replicate()
+
+
+def _local_mask(mask: Tensor | None, mesh: DeviceMesh, placements: list[Placement]) -> Tensor | None:
+    """The part of a (batch, heads, queries, keys) mask that belongs to this process."""
+    if mask is None:
+        return None
+    whole_mask = mask.full_tensor() if isinstance(mask, DTensor) else mask
+    cuts: list[Placement] = []
+    for placement in placements:
+        dim = {0: 0, 2: 1}.get(placement.dim) if isinstance(placement, Shard) else None
+        at = None if dim is None else dim - 4 + whole_mask.ndim
+        is_cut = at is not None and at >= 0 and whole_mask.shape[at] > 1
+        cuts.append(Shard(at) if is_cut and at is not None else Replicate())
+    return distribute_tensor(whole_mask, mesh, cuts, src_data_rank=None).to_local()
+
+
+def _names_in(specs: Any) -> set[str]:
+    return {name for one in specs if isinstance(one, Spec) and one.axes for name in one.axes if name is not None}

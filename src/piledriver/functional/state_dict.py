@@ -1,0 +1,97 @@
+"""Any tree as nested dicts with string keys, and back into a tree of the same structure.
+
+The convention is flax's: sequences become dicts of "0", "1", ..., named tuples and dataclasses dicts of their fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from piledriver.functional.errors import TreeStructureError
+from piledriver.functional.keys import Key
+from piledriver.functional.struct import replace
+from piledriver.functional.tree import Tree
+
+
+def to_state_dict(value: Any) -> Any:
+    """Nested dicts of leaves.
+
+    >>> to_state_dict({"a": (1, 2)})
+    {'a': {'0': 1, '1': 2}}
+    """
+    if isinstance(value, Mapping):
+        return {str(name): to_state_dict(below) for name, below in value.items()}
+    if isinstance(value, Key):
+        return value.bits
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {name: to_state_dict(getattr(value, name)) for name in value._fields}
+    if isinstance(value, (list, tuple)):
+        return {str(i): to_state_dict(below) for i, below in enumerate(value)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {name: to_state_dict(getattr(value, name)) for name in _children(value)}
+    return value
+
+
+def from_state_dict(target: Any, state: Any, path: str = "") -> Any:
+    """A tree like the target with the values of the state; a difference in structure is an error with its path."""
+    if isinstance(target, Mapping):
+        _check(target, state, path)
+        filled = {name: from_state_dict(below, state[str(name)], _at(path, name)) for name, below in target.items()}
+        return Tree(filled) if isinstance(target, Tree) else type(target)(filled)  # type: ignore[call-arg]
+    if isinstance(target, Key):
+        return Key(torch.as_tensor(state, dtype=torch.int64), target.lane)
+    if isinstance(target, tuple) and hasattr(target, "_fields"):
+        _check(target._fields, state, path)
+        return type(target)(
+            *(from_state_dict(getattr(target, name), state[name], _at(path, name)) for name in target._fields)
+        )
+    if isinstance(target, (list, tuple)):
+        _check([str(i) for i in range(len(target))], state, path)
+        return type(target)(from_state_dict(below, state[str(i)], _at(path, i)) for i, below in enumerate(target))
+    if dataclasses.is_dataclass(target) and not isinstance(target, type):
+        names = _children(target)
+        _check(names, state, path)
+        return replace(
+            target, **{name: from_state_dict(getattr(target, name), state[name], _at(path, name)) for name in names}
+        )
+    return _leaf(target, state, path)
+
+
+def _leaf(target: Any, state: Any, path: str) -> Any:
+    if isinstance(state, Mapping):
+        raise TreeStructureError(f"{path or 'the root'} is a leaf here and a mapping in the file", fix="use `transfer`")
+    if not isinstance(target, Tensor):
+        return state.item() if isinstance(state, Tensor) and isinstance(target, (int, float, bool)) else state
+    value = state if isinstance(state, Tensor) else torch.as_tensor(state)
+    if value.shape != target.shape:
+        raise TreeStructureError(
+            f"{path} has the shape {tuple(value.shape)} in the file and {tuple(target.shape)} here",
+            fix="load into the architecture that was saved, or use `transfer`",
+        )
+    return value.to(dtype=target.dtype, device=target.device)
+
+
+def _children(value: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(value) if not field.metadata.get("static")]
+
+
+def _check(names: Any, state: Any, path: str) -> None:
+    where = path or "the root"
+    if not isinstance(state, Mapping):
+        raise TreeStructureError(f"{where} is a mapping here and a leaf in the file", fix="use `transfer`")
+    wanted, there = {str(name) for name in names}, set(state)
+    if wanted != there:
+        raise TreeStructureError(
+            f"{where}: the file lacks {sorted(wanted - there) or 'nothing'} "
+            f"and has {sorted(there - wanted) or 'nothing'} beyond",
+            fix="load into the architecture that was saved, or use `transfer`",
+        )
+
+
+def _at(path: str, name: object) -> str:
+    return f"{path}.{name}" if path else str(name)

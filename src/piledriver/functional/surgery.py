@@ -1,0 +1,181 @@
+"""Taking trees apart and putting them together: filters, split and merge, and moving weights between architectures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from piledriver.functional.errors import TreeStructureError
+from piledriver.functional.tree import Path, Tree, flatten, unflatten
+
+Filter = Callable[[Path, Any], bool]
+
+
+def path_matches(pattern: str) -> Filter:
+    """Paths (dotted) in which a regular expression is found.
+
+    >>> path_matches(r"bias$")(("mlp", "bias"), None)
+    True
+    """
+    compiled = re.compile(pattern)
+    return lambda path, _: compiled.search(".".join(path)) is not None
+
+
+def path_contains(name: str) -> Filter:
+    """Paths with this name as one of their steps."""
+    return lambda path, _: name in path
+
+
+def has_dims(count: int) -> Filter:
+    """Tensors of this many dimensions."""
+    return lambda _, leaf: isinstance(leaf, Tensor) and leaf.ndim == count
+
+
+def has_dtype(dtype: Any) -> Filter:
+    """Tensors of this dtype."""
+    return lambda _, leaf: isinstance(leaf, Tensor) and leaf.dtype == dtype
+
+
+def every(*filters: Filter) -> Filter:
+    """All of them hold."""
+    return lambda path, leaf: all(one(path, leaf) for one in filters)
+
+
+def either(*filters: Filter) -> Filter:
+    """Any of them holds."""
+    return lambda path, leaf: any(one(path, leaf) for one in filters)
+
+
+def invert(chosen: Filter) -> Filter:
+    """It does not hold."""
+    return lambda path, leaf: not chosen(path, leaf)
+
+
+def select_leaves(tree: Mapping[str, Any], chosen: Filter) -> Tree:
+    """The part of a tree whose leaves pass."""
+    return unflatten({path: leaf for path, leaf in flatten(tree).items() if chosen(path, leaf)})
+
+
+def split_tree(tree: Mapping[str, Any], *filters: Filter) -> tuple[Tree, ...]:
+    """One tree for each filter (each leaf goes to the first that takes it), and one with the rest.
+
+    >>> biases, rest = split_tree(Tree({"a": {"bias": 1, "kernel": 2}}), path_matches("bias$"))
+    >>> biases, rest
+    (Tree({'a': {'bias': 1}}), Tree({'a': {'kernel': 2}}))
+    """
+    parts: list[dict[Path, Any]] = [{} for _ in range(len(filters) + 1)]
+    for path, leaf in flatten(tree).items():
+        index = next((i for i, chosen in enumerate(filters) if chosen(path, leaf)), len(filters))
+        parts[index][path] = leaf
+    return tuple(unflatten(part) for part in parts)
+
+
+def merge_trees(*trees: Mapping[str, Any]) -> Tree:
+    """The inverse of `split_tree`: all leaves in one tree; the same path twice is an error."""
+    leaves: dict[Path, Any] = {}
+    for tree in trees:
+        for path, leaf in flatten(tree).items():
+            if path in leaves:
+                raise TreeStructureError(
+                    f"{'.'.join(path)!r} is in two of the trees", fix="use `tree.merge` to override"
+                )
+            leaves[path] = leaf
+    return unflatten(leaves)
+
+
+def map_where(chosen: Filter, function: Callable[[Any], Any], tree: Mapping[str, Any]) -> Tree:
+    """Apply a function to the leaves that pass; the others stay."""
+    return unflatten({path: function(leaf) if chosen(path, leaf) else leaf for path, leaf in flatten(tree).items()})
+
+
+def rename(tree: Mapping[str, Any], rules: Sequence[tuple[str, str]]) -> Tree:
+    """Rename by rules on dotted paths: regular expressions and their replacements, all applied in order."""
+    renamed: dict[str, Any] = {}
+    for path, leaf in flatten(tree).items():
+        name = ".".join(path)
+        for pattern, replacement in rules:
+            name = re.sub(pattern, replacement, name)
+        if name in renamed:
+            raise TreeStructureError(f"two leaves are renamed to {name!r}", fix="make the rules tell them apart")
+        renamed[name] = leaf
+    return unflatten(renamed)
+
+
+@dataclass(frozen=True)
+class TransferReport:
+    """What `transfer` did, by dotted path of the target (of the source for `left_over`)."""
+
+    matched: tuple[str, ...] = ()
+    reshaped: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = ()
+    missing: tuple[str, ...] = ()
+    left_over: tuple[str, ...] = ()
+    mismatched: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = field(default=())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every leaf of the target was filled."""
+        return not self.missing and not self.mismatched
+
+    def __str__(self) -> str:
+        lines = [
+            f"{len(self.matched)} matched, {len(self.reshaped)} reshaped, {len(self.mismatched)} of another size, "
+            f"{len(self.missing)} missing, {len(self.left_over)} left over"
+        ]
+        lines += [f"  reshaped   {name}: {old} -> {new}" for name, old, new in self.reshaped]
+        lines += [f"  other size {name}: {old} for {new}" for name, old, new in self.mismatched]
+        lines += [f"  missing    {name}" for name in self.missing]
+        lines += [f"  left over  {name}" for name in self.left_over]
+        return "\n".join(lines)
+
+
+def transfer(
+    source: Mapping[str, Any],
+    target: Mapping[str, Any],
+    rules: Sequence[tuple[str, str]] = (),
+    adapt: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+) -> tuple[Tree, TransferReport]:
+    """Fill the target's leaves from a source of another architecture; what finds no match stays as it is.
+
+    `rules` rename source paths; `adapt` maps a pattern of target paths to a function on the value (a transpose, say).
+    A value with the right number of elements but another shape is reshaped; one of another size is not used.
+    """
+    renamed = {".".join(path): leaf for path, leaf in flatten(rename(source, rules)).items()}
+    filled: dict[str, Any] = {}
+    matched, reshaped, missing, mismatched = [], [], [], []
+    used: set[str] = set()
+    for path, leaf in flatten(target).items():
+        name = ".".join(path)
+        filled[name] = leaf
+        if name not in renamed:
+            missing.append(name)
+            continue
+        used.add(name)
+        value = _adapted(name, renamed[name], adapt or {})
+        if value.shape == leaf.shape:
+            matched.append(name)
+        elif value.numel() == leaf.numel():
+            reshaped.append((name, tuple(value.shape), tuple(leaf.shape)))
+            value = value.reshape(leaf.shape)
+        else:
+            mismatched.append((name, tuple(value.shape), tuple(leaf.shape)))
+            continue
+        filled[name] = value.to(dtype=leaf.dtype, device=leaf.device)
+    report = TransferReport(
+        tuple(matched), tuple(reshaped), tuple(missing), _sorted(set(renamed) - used), tuple(mismatched)
+    )
+    return unflatten(filled), report
+
+
+def _adapted(name: str, value: Tensor, adapt: Mapping[str, Callable[[Tensor], Tensor]]) -> Tensor:
+    for pattern, function in adapt.items():
+        if re.search(pattern, name):
+            value = function(value)
+    return value
+
+
+def _sorted(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(names))
