@@ -1,0 +1,145 @@
+"""Ubuntu IRC: daily logs of channels, put together by channel and week."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterator
+from datetime import date
+from typing import Any
+from urllib.parse import unquote
+
+from piledriver.corpus.document import Document, Refusal
+from piledriver.corpus.peek import peeked
+from piledriver.corpus.source import Found, Piece, Source, ends_with
+from piledriver.corpus.streams import RawStream
+
+MAX_DAY_BYTES = 1 << 26
+# Days of a week that stand apart find each other as long as no more than this lies between them.
+MAX_HELD_BYTES = 1 << 27
+MAX_HELD_WEEKS = 20_000
+
+_DATE = re.compile(r"(?<!\d)((?:19|20)\d\d)[-/_.]?(\d\d)[-/_.]?(\d\d)(?!\d)")
+_CHANNEL = re.compile(r"#+[\w+.\[\]{}|^`-]*[\w]")
+_CHANNEL_INSIDE = re.compile(rb"(?:has joined |has left |Topic for |Topic \()(#[\w+-]+)")
+_STAMP = re.compile(r"\[\d\d?:\d\d(?::\d\d)?(?: ?[AP]M)?\] ?")
+# Colours and bold of IRC programs: the numbers of the colours would stay when the control characters go.
+_COLOURS = re.compile("\x03(?:\\d{1,2}(?:,\\d{1,2})?)?|[\x02\x0f\x16\x1d\x1f]")
+_NOISE = ("has joined #", "has left #", "Topic for #", "Topic (#", "is now known as")
+
+Day = tuple[str, str, str | None, bytes | None]
+
+
+def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
+    """One piece for each channel and ISO week: its days."""
+    held: OrderedDict[tuple[str, str], list[Day]] = OrderedDict()
+    held_bytes = 0
+
+    def let_go() -> Piece:
+        nonlocal held_bytes
+        (channel, week), days = held.popitem(last=False)
+        held_bytes -= sum(len(content) for *_, content in days if content is not None)
+        days.sort(key=lambda day: (day[0], day[1]))
+        return Piece(days[0][1], data=b"", extra=(channel, week, days))
+
+    for stream in streams:
+        day = _day_of(stream.origin)
+        if day is None:
+            yield Refusal("no date in the name", stream.origin)
+            continue
+        head, opened = peeked(stream.file, 1 << 16)
+        channel = _channel_of(stream.origin, head)
+        content = None
+        if stream.path is None:
+            content = opened.read(MAX_DAY_BYTES + 1)
+            if len(content) > MAX_DAY_BYTES:
+                yield Refusal("too large", stream.origin, f"more than {MAX_DAY_BYTES} bytes")
+                continue
+            held_bytes += len(content)
+        opened.close()
+        year, week, _ = day.isocalendar()
+        key = (channel, f"{year}-W{week:02d}")
+        held.setdefault(key, []).append((day.isoformat(), stream.origin, stream.path, content))
+        held.move_to_end(key)
+        while held_bytes > MAX_HELD_BYTES or len(held) > MAX_HELD_WEEKS:
+            yield let_go()
+    while held:
+        yield let_go()
+
+
+def documents(piece: Piece) -> Iterator[Found]:
+    """One week of one channel."""
+    channel, week, days = piece.extra
+    parts: list[str] = []
+    origins: list[str] = []
+    for day, origin, path, content in days:
+        raw = content if content is not None else Piece(origin, path=path).read(MAX_DAY_BYTES)
+        lines = day_lines(raw)
+        if lines is None:
+            yield Refusal("nobody spoke", origin)
+            continue
+        parts.append("\n".join([f"{channel} {day}".strip(), *lines]))
+        origins.append(origin)
+    if parts:
+        meta: dict[str, Any] = {"origin": origins[0], "origins": origins, "week": week}
+        if channel:
+            meta["channel"] = channel
+        yield Document("\n\n".join(parts), meta=meta)
+
+
+def day_lines(raw: bytes) -> list[str] | None:
+    """What was said on a day, or None where there are only messages of the server."""
+    lines: list[str] = []
+    spoken = False
+    for encoded in raw.split(b"\n"):
+        # Each line was written by another person's program in that program's encoding.
+        try:
+            line = encoded.decode("utf-8")
+        except UnicodeDecodeError:
+            line = encoded.decode("cp1252", "replace")
+        line = _COLOURS.sub("", line).rstrip()
+        if line.startswith("==="):
+            if not any(noise in line for noise in _NOISE) and (said := line[3:].strip()):
+                lines.append(f"* {said}")
+        elif line and (said := _STAMP.sub("", line, count=1).strip() if line[0] == "[" else line):
+            lines.append(said)
+            spoken = True
+    return lines if spoken else None
+
+
+def _day_of(origin: str) -> date | None:
+    for found in reversed(list(_DATE.finditer(unquote(origin)))):
+        try:
+            return date(*map(int, found.groups()))
+        except ValueError:
+            continue
+    return None
+
+
+def _channel_of(origin: str, head: bytes) -> str:
+    for part in reversed(unquote(origin).replace("!", "/").split("/")):
+        if (found := _CHANNEL.search(part)) is not None:
+            return re.sub(r"\.(?:txt|log|raw|gz|bz2)+$", "", found.group())
+    inside = _CHANNEL_INSIDE.search(head)
+    return inside.group(1).decode("utf-8", "replace") if inside else ""
+
+
+SOURCE = Source(
+    slug="ubuntu-irc",
+    name="Ubuntu IRC",
+    title="logs of the Ubuntu channels on Freenode",
+    raw_format="daily text logs of irclogs.ubuntu.com (2007/01/11/#ubuntu.txt), in folders or archives",
+    licence="public-domain",
+    consent="author",
+    treatment=(
+        "Days on which only the server spoke are refused. Lines about joining, leaving, topics and new names are "
+        "dropped; other messages of the server start with `* `; times are cut off. Each day starts with the "
+        "channel and its date. A document is one channel and one ISO week of one year: the original's key lacked "
+        "the year, so that week 12 of all years shared one document of half a megabyte. Channel and date come "
+        "from the path; a log that does not name its channel there is asked for it in its own lines."
+    ),
+    citation="https://irclogs.ubuntu.com; The Pile, arXiv:2101.00027, section 2.15",
+    wants=ends_with(".txt", ".log"),
+    pieces=pieces,
+    documents=documents,
+)

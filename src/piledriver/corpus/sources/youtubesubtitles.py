@@ -1,0 +1,120 @@
+"""YouTube captions: the files of one video in several languages become one document, merged by the minute."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+from piledriver.core.random import Stream
+from piledriver.corpus.document import Document, Refusal
+from piledriver.corpus.source import Found, Piece, Source, ends_with
+from piledriver.corpus.streams import RawStream
+from piledriver.corpus.subtitles.cues import Cue
+from piledriver.corpus.subtitles.formats import read_captions
+from piledriver.corpus.subtitles.languages import LANGUAGES, describe, video_id
+
+MAX_FILE_BYTES = 1 << 25
+# Files of a video that stand apart in an archive find each other as long as no more than this lies between them.
+MAX_HELD_BYTES = 1 << 26
+MAX_HELD_VIDEOS = 1000
+
+CaptionData = tuple[str, str, str, bytes]
+
+
+def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
+    """One piece for each video: its files, told together by their names and folders."""
+    held: OrderedDict[str, list[CaptionData]] = OrderedDict()
+    held_bytes = 0
+
+    def let_go() -> Piece:
+        nonlocal held_bytes
+        video, files = held.popitem(last=False)
+        held_bytes -= sum(len(content) for *_, content in files)
+        return Piece(files[0][0] if len(files) == 1 else video, data=b"", extra=(video, files))
+
+    for stream in streams:
+        content = stream.file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            yield Refusal("too large", stream.origin, f"more than {MAX_FILE_BYTES} bytes")
+            continue
+        about = describe(stream.origin)
+        held.setdefault(about.video, []).append((stream.origin, about.language, about.label, content))
+        held.move_to_end(about.video)
+        held_bytes += len(content)
+        while held_bytes > MAX_HELD_BYTES or len(held) > MAX_HELD_VIDEOS:
+            yield let_go()
+    while held:
+        yield let_go()
+
+
+def documents(piece: Piece) -> Iterator[Found]:
+    """The captions of one video."""
+    video, files = piece.extra
+    tracks: dict[str, list[Cue]] = {}
+    languages: list[str] = []
+    generated = False
+    for origin, language, label, content in files:
+        try:
+            captions = read_captions(content)
+        except ValueError as error:
+            yield Refusal("no timed text", origin, str(error))
+            continue
+        if not captions.cues:
+            yield Refusal("no captions", origin)
+            continue
+        code = language or captions.language
+        name = label or LANGUAGES.get(code.split("-")[0].lower(), code) or "Captions"
+        if name in tracks:
+            name = f"{name} ({code or len(tracks) + 1})"
+        if name in tracks:
+            yield Refusal("captions of this language twice", origin, name)
+            continue
+        tracks[name] = captions.cues
+        languages.append(code or "und")
+        generated = generated or captions.generated
+    if not tracks:
+        return
+    meta: dict[str, Any] = {"origin": piece.origin, "languages": languages, "generated": generated}
+    if (number := video_id(video)) is not None:
+        meta["video_id"] = number
+        meta["url"] = f"https://www.youtube.com/watch?v={number}"
+    yield Document(merged(tracks, video), meta=meta)
+
+
+def merged(tracks: dict[str, list[Cue]], video: str) -> str:
+    """Languages side by side, minute by minute; their order is shuffled in each minute so that none always leads."""
+    minutes: dict[int, dict[str, list[str]]] = {}
+    for name, cues in tracks.items():
+        for cue in cues:
+            minutes.setdefault(int(cue.end // 60), {}).setdefault(name, []).extend(cue.lines)
+    if len(tracks) == 1:
+        return "\n".join(line for minute in sorted(minutes) for lines in minutes[minute].values() for line in lines)
+    order = Stream(0, "youtube captions", video)
+    blocks: list[str] = []
+    for minute in sorted(minutes):
+        for name in order.child(minute).shuffled(list(minutes[minute])):
+            blocks.append(f"{name}:\n" + "\n".join(minutes[minute][name]))
+    return "\n\n".join(blocks)
+
+
+SOURCE = Source(
+    slug="youtubesubtitles",
+    name="YoutubeSubtitles",
+    title="captions of YouTube videos, in several languages side by side",
+    raw_format="WebVTT, srt, sbv, YouTube's timed text as XML (srv1, srv2, srv3), JSON (json3) and TTML",
+    licence="none: not allowed by YouTube's terms, unless the video's own licence says otherwise",
+    consent="none",
+    treatment=(
+        "The files of one video are told together by name (`Title [id].en.vtt`) or folder (`video/english.srt`) "
+        "and become one document. Cues are put into minutes by their end; in each minute the lines of each "
+        "language stand under its name, in an order that is shuffled anew each minute by the video's name. With "
+        "one language there are no names. Lines of captions that roll up appear once. The original took captions "
+        "written by people only; files cannot always tell, so that generated ones are kept and marked `generated` "
+        "where the format shows it."
+    ),
+    citation="The Pile, arXiv:2101.00027, section 2.19",
+    wants=ends_with(".vtt", ".srt", ".sbv", ".ttml", ".srv1", ".srv2", ".srv3", ".json3", ".json", ".xml"),
+    pieces=pieces,
+    documents=documents,
+)

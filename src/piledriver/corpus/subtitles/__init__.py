@@ -1,0 +1,1 @@
+"""Subtitles and captions: files of timed text to cues, and cues to text."""

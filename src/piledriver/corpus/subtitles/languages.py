@@ -1,0 +1,75 @@
+"""Names of languages, and the language and video that the name of a caption file stands for."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import msgspec
+
+_CODES = """af Afrikaans|ak Akan|am Amharic|ar Arabic|as Assamese|az Azerbaijani|be Belarusian|bg Bulgarian|bn Bangla
+|bs Bosnian|ca Catalan|ceb Cebuano|cs Czech|cy Welsh|da Danish|de German|el Greek|en English|eo Esperanto|es Spanish
+|et Estonian|eu Basque|fa Persian|fi Finnish|fil Filipino|fr French|fy Frisian|ga Irish|gd Gaelic|gl Galician
+|gu Gujarati|ha Hausa|haw Hawaiian|he Hebrew|iw Hebrew|hi Hindi|hmn Hmong|hr Croatian|ht Haitian|hu Hungarian
+|hy Armenian|id Indonesian|ig Igbo|is Icelandic|it Italian|ja Japanese|jv Javanese|ka Georgian|kk Kazakh|km Khmer
+|kn Kannada|ko Korean|ku Kurdish|ky Kyrgyz|la Latin|lb Luxembourgish|lo Lao|lt Lithuanian|lv Latvian|mg Malagasy
+|mi Maori|mk Macedonian|ml Malayalam|mn Mongolian|mr Marathi|ms Malay|mt Maltese|my Burmese|ne Nepali|nl Dutch
+|no Norwegian|nb Norwegian|nn Nynorsk|ny Nyanja|or Odia|pa Punjabi|pl Polish|ps Pashto|pt Portuguese|ro Romanian
+|ru Russian|sd Sindhi|si Sinhala|sk Slovak|sl Slovenian|sm Samoan|sn Shona|so Somali|sq Albanian|sr Serbian
+|st Sesotho|su Sundanese|sv Swedish|sw Swahili|ta Tamil|te Telugu|tg Tajik|th Thai|tk Turkmen|tr Turkish|tt Tatar
+|ug Uyghur|uk Ukrainian|ur Urdu|uz Uzbek|vi Vietnamese|xh Xhosa|yi Yiddish|yo Yoruba|zh Chinese|zu Zulu"""
+LANGUAGES = dict(entry.split(" ", 1) for entry in _CODES.replace("\n", "").split("|"))
+_BY_NAME = {name.lower(): code for code, name in LANGUAGES.items()} | {
+    "bengali": "bn",
+    "norwegian": "no",
+    "hebrew": "he",
+}
+
+_SUFFIX = re.compile(r"\.(?:vtt|srt|sbv|ttml|xml|srv[123]|json3?|json)(?:\.gz)?$", re.IGNORECASE)
+_CODE_AT_END = re.compile(r"^(.+?)[._-]([a-z]{2,3}(?:-[A-Za-z0-9]{2,8}){0,2})$")
+_VIDEO = re.compile(r"\[([\w-]{11})\]|^([\w-]{11})$|-([\w-]{11})$")
+
+
+class CaptionFile(msgspec.Struct, frozen=True):
+    """Which video a caption file belongs to, in which language, as far as its name tells."""
+
+    video: str
+    language: str
+    label: str
+
+
+def describe(origin: str) -> CaptionFile:
+    """From a path: `Title [id].en.vtt`, `video/english.srt` or `video/english/captions.srt`.
+
+    >>> describe("talks/moser/english.srt")
+    CaptionFile(video='talks/moser', language='en', label='English')
+    >>> describe("Moser [YtkIWDE36qU].pt-BR.vtt")
+    CaptionFile(video='Moser [YtkIWDE36qU]', language='pt-BR', label='Portuguese')
+    """
+    folder, _, name = origin.replace("!", "/").rpartition("/")
+    stem = _SUFFIX.sub("", name)
+    ending = _CODE_AT_END.match(stem)
+    if ending is not None and ending.group(2).split("-")[0].lower() in LANGUAGES:
+        code = ending.group(2)
+        return CaptionFile(os.path.join(folder, ending.group(1)), code, LANGUAGES[code.split("-")[0].lower()])
+    first, _, rest = stem.partition("_")
+    if (code := _code_of(first)) is not None:
+        label = LANGUAGES[code]
+        return CaptionFile(
+            folder, code, f"{label} ({rest.replace('_', ' ')})" if rest and rest != "community" else label
+        )
+    parent = os.path.basename(folder)
+    if (code := _code_of(parent)) is not None:
+        return CaptionFile(os.path.dirname(folder), code, LANGUAGES[code])
+    return CaptionFile(os.path.join(folder, stem), "", "")
+
+
+def video_id(video: str) -> str | None:
+    """The eleven characters by which YouTube knows a video, where the name has them."""
+    found = _VIDEO.search(os.path.basename(video))
+    return next(group for group in found.groups() if group) if found else None
+
+
+def _code_of(name: str) -> str | None:
+    lowered = name.lower()
+    return _BY_NAME.get(lowered) or (lowered if lowered in LANGUAGES else None)
