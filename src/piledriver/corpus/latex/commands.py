@@ -16,7 +16,7 @@ DROPPED_ARGUMENTS = {
             "pagecolor hypersetup newcounter pagenumbering graphicspath input include includeonly nocite geometry "
             "stepcounter refstepcounter usetikzlibrary pgfplotsset tikzset lstset hyphenation author "
             "affil affiliation address email institute date thanks authorrunning titlerunning altaffiliation "
-            "altaffilmark affaddr orcid ead cortext corref fnref tnoteref cormark fnmark markright shorttitle "
+            "altaffilmark affaddr orcid submitted accepted ead cortext corref fnref tnoteref cormark fnmark markright shorttitle "
             "shortauthors correspondingauthor IEEEauthorblockN IEEEauthorblockA IEEEmembership "
             "IEEEspecialpapernotice IEEEpubid inst homepage collaboration preprint pacs ccsdesc copyrightyear "
             "acmYear acmDOI acmISBN acmPrice acmConference setcopyright received accepted published volume "
@@ -37,7 +37,7 @@ DROPPED_ARGUMENTS = {
             "setlength addtolength setcounter addtocounter rule fontsize markboth  "
             " counterwithin   newcolumntype icmlauthor crefname Crefname "
             "resizebox resizebox* fntext settowidth settoheight counterwithout lstdefinelanguage lstdefinestyle "
-            "newlist pdfbookmark setbeamertemplate setbeamercolor   DeclareRobustCommand multirow"
+            "altaffiltext slugcomment newlist pdfbookmark setbeamertemplate setbeamercolor   DeclareRobustCommand multirow"
         ),
         2,
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from piledriver.corpus.latex.tokens import ASIDE_CLOSE, ASIDE_OPEN
 
@@ -11,11 +12,15 @@ _VERBATIM = str.split(
     "BVerbatim LVerbatim SaveVerbatim pyconsole pycode python bashcode terminal spverbatim"
 )
 _IGNORED = str.split("comment filecontents filecontents* CCSXML")
-_INTERESTING = re.compile(
-    r"\\begin[ \t]*\{(?P<env>" + "|".join(re.escape(name) for name in [*_VERBATIM, *_IGNORED]) + r")\}"
+_INTERESTING = (
+    r"\\begin[ \t]*\{(?P<env>%s)\}"
     r"|\\(?P<verb>verb\*?|lstinline(?:\[[^\]\n]*\])?|mintinline(?:\[[^\]\n]*\])?\{[^}\n]*\}|Verb\*?)(?=[^A-Za-z\s*])"
     r"|\\(?:.|\n)"
-    r"|(?P<comment>%[^\n]*(?:\n[ \t]*)?)"
+    r"|(?P<comment>%%[^\n]*(?:\n[ \t]*)?)"
+)
+_OWN_VERBATIM = re.compile(
+    r"\\(?:lstnewenvironment|DefineVerbatimEnvironment|newverbatim|newtcblisting)\s*\{([A-Za-z*]{1,40})\}"
+    r"|\\newminted\s*\[([A-Za-z*]{1,40})\]|\\newenvironment\s*\{([A-Za-z*]{1,40})\}\s*\{\s*\\VerbatimEnvironment"
 )
 _OPTIONS = re.compile(r"[ \t]*\[[^\]\n]*\]")
 _LANGUAGE = re.compile(r"[ \t]*\{[^}\n]*\}")
@@ -23,10 +28,13 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
 
 class Aside:
-    """Verbatim pieces by number: code blocks end in a newline, pieces of a line do not."""
+    """Verbatim pieces by number, and the environments that hold such: code blocks end in a newline, pieces of a line do not."""
 
-    def __init__(self) -> None:
+    def __init__(self, sources: Iterable[str] = ()) -> None:
         self.pieces: list[str] = []
+        own = {name for source in sources for found in _OWN_VERBATIM.findall(source) for name in found if name}
+        names = [*_VERBATIM, *_IGNORED, *sorted(own)[:50]]
+        self.interesting = re.compile(_INTERESTING % "|".join(re.escape(name) for name in names))
 
     def put(self, piece: str) -> str:
         """Keep a piece; what stands for it in the source."""
@@ -45,7 +53,7 @@ def without_comments(source: str, aside: Aside) -> str:
     out: list[str] = []
     unclosed: set[str] = set()
     at = 0
-    while found := _INTERESTING.search(source, at):
+    while found := aside.interesting.search(source, at):
         out.append(source[at : found.start()])
         at = found.end()
         if name := found["env"]:

@@ -325,6 +325,9 @@ class Converter:
         if behind is not None and self.braced(after):
             after, argument = self.argument(after)
             self.inline.append(self.text(*argument) + behind)
+            if behind and self.braced(after):
+                # algorithm2e: the body follows as an argument.
+                self.inline.append("\x04")
         return after
 
     # Commands

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from piledriver.corpus.latex.comments import Aside, without_comments
 
 MAX_DEPTH = 16
-MAX_SOURCE = 1 << 25
+# A file may be read more than once, so the whole may be larger than its files, but not without end.
+GROWTH, GROWTH_BYTES = 4, 1 << 20
 MAX_INCLUSIONS = 2_000
 
 _CLASS = re.compile(r"^[^%\n]{0,200}?\\document(?:class|style)\b", re.MULTILINE)
@@ -68,8 +69,9 @@ def gathered(files: Mapping[str, str], main: str, aside: Aside) -> str:
     Nothing outside `files` is ever read. What is not there stays out; too deep, too often or too much stops.
     """
     cleaned: dict[str, str] = {}
-    budget = [MAX_SOURCE, MAX_INCLUSIONS]
+    budget = [GROWTH_BYTES + GROWTH * sum(map(len, files.values())), MAX_INCLUSIONS]
     packages: set[str] = set()
+    being_read: set[str] = set()
 
     def expand(name: str, depth: int) -> str:
         if name not in cleaned:
@@ -77,8 +79,11 @@ def gathered(files: Mapping[str, str], main: str, aside: Aside) -> str:
         source = cleaned[name]
         budget[0] -= len(source)
         budget[1] -= 1
-        if depth >= MAX_DEPTH or min(budget) < 0:
-            return source if min(budget) >= 0 else ""
+        if name in being_read or min(budget) < 0:
+            return ""
+        if depth >= MAX_DEPTH:
+            return source
+        being_read.add(name)
         out: list[str] = []
         at = 0
         for found in _INPUT.finditer(source):
@@ -100,6 +105,7 @@ def gathered(files: Mapping[str, str], main: str, aside: Aside) -> str:
                 out.append(_body(text) if "\\begin{document}" in text else text)
                 out.append("\n\n" if found[0].startswith("\\include") else "\n")
         out.append(source[at:])
+        being_read.discard(name)
         return "".join(out)
 
     return expand(main, 0)

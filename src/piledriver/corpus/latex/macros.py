@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from piledriver.corpus.latex.tokens import environment, is_paragraph, is_word
+from piledriver.corpus.latex.tokens import environment, is_paragraph, is_word, tokenize
 
-MAX_EXPANDED_TOKENS = 3_000_000
-MAX_EXPANSIONS = 400_000
+# What a source may grow by: so many tokens and replacements, and so many more for each of its own tokens.
+EXPANDED_TOKENS, EXPANDED_TOKENS_EACH = 300_000, 20
+EXPANSIONS, EXPANSIONS_EACH = 20_000, 3
 MAX_STACK = 400
 MAX_ARGUMENT_TOKENS = 200_000
 
@@ -34,7 +35,7 @@ _KEPT = frozenset(
 )
 _PRIMITIVE = re.compile(
     r"\\(?:@ifnextchar|@ifstar|futurelet|csname|expandafter|ifx|ifnum|ifdim|ifcase|futurelet|catcode|write|openout|"
-    r"loop|repeat|numexpr|dimexpr|the|setbox|hbox|vbox|advance|afterassignment|aftergroup|begingroup|romannumeral)(?![A-Za-z])"
+    r"loop|repeat|numexpr|dimexpr|the|setbox|advance|IfValueTF|IfNoValueTF|IfBooleanTF|IfValueT|IfNoValueT|afterassignment|aftergroup|begingroup|romannumeral)(?![A-Za-z])"
 )
 _PARAMETERS = re.compile(r"(?:#[1-9])*")
 
@@ -138,9 +139,10 @@ class _Expansion:
         self._macros: dict[str, _Macro] = {}
         self._environments: dict[str, tuple[_Macro, list[str]]] = {}
         self._flags: dict[str, bool] = {"\\iffalse": False, "\\iftrue": True}
+        self._starred: set[str] = set()
         self._out: list[str] = []
-        self._tokens_left = MAX_EXPANDED_TOKENS
-        self._expansions_left = MAX_EXPANSIONS
+        self._tokens_left = EXPANDED_TOKENS + EXPANDED_TOKENS_EACH * len(tokens)
+        self._expansions_left = EXPANSIONS + EXPANSIONS_EACH * len(tokens)
 
     def run(self) -> list[str]:
         reader, out = self._reader, self._out
@@ -149,6 +151,11 @@ class _Expansion:
                 out.append(token)
             elif token in self._macros:
                 self._expand(token)
+            elif token[-1] == "*" and token[:-1] in self._macros:
+                # The tokenizer takes a star for part of the name; only commands defined with one have it.
+                if token[:-1] not in self._starred:
+                    reader.push(["*"])
+                self._expand(token[:-1])
             elif token in _NEW_COMMAND:
                 self._new_command(token)
             elif token in _DEF:
@@ -265,6 +272,35 @@ class _Expansion:
         body = self._reader.argument()
         self._learn(name, _Macro(0, None, ["\\operatorname", "{", *body, "}"]))
 
+    def _paired_delimiter(self) -> None:
+        name = self._name()
+        left, right = self._reader.argument(), self._reader.argument()
+        self._starred.add(name)
+        self._learn(name, _Macro(2, [], [*left, "#2", *right]))
+
+    def _paired_delimiter_with_body(self) -> None:
+        name = self._name()
+        arity, _ = self._signature()
+        left, right, body = self._reader.argument(), self._reader.argument(), self._reader.argument()
+        # The size comes first, in brackets, so the arguments move on by one.
+        moved = [f"#{int(token[1]) + 1}" if token[0] == "#" and token[1:].isdecimal() else token for token in body]
+        self._starred.add(name)
+        self._learn(name, _Macro(min(arity + 1, 9), [], [*left, *moved, *right]))
+
+    def _document_command(self) -> None:
+        """xparse: arguments that must be there, after at most one that need not."""
+        name = self._name()
+        specification = self._reader.argument()
+        body = self._reader.argument()
+        kinds = [token for token in tokenize("".join(specification).replace(" ", "")) if token.strip()]
+        default: list[str] | None = None
+        if kinds and kinds[0].startswith("O") and len(kinds) >= 3 and kinds[1] == "{":
+            end = kinds.index("}") if "}" in kinds else len(kinds) - 1
+            default, kinds = kinds[2:end], kinds[end + 1 :]
+        letters = "".join(kinds)
+        if letters.strip("m") == "":
+            self._learn(name, _Macro(len(letters) + (default is not None), default, body))
+
     def _new_environment(self) -> None:
         name = "".join(self._reader.argument()).strip()
         arity, default = self._signature()
@@ -323,6 +359,12 @@ _OTHERS = {
     "\\newenvironment*": _Expansion._new_environment,
     "\\renewenvironment": _Expansion._new_environment,
     "\\newif": _Expansion._new_if,
+    "\\DeclarePairedDelimiter": _Expansion._paired_delimiter,
+    "\\DeclarePairedDelimiterX": _Expansion._paired_delimiter_with_body,
+    **dict.fromkeys(
+        ("\\NewDocumentCommand", "\\RenewDocumentCommand", "\\DeclareDocumentCommand", "\\ProvideDocumentCommand"),
+        _Expansion._document_command,
+    ),
 }
 _KNOWN_ENVIRONMENTS = frozenset(
     str.split(

@@ -2,15 +2,17 @@ r"""Formulas stay LaTeX: `$...$` in a line, `$$...$$` as a block, with what only
 
 from __future__ import annotations
 
+from piledriver.corpus.latex.commands import DROPPED_ENVIRONMENTS
 from piledriver.corpus.latex.labels import Labels
 from piledriver.corpus.latex.tokens import ASIDE_OPEN, environment, joined
 
 _DROPPED = frozenset(
     str.split(
         "\\nonumber \\notag \\ensuremath \\xspace \\displaystyle \\allowbreak \\nolimits \\noindent \\hfill \\smallskip "
-        "\\medskip \\bigskip \\textstyle \\protect \\hspace* \\relax \\unskip \\par"
+        "\\medskip \\bigskip \\textstyle \\protect \\relax \\unskip \\par"
     )
 )
+_WITH_ARGUMENT = frozenset(("\\color", "\\includegraphics", "\\vspace", "\\vspace*", "\\hspace", "\\hspace*"))
 
 
 def inline_math(tokens: list[str]) -> str:
@@ -55,12 +57,37 @@ def display_math(tokens: list[str], inner: str, numbered: bool, labels: Labels) 
 
 
 def _readable(tokens: list[str]) -> list[str]:
-    return [" " if is_break(token) else token for token in tokens if token not in _DROPPED and token[0] != ASIDE_OPEN]
+    """Without what only places, colours or draws; a blank line in a formula is a slip and becomes a space."""
+    out: list[str] = []
+    index = 0
+    while index < len(tokens):
+        token = tokens[index]
+        index += 1
+        if token[0] == "\n":
+            out.append(" ")
+        elif token in _WITH_ARGUMENT:
+            index = _after_group(tokens, index)
+        elif token.startswith("\\begin") and environment(token) in DROPPED_ENVIRONMENTS:
+            end = token.replace("\\begin", "\\end", 1)
+            while index < len(tokens) and tokens[index] != end:
+                index += 1
+            index += 1
+        elif token not in _DROPPED and token[0] != ASIDE_OPEN:
+            out.append(token)
+    return out
 
 
-def is_break(token: str) -> bool:
-    """Whether white space of any kind: a blank line in a formula is a slip."""
-    return token[0] == "\n"
+def _after_group(tokens: list[str], index: int) -> int:
+    """Behind the options and the group that stand at `index`."""
+    for opening, closing in (("[", "]"), ("{", "}")):
+        if index < len(tokens) and tokens[index] == opening:
+            depth = 0
+            while index < len(tokens):
+                depth += (tokens[index] == opening) - (tokens[index] == closing)
+                index += 1
+                if depth == 0:
+                    break
+    return index
 
 
 def _rows(tokens: list[str]) -> list[list[str]]:

@@ -181,7 +181,7 @@ def _text(content: bytes) -> str:
 def _paper(files: dict[str, str], mains: list[str], origin: str) -> Found:
     texts = []
     for main in mains[:8]:
-        aside = Aside()
+        aside = Aside(files.values())
         if text := to_text(gathered(files, main, aside), aside).strip():
             texts.append(text)
     if not texts:
