@@ -31,9 +31,12 @@ CASES = {
     "inline code": ("use <code>a  b</code> <code></code>now", "use `a b` now"),
     "data tables": (
         "<table><caption>T</caption><tr><th>A<th>B<tr><td>1<td><p>2</p>3</table>",
-        "T\nA | B\n1 | 2 3",
+        "T\n| A | B |\n|---|---|\n| 1 | 2 3 |",
     ),
-    "empty cells keep their place": ("<table><tr><td>a<td><td>c<tr><td>d<td>e<td>f</table>", "a |  | c\nd | e | f"),
+    "empty cells keep their place": (
+        "<table><tr><td>a<td><td>c<tr><td>d<td>e<td>f</table>",
+        "| a |  | c |\n|---|---|---|\n| d | e | f |",
+    ),
     "layout tables": ("<table><tr><td><p>a</p><p>b</p></td><td>c</td></tr></table>", "a\n\nb\n\nc"),
     "superscripts": ("m<sup>2</sup> 4<sup>th</sup> x<sup>a+b</sup>", "m² 4th x^{a+b}"),
     "note marks": ("said<sup><a href='#1'>1</a></sup> so<sup>[2]</sup>", "said[1] so[2]"),

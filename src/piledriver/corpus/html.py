@@ -25,13 +25,13 @@ _MARKUP = re.compile("[<&]")
 # draw a formula whose source stands beside them.
 _UNSEEN_CLASSES = words(
     "sr-only visually-hidden visuallyhidden screen-reader-text gutter linenos lineno linenodiv line-numbers line-"
-    " numbers-rows rouge-gutter blob-num mw-editsection MathJax_Preview MathJax MathJax_Display MathJax_SVG"
+    " numbers-rows rouge-gutter blob-num headerlink anchorjs-link pagenum pageno mw-editsection MathJax_Preview MathJax MathJax_Display MathJax_SVG"
     " MathJax_SVG_Display MathJax_CHTML katex-html mwe-math-fallback-image-inline mwe-math-fallback-image-display"
 )
 # What stands in a page that uses such classes: fewer words to look for.
 _UNSEEN_HINTS = (
     *(b"sr-only", b"visually", b"screen-reader", b"gutter", b"lineno", b"line-num", b"blob-num", b"editsection"),
-    *(b"MathJax", b"katex-html", b"mwe-math-fallback"),
+    *(b"headerlink", b"anchorjs", b"pagen", b"MathJax", b"katex-html", b"mwe-math-fallback"),
 )
 _of_unseen_class = etree.XPath(
     "//@class[" + " or ".join(f"contains(.,'{hint.decode()}')" for hint in _UNSEEN_HINTS) + "]/.."

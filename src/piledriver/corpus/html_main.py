@@ -1,9 +1,9 @@
 """Which part of a web page is its content: the subtree with the best sum of prose minus boilerplate.
 
 Every block of text is given a weight: its length where it reads like prose, a loss where it is mostly links or too
-short to be a sentence. Sums over subtrees are taken bottom up; the element with the best sum is the content, and what is
-mostly links inside it goes. Names of classes and roles decide beforehand what cannot be content. All of it is linear in
-the number of elements.
+short to be a sentence. Sums over subtrees are taken bottom up; the element with the best sum is the content, and what
+is mostly links inside it goes. Names of classes and roles decide beforehand what cannot be content. All of it is linear
+in the number of elements.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A parsed HTML tree as readable text: one walk, no recursion, the white space rules of a browser.
 
 Headings are marked `#`, list items `-` or by number and indented when nested, quotations `>`, definitions `:`, the
-cells of a data table ` | `; code blocks stand verbatim in fences, other preformatted text verbatim without; mathematics
+cells of a data table `|`; code blocks stand verbatim in fences, other preformatted text verbatim without; mathematics
 is LaTeX in dollars; super- and subscripts are Unicode where Unicode has them. Tables that only lay out a page are read
 cell by cell. Links are their text, images nothing (but formulas).
 """
@@ -15,6 +15,7 @@ from lxml import etree
 
 from piledriver.corpus.html_math import clean_tex, math_to_tex
 from piledriver.corpus.html_scripts import subscript, superscript, words
+from piledriver.corpus.markdown import pipe_table
 
 _BREAK = "\x01"
 _MOST_PREFIXES = 12
@@ -42,6 +43,8 @@ _CODE_CLASS = re.compile(r"code|prettyprint|highlight|brush|lang|syntax|source|c
 _LANGUAGE_CLASS = re.compile(
     r"(?:^|[\s:])(?:lang(?:uage)?|highlight-source|brush)[-:]\s*([\w+#.-]{1,20})", re.IGNORECASE
 )
+# The link to a heading that generators of pages put behind it.
+_PERMALINK = re.compile(r"(?:\s*[¶🔗]|\s+[#§])$")
 _ROMAN = (("m", 1000), ("cm", 900), ("d", 500), ("cd", 400), ("c", 100), ("xc", 90), ("l", 50), ("xl", 40), ("x", 10))
 _ROMAN_SMALL = (("ix", 9), ("v", 5), ("iv", 4), ("i", 1))
 _is_layout_table = etree.XPath(
@@ -73,6 +76,7 @@ class _Text:
         # Data tables are not nested (one that holds another is layout), so one row at a time is enough.
         self.in_table = False
         self.layout: list[bool] = []
+        self.rows: list[list[str]] = []
         self.cells: list[str] = []
 
     def walk(self, root: Any) -> str:
@@ -191,10 +195,8 @@ class _Text:
             self.cells.append(_collapsed("".join(self.inline).replace(_BREAK, " ")))
             self.inline.clear()
         elif tag == "tr":
-            cells, self.cells = self.cells, []
-            if any(cells):
-                self.emit([" | ".join(cells).strip()])
-                self.need(1)
+            self.rows.append(self.cells)
+            self.cells = []
         elif tag == "caption":
             self.in_table = False
             self.flush()
@@ -203,10 +205,10 @@ class _Text:
         elif tag == "table":
             self.in_table = False
             self.layout.pop()
-            if self.cells:
-                self.emit([" | ".join(self.cells)])
-                self.cells = []
+            rows, self.rows, self.cells = [*self.rows, self.cells], [], []
             self.flush()
+            if written := pipe_table(rows):
+                self.emit(written.split("\n"))
             self.need(2)
         else:
             self.inline.append(_BREAK)
@@ -340,8 +342,11 @@ class _Text:
                 return
             lines = [text]
         if self.heading:
-            lines[0] = self.heading + lines[0]
+            title = _PERMALINK.sub("", lines[0])
+            lines[0] = self.heading + title
             self.heading = ""
+            if not title:
+                return
         self.emit(lines)
 
     def emit(self, lines: list[str]) -> None:

@@ -209,7 +209,9 @@ def decompressed(file: BinaryIO, origin: str) -> BinaryIO:
     elif head == b"\xfd7zXZ\x00":
         opened = cast(BinaryIO, lzma.LZMAFile(file))
     elif head[:4] == b"\x28\xb5\x2f\xfd":
-        opened = cast(BinaryIO, zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
+        opened = cast(
+            BinaryIO, zstandard.ZstdDecompressor(max_window_size=1 << 31).stream_reader(file, read_across_frames=True)
+        )
     else:
         return file
     return io.BufferedReader(_Guarded(opened, file, origin), 1 << 18)

@@ -1,0 +1,32 @@
+"""Which language a text is in."""
+
+from __future__ import annotations
+
+from piledriver.core.errors import MissingDependencyError
+
+# The detector has made up its mind by then, and long pages are not read twice.
+_ENOUGH_CHARACTERS = 20_000
+
+
+def language_of(text: str) -> str | None:
+    """The ISO code of the language that most of a text is in, or None where the detector cannot tell.
+
+    >>> language_of("The quick brown fox jumps over the lazy dog, and then it rests.")
+    'en'
+    """
+    try:
+        import pycld2  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise MissingDependencyError("pycld2", extra="corpus", purpose="telling languages apart") from error
+    sample = text[:_ENOUGH_CHARACTERS].encode("utf-8", "ignore")
+    try:
+        _, _, found = pycld2.detect(sample)
+    except pycld2.error:
+        # It refuses characters that no text holds; without them it answers.
+        printable = "".join(character for character in text[:_ENOUGH_CHARACTERS] if character.isprintable())
+        try:
+            _, _, found = pycld2.detect(printable.encode("utf-8", "ignore"))
+        except pycld2.error:
+            return None
+    code: str = found[0][1]
+    return None if code == "un" else code

@@ -1,0 +1,91 @@
+"""Markdown files: one file, one document."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from piledriver.corpus.creative_commons import licence_id
+from piledriver.corpus.document import Document
+from piledriver.corpus.source import Found, Piece, Source, each, ends_with, whole
+from piledriver.corpus.text import decode
+
+_MOST_FRONT_MATTER = 1 << 16
+_KEPT = ("title", "author", "date", "language", "lang", "license", "licence")
+_FENCE = re.compile(r"^ {0,3}(```+|~~~+)", re.MULTILINE)
+
+
+def documents(piece: Piece) -> Iterator[Found]:
+    """The text as it was written, without what its tools put around it."""
+    meta, text = _front_matter(decode(piece.read()).replace("\r\n", "\n"))
+    yield Document(_without_comments(text), meta={"origin": piece.origin, **meta})
+
+
+def _front_matter(text: str) -> tuple[dict[str, Any], str]:
+    """YAML between two lines of dashes at the very start, as fields; the rest is the text."""
+    if not text.startswith("---\n"):
+        return {}, text
+    end = text.find("\n---", 3, _MOST_FRONT_MATTER)
+    if end < 0 or text[end + 4 : end + 5] not in ("", "\n", " "):
+        return {}, text
+    try:
+        fields = yaml.load(text[4:end], Loader=yaml.BaseLoader)
+    except (yaml.YAMLError, RecursionError, ValueError):
+        return {}, text
+    if not isinstance(fields, dict):
+        return {}, text
+    meta = {name: fields[name][:1000] for name in _KEPT if isinstance(fields.get(name), str) and fields[name]}
+    licence = meta.pop("license", None) or meta.pop("licence", None)
+    if licence:
+        meta["licence"] = licence_id(licence) or licence
+    return meta, text[end + 4 :].partition("\n")[2]
+
+
+def _without_comments(text: str) -> str:
+    """HTML comments are notes to authors; inside a fence they are code."""
+    if "<!--" not in text:
+        return text
+    parts: list[str] = []
+    fence, start = "", 0
+    for found in _FENCE.finditer(text):
+        if not fence:
+            parts.append(_cut(text[start : found.start()]))
+            fence, start = found[1], found.start()
+        elif found[1].startswith(fence):
+            parts.append(text[start : found.end()])
+            fence, start = "", found.end()
+    parts.append(text[start:] if fence else _cut(text[start:]))
+    return "".join(parts)
+
+
+def _cut(text: str) -> str:
+    parts: list[str] = []
+    at = 0
+    while (start := text.find("<!--", at)) >= 0:
+        end = text.find("-->", start + 4)
+        if end < 0:
+            break
+        parts.append(text[at:start])
+        at = end + 3
+    parts.append(text[at:])
+    return "".join(parts)
+
+
+SOURCE = Source(
+    slug="markdown",
+    name="Markdown",
+    title="Markdown files, one document each",
+    raw_format="Markdown in any encoding, alone, compressed or in archives",
+    licence="yours",
+    consent="yours",
+    treatment=(
+        "Markdown is readable as it stands and is kept as it was written. YAML front matter becomes meta (title, "
+        "author, date, language, licence); comments outside code go."
+    ),
+    wants=ends_with(".md", ".markdown", ".mdown", ".mkd", ".mdx", ".rmd", ".qmd"),
+    pieces=each(whole),
+    documents=documents,
+)

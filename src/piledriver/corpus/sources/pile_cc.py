@@ -1,0 +1,135 @@
+"""Pile-CC: web pages of Common Crawl."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from piledriver.corpus.document import Document, Refusal
+from piledriver.corpus.html import page_to_text
+from piledriver.corpus.language import language_of
+from piledriver.corpus.line_pieces import line_pieces, lines_of
+from piledriver.corpus.page import decode_page, page_meta
+from piledriver.corpus.source import Found, Piece, Source, each, ends_with, whole
+from piledriver.corpus.streams import RawStream
+from piledriver.corpus.web_archive import Page, archive_pieces, is_web_archive, pages_of
+
+_is_json_lines = ends_with(".jsonl", ".json", ".ndjson")
+_is_html = ends_with(".html", ".htm", ".xhtml")
+_HTML_KINDS = ("text/html", "application/xhtml+xml", "application/xhtml")
+_decode = msgspec.json.Decoder()
+
+
+def wants(name: str) -> bool:
+    """Web archives, CCNet's JSON lines, and pages by themselves."""
+    return is_web_archive(name) or _is_json_lines(name) or _is_html(name)
+
+
+def split(stream: RawStream) -> Iterator[Piece | Refusal]:
+    """A web archive by its parts, JSON lines by theirs, a page whole."""
+    if is_web_archive(stream.name):
+        yield from archive_pieces(stream)
+    elif _is_json_lines(stream.name):
+        for piece in line_pieces(stream):
+            yield piece if isinstance(piece, Refusal) else msgspec.structs.replace(piece, extra=("lines", piece.extra))
+    else:
+        yield from whole(stream)
+
+
+def documents(piece: Piece) -> Iterator[Found]:
+    """Every English page of a piece."""
+    if isinstance(piece.extra, tuple):
+        yield from _json_documents(msgspec.structs.replace(piece, extra=piece.extra[1]))
+    elif piece.extra is None:
+        yield _from_html(piece.read(), None, {"origin": piece.origin})
+    else:
+        for page in pages_of(piece):
+            yield page if isinstance(page, Refusal) else _from_page(page)
+
+
+def _from_page(page: Page) -> Found:
+    if page.status is not None and not 200 <= page.status < 300:
+        return Refusal("http status is not 2xx", page.origin, str(page.status))
+    meta: dict[str, Any] = {"origin": page.origin, "url": page.url, "date": page.date or None}
+    if page.truncated:
+        meta["truncated"] = True
+    if page.kind == "text/plain":
+        return _in_english(decode_page(page.content, page.charset), meta)
+    if page.kind not in _HTML_KINDS and not (not page.kind and page.content[:300].lstrip()[:1] == b"<"):
+        return Refusal("not html", page.origin, page.kind[:80])
+    return _from_html(page.content, page.charset, meta)
+
+
+def _from_html(content: bytes, charset: str | None, meta: dict[str, Any]) -> Found:
+    html = decode_page(content, charset)
+    return _in_english(page_to_text(html), {**meta, **page_meta(html)})
+
+
+def _in_english(text: str, meta: dict[str, Any]) -> Found:
+    if not text.strip():
+        return Refusal("no text", meta["origin"])
+    language = language_of(text)
+    if language != "en":
+        return Refusal("not english", meta["origin"], language or "unknown language")
+    return Document(text, meta={**meta, "language": language})
+
+
+def _json_documents(piece: Piece) -> Iterator[Found]:
+    for item in lines_of(piece):
+        if isinstance(item, Refusal):
+            yield item
+            continue
+        place, line = item
+        origin = f"{piece.origin}#{place}"
+        try:
+            row = _decode.decode(line)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            yield Refusal("invalid json", origin, str(error))
+            continue
+        yield _from_row(row, origin) if isinstance(row, dict) else Refusal("not an object", origin)
+
+
+def _from_row(row: dict[str, Any], origin: str) -> Found:
+    """CCNet's own fields, or those that others (Dolma, RedPajama) wrap them in."""
+    text = next((row[name] for name in ("raw_content", "text", "content") if isinstance(row.get(name), str)), None)
+    if text is None:
+        return Refusal("no text", origin)
+    said = {**_object(row.get("metadata")), **_object(row.get("meta")), **row}
+    names = ("url", "title", "date_download", "source_domain", "language", "language_score", "perplexity", "bucket")
+    meta = {name: said[name] for name in names if isinstance(said.get(name), str | float | int)}
+    url = meta.get("url")
+    meta["origin"] = f"{origin} {url}" if url else origin
+    if isinstance(meta.get("language"), str):
+        # The crawler's detector saw the whole page: its word stands.
+        if meta["language"] != "en":
+            return Refusal("not english", meta["origin"], meta["language"])
+        return Document(text, meta=meta)
+    return _in_english(text, meta)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+SOURCE = Source(
+    slug="pile-cc",
+    name="Pile-CC",
+    title="web pages of Common Crawl, in English",
+    raw_format="WARC, WET or ARC (plain or compressed), CCNet JSON lines, or pages as HTML files",
+    licence="unknown",
+    consent="terms",
+    treatment=(
+        "Response and resource records with HTML or plain text and a 2xx status; WET conversions as they are. The "
+        "encoding is what server, page or a detector says (the original gave up on many). The main content is found "
+        "by piledriver's own extractor, which keeps tables, code and formulas; the original used justext, which "
+        "loses half of a page. The language is told by cld2 from the extracted text, not from the HTML with its "
+        "markup as in the original; what is not English is refused. Quality filter and deduplication are stages of "
+        "the build, not of extraction. A licence that a page links to as its own is kept."
+    ),
+    citation="Gao et al. 2020, The Pile, arXiv:2101.00027; Common Crawl, commoncrawl.org",
+    wants=wants,
+    pieces=each(split),
+    documents=documents,
+)
