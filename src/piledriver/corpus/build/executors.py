@@ -1,0 +1,104 @@
+"""Who runs the tasks: processes of this machine, or a Ray cluster. The bytes are the same."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from piledriver.core.errors import MissingDependencyError, PiledriverError, UnknownNameError
+from piledriver.corpus.build.tasks import Done, Task, finished, run_task
+from piledriver.corpus.workers import Lost, Workers
+
+_RUN = "piledriver.corpus.build.tasks:run_task"
+_ATTEMPTS = 3
+
+
+class Executor(Protocol):
+    """Runs tasks in a work folder."""
+
+    def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
+        """The outcomes, in the order of the tasks; tasks that are finished already are not run."""
+
+
+class LocalExecutor:
+    """Worker processes of this machine. A worker that dies costs its task a second attempt, and a third."""
+
+    def __init__(self, work: str, workers: Workers) -> None:
+        self._work, self._workers = work, workers
+
+    def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
+        """See `Executor`."""
+        for outcome in self._workers.map((self._work, task) for task in tasks):
+            yield self._again(outcome) if isinstance(outcome, Lost) else outcome
+
+    def _again(self, lost: Lost) -> Done:
+        for _ in range(_ATTEMPTS - 1):
+            with Workers(1, _RUN) as workers:
+                (outcome,) = workers.map([lost.task])
+            if not isinstance(outcome, Lost):
+                done: Done = outcome
+                return done
+            lost = outcome
+        _, task = lost.task
+        raise PiledriverError(
+            f"{task.function} failed {_ATTEMPTS} times: {lost.why}", fix="run the build again; what is done is kept"
+        )
+
+
+class RayExecutor:
+    """A Ray cluster. The work folder must be one that every node sees; nodes may come and go."""
+
+    def __init__(self, work: str, ray: Any) -> None:
+        self._work, self._ray = work, ray
+        # A lost node costs its tasks another attempt; they are pure, so any number of attempts is safe.
+        self._remote = ray.remote(num_cpus=1, max_retries=-1)(run_task)
+
+    def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
+        """See `Executor`."""
+        in_flight: deque[Any] = deque()
+        for task in tasks:
+            done = finished(self._work, task.key)
+            in_flight.append(done if done is not None else self._remote.remote((self._work, task)))
+            if len(in_flight) >= self._most_in_flight():
+                yield self._outcome(in_flight.popleft())
+        while in_flight:
+            yield self._outcome(in_flight.popleft())
+
+    def _outcome(self, item: Any) -> Done:
+        if isinstance(item, Done):
+            return item
+        try:
+            done: Done = self._ray.get(item)
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause if isinstance(getattr(error, "cause", None), PiledriverError) else error from None
+        return done
+
+    def _most_in_flight(self) -> int:
+        return 3 * max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+
+
+@contextmanager
+def executor(name: str, work: str, workers: int) -> Iterator[Executor]:
+    """Open an executor by name: `local` or `ray`."""
+    os.makedirs(work, exist_ok=True)
+    if name == "local":
+        with Workers(workers, _RUN, task_seconds=24 * 3600.0, memory_bytes=1 << 40) as pool:
+            yield LocalExecutor(work, pool)
+    elif name == "ray":
+        try:
+            import ray
+        except ImportError as error:
+            raise MissingDependencyError("ray", extra="ray", purpose="the ray executor") from error
+        ours = not ray.is_initialized()
+        if ours:
+            ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        try:
+            yield RayExecutor(os.path.abspath(work), ray)
+        finally:
+            if ours:
+                ray.shutdown()
+    else:
+        raise UnknownNameError("executor", name, ["local", "ray"])

@@ -1,0 +1,60 @@
+"""C4's rules (Raffel et al., "Exploring the limits of transfer learning", 2020, section 2.2)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import msgspec
+
+from piledriver.corpus.document import Document
+from piledriver.corpus.filters.verdict import Drop
+
+_ENDS = (".", "?", "!", '"', "'", "”", "’")
+_CITATIONS = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
+_SENTENCE_END = re.compile(r"[.!?]+(?=[\s\"'”’)\]]|$)")
+_UNWANTED = re.compile(r"javascript|terms of use|privacy policy|cookie policy|uses cookies|use of cookies|use cookies")
+
+
+@dataclass(frozen=True, kw_only=True)
+class C4:
+    """Lines that are not sentences go; a document with too few left goes."""
+
+    min_words_in_line: int = 3
+    min_sentences: int = 5
+    max_word_length: int = 1000
+    end_punctuation: bool = True
+    """Drop lines that do not end like a sentence."""
+    refuse_curly_brackets: bool = True
+    """Drop documents with a curly bracket: most are code."""
+
+    def __call__(self, document: Document) -> Document | Drop:
+        """Judge one document; what is kept is its good lines."""
+        text = document.text
+        if self.refuse_curly_brackets and "{" in text:
+            return Drop("c4: curly bracket")
+        lowered = text.lower()
+        if "lorem ipsum" in lowered:
+            return Drop("c4: lorem ipsum")
+        # Most documents have no such line at all: one search of the whole spares one of every line.
+        has_unwanted = _UNWANTED.search(lowered) is not None
+        kept = []
+        sentences = 0
+        for raw_line in text.split("\n"):
+            line = raw_line.strip()
+            words = line.split()
+            if len(words) < self.min_words_in_line:
+                continue
+            if len(line) > self.max_word_length and max(map(len, words)) > self.max_word_length:
+                continue
+            if "[" in line:
+                line = _CITATIONS.sub("", line)
+            if self.end_punctuation and (not line.endswith(_ENDS) or line.endswith("...")):
+                continue
+            if has_unwanted and _UNWANTED.search(line.lower()):
+                continue
+            sentences += max(1, len(_SENTENCE_END.findall(line)))
+            kept.append(line)
+        if sentences < self.min_sentences:
+            return Drop("c4: too few sentences", str(sentences))
+        return msgspec.structs.replace(document, text="\n".join(kept))

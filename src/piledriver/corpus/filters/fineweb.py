@@ -1,0 +1,43 @@
+"""FineWeb's rules (Penedo et al., "The FineWeb datasets", 2024, section 3.6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from piledriver.corpus.document import Document
+from piledriver.corpus.filters.statistics import repeated, statistics
+from piledriver.corpus.filters.verdict import Drop
+
+_ENDS = (".", "?", "!", '"', "'", "”", "’", "。", "！", "？")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineWeb:
+    """Is it running text rather than a list?"""
+
+    min_punctuated_lines: float = 0.12
+    """Share of lines that end like a sentence."""
+    max_short_lines: float = 0.67
+    short_line_characters: int = 30
+    max_duplicate_line_characters: float = 0.01
+    max_lines_per_word: float = 0.3
+
+    def __call__(self, document: Document) -> Document | Drop:
+        """Judge one document."""
+        text = document.text
+        lines = [line for line in text.split("\n") if line and not line.isspace()]
+        if not lines:
+            return Drop("fineweb: empty")
+        ended = sum(line.endswith(_ENDS) for line in lines) / len(lines)
+        if ended < self.min_punctuated_lines:
+            return Drop("fineweb: lines without end punctuation", f"{ended:.2f}")
+        short = sum(len(line) <= self.short_line_characters for line in lines) / len(lines)
+        if short > self.max_short_lines:
+            return Drop("fineweb: short lines", f"{short:.2f}")
+        _, characters = repeated(lines)
+        share = characters / max(1, len(text) - text.count("\n"))
+        if share > self.max_duplicate_line_characters:
+            return Drop("fineweb: duplicate lines", f"{share:.3f}")
+        if text.count("\n") > self.max_lines_per_word * statistics(text).words:
+            return Drop("fineweb: more lines than words allow")
+        return document

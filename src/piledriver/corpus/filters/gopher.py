@@ -1,0 +1,110 @@
+"""Gopher's rules (Rae et al., "Scaling language models", 2021, table A1), with datatrove's thresholds.
+
+Words are ours (corpus/words.py), so figures differ a little from those of a linguistic tokeniser; benchmarks/filters.py
+reports how often the verdicts agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from piledriver.corpus.document import Document
+from piledriver.corpus.filters.statistics import repeated, repetition, statistics
+from piledriver.corpus.filters.verdict import Drop
+from piledriver.corpus.words import UInt64Array, Words
+
+
+@cache
+def _stop_words() -> UInt64Array:
+    return Words("the be to of and that have with").hashes
+
+
+@dataclass(frozen=True, kw_only=True)
+class GopherQuality:
+    """Is it prose of a sensible shape?"""
+
+    min_words: int = 50
+    max_words: int = 100_000
+    min_mean_word_length: float = 3.0
+    max_mean_word_length: float = 10.0
+    max_symbol_ratio: float = 0.1
+    """Hash signs, and ellipses, for each word."""
+    max_bullet_lines: float = 0.9
+    """Share of lines that begin with a bullet."""
+    max_ellipsis_lines: float = 0.3
+    """Share of lines that end in an ellipsis."""
+    min_alphabetic_words: float = 0.8
+    """Share of words with at least one letter."""
+    min_stop_words: int = 2
+    """How many of eight very common English words must occur; 0 for other languages."""
+
+    def __call__(self, document: Document) -> Document | Drop:
+        """Judge one document."""
+        text = document.text
+        counted = statistics(text)
+        if counted.lexical_words < self.min_words:
+            return Drop("gopher: too few words", str(counted.lexical_words))
+        if counted.lexical_words > self.max_words:
+            return Drop("gopher: too many words", str(counted.lexical_words))
+        mean_length = counted.lexical_characters / counted.lexical_words
+        if not self.min_mean_word_length <= mean_length <= self.max_mean_word_length:
+            return Drop("gopher: mean word length", f"{mean_length:.2f}")
+        if text.count("#") > self.max_symbol_ratio * counted.words:
+            return Drop("gopher: too many hash signs")
+        if text.count("...") + text.count("…") > self.max_symbol_ratio * counted.words:
+            return Drop("gopher: too many ellipses")
+        lines = text.split("\n")
+        if sum(line.lstrip()[:1] in _BULLETS for line in lines if line) > self.max_bullet_lines * len(lines):
+            return Drop("gopher: too many bullet lines")
+        if sum(line.rstrip().endswith(("...", "…")) for line in lines) > self.max_ellipsis_lines * len(lines):
+            return Drop("gopher: too many lines end in an ellipsis")
+        if counted.alphabetic_words < self.min_alphabetic_words * counted.words:
+            return Drop("gopher: too few words with letters", f"{counted.alphabetic_words / counted.words:.2f}")
+        if self.min_stop_words and counted.how_many_of(_stop_words()) < self.min_stop_words:
+            return Drop("gopher: too few stop words")
+        return document
+
+
+_BULLETS = frozenset("•-*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GopherRepetition:
+    """Does it say the same thing over and over?"""
+
+    max_duplicate_lines: float = 0.3
+    max_duplicate_line_characters: float = 0.2
+    max_duplicate_paragraphs: float = 0.3
+    max_duplicate_paragraph_characters: float = 0.2
+    max_top_ngram_characters: tuple[float, ...] = (0.2, 0.18, 0.16)
+    """Share of the text in the most frequent sequence of 2, 3, 4 words."""
+    max_duplicate_ngram_characters: tuple[float, ...] = (0.15, 0.14, 0.13, 0.12, 0.11, 0.10)
+    """Share of the text in sequences of 5 to 10 words that occurred before."""
+
+    def __call__(self, document: Document) -> Document | Drop:
+        """Judge one document."""
+        text = document.text
+        size = max(1, len(text))
+        for name, parts, most, most_characters in (
+            (
+                "lines",
+                [line for line in text.split("\n") if line],
+                self.max_duplicate_lines,
+                self.max_duplicate_line_characters,
+            ),
+            ("paragraphs", text.split("\n\n"), self.max_duplicate_paragraphs, self.max_duplicate_paragraph_characters),
+        ):
+            count, characters = repeated(parts)
+            if count > most * len(parts):
+                return Drop(f"gopher: duplicate {name}", f"{count / len(parts):.2f}")
+            if characters > most_characters * size:
+                return Drop(f"gopher: characters in duplicate {name}", f"{characters / size:.2f}")
+        top, duplicate = repetition(text, len(self.max_top_ngram_characters), len(self.max_duplicate_ngram_characters))
+        for width, (share, most) in enumerate(zip(top, self.max_top_ngram_characters, strict=True), 2):
+            if share > most:
+                return Drop(f"gopher: most frequent {width}-gram", f"{share:.2f}")
+        for width, (share, most) in enumerate(zip(duplicate, self.max_duplicate_ngram_characters, strict=True), 5):
+            if share > most:
+                return Drop(f"gopher: repeated {width}-grams", f"{share:.2f}")
+        return document
