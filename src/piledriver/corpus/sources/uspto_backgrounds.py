@@ -1,0 +1,130 @@
+"""USPTO Backgrounds: the background sections of US patents, from the office's weekly bulk files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from piledriver.corpus.document import Document, Refusal
+from piledriver.corpus.patents import Patent, background, from_aps, from_xml
+from piledriver.corpus.source import Found, Piece, Source, each
+from piledriver.corpus.streams import RawStream
+from piledriver.corpus.xml import XmlError
+
+PIECE_BYTES = 1 << 22
+MAX_DOCUMENT_BYTES = 1 << 26
+# Where a document begins in a weekly file: at the start of a line, always.
+_START = re.compile(rb"(?m)^(?=<\?xml |PATN[ \t]*\r?$|<!DOCTYPE PATDOC|<PATDOC)")
+_AFTER_PROLOGUE = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!DOCTYPE[^\[>]*(?:\[[^\]]*\])?\s*>)?\s*\Z")
+
+
+def split(stream: RawStream) -> Iterator[Piece | Refusal]:
+    """Whole documents, some megabytes of them in a piece; places in the file where it is a plain local one."""
+    file = stream.file
+    local = stream.path is not None and file.seekable() and not _is_compressed(stream.path)
+    buffer = b""
+    at = 0
+    while True:
+        block = file.read(PIECE_BYTES)
+        buffer += block
+        if not block:
+            break
+        cut = _last_start(buffer)
+        if cut > 0:
+            yield _piece(stream, buffer[:cut], at, local)
+            at += cut
+            buffer = buffer[cut:]
+        elif len(buffer) > MAX_DOCUMENT_BYTES:
+            yield Refusal("too large", stream.origin, f"a document of more than {MAX_DOCUMENT_BYTES} bytes at {at}")
+            at += len(buffer)
+            buffer = b""
+    if buffer.strip():
+        yield _piece(stream, buffer, at, local)
+
+
+def _last_start(buffer: bytes) -> int:
+    """Where the last document of the buffer begins, so that all before it are whole."""
+    for mark in (b"\n<?xml ", b"\nPATN"):
+        found = buffer.rfind(mark)
+        if found > 0:
+            return found + 1
+    return 0
+
+
+def _is_compressed(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(2) in (b"\x1f\x8b", b"BZ", b"\xfd7", b"\x28\xb5")
+
+
+def _piece(stream: RawStream, content: bytes, at: int, local: bool) -> Piece:
+    if local:
+        return Piece(stream.origin, path=stream.path, offset=at, length=len(content))
+    return Piece(stream.origin, data=content)
+
+
+def documents(piece: Piece) -> Iterator[Found]:
+    """Each patent of the piece."""
+    content = piece.read()
+    starts = [found.start() for found in _START.finditer(content)] or [0]
+    if content[: starts[0]].strip():
+        starts.insert(0, 0)
+    # A DOCTYPE line behind its XML declaration begins no other document.
+    joined = [starts[0]]
+    for start in starts[1:]:
+        if not _AFTER_PROLOGUE.match(content[joined[-1] : start][:4096]) or content.startswith(b"<?xml", start):
+            joined.append(start)
+    for start, end in zip(joined, [*joined[1:], len(content)], strict=True):
+        if record := content[start:end].strip():
+            yield _one(record, f"{piece.origin}#{piece.offset + start}" if len(joined) > 1 else piece.origin)
+
+
+def _one(record: bytes, origin: str) -> Found:
+    try:
+        if record.startswith(b"PATN"):
+            patent: Patent | None = from_aps(record.decode("latin-1").replace("\r\n", "\n"))
+        else:
+            patent = from_xml(record)
+    except XmlError as error:
+        return Refusal("invalid xml", origin, str(error))
+    if patent is None:
+        return Refusal("not a patent", origin)
+    if patent.number and "#" in origin:
+        origin = f"{origin.rpartition('#')[0]}#US{patent.number}"
+    if patent.summary is not None:
+        paragraphs = [line.text for line in patent.summary]
+    else:
+        paragraphs = background(patent.description)
+    text = "\n".join(paragraphs)
+    if not text.strip():
+        return Refusal("no background", origin)
+    meta = {"origin": origin, "licence": "public-domain", "patent": f"US{patent.number}", **patent.meta}
+    meta["url"] = f"https://patents.google.com/patent/US{patent.number}"
+    return Document(text, meta={name: value for name, value in meta.items() if value})
+
+
+def wants(name: str) -> bool:
+    """Weekly files and single documents of any of the formats."""
+    lowered = name.lower().removesuffix(".gz").removesuffix(".bz2").removesuffix(".xz").removesuffix(".zst")
+    return lowered.endswith((".xml", ".sgm", ".sgml", ".txt", ".greenbook", ".aps"))
+
+
+SOURCE = Source(
+    slug="uspto-backgrounds",
+    name="USPTO Backgrounds",
+    title="background sections of US patents",
+    raw_format="weekly bulk files: APS text (1976-2001), XML 2.5 (2002-2004), XML 4 (2005 on), many documents in one; zipped or not",
+    licence="public-domain",
+    consent="author",
+    treatment=(
+        "A patent is a document. APS: the paragraphs of the brief summary under the first heading with BACKGROUND. "
+        "XML 2.5: the whole brief summary with its headings, as in the original. XML 4 (and applications): the part of "
+        "the description under the first heading with BACKGROUND. Paragraphs are joined by one newline; APS's named "
+        "characters and scripts become Unicode, formulas LaTeX, tables pipe tables. Unlike the original, a background "
+        "whose parts carry headings of their own (1. Field of the Invention, Description of Related Art) is taken whole "
+        "and not cut at the first of them. Refused: no background, invalid XML."
+    ),
+    wants=wants,
+    pieces=each(split),
+    documents=documents,
+    citation="https://bulkdata.uspto.gov/",
+)
