@@ -208,7 +208,7 @@ def test_a_full_disk(small_disk: Path) -> None:
     save(folder_for(small_disk, 0), Contents(models=[model_of(0, 256)]), step=0)
     for asynchronous in (False, True):
         saver = Checkpointer()
-        with pytest.raises(PiledriverError, match="No space left"):  # noqa: PT012
+        with pytest.raises(PiledriverError, match="No space left"):
             saver.save(
                 folder_for(small_disk, 1), Contents(models=[model_of(1, 400)]), step=1, asynchronous=asynchronous
             )

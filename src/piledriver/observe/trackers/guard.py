@@ -1,0 +1,127 @@
+"""A tracker may fail or hang; training goes on.
+
+Each tracker has a daemon thread and a bounded queue. A call waits a moment for its turn to end, so that a quick tracker
+behaves as if it were called directly; one that keeps the training waiting is no longer waited for. What fails or does
+not fit into the queue is counted, and said once.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long training waits for a tracker, in seconds."""
+
+    start_s: float = 60.0
+    """For connecting; afterwards it goes on connecting while values queue up."""
+    call_s: float = 0.02
+    """For one call."""
+    slow_calls: int = 3
+    """After so many calls that took longer than that, calls return at once."""
+    finish_s: float = 30.0
+    """For sending what is left at the end."""
+    queue_length: int = 1000
+    """Calls that may wait; more are dropped and counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problems:
+    """What went wrong with a tracker so far."""
+
+    failed: int = 0
+    dropped: int = 0
+    unfinished: bool = False
+    last: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.failed or self.dropped or self.unfinished)
+
+
+class Guard:
+    """Calls to one tracker that never raise and never block for long.
+
+    >>> guard = Guard("broken", Patience())
+    >>> logging.disable(); guard.call(lambda: 1 / 0); logging.disable(logging.NOTSET)
+    >>> guard.finish(lambda: None); guard.problems.failed, guard.problems.last
+    (1, 'ZeroDivisionError: division by zero')
+    """
+
+    def __init__(self, name: str, patience: Patience) -> None:
+        self.name = name
+        self._patience = patience
+        self._calls: queue.Queue[tuple[Callable[[], Any], threading.Event] | None] = queue.Queue(patience.queue_length)
+        self._slow = 0
+        self._failed = 0
+        self._dropped = 0
+        self._unfinished = False
+        self._last = ""
+        self._thread: threading.Thread | None = None
+
+    @property
+    def problems(self) -> Problems:
+        """What went wrong so far."""
+        return Problems(self._failed, self._dropped, self._unfinished, self._last)
+
+    def start(self, action: Callable[[], Any]) -> bool:
+        """Run the tracker's start; whether it ended well in time."""
+        before = self._failed
+        return self._submit(action, self._patience.start_s) and self._failed == before
+
+    def call(self, action: Callable[[], Any]) -> None:
+        """Run one call of the tracker."""
+        waits = self._slow < self._patience.slow_calls
+        if not self._submit(action, self._patience.call_s if waits else 0.0) and waits:
+            self._slow += 1
+
+    def finish(self, action: Callable[[], Any]) -> None:
+        """Run what is queued and the tracker's finish, within the time limit; say what was lost."""
+        done = self._submit(action, self._patience.finish_s)
+        if not done:
+            self._unfinished = True
+            self._say(f"did not finish within {self._patience.finish_s:g} s; what it had not sent is lost")
+        elif self._thread is not None:
+            self._calls.put(None)
+            self._thread.join(self._patience.finish_s)
+        self._thread = None
+        if self._failed > 1 or self._dropped:
+            _LOGGER.warning("tracker %s: %d calls failed, %d were dropped", self.name, self._failed, self._dropped)
+
+    def _submit(self, action: Callable[[], Any], wait_s: float) -> bool:
+        if self._thread is None:
+            # A daemon: a tracker that hangs for ever must not keep the process alive.
+            self._thread = threading.Thread(target=self._work, name=f"tracker-{self.name}", daemon=True)
+            self._thread.start()
+        done = threading.Event()
+        try:
+            self._calls.put_nowait((action, done))
+        except queue.Full:
+            self._dropped += 1
+            if self._dropped == 1:
+                self._say(f"is {self._patience.queue_length} calls behind; values are dropped until it catches up")
+            return False
+        return done.wait(wait_s) if wait_s > 0 else False
+
+    def _work(self) -> None:
+        while (item := self._calls.get()) is not None:
+            action, done = item
+            try:
+                action()
+            except BaseException as error:  # a tracker may raise SystemExit as well
+                self._failed += 1
+                self._last = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                if self._failed == 1:
+                    self._say(f"failed and training goes on without it: {self._last}")
+            finally:
+                done.set()
+
+    def _say(self, what: str) -> None:
+        _LOGGER.warning("tracker %s %s", self.name, what)

@@ -1,0 +1,100 @@
+"""All trackers of a run behind one set of calls, on the main process only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from piledriver.core.errors import UnknownNameError
+from piledriver.observe.trackers.base import GeneralTracker, Values
+from piledriver.observe.trackers.guard import Guard, Patience, Problems
+from piledriver.observe.trackers.values import plain
+
+
+class TrackerHub:
+    """The trackers of one process. None of its calls raises or hangs because of a tracker.
+
+    On other processes than the main one it holds only trackers that ask for it (`main_process_only = False`).
+    """
+
+    def __init__(self, trackers: Sequence[Any] = (), *, is_main: bool = True, patience: Patience | None = None) -> None:
+        self._patience = patience or Patience()
+        self.trackers = [t for t in trackers if is_main or not getattr(t, "main_process_only", True)]
+        self._guards = [Guard(str(tracker.name), self._patience) for tracker in self.trackers]
+
+    def start(self, config: Values | None = None) -> None:
+        """Connect every tracker, and give it the configuration."""
+        for tracker, guard in zip(self.trackers, self._guards, strict=True):
+            started = guard.start(getattr(tracker, "start", _nothing))
+            if started and hasattr(tracker, "attach"):
+                # What belongs to the calling thread, such as MLflow's active run.
+                _quietly(guard, tracker.attach)
+        if config is not None:
+            self.store_init_configuration(config)
+
+    def store_init_configuration(self, values: Values) -> None:
+        """Give every tracker the run's configuration, each its own copy."""
+        for tracker, guard in zip(self.trackers, self._guards, strict=True):
+            guard.call(partial(tracker.store_init_configuration, dict(values)))
+
+    def log(
+        self, values: Values, step: int | None = None, log_kwargs: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
+        """Record values; `log_kwargs` holds further arguments by tracker name."""
+        if not self.trackers:
+            return
+        taken = plain(values)
+        for tracker, guard in zip(self.trackers, self._guards, strict=True):
+            guard.call(partial(tracker.log, dict(taken), step=step, **(log_kwargs or {}).get(tracker.name, {})))
+
+    def log_images(self, values: Values, step: int | None = None, **kwargs: Any) -> None:
+        """Record images, with the trackers that can."""
+        self._where_possible("log_images", values, step=step, **kwargs)
+
+    def log_table(self, table_name: str, **kwargs: Any) -> None:
+        """Record a table (`columns`, `data` or `dataframe`, `step`), with the trackers that can."""
+        self._where_possible("log_table", table_name, **kwargs)
+
+    def get(self, name: str, *, unwrap: bool = False) -> Any:
+        """A tracker by its name, or its own object. A process without trackers gets one that does nothing."""
+        if not self.trackers:
+            return GeneralTracker(_blank=True)
+        for tracker in self.trackers:
+            if tracker.name == name:
+                return tracker.tracker if unwrap else tracker
+        raise UnknownNameError("tracker", name, [str(tracker.name) for tracker in self.trackers])
+
+    def finish(self) -> None:
+        """Send what is left and close every tracker, within the time limit."""
+        for tracker, guard in zip(self.trackers, self._guards, strict=True):
+            guard.finish(tracker.finish)
+            if hasattr(tracker, "detach"):
+                _quietly(guard, tracker.detach)
+
+    @property
+    def problems(self) -> dict[str, Problems]:
+        """What went wrong, by tracker; empty when all is well."""
+        return {guard.name: guard.problems for guard in self._guards if guard.problems}
+
+    def _where_possible(self, method: str, *args: Any, **kwargs: Any) -> None:
+        for tracker, guard in zip(self.trackers, self._guards, strict=True):
+            if hasattr(tracker, method):
+                guard.call(partial(getattr(tracker, method), *args, **kwargs))
+
+
+def _nothing() -> None:
+    return None
+
+
+def _quietly(guard: Guard, action: Callable[[], Any]) -> None:
+    try:
+        action()
+    except Exception as error:
+        failure = error
+
+        def again() -> None:
+            raise failure
+
+        # Counted and shown like every other failure.
+        guard.call(again)

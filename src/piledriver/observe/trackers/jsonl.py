@@ -1,0 +1,95 @@
+"""Our own tracker: one JSON object per line in `metrics.jsonl`, which any tool reads and a crash cannot spoil."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from piledriver.core.storage import Location, write_text
+from piledriver.observe.trackers.base import GeneralTracker, Values
+from piledriver.observe.trackers.values import plain
+
+
+class JsonlTracker(GeneralTracker):
+    """Appends to `logging_dir/run_name/metrics.jsonl`; the configuration is in `config.json` beside it.
+
+    Each line goes out in one write to a file opened for appending, so lines never mix and only the last one can be
+    cut off; a resumed run starts on a new line.
+    """
+
+    name = "jsonl"
+    requires_logging_directory = True
+
+    def __init__(self, run_name: str, logging_dir: Location) -> None:
+        super().__init__()
+        self.folder = Path(logging_dir) / run_name
+        self._descriptor: int | None = None
+
+    @property
+    def path(self) -> Path:
+        """The file with the values."""
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def tracker(self) -> Path:
+        """The file with the values."""
+        return self.path
+
+    def start(self) -> None:
+        """Open the file, and end a line that a crash left open."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        cut_off = self.path.is_file() and not _ends_a_line(self.path)
+        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        if cut_off:
+            os.write(self._descriptor, b"\n")
+
+    def store_init_configuration(self, values: Values) -> None:
+        """Write `config.json`."""
+        write_text(self.folder / "config.json", json.dumps(_finite(plain(values)), indent=1, default=str) + "\n")
+
+    def log(self, values: Values, step: int | None = None, **kwargs: Any) -> None:
+        """Append one line: `{"time": ..., "step": ..., ...}`."""
+        if self._descriptor is None:
+            self.start()
+        assert self._descriptor is not None
+        record = {"time": round(time.time(), 3), "step": step, **_finite(plain(values)), **kwargs}
+        os.write(self._descriptor, json.dumps(record, default=str).encode() + b"\n")
+
+    def finish(self) -> None:
+        """Sync to the disk and close."""
+        if self._descriptor is not None:
+            os.fsync(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def read_metrics(path: Location) -> list[dict[str, Any]]:
+    """The records of a file, without a last line that was cut off."""
+    records = []
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return records
+
+
+def _ends_a_line(path: Path) -> bool:
+    with open(path, "rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return True
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN; a loss that became one is written as text."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
