@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shapes import SHAPES
+from tests.models.shapes import SHAPES
 
 from piledriver.core.errors import UsageError
 from piledriver.models import Transformer, make_masks

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from shapes import BASE, SHAPES
+from tests.models.shapes import BASE, SHAPES
 
 from piledriver.core.errors import ConfigError, UsageError
 from piledriver.models import (

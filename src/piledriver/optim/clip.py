@@ -1,0 +1,73 @@
+"""Clip gradients by their global norm, also where they are sharded over several meshes and pipeline stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from piledriver.core.errors import PiledriverError
+from piledriver.optim.shards import local
+
+
+class NonFiniteGradientError(PiledriverError):
+    """The gradient norm is not a number or infinite, and the caller asked to be told."""
+
+
+@torch.no_grad()
+def gradient_norm(parameters: Iterable[Tensor], groups: Sequence[dist.ProcessGroup] = ()) -> Tensor:
+    """The 2-norm of all gradients together, the same on every process, fp32.
+
+    Distributed gradients count once however they are sharded. `groups` are process groups whose members hold
+    different parameters (pipeline stages), over which the squares are added.
+    """
+    by_mesh: dict[object, list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            mesh = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
+            by_mesh.setdefault(mesh, []).append(parameter.grad)
+    norms = []
+    for gradients in by_mesh.values():
+        norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+        norms.append((norm.full_tensor() if isinstance(norm, DTensor) else norm).float())
+    if not norms:
+        norms = [torch.zeros(())]
+    square = torch.stack([norm.to(norms[0].device).square() for norm in norms]).sum()
+    for group in groups:
+        dist.all_reduce(square, group=group)
+    return square.sqrt()
+
+
+@torch.no_grad()
+def clip_gradients(
+    parameters: Iterable[Tensor],
+    max_norm: float,
+    *,
+    groups: Sequence[dist.ProcessGroup] = (),
+    error_if_nonfinite: bool = False,
+) -> Tensor:
+    """Scale all gradients so that their norm is at most `max_norm`; give the norm before. Nothing waits for the device.
+
+    >>> weight = torch.zeros(2, requires_grad=True)
+    >>> weight.grad = torch.tensor([3.0, 4.0])
+    >>> clip_gradients([weight], 1.0), weight.grad
+    (tensor(5.), tensor([0.6000, 0.8000]))
+    """
+    parameters = [parameter for parameter in parameters if parameter.grad is not None]
+    norm = gradient_norm(parameters, groups)
+    if error_if_nonfinite and not bool(norm.isfinite()):
+        raise NonFiniteGradientError(
+            f"the gradient norm is {norm.item()}", fix="lower the learning rate or look at the batch"
+        )
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for parameter in parameters:
+        assert parameter.grad is not None
+        part = local(parameter.grad)
+        by_device.setdefault(part.device, []).append(part)
+    for device, parts in by_device.items():
+        torch._foreach_mul_(parts, factor.to(device))
+    return norm

@@ -1,0 +1,195 @@
+"""AdamW with small states: 8-bit or bf16 moments, and bf16 weights that are rounded stochastically.
+
+Bytes per parameter beside the gradient: 4 + 2.03 with fp32 weights and 8-bit states, 2 + 2.03 with bf16 weights, 2 + 4
+with bf16 weights and states; AdamW in fp32 takes 12. The arithmetic itself is fp32. On a GPU the update compiles to one
+kernel per parameter; its noise depends on (seed, step, parameter, element) only, so a resumed or resharded run rounds
+the same way.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from piledriver.core.random import Stream
+from piledriver.optim.adamw import Params
+from piledriver.optim.quantise import (
+    block_size,
+    dequantise_signed,
+    dequantise_unsigned,
+    quantise_signed,
+    quantise_unsigned,
+)
+from piledriver.optim.rounding import noise_bits, round_to_bf16
+from piledriver.optim.shards import first_row, like, local, local_gradient
+
+States = Literal["int8", "bf16", "fp32"]
+
+
+class CompactAdamW(Optimizer):
+    """AdamW whose moments are kept in `states`. Weights may be fp32 or bf16.
+
+    Vectors, and matrices whose last dimension no block of 64 divides, keep fp32 states: they are few.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        weight_decay: float = 0.1,
+        states: States = "int8",
+        seed: int = 0,
+        compile: bool | None = None,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "states": states, "seed": seed}
+        super().__init__(params, defaults)
+        self._compile = compile
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step on every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        number = 0
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                number += 1
+                if parameter.grad is not None:
+                    self._update(parameter, group, number)
+        return loss
+
+    def _update(self, parameter: Tensor, group: dict[str, Any], number: int) -> None:
+        state = self.state[parameter]
+        if not state:
+            self._begin(parameter, group["states"])
+        state["step"] += 1
+        step = int(state["step"])
+        weight, gradient = local(parameter), local_gradient(parameter)
+        if weight.numel() == 0:
+            return
+        names = ("exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale")
+        moments = {name: local(state[name]) for name in names if name in state}
+        width = weight.shape[-1] if weight.dim() else 1
+        block = weight.numel() // moments["exp_avg_scale"].numel() if "exp_avg_scale" in moments else width
+        device = weight.device
+        beta1, beta2 = group["betas"]
+        # On the device and as tensors, so that a changing learning rate neither waits nor recompiles.
+        lr, shrink, correction1, correction2 = (
+            torch.full((), value, device=device)
+            for value in (
+                group["lr"],
+                1.0 - group["lr"] * group["weight_decay"],
+                1.0 - beta1**step,
+                1.0 - beta2**step,
+            )
+        )
+        salt = Stream(group["seed"], "rounding", step, number).below(2**31, 0)
+        first = first_row(parameter) * (weight[0].numel() if weight.dim() else 1)
+        update = _compiled_update() if self._use_compiler(device) else adam_step
+        update(
+            weight.view(-1, block),
+            gradient.reshape(-1, block),
+            {name: moment.view(-1, 1 if name.endswith("scale") else block) for name, moment in moments.items()},
+            (lr, shrink, correction1, correction2),
+            (beta1, beta2, group["eps"]),
+            torch.full((), salt, dtype=torch.int64, device=device),
+            torch.full((), first, dtype=torch.int64, device=device),
+        )
+
+    def _begin(self, parameter: Tensor, states: States) -> None:
+        state, part = self.state[parameter], local(parameter)
+        state["step"] = torch.zeros((), dtype=torch.float32)
+        block = block_size(part.shape[-1]) if part.dim() > 1 else None
+        kept = torch.bfloat16 if states == "bf16" and part.dim() > 1 else torch.float32
+        if states == "int8" and block is not None:
+            blocks = parameter.shape[-1] // block
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = like(parameter, torch.zeros_like(part, dtype=torch.uint8))
+                scales = torch.zeros(*part.shape[:-1], part.shape[-1] // block, device=part.device)
+                state[f"{name}_scale"] = like(parameter, scales, last_dim=blocks)
+            return
+        for name in ("exp_avg", "exp_avg_sq"):
+            state[name] = like(parameter, torch.zeros_like(part, dtype=kept))
+
+    def _use_compiler(self, device: torch.device) -> bool:
+        return device.type == "cuda" if self._compile is None else self._compile
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, which would cast every state to the dtype of its parameter: codes and scales keep theirs."""
+        super().load_state_dict(state_dict)
+        ordered = [parameter for group in self.param_groups for parameter in group["params"]]
+        numbers = [index for group in state_dict["param_groups"] for index in group["params"]]
+        for parameter, index in zip(ordered, numbers, strict=True):
+            for name, value in state_dict["state"].get(index, {}).items():
+                device = value.device if name == "step" else parameter.device
+                self.state[parameter][name] = value.detach().clone().to(device)
+
+
+def adam_step(
+    weight: Tensor,
+    gradient: Tensor,
+    moments: dict[str, Tensor],
+    rates: tuple[Tensor, Tensor, Tensor, Tensor],
+    constants: tuple[float, float, float],
+    salt: Tensor,
+    first_index: Tensor,
+) -> None:
+    """The update on [rows, columns], in place; `moments` says by its dtypes how the states are kept."""
+    lr, shrink, correction1, correction2 = rates
+    beta1, beta2, eps = constants
+    rounded = weight.dtype == torch.bfloat16
+    first, second = _read_moments(moments)
+    wide = gradient.float()
+    first = beta1 * first + (1.0 - beta1) * wide
+    second = beta2 * second + (1.0 - beta2) * wide * wide
+    change = (first / correction1) / ((second / correction2).sqrt() + eps)
+    new = weight.float() * shrink - lr * change
+    stored = moments["exp_avg"].dtype
+    if rounded or stored != torch.float32:
+        bits = noise_bits(weight.shape[0], weight.shape[1], first_index, salt, weight.device)
+        # Three roundings from one hash: the low half for the weight, the high half for the moments.
+        weight.copy_(round_to_bf16(new, bits) if rounded else new)
+        _write_moments(moments, first, second, bits)
+    else:
+        weight.copy_(new)
+        moments["exp_avg"].copy_(first)
+        moments["exp_avg_sq"].copy_(second)
+
+
+def _read_moments(moments: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    if "exp_avg_scale" not in moments:
+        return moments["exp_avg"].float(), moments["exp_avg_sq"].float()
+    first = dequantise_signed(moments["exp_avg"], moments["exp_avg_scale"])
+    return first, dequantise_unsigned(moments["exp_avg_sq"], moments["exp_avg_sq_scale"])
+
+
+def _write_moments(moments: dict[str, Tensor], first: Tensor, second: Tensor, bits: Tensor) -> None:
+    # The second moment gets the same bits turned round, which are as good as others.
+    other = ((bits >> 16) | (bits << 16)) & 0xFFFFFFFF
+    if "exp_avg_scale" not in moments:
+        small = moments["exp_avg"].dtype == torch.bfloat16
+        moments["exp_avg"].copy_(round_to_bf16(first, bits) if small else first)
+        moments["exp_avg_sq"].copy_(round_to_bf16(second, other) if small else second)
+        return
+    codes, scale = quantise_signed(first, bits.float() * 2.0**-32)
+    moments["exp_avg"].copy_(codes)
+    moments["exp_avg_scale"].copy_(scale)
+    codes, scale = quantise_unsigned(second, other.float() * 2.0**-32)
+    moments["exp_avg_sq"].copy_(codes)
+    moments["exp_avg_sq_scale"].copy_(scale)
+
+
+@functools.cache
+def _compiled_update() -> Callable[..., None]:
+    # Rows differ from parameter to parameter: one graph for all of them.
+    return torch.compile(adam_step, dynamic=True, fullgraph=True)

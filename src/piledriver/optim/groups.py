@@ -1,0 +1,67 @@
+"""Which parameters are trained how: matrices decay, vectors do not, embeddings as asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from torch import nn
+
+Kind = Literal["matrix", "embedding", "output", "vector"]
+
+_OUTPUT_NAMES = {"head", "lm_head", "embed_out", "output"}
+
+
+def kind_of(name: str, parameter: nn.Parameter, module: nn.Module) -> Kind:
+    """What role a parameter plays, from its module and shape.
+
+    A norm's scale and a bias are vectors; an embedding that is also the output layer counts as an embedding.
+    """
+    if isinstance(module, nn.Embedding):
+        return "embedding"
+    if parameter.dim() < 2:
+        return "vector"
+    return "output" if name.split(".")[-2:-1] and name.split(".")[-2] in _OUTPUT_NAMES else "matrix"
+
+
+def parameter_groups(
+    model: nn.Module,
+    *,
+    lr: float,
+    weight_decay: float = 0.1,
+    embedding_weight_decay: float | None = None,
+    lr_scales: Mapping[str, float] | None = None,
+) -> list[dict[str, Any]]:
+    """Groups for any torch optimizer: one per role, decay and learning rate, in the order of the model.
+
+    `lr_scales` multiplies the learning rate of single parameters (muP). Parameters without gradient are left out.
+
+    >>> groups = parameter_groups(nn.Linear(2, 2), lr=1e-3)
+    >>> [(group["kind"], group["weight_decay"], len(group["params"])) for group in groups]
+    [('matrix', 0.1, 1), ('vector', 0.0, 1)]
+    """
+    decays: dict[str, float] = {
+        "matrix": weight_decay,
+        "output": weight_decay,
+        "embedding": weight_decay if embedding_weight_decay is None else embedding_weight_decay,
+        "vector": 0.0,
+    }
+    groups: dict[tuple[str, float], dict[str, Any]] = {}
+    for name, parameter, module in _named(model):
+        if not parameter.requires_grad:
+            continue
+        kind = kind_of(name, parameter, module)
+        scaled = lr * (1.0 if lr_scales is None else lr_scales.get(name, 1.0))
+        group = groups.setdefault(
+            (kind, scaled), {"params": [], "lr": scaled, "weight_decay": decays[kind], "kind": kind}
+        )
+        group["params"].append(parameter)
+    return list(groups.values())
+
+
+def _named(model: nn.Module) -> list[tuple[str, nn.Parameter, nn.Module]]:
+    modules = dict(model.named_modules())
+    return [
+        (name, parameter, modules[name.rpartition(".")[0]])
+        for name, parameter in model.named_parameters()  # a tied parameter comes once, under its first name
+    ]

@@ -1,0 +1,54 @@
+"""Lion: the sign of an interpolated momentum; one state per parameter (Chen et al., 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from piledriver.optim.adamw import Params
+from piledriver.optim.shards import local, local_gradient
+
+
+class Lion(Optimizer):
+    """Use about a third of AdamW's learning rate and three times its weight decay.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> optimizer = Lion([weight], lr=0.1, weight_decay=0.0)
+    >>> weight.grad = torch.tensor([5.0, -0.01])
+    >>> optimizer.step()
+    >>> weight.data
+    tensor([0.9000, 1.1000])
+    """
+
+    def __init__(
+        self, params: Params, lr: float = 1e-4, *, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.3
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step on every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not parameters:
+                continue
+            for parameter in parameters:
+                if not self.state[parameter]:
+                    self.state[parameter]["exp_avg"] = torch.zeros_like(parameter)
+            weights = [local(parameter) for parameter in parameters]
+            gradients = [local_gradient(parameter) for parameter in parameters]
+            momenta = [local(self.state[parameter]["exp_avg"]) for parameter in parameters]
+            first, second = group["betas"]
+            directions = torch._foreach_lerp(gradients, momenta, first)
+            torch._foreach_sign_(directions)
+            torch._foreach_mul_(weights, 1.0 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(weights, directions, alpha=-group["lr"])
+            torch._foreach_lerp_(momenta, gradients, 1.0 - second)
+        return loss

@@ -1,0 +1,141 @@
+"""Muon for hidden matrices and AdamW for everything else, in one optimizer object.
+
+Muon replaces the momentum of a matrix by the nearest orthogonal one (Jordan et al., 2024), found by a few Newton-Schulz
+iterations. For two-dimensional parameters the result is `torch.optim.Muon`'s; stacked experts count as separate
+matrices, and a sharded matrix is gathered for the iteration and scattered again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+
+from piledriver.core.errors import UsageError
+from piledriver.optim.adamw import Params, adamw_update
+from piledriver.optim.shards import like, local, local_gradient
+
+# The quintic whose slope at zero is largest while all singular values stay near one.
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+
+
+def orthogonalise(matrices: Tensor, *, steps: int = 5, eps: float = 1e-7) -> Tensor:
+    """The orthogonal factor of [..., rows, columns], roughly (singular values from 0.5 to 1.5), in bf16."""
+    a, b, c = _COEFFICIENTS
+    x = matrices.bfloat16()
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    if tall:
+        x = x.transpose(-2, -1)
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
+    fma = torch.addmm if x.dim() == 2 else torch.baddbmm
+    for _ in range(steps):
+        gram = x @ x.transpose(-2, -1)
+        polynomial = fma(gram, gram, gram, beta=b, alpha=c)
+        x = fma(x, polynomial, x, beta=a)
+    return x.transpose(-2, -1) if tall else x
+
+
+class Muon(Optimizer):
+    """Groups whose `kind` is `matrix` (as `parameter_groups` makes them, or without a kind) get Muon, others AdamW.
+
+    `adjust` says how the learning rate follows the shape: `original` by sqrt(rows / columns), or `match_rms_adamw`, so
+    that one learning rate suits both halves (Liu et al., 2025).
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 0.02,
+        *,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        weight_decay: float = 0.1,
+        steps: int = 5,
+        adjust: Literal["original", "match_rms_adamw"] = "match_rms_adamw",
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "weight_decay": weight_decay,
+            "newton_schulz_steps": steps,
+            "adjust": adjust,
+            "betas": betas,
+            "eps": eps,
+            "kind": "matrix",
+        }
+        super().__init__(params, defaults)
+        for group in self.param_groups:
+            flat = [parameter for parameter in group["params"] if parameter.dim() < 2]
+            if group["kind"] == "matrix" and flat:
+                raise UsageError(
+                    f"Muon was given a parameter of shape {tuple(flat[0].shape)}",
+                    fix="make the groups with parameter_groups, or give that one kind='vector'",
+                )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step on every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if group["kind"] == "matrix":
+                self._muon(parameters, group)
+            else:
+                adamw_update(parameters, self.state, group)
+        return loss
+
+    def _muon(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        updates = [self._momentum(parameter, group) for parameter in parameters]
+        for parameter, update in zip(
+            parameters, _orthogonalise_all(updates, group["newton_schulz_steps"]), strict=True
+        ):
+            weight = local(parameter)
+            weight.mul_(1.0 - group["lr"] * group["weight_decay"])
+            weight.add_(_share(update, parameter), alpha=-group["lr"] * _adjustment(parameter, group["adjust"]))
+
+    def _momentum(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
+        """The (Nesterov) momentum of the whole matrix."""
+        state = self.state[parameter]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        gradient, buffer = local_gradient(parameter), local(state["momentum_buffer"])
+        buffer.lerp_(gradient, 1.0 - group["momentum"])
+        update = gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
+        whole = like(parameter, update)
+        return whole.full_tensor() if isinstance(whole, DTensor) else whole
+
+
+def _orthogonalise_all(updates: list[Tensor], steps: int) -> list[Tensor]:
+    """One by one on a CPU; on a GPU matrices of one shape go together, which fills it better."""
+    if not updates or not updates[0].is_cuda:
+        return [orthogonalise(update, steps=steps) for update in updates]
+    done: list[Tensor | None] = [None] * len(updates)
+    for shape in {update.shape for update in updates}:
+        places = [i for i, update in enumerate(updates) if update.shape == shape]
+        stacked = orthogonalise(torch.stack([updates[i] for i in places]).flatten(0, -3), steps=steps)
+        for place, update in zip(places, stacked.view(len(places), *shape), strict=True):
+            done[place] = update
+    return [update for update in done if update is not None]
+
+
+def _share(update: Tensor, parameter: Tensor) -> Tensor:
+    if isinstance(parameter, DTensor):
+        # Every process computed the same matrix, so each keeps its part and nothing is sent.
+        return local(distribute_tensor(update, parameter.device_mesh, parameter.placements, src_data_rank=None))
+    return update
+
+
+def _adjustment(parameter: Tensor, rule: str) -> float:
+    rows, columns = parameter.shape[-2:]
+    return math.sqrt(max(1.0, rows / columns)) if rule == "original" else 0.2 * math.sqrt(max(rows, columns))

@@ -1,0 +1,114 @@
+"""Learning-rate schedules: a pure function of how far training has come, in steps or tokens.
+
+`scale_at` is the whole of it; `ScheduledLR` lets torch call it. One optimizer step is one scheduler step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from piledriver.core.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """How the learning rate moves. `warmup`, `total` and `decay` are counted in `unit`."""
+
+    kind: Literal["cosine", "linear", "wsd", "inverse_sqrt", "constant"] = "cosine"
+    """After warmup: half a cosine, a straight line, flat with a fall at the end (warmup-stable-decay), 1/sqrt, flat."""
+    unit: Literal["steps", "tokens"] = "steps"
+    """What the numbers below count."""
+    warmup: int = 0
+    """The learning rate rises from zero in a straight line over this much."""
+    total: int = 0
+    """Where the schedule ends (not needed by inverse_sqrt and constant)."""
+    decay: int = 0
+    """wsd only: the length of the fall at the end; 0 for a tenth of the total."""
+    decay_shape: Literal["linear", "one_minus_sqrt"] = "linear"
+    """wsd only: how it falls (one_minus_sqrt: Hägele et al., 2024)."""
+    floor: float = 0.0
+    """What is left at the end, as a part of the peak."""
+
+    def __post_init__(self) -> None:
+        if self.kind in ("cosine", "linear", "wsd") and self.total <= self.warmup:
+            raise ConfigError(
+                f"a {self.kind} schedule of {self.total} {self.unit} ends within its warmup of {self.warmup}",
+                fix="set total to the length of the run",
+            )
+        if self.warmup < 0 or not 0.0 <= self.floor <= 1.0:
+            raise ConfigError(
+                f"warmup is {self.warmup} and floor {self.floor}", fix="use warmup >= 0 and 0 <= floor <= 1"
+            )
+        if self.kind == "wsd" and self.warmup + self.decay_length > self.total:
+            raise ConfigError(
+                f"warmup {self.warmup} and decay {self.decay_length} do not fit in {self.total} {self.unit}",
+                fix="shorten one of them",
+            )
+
+    @property
+    def decay_length(self) -> int:
+        """How long the fall of wsd takes."""
+        return self.decay or max(1, self.total // 10)
+
+
+def scale_at(config: ScheduleConfig, position: float) -> float:
+    """The part of the peak learning rate for the step that ends at `position` (steps or tokens, this one included).
+
+    >>> config = ScheduleConfig(kind="linear", warmup=10, total=110)
+    >>> [scale_at(config, position) for position in (1, 10, 60, 110, 200)]
+    [0.1, 1.0, 0.5, 0.0, 0.0]
+    """
+    if position < config.warmup:
+        return position / config.warmup
+    if config.kind == "constant":
+        return 1.0
+    if config.kind == "inverse_sqrt":
+        start = max(config.warmup, 1)
+        return max(config.floor, math.sqrt(start / max(position, start)))
+    if config.kind == "wsd":
+        begin = config.total - config.decay_length
+        done = min(1.0, max(0.0, (position - begin) / config.decay_length))
+        left = 1.0 - done if config.decay_shape == "linear" else 1.0 - math.sqrt(done)
+    else:
+        done = min(1.0, (position - config.warmup) / (config.total - config.warmup))
+        left = 1.0 - done if config.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return config.floor + (1.0 - config.floor) * left
+
+
+class ScheduledLR(LRScheduler):
+    """A torch scheduler around `scale_at`. `amount` is what one step adds: 1, or the tokens of a global batch."""
+
+    def __init__(self, optimizer: Optimizer, config: ScheduleConfig, *, amount: int = 1) -> None:
+        if config.unit == "steps" and amount != 1:
+            raise ConfigError(f"amount is {amount} for a schedule in steps", fix="use 1, or a schedule in tokens")
+        self.config, self.amount = config, amount
+        self.done = -amount  # torch takes a step when it constructs
+        super().__init__(optimizer)
+
+    def step(self, epoch: int | None = None) -> None:
+        """Move on by one optimizer step."""
+        self.done += self.amount
+        super().step(epoch)
+
+    def get_lr(self) -> list[float | Tensor]:
+        """The learning rate of each group for the coming step."""
+        scale = scale_at(self.config, self.done + self.amount)
+        return [base * scale for base in self.base_lrs]
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far we are; the config is given anew, so that a run may be prolonged."""
+        return {"done": self.done, "last_epoch": self.last_epoch, "base_lrs": self.base_lrs}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Stand where the saved one stood, and set the learning rates accordingly."""
+        self.done, self.last_epoch = state_dict["done"], state_dict["last_epoch"]
+        self.base_lrs = list(state_dict["base_lrs"])
+        self._last_lr = self.get_lr()
+        for group, lr in zip(self.optimizer.param_groups, self._last_lr, strict=True):
+            group["lr"] = lr
