@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from piledriver.core.errors import suggest
 from piledriver.functional.errors import PartitionError
@@ -116,7 +118,22 @@ class Sharding:
         """Lay an activation out by its names; a plain tensor stays as it is."""
         if not isinstance(value, DTensor):
             return value
-        return value.redistribute(self.mesh, self.placements(axes, value.shape))
+        placements = self.placements(axes, value.shape)
+        laid: Tensor = _GradientToo.apply(value.redistribute(self.mesh, placements), placements)  # type: ignore[no-untyped-call]
+        return laid
+
+
+class _GradientToo(torch.autograd.Function):
+    """Lay the gradient out as the value is: else it arrives as a sum to be made, which not every operator takes."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, placements: list[Placement]) -> Tensor:
+        ctx.placements = placements
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: DTensor) -> tuple[DTensor, None]:
+        return gradient.redistribute(gradient.device_mesh, ctx.placements), None
 
 
 def whole(tree: Any) -> Any:
@@ -135,6 +152,29 @@ def merge_processes(metric: Any, group: dist.ProcessGroup | None = None) -> Any:
         dist.all_gather(parts, leaf.contiguous(), group=group)
         gathered.append(parts)
     return merge_all(pytree.tree_unflatten(list(parts), structure) for parts in zip(*gathered, strict=True))
+
+
+def embed_locally(tokens: Tensor, table: Tensor) -> Tensor:
+    """Rows of a sharded table: every process looks up the rows that it holds, and the sum makes the rest.
+
+    Torch's own masked sum loses track of its mask when the batch is cut too, so the masking is done here.
+    """
+    assert isinstance(table, DTensor)
+    mesh = table.device_mesh
+    if not isinstance(tokens, DTensor):
+        tokens = DTensor.from_local(tokens, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    numbers, outputs, gradients = [], [], []
+    for held, asked in zip(table.placements, tokens.placements, strict=True):
+        is_cut = isinstance(held, Shard)
+        numbers.append(Replicate() if is_cut else asked)
+        outputs.append((Partial() if held.is_shard(0) else Shard(tokens.ndim)) if is_cut else asked)
+        gradients.append(held if is_cut or not isinstance(asked, Shard) else Partial())
+    _, offset = compute_local_shape_and_global_offset(table.shape, mesh, table.placements)
+    rows = table.to_local(grad_placements=gradients)
+    local = tokens.redistribute(mesh, numbers).to_local() - offset[0]
+    is_mine = (local >= 0) & (local < len(rows))
+    found = F.embedding(torch.where(is_mine, local, 0), rows)
+    return DTensor.from_local(found * is_mine[..., None], mesh, outputs, run_check=False)
 
 
 def attend_locally(

@@ -259,7 +259,8 @@ class MultiHeadAttention(Module):
         x, *kernels = promoted(self.dtype, x, *kernels)
         joined = torch.matmul(x, torch.cat([kernel.reshape(width, -1) for kernel in kernels], dim=1))
         sizes = [kernel.shape[1] * head_dim for kernel in kernels]
-        query, key, value = (part.reshape(*part.shape[:-1], -1, head_dim) for part in torch.split(joined, sizes, dim=-1))
+        parts = torch.split(joined, sizes, dim=-1)
+        query, key, value = (part.reshape(*part.shape[:-1], -1, head_dim) for part in parts)
         return query, key, value
 
     def _cache_index(self) -> Tensor | int:

@@ -29,7 +29,7 @@ class Embed(Module):
             raise InputShapeError(self.path, f"got {tokens.dtype} where row numbers belong", "pass integers")
         table = self._table()
         # Gathering first and casting the rows afterwards reads the table once, in the rows that are used.
-        rows = F.embedding(tokens, table)
+        rows = _looked_up(tokens, table)
         return rows if self.dtype is None else rows.to(self.dtype)
 
     def attend(self, query: Tensor) -> Tensor:
@@ -41,3 +41,11 @@ class Embed(Module):
         return self.param(
             "embedding", self.embedding_init, (self.count, self.features), self.param_dtype, self.embedding_axes
         )
+
+
+def _looked_up(tokens: Tensor, table: Tensor) -> Tensor:
+    if not hasattr(table, "placements"):
+        return F.embedding(tokens, table)
+    from piledriver.functional.partitioning import embed_locally
+
+    return embed_locally(tokens, table)
