@@ -1,0 +1,43 @@
+"""PDF files: one file, one document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from piledriver.corpus.document import Document, Refusal
+from piledriver.corpus.pdf_lines import UnreadablePdf, metadata
+from piledriver.corpus.pdf_text import pdf_to_text
+from piledriver.corpus.source import Found, Piece, Source, each, ends_with, whole
+
+
+def documents(piece: Piece) -> Iterator[Found]:
+    """The text layer of the file."""
+    content = piece.read()
+    try:
+        text = pdf_to_text(content)
+    except UnreadablePdf as error:
+        yield Refusal("encrypted pdf" if error.encrypted else "damaged pdf", piece.origin, str(error))
+        return
+    if not text.strip():
+        yield Refusal("no text layer", piece.origin, "pages are pictures: recognise their characters first")
+        return
+    yield Document(text, meta={"origin": piece.origin, **metadata(content)})
+
+
+SOURCE = Source(
+    slug="pdf",
+    name="PDF",
+    title="PDF files, one document each",
+    raw_format="PDF with a text layer, alone or in archives",
+    licence="yours",
+    consent="yours",
+    treatment=(
+        "The text layer as pdfium reads it, in the order of the file: running headers, footers, page numbers and text up "
+        "the margin removed, words hyphenated at line ends put together (or kept, where the rest of the document writes "
+        "the hyphen), ligatures resolved, lines joined to paragraphs across columns and pages. Refused: damaged, "
+        "encrypted, or without a text layer."
+    ),
+    wants=ends_with(".pdf"),
+    pieces=each(whole),
+    documents=documents,
+)
