@@ -53,8 +53,8 @@ def _script(text: str, mark: str, table: dict[int, int], possible: frozenset[str
         script = stripped if mark == "^" and unicodedata.category(stripped)[0] in "PS" else f"{mark}{stripped}"
     else:
         script = f"{mark}{{{stripped}}}"
-    # Typesetters leave the space after a word inside the script.
-    return f"{' ' * text[0].isspace()}{script}{' ' * text[-1].isspace()}"
+    # Typesetters leave the space after a word inside the script; one before it means nothing.
+    return f"{script} " if text[-1].isspace() else script
 
 
 def pipe_table(rows: Iterable[Sequence[str]], header_rows: int = 1) -> str:

@@ -7,59 +7,24 @@ from collections.abc import Iterator
 
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.patents import Patent, background, from_aps, from_xml
+from piledriver.corpus.records import cut
 from piledriver.corpus.source import Found, Piece, Source, each
 from piledriver.corpus.streams import RawStream
 from piledriver.corpus.xml import XmlError
 
-PIECE_BYTES = 1 << 22
-MAX_DOCUMENT_BYTES = 1 << 26
 # Where a document begins in a weekly file: at the start of a line, always.
 _START = re.compile(rb"(?m)^(?=<\?xml |PATN[ \t]*\r?$|<!DOCTYPE PATDOC|<PATDOC)")
 _AFTER_PROLOGUE = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!DOCTYPE[^\[>]*(?:\[[^\]]*\])?\s*>)?\s*\Z")
 
 
 def split(stream: RawStream) -> Iterator[Piece | Refusal]:
-    """Whole documents, some megabytes of them in a piece; places in the file where it is a plain local one."""
-    file = stream.file
-    local = stream.path is not None and file.seekable() and not _is_compressed(stream.path)
-    buffer = b""
-    at = 0
-    while True:
-        block = file.read(PIECE_BYTES)
-        buffer += block
-        if not block:
-            break
-        cut = _last_start(buffer)
-        if cut > 0:
-            yield _piece(stream, buffer[:cut], at, local)
-            at += cut
-            buffer = buffer[cut:]
-        elif len(buffer) > MAX_DOCUMENT_BYTES:
-            yield Refusal("too large", stream.origin, f"a document of more than {MAX_DOCUMENT_BYTES} bytes at {at}")
-            at += len(buffer)
-            buffer = b""
-    if buffer.strip():
-        yield _piece(stream, buffer, at, local)
+    """Whole documents, some megabytes of them in a piece."""
+    return cut(stream, _last_start)
 
 
 def _last_start(buffer: bytes) -> int:
     """Where the last document of the buffer begins, so that all before it are whole."""
-    for mark in (b"\n<?xml ", b"\nPATN"):
-        found = buffer.rfind(mark)
-        if found > 0:
-            return found + 1
-    return 0
-
-
-def _is_compressed(path: str) -> bool:
-    with open(path, "rb") as file:
-        return file.read(2) in (b"\x1f\x8b", b"BZ", b"\xfd7", b"\x28\xb5")
-
-
-def _piece(stream: RawStream, content: bytes, at: int, local: bool) -> Piece:
-    if local:
-        return Piece(stream.origin, path=stream.path, offset=at, length=len(content))
-    return Piece(stream.origin, data=content)
+    return max(0, max(buffer.rfind(mark) for mark in (b"\n<?xml ", b"\nPATN\n", b"\nPATN\r", b"\nPATN ")) + 1)
 
 
 def documents(piece: Piece) -> Iterator[Found]:

@@ -1,0 +1,59 @@
+"""The Pile's filter for the text of scanned and typeset papers: paragraph by paragraph, what is noise goes."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+MIN_MEAN_WORD = 2
+MAX_CID_SHARE = 0.10
+MIN_LETTER_SHARE = 0.40
+MAX_NOTICE = 300
+
+_CID = re.compile(r"\(cid:\d{1,6}\)")
+_HYPHENATED = re.compile(r"(?<=[^\W\d_])-\n\s*(?=[a-z])")
+_NOTICE = re.compile(r"©|\(c\)\s*(?:19|20)\d\d|\bcopyright\b|\ball rights reserved\b|^r\s", re.IGNORECASE)
+_PAGE_NUMBER = re.compile(r"\W{0,3}(?:page\s*)?\d{1,4}\W{0,3}", re.IGNORECASE)
+_QUOTES = str.maketrans({"`": "'", "´": "'", "‛": "’", "‟": "“", "″": '"', "′": "'"})
+_LOOSE_ACCENTS = re.compile("(?<![^\\W\\d_])[\u0300-\u036f]+|[\u02c6\u02d8-\u02dd\u00a8\u00af\u00b8](?=\\s|[^\\W\\d_])")
+_PRESENTATION = re.compile("[\ufb00-\ufb4f\uff01-\uff5e\u2000-\u200a\u3000]")
+
+
+def filtered(text: str) -> str:
+    """The paragraphs that are prose, cleaned, with a blank line between them.
+
+    >>> filtered("A fine para-\\ngraph of words.\\n\\n© 1999 The Press\\n\\n17\\n\\n(cid:1)(cid:2)(cid:3) x")
+    'A fine paragraph of words.'
+    """
+    text = _HYPHENATED.sub("", text)
+    kept = (_paragraph(paragraph) for paragraph in re.split(r"\n[ \t]*\n", text))
+    return "\n\n".join(paragraph for paragraph in kept if paragraph)
+
+
+def _paragraph(paragraph: str) -> str:
+    paragraph = " ".join(paragraph.split())
+    if not paragraph or _PAGE_NUMBER.fullmatch(paragraph):
+        return ""
+    if len(paragraph) < MAX_NOTICE and _NOTICE.search(paragraph[:120]):
+        return ""
+    words = paragraph.split(" ")
+    marks = len(_CID.findall(paragraph))
+    if marks:
+        if marks > MAX_CID_SHARE * len(words):
+            return ""
+        paragraph = " ".join(_CID.sub("", paragraph).split())
+        words = paragraph.split(" ")
+    if sum(map(len, words)) / max(1, len(words)) < MIN_MEAN_WORD:
+        return ""
+    if sum(map(str.isalpha, paragraph)) < MIN_LETTER_SHARE * len(paragraph):
+        return ""
+    return _characters(paragraph)
+
+
+def _characters(text: str) -> str:
+    if text.isascii():
+        return text.translate(_QUOTES)
+    # Compatibility forms only where they are typesetting (ligatures, full width): "²" and "½" say something else than 2.
+    text = _PRESENTATION.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text)
+    text = unicodedata.normalize("NFC", text.translate(_QUOTES))
+    return _LOOSE_ACCENTS.sub("", text)

@@ -1,0 +1,196 @@
+"""NIH ExPorter: abstracts of funded research projects."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Any, BinaryIO
+
+import msgspec
+
+from piledriver.corpus.document import Document, Refusal
+from piledriver.corpus.source import Found, Piece, Source, ends_with
+from piledriver.corpus.streams import RawStream
+from piledriver.corpus.text import decode
+
+BATCH_BYTES = 1 << 21
+MAX_LINE_BYTES = 1 << 22
+MAX_FIELD = 1 << 23
+_IDS = ("APPLICATION_ID", "APPLICATIONID", "APPL_ID")
+_TEXTS = ("ABSTRACT_TEXT", "ABSTRACT", "PROJECT_ABSTRACT")
+# Ids below this have a bit each; the few others go to a set.
+_BITS = 1 << 26
+_WORD = r"(?:project|program|overall|core|research|technical|proposal|candidate|administrative|component)"
+_NAME = r"(?:project\s+narrative|description|summary|abstract|narrative)"
+_HEADER = re.compile(
+    rf"\s*(?:modified\s+|revised\s+)?(?:{_WORD}\s+)?{_NAME}(?:\s*(?:/|and|&|or|\s)\s*(?:{_WORD}\s+)?{_NAME})?(?:\s+section)?(?:\s+of\s+(?:the\s+)?(?:project|proposal))?"
+    r"\s*(?:\([^()]{0,120}\)\s*[:.\-–—]*|[:]+|[-–—]{1,3}(?=\s)|\.?[ \t]*\r?\n)"
+    r"|\s*\((?:provided|verbatim|adapted|taken|as\s+adapted|applicant|investigator|from|scanned)[^()]{0,120}\)\s*[:.\-–—]*",
+    re.IGNORECASE,
+)
+_CAPITALS = re.compile(
+    r"\s*(?:PROJECT |OVERALL |PROGRAM )?(?:DESCRIPTION|SUMMARY|ABSTRACT)(?:\s*/?\s*(?:PROJECT )?(?:ABSTRACT|SUMMARY))?\s+(?=[A-Z][a-z])"
+)
+_NOTHING = re.compile(
+    r"\W*(?:no\s+(?:abstract|description)(?:\s+(?:is|was))?(?:\s+(?:available|provided))?|n/?a|none|not\s+(?:available|provided)|"
+    r"abstract\s+(?:not\s+(?:available|provided)|unavailable)|unavailable|tbd|x+)?\W*",
+    re.IGNORECASE,
+)
+
+
+def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
+    """Read the tables, drop what came before by its id or its text, and hand on batches of the rest.
+
+    Duplicates span files and years, so one process must see every record; it keeps a bit for each id and eight bytes
+    for each text.
+    """
+    seen_ids, seen_texts = _Ids(), set[int]()
+    for stream in streams:
+        batch: list[tuple[str, str, str]] = []
+        size = 0
+        for record in _records(stream):
+            if isinstance(record, Refusal):
+                yield record
+                continue
+            number, text, origin = record
+            if not seen_ids.add(number):
+                yield Refusal("duplicate application id", origin)
+                continue
+            text = cleaned(text)
+            if _NOTHING.fullmatch(text):
+                yield Refusal("no abstract", origin)
+                continue
+            digest = int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+            if digest in seen_texts:
+                yield Refusal("duplicate text", origin)
+                continue
+            seen_texts.add(digest)
+            batch.append((number, text, origin))
+            size += len(text)
+            if size > BATCH_BYTES:
+                yield Piece(stream.origin, data=msgspec.msgpack.encode(batch))
+                batch, size = [], 0
+        if batch:
+            yield Piece(stream.origin, data=msgspec.msgpack.encode(batch))
+
+
+def documents(piece: Piece) -> Iterator[Found]:
+    """The records of a batch."""
+    assert piece.data is not None, "pieces of this source carry their records"
+    for number, text, origin in msgspec.msgpack.decode(piece.data, type=list[tuple[str, str, str]]):
+        yield Document(text, meta={"origin": origin, "application_id": number})
+
+
+def cleaned(text: str) -> str:
+    """White space collapsed, without the lines that every form prints above the abstract.
+
+    >>> cleaned("DESCRIPTION (provided by applicant):  We  study\\n mice.")
+    'We study mice.'
+    >>> cleaned("PROJECT SUMMARY/ABSTRACT\\nMice."), cleaned("Description of mice is hard.")
+    ('Mice.', 'Description of mice is hard.')
+    """
+    text = text.strip()
+    for _ in range(3):
+        found = _HEADER.match(text) or _CAPITALS.match(text)
+        if found is None or not found.end():
+            break
+        text = text[found.end() :]
+    return " ".join(text.split())
+
+
+def _records(stream: RawStream) -> Iterator[tuple[str, str, str] | Refusal]:
+    csv.field_size_limit(MAX_FIELD)
+    with stream.file as file:
+        rows = csv.reader(_lines(file))
+        columns: tuple[int, int] | None = None
+        while True:
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield Refusal("invalid csv", f"{stream.origin}#line {rows.line_num}", str(error))
+                continue
+            if not row:
+                continue
+            if columns is None:
+                columns = _columns(row)
+                if columns is None:
+                    yield Refusal("no abstract column", stream.origin, ", ".join(row)[:200])
+                    return
+                continue
+            if len(row) <= max(columns):
+                yield Refusal("invalid csv", f"{stream.origin}#line {rows.line_num}", f"{len(row)} fields")
+                continue
+            number, text = row[columns[0]].strip(), row[columns[1]]
+            yield number, _mended(text), f"{stream.origin}#{number or f'line {rows.line_num}'}"
+
+
+def _lines(file: BinaryIO) -> Iterator[str]:
+    """Lines as text, bytes that are no UTF-8 kept aside; a line of a gigabyte comes in parts."""
+    first = True
+    while line := file.readline(MAX_LINE_BYTES):
+        if first:
+            line, first = line.removeprefix(b"\xef\xbb\xbf"), False
+        yield line.decode("utf-8", "surrogateescape").replace("\x00", "")
+
+
+def _mended(text: str) -> str:
+    # Files of the years before 2008 are in Windows-1252, some records in both encodings.
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return decode(text.encode("utf-8", "surrogateescape"), "cp1252")
+    return text
+
+
+def _columns(row: list[str]) -> tuple[int, int] | None:
+    names = [name.strip().upper().replace(" ", "_") for name in row]
+    number = next((names.index(name) for name in _IDS if name in names), None)
+    text = next((names.index(name) for name in _TEXTS if name in names), None)
+    return None if number is None or text is None else (number, text)
+
+
+class _Ids:
+    """Which ids were seen: a bit each, so that millions of them take megabytes."""
+
+    def __init__(self) -> None:
+        self._bits = bytearray(_BITS // 8)
+        self._others: set[Any] = set()
+
+    def add(self, number: str) -> bool:
+        """Whether it is new; an empty id is always new."""
+        if not number:
+            return True
+        if number.isascii() and number.isdecimal() and len(number) < 9 and int(number) < _BITS:
+            byte, bit = divmod(int(number), 8)
+            if self._bits[byte] >> bit & 1:
+                return False
+            self._bits[byte] |= 1 << bit
+            return True
+        if number in self._others:
+            return False
+        self._others.add(number)
+        return True
+
+
+SOURCE = Source(
+    slug="nih-exporter",
+    name="NIH ExPorter",
+    title="abstracts of research projects funded by the NIH",
+    raw_format="RePORTER project abstracts: CSV, zipped by year",
+    licence="public-domain",
+    consent="author",
+    treatment=(
+        "An abstract is a document: white space collapsed, headers such as DESCRIPTION (provided by applicant): removed. "
+        "A record whose APPLICATION_ID or whose text came before, in any file, is refused; so are empty ones and those "
+        "that say only that there is none. Old files are in Windows-1252: their bytes are decoded, not dropped as by "
+        "the original."
+    ),
+    wants=ends_with(".csv"),
+    pieces=pieces,
+    documents=documents,
+    citation="https://reporter.nih.gov/exporter",
+)

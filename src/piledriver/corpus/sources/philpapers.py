@@ -1,0 +1,130 @@
+"""PhilPapers: open-access philosophy, as OAI-PMH records and the PDFs that they describe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from piledriver.corpus.character_entities import with_character_entities
+from piledriver.corpus.creative_commons import licence_id
+from piledriver.corpus.document import Document, Refusal
+from piledriver.corpus.jats import flat, strip_namespaces
+from piledriver.corpus.pdf_filter import filtered
+from piledriver.corpus.pdf_lines import UnreadablePdf
+from piledriver.corpus.pdf_text import pdf_to_text
+from piledriver.corpus.source import Found, Piece, Source, ends_with, whole
+from piledriver.corpus.streams import RawStream
+from piledriver.corpus.xml import XmlError, parse
+
+MIN_CHARACTERS = 1000
+_LISTS = ("creator", "subject", "identifier", "type", "relation", "contributor", "rights", "source", "publisher", "format")
+
+
+def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
+    """A PDF together with the record of the same name, where one follows it; other records by file."""
+    waiting: Piece | None = None
+    for stream in streams:
+        for piece in whole(stream):
+            if isinstance(piece, Refusal):
+                yield piece
+            elif piece.origin.lower().endswith(".pdf"):
+                if waiting is not None:
+                    yield waiting
+                waiting = piece
+            elif waiting is not None and os.path.splitext(waiting.origin)[0] == os.path.splitext(piece.origin)[0]:
+                yield Piece(waiting.origin, data=waiting.data, path=waiting.path, extra=piece.read())
+                waiting = None
+            else:
+                if waiting is not None:
+                    yield waiting
+                    waiting = None
+                yield piece
+    if waiting is not None:
+        yield waiting
+
+
+def documents(piece: Piece) -> Iterator[Found]:
+    """The text of a PDF, or title and abstract of each record."""
+    if piece.origin.lower().endswith(".pdf"):
+        yield _paper(piece)
+        return
+    try:
+        root = parse(with_character_entities(piece.read()))
+    except XmlError as error:
+        yield Refusal("invalid xml", piece.origin, str(error))
+        return
+    strip_namespaces(root)
+    for error in root.iter("error"):
+        yield Refusal("oai error", piece.origin, f"{error.get('code', '')}: {flat(error)}")
+    records = list(root.iter("record")) or ([root] if root.tag in ("dc", "record") else [])
+    for number, record in enumerate(records, 1):
+        yield _record(record, piece.origin, number)
+
+
+def _paper(piece: Piece) -> Found:
+    try:
+        text = filtered(pdf_to_text(piece.read()))
+    except UnreadablePdf as error:
+        return Refusal("encrypted pdf" if error.encrypted else "damaged pdf", piece.origin, str(error))
+    if len(text) < MIN_CHARACTERS:
+        return Refusal("shorter than 1000 characters", piece.origin, f"{len(text)}")
+    meta: dict[str, Any] = {}
+    if piece.extra is not None:
+        try:
+            root = parse(with_character_entities(piece.extra))
+            strip_namespaces(root)
+            meta = _meta(root)
+        except XmlError:
+            meta = {}
+    return Document(text, meta={**meta, "origin": piece.origin})
+
+
+def _record(record: Any, origin: str, number: int) -> Found:
+    header = record.find("header")
+    identifier = flat(header.find("identifier")) if header is not None and header.find("identifier") is not None else ""
+    origin = f"{origin}#{identifier or number}"
+    if header is not None and header.get("status") == "deleted":
+        return Refusal("deleted record", origin)
+    titles = [text for element in record.iter("title") if (text := flat(element))]
+    # arXiv and others put remarks on the number of pages there too.
+    abstracts = [
+        text for element in record.iter("description") if (text := flat(element)) and not text.startswith("Comment:")
+    ]
+    if not abstracts:
+        return Refusal("no abstract", origin)
+    return Document("\n\n".join([*titles[:1], *abstracts]), meta={**_meta(record), "origin": origin})
+
+
+def _meta(record: Any) -> dict[str, Any]:
+    meta: dict[str, Any] = {}
+    for name in ("title", "date", "language"):
+        found = next((text for element in record.iter(name) if (text := flat(element))), None)
+        meta[name] = found
+    for name in _LISTS:
+        # `source` is the name of ours in every document.
+        meta["dc_source" if name == "source" else name] = [text for element in record.iter(name) if element.getparent().tag != "header" and (text := flat(element))]
+    meta["url"] = next((value for value in meta["identifier"] if value.startswith("http")), None)
+    meta["licence"] = next((found for value in meta["rights"] if (found := licence_id(value))), None)
+    return {name: value for name, value in meta.items() if value}
+
+
+SOURCE = Source(
+    slug="philpapers",
+    name="PhilPapers",
+    title="open-access papers of philosophy",
+    raw_format="OAI-PMH answers (oai_dc XML) and PDFs, a PDF and its record under one name",
+    licence="mixed open access, per document where the record says it",
+    consent="terms",
+    treatment=(
+        "A PDF is a document: its text layer (see the source pdf) through the Pile's filter, which drops paragraphs that "
+        "are copyright notices, page numbers, mostly (cid:n) marks or mostly not letters; papers shorter than 1000 "
+        "characters are refused. A record without its PDF gives title and abstract. Loose accents are dropped, but a "
+        "letter with its accent stays, which the original's decomposition lost. The fields of oai_dc become meta. "
+        "Refused: deleted records, records without abstract, error answers, damaged or encrypted PDFs."
+    ),
+    wants=ends_with(".xml", ".pdf"),
+    pieces=pieces,
+    documents=documents,
+    citation="https://philpapers.org/help/oai.html",
+)

@@ -1,0 +1,170 @@
+"""PubMed Abstracts: titles and abstracts of MEDLINE's citations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from piledriver.corpus.character_entities import with_character_entities
+from piledriver.corpus.document import Document, Refusal
+from piledriver.corpus.jats import flat, strip_namespaces
+from piledriver.corpus.records import cut
+from piledriver.corpus.source import Found, Piece, Source, each
+from piledriver.corpus.streams import RawStream
+from piledriver.corpus.text import decode
+from piledriver.corpus.xml import XmlError, parse
+
+# A record of the XML files (of old ones: without the envelope), or of the text format that PubMed exports.
+_RECORD = re.compile(
+    rb"<(PubmedArticle|PubmedBookArticle)(?=[\s>]).*?</\1\s*>|<MedlineCitation(?=[\s>]).*?</MedlineCitation\s*>", re.DOTALL
+)
+_ENDS = (b"</PubmedArticle>", b"</PubmedBookArticle>", b"</MedlineCitation>", b"\n\nPMID- ")
+_NAMESPACED = re.compile(rb"<(/?)mml:")
+_FIELD = re.compile(r"([A-Z]{2,4}) {0,2}- (.*)")
+
+
+def split(stream: RawStream) -> Iterator[Piece | Refusal]:
+    """Whole records, some megabytes of them in a piece."""
+    return cut(stream, _last_end)
+
+
+def _last_end(buffer: bytes) -> int:
+    for end in (_ENDS[0], _ENDS[2]):
+        found = buffer.rfind(end)
+        if found >= 0:
+            return found + len(end)
+    return max(0, buffer.rfind(_ENDS[3]) + 2) if _ENDS[3] in buffer else 0
+
+
+def documents(piece: Piece) -> Iterator[Found]:
+    """Each citation; one that cannot be parsed refuses itself alone."""
+    content = piece.read()
+    if content.lstrip()[:6] in (b"PMID- ", b"\xef\xbb\xbfPMI"):
+        for record in re.split(r"\r?\n\r?\n(?=PMID- )", decode(content).strip()):
+            yield _from_text(record, piece.origin)
+        return
+    found_any = False
+    for found in _RECORD.finditer(content):
+        found_any = True
+        number = piece.offset + found.start()
+        try:
+            record = parse(with_character_entities(_NAMESPACED.sub(rb"<\1", found[0])))
+        except XmlError as error:
+            yield Refusal("invalid xml", f"{piece.origin}#{number}", str(error))
+            continue
+        strip_namespaces(record)
+        yield _from_xml(record, piece.origin, number)
+    if not found_any and b"<PubmedArticleSet" not in content and b"</" not in content[-200:]:
+        yield Refusal("no citations", piece.origin)
+    elif not found_any and b"<PubmedArticle" in content:
+        yield Refusal("truncated record", piece.origin)
+
+
+def _from_xml(record: Any, origin: str, number: int) -> Found:
+    citation = record if record.tag == "MedlineCitation" else record.find("MedlineCitation")
+    if citation is None:
+        return Refusal("not a journal article", f"{origin}#{number}")
+    pmid = citation.findtext("PMID", "").strip()
+    origin = f"{origin}#{pmid or number}"
+    article = citation.find("Article")
+    if not pmid or article is None:
+        return Refusal("no pmid", origin)
+    if _pmc_id(record, citation):
+        return Refusal("in pubmed central", origin)
+    title = _text(article.find("ArticleTitle"))
+    if not title:
+        return Refusal("no title", origin)
+    abstract = article.find("Abstract")
+    parts = [_part(element) for element in abstract.findall("AbstractText")] if abstract is not None else []
+    text = " ".join(filter(None, parts))
+    if not text:
+        return Refusal("no abstract", origin)
+    journal = article.find("Journal")
+    meta = {
+        "origin": origin,
+        "pmid": pmid,
+        "language": article.findtext("Language"),
+        "journal": journal.findtext("Title") if journal is not None else None,
+        "date": _year(journal) if journal is not None else None,
+        "doi": next((e.text for e in record.iterfind("PubmedData/ArticleIdList/ArticleId[@IdType='doi']")), None),
+    }
+    return Document(f"{title}\n{text}", meta={name: value for name, value in meta.items() if value})
+
+
+def _pmc_id(record: Any, citation: Any) -> bool:
+    # Only the article's own ids: since 2019 its references carry theirs in the same elements further down.
+    if record.find("PubmedData/ArticleIdList/ArticleId[@IdType='pmc']") is not None:
+        return True
+    return any((other.text or "").strip().startswith("PMC") for other in citation.findall("OtherID"))
+
+
+def _part(element: Any) -> str:
+    text = _text(element)
+    label = (element.get("Label") or "").strip()
+    if not text or not label or label.upper() in ("UNLABELLED", "UNASSIGNED"):
+        return text
+    return text if text.upper().startswith(f"{label.upper()}:") else f"{label}: {text}"
+
+
+def _text(element: Any) -> str:
+    return flat(element) if element is not None else ""
+
+
+def _year(journal: Any) -> str | None:
+    date = journal.find("JournalIssue/PubDate")
+    if date is None:
+        return None
+    year: str = date.findtext("Year", "") or (date.findtext("MedlineDate", "") or "")[:4]
+    return year if year.isdecimal() else None
+
+
+def _from_text(record: str, origin: str) -> Found:
+    """A record of the text format: fields of four letters, lines that go on are indented."""
+    values: dict[str, list[str]] = {}
+    name = ""
+    for line in record.split("\n"):
+        if found := _FIELD.match(line):
+            name = found[1]
+            values.setdefault(name, []).append(found[2].strip())
+        elif name and line.startswith("      "):
+            values[name][-1] += f" {line.strip()}"
+    first = {key: found[0] for key, found in values.items()}
+    origin = f"{origin}#{first.get('PMID', '')}"
+    if "PMID" not in first:
+        return Refusal("no pmid", origin)
+    if "PMC" in first:
+        return Refusal("in pubmed central", origin)
+    if not first.get("TI"):
+        return Refusal("no title", origin)
+    if not first.get("AB"):
+        return Refusal("no abstract", origin)
+    text = f"{' '.join(first['TI'].split())}\n{' '.join(first['AB'].split())}"
+    meta = {"origin": origin, "pmid": first["PMID"], "language": first.get("LA"), "journal": first.get("JT")}
+    return Document(text, meta={name: value for name, value in meta.items() if value})
+
+
+def wants(name: str) -> bool:
+    """Baseline and update files, and what PubMed's own export writes."""
+    lowered = name.lower().removesuffix(".gz")
+    return lowered.endswith((".xml", ".nbib")) or ("pubmed" in lowered and lowered.endswith(".txt"))
+
+
+SOURCE = Source(
+    slug="pubmed-abstracts",
+    name="PubMed Abstracts",
+    title="titles and abstracts of PubMed",
+    raw_format="PubMed baseline and update XML (.xml.gz), older MEDLINE XML, and PubMed's text export",
+    licence="NLM terms",
+    consent="terms",
+    treatment=(
+        "A citation with title and abstract is a document: the title, a newline, the abstract with white space collapsed "
+        "and the labels of its sections (BACKGROUND: ...) kept, which the original lost. CopyrightInformation is left "
+        "out. Refused: no title, no abstract, and whatever has an id of PubMed Central, for its full text is there. Only "
+        "the article's own ids count, not those of its references."
+    ),
+    wants=wants,
+    pieces=each(split),
+    documents=documents,
+    citation="https://pubmed.ncbi.nlm.nih.gov/download/",
+)
