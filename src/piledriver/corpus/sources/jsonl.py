@@ -1,0 +1,141 @@
+"""JSON lines: one object a line, the text in one of its fields."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import BinaryIO, cast
+
+import msgspec
+
+from piledriver.corpus.document import Refusal
+from piledriver.corpus.lines import MAX_LINE_BYTES, bounded_lines
+from piledriver.corpus.peek import peeked
+from piledriver.corpus.records import record_document
+from piledriver.corpus.source import Found, Piece, Source, each, ends_with
+from piledriver.corpus.streams import FileRange, RawStream
+
+RANGE_BYTES = 1 << 24
+BATCH_BYTES = 1 << 22
+_ARRAY_BYTES = 1 << 27
+
+
+def split(stream: RawStream) -> Iterator[Piece | Refusal]:
+    """Ranges of a plain file, which workers align with its lines; batches of lines of anything else."""
+    head, opened = peeked(stream.file, 64)
+    with opened:
+        if head.lstrip().startswith(b"["):
+            yield Piece(stream.origin, data=opened.read(_ARRAY_BYTES + 1), extra="array")
+            return
+        if stream.path is not None:
+            with open(stream.path, "rb") as raw:
+                uncompressed = raw.read(64) == head
+            if uncompressed:
+                for offset in range(0, os.path.getsize(stream.path), RANGE_BYTES):
+                    yield Piece(stream.origin, path=stream.path, offset=offset, length=RANGE_BYTES, extra="range")
+                return
+        yield from _batches(opened, stream.origin)
+
+
+def _batches(opened: BinaryIO, origin: str) -> Iterator[Piece | Refusal]:
+    batch: list[bytes] = []
+    held = offset = 0
+    try:
+        for line in bounded_lines(opened, origin):
+            if isinstance(line, Refusal):
+                yield line
+                continue
+            batch.append(line)
+            held += len(line)
+            if held >= BATCH_BYTES:
+                yield Piece(origin, data=b"".join(batch), extra=offset)
+                offset += held
+                batch, held = [], 0
+    except (OSError, EOFError, ValueError) as error:
+        yield Refusal("damaged file", origin, f"{type(error).__name__}: {error}")
+    if batch:
+        yield Piece(origin, data=b"".join(batch), extra=offset)
+
+
+def documents(piece: Piece) -> Iterator[Found]:
+    """One document for each line that holds an object with text."""
+    if piece.extra == "array":
+        yield from _array(piece)
+        return
+    if piece.extra == "range":
+        assert piece.path is not None
+        assert piece.length is not None
+        # A line belongs to the range that it starts in; the byte before the range tells whether one starts right there.
+        start = max(0, piece.offset - 1)
+        opened = cast(BinaryIO, FileRange(piece.path, start))
+        with opened:
+            at = start
+            if piece.offset:
+                at += _skip_line(opened)
+            yield from _lines(opened, piece.origin, at, piece.offset + piece.length)
+        return
+    with piece.open_raw() as opened:
+        yield from _lines(opened, piece.origin, piece.extra, None)
+
+
+def _lines(opened: BinaryIO, origin: str, at: int, end: int | None) -> Iterator[Found]:
+    while end is None or at < end:
+        line = opened.readline(MAX_LINE_BYTES)
+        if not line:
+            return
+        where = f"{origin}@{at}"
+        at += len(line)
+        if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+            at += _skip_line(opened)
+            yield Refusal("line too long", where, f"more than {MAX_LINE_BYTES} bytes")
+        elif line.strip():
+            yield _decoded(line, where)
+
+
+def _skip_line(opened: BinaryIO) -> int:
+    skipped = 0
+    while rest := opened.readline(1 << 20):
+        skipped += len(rest)
+        if rest.endswith(b"\n"):
+            break
+    return skipped
+
+
+def _decoded(line: bytes, where: str) -> Found:
+    try:
+        record = msgspec.json.decode(line.removeprefix(b"\xef\xbb\xbf"))
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        return Refusal("invalid json", where, str(error)[:200])
+    return record_document(record, where)
+
+
+def _array(piece: Piece) -> Iterator[Found]:
+    content = piece.data or b""
+    if len(content) > _ARRAY_BYTES:
+        yield Refusal("too large", piece.origin, "an array is read whole; write one object a line instead")
+        return
+    try:
+        records = msgspec.json.decode(content)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        yield Refusal("invalid json", piece.origin, str(error)[:200])
+        return
+    for number, record in enumerate(records):
+        yield record_document(record, f"{piece.origin}#{number}")
+
+
+SOURCE = Source(
+    slug="jsonl",
+    name="JSON Lines",
+    title="JSON lines of one's own or of other corpora",
+    raw_format="one JSON object a line (.jsonl, .ndjson), plain or compressed, also Pile shards; or one JSON array",
+    licence="yours",
+    consent="yours",
+    treatment=(
+        "The text is the first of the usual fields (text, content, body, ...), a string or a list of paragraphs; "
+        "all other fields become meta. A plain file is cut into byte ranges that workers align with its lines. "
+        "Lines that are not JSON, hold no text or pass 64 MB are refused one by one."
+    ),
+    wants=ends_with(".jsonl", ".ndjson", ".jl", ".json"),
+    pieces=each(split),
+    documents=documents,
+)

@@ -1,0 +1,74 @@
+"""Parquet: one row, one document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from piledriver.core.errors import MissingDependencyError
+from piledriver.corpus.document import Refusal
+from piledriver.corpus.records import record_document
+from piledriver.corpus.source import MAX_PIECE_BYTES, Found, Piece, Source, each, ends_with
+from piledriver.corpus.streams import RawStream
+
+_ROWS_AT_ONCE = 256
+
+
+def split(stream: RawStream) -> Iterator[Piece | Refusal]:
+    """One piece for each row group of a file, which workers read themselves; a member of an archive whole."""
+    if stream.path is None:
+        content = stream.raw.read(MAX_PIECE_BYTES + 1)
+        if len(content) > MAX_PIECE_BYTES:
+            yield Refusal("too large", stream.origin, f"more than {MAX_PIECE_BYTES} bytes in an archive")
+        else:
+            yield Piece(stream.origin, data=content)
+        return
+    try:
+        groups = _opened(stream.path).num_row_groups
+    except (OSError, ValueError) as error:
+        yield Refusal("invalid parquet", stream.origin, str(error)[:200])
+        return
+    for group in range(groups):
+        yield Piece(stream.origin, path=stream.path, extra=group)
+
+
+def documents(piece: Piece) -> Iterator[Found]:
+    """The rows of a row group."""
+    import io
+
+    try:
+        file = _opened(piece.path if piece.path is not None else io.BytesIO(piece.data or b""))
+        groups = [piece.extra] if piece.extra is not None else range(file.num_row_groups)
+        for group in groups:
+            row = 0
+            for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=[group]):
+                for record in batch.to_pylist():
+                    yield record_document(record, f"{piece.origin}#{group}:{row}")
+                    row += 1
+    except (OSError, ValueError) as error:
+        yield Refusal("invalid parquet", piece.origin, str(error)[:200])
+
+
+def _opened(where: Any) -> Any:
+    try:
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise MissingDependencyError("pyarrow", extra="corpus", purpose="reading parquet") from None
+    return pq.ParquetFile(where)
+
+
+SOURCE = Source(
+    slug="parquet",
+    name="Parquet",
+    title="Parquet files of one's own or of other corpora",
+    raw_format="Parquet files with a text column",
+    licence="yours",
+    consent="yours",
+    treatment=(
+        "The text is the first of the usual columns (text, content, body, ...), all other columns become meta, "
+        "dates as text. Row groups are read by workers in parallel, a few hundred rows at a time."
+    ),
+    wants=ends_with(".parquet", ".pq"),
+    pieces=each(split),
+    documents=documents,
+)
