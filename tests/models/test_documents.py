@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.models.shapes import SHAPES
 
 from piledriver.core.errors import UsageError
 from piledriver.models import Transformer, make_masks
 from piledriver.models.masks import document_boundaries, positions_in_documents
+from tests.models.shapes import SHAPES
 
 lengths_of_rows = st.integers(2, 24).flatmap(
     lambda total: st.lists(

@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-from tests.models.shapes import BASE, SHAPES
 
 from piledriver.core.errors import ConfigError, UsageError
 from piledriver.models import (
@@ -19,6 +18,7 @@ from piledriver.models import (
     parameter_axes,
 )
 from piledriver.models.sizes import parameter_count
+from tests.models.shapes import BASE, SHAPES
 
 every_shape = pytest.mark.parametrize("name", SHAPES)
 

@@ -52,7 +52,9 @@ def test_continues_from_its_state(kind: str, dtype: torch.dtype) -> None:
     resumed = made(kind, other)
     resumed.load_state_dict(state)
     for before, after in zip(state["state"].values(), resumed.state_dict()["state"].values(), strict=True):
-        assert {name: value.dtype for name, value in before.items()} == {name: value.dtype for name, value in after.items()}
+        assert {name: value.dtype for name, value in before.items()} == {
+            name: value.dtype for name, value in after.items()
+        }
     train(other, resumed, 5, first=5)
     same(model, other)
 

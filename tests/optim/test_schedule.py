@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -25,9 +27,9 @@ def test_rises_then_never_rises_again(kind: str, warmup: int, length: int, floor
     assert all(0.0 <= value <= 1.0 for value in values)
     if warmup:
         assert values[warmup - 1] == pytest.approx(1.0)
-    assert all(a <= b for a, b in zip(values[: warmup - 1], values[1:warmup], strict=False))
+    assert all(a <= b for a, b in itertools.pairwise(values[:warmup]))
     after = values[max(warmup, 1) - 1 :]
-    assert all(a >= b for a, b in zip(after, after[1:], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(after))
     if kind in ("cosine", "linear", "wsd"):
         assert scale_at(config, config.total) == pytest.approx(floor)
         assert scale_at(config, 10 * config.total) == pytest.approx(floor)
@@ -63,7 +65,9 @@ def test_torch_scheduler_gives_each_step_its_rate(amount: int) -> None:
         for step in range(15):
             if step == stop_at:
                 state = scheduler.state_dict()
-                optimizer = torch.optim.SGD([{"params": [p], "lr": lr} for p, lr in zip(parameters, (1.0, 0.5), strict=True)])
+                optimizer = torch.optim.SGD(
+                    [{"params": [p], "lr": lr} for p, lr in zip(parameters, (1.0, 0.5), strict=True)]
+                )
                 scheduler = ScheduledLR(optimizer, config, amount=amount)
                 scheduler.load_state_dict(state)
             found.append([group["lr"] for group in optimizer.param_groups])
@@ -71,7 +75,9 @@ def test_torch_scheduler_gives_each_step_its_rate(amount: int) -> None:
             scheduler.step()
         return found
 
-    expected = [[scale * base for base in (1.0, 0.5)] for scale in (scale_at(config, (s + 1) * amount) for s in range(15))]
+    expected = [
+        [scale * base for base in (1.0, 0.5)] for scale in (scale_at(config, (s + 1) * amount) for s in range(15))
+    ]
     assert rates(None) == expected
     assert rates(7) == expected
 

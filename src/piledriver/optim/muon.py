@@ -22,29 +22,36 @@ from piledriver.optim.shards import like, local, local_gradient
 
 # The quintic whose slope at zero is largest while all singular values stay near one.
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+# How many matrices are gathered and worked on at a time: more would cost memory and gain nothing.
+_TOGETHER = 8
 
 
-def orthogonalise(matrices: Tensor, *, steps: int = 5, eps: float = 1e-7) -> Tensor:
-    """The orthogonal factor of [..., rows, columns], roughly (singular values from 0.5 to 1.5), in bf16."""
+def orthogonalise(
+    matrices: Tensor, *, steps: int = 5, eps: float = 1e-7, dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
+    """The orthogonal factor of [..., rows, columns], roughly (singular values from 0.5 to 1.5)."""
     a, b, c = _COEFFICIENTS
-    x = matrices.bfloat16()
+    x = matrices.to(dtype)
     tall = matrices.shape[-2] > matrices.shape[-1]
     if tall:
         x = x.transpose(-2, -1)
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
+    x = x.flatten(0, -3) if x.dim() > 3 else x
     fma = torch.addmm if x.dim() == 2 else torch.baddbmm
     for _ in range(steps):
         gram = x @ x.transpose(-2, -1)
         polynomial = fma(gram, gram, gram, beta=b, alpha=c)
         x = fma(x, polynomial, x, beta=a)
-    return x.transpose(-2, -1) if tall else x
+    x = x.transpose(-2, -1) if tall else x
+    return x.reshape(matrices.shape)
 
 
 class Muon(Optimizer):
     """Groups whose `kind` is `matrix` (as `parameter_groups` makes them, or without a kind) get Muon, others AdamW.
 
     `adjust` says how the learning rate follows the shape: `original` by sqrt(rows / columns), or `match_rms_adamw`, so
-    that one learning rate suits both halves (Liu et al., 2025).
+    that one learning rate suits both halves (Liu et al., 2025). `dtype` is what the iteration runs in: in bf16 the last
+    bit of a gradient can turn a direction of small singular value, so runs that must be compared want fp32.
     """
 
     def __init__(
@@ -59,6 +66,7 @@ class Muon(Optimizer):
         adjust: Literal["original", "match_rms_adamw"] = "match_rms_adamw",
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -72,6 +80,7 @@ class Muon(Optimizer):
             "kind": "matrix",
         }
         super().__init__(params, defaults)
+        self._dtype = dtype
         for group in self.param_groups:
             flat = [parameter for parameter in group["params"] if parameter.dim() < 2]
             if group["kind"] == "matrix" and flat:
@@ -96,13 +105,13 @@ class Muon(Optimizer):
         return loss
 
     def _muon(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        updates = [self._momentum(parameter, group) for parameter in parameters]
-        for parameter, update in zip(
-            parameters, _orthogonalise_all(updates, group["newton_schulz_steps"]), strict=True
-        ):
-            weight = local(parameter)
-            weight.mul_(1.0 - group["lr"] * group["weight_decay"])
-            weight.add_(_share(update, parameter), alpha=-group["lr"] * _adjustment(parameter, group["adjust"]))
+        for together in _batches(parameters):
+            momenta = torch.stack([self._momentum(parameter, group) for parameter in together])
+            turned = orthogonalise(momenta, steps=group["newton_schulz_steps"], dtype=self._dtype)
+            for parameter, update in zip(together, turned, strict=True):
+                weight = local(parameter)
+                weight.mul_(1.0 - group["lr"] * group["weight_decay"])
+                weight.add_(_share(update, parameter), alpha=-group["lr"] * _adjustment(parameter, group["adjust"]))
 
     def _momentum(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
         """The (Nesterov) momentum of the whole matrix."""
@@ -116,17 +125,13 @@ class Muon(Optimizer):
         return whole.full_tensor() if isinstance(whole, DTensor) else whole
 
 
-def _orthogonalise_all(updates: list[Tensor], steps: int) -> list[Tensor]:
-    """One by one on a CPU; on a GPU matrices of one shape go together, which fills it better."""
-    if not updates or not updates[0].is_cuda:
-        return [orthogonalise(update, steps=steps) for update in updates]
-    done: list[Tensor | None] = [None] * len(updates)
-    for shape in {update.shape for update in updates}:
-        places = [i for i, update in enumerate(updates) if update.shape == shape]
-        stacked = orthogonalise(torch.stack([updates[i] for i in places]).flatten(0, -3), steps=steps)
-        for place, update in zip(places, stacked.view(len(places), *shape), strict=True):
-            done[place] = update
-    return [update for update in done if update is not None]
+def _batches(parameters: list[Tensor]) -> list[list[Tensor]]:
+    """Matrices of one shape go through the iteration together on a GPU, which fills it better; else one by one."""
+    by_shape: dict[torch.Size, list[Tensor]] = {}
+    for parameter in parameters:
+        by_shape.setdefault(parameter.shape, []).append(parameter)
+    size = _TOGETHER if parameters and parameters[0].is_cuda else 1
+    return [alike[i : i + size] for alike in by_shape.values() for i in range(0, len(alike), size)]
 
 
 def _share(update: Tensor, parameter: Tensor) -> Tensor:
