@@ -1,0 +1,191 @@
+"""StackExchange: questions with their best answers."""
+
+from __future__ import annotations
+
+import functools
+import html
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from lxml import etree
+
+from piledriver.corpus.document import Document, Refusal
+from piledriver.corpus.html import fragment_to_text
+from piledriver.corpus.source import Found, Piece, Source, each
+from piledriver.corpus.stack_exchange_rows import Threads, field, rows
+from piledriver.corpus.streams import RawStream
+
+MIN_SCORE = 3
+MOST_ANSWERS = 3
+_PIECE_BYTES = 1 << 19
+_BETWEEN = b"\x00"
+_QUESTION, _ANSWER = 1, 2
+_ATTRIBUTE = re.compile(r"\s(\w+)=\"([^\"]*)\"")
+_TAG = re.compile(r"[<|]([^<>|]+)[>|]?")
+_VERSION = re.compile(r"CC[ -]BY-SA[ -](\d\.\d)", re.IGNORECASE)
+
+
+def wants(name: str) -> bool:
+    """`Posts.xml` alone or in a site's .7z; the other tables of a dump are not needed."""
+    lowered = name.lower()
+    for compression in (".gz", ".bz2", ".xz", ".zst"):
+        lowered = lowered.removesuffix(compression)
+    return lowered == "posts.xml" or lowered.endswith(("-posts.xml", ".posts.xml", "_posts.xml"))
+
+
+def split(stream: RawStream) -> Iterator[Piece | Refusal]:
+    """Whole threads, several to a piece, by the number of the question."""
+    site = site_of(stream.origin)
+    with Threads() as threads:
+        for row in rows(stream.file, stream.origin):
+            if isinstance(row, Refusal):
+                yield row
+                continue
+            kind = field(row, b"PostTypeId")
+            number = field(row, b"Id")
+            question = field(row, b"ParentId") if kind == _ANSWER else number
+            if question is None or number is None or kind is None:
+                yield Refusal("row without id", stream.origin, row[:200].decode("utf-8", "replace"))
+            elif kind not in (_QUESTION, _ANSWER):
+                yield Refusal("neither question nor answer", f"{stream.origin}#{number}", f"post type {kind}")
+            else:
+                threads.add(question, row)
+        batch: list[bytes] = []
+        size = 0
+        for _, thread in threads:
+            # An answer may stand before its question in the file; here the question is always first.
+            thread.sort(key=lambda row: field(row, b"PostTypeId") or 0)
+            batch += thread
+            size += sum(map(len, thread))
+            if size > _PIECE_BYTES:
+                yield Piece(stream.origin, data=_BETWEEN.join(batch), extra=site)
+                batch, size = [], 0
+        if batch:
+            yield Piece(stream.origin, data=_BETWEEN.join(batch), extra=site)
+
+
+def site_of(origin: str) -> str:
+    """The site that a dump is of, by the name of its archive or folder.
+
+    >>> site_of("stackoverflow.com-Posts.7z!Posts.xml"), site_of("dump/french.meta/Posts.xml")
+    ('stackoverflow.com', 'french.meta')
+    """
+    parts = re.split(r"[!/\\]", origin)[:-1]
+    if not parts:
+        return ""
+    name = parts[-1] if not parts[-1].lower().endswith((".tar", ".zip")) or len(parts) == 1 else parts[-2]
+    return re.sub(r"(?:-posts)?(?:\.(?:7z|zip|tar|gz|bz2|xz|zst))*$", "", name, flags=re.IGNORECASE)
+
+
+def documents(piece: Piece) -> Iterator[Found]:
+    """Each thread of the piece. Rows that will not be used are never parsed."""
+    assert piece.data is not None
+    question, answers = b"", list[bytes]()
+    for row in piece.data.split(_BETWEEN):
+        if field(row, b"PostTypeId") == _QUESTION:
+            if question:
+                yield _thread(question, answers, piece)
+            question, answers = row, []
+        elif question and field(row, b"ParentId") == field(question, b"Id"):
+            answers.append(row)
+        else:
+            origin = f"{piece.origin}#{field(row, b'Id')}"
+            yield Refusal("answer without question", origin, f"question {field(row, b'ParentId')}")
+    if question:
+        yield _thread(question, answers, piece)
+
+
+def attributes(row: bytes) -> Any:
+    """The attributes of a row under `get`; where it is not XML (forbidden characters) they are read by hand."""
+    try:
+        return etree.fromstring(row, _parser())
+    except etree.XMLSyntaxError:
+        found = _ATTRIBUTE.findall(row.decode("utf-8", "replace"))
+        return {name: html.unescape(value) for name, value in found}
+
+
+@functools.cache
+def _parser() -> Any:
+    return etree.XMLParser(resolve_entities=False, load_dtd=False, no_network=True, huge_tree=True)
+
+
+def _thread(row: bytes, answer_rows: list[bytes], piece: Piece) -> Found:
+    number, accepted = field(row, b"Id"), field(row, b"AcceptedAnswerId")
+    origin = f"{piece.origin}#{number}"
+    if not answer_rows:
+        return Refusal("no answers", origin)
+    # A negative score is not all digits and reads as none.
+    scored = [(field(answer, b"Score") or 0, field(answer, b"Id"), answer) for answer in answer_rows]
+    best = [(score, id_, answer) for score, id_, answer in scored if id_ == accepted or score >= MIN_SCORE]
+    if not best:
+        return Refusal("no accepted or well scored answer", origin)
+    best.sort(key=lambda found: (-found[0], found[1] != accepted, found[1] or 0))
+    question = attributes(row)
+    kept = [attributes(answer) for _, _, answer in best[:MOST_ANSWERS]]
+    title = " ".join(html.unescape(question.get("Title", "")).split())
+    parts = [f"Q:\n\n{title}\n\n{fragment_to_text(question.get('Body', ''))}"]
+    parts += [f"A:\n\n{fragment_to_text(answer.get('Body', ''))}" for answer in kept]
+    versions = sorted({licence_version(post) for post in (question, *kept)})
+    site: str = piece.extra or ""
+    meta = {
+        "origin": origin,
+        # Share-alike material may be adapted under a later version: the whole is under the latest of its parts.
+        "licence": f"CC-BY-SA-{versions[-1]}",
+        "site": site or None,
+        "question_id": number,
+        "answer_ids": [int(answer.get("Id")) for answer in kept],
+        "title": title,
+        "tags": _TAG.findall(question.get("Tags", "")),
+        "score": _score(question),
+        "date": question.get("CreationDate"),
+        "authors": [_author(post) for post in (question, *kept)],
+        "url": f"https://{site}/q/{number}" if "." in site and not site.endswith(".meta") else None,
+    }
+    return Document("\n\n".join(parts) + "\n", meta={name: value for name, value in meta.items() if value is not None})
+
+
+def _score(post: Any) -> int:
+    try:
+        return int(post.get("Score") or 0)
+    except ValueError:
+        return 0
+
+
+def _author(post: Any) -> str:
+    return str(post.get("OwnerUserId") or post.get("OwnerDisplayName") or "")
+
+
+def licence_version(post: Any) -> str:
+    """The version of CC BY-SA of a post: what it says, else what was in force when it was written.
+
+    >>> licence_version({"CreationDate": "2012-05-01T00:00:00"}), licence_version({"ContentLicense": "CC BY-SA 4.0"})
+    ('3.0', '4.0')
+    """
+    if said := _VERSION.search(post.get("ContentLicense", "")):
+        return said[1]
+    date = post.get("CreationDate", "")
+    return "2.5" if date < "2011-04-08" else "3.0" if date < "2018-05-02" else "4.0"
+
+
+SOURCE = Source(
+    slug="stackexchange",
+    name="StackExchange",
+    title="questions of the Stack Exchange sites with their best answers",
+    raw_format="Posts.xml, or a site's .7z dump (stackoverflow.com-Posts.7z, french.stackexchange.com.7z)",
+    licence="CC-BY-SA",
+    consent="author",
+    treatment=(
+        "A question with at least one answer that was accepted or has a score of 3 or more: `Q:`, title, body, then "
+        "up to three such answers by score, each after `A:`. Code, lists, tables and formulas of the posts are "
+        "kept. Posts may come in any order; questions and answers are joined through files when they do not fit in "
+        "memory. The original dropped questions whose number of answers was not reached, here the answers that "
+        "there are count. The licence is the version of CC BY-SA that the post names or that was in force when it "
+        "was written, the latest where posts differ; authors are named by their user id. Tag wikis and other kinds "
+        "of posts are refused."
+    ),
+    citation="Stack Exchange Inc., Stack Exchange Data Dump, archive.org/details/stackexchange",
+    wants=wants,
+    pieces=each(split),
+    documents=documents,
+)

@@ -1,0 +1,119 @@
+"""Questions with their answers from a dump of posts in any order: a join in bounded memory, by the number of the
+question.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from piledriver.corpus.document import Refusal
+
+MAX_ROW_BYTES = 1 << 24
+_BLOCK_BYTES = 1 << 20
+_MEMORY_BYTES = 1 << 26
+# Questions of so many neighbouring numbers are joined at once.
+_BUCKET_POSTS = 100_000
+# A quotation mark inside a value is always an entity, so the first one before `/>` ends the row.
+_ROW_END = re.compile(rb"\"\s*/>")
+
+
+def rows(stream: BinaryIO, origin: str) -> Iterator[bytes | Refusal]:
+    """Each `<row .../>` element as bytes, however the file breaks its lines."""
+    window, place, skipping = b"", 0, False
+    while block := stream.read(_BLOCK_BYTES):
+        window += block
+        at = 0
+        while True:
+            start = 0 if skipping and at == 0 else window.find(b"<row", at)
+            if start < 0:
+                at = max(at, len(window) - 3)
+                break
+            end = _ROW_END.search(window, start)
+            if end is None:
+                at = start
+                break
+            at = end.end()
+            if not skipping:
+                yield window[start:at]
+            skipping = False
+        place += at
+        window = window[at:]
+        if len(window) > MAX_ROW_BYTES:
+            if not skipping:
+                yield Refusal("row too long", f"{origin}#{place}", f"more than {MAX_ROW_BYTES} bytes")
+            skipping = True
+            place += len(window) - 64
+            window = window[-64:]
+    if len(window) > 8 and b"<row" in window and not skipping:
+        yield Refusal("truncated row", f"{origin}#{place}")
+
+
+def field(row: bytes, name: bytes) -> int | None:
+    """A number among the attributes of a row, without parsing it.
+
+    >>> field(b'<row Id="7" ParentId="3" />', b"ParentId")
+    3
+    """
+    start = row.find(b" " + name + b'="')
+    if start < 0:
+        return None
+    start += len(name) + 3
+    value = row[start : row.find(b'"', start)]
+    return int(value) if value.isdigit() and len(value) < 19 else None
+
+
+class Threads:
+    """Rows by the question that they belong to. Small sites stay in memory, large ones go through files."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="piledriver-posts-")
+        self._waiting: dict[int, list[bytes]] = {}
+        self._waiting_bytes = 0
+        self._buckets: set[int] = set()
+
+    def __enter__(self) -> Threads:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._folder.cleanup()
+
+    def add(self, question: int, row: bytes) -> None:
+        """One row, to be found again under its question."""
+        bucket = question // _BUCKET_POSTS
+        self._buckets.add(bucket)
+        self._waiting.setdefault(bucket, []).append(row)
+        self._waiting_bytes += len(row)
+        if self._waiting_bytes > _MEMORY_BYTES:
+            self._spill()
+
+    def __iter__(self) -> Iterator[tuple[int, list[bytes]]]:
+        """(question, its rows in the order of the file), by the number of the question."""
+        for bucket in sorted(self._buckets):
+            threads: dict[int, list[bytes]] = {}
+            for row in self._rows(bucket):
+                question = field(row, b"ParentId") if field(row, b"PostTypeId") == 2 else field(row, b"Id")
+                threads.setdefault(question or 0, []).append(row)
+            for question in sorted(threads):
+                yield question, threads[question]
+
+    def _spill(self) -> None:
+        for bucket, waiting in self._waiting.items():
+            with (Path(self._folder.name) / str(bucket)).open("ab") as file:
+                for row in waiting:
+                    file.write(len(row).to_bytes(4, "little"))
+                    file.write(row)
+        self._waiting.clear()
+        self._waiting_bytes = 0
+
+    def _rows(self, bucket: int) -> Iterator[bytes]:
+        path = Path(self._folder.name) / str(bucket)
+        if path.exists():
+            with path.open("rb") as file:
+                while size := file.read(4):
+                    yield file.read(int.from_bytes(size, "little"))
+        yield from self._waiting.pop(bucket, [])
