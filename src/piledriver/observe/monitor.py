@@ -1,0 +1,104 @@
+"""The machine while a run goes on: a daemon thread that looks every few seconds."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from piledriver.observe.memory import memory_use
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class SystemMonitor:
+    """Samples of processor, memory, network, disk and GPU; each also goes to `sink`, such as a tracker hub's `log`.
+
+    >>> with SystemMonitor(every_s=60) as monitor:
+    ...     sample = monitor.sample()
+    >>> sample["host/rss_bytes"] > 0
+    True
+    """
+
+    def __init__(
+        self, *, every_s: float = 10.0, sink: Callable[[dict[str, float]], Any] | None = None, kept: int = 1000
+    ) -> None:
+        self._every_s = every_s
+        self._sink = sink
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failed = False
+        self.history: deque[dict[str, float]] = deque(maxlen=kept)
+
+    def start(self) -> SystemMonitor:
+        """Begin to look."""
+        if self._thread is None:
+            self._stop.clear()
+            self._thread = threading.Thread(target=self._work, name="system-monitor", daemon=True)
+            self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Stop; what was seen stays in `history`."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+            self._thread = None
+
+    def __enter__(self) -> SystemMonitor:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def sample(self) -> dict[str, float]:
+        """Look now."""
+        import psutil
+
+        use = memory_use()
+        network = psutil.net_io_counters()
+        disk = psutil.disk_io_counters()
+        found: dict[str, float] = {
+            "host/cpu_percent": psutil.cpu_percent(),
+            "host/rss_bytes": use.host_rss,
+            "host/available_bytes": use.host_available,
+        }
+        if network is not None:
+            found |= {"network/sent_bytes": network.bytes_sent, "network/received_bytes": network.bytes_recv}
+        if disk is not None:
+            found |= {"disk/read_bytes": disk.read_bytes, "disk/written_bytes": disk.write_bytes}
+        if use.device_total:
+            found |= {
+                "device/allocated_bytes": use.device_allocated,
+                "device/peak_bytes": use.device_peak,
+                **_gpu_counters(),
+            }
+        return found
+
+    def _work(self) -> None:
+        while not self._stop.wait(self._every_s):
+            try:
+                sample = self.sample()
+                self.history.append(sample)
+                if self._sink is not None:
+                    self._sink(sample)
+            except Exception as error:  # watching must never harm what is watched
+                if not self._failed:
+                    _LOGGER.warning("the system monitor failed and goes on: %s: %s", type(error).__name__, error)
+                self._failed = True
+
+
+def _gpu_counters() -> dict[str, float]:
+    """Utilisation, power and temperature, where NVIDIA's own library is installed."""
+    import torch
+
+    try:
+        return {
+            "device/utilisation_percent": float(torch.cuda.utilization()),
+            "device/power_watts": torch.cuda.power_draw() / 1000,
+            "device/temperature_celsius": float(torch.cuda.temperature()),
+        }
+    except (ImportError, RuntimeError):
+        return {}

@@ -1,0 +1,138 @@
+"""Timers, memory, FLOPs, communication, monitor and profile report."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from piledriver.core.errors import UsageError
+from piledriver.observe.communication import counted_communication
+from piledriver.observe.flops import count_flops, measured_peak, model_flops_utilisation, peak_flops
+from piledriver.observe.memory import memory_use, readable, reset_peak
+from piledriver.observe.monitor import SystemMonitor
+from piledriver.observe.profile import profile_step
+from piledriver.observe.timers import StepTimer
+from tests.checkpoint.processes import run as on_ranks
+
+
+def test_timers_count_blocks_and_not_failures() -> None:
+    timer = StepTimer("cpu")
+    for _ in range(3):
+        with timer("sleep"):
+            time.sleep(0.002)
+    with pytest.raises(ZeroDivisionError), timer("bad"):
+        _ = 1 / 0
+    timing = timer.timings()["sleep"]
+    assert timing.count == 3
+    assert timing.largest_s >= timing.median_s >= 0.002
+    assert "bad" not in timer.timings()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_timers_on_the_device() -> None:
+    timer = StepTimer("cuda")
+    a = torch.randn(4096, 4096, device="cuda")
+    with timer("matmul"):
+        for _ in range(10):
+            a = a @ a
+    torch.cuda.synchronize()
+    assert timer.timings()["matmul"].count == 1
+    assert timer.timings()["matmul"].mean_s > 0
+    reset_peak()
+    assert memory_use().device_peak >= memory_use().device_allocated > 0
+
+
+def test_memory() -> None:
+    before = memory_use("cpu").host_rss
+    held = torch.ones(50_000_000, dtype=torch.uint8)
+    assert memory_use("cpu").host_rss > before + 40_000_000
+    assert held.sum() == 50_000_000
+    assert memory_use("cpu").host_available > 0
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 8))
+def test_flops_of_a_linear_layer_follow_the_formula(batch: int, fan_in: int, fan_out: int) -> None:
+    layer = nn.Linear(fan_in, fan_out)
+    inputs = torch.randn(batch, fan_in, requires_grad=True)
+    forward = 2 * batch * fan_in * fan_out
+    assert count_flops(lambda: layer(inputs)).total == forward
+    # Backward: one product for the inputs' gradient and one for the weights'.
+    assert count_flops(lambda: layer(inputs).sum().backward()).total == 3 * forward
+
+
+def test_mfu() -> None:
+    assert peak_flops("NVIDIA H200") == 989.4e12
+    assert peak_flops("NVIDIA H100 PCIe") == 756e12
+    assert peak_flops("NVIDIA A10G") == 70e12
+    assert peak_flops("NVIDIA A100-SXM4-80GB", torch.float8_e4m3fn) is None
+    assert peak_flops("some new device") is None
+    assert model_flops_utilisation(1e12, 0.5, 1e12, devices=4) == 0.5
+    with pytest.raises(UsageError):
+        model_flops_utilisation(1.0, 0.0, 1.0)
+    assert measured_peak("cpu", torch.float32, size=128, seconds=0.01) > 1e8
+
+
+def sharded_step(rank: int) -> tuple[dict[str, int], dict[str, int]]:
+    model = nn.Linear(8, 8, bias=False)
+    fully_shard(model)
+    with counted_communication() as found:
+        model(torch.ones(2, 8)).sum().backward()
+    with counted_communication() as plain:
+        dist.all_reduce(torch.ones(10))
+    assert plain.calls == {"allreduce": 1}
+    assert plain.bytes == {"allreduce": 40}
+    return found.calls, found.bytes
+
+
+@pytest.mark.slow
+def test_communication_of_a_sharded_step() -> None:
+    for calls, sizes in on_ranks(2, sharded_step):
+        # The weight is gathered for the forward pass and its gradient scattered after the backward pass.
+        assert any("gather" in name for name in calls)
+        assert any("scatter" in name for name in calls)
+        assert all(size == 8 * 8 * 4 for name, size in sizes.items() if calls[name] == 1)
+
+
+def test_monitor_samples_and_survives_its_sink() -> None:
+    seen = []
+
+    def sink(sample: dict[str, float]) -> None:
+        seen.append(sample)
+        raise RuntimeError("the sink is broken")
+
+    with SystemMonitor(every_s=0.005, sink=sink) as monitor:
+        deadline = time.monotonic() + 10
+        while len(seen) < 3 and time.monotonic() < deadline:
+            time.sleep(0.005)
+    assert len(seen) >= 3
+    assert len(monitor.history) >= 3
+    assert monitor.history[-1]["host/rss_bytes"] > 0
+    count = len(monitor.history)
+    time.sleep(0.05)
+    assert len(monitor.history) == count
+
+
+def test_profile_report_names_the_work() -> None:
+    model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256))
+    report = profile_step(lambda: model(torch.ones(64, 256)).sum().backward())
+    first, header, *rows = report.splitlines()
+    assert "host time" in first
+    assert header.split()[:2] == ["operator", "share"]
+    assert any("mm" in row for row in rows)
+    shares = [float(row.split("%")[0].split()[-1]) for row in rows]
+    assert shares == sorted(shares, reverse=True)
+
+
+@given(st.integers(0, 2**60))
+def test_readable_keeps_the_order_of_magnitude(size: int) -> None:
+    number, unit = readable(size).split()
+    factor = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}[unit]
+    assert abs(float(number) * factor - size) <= 0.051 * factor
