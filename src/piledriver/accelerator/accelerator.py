@@ -99,8 +99,7 @@ class Accelerator(ProcessFacts):
             parallelism_config=parallelism_config,
         )
         handlers = Handlers.sorted_out(kwargs_handlers)
-        precision = resolve_precision(mixed_precision)
-        self._enter_world(cpu, handlers.process_group, precision, world)
+        self._enter_world(cpu, handlers.process_group, mixed_precision, world)
         check_precision(self.mixed_precision, self.device)
         self.device_placement = device_placement
         self.dataloader_config = dataloader_config or DataLoaderConfiguration()
@@ -131,18 +130,21 @@ class Accelerator(ProcessFacts):
         self._item_mean = ItemMean()
         self._trigger = Trigger(self.world)
         self._saver = StateSaver()
-        self._tracking = Trackers(log_with, self.logging_dir)
+        self._tracking = self._make_trackers(log_with)
 
     def _enter_world(
-        self, cpu: bool, process_group: InitProcessGroupKwargs | None, precision: str, world: World | None
+        self, cpu: bool, process_group: InitProcessGroupKwargs | None, precision: Any, world: World | None
     ) -> None:
         """Find out who we are and connect. The compatible subclass looks into its shared state first."""
         self.world = world if world is not None else detect_world(device="cpu" if cpu else None)
-        self._mixed_precision = precision
+        self._mixed_precision = resolve_precision(precision)
         connect(self.world, timeout=process_group.timeout if process_group is not None else None)
 
     def _make_gradient_state(self, plugin: GradientAccumulationPlugin) -> GradientState:
         return GradientState(plugin)
+
+    def _make_trackers(self, log_with: Any) -> Trackers:
+        return Trackers(log_with, self.logging_dir)
 
     # What it was told.
 
@@ -565,7 +567,7 @@ class Accelerator(ProcessFacts):
 
     def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:
         """Log values to every tracker, on the main process."""
-        self._tracking.log(self.world, values, step, log_kwargs or {})
+        self._tracking.log(values, step, log_kwargs or {})
 
     def end_training(self) -> None:
         """Finish what is being saved, close the trackers, leave the process group."""

@@ -1,41 +1,67 @@
-"""Trackers, on the main process only."""
+"""Trackers of a run: chosen when the Accelerator is made, started by `init_trackers`, on the main process only."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from piledriver.accelerator.errors import NoTrackerError
+from piledriver.accelerator.errors import NoTrackerError, OptionError
+from piledriver.observe.trackers import GeneralTracker, TrackerHub, choose, make_trackers
 from piledriver.runtime.world import World
 
 
 class Trackers:
-    """What `init_trackers`, `log` and `get_tracker` do."""
+    """What `init_trackers`, `log` and `get_tracker` do. `classes` are tracker classes that the user registered."""
 
-    def __init__(self, wanted: Any, logging_dir: str | None) -> None:
+    def __init__(self, log_with: Any, logging_dir: str | None, classes: Mapping[str, Any] | None = None) -> None:
         self.logging_dir = logging_dir
-        self.wanted: list[Any] = (
-            [] if wanted is None else list(wanted) if isinstance(wanted, (list, tuple)) else [wanted]
-        )
-        self.started: list[Any] = []
+        self.classes = dict(classes or {})
+        given = list(log_with) if isinstance(log_with, (list, tuple)) else [] if log_with is None else [log_with]
+        registered = [one for one in given if isinstance(one, str) and one in self.classes]
+        for name in registered:
+            if self.classes[name].requires_logging_directory and logging_dir is None:
+                raise OptionError(
+                    f"Logging with `{name}` requires a `logging_dir` to be passed in", fix="give project_dir"
+                )
+        self.wanted: list[Any] = choose([one for one in given if one not in registered], logging_dir) + registered
+        self.hub = TrackerHub()
+
+    @property
+    def started(self) -> list[Any]:
+        """The trackers of this process."""
+        return list(self.hub.trackers)
 
     def start(self, world: World, project: str, config: dict[str, Any] | None, options: dict[str, Any]) -> None:
         """Start every tracker that was asked for."""
-        raise NotImplementedError
+        known = [one for one in self.wanted if not (isinstance(one, str) and one in self.classes)]
+        made = make_trackers(known, project, self.logging_dir, options)
+        for name in self.wanted:
+            if isinstance(name, str) and name in self.classes:
+                kind = self.classes[name]
+                folder = [self.logging_dir] if kind.requires_logging_directory else []
+                made.append(kind(project, *folder, **options.get(name, {})))
+        self.hub = TrackerHub(made, is_main=world.is_main)
+        self.hub.start(config)
 
     def get(self, world: World, name: str, unwrap: bool) -> Any:
-        """One of them."""
-        for tracker in self.started:
+        """One of them; on other processes one that does nothing."""
+        for tracker in self.hub.trackers:
             if tracker.name == name:
                 return tracker.tracker if unwrap else tracker
-        raise NoTrackerError(f"{name} is not an available tracker stored in the Accelerator", fix="init_trackers first")
+        if not world.is_main:
+            return GeneralTracker(_blank=True)
+        raise NoTrackerError(
+            f"{name} is not an available tracker stored inside the `Accelerator`", fix="call init_trackers first"
+        )
 
-    def log(self, world: World, values: dict[str, Any], step: int | None, options: dict[str, Any]) -> None:
-        """Log to every one."""
-        if world.is_main:
-            for tracker in self.started:
-                tracker.log(values, step=step, **options.get(tracker.name, {}))
+    def log(self, values: dict[str, Any], step: int | None, options: dict[str, Any]) -> None:
+        """Log to every one; a tracker that fails or hangs does not stop the loop."""
+        self.hub.log(values, step, options)
 
     def finish(self) -> None:
         """Close them."""
-        for tracker in self.started:
-            tracker.finish()
+        self.hub.finish()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Connections and their threads belong to this process.
+        return {**self.__dict__, "hub": TrackerHub()}

@@ -7,7 +7,7 @@ can show it and nothing else has to look.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from piledriver.runtime.errors import WorldError
@@ -113,6 +113,12 @@ def snapshot() -> dict[str, str]:
 def update(variables: Mapping[str, str]) -> None:
     """Set variables for this process and those that it starts."""
     os.environ.update(variables)
+
+
+def remove(names: Iterable[str]) -> None:
+    """Unset variables for this process and those that it starts."""
+    for name in names:
+        os.environ.pop(name, None)
 
 
 def _put_back(before: Mapping[str, str | None]) -> None:

@@ -1,0 +1,77 @@
+"""`Accelerator` with Accelerate's shared states: several of them in one program see the same world and window."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from piledriver.accelerator.accelerator import Accelerator as _Accelerator
+from piledriver.accelerator.options import (
+    DataLoaderConfiguration,
+    DistributedType,
+    GradientAccumulationPlugin,
+    InitProcessGroupKwargs,
+    ProjectConfiguration,
+)
+from piledriver.accelerator.tracking import Trackers
+from piledriver.compat.accelerate.state import AcceleratorState, GradientState, PartialState
+from piledriver.compat.accelerate.utils.imports import is_bitsandbytes_multi_backend_available, is_xpu_available
+from piledriver.runtime import environment
+from piledriver.runtime.world import World
+
+__all__ = [
+    "Accelerator",
+    "AcceleratorState",
+    "DataLoaderConfiguration",
+    "DistributedType",
+    "GradientAccumulationPlugin",
+    "GradientState",
+    "PartialState",
+    "ProjectConfiguration",
+    "is_bitsandbytes_multi_backend_available",
+    "is_xpu_available",
+]
+
+# The name under which Accelerate's users look for it.
+logger = logging.getLogger("accelerate.accelerator")
+
+# Scripts that multiplied their schedule by the number of processes can have Accelerate's stepping back.
+SCHEDULER_STEPS = "PILEDRIVER_ACCELERATE_SCHEDULER"
+
+
+class Accelerator(_Accelerator):
+    """Ours, with the state that Accelerate's users look up from anywhere."""
+
+    state: AcceleratorState
+
+    def _enter_world(
+        self, cpu: bool, process_group: InitProcessGroupKwargs | None, precision: Any, world: World | None
+    ) -> None:
+        options: dict[str, Any] = {}
+        if process_group is not None:
+            options["timeout"] = process_group.timeout
+        self.state = AcceleratorState(mixed_precision=precision, cpu=cpu, _from_accelerator=True, **options)
+
+    def _make_gradient_state(self, plugin: GradientAccumulationPlugin) -> GradientState:
+        return GradientState(plugin)
+
+    def _make_trackers(self, log_with: Any) -> Trackers:
+        from piledriver.compat.accelerate.tracking import registered_classes
+
+        return Trackers(log_with, self.logging_dir, registered_classes())
+
+    @property
+    def world(self) -> World:  # type: ignore[override]
+        """The shared state's."""
+        return self.state.world
+
+    @property
+    def mixed_precision(self) -> str:
+        """The shared state's."""
+        return self.state.mixed_precision
+
+    @property
+    def scheduler_steps_per_optimizer_step(self) -> int:  # type: ignore[override]
+        """One, or one per process where the script asks for Accelerate's stepping."""
+        found = environment.snapshot().get(SCHEDULER_STEPS, "once")
+        return self.num_processes if found == "per_process" else 1

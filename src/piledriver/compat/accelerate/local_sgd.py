@@ -1,0 +1,5 @@
+"""`LocalSGD`."""
+
+from piledriver.accelerator.local_sgd import LocalSGD
+
+__all__ = ["LocalSGD"]

@@ -1,0 +1,25 @@
+"""Loggers that say things once, not once per process."""
+
+from __future__ import annotations
+
+from piledriver.accelerator.logging import MultiProcessAdapter
+from piledriver.accelerator.logging import get_logger as _get_logger
+from piledriver.compat.accelerate.state import PartialState
+from piledriver.runtime import environment
+from piledriver.runtime.world import World
+
+__all__ = ["MultiProcessAdapter", "get_logger"]
+
+
+def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
+    """A logger by name; a level may also come from ACCELERATE_LOG_LEVEL."""
+    return _get_logger(name, log_level or environment.snapshot().get("ACCELERATE_LOG_LEVEL"), _world)
+
+
+def _world() -> World:
+    if PartialState._shared_state == {}:
+        raise RuntimeError(
+            "You must initialize the accelerate state by calling either `PartialState()` or `Accelerator()` before using "
+            "the logging utility."
+        )
+    return PartialState().world

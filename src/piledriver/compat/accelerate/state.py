@@ -1,0 +1,270 @@
+"""`PartialState`, `AcceleratorState`, `GradientState`: Accelerate's shared states, each a view of one `World` value.
+
+Ours are passed and not shared; these exist because its users look the state up from anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+
+from piledriver.accelerator.accumulation import GradientState as _GradientState
+from piledriver.accelerator.facts import ProcessFacts, distributed_type
+from piledriver.accelerator.options import GradientAccumulationPlugin
+from piledriver.accelerator.precision import resolve_precision
+from piledriver.runtime.connection import connect, disconnect
+from piledriver.runtime.world import World, detect_world
+
+
+def is_initialized() -> bool:
+    """Whether an `AcceleratorState` exists."""
+    return AcceleratorState._shared_state != {}
+
+
+def do_nothing(*args: Any, **kwargs: Any) -> None:
+    """Nothing."""
+    return None
+
+
+class SharedDict:
+    """A class attribute that a `_reset_state` can empty."""
+
+    def __init__(self) -> None:
+        self._storage: dict[str, Any] = {}
+
+    def __get__(self, instance: Any, owner: Any = None) -> dict[str, Any]:
+        return self._storage
+
+    def __set__(self, instance: Any, value: dict[str, Any]) -> None:
+        self._storage = value
+
+
+def _missing(owner: str, name: str, known: tuple[str, ...]) -> AttributeError:
+    if name in known:
+        return AttributeError(
+            f"`{owner}` object has no attribute `{name}`. "
+            f"This happens if `{owner}._reset_state()` was called and "
+            "an `Accelerator` or `PartialState` was not reinitialized."
+        )
+    return AttributeError(f"'{owner}' object has no attribute '{name}'")
+
+
+_PARTIAL_KNOWN = (
+    "_cpu",
+    "_world",
+    "_mixed_precision",
+    "_shared_state",
+    "backend",
+    "debug",
+    "device",
+    "distributed_type",
+    "fork_launched",
+    "local_process_index",
+    "num_processes",
+    "process_index",
+    "use_distributed",
+    "is_main_process",
+    "is_local_main_process",
+    "is_last_process",
+    "world",
+)
+
+
+class PartialState(ProcessFacts):
+    """This process's place in the world, the same object wherever it is made."""
+
+    _shared_state: ClassVar[dict[str, Any]] = {}
+    _known_attrs: ClassVar[list[str]] = list(_PARTIAL_KNOWN)
+
+    def __init__(self, cpu: bool = False, **kwargs: Any) -> None:
+        self.__dict__ = self._shared_state
+        if self.initialized:
+            return
+        world = detect_world(device="cpu" if cpu else None, backend=kwargs.get("backend"))
+        connect(world, timeout=kwargs.get("timeout"))
+        self.__dict__.update(
+            _world=world,
+            _cpu=cpu or world.device.type == "cpu",
+            backend=world.backend,
+            debug=world.debug,
+            device=world.device,
+            fork_launched=False,
+            distributed_type=distributed_type(world),
+        )
+
+    @property
+    def world(self) -> World:  # type: ignore[override]
+        """The value that ours pass around; `debug` may have been switched here."""
+        world: World = self._world
+        return world if world.debug == self.debug else world.with_debug(self.debug)
+
+    @property
+    def initialized(self) -> bool:
+        """Whether somebody made it before."""
+        return self._shared_state != {}
+
+    @property
+    def default_device(self) -> torch.device:
+        """The device that would be chosen by default."""
+        return detect_world().device
+
+    def set_device(self) -> None:
+        """Nothing: the device was set when the world was detected."""
+
+    def destroy_process_group(self, group: Any = None) -> None:
+        """Leave the process group."""
+        disconnect()
+
+    @staticmethod
+    def _reset_state() -> None:
+        PartialState._shared_state.clear()
+
+    def __getattr__(self, name: str) -> Any:
+        raise _missing("PartialState", name, _PARTIAL_KNOWN)
+
+    def __repr__(self) -> str:
+        return (
+            f"Distributed environment: {self.distributed_type}{('  Backend: ' + self.backend) if self.backend else ''}\n"
+            f"Num processes: {self.num_processes}\n"
+            f"Process index: {self.process_index}\n"
+            f"Local process index: {self.local_process_index}\n"
+            f"Device: {self.device}\n"
+        )
+
+
+_ACCELERATOR_KNOWN = (*_PARTIAL_KNOWN, "deepspeed_plugin", "use_ipex", "fsdp_plugin", "megatron_lm_plugin", "dynamo_plugin")
+
+
+class AcceleratorState(ProcessFacts):
+    """The same with the precision of the run."""
+
+    _shared_state: ClassVar[dict[str, Any]] = {}
+    _known_attrs: ClassVar[list[str]] = list(_ACCELERATOR_KNOWN)
+
+    def __init__(
+        self,
+        mixed_precision: str | None = None,
+        cpu: bool = False,
+        dynamo_plugin: Any = None,
+        _from_accelerator: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self.__dict__ = self._shared_state
+        if self.initialized:
+            self._check_initialized(mixed_precision, cpu)
+            return
+        partial = PartialState(cpu, **kwargs)
+        self.__dict__.update(
+            _partial=partial, _cpu=cpu, _mixed_precision=resolve_precision(mixed_precision), dynamo_plugin=dynamo_plugin
+        )
+        # A precision that was asked for must be there, also when the processes were connected before.
+        if cpu and partial.device.type != "cpu":
+            self._shared_state.clear()
+            raise ValueError(
+                "PartialState has already been initialized on another device: pass `cpu=True` to the first one"
+            )
+
+    def _check_initialized(self, mixed_precision: str | None = None, cpu: bool = False) -> None:
+        problem = "AcceleratorState has already been initialized and cannot be changed, restart your runtime completely"
+        if cpu and self.device.type != "cpu":
+            raise ValueError(f"{problem} and pass `cpu=True` to `Accelerator()`.")
+        if mixed_precision is not None and resolve_precision(mixed_precision) != self._mixed_precision:
+            raise ValueError(f"{problem} and pass `mixed_precision='{mixed_precision}'` to `Accelerator()`.")
+
+    @property
+    def world(self) -> World:  # type: ignore[override]
+        """The value that ours pass around."""
+        world: World = self._partial.world
+        return world
+
+    @property
+    def initialized(self) -> bool:
+        """Whether somebody made it before."""
+        return self._shared_state != {}
+
+    @property
+    def mixed_precision(self) -> str:
+        """The precision of the run."""
+        precision: str = self._mixed_precision
+        return precision
+
+    @property
+    def backend(self) -> str | None:
+        """The process group's backend."""
+        return self.world.backend
+
+    @property
+    def debug(self) -> bool:
+        """Whether collectives are checked before they run."""
+        return self.world.debug
+
+    @property
+    def deepspeed_plugin(self) -> Any:
+        """None: one engine does what its stages do."""
+        return None
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """Whether parameters are sharded."""
+        return False
+
+    @property
+    def fork_launched(self) -> bool:
+        """For XLA."""
+        return False
+
+    def destroy_process_group(self, group: Any = None) -> None:
+        """Leave the process group."""
+        disconnect()
+
+    @staticmethod
+    def _reset_state(reset_partial_state: bool = False) -> None:
+        AcceleratorState._shared_state.clear()
+        if reset_partial_state:
+            PartialState._reset_state()
+
+    def __getattr__(self, name: str) -> Any:
+        # What a reset took away is named after the attribute that was asked for, not after where it was kept.
+        raise _missing("AcceleratorState", name, (*_ACCELERATOR_KNOWN, "_partial", "mixed_precision"))
+
+    def __repr__(self) -> str:
+        return f"{PartialState()!r}Mixed precision type: {self.mixed_precision}\n"
+
+
+class GradientState(_GradientState):
+    """Where the loop is within a window, the same object wherever it is made."""
+
+    _shared_state: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, gradient_accumulation_plugin: GradientAccumulationPlugin | None = None) -> None:
+        self.__dict__ = self._shared_state
+        if not self.initialized:
+            super().__init__(gradient_accumulation_plugin)
+        elif gradient_accumulation_plugin is not None:
+            self.configure(gradient_accumulation_plugin)
+
+    @property
+    def initialized(self) -> bool:
+        """Whether somebody made it before."""
+        return self._shared_state != {}
+
+    @staticmethod
+    def _reset_state() -> None:
+        GradientState._shared_state.clear()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # A copy joins this process's shared state instead of bringing its own.
+        self.__dict__ = self._shared_state
+        if not self.initialized:
+            self._shared_state.update(state)
+
+
+def on_world(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of ours that takes the world first, as one that looks it up."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(PartialState().world, *args, **kwargs)
+
+    return call

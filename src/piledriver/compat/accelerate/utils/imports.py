@@ -1,0 +1,195 @@
+"""What is installed, and what this machine can do."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+import torch
+
+
+def _installed(module: str, distribution: str | None = None) -> bool:
+    """Whether a package can be imported; with a distribution's name, whether that one provides it."""
+    if importlib.util.find_spec(module) is None:
+        return False
+    try:
+        metadata.metadata(distribution or module)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _probe(module: str, distribution: str | None = None) -> Callable[[], bool]:
+    def probe() -> bool:
+        return _installed(module, distribution)
+
+    probe.__doc__ = f"Whether {module} is installed."
+    return probe
+
+
+is_aim_available = _probe("aim")
+is_amdsmi_available = _probe("amdsmi")
+is_boto3_available = _probe("boto3")
+is_clearml_available = _probe("clearml")
+is_comet_ml_available = _probe("comet_ml")
+is_datasets_available = _probe("datasets")
+is_deepspeed_available = _probe("deepspeed")
+is_dvclive_available = _probe("dvclive")
+is_import_timer_available = _probe("import_timer")
+is_lomo_available = _probe("lomo_optim")
+is_matplotlib_available = _probe("matplotlib")
+is_msamp_available = _probe("msamp", "ms-amp")
+is_pandas_available = _probe("pandas")
+is_peft_available = _probe("peft")
+is_pynvml_available = _probe("pynvml", "nvidia-ml-py")
+is_pytest_available = _probe("pytest")
+is_sagemaker_available = _probe("sagemaker")
+is_schedulefree_available = _probe("schedulefree")
+is_swanlab_available = _probe("swanlab")
+is_timm_available = _probe("timm")
+is_torchao_available = _probe("torchao")
+is_torchdata_available = _probe("torchdata")
+is_torchvision_available = _probe("torchvision")
+is_tqdm_available = _probe("tqdm")
+is_trackio_available = _probe("trackio")
+is_transformer_engine_available = _probe("transformer_engine", "transformer-engine")
+is_transformers_available = _probe("transformers")
+is_triton_available = _probe("triton")
+is_wandb_available = _probe("wandb")
+
+
+def is_tensorboard_available() -> bool:
+    """Whether TensorBoard or tensorboardX is installed."""
+    return _installed("tensorboard") or _installed("tensorboardX")
+
+
+def is_mlflow_available() -> bool:
+    """Whether MLflow or its skinny build is installed."""
+    return _installed("mlflow") or _installed("mlflow", "mlflow-skinny")
+
+
+def is_rich_available() -> bool:
+    """Whether tracebacks are to be made with rich: never, ours are one line."""
+    return False
+
+
+def is_torchdata_stateful_dataloader_available() -> bool:
+    """Whether torchdata has its stateful loader."""
+    return is_torchdata_available() and importlib.util.find_spec("torchdata.stateful_dataloader") is not None
+
+
+def is_torch_distributed_available() -> bool:
+    """Whether torch was built with distributed support."""
+    return torch.distributed.is_available()
+
+
+def is_cuda_available() -> bool:
+    """Whether there is a CUDA device."""
+    return torch.cuda.is_available()
+
+
+def is_rocm_available() -> bool:
+    """Whether that device is AMD's."""
+    return torch.version.hip is not None and torch.cuda.is_available()
+
+
+def is_mps_available(min_version: str = "1.12") -> bool:
+    """Whether there is an Apple GPU."""
+    return torch.backends.mps.is_available()
+
+
+def is_xpu_available(check_device: bool = False) -> bool:
+    """Whether there is an Intel GPU."""
+    return hasattr(torch, "xpu") and torch.xpu.is_available()
+
+
+def is_xccl_available() -> bool:
+    """Whether Intel GPUs can talk to each other."""
+    return bool(getattr(torch.distributed, "is_xccl_available", lambda: False)())
+
+
+def is_torch_xla_available(check_is_tpu: bool = False, check_is_gpu: bool = False) -> bool:
+    """Whether torch_xla is installed and told which device to use."""
+    from piledriver.runtime.hardware import find_hardware
+
+    return find_hardware().xla > 0
+
+
+def _absent(name: str) -> Callable[..., bool]:
+    def probe(*args: Any, **kwargs: Any) -> bool:
+        return False
+
+    probe.__doc__ = f"No: {name} is not supported."
+    return probe
+
+
+is_habana_gaudi1 = _absent("Gaudi")
+is_hpu_available = _absent("Gaudi")
+is_megatron_lm_available = _absent("Megatron-LM")
+is_mlu_available = _absent("Cambricon")
+is_musa_available = _absent("Moore Threads")
+is_neuron_available = _absent("Neuron")
+is_npu_available = _absent("Ascend")
+is_sdaa_available = _absent("Teco")
+is_pippy_available = _absent("pipeline inference")
+is_transformer_engine_mxfp8_available = _absent("Transformer Engine")
+
+
+def is_bf16_available(ignore_tpu: bool = False) -> bool:
+    """Whether the device computes in bfloat16; every CPU does."""
+    return torch.cuda.is_bf16_supported() if torch.cuda.is_available() else True
+
+
+def is_fp16_available() -> bool:
+    """Whether the device trains in float16: only accelerators do."""
+    return torch.cuda.is_available() or is_xpu_available() or is_mps_available()
+
+
+def is_fp8_available() -> bool:
+    """Whether a library for fp8 is installed."""
+    return is_torchao_available() or is_transformer_engine_available() or is_msamp_available()
+
+
+def is_bnb_available(min_version: str | None = None) -> bool:
+    """Whether bitsandbytes is installed."""
+    if not _installed("bitsandbytes"):
+        return False
+    if min_version is None:
+        return True
+    from piledriver.compat.accelerate.utils.versions import compare_versions
+
+    return compare_versions("bitsandbytes", ">=", min_version)
+
+
+is_4bit_bnb_available = functools.partial(is_bnb_available, "0.39.0")
+is_8bit_bnb_available = functools.partial(is_bnb_available, "0.37.2")
+
+
+def is_bitsandbytes_multi_backend_available() -> bool:
+    """Whether bitsandbytes works on more than CUDA."""
+    return is_bnb_available("0.45.0")
+
+
+def is_weights_only_available() -> bool:
+    """Whether torch can load without executing: it always can."""
+    return True
+
+
+def _required(package: str, probe: Callable[[], bool]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not probe():
+                raise ImportError(f"{package} is not available, please install it before using {function.__name__}")
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+torchao_required = _required("torchao", is_torchao_available)
+deepspeed_required = _required("deepspeed", is_deepspeed_available)

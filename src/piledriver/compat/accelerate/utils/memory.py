@@ -1,0 +1,10 @@
+"""Memory."""
+
+from piledriver.accelerator.memory import (
+    clear_device_cache,
+    find_executable_batch_size,
+    release_memory,
+    should_reduce_batch_size,
+)
+
+__all__ = ["clear_device_cache", "find_executable_batch_size", "release_memory", "should_reduce_batch_size"]

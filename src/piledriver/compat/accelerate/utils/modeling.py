@@ -1,0 +1,95 @@
+"""Modules larger than a device, under Accelerate's path; each question has a file of its own beside this one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from piledriver.accelerator.options import AutocastKwargs
+from piledriver.accelerator.precision import autocast_context, grad_scaler
+from piledriver.compat.accelerate.state import PartialState
+from piledriver.compat.accelerate.utils.device_map import (
+    check_device_map,
+    check_tied_parameters_in_config,
+    check_tied_parameters_on_same_device,
+    clean_device_map,
+    get_balanced_memory,
+    get_module_size_with_ties,
+    infer_auto_device_map,
+)
+from piledriver.compat.accelerate.utils.module_sizes import (
+    calculate_maximum_sizes,
+    compute_module_sizes,
+    compute_module_total_buffer_size,
+    convert_file_size_to_int,
+    dtype_byte_size,
+    get_max_layer_size,
+    get_max_memory,
+)
+from piledriver.compat.accelerate.utils.module_tensors import (
+    align_module_device,
+    find_tied_parameters,
+    get_non_persistent_buffers,
+    has_offloaded_params,
+    id_tensor_storage,
+    is_peft_model,
+    named_module_tensors,
+    retie_parameters,
+    set_module_tensor_to_device,
+)
+from piledriver.compat.accelerate.utils.offload import load_offloaded_weights
+from piledriver.compat.accelerate.utils.weights import (
+    get_state_dict_from_offload,
+    get_state_dict_offloaded_model,
+    load_checkpoint_in_model,
+    load_state_dict,
+)
+
+__all__ = [
+    "align_module_device",
+    "calculate_maximum_sizes",
+    "check_device_map",
+    "check_tied_parameters_in_config",
+    "check_tied_parameters_on_same_device",
+    "clean_device_map",
+    "compute_module_sizes",
+    "compute_module_total_buffer_size",
+    "convert_file_size_to_int",
+    "dtype_byte_size",
+    "find_tied_parameters",
+    "get_balanced_memory",
+    "get_grad_scaler",
+    "get_max_layer_size",
+    "get_max_memory",
+    "get_mixed_precision_context_manager",
+    "get_module_size_with_ties",
+    "get_non_persistent_buffers",
+    "get_state_dict_from_offload",
+    "get_state_dict_offloaded_model",
+    "has_offloaded_params",
+    "id_tensor_storage",
+    "infer_auto_device_map",
+    "is_peft_model",
+    "load_checkpoint_in_model",
+    "load_offloaded_weights",
+    "load_state_dict",
+    "named_module_tensors",
+    "retie_parameters",
+    "set_module_tensor_to_device",
+]
+
+
+def get_mixed_precision_context_manager(native_amp: bool = False, autocast_kwargs: AutocastKwargs | None = None) -> Any:
+    """A context that computes in the run's precision."""
+    from piledriver.compat.accelerate.state import AcceleratorState
+
+    state = AcceleratorState()
+    return autocast_context(state.mixed_precision if native_amp else "no", state.device, autocast_kwargs)
+
+
+def get_grad_scaler(distributed_type: Any = None, **kwargs: Any) -> Any:
+    """A scaler for fp16 gradients."""
+    import torch
+
+    return torch.amp.GradScaler(PartialState().device.type, **kwargs) if kwargs else grad_scaler(
+        "fp16", PartialState().device, None
+    )

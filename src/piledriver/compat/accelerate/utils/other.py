@@ -1,0 +1,184 @@
+"""What has no better place."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from piledriver.accelerator.compiling import is_repeated, repeated_blocks
+from piledriver.accelerator.files import save_object, without_shared
+from piledriver.accelerator.unwrap import unwrap as extract_model_from_parallel
+from piledriver.compat.accelerate.state import PartialState
+
+__all__ = ["extract_model_from_parallel"]
+
+_log = logging.getLogger("accelerate.utils.other")
+
+
+def is_compiled_module(module: nn.Module) -> bool:
+    """Whether this is what `torch.compile(module)` returns."""
+    return isinstance(module, nn.Module) and "_orig_mod" in module._modules
+
+
+def has_compiled_regions(module: nn.Module) -> bool:
+    """Whether parts of a module were compiled."""
+    return any(is_compiled_module(child) for child in module.modules())
+
+
+def is_repeated_blocks(module: nn.Module) -> bool:
+    """Whether this is a list of modules of one class."""
+    return is_repeated(module)
+
+
+def has_repeated_blocks(module: nn.Module) -> bool:
+    """Whether there is such a list inside."""
+    return bool(repeated_blocks(module))
+
+
+def compile_regions(module: nn.Module, **compile_kwargs: Any) -> nn.Module:
+    """A copy of the module's skeleton whose repeated blocks are compiled; weights are shared with the original."""
+    if is_repeated_blocks(module):
+        made = type(module).__new__(type(module))
+        made.__dict__.update(module.__dict__)
+        made._modules = {name: torch.compile(child, **compile_kwargs) for name, child in module._modules.items()}  # type: ignore[assignment]
+        return made
+    if has_repeated_blocks(module):
+        made = type(module).__new__(type(module))
+        made.__dict__.update(module.__dict__)
+        made._modules = {
+            name: compile_regions(child, **compile_kwargs) if child is not None else None
+            for name, child in module._modules.items()
+        }
+        return made
+    compiled: nn.Module = torch.compile(module, **compile_kwargs)  # type: ignore[assignment]
+    return compiled
+
+
+def model_has_dtensor(model: nn.Module) -> bool:
+    """Whether parameters are spread over a mesh."""
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def get_model_tp_size(model: nn.Module) -> Any:
+    """The degree of tensor parallelism that a transformers model was loaded with."""
+    size = getattr(model, "tp_size", None)
+    if size is not None:
+        return size
+    spread = getattr(getattr(model, "config", None), "distributed_config", None)
+    return spread.get("tp_size") if isinstance(spread, dict) else getattr(spread, "tp_size", None)
+
+
+def wait_for_everyone() -> None:
+    """A barrier."""
+    PartialState().wait_for_everyone()
+
+
+def clean_state_dict_for_safetensors(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A state dict in which every tensor owns its memory."""
+    return without_shared(state_dict)
+
+
+def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: bool = False) -> None:
+    """Save once per run, or once per node."""
+    state = PartialState()
+    if state.is_local_main_process if save_on_each_node else state.is_main_process:
+        save_object(obj, f, safe_serialization)
+
+
+def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
+    """Load what torch saved, without executing anything in it."""
+    return torch.load(f, map_location=map_location, weights_only=True, **kwargs)
+
+
+def get_pretty_name(obj: Any) -> str:
+    """The name that a reader would use."""
+    if not hasattr(obj, "__qualname__") and not hasattr(obj, "__name__"):
+        obj = getattr(obj, "__class__", obj)
+    return str(getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None) or obj)
+
+
+def merge_dicts(source: dict[str, Any], destination: dict[str, Any]) -> dict[str, Any]:
+    """One dictionary into another, recursively."""
+    for key, value in source.items():
+        if isinstance(value, dict):
+            merge_dicts(value, destination.setdefault(key, {}))
+        else:
+            destination[key] = value
+    return destination
+
+
+def is_port_in_use(port: int | str | None = None) -> bool:
+    """Whether something listens on a port of this machine."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(("localhost", int(port or 29500))) == 0
+
+
+def get_free_port() -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def convert_bytes(size: float) -> str:
+    """A size for readers."""
+    for unit in ("bytes", "KB", "MB", "GB", "TB"):
+        if size < 1024.0:
+            return f"{round(size, 2)} {unit}"
+        size /= 1024.0
+    return f"{round(size, 2)} PB"
+
+
+def check_os_kernel() -> None:
+    """Warn of Linux kernels on which processes are known to hang."""
+    info = platform.uname()
+    if info.system != "Linux":
+        return
+    from piledriver.compat.accelerate.utils.versions import compare_versions
+
+    release = info.release.split("-")[0]
+    if compare_versions(_version(release), "<", "5.5.0"):
+        _log.warning(
+            f"Detected kernel version {release}, which is below the recommended minimum of 5.5.0; this can cause the "
+            "process to hang. It is recommended to upgrade the kernel to the minimum version or higher."
+        )
+
+
+def _version(text: str) -> Any:
+    from packaging.version import parse
+
+    return parse(text)
+
+
+def recursive_getattr(obj: Any, attr: str) -> Any:
+    """An attribute by a dotted name."""
+    for part in attr.split("."):
+        obj = getattr(obj, part)
+    return obj
+
+
+def get_module_children_bottom_up(model: nn.Module, return_fqns: bool = False) -> list[Any]:
+    """Every module, innermost first."""
+    named = list(model.named_modules())[::-1]
+    return named if return_fqns else [module for _, module in named]
+
+
+def write_basic_config(mixed_precision: str = "no", save_location: str | None = None) -> bool | Path:
+    """Write the launch config that this machine would use."""
+    from piledriver.core import config, storage
+    from piledriver.runtime.launch_config import LaunchConfig, default_path
+
+    path = Path(save_location) if save_location is not None else default_path()
+    if path.exists():
+        print(f"Configuration already exists at {path}, will not override.")
+        return False
+    storage.write_text(path, config.to_yaml(LaunchConfig(mixed_precision=mixed_precision)))  # type: ignore[arg-type]
+    return path

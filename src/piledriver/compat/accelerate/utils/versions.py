@@ -1,0 +1,37 @@
+"""Comparisons of versions."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<=": operator.le,
+    "<": operator.lt,
+}
+
+
+def compare_versions(library_or_version: Any, operation: str, requirement_version: str) -> bool:
+    """Whether a version (or that of an installed library) compares so."""
+    from packaging.version import Version, parse
+
+    if operation not in _OPERATORS:
+        raise ValueError(f"`operation` must be one of {list(_OPERATORS)}, received {operation}")
+    if isinstance(library_or_version, str):
+        library_or_version = parse(metadata.version(library_or_version))
+    version = library_or_version if isinstance(library_or_version, Version) else parse(str(library_or_version))
+    return _OPERATORS[operation](version, parse(requirement_version))
+
+
+def is_torch_version(operation: str, version: str) -> bool:
+    """Whether torch's version compares so; a build's suffix does not count."""
+    import torch
+    from packaging.version import parse
+
+    return compare_versions(parse(parse(torch.__version__).base_version), operation, version)

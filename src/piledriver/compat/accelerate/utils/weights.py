@@ -1,0 +1,186 @@
+"""Weights from files into a model, to wherever a device map wants them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from piledriver.compat.accelerate.utils.module_tensors import (
+    align_module_device,
+    find_tied_parameters,
+    has_offloaded_params,
+    retie_parameters,
+    set_module_tensor_to_device,
+)
+from piledriver.compat.accelerate.utils.offload import offload_weight, save_offload_index
+from piledriver.core import storage
+
+logger = logging.getLogger("accelerate.utils.modeling")
+
+
+def load_state_dict(checkpoint_file: Any, device_map: Mapping[str, Any] | None = None) -> dict[str, torch.Tensor]:
+    """The tensors of a file; from safetensors each straight to its device."""
+    if str(checkpoint_file).endswith(".safetensors"):
+        from safetensors import safe_open
+
+        with safe_open(str(checkpoint_file), framework="pt") as file:
+            return {key: file.get_tensor(key).to(_where(key, device_map)) for key in file.keys()}  # noqa: SIM118
+    loaded: dict[str, torch.Tensor] = torch.load(checkpoint_file, map_location="cpu", weights_only=True)
+    return loaded
+
+
+def _where(name: str, device_map: Mapping[str, Any] | None) -> Any:
+    """The device of the longest prefix in a map; the CPU for what stays on disk."""
+    if device_map is None:
+        return "cpu"
+    device = device_map.get("", "cpu")
+    parts = name.split(".")
+    for depth in range(len(parts), 0, -1):
+        if ".".join(parts[:depth]) in device_map:
+            device = device_map[".".join(parts[:depth])]
+            break
+    return "cpu" if device == "disk" else device
+
+
+def checkpoint_files(checkpoint: Any) -> list[Path]:
+    """The files of a checkpoint: itself, those of its index, or what a folder holds."""
+    path = Path(checkpoint)
+    if path.is_file():
+        return _files_of_index(path) if path.name.endswith(".json") else [path]
+    if not path.is_dir():
+        raise ValueError(
+            f"`checkpoint` should be the path to a file containing a whole state dict, or the index of a sharded "
+            f"checkpoint, or a folder containing a sharded checkpoint or the whole state dict, but got {checkpoint}."
+        )
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (path / name).is_file():
+            return [path / name]
+    indexes = sorted(file for file in path.iterdir() if file.name.endswith(".index.json"))
+    if len(indexes) != 1:
+        raise ValueError(
+            f"{checkpoint} is not a folder containing a `.index.json` file or a pytorch_model.bin or a "
+            "model.safetensors file"
+        )
+    return _files_of_index(indexes[0])
+
+
+def _files_of_index(index: Path) -> list[Path]:
+    content = json.loads(storage.read_text(index))
+    names = content.get("weight_map", content)
+    return [index.parent / name for name in sorted(set(names.values()))]
+
+
+def load_checkpoint_in_model(
+    model: nn.Module,
+    checkpoint: Any,
+    device_map: Mapping[str, Any] | None = None,
+    offload_folder: Any = None,
+    dtype: Any = None,
+    offload_state_dict: bool = False,
+    offload_buffers: bool = False,
+    keep_in_fp32_modules: list[str] | None = None,
+    offload_8bit_bnb: bool = False,
+    strict: bool = False,
+    full_state_dict: bool = True,
+    broadcast_from_rank0: bool = False,
+) -> None:
+    """Load weights in place; with a device map each where it belongs, those on disk into a folder."""
+    tied = find_tied_parameters(model)
+    files = checkpoint_files(checkpoint)
+    if device_map is not None and "disk" in device_map.values() and offload_folder is None:
+        raise ValueError("At least one of the model submodule will be offloaded to disk, please pass an `offload_folder`.")
+    wanted = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
+    expected = set(model.state_dict())
+    offload_index: dict[str, Any] = {}
+    unused: set[str] = set()
+    seen: set[str] = set()
+    for file in files:
+        state = load_state_dict(file, device_map)
+        unused |= set(state) - expected
+        seen |= set(state)
+        if device_map is None:
+            model.load_state_dict({k: v for k, v in state.items() if k in expected}, strict=False)
+        else:
+            for name, tensor in state.items():
+                if name in expected:
+                    _place(model, name, tensor, device_map, wanted, offload_folder, offload_index, offload_buffers)
+    if unused:
+        message = f"Some weights of the checkpoint at {checkpoint} were not used when initializing {type(model).__name__}"
+        if strict:
+            raise RuntimeError(f"{message}: {sorted(unused)}")
+        logger.warning("%s: %s", message, sorted(unused))
+    missing = expected - seen - _tied_to_seen(tied, seen)
+    if strict and missing:
+        raise RuntimeError(f"the checkpoint at {checkpoint} lacks {sorted(missing)}")
+    save_offload_index(offload_index, offload_folder)
+    retie_parameters(model, tied)
+
+
+def _tied_to_seen(tied: list[list[str]], seen: set[str]) -> set[str]:
+    return {name for group in tied if seen & set(group) for name in group}
+
+
+def _place(
+    model: nn.Module,
+    name: str,
+    tensor: torch.Tensor,
+    device_map: Mapping[str, Any],
+    dtype: Any,
+    folder: Any,
+    index: dict[str, Any],
+    offload_buffers: bool,
+) -> None:
+    device = _device_of(name, device_map)
+    kind = dtype if dtype is not None and tensor.is_floating_point() else None
+    is_buffer = name in dict(model.named_buffers())
+    if device != "disk" or (is_buffer and not offload_buffers):
+        set_module_tensor_to_device(model, name, "cpu" if device == "disk" else device, value=tensor, dtype=kind)
+        return
+    offload_weight(tensor if kind is None else tensor.to(kind), name, folder, index)
+    set_module_tensor_to_device(model, name, "meta")
+
+
+def _device_of(name: str, device_map: Mapping[str, Any]) -> Any:
+    parts = name.split(".")
+    for depth in range(len(parts), -1, -1):
+        if ".".join(parts[:depth]) in device_map:
+            return device_map[".".join(parts[:depth])]
+    raise ValueError(f"{name} doesn't have any device set.")
+
+
+def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, Any]:
+    """A whole state dict of a model whose weights are kept away: each is brought in turn."""
+    state: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        if name == "" and not has_offloaded_params(module) and any(True for _ in module.children()):
+            continue
+        with align_module_device(module, "cpu") if has_offloaded_params(module) else contextlib.nullcontext():
+            for key, tensor in module.state_dict().items():
+                full = f"{name}.{key}" if name else key
+                if tensor.device.type != "meta":
+                    state[full] = tensor.detach().cpu().clone()
+    order = list(model.state_dict())
+    return {key: state[key] for key in order if key in state}
+
+
+def get_state_dict_from_offload(
+    module: nn.Module, module_name: str, state_dict: dict[str, Any], device_to_put_offload: Any = "cpu"
+) -> dict[str, Any]:
+    """A module's own tensors on a device, under their full names."""
+    prefix = module_name.rpartition(".")[0]
+    with align_module_device(module, device_to_put_offload):
+        for key, tensor in module.state_dict().items():
+            full = f"{prefix}.{key}" if prefix else key
+            if full in state_dict:
+                state_dict[full] = tensor.detach().to(device_to_put_offload)
+    return state_dict
+
+
