@@ -76,6 +76,7 @@ def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
                 yield from _pages(stream, submissions)
         for stream in waiting:
             yield from _pages(stream, submissions)
+            stream.close()
 
 
 def _pages(stream: RawStream, submissions: Submissions) -> Iterator[Piece | Refusal]:
