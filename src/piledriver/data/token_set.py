@@ -58,18 +58,17 @@ class TokenShard:
         return self._load("tokens", self._dtype, self.note["tokens"])
 
     @cached_property
-    def index(self) -> npt.NDArray[np.void]:
-        """A row per document and one for the end."""
-        index = self._load("index", INDEX, self.note["documents"] + 1)
-        starts = index["start"]
-        if starts[-1] != self.note["tokens"] or np.any(starts[1:] <= starts[:-1]) or starts[0] != 0:
-            raise CorruptFileError(f"{self._path('index')}: the document boundaries are not in order", fix=_AGAIN)
-        return index
+    def starts(self) -> npt.NDArray[np.int64]:
+        """Where each document begins, and the end."""
+        starts = self._load("starts", np.dtype("<i8"), self.note["documents"] + 1)
+        if starts[0] != 0 or starts[-1] != self.note["tokens"] or np.any(starts[1:] <= starts[:-1]):
+            raise CorruptFileError(f"{self._path('starts')}: the documents are not in order", fix=_AGAIN)
+        return starts
 
     @cached_property
-    def starts(self) -> npt.NDArray[np.int64]:
-        """Where each document begins, and the end, as one plain array."""
-        return np.ascontiguousarray(self.index["start"]).astype(np.int64)
+    def index(self) -> npt.NDArray[np.void]:
+        """A row per document and one for the end."""
+        return self._load("index", INDEX, self.note["documents"] + 1)
 
     @cached_property
     def names(self) -> npt.NDArray[np.uint8]:
@@ -156,8 +155,8 @@ class TokenSet:
             source=group["source"],
             licence=group["licence"],
             origin=here.names[int(at["origin"]) : int(after["id"])].tobytes().decode("utf-8"),
-            start=int(at["start"]),
-            stop=int(after["start"]),
+            start=int(here.starts[row]),
+            stop=int(here.starts[row + 1]),
             byte_count=int(after["byte"] - at["byte"]),
         )
 

@@ -1,8 +1,9 @@
-"""One shard of tokens: three `.npy` files and a small JSON note, readable with numpy alone.
+"""One shard of tokens: four `.npy` files and a small JSON note, readable with numpy alone.
 
 - `NAME.tokens.npy`: the ids, one document after the other; each begins with the boundary token.
-- `NAME.index.npy`: a row per document (and a last one for the end): where its tokens begin, where its bytes begin if
-  all texts were laid end to end, its group, where its id and origin begin in the names.
+- `NAME.starts.npy`: where each document begins in the tokens, and the end.
+- `NAME.index.npy`: a row per document (and a last one for the end): where its bytes begin if all texts were laid end to
+  end, its group, where its id and origin begin in the names.
 - `NAME.names.npy`: ids and origins as UTF-8 bytes.
 - `NAME.json`: counts, the groups (source and licence), sizes and checksums of the files. Written last: it says that
   the shard is whole.
@@ -25,8 +26,8 @@ import numpy.typing as npt
 from piledriver.core import storage
 
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
-INDEX = np.dtype([("start", "<u8"), ("byte", "<u8"), ("group", "<u4"), ("id", "<u8"), ("origin", "<u8")])
-FILES = ("tokens", "index", "names")
+INDEX = np.dtype([("byte", "<u8"), ("group", "<u4"), ("id", "<u8"), ("origin", "<u8")])
+FILES = ("tokens", "starts", "index", "names")
 
 
 @dataclass(frozen=True)
@@ -55,23 +56,23 @@ def write_shard(folder: storage.Location, name: str, documents: list[TokenDocume
     keys = sorted({(document.source, document.licence) for document in documents})
     group_of = {key: number for number, key in enumerate(keys)}
     ordered = sorted(documents, key=lambda document: group_of[document.source, document.licence])
-    tokens, index, names = _arrays(ordered, group_of, boundary, dtype)
+    tokens, starts, index, names = _arrays(ordered, group_of, boundary, dtype)
     files = {}
-    for kind, array in zip(FILES, (tokens, index, names), strict=True):
+    arrays: tuple[npt.NDArray[Any], ...] = (tokens, starts, index, names)
+    for kind, array in zip(FILES, arrays, strict=True):
         content = _npy(array)
         files[kind] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         storage.write_bytes(storage.join(folder, f"{name}.{kind}.npy"), content)
     groups = []
     for number, (source, licence) in enumerate(keys):
         first, last = np.searchsorted(index["group"][:-1], [number, number + 1])
-        counts = {field: int(index[field][last] - index[field][first]) for field in ("start", "byte")}
         groups.append(
             {
                 "source": source,
                 "licence": licence,
                 "documents": int(last - first),
-                "tokens": counts["start"],
-                "bytes": counts["byte"],
+                "tokens": int(starts[last] - starts[first]),
+                "bytes": int(index["byte"][last] - index["byte"][first]),
             }
         )
     note = {
@@ -88,19 +89,18 @@ def write_shard(folder: storage.Location, name: str, documents: list[TokenDocume
 
 def _arrays(
     documents: list[TokenDocument], group_of: dict[tuple[str, str], int], boundary: int, dtype: str
-) -> tuple[Tokens, npt.NDArray[np.void], npt.NDArray[np.uint8]]:
+) -> tuple[Tokens, npt.NDArray[np.int64], npt.NDArray[np.void], npt.NDArray[np.uint8]]:
     index = np.zeros(len(documents) + 1, INDEX)
-    lengths = np.fromiter((len(document.ids) + 1 for document in documents), np.int64, len(documents))
-    index["start"][1:] = np.cumsum(lengths)
+    starts = np.cumsum([0, *(len(document.ids) + 1 for document in documents)], dtype="<i8")
     index["byte"][1:] = np.cumsum(
         np.fromiter((document.byte_count for document in documents), np.int64, len(documents))
     )
     names = bytearray()
-    tokens = np.empty(int(index["start"][-1]), np.dtype(dtype))
-    starts = index["start"].tolist()
+    tokens = np.empty(int(starts[-1]), np.dtype(dtype))
+    edges = starts.tolist()
     for row, document in enumerate(documents):
-        tokens[starts[row]] = boundary
-        tokens[starts[row] + 1 : starts[row + 1]] = document.ids
+        tokens[edges[row]] = boundary
+        tokens[edges[row] + 1 : edges[row + 1]] = document.ids
         index["group"][row] = group_of[document.source, document.licence]
         index["id"][row] = len(names)
         names += document.id.encode("utf-8")
@@ -108,7 +108,7 @@ def _arrays(
         names += document.origin.encode("utf-8")
     index[-1]["group"] = len(group_of)
     index[-1]["id"] = index[-1]["origin"] = len(names)
-    return tokens, index, np.frombuffer(bytes(names), np.uint8)
+    return tokens, starts, index, np.frombuffer(bytes(names), np.uint8)
 
 
 def _npy(array: npt.NDArray[Any]) -> bytes:

@@ -135,13 +135,14 @@ def tokenize_unit(unit: Unit) -> int:
     number, tokens = len(done), 0
     pending: list[TokenDocument] = []
     for batch in _batches(documents):
-        encoded = _encode(batch, _worker_tokenizer(unit.tokenizer, unit.encoder), unit.dtype)
-        pending += encoded
-        tokens += sum(len(document.ids) + 1 for document in encoded)
         taken += len(batch)
-        if tokens >= unit.shard_tokens:
-            write_shard(unit.folder, _shard_name(unit, number), pending, unit.boundary, unit.dtype)
-            pending, tokens, number = [], 0, number + 1
+        # Shards are cut by documents, never by batches: a resumed unit has other batches and the same shards.
+        for document in _encode(batch, _worker_tokenizer(unit.tokenizer, unit.encoder, unit.boundary), unit.dtype):
+            pending.append(document)
+            tokens += len(document.ids) + 1
+            if tokens >= unit.shard_tokens:
+                write_shard(unit.folder, _shard_name(unit, number), pending, unit.boundary, unit.dtype)
+                pending, tokens, number = [], 0, number + 1
     if pending:
         write_shard(unit.folder, _shard_name(unit, number), pending, unit.boundary, unit.dtype)
         number += 1
@@ -165,8 +166,8 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
 class _CheckedTokenizer:
     """A worker's tokenizer, which checks that the bytes of every document are in its tokens."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, boundary: int) -> None:
+        self.tokenizer, self.boundary = tokenizer, boundary
         self.piece_lengths = tokenizer.piece_lengths()
 
     def encode(self, batch: list[Document], byte_counts: list[int]) -> tuple[Ids, Offsets]:
@@ -176,6 +177,12 @@ class _CheckedTokenizer:
             raise CorruptFileError(
                 f"the encoder {encoder} gave id {int(ids.max())}, the vocabulary has {self.tokenizer.vocab_size}",
                 fix="encode with --encoder reference",
+            )
+        if (ids == self.boundary).any():
+            # Documents are found again by their boundary token, so text must not make one.
+            raise CorruptFileError(
+                f"the encoder {encoder} made the boundary token {self.boundary} from plain text",
+                fix="choose another --boundary, or encode with --encoder reference",
             )
         if self.piece_lengths is not None:
             ends = np.concatenate([[0], np.cumsum(self.piece_lengths[ids], dtype=np.int64)])[offsets]
@@ -189,8 +196,8 @@ class _CheckedTokenizer:
 
 
 @lru_cache(maxsize=1)
-def _worker_tokenizer(path: str, encoder: str) -> _CheckedTokenizer:
-    return _CheckedTokenizer(open_tokenizer(path, encoder=encoder))
+def _worker_tokenizer(path: str, encoder: str, boundary: int) -> _CheckedTokenizer:
+    return _CheckedTokenizer(open_tokenizer(path, encoder=encoder), boundary)
 
 
 def _encode(batch: list[Document], tokenizer: _CheckedTokenizer, dtype: str) -> list[TokenDocument]:

@@ -1,0 +1,51 @@
+"""`piledriver tokenize`: text shards to token shards."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments."""
+    parser.add_argument("corpus", metavar="CORPUS", help="a folder of text shards, or one of them")
+    parser.add_argument(
+        "--tokenizer", required=True, metavar="T", help="tokenizer.json, *.tiktoken, *.model, or a folder"
+    )
+    parser.add_argument("-o", "--out", required=True, metavar="TOKENS", help="the folder to write")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default 1)")
+    parser.add_argument("--boundary", metavar="TOKEN", help="the special token between documents")
+    parser.add_argument("--encoder", metavar="NAME", help="gigatoken, fastokens or reference (default: the fastest)")
+    parser.add_argument("--shard-tokens", type=int, default=1 << 26, metavar="N", help="tokens per shard")
+    parser.add_argument("--verify", action="store_true", help="read everything again and compare the checksums")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Tokenise, and say what came out."""
+    from piledriver.data.token_set import open_tokens
+    from piledriver.data.tokenize import Tokenizing, tokenize_corpus
+
+    settings = Tokenizing(shard_tokens=args.shard_tokens, boundary=args.boundary, encoder=args.encoder)
+    tokens = tokenize_corpus(args.corpus, args.tokenizer, args.out, settings, workers=args.workers)
+    if args.verify:
+        open_tokens(args.out, check="all")
+    facts = {
+        "tokens_folder": args.out,
+        "documents": tokens.documents,
+        "tokens": tokens.tokens,
+        "bytes": tokens.byte_count,
+        "bytes_per_token": tokens.byte_count / max(1, tokens.tokens - tokens.documents),
+        "shards": len(tokens.shards),
+        "tokens_by_source": tokens.sources,
+        "tokens_by_licence": tokens.licences,
+    }
+    if args.json:
+        print(json.dumps(facts, ensure_ascii=False))
+        return
+    print(
+        f"{args.out}: {tokens.documents} documents, {tokens.tokens} tokens in {len(tokens.shards)} shards, "
+        f"{facts['bytes_per_token']:.2f} bytes a token"
+    )
+    for source, count in tokens.sources.items():
+        print(f"  {count:>14}  {source or '(no source)'}")

@@ -1,0 +1,109 @@
+"""What a run's folder says about its data: `stream.json`, enough to find every window of every step again.
+
+A run can change its batch size, or its mixture, when it resumes. So the record is a list of segments: from which step
+and which window on, with which config and how many windows per step.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from piledriver.core import storage
+from piledriver.core.config import from_mapping, to_mapping
+from piledriver.core.errors import ConfigError, CorruptFileError, StorageError, UsageError
+from piledriver.data.cursor import Cursor
+from piledriver.data.stream import StreamConfig, TokenStream
+from piledriver.data.token_set import open_tokens
+
+FILE = "stream.json"
+_FORMAT = "piledriver-stream"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A stretch of a run with one config and one batch size."""
+
+    step: int
+    """The first step."""
+    index: int
+    """The first window of that step in the endless stream."""
+    windows_per_step: int
+    """Windows that one optimizer step takes, over all processes and micro-batches."""
+    config: StreamConfig
+    """The stream."""
+    tokens_sha256: str
+    """The manifest of the token shards: they are the same only if this is."""
+
+    def indices(self, step: int) -> range:
+        """The windows of a step."""
+        first = self.index + (step - self.step) * self.windows_per_step
+        return range(first, first + self.windows_per_step)
+
+
+def record_stream(
+    run: storage.Location, stream: TokenStream, *, windows_per_step: int, step: int = 0, cursor: Cursor | None = None
+) -> None:
+    """Note in a run's folder how its data is read from a step on; call it when a run starts and when it resumes."""
+    if windows_per_step < 1 or step < 0:
+        raise UsageError(f"windows_per_step {windows_per_step} at step {step}", fix="give a batch of one or more")
+    segment = Segment(
+        step=step,
+        index=stream.index_of(cursor or stream.start),
+        windows_per_step=windows_per_step,
+        config=stream.config,
+        tokens_sha256=stream.tokens.fingerprint,
+    )
+    earlier = read_record(run) if storage.exists(storage.join(run, FILE)) else []
+    # Steps from here on are taken again: what an earlier attempt noted about them is no longer so.
+    kept = [old for old in earlier if old.step < step]
+    if not (kept and _continues(kept[-1], segment)):
+        kept.append(segment)
+    tree = {"format": _FORMAT, "version": 1, "segments": [_plain(one) for one in kept]}
+    storage.write_text(storage.join(run, FILE), json.dumps(tree, ensure_ascii=False, indent=1) + "\n")
+
+
+def read_record(run: storage.Location) -> list[Segment]:
+    """The segments of a run, first to last."""
+    path = storage.join(run, FILE)
+    if not storage.exists(path):
+        raise StorageError(f"{path} is missing: the run did not read a token stream", fix="give the folder of a run")
+    try:
+        tree = json.loads(storage.read_text(path))
+        if tree["format"] != _FORMAT or tree["version"] != 1:
+            raise ValueError(f"format {tree['format']!r} version {tree['version']!r}")
+        return [from_mapping(Segment, segment, path) for segment in tree["segments"]]
+    except (ValueError, KeyError, TypeError, ConfigError) as error:
+        raise CorruptFileError(f"{path} is not a record of a stream: {error}", fix="restore it from a copy") from error
+
+
+def segment_of(segments: list[Segment], step: int) -> Segment:
+    """The segment that a step belongs to."""
+    fitting = [segment for segment in segments if segment.step <= step]
+    if step < 0 or not fitting:
+        raise UsageError(f"the run has no step {step}", fix=f"choose a step from {segments[0].step} on")
+    return fitting[-1]
+
+
+def open_segment(segment: Segment, tokens: storage.Location | None = None) -> TokenStream:
+    """The stream of a segment, over the very shards that it was recorded with."""
+    opened = open_tokens(tokens if tokens is not None else segment.config.tokens, check="sizes")
+    if opened.fingerprint != segment.tokens_sha256:
+        raise CorruptFileError(
+            f"the token shards in {opened.folder} are not those that the run read", fix="give the right ones"
+        )
+    return TokenStream(segment.config, opened)
+
+
+def _continues(old: Segment, new: Segment) -> bool:
+    same = (old.config, old.windows_per_step, old.tokens_sha256) == (
+        new.config,
+        new.windows_per_step,
+        new.tokens_sha256,
+    )
+    return same and old.indices(new.step)[0] == new.index
+
+
+def _plain(segment: Segment) -> dict[str, Any]:
+    return {**asdict(segment), "config": to_mapping(segment.config)}
