@@ -10,9 +10,22 @@ from statistics import median
 from piledriver.corpus.pdf_lines import Line, pages
 
 _LIGATURES = str.maketrans(
-    {"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st", "\xa0": " ", "\u2028": " ", "\ufffd": ""}
+    {
+        "ﬀ": "ff",
+        "ﬁ": "fi",
+        "ﬂ": "fl",
+        "ﬃ": "ffi",
+        "ﬄ": "ffl",
+        "ﬅ": "st",
+        "ﬆ": "st",
+        "\xa0": " ",
+        "\u2028": " ",
+        "\ufffd": "",
+    }
 )
-_PAGE_NUMBER = re.compile(r"\W{0,3}(?:page\s+)?(?:\d{1,4}|[ivxlc]{1,7})(?:\s*(?:of|/)\s*\d{1,4})?\W{0,3}", re.IGNORECASE)
+_PAGE_NUMBER = re.compile(
+    r"\W{0,3}(?:page\s+)?(?:\d{1,4}|[ivxlc]{1,7})(?:\s*(?:of|/)\s*\d{1,4})?\W{0,3}", re.IGNORECASE
+)
 _DIGITS = re.compile(r"\d+")
 _BULLET = re.compile(r"[•◦▪■●–—*\x0f\uf0b7\uf0a7]\s+|\(?(?:\d{1,2}|[a-z])[.)]\s+\S")
 _SYMBOL_BULLET = re.compile(r"^[\x0f\x8f\x88\uf0b7\uf0a7\uf02d]\s*")
@@ -75,8 +88,8 @@ def _paragraphs(kept: list[list[Line]], words: Counter[str]) -> Iterator[str]:
             if 0.5 * line.height < above.bottom - line.bottom < 3 * line.height
         ]
         leading = median(steps) if steps else 0.0
-        for line in lines:
-            if paragraph and not _goes_on(paragraph, line, leading, lines):
+        for index, line in enumerate(lines):
+            if paragraph and not _goes_on(paragraph, line, leading, lines, turned=index == 0):
                 yield _joined(paragraph, words)
                 paragraph = []
             paragraph.append(line)
@@ -84,11 +97,12 @@ def _paragraphs(kept: list[list[Line]], words: Counter[str]) -> Iterator[str]:
         yield _joined(paragraph, words)
 
 
-def _goes_on(paragraph: list[Line], line: Line, leading: float, page: list[Line]) -> bool:
+def _goes_on(paragraph: list[Line], line: Line, leading: float, page: list[Line], *, turned: bool) -> bool:
+    """Whether a line belongs to the paragraph before it; `turned` where it is the first of its page."""
     last = paragraph[-1]
     if last.hyphenated:
         return True
-    step = last.bottom - line.bottom
+    step = -1e9 if turned else last.bottom - line.bottom
     height = max(last.height, line.height, 1.0)
     if abs(step) < 0.4 * height:
         # The same line, cut where something else was set between.

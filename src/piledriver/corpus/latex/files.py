@@ -102,8 +102,9 @@ def gathered(files: Mapping[str, str], main: str, aside: Aside) -> str:
                 found, files, posixpath.dirname(name)
             ):
                 text = expand(target, depth + 1)
-                out.append(_body(text) if "\\begin{document}" in text else text)
-                out.append("\n\n" if found[0].startswith("\\include") else "\n")
+                text = _body(text) if "\\begin{document}" in text else text
+                # The end of a file is the end of a line; \include also ends the page.
+                out.append(f"\n\n{text}\n\n" if found[0].startswith("\\include") else text if text.endswith("\n") or not text else f"{text}\n")
         out.append(source[at:])
         being_read.discard(name)
         return "".join(out)
