@@ -24,9 +24,10 @@ _MARKUP = re.compile("[<&]")
 # Classes whose elements are not seen, or are seen beside the text but are no part of it (line numbers, edit links), or
 # draw a formula whose source stands beside them.
 _UNSEEN_CLASSES = words(
-    "sr-only visually-hidden visuallyhidden screen-reader-text gutter linenos lineno linenodiv line-numbers line-"
-    " numbers-rows rouge-gutter blob-num headerlink anchorjs-link pagenum pageno mw-editsection MathJax_Preview MathJax MathJax_Display MathJax_SVG"
-    " MathJax_SVG_Display MathJax_CHTML katex-html mwe-math-fallback-image-inline mwe-math-fallback-image-display"
+    "sr-only visually-hidden visuallyhidden screen-reader-text gutter linenos lineno linenodiv line-numbers"
+    " line-numbers-rows rouge-gutter blob-num headerlink anchorjs-link pagenum pageno mw-editsection MathJax_Preview"
+    " MathJax MathJax_Display MathJax_SVG MathJax_SVG_Display MathJax_CHTML katex-html"
+    " mwe-math-fallback-image-inline mwe-math-fallback-image-display"
 )
 # What stands in a page that uses such classes: fewer words to look for.
 _UNSEEN_HINTS = (

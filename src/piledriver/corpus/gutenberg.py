@@ -1,0 +1,156 @@
+"""Project Gutenberg's own words around a book: found in all their historic forms and taken off.
+
+Since 1971 the header and the licence were written in a dozen ways: a line of asterisks with START OF (THE or THIS)
+PROJECT GUTENBERG EBOOK (or ETEXT), before that a small print whose end is marked, and before that nothing but a known
+first line. The book is what lies between; lines in which its makers name themselves go too.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+
+def _pattern(*alternatives: str, before: str = "", after: str = "") -> re.Pattern[str]:
+    """Alternatives in which a space stands for any run of spaces and tabs, in any case, at the start of a line."""
+    body = "|".join(alternative.replace(" ", r"[ \t]+") for alternative in alternatives)
+    return re.compile(f"{before}(?:{body}){after}", re.IGNORECASE | re.MULTILINE)
+
+
+_START = _pattern(
+    r"(?:START|BEGIN(?:NING)?) OF (?:(?:THE|THIS|DIESES?) )?PROJE[CK]T GUTENBERG",
+    before=r"^[ \t]*\*{2,3}[ \t]*",
+    # A long title goes on in the next line, which then ends in the asterisks.
+    after=r"[^\n]*\n(?:(?![ \t]*\n)[^\n]*\*\*\*[ \t]*\n)?",
+)
+_SMALL_PRINT_END = re.compile(
+    r"^[^\n]{0,20}\*[ \t]?END[ \t*]{1,4}(?:OF[ \t]+)?THE[ \t]+SMALL[ \t]+PRINT[^\n]*\n(?:[^\n]{0,60}\*END\*[^\n]*\n)?",
+    re.IGNORECASE | re.MULTILINE,
+)
+_END = _pattern(
+    r"\*{2,3}[ \t]*END OF (?:(?:THE|THIS) )?PROJE[CK]T GUTENBERG",
+    r"(?:\*+[ \t]*)?(?:The )?End of (?:(?:the|this) )?(?:Project )?Gutenberg(?:['’]s|\b)",
+    r"Ende d(?:ieses|es) Proje[ck]t Gutenberg",
+    r"Fin de (?:ce )?Project Gutenberg",
+    r"\*{3}[ \t]*START:[ \t]*FULL LICENSE",
+    r"\*{2,}[ \t]*START[ \t*]+THE SMALL PRINT",
+    r"\**[ \t]*This file should be named \S+\.(?:txt|zip)\b",
+    before=r"^[ \t]*",
+    after=r"[^\n]*",
+)
+_FIRST_LINE = _pattern(r"(?:\**This is )?(?:(?:The|A) )?Project Gutenberg", before=r"\A\W{0,20}")
+_MAKING = (
+    "produced|prepared|transcribed|scanned|typed|entered|created|digiti[sz]ed|proof(?:ed|read)|contributed|provided"
+    "|converted|keyed"
+)
+_CREDITS = _pattern(
+    rf"(?:this )?(?:e-?text|e-?book|file|edition|html version|document) (?:was |is )?(?:{_MAKING})\b",
+    rf"(?:{_MAKING})\b[^\n]{{0,60}}?\b(?:by|from|for|in)\b",
+    r"e-?text (?:prepared|produced|scanned|by)",
+    r"html version by",
+    r"credits?:",
+    r"(?:and the )?(?:online )?distributed proofread\w*",
+    r"(?:updated|revised) editions? will replace",
+    r"\(?this file was produced from images",
+    r"note: (?:project gutenberg|images of)",
+    r"project gutenberg (?:also|volunteers)",
+    r"character set encoding:",
+    r"\[?(?:last|most recently) updated",
+)
+_MOST_CREDITS = 8
+_HEADER_CHARACTERS = 60_000
+_FIELD = re.compile(
+    r"^(Title|Author|Translator|Release Date|Posting Date|Language)[ \t]*:[ \t]*(\S[^\n]*(?:\n[ \t]{4,}\S[^\n]*)*)",
+    re.MULTILINE,
+)
+_NUMBER = re.compile(r"\[?E-?(?:text|book)[ \t]*#?[ \t]*(\d{1,6})\]?", re.IGNORECASE)
+_COPYRIGHTED = _pattern(r"This is a COPYRIGHTED Project Gutenberg", r"Copyright Status:[ \t]*Copyrighted")
+_ILLUSTRATION = re.compile(r"^[ \t]*\[Illustration\][ \t]*$", re.MULTILINE | re.IGNORECASE)
+
+
+def without_boilerplate(text: str) -> str:
+    """The book alone; a text without Project Gutenberg's marks comes back as it is.
+
+    >>> book = "*** START OF THIS PROJECT GUTENBERG EBOOK X ***\\n\\nProduced by A\\n\\nCall me."
+    >>> without_boilerplate(book + "\\n\\nEnd of Project Gutenberg's X\\n\\nthe licence")
+    'Call me.'
+    """
+    start = _start(text)
+    end = _end(text, start)
+    if start == 0 and end == len(text):
+        return text
+    return _ILLUSTRATION.sub("", _without_credits(text[start:end])).strip()
+
+
+def header_of(text: str) -> str:
+    """What stands before the book."""
+    return text[: min(_start(text), _HEADER_CHARACTERS)]
+
+
+def book_meta(text: str) -> dict[str, Any]:
+    """Title, author, language, date, number and rights from the header."""
+    header = header_of(text)
+    if not header:
+        return {}
+    found = {name: " ".join(value.split()) for name, value in _FIELD.findall(header)}
+    number = _NUMBER.search(header)
+    date = found.get("Release Date") or found.get("Posting Date")
+    licence = "copyrighted" if _COPYRIGHTED.search(header) else "public-domain"
+    meta = {
+        "title": found.get("Title"),
+        "author": found.get("Author"),
+        "translator": found.get("Translator"),
+        "language": found.get("Language"),
+        "release_date": date.partition("[")[0].strip() if date else None,
+        "gutenberg_id": int(number[1]) if number else None,
+        "licence": licence,
+    }
+    return {name: value for name, value in meta.items() if value}
+
+
+def declared_encoding(content: bytes) -> str | None:
+    """The character set that the header names."""
+    found = re.search(rb"Character set encoding:[ \t]*([\w.:-]{2,40})", content[:_HEADER_CHARACTERS], re.IGNORECASE)
+    return found[1].decode("ascii") if found else None
+
+
+def _start(text: str) -> int:
+    # A start mark far inside a book is a quotation, or the header of a second one bound with it.
+    limit = min(len(text), max(_HEADER_CHARACTERS, len(text) // 2))
+    marked = _START.search(text, 0, limit)
+    small_print = _SMALL_PRINT_END.search(text, 0, limit)
+    # Some files of 2003 and 2004 have the mark first and the small print after it.
+    ends = [found.end() for found in (marked, small_print) if found is not None]
+    if ends:
+        return max(ends) if max(ends) - min(ends) < 30_000 else min(ends)
+    if not _FIRST_LINE.match(text):
+        return 0
+    # No mark at all: the header of one of the first etexts is its first paragraph.
+    blank = re.compile(r"\n[ \t]*\n").search(text)
+    return blank.end() if blank else 0
+
+
+def _end(text: str, start: int) -> int:
+    # The first mark in the last part of the file: books quote nothing like it, and the licence may be long.
+    found = _END.search(text, start + (len(text) - start) // 4)
+    return found.start() if found else len(text)
+
+
+def _without_credits(text: str) -> str:
+    """The paragraphs at either end in which the makers of the file speak."""
+    paragraphs = re.split(r"\n[ \t]*\n", text)
+    for index in _edges(paragraphs):
+        first = paragraphs[index].strip().lstrip("[(*_ ")
+        if first and len(first) < 1500 and _CREDITS.match(first):
+            paragraphs[index] = ""
+    return "\n\n".join(paragraph for paragraph in _kept(paragraphs))
+
+
+def _edges(paragraphs: list[str]) -> list[int]:
+    written = [index for index, paragraph in enumerate(paragraphs) if paragraph.strip()]
+    return sorted({*written[:_MOST_CREDITS], *written[-3:]})
+
+
+def _kept(paragraphs: list[str]) -> list[str]:
+    # Runs of empty paragraphs are the wide gaps of a title page; one says as much.
+    return [p for index, p in enumerate(paragraphs) if p.strip() or (index and paragraphs[index - 1].strip())]

@@ -1,0 +1,53 @@
+"""Gutenberg (PG-19): books of Project Gutenberg as plain text."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from piledriver.corpus.document import Document, Refusal
+from piledriver.corpus.gutenberg import book_meta, declared_encoding, without_boilerplate
+from piledriver.corpus.source import Found, Piece, Source, each, ends_with, whole
+from piledriver.corpus.text import decode
+
+
+def documents(piece: Piece) -> Iterator[Found]:
+    """The book, without the words of Project Gutenberg around it."""
+    content = piece.read()
+    text = decode(content, declared_encoding(content)).replace("\r\n", "\n").replace("\r", "\n")
+    meta = {"origin": piece.origin, **book_meta(text)}
+    if "gutenberg_id" not in meta:
+        number = (
+            os.path.basename(piece.origin.rpartition("!")[2]).partition(".")[0].removeprefix("pg").partition("-")[0]
+        )
+        if number.isdecimal() and len(number) < 7:
+            meta["gutenberg_id"] = int(number)
+    book = without_boilerplate(text)
+    if not book.strip():
+        yield Refusal("no text", piece.origin, "nothing but header and licence")
+        return
+    if meta.get("licence") == "copyrighted":
+        yield Refusal("copyrighted", piece.origin, "Project Gutenberg distributes it with its holder's permission only")
+        return
+    yield Document(book, meta=meta)
+
+
+SOURCE = Source(
+    slug="gutenberg-pg-19",
+    name="Gutenberg (PG-19)",
+    title="books of Project Gutenberg, as in PG-19",
+    raw_format="PG-19's text files, or Project Gutenberg's own (.txt, also zipped) of any year",
+    licence="public-domain",
+    consent="terms",
+    treatment=(
+        "One book, one document. Header, small print, licence and the paragraphs in which producers and "
+        "transcribers name themselves are removed in all the forms that Project Gutenberg has used; PG-19's files, "
+        "which have none, are kept as they are. Title, author, language, number and date come from the header. A "
+        "book that the header calls copyrighted is refused. Public domain in the United States; elsewhere terms "
+        "differ. PG-19's replacement of offensive words is not repeated."
+    ),
+    citation="Rae et al. 2019, Compressive Transformers, arXiv:1911.05507; Project Gutenberg, gutenberg.org",
+    wants=ends_with(".txt"),
+    pieces=each(whole),
+    documents=documents,
+)
