@@ -13,7 +13,7 @@ from typing import Any
 
 def _pattern(*alternatives: str, before: str = "", after: str = "") -> re.Pattern[str]:
     """Alternatives in which a space stands for any run of spaces and tabs, in any case, at the start of a line."""
-    body = "|".join(alternative.replace(" ", r"[ \t]+") for alternative in alternatives)
+    body = re.sub(r" (?!\\t)", lambda _: r"[ \t]+", "|".join(alternatives))
     return re.compile(f"{before}(?:{body}){after}", re.IGNORECASE | re.MULTILINE)
 
 
