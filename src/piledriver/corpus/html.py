@@ -65,7 +65,7 @@ def parse(html: str) -> Any:
         # The parser stops where tags are nested thousands deep; a reading without the nesting still has all the text.
         tree = etree.fromstring(_flattened(html).encode("utf-8", "replace").translate(None, _CONTROL_BYTES), parser)
     if tree is not None:
-        _remove_unseen(tree, content)
+        remove_unseen(tree, content)
     return tree
 
 
@@ -74,7 +74,8 @@ def _gave_up(parser: Any) -> bool:
     return last is not None and bool(last.type_name == "ERR_RESOURCE_LIMIT")
 
 
-def _remove_unseen(tree: Any, content: bytes) -> None:
+def remove_unseen(tree: Any, content: bytes) -> None:
+    """Take out what a reader does not see; `content` is what the tree was parsed from."""
     # Looking into every element is dear, looking for a word in the page is not.
     if b"style=" in content or b"STYLE=" in content:
         for element in _styled(tree):
