@@ -14,7 +14,6 @@ _LINE_BREAKS = re.compile("\r\n?|[\x0b\x0c\u2028\u2029]")
 _LINE_BREAK_CHARACTERS = "\r\x0b\x0c\u2028\u2029"
 _SPACES = " \t\xa0"
 _TRAILING_SPACES = tuple(f"{space}\n" for space in _SPACES)
-_TRAILING_SPACE = re.compile("[ \t\xa0]+$", re.MULTILINE)
 _BLANK_LINES = re.compile("\n{3,}")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _HIGH_BYTES = bytes(range(128, 256))
@@ -84,7 +83,8 @@ def normalise(text: str) -> str:
         text = _LINE_BREAKS.sub("\n", text)
     text = _ASCII_CONTROLS.sub("", text) if text.isascii() else _unicode_form(_SURROGATES.sub("\ufffd", text))
     if any(ending in text for ending in _TRAILING_SPACES) or text[-1:] in _SPACES:
-        text = _TRAILING_SPACE.sub("", text)
+        # Not by a pattern: `[ ]+$` takes the square of the length of a run of spaces that ends in something else.
+        text = "\n".join(line.rstrip(_SPACES) for line in text.split("\n"))
     return (_BLANK_LINES.sub("\n\n", text) if "\n\n\n" in text else text).strip("\n")
 
 

@@ -1,0 +1,206 @@
+"""FreeLaw: opinions of American courts, from CourtListener."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from typing import Any, cast
+
+import msgspec
+from lxml import etree
+
+from piledriver.corpus.document import Document, Refusal
+from piledriver.corpus.html import parse, remove
+from piledriver.corpus.html_render import render
+from piledriver.corpus.line_pieces import line_pieces, lines_of
+from piledriver.corpus.peek import peeked
+from piledriver.corpus.source import Found, Piece, Source, each, ends_with, whole
+from piledriver.corpus.streams import RawStream
+
+# The best last: a later field that is not empty is made from the earlier ones, or from better print.
+_FIELDS = (
+    *("plain_text", "html", "html_lawbox", "html_columbia", "html_anon_2020", "html_with_citations", "xml_harvard"),
+)
+_UNREADABLE = "Unable to extract the content from this file. Please try reading the original."
+_is_csv = ends_with(".csv")
+_is_json = ends_with(".json", ".jsonl", ".ndjson")
+_PIECE_BYTES = 1 << 20
+_HEAD_BYTES = 1 << 22
+_MAX_FIELD_BYTES = 1 << 26
+# Postgres with `ESCAPE '\'` writes a quotation mark as `\"`; where marks are doubled, `\"` only ends a field.
+_BACKSLASH_ESCAPES = re.compile(rb"\\\"[^\",\r\n]")
+# Harvard's elements that stand for blocks.
+_HARVARD_BLOCK = re.compile(
+    r"<(/?)(?:casebody|headmatter|opinion|author|parties|attorneys|judges|summary|syllabus|headnotes|docketnumber|"
+    r"decisiondate|otherdate|court|citation|history|correction|disposition|footnote)\b"
+)
+_page_marks = etree.XPath(
+    "//@class[contains(.,'star-pagination') or contains(.,'page-number') or .='num']/parent::*[not(self::div)] | //page-number"
+)
+_PAGE_NUMBER = re.compile(r"\n[ \t]{0,90}-?[ \t]{0,9}(?:Page )?\d{1,4}(?: of \d{1,4})?[ \t]{0,9}-?[ \t]{0,90}(?=\n*\f)")
+_JURISDICTION = re.compile(r"/(?:jurisdiction|courts)/([\w-]{1,40})/?$")
+
+
+def wants(name: str) -> bool:
+    """Opinions as JSON (one a file or a line) or as CourtListener's bulk CSV."""
+    lowered = name.lower()
+    if _is_csv(name):
+        return "opinion" in lowered and "cluster" not in lowered and "joined" not in lowered
+    return _is_json(name)
+
+
+def split(stream: RawStream) -> Iterator[Piece | Refusal]:
+    """A file of JSON whole, JSON lines by their parts, the rows of a CSV together."""
+    if _is_csv(stream.name):
+        yield from _csv_pieces(stream)
+        return
+    if not _is_json(stream.name) or (".jsonl" not in stream.name.lower() and ".ndjson" not in stream.name.lower()):
+        yield from whole(stream)
+        return
+    for piece in line_pieces(stream):
+        yield piece if isinstance(piece, Refusal) else msgspec.structs.replace(piece, extra=("lines", piece.extra))
+
+
+def _csv_pieces(stream: RawStream) -> Iterator[Piece | Refusal]:
+    head, content = peeked(stream.file, _HEAD_BYTES)
+    escaped = _BACKSLASH_ESCAPES.search(head) is not None
+    text = io.TextIOWrapper(content, encoding="utf-8", errors="replace", newline="")
+    previous = csv.field_size_limit(_MAX_FIELD_BYTES)
+    try:
+        rows = csv.DictReader(text, escapechar="\\" if escaped else None, doublequote=not escaped)
+        batch: list[dict[str, Any]] = []
+        size = 0
+        while True:
+            try:
+                row = next(rows, None)
+            except csv.Error as error:
+                yield Refusal("invalid csv", f"{stream.origin}#line {rows.line_num}", str(error))
+                continue
+            if row is None:
+                break
+            # Cells beyond the header, and fields that the row lacks, are no strings.
+            batch.append({name: value for name, value in row.items() if name and isinstance(value, str) and value})
+            size += sum(map(len, batch[-1].values()))
+            if size > _PIECE_BYTES:
+                yield Piece(stream.origin, data=msgspec.json.encode(batch))
+                batch, size = [], 0
+        if batch:
+            yield Piece(stream.origin, data=msgspec.json.encode(batch))
+    finally:
+        csv.field_size_limit(previous)
+
+
+def documents(piece: Piece) -> Iterator[Found]:
+    """Each opinion of a piece."""
+    if isinstance(piece.extra, tuple):
+        for item in lines_of(msgspec.structs.replace(piece, extra=piece.extra[1])):
+            if isinstance(item, Refusal):
+                yield item
+            else:
+                yield from _decoded(item[1], f"{piece.origin}#{item[0]}")
+        return
+    yield from _decoded(piece.read(), piece.origin)
+
+
+def _decoded(content: bytes, origin: str) -> Iterator[Found]:
+    try:
+        value = msgspec.json.decode(content.removeprefix(b"\xef\xbb\xbf"))
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        yield Refusal("invalid json", origin, str(error)[:200])
+        return
+    if isinstance(value, dict) and isinstance(value.get("results"), list):
+        value = value["results"]
+    opinions = value if isinstance(value, list) else [value]
+    for opinion in opinions:
+        if not isinstance(opinion, dict):
+            yield Refusal("not an opinion", origin, str(opinion)[:100])
+            continue
+        number = opinion.get("id")
+        yield _opinion(opinion, origin if len(opinions) == 1 or number is None else f"{origin}#{number}")
+
+
+def _opinion(opinion: dict[str, Any], origin: str) -> Found:
+    name, markup = "", ""
+    for field in _FIELDS:
+        value = opinion.get(field)
+        if isinstance(value, str) and value.strip():
+            if _UNREADABLE in value:
+                return Refusal("unable to extract", origin, field)
+            name, markup = field, value
+    if not name:
+        known = any(field in opinion for field in _FIELDS)
+        return Refusal("no text" if known else "not an opinion", origin)
+    text = _plain(markup) if name == "plain_text" else _marked_up(markup)
+    if not text.strip():
+        return Refusal("no text", origin, name)
+    return Document(text, meta={"origin": origin, "field": name, **_meta(opinion, origin)})
+
+
+def _marked_up(markup: str) -> str:
+    if "<opinion" in markup or "<casebody" in markup or "<author" in markup:
+        markup = _HARVARD_BLOCK.sub(r"<\1div", markup)
+    tree = parse(markup)
+    if tree is None:
+        return " ".join(markup.split())
+    # Where a page of the reporter begins stands inside sentences; numbers of paragraphs stand alone in a line.
+    for element in _page_marks(tree):
+        remove(element)
+    return render(tree)
+
+
+def _plain(text: str) -> str:
+    """Text of a PDF, without the numbers of its pages."""
+    text = text.replace("\r\n", "\n")
+    return _PAGE_NUMBER.sub("\n", text).replace("\f", "\n") if "\f" in text else text
+
+
+def _meta(opinion: dict[str, Any], origin: str) -> dict[str, Any]:
+    citation = opinion.get("citation")
+    cited: dict[str, Any] = citation if isinstance(citation, dict) else {}
+    court = opinion.get("court") or opinion.get("court_id")
+    found = _JURISDICTION.search(court) if isinstance(court, str) else None
+    archive = re.search(r"([\w-]{1,40})\.tar(?:\.\w{2,3})?![^!]*$", origin)
+    jurisdiction = (
+        found[1] if found else court if isinstance(court, str) and len(court) < 40 else archive and archive[1]
+    )
+    cites = [cited[name] for name in sorted(cited) if "cite" in name and isinstance(cited[name], str) and cited[name]]
+    url = opinion.get("absolute_url")
+    meta = {
+        "case_id": opinion.get("id"),
+        "case_jurisdiction": jurisdiction,
+        "case_name": cited.get("case_name") or opinion.get("case_name"),
+        "docket_number": cited.get("docket_number") or opinion.get("docket_number"),
+        "citations": cites or None,
+        "judges": opinion.get("judges") or opinion.get("author_str") or None,
+        "date_filed": opinion.get("date_filed"),
+        "date_created": opinion.get("date_created"),
+        "cluster": opinion.get("cluster") or opinion.get("cluster_id"),
+        "type": opinion.get("type"),
+        "url": f"https://www.courtlistener.com{url}" if isinstance(url, str) and url.startswith("/") else None,
+        "ocr": True if cast(Any, opinion.get("extracted_by_ocr")) in (True, "t", "true") else None,
+    }
+    return {name: value for name, value in meta.items() if isinstance(value, str | int | list) and value != ""}
+
+
+SOURCE = Source(
+    slug="freelaw",
+    name="FreeLaw",
+    title="opinions of American courts, from CourtListener",
+    raw_format="CourtListener's opinions as JSON (files, lines, tar of tars by court) or bulk CSV (opinions-*.csv.bz2)",
+    licence="public-domain",
+    consent="author",
+    treatment=(
+        "One opinion, one document. Of its forms the last that is not empty is taken, in the order plain text, "
+        "HTML, Lawbox, Columbia, anonymised, with citations, Harvard's XML, as the original does in effect. "
+        "Headings, paragraphs, quotations, footnotes and tables are kept; the marks of where a reporter's page "
+        "begins are not. Opinions that CourtListener could not extract are refused. Case name, court, docket, "
+        "citations and dates are kept where the record has them; the bulk CSV has only the number of the cluster "
+        "that does."
+    ),
+    citation="Free Law Project, CourtListener, courtlistener.com",
+    wants=wants,
+    pieces=each(split),
+    documents=documents,
+)
