@@ -15,6 +15,8 @@ MAX_SPAN = 50
 
 _SPACE = re.compile(r"\s+")
 _TEX_BODY = re.compile(r"\\begin\s*\{document\}(.*?)\\end\s*\{document\}", re.DOTALL)
+# Some publishers set an identifier under every figure.
+_ONLY_DOI = re.compile(r"(?:DOI|doi)\s*:?\s*\S+")
 _ONLY_NUMBERS = re.compile(r"[\d\s,;–—-]+")
 _DROPPED = frozenset(
     str.split(
@@ -219,7 +221,7 @@ class _Article:
         # Figures, lists and formulas stand inside paragraphs in JATS: they split it where they stand.
         if any(child.tag in _BLOCKS for child in element):
             yield from self._children(element, level, depth)
-        elif text := flat(element):
+        elif (text := flat(element)) and not _ONLY_DOI.fullmatch(text):
             yield text
 
     def title(self, element: Any, level: int, depth: int) -> Iterator[str]:
@@ -430,7 +432,8 @@ def _span(cell: Any, name: str, default: int = 1) -> int:
 
 
 def _joined(loose: list[str]) -> str:
-    return _SPACE.sub(" ", "".join(loose)).strip()
+    text = _SPACE.sub(" ", "".join(loose)).strip()
+    return "" if _ONLY_DOI.fullmatch(text) else text
 
 
 def _remove(element: Any) -> None:

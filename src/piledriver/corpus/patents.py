@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,22 +48,23 @@ class Patent:
     meta: dict[str, Any] = field(default_factory=dict)
     summary: list[Line] | None = None
     """The brief summary, where the format has one that is taken whole (XML 2.5)."""
-    description: list[Line] = field(default_factory=list)
+    description: Iterable[Line] = ()
+    """Read once, and only as far as the background goes: most of a patent lies behind it."""
 
 
-def background(lines: list[Line]) -> list[str]:
+def background(lines: Iterable[Line]) -> list[str]:
     """The paragraphs under the first heading that says BACKGROUND, with the headings of its parts.
 
     It ends at the next heading of its level; but "1. Field of the Invention" and "Description of Related Art" are parts
     of it, though typed as headings of the same level.
     """
-    at = next((index for index, line in enumerate(lines) if line.level and "BACKGROUND" in line.text.upper()), None)
-    if at is None:
+    rest = iter(lines)
+    level = next((line.level for line in rest if line.level and "BACKGROUND" in line.text.upper()), None)
+    if level is None:
         return []
-    level = lines[at].level
     out: list[str] = []
     held: list[str] = []
-    for line in lines[at + 1 :]:
+    for line in rest:
         if line.level == 0:
             out += [*held, line.text]
             held = []
@@ -82,7 +83,8 @@ def _continues(title: str) -> bool:
 
 def from_aps(document: str) -> Patent:
     """A patent of 1976 to 2001."""
-    patent = Patent(meta={"inventor": [], "assignee": [], "classification": [], "citations": []})
+    lines: list[Line] = []
+    patent = Patent(meta={"inventor": [], "assignee": [], "classification": [], "citations": []}, description=lines)
     section = ""
     names = {"INVT": "inventor", "ASSG": "assignee"}
     abstract: list[str] = []
@@ -106,9 +108,9 @@ def from_aps(document: str) -> Patent:
             abstract.append(characters(text))
         elif section == "BSUM" and text:
             if code == "PAC":
-                patent.description.append(Line(characters(text), 1))
+                lines.append(Line(characters(text), 1))
             elif code.startswith("PA"):
-                patent.description.append(Line(characters(text)))
+                lines.append(Line(characters(text)))
     patent.meta["abstract"] = " ".join(abstract)
     return patent
 
@@ -129,16 +131,19 @@ def iso_date(text: str) -> str | None:
 def from_xml(content: bytes) -> Patent | None:
     """A patent of 2001 on (XML 2.5, 4.x, applications 1.x), or None where the file holds something else."""
     root = _parsed(content)
+    name = root.tag.lower()
+    reader = _grant_2_5 if name == "patdoc" else _application_1 if name == "patent-application-publication" else None
+    if name.startswith("us-patent"):
+        # Its names are what we call them; only formulas may carry a namespace.
+        for element in root.iter("{*}*") if b"MathML" in content else ():
+            element.tag = element.tag.rpartition("}")[2]
+        return _version_4(root)
+    if reader is None:
+        return None
     for element in root.iter("*"):
         tag = element.tag.rpartition("}")[2].lower()
         element.tag = _RENAMED.get(tag, tag)
-    if root.tag == "patdoc":
-        return _grant_2_5(root)
-    if root.tag == "patent-application-publication":
-        return _application_1(root)
-    if root.tag.startswith("us-patent"):
-        return _version_4(root)
-    return None
+    return reader(root)
 
 
 def _parsed(content: bytes) -> Any:
@@ -149,7 +154,9 @@ def _parsed(content: bytes) -> Any:
         # SGML of 2001: empty elements are not closed. The parser mends that, and still resolves and loads nothing.
         root = etree.fromstring(
             content,
-            etree.XMLParser(recover=True, resolve_entities=False, load_dtd=False, no_network=True, remove_comments=True),
+            etree.XMLParser(
+                recover=True, resolve_entities=False, load_dtd=False, no_network=True, remove_comments=True
+            ),
         )
         if root is None or root.tag not in ("PATDOC",):
             raise
@@ -206,19 +213,24 @@ def _version_4(root: Any) -> Patent:
     if identifier is not None:
         number = _text(identifier, "doc-number").lstrip("0")
         meta["kind"], meta["date"] = _text(identifier, "kind"), iso_date(_text(identifier, "date"))
-    people = root.xpath(".//inventors/inventor/addressbook | .//applicants/applicant[contains(@app-type, 'inventor')]/addressbook")
+    people = root.xpath(
+        ".//inventors/inventor/addressbook | .//applicants/applicant[contains(@app-type, 'inventor')]/addressbook"
+    )
     meta["inventor"] = [f"{_text(person, 'first-name')} {_text(person, 'last-name')}".strip() for person in people]
     meta["assignee"] = [
-        name for a in root.iterfind(".//assignees/assignee") if (name := _text(a, "addressbook/orgname") or _text(a, "orgname"))
+        name
+        for a in root.iterfind(".//assignees/assignee")
+        if (name := _text(a, "addressbook/orgname") or _text(a, "orgname"))
     ]
     meta["classification"] = [
-        "".join(_text(c, part) for part in ("section", "class", "subclass")) + f" {_text(c, 'main-group')}/{_text(c, 'subgroup')}"
+        "".join(_text(c, part) for part in ("section", "class", "subclass"))
+        + f" {_text(c, 'main-group')}/{_text(c, 'subgroup')}"
         for c in root.xpath("*/classifications-ipcr/classification-ipcr")
     ] or [flat(c) for c in root.xpath("*/classification-ipc/main-classification")]
     meta["citations"] = [flat(c) for c in root.xpath("*//patcit/document-id/doc-number")]
     meta["abstract"] = _text(root, "abstract")
     description = root.find("description")
-    return Patent(number=number, meta=meta, description=list(_lines(description)) if description is not None else [])
+    return Patent(number=number, meta=meta, description=_lines(description) if description is not None else ())
 
 
 def _text(element: Any, path: str) -> str:
@@ -232,12 +244,12 @@ _HEADINGS = frozenset(("heading", "h"))
 
 def _lines(element: Any) -> Iterator[Line]:
     """Headings and paragraphs in the order of the document, whatever they stand in."""
-    for node in element.iter("*"):
+    for node in element.iter(*_HEADINGS, *_PARAGRAPHS):
         if node.tag in _HEADINGS:
             level = node.get("level") or node.get("lvl") or node.get("LVL") or "1"
             if text := flat(node):
                 yield Line(text, max(1, int(level)) if level.isdecimal() and len(level) < 3 else 1)
-        elif node.tag in _PARAGRAPHS and not any(parent.tag in _PARAGRAPHS for parent in node.iterancestors()):
+        elif node.tag in _PARAGRAPHS and next(node.iterancestors(*_PARAGRAPHS), None) is None:
             yield from _paragraph(node)
 
 
@@ -245,7 +257,9 @@ def _paragraph(node: Any) -> Iterator[Line]:
     for number in node.findall("number"):
         number.text = ""
     tables = []
-    for table in [t for t in node.iter("table", "table-us") if not any(p.tag in ("table", "table-us") for p in t.iterancestors())]:
+    for table in [
+        t for t in node.iter("table", "table-us") if not any(p.tag in ("table", "table-us") for p in t.iterancestors())
+    ]:
         rows, header = table_rows(table)
         tables.append(pipe_table(rows, header))
         _empty(table)

@@ -8,14 +8,16 @@ import unicodedata
 MIN_MEAN_WORD = 2
 MAX_CID_SHARE = 0.10
 MIN_LETTER_SHARE = 0.40
-MAX_NOTICE = 300
+MAX_NOTICE = 150
 
 _CID = re.compile(r"\(cid:\d{1,6}\)")
 _HYPHENATED = re.compile(r"(?<=[^\W\d_])-\n\s*(?=[a-z])")
-_NOTICE = re.compile(r"©|\(c\)\s*(?:19|20)\d\d|\bcopyright\b|\ball rights reserved\b|^r\s", re.IGNORECASE)
+_NOTICE = re.compile(r"©|(?:\(c\)|copyright\W{1,5}(?:\(c\)\s*)?(?:by\s+)?|r)\s*[1-3]\d{3}|.*\ball rights reserved\b", re.IGNORECASE)
 _PAGE_NUMBER = re.compile(r"\W{0,3}(?:page\s*)?\d{1,4}\W{0,3}", re.IGNORECASE)
 _QUOTES = str.maketrans({"`": "'", "´": "'", "‛": "’", "‟": "“", "″": '"', "′": "'"})
 _LOOSE_ACCENTS = re.compile("(?<![^\\W\\d_])[\u0300-\u036f]+|[\u02c6\u02d8-\u02dd\u00a8\u00af\u00b8](?=\\s|[^\\W\\d_])")
+_COMBINING = {"´": "\u0301", "¨": "\u0308", "ˆ": "\u0302", "˜": "\u0303", "ˇ": "\u030c"}
+_SET_APART = re.compile("([^\\W\\d_]?)([´¨ˆ˜ˇ])([^\\W\\d_]?)")
 _PRESENTATION = re.compile("[\ufb00-\ufb4f\uff01-\uff5e\u2000-\u200a\u3000]")
 
 
@@ -34,12 +36,13 @@ def _paragraph(paragraph: str) -> str:
     paragraph = " ".join(paragraph.split())
     if not paragraph or _PAGE_NUMBER.fullmatch(paragraph):
         return ""
-    if len(paragraph) < MAX_NOTICE and _NOTICE.search(paragraph[:120]):
+    if len(paragraph) < MAX_NOTICE and _NOTICE.match(paragraph):
         return ""
     words = paragraph.split(" ")
     marks = len(_CID.findall(paragraph))
     if marks:
-        if marks > MAX_CID_SHARE * len(words):
+        # A mark is about eight characters long.
+        if 8 * marks > MAX_CID_SHARE * len(paragraph):
             return ""
         paragraph = " ".join(_CID.sub("", paragraph).split())
         words = paragraph.split(" ")
@@ -55,5 +58,17 @@ def _characters(text: str) -> str:
         return text.translate(_QUOTES)
     # Compatibility forms only where they are typesetting (ligatures, full width): "²" and "½" say something else than 2.
     text = _PRESENTATION.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text)
+    text = _SET_APART.sub(_composed, text)
     text = unicodedata.normalize("NFC", text.translate(_QUOTES))
     return _LOOSE_ACCENTS.sub("", text)
+
+
+def _composed(found: re.Match[str]) -> str:
+    """`G¨odel` and `Go¨ del` as Gödel: TeX sets the accent as a sign of its own, before the letter or after it."""
+    before, accent, after = found.groups()
+    mark = _COMBINING[accent]
+    for letter, rest in ((after, before), (before, after)):
+        whole = unicodedata.normalize("NFC", letter + mark) if letter else ""
+        if len(whole) == 1:
+            return rest + whole if letter == after else whole + rest
+    return found[0]

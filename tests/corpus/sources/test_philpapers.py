@@ -47,6 +47,7 @@ def test_an_error_answer_is_refused_with_its_code() -> None:
         ("a b c d e f g h", ""),
         ("12.4 33.1 99.2 11.0 (3) [4]", ""),
         ("word (cid:12) " + "more words here " * 8, "word " + " ".join(["more words here"] * 8)),
+        ("Kurt G¨odel wrote", "Kurt Gödel wrote"),
         ("(cid:1) (cid:2) word (cid:3)", ""),
         ("the ﬁrst eﬀect", "the first effect"),
     ],

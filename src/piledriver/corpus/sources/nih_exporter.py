@@ -91,7 +91,7 @@ def cleaned(text: str) -> str:
     >>> cleaned("PROJECT SUMMARY/ABSTRACT\\nMice."), cleaned("Description of mice is hard.")
     ('Mice.', 'Description of mice is hard.')
     """
-    text = text.strip()
+    text = text.replace("[unreadable]", " ").lstrip("? \t\r\n")
     for _ in range(3):
         found = _HEADER.match(text) or _CAPITALS.match(text)
         if found is None or not found.end():

@@ -8,17 +8,15 @@ from typing import Any
 
 from piledriver.corpus.character_entities import with_character_entities
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.jats import flat, strip_namespaces
+from piledriver.corpus.jats import flat
 from piledriver.corpus.records import cut
 from piledriver.corpus.source import Found, Piece, Source, each
 from piledriver.corpus.streams import RawStream
 from piledriver.corpus.text import decode
 from piledriver.corpus.xml import XmlError, parse
 
-# A record of the XML files (of old ones: without the envelope), or of the text format that PubMed exports.
-_RECORD = re.compile(
-    rb"<(PubmedArticle|PubmedBookArticle)(?=[\s>]).*?</\1\s*>|<MedlineCitation(?=[\s>]).*?</MedlineCitation\s*>", re.DOTALL
-)
+# How a record opens and closes in the XML files (of old ones: without the envelope).
+_OPENING = re.compile(rb"<(PubmedArticle|PubmedBookArticle|MedlineCitation)[\s>]")
 _ENDS = (b"</PubmedArticle>", b"</PubmedBookArticle>", b"</MedlineCitation>", b"\n\nPMID- ")
 _NAMESPACED = re.compile(rb"<(/?)mml:")
 _FIELD = re.compile(r"([A-Z]{2,4}) {0,2}- (.*)")
@@ -45,20 +43,29 @@ def documents(piece: Piece) -> Iterator[Found]:
             yield _from_text(record, piece.origin)
         return
     found_any = False
-    for found in _RECORD.finditer(content):
+    # Formulas come with a prefix that only the file's head declares.
+    content = _NAMESPACED.sub(rb"<\1", content) if b"<mml:" in content else content
+    for start, record in _records(content):
         found_any = True
-        number = piece.offset + found.start()
+        number = piece.offset + start
         try:
-            record = parse(with_character_entities(_NAMESPACED.sub(rb"<\1", found[0])))
+            root = parse(with_character_entities(record))
         except XmlError as error:
             yield Refusal("invalid xml", f"{piece.origin}#{number}", str(error))
             continue
-        strip_namespaces(record)
-        yield _from_xml(record, piece.origin, number)
+        yield _from_xml(root, piece.origin, number)
     if not found_any and b"<PubmedArticleSet" not in content and b"</" not in content[-200:]:
         yield Refusal("no citations", piece.origin)
-    elif not found_any and b"<PubmedArticle" in content:
-        yield Refusal("truncated record", piece.origin)
+
+
+def _records(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """(where, bytes) of each record; one that never closes goes to the parser as it is, to be refused there."""
+    at = 0
+    while found := _OPENING.search(content, at):
+        closing = b"</" + found[1] + b">"
+        end = content.find(closing, found.end())
+        at = end + len(closing) if end >= 0 else len(content)
+        yield found.start(), content[found.start() : at]
 
 
 def _from_xml(record: Any, origin: str, number: int) -> Found:

@@ -14,7 +14,6 @@ from piledriver.corpus.xml import XmlError
 
 # Where a document begins in a weekly file: at the start of a line, always.
 _START = re.compile(rb"(?m)^(?=<\?xml |PATN[ \t]*\r?$|<!DOCTYPE PATDOC|<PATDOC)")
-_AFTER_PROLOGUE = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!DOCTYPE[^\[>]*(?:\[[^\]]*\])?\s*>)?\s*\Z")
 
 
 def split(stream: RawStream) -> Iterator[Piece | Refusal]:
@@ -33,10 +32,10 @@ def documents(piece: Piece) -> Iterator[Found]:
     starts = [found.start() for found in _START.finditer(content)] or [0]
     if content[: starts[0]].strip():
         starts.insert(0, 0)
-    # A DOCTYPE line behind its XML declaration begins no other document.
+    # The DOCTYPE and the root behind an XML declaration begin no other document: nothing was closed in between.
     joined = [starts[0]]
     for start in starts[1:]:
-        if not _AFTER_PROLOGUE.match(content[joined[-1] : start][:4096]) or content.startswith(b"<?xml", start):
+        if content.startswith((b"<?xml", b"PATN"), start) or content.find(b"</", joined[-1], start) >= 0:
             joined.append(start)
     for start, end in zip(joined, [*joined[1:], len(content)], strict=True):
         if record := content[start:end].strip():
