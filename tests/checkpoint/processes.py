@@ -6,7 +6,7 @@ import multiprocessing
 import pickle
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,41 +18,50 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.fsdp", "piledriver.checkpoint"])
 
 
-def run(size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 120) -> list[Any]:
-    """`function(rank, *arguments)` on each rank of a gloo group; what each returned."""
+def run(
+    size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 120, dying: Collection[int] = ()
+) -> list[Any]:
+    """`function(rank, *arguments)` on each rank of a gloo group; what each returned (None of those that will die)."""
     with tempfile.TemporaryDirectory() as folder:
         answers: Any = _CONTEXT.Queue()
         workers = [
-            _CONTEXT.Process(target=_work, args=(rank, size, folder, function, arguments, answers))
+            _CONTEXT.Process(target=_work, args=(rank, size, folder, function, arguments, answers, bool(dying)))
             for rank in range(size)
         ]
         for worker in workers:
             worker.start()
         found: dict[int, tuple[str, Any]] = {}
         try:
-            while len(found) < size and not any(outcome == "error" for outcome, _ in found.values()):
+            while len(found) < size - len(dying) and not any(outcome == "error" for outcome, _ in found.values()):
                 rank, answer = pickle.loads(answers.get(timeout=timeout_s))
                 found[rank] = answer
         finally:
             for worker in workers:
                 # The others may wait in a collective for the one that failed.
-                worker.join(timeout=10 if len(found) == size else 0.5)
+                worker.join(timeout=10 if len(found) == size - len(dying) else 0.5)
                 if worker.is_alive():
                     worker.kill()
     failed = {rank: answer[1] for rank, answer in found.items() if answer[0] == "error"}
     assert not failed, "\n".join(f"rank {rank}:\n{text}" for rank, text in failed.items())
-    return [found[rank][1] for rank in range(size)]
+    return [found[rank][1] if rank in found else None for rank in range(size)]
 
 
 def _work(
-    rank: int, size: int, folder: str, function: Callable[..., Any], arguments: tuple[Any, ...], answers: Any
+    rank: int,
+    size: int,
+    folder: str,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    answers: Any,
+    some_die: bool,
 ) -> None:
     torch.set_num_threads(1)
     try:
         dist.init_process_group("gloo", init_method=f"file://{Path(folder, 'store')}", rank=rank, world_size=size)
         _answer(answers, rank, "done", function(rank, *arguments))
-        dist.barrier()
-        dist.destroy_process_group()
+        if not some_die:
+            dist.barrier()
+            dist.destroy_process_group()
     except BaseException:
         _answer(answers, rank, "error", traceback.format_exc())
 
