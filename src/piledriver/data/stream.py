@@ -81,8 +81,9 @@ class TokenStream:
         self.mixture = Mixture(self.layout.windows, self._slots(), config.seed)
         self._token_arrays = [shard.tokens for shard in tokens.shards]
         self._document_starts = [shard.starts for shard in tokens.shards]
-        # Indices whose places are worked out together; more where a block is spread over many shards.
-        self._block_size = max(1 << 14, 64 * len(tokens.shards))
+        # Indices whose places are worked out together: more where a block is spread over many shards, fewer where it
+        # would hold many epochs.
+        self._block_size = min(max(1 << 14, 64 * len(tokens.shards)), max(64, self.epoch_windows))
         self._blocks: dict[int, Places] = {}
 
     @property
