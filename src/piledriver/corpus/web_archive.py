@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
@@ -105,20 +106,30 @@ def _pages_in_part(piece: Piece) -> Iterator[Page | Refusal]:
     with open(piece.path, "rb") as file:
         compressed = file.read(3) == _GZIP
         at = _next_record(file, piece.offset, end, compressed)
+        damage: Refusal | None = None
         while at is not None:
-            # The last place that was reached is known even where reading breaks off.
-            reached = at
+            # The last place that was reached is known even where reading breaks off; what broke is the record after it.
+            reached, first = at, True
             try:
                 for position, page in _records(cast(BinaryIO, FileRange(piece.path, at)), piece.origin, at):
+                    if damage is not None:
+                        yield damage
+                    damage = None
                     if position >= end:
                         return
-                    reached = position
+                    reached, first = position, False
                     if page is not None:
                         yield page
                 return
             except (OSError, ValueError, RuntimeError) as error:
-                yield Refusal("damaged record", f"{piece.origin}#{reached}", str(error)[:200])
+                where = f"{piece.origin}#{reached}" if first else f"{piece.origin}#after {reached}"
+                damage = Refusal("damaged record", where, str(error)[:200])
+                if first:
+                    yield damage
+                    damage = None
             at = _next_record(file, reached + 1, end, compressed)
+        if damage is not None:
+            yield damage
 
 
 def _next_record(file: BinaryIO, start: int, end: int, compressed: bool) -> int | None:
@@ -169,7 +180,10 @@ def _pages(stream: BinaryIO, origin: str) -> Iterator[Page | Refusal]:
 
 def _records(stream: BinaryIO, origin: str, base: int) -> Iterator[tuple[int, Page | Refusal | None]]:
     try:
-        from fastwarc.warc import ArchiveIterator
+        with warnings.catch_warnings():
+            # The package warns of its own old modules while it loads.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            from fastwarc.warc import ArchiveIterator
     except ImportError as error:
         raise MissingDependencyError("fastwarc", extra="corpus", purpose="reading WARC files") from error
     for record in ArchiveIterator(stream, parse_http=True, auto_decode="all", quirks_mode=True):
@@ -195,7 +209,7 @@ def _page(record: Any, origin: str) -> Page | Refusal | None:
     content = record.reader.read(MAX_PAGE_BYTES + 1)
     if len(content) > MAX_PAGE_BYTES:
         return Refusal("too large", origin, f"more than {MAX_PAGE_BYTES} bytes")
-    return Page(
+    page = Page(
         origin=origin,
         url=url,
         date=headers.get("WARC-Date") or "",
@@ -205,6 +219,8 @@ def _page(record: Any, origin: str) -> Page | Refusal | None:
         status=status,
         truncated=headers.get("WARC-Truncated") is not None,
     )
+    # Some writers leave out that the block is HTTP.
+    return _answered(page) if status is None and content.startswith(b"HTTP/") else page
 
 
 def _arc_pages(stream: BinaryIO, origin: str) -> Iterator[Page | Refusal]:
@@ -235,20 +251,27 @@ def _arc_pages(stream: BinaryIO, origin: str) -> Iterator[Page | Refusal]:
 
 
 def _arc_page(origin: str, url: str, date: str, kind: str, content: bytes) -> Page:
-    charset, status = None, None
-    if content[:5] == b"HTTP/":
-        head, found, body = content.partition(b"\r\n\r\n")
-        if not found:
-            head, _, body = content.partition(b"\n\n")
-        header = head.decode("latin-1")
-        named = _CHARSET.search(header)
-        charset = named[1] if named else None
-        code = header.split(None, 2)[1:2]
-        status = int(code[0]) if code and code[0].isdecimal() else None
-        content = _unchunked(body) if "chunked" in header.lower() else body
     if len(date) >= 14 and date[:14].isdecimal():
         date = f"{date[:4]}-{date[4:6]}-{date[6:8]}T{date[8:10]}:{date[10:12]}:{date[12:14]}Z"
-    return Page(origin=origin, url=url, date=date, kind=kind.lower(), charset=charset, content=content, status=status)
+    page = Page(origin=origin, url=url, date=date, kind=kind.lower(), charset=None, content=content)
+    return _answered(page) if content.startswith(b"HTTP/") else page
+
+
+def _answered(page: Page) -> Page:
+    """A page whose content still has the server's header before it."""
+    head, found, body = page.content.partition(b"\r\n\r\n")
+    if not found:
+        head, _, body = page.content.partition(b"\n\n")
+    header = head.decode("latin-1")
+    charset, code = _CHARSET.search(header), header.split(None, 2)[1:2]
+    media = re.search(r"^content-type:[ \t]*([^;\r\n]{1,200})", header, re.IGNORECASE | re.MULTILINE)
+    return msgspec.structs.replace(
+        page,
+        kind=media[1].strip().lower() if media else page.kind,
+        charset=charset[1] if charset else None,
+        status=int(code[0]) if code and code[0].isdecimal() else None,
+        content=_unchunked(body) if "chunked" in header.lower() else body,
+    )
 
 
 def _unchunked(body: bytes) -> bytes:

@@ -37,7 +37,8 @@ _HARVARD_BLOCK = re.compile(
     r"decisiondate|otherdate|court|citation|history|correction|disposition|footnote)\b"
 )
 _page_marks = etree.XPath(
-    "//@class[contains(.,'star-pagination') or contains(.,'page-number') or .='num']/parent::*[not(self::div)] | //page-number"
+    "//page-number | //@class[contains(.,'star-pagination') or contains(.,'page-number') or .='num']"
+    "/parent::*[not(self::div)]"
 )
 _PAGE_NUMBER = re.compile(r"\n[ \t]{0,90}-?[ \t]{0,9}(?:Page )?\d{1,4}(?: of \d{1,4})?[ \t]{0,9}-?[ \t]{0,90}(?=\n*\f)")
 _JURISDICTION = re.compile(r"/(?:jurisdiction|courts)/([\w-]{1,40})/?$")
