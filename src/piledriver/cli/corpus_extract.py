@@ -14,7 +14,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--out", required=True, metavar="OUT.jsonl.zst", help="the shard to write")
     parser.add_argument("--rejects", metavar="FILE.jsonl.zst", help="write what was refused, with reason and origin")
-    parser.add_argument("--workers", type=_positive, default=None, metavar="N", help="processes (default: one a core)")
+    parser.add_argument("--workers", type=positive, default=None, metavar="N", help="processes (default: one a core)")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 
@@ -37,7 +37,8 @@ def run(args: argparse.Namespace) -> None:
             print(f"{title}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A count that the user typed."""
     number = int(text) if text.isdigit() else 0
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import lzma
-import os
 import signal
 import zipfile
 import zlib
@@ -20,7 +19,7 @@ from piledriver.core.errors import PiledriverError, UsageError
 from piledriver.core.progress import progress
 from piledriver.corpus.document import Document, Refusal, make_document, to_line
 from piledriver.corpus.shard_writer import SUFFIX, ShardFileWriter
-from piledriver.corpus.source import Found, Piece, Source
+from piledriver.corpus.source import Found, Piece, Source, piece_bytes
 from piledriver.corpus.sources import SOURCES
 from piledriver.corpus.streams import OnBytes, RawStream, local_files, raw_streams
 from piledriver.corpus.text import normalise, normalise_code
@@ -195,22 +194,12 @@ def _batches(pieces: Iterable[Piece | Refusal]) -> Iterator[list[Piece | Refusal
     size = 0
     for piece in pieces:
         batch.append(piece)
-        size += _size(piece)
+        size += piece_bytes(piece)
         if len(batch) >= _BATCH_PIECES or size >= _BATCH_BYTES:
             yield batch
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def _size(piece: Piece | Refusal) -> int:
-    if isinstance(piece, Refusal):
-        return 0
-    if piece.data is not None:
-        return len(piece.data)
-    if piece.length is not None or piece.path is None:
-        return piece.length or 0
-    return os.path.getsize(piece.path)
 
 
 def _finished(source: Source, draft: Document, piece: Piece) -> Found:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import lzma
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -94,6 +95,17 @@ class Source:
     """For a source that can be made here: `generate:key=value,...` in place of a path."""
     text_kind: Literal["prose", "code"] = "prose"
     """Prose is normalised; code is kept as it is but for bytes that no text may hold."""
+
+
+def piece_bytes(piece: Piece | Refusal) -> int:
+    """About how much work a piece is."""
+    if isinstance(piece, Refusal):
+        return 0
+    if piece.data is not None:
+        return len(piece.data)
+    if piece.length is not None or piece.path is None:
+        return piece.length or 0
+    return os.path.getsize(piece.path)
 
 
 def each(split: Callable[[RawStream], Iterator[Piece | Refusal]]) -> Pieces:

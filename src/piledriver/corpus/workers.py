@@ -93,7 +93,7 @@ class Workers:
                     worker.busy = None
                 except (EOFError, ConnectionError):
                     ended = worker.stop()
-                    if not worker.started:
+                    if not worker.started and worker.process.returncode > 0:
                         raise PiledriverError(
                             f"a worker process could not start ({ended})", fix="see its error above"
                         ) from None

@@ -57,7 +57,7 @@ class Done:
 
 def finished(work: str, key: str) -> Done | None:
     """The outcome of a task that was finished before, or None."""
-    folder = _folder(work, key)
+    folder = task_folder(work, key)
     try:
         with open(os.path.join(folder, _RESULT), "rb") as file:
             return Done(key, folder, json.loads(file.read()))
@@ -71,7 +71,7 @@ def run_task(job: tuple[str, Task]) -> Done:
     done = finished(work, task.key)
     if done is not None:
         return done
-    folder = _folder(work, task.key)
+    folder = task_folder(work, task.key)
     attempt = f"{folder}.{os.getpid()}-{secrets.token_hex(4)}.partial"
     os.makedirs(attempt)
     try:
@@ -97,6 +97,11 @@ def remove_leftovers(work: str) -> None:
             folders.clear()
 
 
+def work_of(folder: str) -> str:
+    """The work folder, from the folder that a task is given to fill: how it finds the files of other tasks."""
+    return os.path.dirname(os.path.dirname(folder))
+
+
 def _appear(attempt: str, folder: str) -> None:
     storage.fsync_folder(attempt)
     try:
@@ -109,6 +114,7 @@ def _appear(attempt: str, folder: str) -> None:
     storage.fsync_folder(os.path.dirname(folder))
 
 
-def _folder(work: str, key: str) -> str:
+def task_folder(work: str, key: str) -> str:
+    """Where a task's files are once it is finished."""
     # Two characters of fan-out: a large build has more tasks than a folder should have entries.
     return os.path.join(work, key[:2], key)

@@ -74,3 +74,7 @@ class ArrayFile:
     def searchsorted_rows(self, name: str, value: int) -> int:
         """Where a value would stand in the first column of sorted rows."""
         return int(np.searchsorted(self._map(name)[:, 0], np.uint64(value)))
+
+    def position(self, name: str, value: int) -> int:
+        """Where a value would stand in a sorted array of one dimension."""
+        return int(np.searchsorted(self._map(name), np.uint64(value)))

@@ -1,0 +1,46 @@
+"""`piledriver corpus build RECIPE -o DIR`: a recipe to a corpus; run it again to go on after an interruption."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+from piledriver.cli.corpus_extract import positive
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments."""
+    parser.add_argument("recipe", help="a YAML file, or the name of a recipe that we ship")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="change keys of the recipe")
+    parser.add_argument("-o", "--out", required=True, metavar="DIR", help="the corpus to make or to go on with")
+    parser.add_argument("--executor", choices=("local", "ray"), default="local", help="who runs the tasks")
+    parser.add_argument("--workers", type=positive, default=None, metavar="N", help="processes (default: one a core)")
+    parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Build and print what came out of every stage."""
+    import os
+
+    from piledriver.corpus.build.build import build_corpus
+    from piledriver.corpus.recipe import load_recipe
+
+    recipe = load_recipe(args.recipe, args.overrides)
+    workers = args.workers or len(os.sched_getaffinity(0))
+    manifest = build_corpus(recipe, args.out, executor_name=args.executor, workers=workers)
+    if args.json:
+        print(json.dumps(dataclasses.asdict(manifest), indent=2, ensure_ascii=False))
+        return
+    for stage in manifest.stages:
+        for source, account in stage["sources"].items():
+            dropped = ", ".join(f"{count} {reason}" for reason, count in account["dropped"].items())
+            print(
+                f"{stage['stage']:<9} {source:<20} {account['documents']:>9} documents"
+                + (f"  dropped: {dropped}" if dropped else "")
+            )
+    for source, share in manifest.mix.items():
+        print(f"mix       {source:<20} {share['got_bytes']:>9} bytes of {share['asked_bytes']:.0f} asked for")
+    for split in ("train", "validation", "test"):
+        shards = [entry for entry in manifest.outputs if entry.get("split") == split]
+        print(f"{split}: {sum(entry['documents'] for entry in shards)} documents in {len(shards)} shards")

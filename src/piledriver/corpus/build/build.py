@@ -1,0 +1,193 @@
+"""A recipe to a corpus: the order of the stages, said once.
+
+checksums, extract; then the recipe's stages (runs of filters in one pass, deduplications over everything); then splits,
+epochs and shuffle; then publish, ledger and, last of all, the manifest.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from typing import Any
+
+from piledriver.core.config import from_mapping, to_mapping
+from piledriver.core.errors import PiledriverError, UnknownNameError, UsageError
+from piledriver.core.progress import Progress, progress
+from piledriver.corpus.build import stages
+from piledriver.corpus.build.chunks import Chunk, numbered
+from piledriver.corpus.build.executors import Executor, executor
+from piledriver.corpus.build.ledger import write_ledger
+from piledriver.corpus.build.mix import mix
+from piledriver.corpus.build.publish import publish, versions
+from piledriver.corpus.build.stages import InputFile, StageOutcome
+from piledriver.corpus.build.tasks import Done, remove_leftovers
+from piledriver.corpus.filters import FILTERS
+from piledriver.corpus.manifest import MANIFEST, Manifest
+from piledriver.corpus.recipe import Recipe, StageEntry, source_name
+from piledriver.corpus.sources import resolve
+
+WORK = ".work"
+DEDUPLICATIONS = ("exact", "near")
+
+
+def build_corpus(recipe: Recipe, out: str, *, executor_name: str = "local", workers: int = 1) -> Manifest:
+    """Build a corpus, or go on with one that was interrupted. A wrong recipe is refused before any work."""
+    check(recipe)
+    os.makedirs(out, exist_ok=True)
+    work = os.path.join(os.path.abspath(out), WORK)
+    with (
+        _alone(out),
+        progress(f"build {recipe.name}", unit="tasks") as bar,
+        executor(executor_name, work, workers) as opened,
+    ):
+        remove_leftovers(work)
+        counted = _Counted(opened, bar)
+        inputs, extracted = _extracted(counted, recipe, bar)
+        outcomes = [extracted, *_staged(counted, recipe, extracted.chunks, bar)]
+        chunks = numbered(outcomes[-1].chunks)
+        if not chunks:
+            raise PiledriverError("every document was dropped", fix="loosen the filters; the drops are counted above")
+        bar.note("mix")
+        labels = _split_labels(counted, recipe, chunks)
+        shards, shares = mix(counted, recipe, chunks, labels)
+        if os.path.exists(os.path.join(out, MANIFEST)):
+            os.unlink(os.path.join(out, MANIFEST))
+        published = publish(out, shards)
+        ledger = write_ledger(out, work, outcomes)
+    manifest = Manifest(
+        name=recipe.name,
+        versions=versions(),
+        recipe=_portable(recipe),
+        inputs=[
+            {"source": file.source, "origin": file.origin, "size": file.size, "sha256": file.sha256} for file in inputs
+        ],
+        stages=[_account(outcome) for outcome in outcomes],
+        mix={name: {"asked_bytes": share.asked_bytes, "got_bytes": share.got_bytes} for name, share in shares.items()},
+        outputs=[*published, ledger],
+    )
+    manifest.save(out)
+    return manifest
+
+
+def check(recipe: Recipe) -> None:
+    """Refuse a recipe that names what does not exist or settings that do not fit."""
+    names = {source_name(entry) for entry in recipe.sources}
+    for source in recipe.sources:
+        resolve(source.source)
+    for stage in recipe.stages:
+        if stage.use == "near":
+            stages.near_settings(stage.settings)
+        elif stage.use == "exact":
+            if stage.settings:
+                raise UsageError(f"exact has no setting {next(iter(stage.settings))!r}", fix="remove it")
+        elif stage.use in FILTERS:
+            from_mapping(FILTERS[stage.use], stage.settings, f"stage {stage.use}")
+        else:
+            raise UnknownNameError("stage", stage.use, [*FILTERS, *DEDUPLICATIONS])
+        for name in stage.sources:
+            if name not in names:
+                raise UnknownNameError(f"source in stage {stage.use!r}:", name, names)
+
+
+def _extracted(opened: Executor, recipe: Recipe, bar: Progress) -> tuple[list[InputFile], StageOutcome]:
+    inputs: list[InputFile] = []
+    outcomes = []
+    for entry in recipe.sources:
+        name = source_name(entry)
+        bar.note(f"extract {name}")
+        files = stages.checksum_inputs(opened, name, entry)
+        inputs += files
+        outcomes.append(stages.extract(opened, name, entry, files))
+    chunks = [chunk for outcome in outcomes for chunk in outcome.chunks]
+    reports = [report for outcome in outcomes for report in outcome.reports]
+    return inputs, StageOutcome("extract", chunks, reports, [key for outcome in outcomes for key in outcome.keys])
+
+
+def _staged(opened: Executor, recipe: Recipe, chunks: list[Chunk], bar: Progress) -> Iterator[StageOutcome]:
+    """Runs of filters go over each chunk in one pass; a deduplication looks at all of them together."""
+    first = True
+    for is_filter, group in groupby(recipe.stages, key=lambda stage: stage.use not in DEDUPLICATIONS):
+        entries = list(group)
+        if is_filter or first:
+            bar.note("filter")
+            outcome = stages.filters(opened, chunks, entries if is_filter else [], recipe.licences)
+            chunks = outcome.chunks
+            yield outcome
+        first = False
+        for entry in [] if is_filter else entries:
+            bar.note(f"{entry.use} duplicates")
+            outcome = _deduplicated(opened, recipe, chunks, entry)
+            chunks = outcome.chunks
+            yield outcome
+    if first:
+        yield stages.filters(opened, chunks, [], recipe.licences)
+
+
+def _deduplicated(opened: Executor, recipe: Recipe, chunks: list[Chunk], entry: StageEntry) -> StageOutcome:
+    chosen = [chunk for chunk in chunks if not entry.sources or chunk.source in entry.sources]
+    if not chosen:
+        return StageOutcome(entry.use, chunks, [], [])
+    if entry.use == "exact":
+        outcome = stages.exact(opened, chosen, recipe.memory_bytes)
+    else:
+        outcome = stages.near(opened, chosen, entry.settings, recipe.memory_bytes)
+    untouched = [chunk for chunk in chunks if chunk not in chosen]
+    return StageOutcome(outcome.stage, [*outcome.chunks, *untouched], outcome.reports, outcome.keys)
+
+
+def _split_labels(opened: Executor, recipe: Recipe, chunks: list[Chunk]) -> Done | None:
+    """Clusters for the splits. Where near-duplicates were dropped over everything, each document is its own cluster."""
+    if recipe.splits.validation + recipe.splits.test == 0:
+        return None
+    if any(stage.use == "near" and not stage.sources for stage in recipe.stages):
+        return None
+    return stages.near_labels(opened, chunks, {}, recipe.memory_bytes)
+
+
+def _account(outcome: StageOutcome) -> dict[str, Any]:
+    """What a stage kept and dropped, by source."""
+    sources: dict[str, dict[str, Any]] = {}
+    for source, result in outcome.reports:
+        account = sources.setdefault(source, {"documents": 0, "text_bytes": 0, "dropped": {}, "licences": {}})
+        account["documents"] += result["documents"]
+        account["text_bytes"] += result["text_bytes"]
+        for kind in ("dropped", "licences"):
+            for name, count in result[kind].items():
+                account[kind][name] = account[kind].get(name, 0) + count
+    return {"stage": outcome.stage, "sources": sources}
+
+
+def _portable(recipe: Recipe) -> dict[str, Any]:
+    """The recipe without the places of this machine: inputs are named by their origins and checksums."""
+    plain: dict[str, Any] = to_mapping(recipe)
+    for entry in plain["sources"]:
+        entry["paths"] = [
+            os.path.basename(path.rstrip("/")) if not path.startswith("generate:") else path for path in entry["paths"]
+        ]
+    return plain
+
+
+class _Counted:
+    """An executor whose finished tasks move the progress bar."""
+
+    def __init__(self, inner: Executor, bar: Progress) -> None:
+        self._inner, self._bar = inner, bar
+
+    def map(self, tasks: Any) -> Iterator[Done]:
+        for done in self._inner.map(tasks):
+            self._bar.advance()
+            yield done
+
+
+@contextmanager
+def _alone(out: str) -> Iterator[None]:
+    """Two builds must not write one corpus at a time."""
+    with open(os.path.join(out, ".lock"), "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"another build is writing {out}", fix="wait for it, or choose another folder") from None
+        yield

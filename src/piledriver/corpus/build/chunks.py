@@ -1,0 +1,92 @@
+"""Documents between stages: chunk files of some tens of MB in the order of the whole, with what their stage dropped."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import zstandard
+
+from piledriver.corpus.build.tasks import Done, task_folder
+from piledriver.corpus.document import Document
+from piledriver.corpus.shard_reader import read_shards
+from piledriver.corpus.shard_writer import ShardFileWriter
+
+DOCUMENTS, DROPPED = "documents.jsonl.zst", "dropped.jsonl.zst"
+CHUNK_BYTES = 32 << 20
+
+
+class Dropped(msgspec.Struct, frozen=True, gc=False):
+    """One line of the ledger: which document went, at which stage, why, and which one was kept in its place."""
+
+    id: str
+    source: str
+    stage: str
+    reason: str
+    detail: str = ""
+    kept: str = ""
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A chunk file, known by the key of the task that made it. `first` is the ordinal of its first document."""
+
+    key: str
+    source: str
+    documents: int
+    text_bytes: int
+    first: int = 0
+
+    def path(self, work: str, name: str = DOCUMENTS) -> str:
+        """Its file in the work folder."""
+        return os.path.join(task_folder(work, self.key), name)
+
+    def read(self, work: str) -> Iterator[Document]:
+        """Its documents."""
+        return read_shards(self.path(work))
+
+
+def numbered(chunks: Iterable[Chunk]) -> list[Chunk]:
+    """The chunks with the ordinals of their first documents."""
+    made, first = [], 0
+    for chunk in chunks:
+        made.append(replace(chunk, first=first))
+        first += chunk.documents
+    return made
+
+
+def chunk_of(done: Done, source: str) -> Chunk:
+    """The chunk that a finished task made."""
+    return Chunk(done.key, source, done.result["documents"], done.result["text_bytes"])
+
+
+def write_chunk(folder: str, kept: Iterable[Document | Dropped]) -> dict[str, Any]:
+    """Write what a stage kept and dropped; returns the counts that the manifest adds up."""
+    documents = text_bytes = 0
+    reasons: Counter[str] = Counter()
+    licences: Counter[str] = Counter()
+    with (
+        ShardFileWriter(os.path.join(folder, DOCUMENTS)) as shard,
+        ShardFileWriter(os.path.join(folder, DROPPED)) as ledger,
+    ):
+        for item in kept:
+            if isinstance(item, Dropped):
+                reasons[f"{item.stage}: {item.reason}"] += 1
+                ledger.write_line(msgspec.json.encode(item) + b"\n")
+                continue
+            documents += 1
+            text_bytes += len(item.text.encode("utf-8", "replace"))
+            licences[str(item.meta.get("licence", "unknown"))] += 1
+            shard.write(item)
+    return {"documents": documents, "text_bytes": text_bytes, "dropped": dict(reasons), "licences": dict(licences)}
+
+
+def read_dropped(path: str) -> Iterator[Dropped]:
+    """The ledger lines of a chunk."""
+    with zstandard.open(path, "rb") as file:
+        yield from msgspec.json.Decoder(Dropped).decode_lines(file.read())

@@ -1,0 +1,220 @@
+"""The stages of a build: which tasks there are, what their outcomes say. Chunks in, chunks out, one function each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+from piledriver.core.config import from_mapping
+from piledriver.core.errors import PiledriverError, UsageError
+from piledriver.corpus.build.chunks import CHUNK_BYTES, Chunk, chunk_of, numbered
+from piledriver.corpus.build.executors import Executor
+from piledriver.corpus.build.tasks import Done, Task
+from piledriver.corpus.dedup.minhash import PRESETS, MinHashSettings
+from piledriver.corpus.dedup.near import hash_ranges
+from piledriver.corpus.extract import pieces_of
+from piledriver.corpus.recipe import Licences, SourceEntry, StageEntry
+from piledriver.corpus.source import piece_bytes
+from piledriver.corpus.sources import resolve
+from piledriver.corpus.streams import local_files
+
+_STEPS = "piledriver.corpus.build.steps"
+CHUNK_PIECES = 50_000
+CHECKSUM_BYTES, CHECKSUM_FILES = 1 << 28, 2_000
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class StageOutcome:
+    """Chunks after a stage, with what each of its tasks reported: the manifest's raw material."""
+
+    stage: str
+    chunks: list[Chunk]
+    reports: list[tuple[str, dict[str, Any]]]
+    """(source, result) of each task that wrote a chunk."""
+    keys: list[str]
+    """The keys of those tasks."""
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """One raw file as it was read."""
+
+    source: str
+    origin: str
+    path: str
+    size: int
+    modified_ns: int
+    sha256: str
+
+
+def checksum_inputs(executor: Executor, name: str, entry: SourceEntry) -> list[InputFile]:
+    """Every raw file of a source with its checksum. Files are hashed again only where a size or time changed."""
+    found: list[tuple[str, str, int, int]] = []
+    for path, origin, _ in local_files(path for path in entry.paths if not path.startswith("generate:")):
+        status = os.stat(path)
+        found.append((path, origin, status.st_size, status.st_mtime_ns))
+    groups = list(_cut(found, lambda file: file[2], CHECKSUM_BYTES, CHECKSUM_FILES))
+    tasks = (
+        Task(f"{_STEPS}:checksums", {"files": [file[1:] for file in group]}, payload=[file[0] for file in group])
+        for group in groups
+    )
+    return [
+        InputFile(name, origin, path, size, modified, checksum)
+        for group, done in zip(groups, executor.map(tasks), strict=True)
+        for (path, origin, size, modified), checksum in zip(group, done.result["sha256"], strict=True)
+    ]
+
+
+def extract(executor: Executor, name: str, entry: SourceEntry, inputs: Sequence[InputFile]) -> StageOutcome:
+    """Raw files to chunks. After a crash the pieces are found again, which is cheap, and the missing chunks parsed."""
+    source = resolve(entry.source)
+    described = {"source": source.slug, "name": name, "inputs": _inputs_key(entry, inputs)}
+
+    def tasks() -> Iterator[Task]:
+        for number, pieces in enumerate(_cut(pieces_of(source, entry.paths), piece_bytes, CHUNK_BYTES, CHUNK_PIECES)):
+            yield Task(f"{_STEPS}:extract_chunk", {**described, "number": number}, payload=pieces)
+
+    outcome = _chunked("extract", ((name, done) for done in executor.map(tasks())))
+    for file in inputs:
+        status = os.stat(file.path)
+        if (status.st_size, status.st_mtime_ns) != (file.size, file.modified_ns):
+            raise PiledriverError(f"{file.path} changed while it was read", fix="run the build again")
+    if not outcome.chunks:
+        raise PiledriverError(
+            f"source {name!r} has no documents in {', '.join(entry.paths)}", fix=f"it reads {source.raw_format}"
+        )
+    return outcome
+
+
+def _inputs_key(entry: SourceEntry, inputs: Sequence[InputFile]) -> str:
+    generated = [path for path in entry.paths if path.startswith("generate:")]
+    return Task("inputs", {"files": [[file.origin, file.sha256] for file in inputs], "generated": generated}).key
+
+
+def _cut(items: Iterable[T], size: Callable[[T], int], most_bytes: int, most_items: int) -> Iterator[list[T]]:
+    """Items in groups of about so many bytes; the cuts depend on the items alone."""
+    group: list[T] = []
+    filled = 0
+    for item in items:
+        group.append(item)
+        filled += size(item)
+        if filled >= most_bytes or len(group) >= most_items:
+            yield group
+            group, filled = [], 0
+    if group:
+        yield group
+
+
+def filters(executor: Executor, chunks: list[Chunk], entries: list[StageEntry], licences: Licences) -> StageOutcome:
+    """Licences and a run of filters, in one pass over each chunk."""
+
+    def tasks() -> Iterator[Task]:
+        for chunk in chunks:
+            chosen = [
+                {"use": e.use, "settings": e.settings} for e in entries if not e.sources or chunk.source in e.sources
+            ]
+            arguments = {"chunk": chunk.key, "filters": chosen, "allow": licences.allow, "refuse": licences.refuse}
+            yield Task(f"{_STEPS}:filter_chunk", arguments)
+
+    return _chunked("filter", zip((chunk.source for chunk in chunks), executor.map(tasks()), strict=True))
+
+
+def exact(executor: Executor, chunks: list[Chunk], memory_bytes: int) -> StageOutcome:
+    """Whole documents that say the same: the first is kept."""
+    chunks = numbered(chunks)
+    hashed = list(executor.map(Task(f"{_STEPS}:exact_hashes", {"chunk": chunk.key}) for chunk in chunks))
+    runs = _runs(hashed, chunks)
+    total = sum(chunk.documents for chunk in chunks)
+    edges = [
+        Task(f"{_STEPS}:exact_edges", {"runs": runs, "low": low, "high": high})
+        for low, high in hash_ranges(total, memory_bytes)
+    ]
+    labels = _labelled(executor, [done.key for done in executor.map(edges)], total)
+    return _without_duplicates(executor, chunks, labels, "exact")
+
+
+def near(executor: Executor, chunks: list[Chunk], settings: dict[str, Any], memory_bytes: int) -> StageOutcome:
+    """Documents that say nearly the same: the first of each cluster is kept."""
+    chunks = numbered(chunks)
+    return _without_duplicates(executor, chunks, near_labels(executor, chunks, settings, memory_bytes), "near")
+
+
+def near_labels(executor: Executor, chunks: list[Chunk], settings: dict[str, Any], memory_bytes: int) -> Done:
+    """Clusters of near-duplicates over chunks that have their ordinals."""
+    minhash = near_settings(settings)
+    described = asdict(minhash)
+    signed = list(
+        executor.map(Task(f"{_STEPS}:near_signatures", {"chunk": c.key, "settings": described}) for c in chunks)
+    )
+    runs = _runs(signed, chunks)
+    total = sum(chunk.documents for chunk in chunks)
+    ranges = hash_ranges(total, memory_bytes)
+    pairs = [
+        done.key
+        for done in executor.map(
+            Task(f"{_STEPS}:near_pairs", {"runs": runs, "band": band, "low": low, "high": high})
+            for band in range(minhash.bands)
+            for low, high in ranges
+        )
+    ]
+    compared = [
+        Task(
+            f"{_STEPS}:near_edges",
+            {"runs": runs, "pairs": pairs, "low": low, "high": high, "threshold": minhash.threshold},
+        )
+        for low, high in _ordinal_ranges(chunks)
+    ]
+    return _labelled(executor, [done.key for done in executor.map(compared)], total)
+
+
+def near_settings(settings: dict[str, Any]) -> MinHashSettings:
+    """Settings of the near stage: a preset, with what differs."""
+    given = dict(settings)
+    preset = given.pop("preset", "piledriver")
+    if preset not in PRESETS:
+        raise UsageError(f"near: unknown preset {preset!r}", fix=f"choose from {', '.join(PRESETS)}")
+    return from_mapping(MinHashSettings, {**asdict(PRESETS[preset]), **given}, "near")
+
+
+def _ordinal_ranges(chunks: list[Chunk]) -> Iterator[tuple[int, int]]:
+    for chunk in chunks:
+        yield chunk.first, chunk.first + chunk.documents
+
+
+def _labelled(executor: Executor, edges: list[str], documents: int) -> Done:
+    (done,) = executor.map([Task(f"{_STEPS}:label_clusters", {"edges": edges, "documents": documents})])
+    return done
+
+
+def _without_duplicates(executor: Executor, chunks: list[Chunk], labels: Done, stage: str) -> StageOutcome:
+    known = [[chunk.key, chunk.first, chunk.documents] for chunk in chunks]
+
+    def tasks() -> Iterator[Task]:
+        for chunk in chunks:
+            arguments = {
+                "chunk": chunk.key,
+                "first": chunk.first,
+                "labels": labels.key,
+                "chunks": known,
+                "stage": stage,
+            }
+            yield Task(f"{_STEPS}:drop_duplicates", arguments)
+
+    return _chunked(stage, zip((chunk.source for chunk in chunks), executor.map(tasks()), strict=True))
+
+
+def _runs(dones: list[Done], chunks: list[Chunk]) -> list[list[Any]]:
+    return [[done.key, chunk.first, chunk.documents] for done, chunk in zip(dones, chunks, strict=True)]
+
+
+def _chunked(stage: str, outcomes: Iterable[tuple[str, Done]]) -> StageOutcome:
+    chunks, reports, keys = [], [], []
+    for source, done in outcomes:
+        reports.append((source, done.result))
+        keys.append(done.key)
+        if done.result["documents"]:
+            chunks.append(chunk_of(done, source))
+    return StageOutcome(stage, chunks, reports, keys)

@@ -1,0 +1,273 @@
+"""A build: the same bytes whatever happens on the way, exactly what was asked for, and loud when it cannot be."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from piledriver.core.errors import ConfigError, PiledriverError, UnknownNameError, UsageError
+from piledriver.corpus import read_shards
+from piledriver.corpus.build import chunks
+from piledriver.corpus.build.build import build_corpus
+from piledriver.corpus.build.tasks import Task, run_task
+from piledriver.corpus.manifest import load_manifest, verify
+from piledriver.corpus.recipe import load_recipe
+
+pytestmark = pytest.mark.slow
+
+WORDS = [f"word{i}" for i in range(3000)]
+
+
+def raw_files(folder: Path) -> None:
+    """Two sources of 120 documents; every tenth is an exact copy, every tenth an edit of the one before."""
+    luck = random.Random(0)
+    for source in ("one", "two"):
+        (folder / source).mkdir(parents=True)
+        previous: list[str] = ["start"]
+        for i in range(120):
+            words = previous if i % 10 == 1 else luck.choices(WORDS, k=200)
+            if i % 10 == 2:
+                words = [*previous[:100], "edited", *previous[101:]]
+            (folder / source / f"{i:03d}.txt").write_text(" ".join(words) + f"\n\n{source if i % 10 > 2 else ''}")
+            previous = words
+
+
+RECIPE = """
+name: trial
+seed: {seed}
+shard_bytes: 60_000
+splits: {{validation: 0.05, test: 0.05}}
+sources:
+  - {{source: text, name: One, paths: [raw/one], epochs: 2.5}}
+  - {{source: text, name: Two, paths: [raw/two], epochs: 1}}
+stages:
+  - {{use: length, settings: {{min_characters: 100}}}}
+  - {{use: exact}}
+  - {{use: near}}
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("build")
+    raw_files(folder / "raw")
+    (folder / "recipe.yaml").write_text(RECIPE.format(seed=7))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(place: Path) -> dict[str, bytes]:
+    build_corpus(load_recipe(place / "recipe.yaml"), str(place / "undisturbed"), workers=1)
+    return content(place / "undisturbed")
+
+
+def content(corpus: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(corpus)): path.read_bytes()
+        for path in corpus.rglob("*")
+        if path.is_file() and ".work" not in path.parts and path.name != ".lock"
+    }
+
+
+def test_the_bytes_are_the_same_for_any_number_of_workers(place: Path, undisturbed: dict[str, bytes]) -> None:
+    build_corpus(load_recipe(place / "recipe.yaml"), str(place / "three"), workers=3)
+    assert content(place / "three") == undisturbed
+    assert verify(place / "three") == []
+
+
+def test_everything_asked_for_is_there_exactly(place: Path, undisturbed: dict[str, bytes]) -> None:
+    manifest = load_manifest(place / "undisturbed")
+    near = next(stage for stage in manifest.stages if stage["stage"] == "near")["sources"]
+    train = list(read_shards(place / "undisturbed" / "train"))
+    copies = Counter(document.id for document in train)
+    by_source = {name: [d for d in train if d.source == name] for name in ("One", "Two")}
+    assert set(Counter(copies[d.id] for d in by_source["One"])) == {2, 3}
+    assert {copies[d.id] for d in by_source["Two"]} == {1}
+    size = sum(len({d.id: d for d in by_source["One"]}[i].text.encode()) for i in {d.id for d in by_source["One"]})
+    got = sum(len(d.text.encode()) for d in by_source["One"])
+    assert manifest.mix["One"] == {"asked_bytes": 2.5 * size, "got_bytes": got}
+    assert abs(got - 2.5 * size) <= max(len(d.text.encode()) for d in by_source["One"]), "within one document"
+    held_out = [d for split in ("validation", "test") for d in read_shards(place / "undisturbed" / split)]
+    assert held_out
+    assert not {d.id for d in held_out} & set(copies)
+    assert len(copies) + len(held_out) == sum(account["documents"] for account in near.values())
+    assert len([p for p in undisturbed if p.startswith("train/")]) > 3, "several shards"
+    assert [d.id for d in by_source["Two"]] != sorted(d.id for d in by_source["Two"]), "shuffled"
+
+
+def test_the_ledger_names_every_document_that_went_and_what_was_kept(
+    place: Path, undisturbed: dict[str, bytes]
+) -> None:
+    rows = pq.read_table(place / "undisturbed" / "ledger.parquet").to_pylist()
+    reasons = Counter((row["stage"], row["reason"]) for row in rows)
+    # Every tenth document is a copy in each source, and every tenth an edit.
+    assert reasons == {("exact", "exact duplicate"): 24, ("near", "near duplicate"): 24}
+    manifest = load_manifest(place / "undisturbed")
+    assert sum(n for s in manifest.stages for a in s["sources"].values() for n in a["dropped"].values()) == len(rows)
+    kept = {d.id for split in ("train", "validation", "test") for d in read_shards(place / "undisturbed" / split)}
+    assert all(row["kept"] in kept and row["id"] not in kept for row in rows)
+
+
+_BUILD = """
+import sys
+from piledriver.corpus.build import stages
+from piledriver.corpus.build.build import build_corpus
+from piledriver.corpus.recipe import load_recipe
+stages.CHUNK_BYTES = 20_000
+build_corpus(load_recipe(sys.argv[1]), sys.argv[2], workers=2)
+"""
+
+
+@pytest.fixture(scope="module")
+def small_chunks(place: Path) -> dict[str, bytes]:
+    """The undisturbed corpus of a build with many small tasks: some hundred places to be killed in."""
+    subprocess.run([sys.executable, "-c", _BUILD, str(place / "recipe.yaml"), str(place / "small")], check=True)
+    return content(place / "small")
+
+
+def test_kill_9_of_the_build_at_random_moments_changes_nothing(
+    place: Path, tmp_path: Path, small_chunks: dict[str, bytes]
+) -> None:
+    luck = random.Random(1)
+    kills, corpus = 0, 0
+    while kills < 24:
+        out = tmp_path / str(corpus)
+        process = subprocess.Popen([sys.executable, "-c", _BUILD, str(place / "recipe.yaml"), str(out)])
+        try:
+            assert process.wait(timeout=luck.uniform(0.3, 2.5)) == 0
+            corpus += 1
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            kills += 1
+    subprocess.run([sys.executable, "-c", _BUILD, str(place / "recipe.yaml"), str(tmp_path / str(corpus))], check=True)
+    for made in range(corpus + 1):
+        assert content(tmp_path / str(made)) == small_chunks
+
+
+def test_kill_9_of_its_workers_does_not_stop_a_build(
+    place: Path, tmp_path: Path, small_chunks: dict[str, bytes]
+) -> None:
+    luck = random.Random(2)
+    kills = 0
+    with subprocess.Popen([sys.executable, "-c", _BUILD, str(place / "recipe.yaml"), str(tmp_path / "out")]) as process:
+        while process.poll() is None:
+            time.sleep(luck.uniform(0.8, 2.0))
+            victims = _children(process.pid)
+            if victims and kills < 6:
+                os.kill(luck.choice(victims), signal.SIGKILL)
+                kills += 1
+    assert process.returncode == 0
+    assert kills >= 1
+    assert content(tmp_path / "out") == small_chunks
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def test_only_what_a_change_touches_runs_again(place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "corpus"
+    raw_files(tmp_path / "raw")
+    (tmp_path / "recipe.yaml").write_text(RECIPE.format(seed=7))
+    build_corpus(load_recipe(tmp_path / "recipe.yaml"), str(out))
+    before = _tasks(out)
+    build_corpus(load_recipe(tmp_path / "recipe.yaml"), str(out))
+    assert _tasks(out) == before, "nothing changed, nothing ran"
+    (tmp_path / "recipe.yaml").write_text(RECIPE.format(seed=8))
+    build_corpus(load_recipe(tmp_path / "recipe.yaml"), str(out))
+    shuffled = _tasks(out) - before
+    assert shuffled
+    assert len(shuffled) < len(before) / 2, "another seed touches the mix alone"
+    (tmp_path / "raw" / "one" / "new.txt").write_text(" ".join(WORDS[:300]))
+    build_corpus(load_recipe(tmp_path / "recipe.yaml"), str(out))
+    assert any("word299" in document.text and "word0 " in document.text for document in read_shards(out / "train"))
+    assert verify(out) == []
+
+
+def _tasks(out: Path) -> set[str]:
+    return {path.name for path in (out / ".work").glob("*/*")}
+
+
+def test_damage_is_found(place: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+    for name, data in undisturbed.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    assert verify(tmp_path) == []
+    shard = tmp_path / "train" / "00001.jsonl.zst"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    (tmp_path / "train" / "00000.jsonl.zst").unlink()
+    (tmp_path / "train" / "99999.jsonl.zst").write_bytes(b"")
+    assert len(verify(tmp_path)) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        (("use: exact", "use: exct"), UnknownNameError, "did you mean 'exact'"),
+        (("min_characters: 100", "min_charcters: 100"), ConfigError, "did you mean 'min_characters'"),
+        (("use: near", "use: near, settings: {preset: x}"), UsageError, "choose from piledriver, datatrove, pile"),
+        (("source: text, name: One", "source: txet, name: One"), UsageError, "did you mean 'text'"),
+        (("name: One", "name: Two"), ConfigError, "twice"),
+        (("epochs: 2.5", "epochs: 2.5, weight: 1"), ConfigError, "give one of"),
+        (("epochs: 2.5", "epochs: -1"), ConfigError, "must not be negative"),
+        (("raw/one", "raw/nowhere"), UsageError, "does not exist"),
+        (("validation: 0.05", "validation: 0.96"), ConfigError, "under 1 together"),
+        (("min_characters: 100", "min_characters: 1000000"), PiledriverError, "every document was dropped"),
+    ],
+)
+def test_a_wrong_recipe_is_refused_with_its_fix(
+    change: tuple[str, str], error: type[Exception], said: str, place: Path, tmp_path: Path
+) -> None:
+    os.symlink(place / "raw", tmp_path / "raw")
+    (tmp_path / "recipe.yaml").write_text(RECIPE.format(seed=7).replace(*change, 1))
+    with pytest.raises(error, match=said):
+        build_corpus(load_recipe(tmp_path / "recipe.yaml"), str(tmp_path / "out"))
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_two_builds_do_not_write_one_corpus(place: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _BUILD, str(place / "recipe.yaml"), str(tmp_path / "out")]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as first:
+        while not (tmp_path / "out" / ".work").exists():
+            time.sleep(0.05)
+        with pytest.raises(UsageError, match="another build is writing"):
+            build_corpus(load_recipe(place / "recipe.yaml"), str(tmp_path / "out"))
+        first.kill()
+
+
+def test_a_task_runs_once_and_its_folder_is_whole(tmp_path: Path) -> None:
+    task = Task("tests.corpus.build.test_build:write_then_fail", {"fail": True})
+    with pytest.raises(RuntimeError):
+        run_task((str(tmp_path), task))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    good = Task("tests.corpus.build.test_build:write_then_fail", {"fail": False})
+    done = run_task((str(tmp_path), good))
+    assert run_task((str(tmp_path), good)) == done
+    assert good.key != task.key
+    assert Path(done.path("half")).read_text() == "half"
+
+
+def write_then_fail(folder: str, fail: bool) -> dict[str, int]:
+    """A task of these tests."""
+    Path(folder, "half").write_text("half")
+    if fail:
+        raise RuntimeError("half way")
+    return {"n": 1}
+
+
+def test_chunks_are_numbered_in_order() -> None:
+    made = chunks.numbered([chunks.Chunk("a", "S", 3, 10), chunks.Chunk("b", "S", 2, 10)])
+    assert [chunk.first for chunk in made] == [0, 3]
