@@ -120,9 +120,8 @@ def clip_by_global_norm(limit: float) -> Optimizer:
     """Scale all gradients down together so that their joint norm is at most the limit."""
 
     def clipped(grads: Any, params: Any) -> Any:
-        leaves = leaves_of(grads)
         factor = torch.clamp(limit / (global_norm(grads) + 1e-6), max=1.0)
-        return rebuild(grads, [leaf * factor.to(leaf.dtype) for leaf in leaves])
+        return rebuild(grads, torch._foreach_mul(leaves_of(grads), factor))
 
     return stateless(clipped)
 

@@ -172,18 +172,16 @@ class MultiHeadAttention(Module):
         mask: Tensor | None = None,
         bias: Tensor | None = None,
         positions: Tensor | None = None,
+        rotary: tuple[Tensor, Tensor] | None = None,
         deterministic: bool = True,
     ) -> Tensor:
-        """Attend from x to itself, or to `context`."""
+        """Attend from x to itself, or to `context`; `rotary` are the tables, where the caller has made them already."""
         source = x if context is None else context
         kv_heads = self.kv_heads or self.heads
         head_dim = self._head_dim(x.shape[-1])
         query, key, value = self._projected(x, source, kv_heads, head_dim)
         if self.rotary_base is not None:
-            if positions is None:
-                start = self._cache_index() if self.decode else 0
-                positions = torch.arange(x.shape[1], device=x.device) + start
-            cos, sin = rotary_tables(positions, head_dim, self.rotary_base)
+            cos, sin = rotary or self._rotary(positions, x, head_dim)
             cos, sin = _replicated_like(cos, query), _replicated_like(sin, query)
             query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         causal = self.causal
@@ -214,6 +212,13 @@ class MultiHeadAttention(Module):
         )
         return self.child("out", project)(out)
 
+    def _rotary(self, positions: Tensor | None, x: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+        assert self.rotary_base is not None
+        if positions is None:
+            start = self._cache_index() if self.decode else 0
+            positions = torch.arange(x.shape[1], device=x.device) + start
+        return rotary_tables(positions, head_dim, self.rotary_base)
+
     def _head_dim(self, features: int) -> int:
         if self.head_dim is not None:
             return self.head_dim
@@ -226,24 +231,10 @@ class MultiHeadAttention(Module):
     def _projected(self, x: Tensor, source: Tensor, kv_heads: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
         if self.fuse_projections and source is x and not self.use_bias:
             return self._fused(x, kv_heads, head_dim)
-        layers = [
-            DenseGeneral(
-                (heads, head_dim),
-                -1,
-                self.use_bias,
-                self.dtype,
-                self.param_dtype,
-                self.kernel_init,
-                self.bias_init,
-                ("embed", axis, "head_dim"),
-            )
-            for heads, axis in ((self.heads, "heads"), (kv_heads, "kv_heads"), (kv_heads, "kv_heads"))
-        ]
-        return (
-            self.child("query", layers[0])(x),
-            self.child("key", layers[1])(source),
-            self.child("value", layers[2])(source),
-        )
+        shared = (-1, self.use_bias, self.dtype, self.param_dtype, self.kernel_init, self.bias_init)
+        queries = DenseGeneral((self.heads, head_dim), *shared, ("embed", "heads", "head_dim"))
+        keys = DenseGeneral((kv_heads, head_dim), *shared, ("embed", "kv_heads", "head_dim"))
+        return self.child("query", queries)(x), self.child("key", keys)(source), self.child("value", keys)(source)
 
     def _fused(self, x: Tensor, kv_heads: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
         """One matrix product instead of three; the parameters are the same three."""

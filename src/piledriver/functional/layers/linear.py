@@ -61,22 +61,19 @@ class DenseGeneral(Module):
     def __call__(self, x: Tensor) -> Tensor:
         """Contract `dims` with the kernel, whose shape is (contracted..., features...)."""
         features = (self.features,) if isinstance(self.features, int) else self.features
-        dims = (self.dims,) if isinstance(self.dims, int) else self.dims
-        dims = tuple(dim % x.ndim for dim in dims)
-        last = tuple(range(x.ndim - len(dims), x.ndim))
-        if dims != last:
-            x = torch.movedim(x, dims, last)
-        kept, taken = x.shape[: x.ndim - len(dims)], tuple(x.shape[x.ndim - len(dims) :])
-        kernel = self.param(
-            "kernel", _flat_init(self.kernel_init, len(taken)), (*taken, *features), self.param_dtype, self.kernel_axes
-        )
+        count = 1
+        if self.dims != -1:
+            x, count = _taken_last(x, self.dims)
+        kept, taken = x.shape[:-count], tuple(x.shape[-count:])
+        init = _flat_init(self.kernel_init, count) if self.is_initialising else self.kernel_init
+        kernel = self.param("kernel", init, (*taken, *features), self.param_dtype, self.kernel_axes)
         rows, columns = math.prod(taken), math.prod(features)
         if not self.use_bias:
             x, kernel = promoted(self.dtype, x, kernel)
-            flat = torch.matmul(x.reshape(*kept, rows), kernel.reshape(rows, columns))
+            flat = torch.matmul(x if count == 1 else x.reshape(*kept, rows), kernel.reshape(rows, columns))
         else:
-            axes = None if self.kernel_axes is None else self.kernel_axes[len(taken) :]
-            bias = self.param("bias", _flat_init(self.bias_init, 0), features, self.param_dtype, axes)
+            axes = None if self.kernel_axes is None else self.kernel_axes[count:]
+            bias = self.param("bias", self.bias_init, features, self.param_dtype, axes)
             x, kernel, bias = promoted(self.dtype, x, kernel, bias)
             flat = torch.nn.functional.linear(
                 x.reshape(*kept, rows), kernel.reshape(rows, columns).mT, bias.reshape(columns)
@@ -111,12 +108,17 @@ class Einsum(Module):
         return out + bias.to(out.dtype)
 
 
+def _taken_last(x: Tensor, dims: int | tuple[int, ...]) -> tuple[Tensor, int]:
+    """The input with the contracted dimensions at the end, and how many they are."""
+    chosen = tuple(dim % x.ndim for dim in ((dims,) if isinstance(dims, int) else dims))
+    last = tuple(range(x.ndim - len(chosen), x.ndim))
+    return (x if chosen == last else torch.movedim(x, chosen, last)), len(chosen)
+
+
 def _flat_init(init: Initialiser, contracted: int) -> Initialiser:
     """Initialise as the flat matrix that the kernel stands for, so that the fans are the whole sums."""
 
     def flat(key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        if not contracted:
-            return init(key, shape, dtype, device)
         rows = math.prod(shape[:contracted])
         return init(key, (rows, math.prod(shape[contracted:])), dtype, device).reshape(shape)
 

@@ -18,6 +18,7 @@ from piledriver.functional.layers.dtypes import promoted
 from piledriver.functional.layers.embed import Embed
 from piledriver.functional.layers.linear import Dense
 from piledriver.functional.layers.norm import RMSNorm
+from piledriver.functional.layers.positions import rotary_tables
 from piledriver.functional.lift import Remat, Scanned
 from piledriver.functional.module import Module
 
@@ -79,7 +80,13 @@ class TransformerBlock(Module):
     kernel_init: Initialiser = _NORMAL
 
     def __call__(
-        self, x: Tensor, *, mask: Tensor | None = None, positions: Tensor | None = None, deterministic: bool = True
+        self,
+        x: Tensor,
+        *,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        deterministic: bool = True,
     ) -> Tensor:
         """The stream after this block."""
         norm = RMSNorm(self.norm_epsilon, dtype=self.dtype, param_dtype=self.param_dtype, axes=("embed",))
@@ -101,7 +108,11 @@ class TransformerBlock(Module):
         )
         mlp = GatedMLP(self.mlp_dim, self.fuse_projections, self.dtype, self.param_dtype, self.kernel_init)
         attended = self.child("attention", attention)(
-            self.child("attention_norm", norm)(x), mask=mask, positions=positions, deterministic=deterministic
+            self.child("attention_norm", norm)(x),
+            mask=mask,
+            positions=positions,
+            rotary=rotary,
+            deterministic=deterministic,
         )
         if self.dropout_rate and not deterministic:
             attended = self.child("attention_dropout", Dropout(self.dropout_rate, deterministic=False))(attended)
@@ -155,12 +166,18 @@ class Decoder(Module):
         )
         x = self.constrain(embed(tokens), ("batch", "length", "embed"))
         block = self._block()
+        # Made once for all blocks; only a block that decodes knows where it stands.
+        head_dim = self.head_dim or self.dim // self.heads
+        rotary = None
+        if not self.decode or positions is not None:
+            at = torch.arange(tokens.shape[-1], device=tokens.device) if positions is None else positions
+            rotary = rotary_tables(at, head_dim, self.rotary_base)
+        shared = {"mask": mask, "positions": positions, "rotary": rotary, "deterministic": deterministic}
         if self.scan:
-            layers = self.child("layers", Scanned(block, self.depth))
-            x = layers(x, mask=mask, positions=positions, deterministic=deterministic)
+            x = self.child("layers", Scanned(block, self.depth))(x, **shared)
         else:
             for i in range(self.depth):
-                x = self.child(f"layers_{i}", block)(x, mask=mask, positions=positions, deterministic=deterministic)
+                x = self.child(f"layers_{i}", block)(x, **shared)
         norm = RMSNorm(self.norm_epsilon, dtype=self.dtype, param_dtype=self.param_dtype, axes=("embed",))
         x = self.child("norm", norm)(x)
         if features_only:
