@@ -1,4 +1,4 @@
-"""Green Book (APS): the text format of US patents from 1976 to 2001. Fields by four letters, special characters by name."""
+"""Green Book (APS), the text format of US patents from 1976 to 2001: fields by their letters, characters by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from piledriver.corpus.markdown import lowered, raised
 _GREEK = dict(
     zip(
         str.split(
-            "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau upsilon phi "
+            "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau "
+            "upsilon phi "
             "chi psi omega"
         ),
         "αβγδεζηθικλμνξοπρστυφχψω",
@@ -22,16 +23,20 @@ _NAMED = {
     **{name.upper(): letter.upper() for name, letter in _GREEK.items()},
     "degree": "°", "times": "×", "+-": "±", "-+": "∓", "gtoreq": "≥", "ltoreq": "≤", "gtoreg": "≥", "about": "~",
     "apprxeq": "≈", "apprch": "≈", "noteq": "≠", "ident": "≡", "infin": "∞", "fwdarw": "→", "rarw": "←", "revarw": "←",
-    "multidot": "·", "cndot": "·", "cndot.": "·", "div": "÷", "sctn": "§", "COPYRGT": "©", "RTM": "®", "TM": "™", "ANG": "Å",
+    "multidot": "·", "cndot": "·", "cndot.": "·", "div": "÷", "sctn": "§", "COPYRGT": "©", "RTM": "®", "TM": "™",
+    "ANG": "Å",
     "ANGSTROM": "Å", "perp": "⊥", "intg": "∫", "differential": "∂", "gradient": "∇", "sqroot": "√", "angle": "∠",
     "paragraph": "¶", "dagger": "†", "vertline": "|", "multidot.": "·", "thrfore": "∴", "varies": "∝", "epsilon.": "ε",
     "quadrature": "□", "diameter": "⌀", "uparw": "↑", "dwnarw": "↓", "hoarfrost": "", "circle": "○", "largecircle": "○",
-    "o slashed": "ø", "phi.": "φ", "parallel": "∥", "cuberoot": "∛", "half": "½", "1/2": "½", "1/4": "¼", "3/4": "¾", "PHI": "Φ",
+    "o slashed": "ø", "phi.": "φ", "parallel": "∥", "cuberoot": "∛", "half": "½", "1/2": "½", "1/4": "¼", "3/4": "¾",
+    "PHI": "Φ",
     "cent": "¢", "pound": "£", "female": "♀", "male": "♂", "prime": "′", "andgate": "∧", "orgate": "∨", "BECAUSE": "∵",
     "SIGMA": "Σ", "sigma": "σ", "euro": "€", "yen": "¥", "omicron": "ο", "union": "∪", "intersection": "∩",
 }  # fmt: skip
 _NAME = re.compile(r"\.(?!sub\.|sup\.)([A-Za-z+\-][A-Za-z0-9/+\- ]{0,15})\.")
-_SCRIPT = re.compile(r"\.(sub|sup)\.([A-Za-z0-9+\-−'=*]{1,12}(?:\.\d{1,4}(?![\d.]))?)( (?=[A-Z(][a-z]?(?![a-z])|-[A-Z(]))?")
+_SCRIPT = re.compile(
+    r"\.(sub|sup)\.([A-Za-z0-9+\-−'=*]{1,12}(?:\.\d{1,4}(?![\d.]))?)( (?=[A-Z(][a-z]?(?![a-z])|-[A-Z(]))?"
+)
 _IMAGE = re.compile(r"##(?:EQU|STR|TBL|SPC|DRW)[0-9]{1,6}##")
 _FIELD = re.compile(r"([A-Z][A-Z0-9]{2,3})(?:  ?(.*))?$")
 
@@ -67,5 +72,12 @@ def characters(text: str) -> str:
         text = _IMAGE.sub("", text)
     if "." not in text:
         return text
-    text = _SCRIPT.sub(lambda found: (lowered if found[1] == "sub" else raised)(found[2]), text)
+    text = _SCRIPT.sub(_script, text)
     return _NAME.sub(lambda found: _NAMED.get(found[1], found[0]), text)
+
+
+def _script(found: re.Match[str]) -> str:
+    # A space ends a script. After a subscript it stands inside a formula (H.sub.2 O), after a superscript behind it.
+    if found[1] == "sub":
+        return lowered(found[2])
+    return raised(found[2]) + (found[3] or "")

@@ -20,7 +20,8 @@ _ONLY_DOI = re.compile(r"(?:DOI|doi)\s*:?\s*\S+")
 _ONLY_NUMBERS = re.compile(r"[\d\s,;–—-]+")
 _DROPPED = frozenset(
     str.split(
-        "ref-list object-id graphic inline-graphic media alt-text long-desc contrib-group aff author-notes bio pub-date "
+        "ref-list object-id graphic inline-graphic media alt-text long-desc contrib-group aff author-notes bio "
+        "pub-date "
         "permissions index-term x hr milestone-start milestone-end sig-block processing-meta related-object kwd-group "
         "history article-id self-uri counts custom-meta-group funding-group conference colgroup col"
     )

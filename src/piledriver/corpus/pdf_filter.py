@@ -12,7 +12,9 @@ MAX_NOTICE = 150
 
 _CID = re.compile(r"\(cid:\d{1,6}\)")
 _HYPHENATED = re.compile(r"(?<=[^\W\d_])-\n\s*(?=[a-z])")
-_NOTICE = re.compile(r"©|(?:\(c\)|copyright\W{1,5}(?:\(c\)\s*)?(?:by\s+)?|r)\s*[1-3]\d{3}|.*\ball rights reserved\b", re.IGNORECASE)
+_NOTICE = re.compile(
+    r"©|(?:\(c\)|copyright\W{1,5}(?:\(c\)\s*)?(?:by\s+)?|r)\s*[1-3]\d{3}|.*\ball rights reserved\b", re.IGNORECASE
+)
 _PAGE_NUMBER = re.compile(r"\W{0,3}(?:page\s*)?\d{1,4}\W{0,3}", re.IGNORECASE)
 _QUOTES = str.maketrans({"`": "'", "´": "'", "‛": "’", "‟": "“", "″": '"', "′": "'"})
 _LOOSE_ACCENTS = re.compile("(?<![^\\W\\d_])[\u0300-\u036f]+|[\u02c6\u02d8-\u02dd\u00a8\u00af\u00b8](?=\\s|[^\\W\\d_])")
@@ -56,7 +58,7 @@ def _paragraph(paragraph: str) -> str:
 def _characters(text: str) -> str:
     if text.isascii():
         return text.translate(_QUOTES)
-    # Compatibility forms only where they are typesetting (ligatures, full width): "²" and "½" say something else than 2.
+    # Compatibility forms only where they are typesetting (ligatures, full width): "²" says something else than 2.
     text = _PRESENTATION.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text)
     text = _SET_APART.sub(_composed, text)
     text = unicodedata.normalize("NFC", text.translate(_QUOTES))

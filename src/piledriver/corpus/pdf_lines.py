@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ class Line:
     hyphenated: bool = False
 
 
-class UnreadablePdf(ValueError):
+class UnreadablePdfError(ValueError):
     """The file is no PDF that can be opened; `encrypted` where a password is missing."""
 
     def __init__(self, what: str, encrypted: bool = False) -> None:
@@ -42,7 +43,7 @@ def pages(content: bytes) -> Iterator[tuple[list[Line], float]]:
     try:
         document = pdfium.PdfDocument(content)
     except pdfium.PdfiumError as error:
-        raise UnreadablePdf(str(error), encrypted="assword" in str(error)) from error
+        raise UnreadablePdfError(str(error), encrypted="assword" in str(error)) from error
     characters = 0
     try:
         for number in range(min(len(document), MAX_PAGES)):
@@ -80,10 +81,9 @@ def metadata(content: bytes) -> dict[str, str]:
 
 def _pdfium() -> Any:
     try:
-        import pypdfium2
+        return importlib.import_module("pypdfium2")
     except ImportError:
         raise MissingDependencyError("pypdfium2", extra="corpus", purpose="reading PDF files") from None
-    return pypdfium2
 
 
 def _lines(raw: Any, text_page: Any) -> list[Line]:

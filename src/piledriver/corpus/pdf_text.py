@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -84,7 +85,7 @@ def _paragraphs(kept: list[list[Line]], words: Counter[str]) -> Iterator[str]:
     for lines in kept:
         steps = [
             above.bottom - line.bottom
-            for above, line in zip(lines, lines[1:], strict=False)
+            for above, line in itertools.pairwise(lines)
             if 0.5 * line.height < above.bottom - line.bottom < 3 * line.height
         ]
         leading = median(steps) if steps else 0.0

@@ -50,7 +50,9 @@ def test_a_single_tex_file_in_gzip() -> None:
 
 
 def test_a_bulk_tar_holds_submissions() -> None:
-    bulk = archive({"2001/2001.00001.gz": gzip.compress(archive({"m.tex": paper("One.")})), "2001/2001.00002.pdf": b"%PDF-1.5"})
+    bulk = archive(
+        {"2001/2001.00001.gz": gzip.compress(archive({"m.tex": paper("One.")})), "2001/2001.00002.pdf": b"%PDF-1.5"}
+    )
     found, refusals = extract_bytes("arxiv", "arXiv_src_2001_001.tar", bulk)
     assert [document.text for document in found] == ["One."]
     assert found[0].meta["origin"] == "arXiv_src_2001_001.tar!2001/2001.00001.gz"
@@ -78,7 +80,9 @@ def test_the_main_file_is_the_one_that_reads_the_others() -> None:
 
 
 def test_inputs_come_from_the_archive_only_and_never_twice_into_themselves() -> None:
-    assert text_of("x \\input{/etc/passwd}\\input{../../etc/passwd}\\input{loop} y", loop_tex="z\\input{loop}") == "x z y"
+    assert (
+        text_of("x \\input{/etc/passwd}\\input{../../etc/passwd}\\input{loop} y", loop_tex="z\\input{loop}") == "x z y"
+    )
 
 
 def test_a_folder_of_papers_gives_a_document_each(tmp_path: Path) -> None:
@@ -108,11 +112,15 @@ def test_sections_and_references_to_them() -> None:
 
 
 def test_accents_dashes_and_quotes() -> None:
-    assert text_of("Erd\\H{o}s, Fr\\'echet, na\\\"{\\i}ve, \\c{c}a, \\ss, 1--2 --- ``so''") == "Erdős, Fréchet, naïve, ça, ß, 1–2 — “so”"
+    assert (
+        text_of("Erd\\H{o}s, Fr\\'echet, na\\\"{\\i}ve, \\c{c}a, \\ss, 1--2 --- ``so''")
+        == "Erdős, Fréchet, naïve, ça, ß, 1–2 — “so”"
+    )
 
 
 def test_the_authors_macros_are_expanded_in_text_and_math() -> None:
-    preamble = "\\newcommand{\\R}{\\mathbb{R}}\\def\\norm#1{\\|#1\\|}\\newcommand{\\foo}[2][z]{#1-#2}\\DeclareMathOperator{\\tr}{tr}"
+    preamble = "\\newcommand{\\R}{\\mathbb{R}}\\def\\norm#1{\\|#1\\|}\\newcommand{\\foo}[2][z]{#1-#2}"
+    preamble += "\\DeclareMathOperator{\\tr}{tr}"
     assert text_of("$\\norm{x}\\in\\R$, $\\tr A$, \\foo{a}, \\foo[b]{c}", preamble) == (
         "$\\|x\\|\\in\\mathbb{R}$, $\\operatorname{tr}A$, z-a, b-c"
     )
@@ -128,7 +136,10 @@ def test_macro_bombs_stop() -> None:
 
 
 def test_conditionals_take_the_branch_that_holds() -> None:
-    assert text_of("\\iffalse gone\\else kept\\fi \\ifdraft no\\fi \\drafttrue\\ifdraft yes\\fi", "\\newif\\ifdraft") == "kept yes"
+    assert (
+        text_of("\\iffalse gone\\else kept\\fi \\ifdraft no\\fi \\drafttrue\\ifdraft yes\\fi", "\\newif\\ifdraft")
+        == "kept yes"
+    )
 
 
 def test_equations_keep_latex_and_show_the_numbers_that_are_cited() -> None:
@@ -139,13 +150,15 @@ def test_equations_keep_latex_and_show_the_numbers_that_are_cited() -> None:
 
 
 def test_lists_and_descriptions() -> None:
-    body = "\\begin{enumerate}\\item a\\item b\\begin{itemize}\\item c\\end{itemize}\\end{enumerate}\\begin{description}\\item[T] d\\end{description}"
+    body = "\\begin{enumerate}\\item a\\item b\\begin{itemize}\\item c\\end{itemize}\\end{enumerate}"
+    body += "\\begin{description}\\item[T] d\\end{description}"
     assert text_of(body) == "1. a\n2. b\n   - c\n\n- T: d"
 
 
 def test_tables_become_pipe_tables_with_their_captions() -> None:
     body = (
-        "\\begin{table}\\caption{Counts}\\begin{tabular}{l|cc}\\hline k & \\multicolumn{2}{c}{v} \\\\ \\cmidrule(lr){2-3}"
+        "\\begin{table}\\caption{Counts}\\begin{tabular}{l|cc}\\hline k & \\multicolumn{2}{c}{v} \\\\ "
+        "\\cmidrule(lr){2-3}"
         " x & 1 & 2 \\\\[1mm] \\hline\\end{tabular}\\end{table}"
     )
     assert text_of(body) == "Table 1: Counts\n\n| k | v |  |\n|---|---|---|\n| x | 1 | 2 |"
@@ -171,12 +184,15 @@ def test_citations_by_number_by_author_and_unknown() -> None:
 
 
 def test_pictures_and_layout_leave_nothing() -> None:
-    body = "a\\vspace{1cm}\\includegraphics[width=3cm]{f.png}\\vskip 3pt plus 1pt b \\begin{tikzpicture}\\draw (0,0);\\end{tikzpicture}{\\bf c}"
+    body = "a\\vspace{1cm}\\includegraphics[width=3cm]{f.png}\\vskip 3pt plus 1pt b "
+    body += "\\begin{tikzpicture}\\draw (0,0);\\end{tikzpicture}{\\bf c}"
     assert text_of(body) == "a b c"
 
 
 def test_plain_tex_without_a_class() -> None:
-    found, _ = extract_bytes("arxiv", "math9201001.gz", gzip.compress(b"\\magnification=1200\nHello {\\it there}.\n\\bye"))
+    found, _ = extract_bytes(
+        "arxiv", "math9201001.gz", gzip.compress(b"\\magnification=1200\nHello {\\it there}.\n\\bye")
+    )
     assert found[0].text == "Hello there."
 
 
@@ -192,18 +208,16 @@ def test_real_papers() -> None:
 
 
 VALID = paper(
-    "\\section{A}$x$ \\begin{tabular}{l}a&b\\\\\\end{tabular}\\begin{itemize}\\item[x] y\\end{itemize}\\foo{z}\\footnote{n}"
+    "\\section{A}$x$ \\begin{tabular}{l}a&b\\\\\\end{tabular}\\begin{itemize}\\item[x] "
+    "y\\end{itemize}\\foo{z}\\footnote{n}"
     "\\begin{align}a\\\\b\\end{align}\\cite[a]{b}\\'e \\verb|x|",
     "\\newcommand{\\foo}[2][d]{#1\\bar#2}\\def\\bar#1{#1}\\newif\\ifx",
 ).encode()
-TEX = st.lists(
-    st.sampled_from(
-        ["{", "}", "[", "]", "$", "$$", "\\[", "\\item", "\\\\", "&", "#1", "\n\n", "\\begin{itemize}", "\\end{itemize}",
-         "\\def", "\\a", "\\newcommand", "\\begin{tabular}", "\\multicolumn{9}", "\\iftrue", "\\else", "\\fi", "\\'", "\\verb|",
-         "\\begin{align}", "\\label", "\\let", "\\bibitem[", "\\caption", "x ", "%", "\\section", "\\SI", "\\footnote{"]
-    ),
-    max_size=40,
-)  # fmt: skip
+WORDS = str.split(
+    "{ } [ ] $ $$ \\[ \\item \\\\ & #1 \\begin{itemize} \\end{itemize} \\def \\a \\newcommand \\begin{tabular} "
+    "\\multicolumn{9} \\iftrue \\else \\fi \\' \\verb| \\begin{align} \\label \\let \\bibitem[ \\caption x % \\section \\SI \\footnote{"
+)
+TEX = st.lists(st.sampled_from([*WORDS, " ", "\n\n"]), max_size=40)
 
 
 @settings(max_examples=150, deadline=None)

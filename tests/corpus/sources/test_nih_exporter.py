@@ -64,7 +64,11 @@ def test_another_table_is_refused_once() -> None:
 def test_real_table() -> None:
     found, refusals = extract_paths("nih-exporter", SAMPLES / "nih-exporter")
     assert len(found) > 30
-    assert {refusal.reason for refusal in refusals} == {"duplicate application id", "duplicate text", "no abstract column"}
+    assert {refusal.reason for refusal in refusals} == {
+        "duplicate application id",
+        "duplicate text",
+        "no abstract column",
+    }
     assert not any("\n" in document.text or document.text.upper().startswith("PROJECT SUMMARY") for document in found)
 
 

@@ -29,8 +29,8 @@ def pdf(*pages: list[Line]) -> bytes:
         objects.append(b"<< /Length %d >>\nstream\n%s\nendstream" % (len(body), body))
         kids.append(len(objects) + 1)
         objects.append(
-            b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 600 800] /Contents %d 0 R /Resources << /Font << /F1 3 0 R >> >> >>"
-            % len(objects)
+            b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 600 800] /Contents %d 0 R "
+            b"/Resources << /Font << /F1 3 0 R >> >> >>" % len(objects)
         )
     references = b" ".join(b"%d 0 R" % kid for kid in kids)
     objects[1] = b"<< /Type /Pages /Kids [%s] /Count %d >>" % (references, len(kids))

@@ -31,8 +31,9 @@ def extract(*citations: str) -> tuple[list[str], list[str]]:
 
 def test_title_newline_abstract_with_labels_and_no_copyright() -> None:
     abstract = (
-        '<Abstract><AbstractText Label="AIM">To  see\n CO<sub>2</sub>.</AbstractText><AbstractText Label="UNLABELLED">Seen.'
-        "</AbstractText><CopyrightInformation>(c) 1999 Press</CopyrightInformation></Abstract>"
+        '<Abstract><AbstractText Label="AIM">To  see\n CO<sub>2</sub>.</AbstractText>'
+        '<AbstractText Label="UNLABELLED">Seen.</AbstractText>'
+        "<CopyrightInformation>(c) 1999 Press</CopyrightInformation></Abstract>"
     )
     assert extract(citation("1", "On &alpha;.", abstract)) == (["On α.\nAIM: To see CO₂. Seen."], [])
 
@@ -49,7 +50,10 @@ def test_only_the_articles_own_pmc_id_counts() -> None:
     whole = "<Abstract><AbstractText>x</AbstractText></Abstract>"
     pmc = '<ArticleIdList><ArticleId IdType="pmc">PMC1</ArticleId></ArticleIdList>'
     cited = f"<ReferenceList><Reference>{pmc}</Reference></ReferenceList>"
-    assert extract(citation("1", "T", whole, pmc), citation("2", "T", whole, cited)) == (["T\nx"], ["in pubmed central"])
+    assert extract(citation("1", "T", whole, pmc), citation("2", "T", whole, cited)) == (
+        ["T\nx"],
+        ["in pubmed central"],
+    )
 
 
 def test_a_bad_record_refuses_itself_alone() -> None:
@@ -72,7 +76,9 @@ def test_real_records() -> None:
     assert {refusal.reason for refusal in refusals} == {"no abstract", "in pubmed central"}
 
 
-VALID = (HEAD + citation("1", "T", "<Abstract><AbstractText Label='A'>x</AbstractText></Abstract>") + "</PubmedArticleSet>").encode()
+VALID = (
+    HEAD + citation("1", "T", "<Abstract><AbstractText Label='A'>x</AbstractText></Abstract>") + "</PubmedArticleSet>"
+).encode()
 
 
 @settings(max_examples=60, deadline=None)

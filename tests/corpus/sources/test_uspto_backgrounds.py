@@ -37,7 +37,8 @@ XML_4 = """<?xml version="1.0" encoding="UTF-8"?>
 <doc-number>07272630</doc-number><kind>B2</kind><date>20070918</date></document-id></publication-reference>
 <invention-title>Finding</invention-title></us-bibliographic-data-grant><description id="description">
 <heading id="h-1" level="1">TECHNICAL FIELD</heading><p>Field.</p>
-<heading id="h-2" level="1">BACKGROUND</heading><p id="p-1">Old <b>10</b> m<sup>2</sup>, see <figref>FIG. 1</figref>.</p>
+<heading id="h-2" level="1">BACKGROUND</heading>
+<p id="p-1">Old <b>10</b> m<sup>2</sup>, see <figref>FIG. 1</figref>.</p>
 <heading id="h-3" level="2">Sub</heading><p>More.<ul><li>one</li></ul></p>
 <heading id="h-4" level="1">SUMMARY</heading><p>New.</p></description></us-patent-grant>
 """
@@ -45,9 +46,11 @@ XML_2 = """<?xml version="1.0" encoding="UTF-8"?>
 <!DOCTYPE PATDOC SYSTEM "ST32-US-Grant-025xml.dtd" [
 <!ENTITY US06336130-20020101-D00000.TIF SYSTEM "US06336130-20020101-D00000.TIF" NDATA TIF>
 ]>
-<PATDOC DTD="2.5"><SDOBI><B100><B110><DNUM><PDAT>06336130</PDAT></DNUM></B110></B100><B500><B540><STEXT><PDAT>Calls</PDAT>
+<PATDOC DTD="2.5">
+<SDOBI><B100><B110><DNUM><PDAT>06336130</PDAT></DNUM></B110></B100><B500><B540><STEXT><PDAT>Calls</PDAT>
 </STEXT></B540></B500></SDOBI><SDODE><BRFSUM><BTEXT><H LVL="1"><STEXT><PDAT>BACKGROUND</PDAT></STEXT></H>
-<PARA ID="P-1" LVL="0"><PTEXT><PDAT>CO</PDAT><HIL><SB><PDAT>2</PDAT></SB></HIL><PDAT> &lsquo;now&rsquo;.</PDAT></PTEXT></PARA>
+<PARA ID="P-1" LVL="0">
+<PTEXT><PDAT>CO</PDAT><HIL><SB><PDAT>2</PDAT></SB></HIL><PDAT> &lsquo;now&rsquo;.</PDAT></PTEXT></PARA>
 </BTEXT></BRFSUM><DETDESC><BTEXT><PARA><PTEXT><PDAT>Detail.</PDAT></PTEXT></PARA></BTEXT></DETDESC></SDODE></PATDOC>
 """
 
@@ -75,7 +78,9 @@ def test_xml_2_5_takes_the_whole_brief_summary() -> None:
 def test_many_documents_in_one_file_of_a_zip() -> None:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("ipg070918.xml", XML_4 + XML_4.replace("07272630", "07272631") + XML_4.replace("BACKGROUND", "OTHER"))
+        archive.writestr(
+            "ipg070918.xml", XML_4 + XML_4.replace("07272630", "07272631") + XML_4.replace("BACKGROUND", "OTHER")
+        )
         archive.writestr("pftaps.txt", APS + APS.replace("039327094", "039327102"))
     found, refusals = extract_bytes("uspto-backgrounds", "week.zip", buffer.getvalue())
     assert [document.meta["patent"] for document in found] == ["US7272630", "US7272631", "US3932709", "US3932710"]

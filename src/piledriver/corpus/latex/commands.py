@@ -16,7 +16,8 @@ DROPPED_ARGUMENTS = {
             "pagecolor hypersetup newcounter pagenumbering graphicspath input include includeonly nocite geometry "
             "stepcounter refstepcounter usetikzlibrary pgfplotsset tikzset lstset hyphenation author "
             "affil affiliation address email institute date thanks authorrunning titlerunning altaffiliation "
-            "altaffilmark affaddr orcid submitted accepted ead cortext corref fnref tnoteref cormark fnmark markright shorttitle "
+            "altaffilmark affaddr orcid submitted accepted ead cortext corref fnref tnoteref cormark fnmark "
+            "markright shorttitle "
             "shortauthors correspondingauthor IEEEauthorblockN IEEEauthorblockA IEEEmembership "
             "IEEEspecialpapernotice IEEEpubid inst homepage collaboration preprint pacs ccsdesc copyrightyear "
             "acmYear acmDOI acmISBN acmPrice acmConference setcopyright received accepted published volume "
@@ -37,7 +38,8 @@ DROPPED_ARGUMENTS = {
             "setlength addtolength setcounter addtocounter rule fontsize markboth  "
             " counterwithin   newcolumntype icmlauthor crefname Crefname "
             "resizebox resizebox* fntext settowidth settoheight counterwithout lstdefinelanguage lstdefinestyle "
-            "altaffiltext slugcomment newlist pdfbookmark setbeamertemplate setbeamercolor   DeclareRobustCommand multirow"
+            "altaffiltext slugcomment newlist pdfbookmark setbeamertemplate setbeamercolor   DeclareRobustCommand "
+            "multirow"
         ),
         2,
     ),
@@ -59,13 +61,15 @@ DIMENSIONS = _named(
     "columnsep tabcolsep arraycolsep itemsep parsep topsep partopsep leftmargin rightmargin marginparwidth penalty "
     "tolerance hbadness vbadness hfuzz vfuzz lineskip normalbaselineskip magnification raggedbottom unitlength "
     "epsfxsize epsfysize widowpenalty clubpenalty pretolerance looseness hangindent hangafter emergencystretch jot "
-    "pageno baselinestretch arraystretch floatsep textfloatsep intextsep doublerulesep multiply advance divide lower raise"
+    "pageno baselinestretch arraystretch floatsep textfloatsep intextsep doublerulesep multiply advance divide lower "
+    "raise"
 )
 
 SECTIONS = {
     "\\part": 1, "\\chapter": 1, "\\section": 2, "\\subsection": 3, "\\subsubsection": 4, "\\paragraph": 5,
     "\\subparagraph": 6, "\\beginsection": 2, "\\head": 2, "\\subhead": 3, "\\heading": 2, "\\newsec": 2, "\\subsec": 3,
-    "\\appsection": 2, "\\IEEEPARstart": 0, "\\unnumberedsection": 2, "\\chapternonum": 1, "\\addchap": 1, "\\addsec": 2,
+    "\\appsection": 2, "\\IEEEPARstart": 0, "\\unnumberedsection": 2, "\\chapternonum": 1, "\\addchap": 1,
+    "\\addsec": 2,
 }  # fmt: skip
 
 CITATIONS = _named(
@@ -91,9 +95,12 @@ DROPPED_ENVIRONMENTS = frozenset(
 ENVIRONMENT_ARGUMENTS = {
     "minipage": 1, "multicols": 1, "wrapfigure": 2, "wraptable": 2, "adjustbox": 1, "subfigure": 1, "subtable": 1,
     "adjustwidth": 2, "spacing": 1, "list": 2, "tabbing": 0, "floatingfigure": 1, "SCfigure": 0, "resizebox": 2,
-    "otherlanguage": 1, "otherlanguage*": 1, "textblock": 1, "landscape": 0, "mdframed": 0, "tcolorbox": 0, "beamerboxesrounded": 1,
-    "changemargin": 2, "subappendices": 0, "CJK": 2, "CJK*": 2, "sloppypar": 0, "addmargin": 1, "column": 1, "IEEEkeywords": 0,
-    "frame": 0, "block": 0, "threeparttable": 0, "algorithmic": 0, "hyphenrules": 1, "varwidth": 1, "supertabular": 0, "turn": 1,
+    "otherlanguage": 1, "otherlanguage*": 1, "textblock": 1, "landscape": 0, "mdframed": 0, "tcolorbox": 0,
+    "beamerboxesrounded": 1,
+    "changemargin": 2, "subappendices": 0, "CJK": 2, "CJK*": 2, "sloppypar": 0, "addmargin": 1, "column": 1,
+    "IEEEkeywords": 0,
+    "frame": 0, "block": 0, "threeparttable": 0, "algorithmic": 0, "hyphenrules": 1, "varwidth": 1,
+    "supertabular": 0, "turn": 1,
     "rotate": 1, "subequations": 0, "savequote": 0, "wrapfloat": 3, "captivy": 1, "cases": 0, "singlespace": 0,
 }  # fmt: skip
 
@@ -111,7 +118,8 @@ TABLES = {"tabular": 1, "tabular*": 2, "tabularx": 2, "tabulary": 2, "longtable"
           "ltable": 1, "NiceTabular": 1, "tabularray": 1}  # fmt: skip
 LISTS = frozenset(
     str.split(
-        "itemize enumerate description list compactitem compactenum compactdesc inparaenum inparaitem itemize* enumerate* "
+        "itemize enumerate description list compactitem compactenum compactdesc inparaenum inparaitem itemize* "
+        "enumerate* "
         "asparaenum asparaitem enumerate1 trivlist labeling itemlist romanlist enumeratei packed_enum packed_item "
         "tightitemize tightenumerate questions parts steps APAenumerate APAitemize arabiclist alphlist"
     )
@@ -131,12 +139,18 @@ FLOATS = {
     **dict.fromkeys(("listing", "codelisting"), "Listing"),
 }
 THEOREMS = {
-    "theorem": "Theorem", "thm": "Theorem", "lemma": "Lemma", "lem": "Lemma", "lemme": "Lemma", "proposition": "Proposition",
-    "prop": "Proposition", "corollary": "Corollary", "cor": "Corollary", "definition": "Definition", "defn": "Definition",
-    "defi": "Definition", "dfn": "Definition", "remark": "Remark", "rem": "Remark", "rmk": "Remark", "example": "Example",
-    "exam": "Example", "exmp": "Example", "conjecture": "Conjecture", "conj": "Conjecture", "claim": "Claim", "fact": "Fact",
-    "assumption": "Assumption", "observation": "Observation", "question": "Question", "problem": "Problem", "note": "Note",
-    "notation": "Notation", "exercise": "Exercise", "hypothesis": "Hypothesis", "property": "Property", "axiom": "Axiom",
+    "theorem": "Theorem", "thm": "Theorem", "lemma": "Lemma", "lem": "Lemma", "lemme": "Lemma",
+    "proposition": "Proposition",
+    "prop": "Proposition", "corollary": "Corollary", "cor": "Corollary", "definition": "Definition",
+    "defn": "Definition",
+    "defi": "Definition", "dfn": "Definition", "remark": "Remark", "rem": "Remark", "rmk": "Remark",
+    "example": "Example",
+    "exam": "Example", "exmp": "Example", "conjecture": "Conjecture", "conj": "Conjecture", "claim": "Claim",
+    "fact": "Fact",
+    "assumption": "Assumption", "observation": "Observation", "question": "Question", "problem": "Problem",
+    "note": "Note",
+    "notation": "Notation", "exercise": "Exercise", "hypothesis": "Hypothesis", "property": "Property",
+    "axiom": "Axiom",
     "condition": "Condition", "thm*": "Theorem", "theorem*": "Theorem", "lemma*": "Lemma", "remark*": "Remark",
     "definition*": "Definition", "corollary*": "Corollary", "proposition*": "Proposition", "conclusion": "Conclusion",
 }  # fmt: skip
@@ -144,13 +158,18 @@ THEOREMS = {
 # Pseudo-code: what a command of `algorithmic` and its relatives prints before (and after) its argument.
 ALGORITHM = {
     "state": ("\x04", ""), "statex": ("\x04", ""), "if": ("\x04if ", " then"), "elsif": ("\x04else if ", " then"),
-    "elseif": ("\x04else if ", " then"), "else": ("\x04else", None), "endif": ("\x04end if", None), "for": ("\x04for ", " do"),
+    "elseif": ("\x04else if ", " then"), "else": ("\x04else", None), "endif": ("\x04end if", None),
+    "for": ("\x04for ", " do"),
     "forall": ("\x04for all ", " do"), "endfor": ("\x04end for", None), "while": ("\x04while ", " do"),
-    "endwhile": ("\x04end while", None), "repeat": ("\x04repeat", None), "until": ("\x04until ", ""), "loop": ("\x04loop", None),
+    "endwhile": ("\x04end while", None), "repeat": ("\x04repeat", None), "until": ("\x04until ", ""),
+    "loop": ("\x04loop", None),
     "endloop": ("\x04end loop", None), "return": ("\x04return ", ""), "require": ("\x04Require: ", ""),
     "ensure": ("\x04Ensure: ", ""), "comment": (" // ", ""), "print": ("\x04print ", ""), "input": ("\x04Input: ", ""),
-    "output": ("\x04Output: ", ""), "endprocedure": ("\x04end procedure", None), "endfunction": ("\x04end function", None),
-    "kwin": ("\x04Input: ", ""), "kwout": ("\x04Output: ", ""), "kwdata": ("\x04Data: ", ""), "kwresult": ("\x04Result: ", ""),
+    "output": ("\x04Output: ", ""), "endprocedure": ("\x04end procedure", None),
+    "endfunction": ("\x04end function", None),
+    "kwin": ("\x04Input: ", ""), "kwout": ("\x04Output: ", ""), "kwdata": ("\x04Data: ", ""),
+    "kwresult": ("\x04Result: ", ""),
     "kwret": ("\x04return ", ""), "algorithmicrequire": ("Require:", None), "algorithmicensure": ("Ensure:", None),
-    "procedure": ("\x04procedure ", ""), "function": ("\x04function ", ""), "call": ("", ""), "eif": ("\x04if ", " then"),
+    "procedure": ("\x04procedure ", ""), "function": ("\x04function ", ""), "call": ("", ""), "eif": ("\x04if ",
+    " then"),
 }  # fmt: skip

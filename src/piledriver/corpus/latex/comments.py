@@ -20,7 +20,8 @@ _INTERESTING = (
 )
 _OWN_VERBATIM = re.compile(
     r"\\(?:lstnewenvironment|DefineVerbatimEnvironment|newverbatim|newtcblisting)\s*\{([A-Za-z*]{1,40})\}"
-    r"|\\newminted\s*\[([A-Za-z*]{1,40})\]|\\newenvironment\s*\{([A-Za-z*]{1,40})\}\s*\{\s*\\VerbatimEnvironment"
+    r"|\\newminted\s*\[([A-Za-z*]{1,40})\]"
+    r"|\\newenvironment\s*\{([A-Za-z*]{1,40})\}\s*\{\s*\\VerbatimEnvironment"
 )
 _OPTIONS = re.compile(r"[ \t]*\[[^\]\n]*\]")
 _LANGUAGE = re.compile(r"[ \t]*\{[^}\n]*\}")
@@ -28,7 +29,10 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
 
 class Aside:
-    """Verbatim pieces by number, and the environments that hold such: code blocks end in a newline, pieces of a line do not."""
+    """Verbatim pieces by number: a code block ends in a newline, a piece of a line does not.
+
+    `sources` are searched for environments of the authors' own that hold such pieces too.
+    """
 
     def __init__(self, sources: Iterable[str] = ()) -> None:
         self.pieces: list[str] = []

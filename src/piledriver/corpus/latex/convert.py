@@ -36,7 +36,7 @@ _NUMBER_WITHIN = re.compile(
 def to_text(source: str, aside: Aside) -> str:
     r"""Readable text of a source that `gathered` made.
 
-    >>> to_text(r"\begin{document}\section{One}Let $x>0$.\begin{itemize}\item a\item b\end{itemize}\end{document}", Aside())
+    >>> to_text(r"\section{One}Let $x>0$.\begin{itemize}\item a\item b\end{itemize}", Aside())
     '## One\n\nLet $x>0$.\n\n- a\n- b'
     """
     tokens, closing = pair(expanded(tokenize(source)))

@@ -1,4 +1,4 @@
-r"""Which file of a submission is the paper, and the paper as one source: `\input` and the rest resolved in the archive."""
+r"""Which file of a submission is the paper, and the paper as one source, with `\input` resolved in the archive."""
 
 from __future__ import annotations
 
@@ -104,7 +104,13 @@ def gathered(files: Mapping[str, str], main: str, aside: Aside) -> str:
                 text = expand(target, depth + 1)
                 text = _body(text) if "\\begin{document}" in text else text
                 # The end of a file is the end of a line; \include also ends the page.
-                out.append(f"\n\n{text}\n\n" if found[0].startswith("\\include") else text if text.endswith("\n") or not text else f"{text}\n")
+                out.append(
+                    f"\n\n{text}\n\n"
+                    if found[0].startswith("\\include")
+                    else text
+                    if text.endswith("\n") or not text
+                    else f"{text}\n"
+                )
         out.append(source[at:])
         being_read.discard(name)
         return "".join(out)

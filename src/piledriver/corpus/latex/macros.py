@@ -1,4 +1,4 @@
-r"""What the authors defined, expanded: `\newcommand`, `\def`, `\let`, `\newenvironment`, `\DeclareMathOperator`, `\newif`.
+r"""What the authors defined, expanded: `\newcommand`, `\def`, `\let`, `\newenvironment`, `\newif` and their kin.
 
 One pass over the tokens with a stack of places to read from. Expansion has a budget, because a few lines of TeX can
 expand for ever; when it is spent the rest of the source is left as it stands.
@@ -27,7 +27,8 @@ _DEF = frozenset(("\\def", "\\gdef", "\\edef", "\\xdef", "\\long"))
 _KEPT = frozenset(
     "\\" + name
     for name in str.split(
-        "begin end section subsection subsubsection paragraph subparagraph chapter part title author date abstract cite "
+        "begin end section subsection subsubsection paragraph subparagraph chapter part title author date abstract "
+        "cite "
         "citep citet label ref eqref caption footnote item maketitle bibitem newblock par document input include emph "
         "textbf textit footnotemark footnotetext appendix url href thanks keywords bibliography newtheorem "
         "newcommand renewcommand def let proof qed and em bf it rm sc tt sl sf"

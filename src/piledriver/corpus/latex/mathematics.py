@@ -8,7 +8,8 @@ from piledriver.corpus.latex.tokens import ASIDE_OPEN, environment, joined
 
 _DROPPED = frozenset(
     str.split(
-        "\\nonumber \\notag \\ensuremath \\xspace \\displaystyle \\allowbreak \\nolimits \\noindent \\hfill \\smallskip "
+        "\\nonumber \\notag \\ensuremath \\xspace \\displaystyle \\allowbreak \\nolimits \\noindent \\hfill "
+        "\\smallskip "
         "\\medskip \\bigskip \\textstyle \\protect \\relax \\unskip \\par"
     )
 )

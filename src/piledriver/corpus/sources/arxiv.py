@@ -23,7 +23,8 @@ MAX_FILES = 5_000
 # An unpacked paper in a folder may bring this many bytes to the worker at once.
 _TEX_NAMES = (".tex", ".ltx", ".latex", ".bbl", ".sty", ".txt", ".xxx", ".json", ".def", ".TEX")
 _NOT_TEXT = str.split(
-    ".eps .ps .pdf .png .jpg .jpeg .gif .svg .tif .tiff .bmp .zip .gz .cls .bst .bib .dat .csv .fig .mp4 .avi .mov .wav "
+    ".eps .ps .pdf .png .jpg .jpeg .gif .svg .tif .tiff .bmp .zip .gz .cls .bst .bib .dat .csv .fig .mp4 .avi .mov "
+    ".wav "
     ".mp3 .h5 .npy .mat .py .ipynb .xlsx .docx .pfb .tfm .vf .pl .c .cpp .h .aux .log .out .toc .blg .html .xml .anc"
 )
 _NEW_ID = re.compile(r"(?<!\d)(\d{4}\.\d{4,5})(v\d+)?(?!\d)")

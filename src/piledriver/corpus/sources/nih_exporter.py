@@ -31,7 +31,8 @@ _HEADER = re.compile(
     re.IGNORECASE,
 )
 _CAPITALS = re.compile(
-    r"\s*(?:PROJECT |OVERALL |PROGRAM )?(?:DESCRIPTION|SUMMARY|ABSTRACT)(?:\s*/?\s*(?:PROJECT )?(?:ABSTRACT|SUMMARY))?\s+(?=[A-Z][a-z])"
+    r"\s*(?:PROJECT |OVERALL |PROGRAM )?(?:DESCRIPTION|SUMMARY|ABSTRACT)"
+    r"(?:\s*/?\s*(?:PROJECT )?(?:ABSTRACT|SUMMARY))?\s+(?=[A-Z][a-z])"
 )
 _NOTHING = re.compile(
     r"\W*(?:no\s+(?:abstract|description)(?:\s+(?:is|was))?(?:\s+(?:available|provided))?|n/?a|none|not\s+(?:available|provided)|"
@@ -184,7 +185,8 @@ SOURCE = Source(
     licence="public-domain",
     consent="author",
     treatment=(
-        "An abstract is a document: white space collapsed, headers such as DESCRIPTION (provided by applicant): removed. "
+        "An abstract is a document: white space collapsed, headers such as DESCRIPTION (provided by applicant): "
+        "removed. "
         "A record whose APPLICATION_ID or whose text came before, in any file, is refused; so are empty ones and those "
         "that say only that there is none. Old files are in Windows-1252: their bytes are decoded, not dropped as by "
         "the original."

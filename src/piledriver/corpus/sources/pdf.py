@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.pdf_lines import UnreadablePdf, metadata
+from piledriver.corpus.pdf_lines import UnreadablePdfError, metadata
 from piledriver.corpus.pdf_text import pdf_to_text
 from piledriver.corpus.source import Found, Piece, Source, each, ends_with, whole
 
@@ -15,7 +15,7 @@ def documents(piece: Piece) -> Iterator[Found]:
     content = piece.read()
     try:
         text = pdf_to_text(content)
-    except UnreadablePdf as error:
+    except UnreadablePdfError as error:
         yield Refusal("encrypted pdf" if error.encrypted else "damaged pdf", piece.origin, str(error))
         return
     if not text.strip():
@@ -32,8 +32,10 @@ SOURCE = Source(
     licence="yours",
     consent="yours",
     treatment=(
-        "The text layer as pdfium reads it, in the order of the file: running headers, footers, page numbers and text up "
-        "the margin removed, words hyphenated at line ends put together (or kept, where the rest of the document writes "
+        "The text layer as pdfium reads it, in the order of the file: running headers, footers, page numbers and "
+        "text up "
+        "the margin removed, words hyphenated at line ends put together (or kept, where the rest of the document "
+        "writes "
         "the hyphen), ligatures resolved, lines joined to paragraphs across columns and pages. Refused: damaged, "
         "encrypted, or without a text layer."
     ),

@@ -11,14 +11,25 @@ from piledriver.corpus.creative_commons import licence_id
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.jats import flat, strip_namespaces
 from piledriver.corpus.pdf_filter import filtered
-from piledriver.corpus.pdf_lines import UnreadablePdf
+from piledriver.corpus.pdf_lines import UnreadablePdfError
 from piledriver.corpus.pdf_text import pdf_to_text
 from piledriver.corpus.source import Found, Piece, Source, ends_with, whole
 from piledriver.corpus.streams import RawStream
 from piledriver.corpus.xml import XmlError, parse
 
 MIN_CHARACTERS = 1000
-_LISTS = ("creator", "subject", "identifier", "type", "relation", "contributor", "rights", "source", "publisher", "format")
+_LISTS = (
+    "creator",
+    "subject",
+    "identifier",
+    "type",
+    "relation",
+    "contributor",
+    "rights",
+    "source",
+    "publisher",
+    "format",
+)
 
 
 def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
@@ -55,8 +66,8 @@ def documents(piece: Piece) -> Iterator[Found]:
         yield Refusal("invalid xml", piece.origin, str(error))
         return
     strip_namespaces(root)
-    for error in root.iter("error"):
-        yield Refusal("oai error", piece.origin, f"{error.get('code', '')}: {flat(error)}")
+    for answer in root.iter("error"):
+        yield Refusal("oai error", piece.origin, f"{answer.get('code', '')}: {flat(answer)}")
     records = list(root.iter("record")) or ([root] if root.tag in ("dc", "record") else [])
     for number, record in enumerate(records, 1):
         yield _record(record, piece.origin, number)
@@ -65,7 +76,7 @@ def documents(piece: Piece) -> Iterator[Found]:
 def _paper(piece: Piece) -> Found:
     try:
         text = filtered(pdf_to_text(piece.read()))
-    except UnreadablePdf as error:
+    except UnreadablePdfError as error:
         return Refusal("encrypted pdf" if error.encrypted else "damaged pdf", piece.origin, str(error))
     if len(text) < MIN_CHARACTERS:
         return Refusal("shorter than 1000 characters", piece.origin, f"{len(text)}")
@@ -103,7 +114,9 @@ def _meta(record: Any) -> dict[str, Any]:
         meta[name] = found
     for name in _LISTS:
         # `source` is the name of ours in every document.
-        meta["dc_source" if name == "source" else name] = [text for element in record.iter(name) if element.getparent().tag != "header" and (text := flat(element))]
+        meta["dc_source" if name == "source" else name] = [
+            text for element in record.iter(name) if element.getparent().tag != "header" and (text := flat(element))
+        ]
     meta["url"] = next((value for value in meta["identifier"] if value.startswith("http")), None)
     meta["licence"] = next((found for value in meta["rights"] if (found := licence_id(value))), None)
     return {name: value for name, value in meta.items() if value}
@@ -117,7 +130,8 @@ SOURCE = Source(
     licence="mixed open access, per document where the record says it",
     consent="terms",
     treatment=(
-        "A PDF is a document: its text layer (see the source pdf) through the Pile's filter, which drops paragraphs that "
+        "A PDF is a document: its text layer (see the source pdf) through the Pile's filter, which drops paragraphs "
+        "that "
         "are copyright notices, page numbers, mostly (cid:n) marks or mostly not letters; papers shorter than 1000 "
         "characters are refused. A record without its PDF gives title and abstract. Loose accents are dropped, but a "
         "letter with its accent stays, which the original's decomposition lost. The fields of oai_dc become meta. "

@@ -76,7 +76,7 @@ SOURCE = Source(
     slug="uspto-backgrounds",
     name="USPTO Backgrounds",
     title="background sections of US patents",
-    raw_format="weekly bulk files: APS text (1976-2001), XML 2.5 (2002-2004), XML 4 (2005 on), many documents in one; zipped or not",
+    raw_format="weekly bulk files, zipped or not: APS text (1976-2001), XML 2.5 (2002-2004), XML 4 (2005 on)",
     licence="public-domain",
     consent="author",
     treatment=(
@@ -84,7 +84,8 @@ SOURCE = Source(
         "XML 2.5: the whole brief summary with its headings, as in the original. XML 4 (and applications): the part of "
         "the description under the first heading with BACKGROUND. Paragraphs are joined by one newline; APS's named "
         "characters and scripts become Unicode, formulas LaTeX, tables pipe tables. Unlike the original, a background "
-        "whose parts carry headings of their own (1. Field of the Invention, Description of Related Art) is taken whole "
+        "whose parts carry headings of their own (1. Field of the Invention, Description of Related Art) is taken "
+        "whole "
         "and not cut at the first of them. Refused: no background, invalid XML."
     ),
     wants=wants,
