@@ -45,8 +45,8 @@ class Attention(nn.Module):
         grouped = self.qkv(x).view(batch, time, -1, self.group + 2, config.head_dim)
         if config.clip_qkv is not None:
             grouped = grouped.clamp(-config.clip_qkv, config.clip_qkv)
-        q = grouped[..., : self.group, :].reshape(batch, time, -1, config.head_dim)
-        k, v = grouped[..., self.group, :], grouped[..., self.group + 1, :]
+        q, k, v = torch.split(grouped, [self.group, 1, 1], dim=3)
+        q, k, v = q.reshape(batch, time, -1, config.head_dim), k.squeeze(3), v.squeeze(3)
         q, k = self._normalise(q, k)
         if rotary is not None:
             q, k = rotate(q, rotary), rotate(k, rotary)

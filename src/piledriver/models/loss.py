@@ -221,7 +221,10 @@ def _turn_into_gradient(
         gradient.scatter_add_(1, goals, torch.full_like(goal_log_p, -1.0))
     if softcap is not None:
         gradient = gradient * (1.0 - (capped / softcap).square())
-    gradient = torch.where(counted.unsqueeze(1), gradient, 0.0) if logits.is_cuda else gradient.mul_(counted[:, None])
+    if logits.is_cuda:
+        gradient = torch.where(counted.unsqueeze(1), gradient, 0.0)
+    elif not bool(counted.all()):
+        gradient[~counted] = 0.0
     return gradient.to(logits.dtype), torch.stack((loss + z_loss * squares, loss, squares))
 
 

@@ -15,8 +15,8 @@ from piledriver.models.layers import Linear, activate
 
 def gate(x: Tensor, activation: str, block: int) -> Tensor:
     """activation(gate) * up of [..., 2 * mlp_dim] in alternating blocks."""
-    pairs = torch.unflatten(x, -1, (-1, 2, block))
-    return (activate(activation, pairs[..., 0, :]) * pairs[..., 1, :]).flatten(-2)
+    gates, ups = torch.unflatten(x, -1, (-1, 2, block)).unbind(-2)
+    return (activate(activation, gates) * ups).flatten(-2)
 
 
 class GatedMLP(nn.Module):

@@ -49,9 +49,10 @@ def rotate(x: Tensor, table: Tensor) -> Tensor:
         table = table.unsqueeze(2)
     half = table.shape[-1] // 2
     cos, sin = table[..., :half], table[..., half:]
-    first, second = x[..., :half].float(), x[..., half : 2 * half].float()
+    first, second, rest = torch.split(x, [half, half, x.shape[-1] - 2 * half], dim=-1)
+    first, second = first.float(), second.float()
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
-    return turned if 2 * half == x.shape[-1] else torch.cat((turned, x[..., 2 * half :]), dim=-1)
+    return turned if rest.shape[-1] == 0 else torch.cat((turned, rest), dim=-1)
 
 
 class Rotary(nn.Module):

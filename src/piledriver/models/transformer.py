@@ -133,7 +133,7 @@ class Transformer(nn.Module):
         # Times the tokens, so that one division by all tokens gives the token-weighted mean over processes.
         weighted = balance * sums.tokens
         total = sums.total + self.config.moe.balance_coefficient * weighted
-        return sums._replace(total=total, balance=weighted.detach())
+        return LossSums(total, sums.cross_entropy, sums.z_loss, weighted.detach(), sums.tokens)
 
     def output_weight(self) -> Tensor:
         """[vocab, dim]: the output projection, or the embedding it is tied to."""
