@@ -497,7 +497,7 @@ class Accelerator(ProcessFacts):
             save_object(obj, f, safe_serialization)
 
     def save_model(
-        self, model: nn.Module, save_directory: Any, max_shard_size: int | str = "10GB", safe_serialization: bool = True
+        self, model: Any, save_directory: Any, max_shard_size: int | str = "10GB", safe_serialization: bool = True
     ) -> None:
         """Save weights as Hugging Face does: safetensors, in shards with an index where they are large."""
         from piledriver.accelerator.files import save_model_files

@@ -7,7 +7,6 @@ import logging
 from typing import Any
 
 import torch
-from torch import nn
 
 from piledriver.accelerator.unwrap import unwrap
 from piledriver.checkpoint import save_model
@@ -49,6 +48,6 @@ def without_shared(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return kept
 
 
-def save_model_files(model: nn.Module, folder: Any, max_shard_size: int | str, safe_serialization: bool) -> None:
+def save_model_files(model: Any, folder: Any, max_shard_size: int | str, safe_serialization: bool) -> None:
     """Weights in Hugging Face's layout."""
     save_model(unwrap(model), folder, max_shard_size=max_shard_size, safe_serialization=safe_serialization)

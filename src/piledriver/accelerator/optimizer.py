@@ -71,7 +71,8 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's: the same with and without us."""
-        return self.optimizer.state_dict()
+        state: dict[str, Any] = self.optimizer.state_dict()
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Into the inner optimizer."""

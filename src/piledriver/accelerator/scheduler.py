@@ -44,8 +44,8 @@ class PreparedScheduler:
         if any(getattr(optimizer, "step_was_skipped", False) for optimizer in self.optimizers):
             return
         for _ in range(self.steps_per_optimizer_step):
-            # A schedule with an end refuses to go beyond it, which counting per process would.
-            if self.steps_per_optimizer_step > 1 and self._is_over():
+            # A schedule with an end (OneCycleLR) refuses to go beyond it; at its end it stays where it is.
+            if self._is_over():
                 return
             self.scheduler.step(*args, **kwargs)
 

@@ -24,8 +24,18 @@ def joined(accelerator: Accelerator, things: list[Any], even_batches: bool | Non
         return
     joinables: list[Joinable] = []
     for thing in things:
-        reducer = reducer_of(thing) if isinstance(thing, nn.Module) else None
-        joinables.append(reducer if reducer is not None else thing)
+        joinable = reducer_of(thing) if isinstance(thing, nn.Module) else thing
+        if isinstance(joinable, Joinable):
+            joinables.append(joinable)
+    if not joinables:
+        warnings.warn(
+            "Joining uneven inputs is only supported for models whose gradients are averaged over processes; none of "
+            "those given is, so `join_uneven_inputs` will have no effect.",
+            UserWarning,
+            stacklevel=4,
+        )
+        yield
+        return
     with _even_batches(accelerator, even_batches), Join(joinables, enable=True, throw_on_early_termination=False):
         yield
 

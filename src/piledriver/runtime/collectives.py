@@ -215,7 +215,7 @@ def _wire(world: World) -> torch.device:
 
 
 def _sendable(world: World, tensor: torch.Tensor) -> torch.Tensor:
-    # A gloo-only group sends CPU tensors; a mixed one sends both as they are.
+    # A gloo-only group sends CPU tensors; a mixed one sends both as they are. Gradients do not travel.
     if world.backend and "," in world.backend:
-        return tensor
-    return tensor.to(_wire(world))
+        return tensor.detach()
+    return tensor.detach().to(_wire(world))

@@ -39,6 +39,11 @@ def share_of(inputs: Any, rank: int, size: int, apply_padding: bool = False) -> 
             raise WorldError(f"the values have different lengths: {lengths}", fix="split them one by one")
         return type(inputs)((k, share_of(v, rank, size, apply_padding)) for k, v in inputs.items())  # type: ignore[call-arg]
     start, end = bounds(len(inputs), rank, size)
+    if hasattr(inputs, "select") and not isinstance(inputs, torch.Tensor):
+        # A table with columns (Hugging Face datasets): a slice of it would be a dictionary of lists.
+        longest = -(-len(inputs) // size)
+        rows = [*range(start, end), *([len(inputs) - 1] * (longest - (end - start)) if apply_padding else [])]
+        return inputs.select(rows)
     share = inputs[start:end]
     if not apply_padding:
         return share
@@ -65,10 +70,6 @@ def _pad(share: Any, inputs: Any, missing: int) -> Any:
         return torch.cat([share, last.repeat(missing, *[1] * (share.ndim - 1))])
     if isinstance(share, (list, tuple, str)):
         return share + last * missing
-    # A table with columns (Hugging Face datasets) can repeat a row by its index.
-    if hasattr(inputs, "select"):
-        first = len(inputs) - len(share) if len(share) else len(inputs)
-        return inputs.select([*range(first, len(inputs)), *[len(inputs) - 1] * missing])
     raise WorldError(
         f"cannot pad a {type(share).__name__}", fix="pass a list, a tuple, a tensor or a dictionary of them"
     )

@@ -60,10 +60,40 @@ class Accelerator(_Accelerator):
 
         return Trackers(log_with, self.logging_dir, registered_classes())
 
+    def save_model(
+        self, model: Any, save_directory: Any, max_shard_size: int | str = "10GB", safe_serialization: bool = True
+    ) -> None:
+        """Ours; weights that are kept away from the model are brought one by one."""
+        from piledriver.compat.accelerate.utils.module_tensors import has_offloaded_params
+        from piledriver.compat.accelerate.utils.weights import get_state_dict_offloaded_model
+
+        held = get_state_dict_offloaded_model(model) if any(map(has_offloaded_params, model.modules())) else model
+        super().save_model(held, save_directory, max_shard_size, safe_serialization)
+
     @property
     def world(self) -> World:  # type: ignore[override]
         """The shared state's."""
         return self.state.world
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is rank 0."""
+        return self.state.is_main_process
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is the first process of its node."""
+        return self.state.is_local_main_process
+
+    @property
+    def is_last_process(self) -> bool:
+        """Whether this is the highest rank."""
+        return self.state.is_last_process
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether there are several processes."""
+        return self.state.use_distributed
 
     @property
     def mixed_precision(self) -> str:

@@ -212,7 +212,7 @@ def load_checkpoint_and_dispatch(
     if isinstance(device_map, str):
         if device_map not in ("auto", "balanced", "balanced_low_0", "sequential"):
             raise ValueError(
-                "If passing a string for `device_map`, please choose 'auto', 'balanced', 'balanced_low_0' or 'sequential'."
+                "If passing a string for `device_map`, choose 'auto', 'balanced', 'balanced_low_0' or 'sequential'."
             )
         if device_map != "sequential":
             max_memory = get_balanced_memory(
@@ -285,7 +285,7 @@ def attach_layerwise_casting_hooks(
 
 def _refuse_recurrent_layers_under_sequence_parallelism(model: Any) -> None:
     """A state that runs along the sequence cannot be cut with it: such layers would start from zero on every rank."""
-    described = getattr(model, "config", None)
+    described: Any = getattr(model, "config", None)
     text = described.get_text_config() if hasattr(described, "get_text_config") else described
     wrong = {kind for kind in getattr(text, "layer_types", None) or () if "linear_attention" in kind}
     if wrong:

@@ -40,9 +40,7 @@ def load_accelerator_state(
     **load_model_func_kwargs: Any,
 ) -> dict[str, Any]:
     """Load a folder of ours or of Accelerate's."""
-    contents = Contents(
-        models=models, optimizers=optimizers, schedulers=schedulers, loaders=dataloaders, scaler=scaler
-    )
+    contents = Contents(models=models, optimizers=optimizers, schedulers=schedulers, loaders=dataloaders, scaler=scaler)
     report = load(input_dir, contents)
     return {"step": report.step or 0}
 
@@ -54,4 +52,6 @@ def save_custom_state(obj: Any, path: str, index: int = 0, save_on_each_node: bo
 
 def load_custom_state(obj: Any, path: str, index: int = 0) -> None:
     """The same back; nothing in the file is executed."""
-    obj.load_state_dict(torch.load(Path(path) / f"custom_checkpoint_{index}.pkl", map_location="cpu", weights_only=True))
+    obj.load_state_dict(
+        torch.load(Path(path) / f"custom_checkpoint_{index}.pkl", map_location="cpu", weights_only=True)
+    )

@@ -15,8 +15,9 @@ from piledriver.data import (
     SkipBatchSampler,
     get_sampler,
 )
-from piledriver.data.loader_dispatcher import DataLoaderDispatcher
-from piledriver.data.loader_shard import DataLoaderShard, SkipDataLoader
+from piledriver.data.loader_dispatcher import DataLoaderDispatcher as _DataLoaderDispatcher
+from piledriver.data.loader_shard import DataLoaderShard as _DataLoaderShard
+from piledriver.data.loader_shard import SkipDataLoader as _SkipDataLoader
 
 __all__ = [
     "BatchSamplerShard",
@@ -33,12 +34,43 @@ __all__ = [
 ]
 
 
+def _told(loader: Any) -> Any:
+    loader.gradient_state = GradientState()
+    return loader
+
+
+class _AlsoOurs(type):
+    """Loaders that `prepare` made are instances too, although they were not made here."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls.__bases__[0])
+
+
+class DataLoaderShard(_DataLoaderShard, metaclass=_AlsoOurs):
+    """Ours, telling the shared gradient state where it is."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return _told(_DataLoaderShard(*args, **kwargs))
+
+
+class DataLoaderDispatcher(_DataLoaderDispatcher, metaclass=_AlsoOurs):
+    """Ours, telling the shared gradient state where it is."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return _told(_DataLoaderDispatcher(*args, **kwargs))
+
+
+class SkipDataLoader(_SkipDataLoader, metaclass=_AlsoOurs):
+    """Ours, telling the shared gradient state where it is."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return _told(_SkipDataLoader(*args, **kwargs))
+
+
 @functools.wraps(data.prepare_data_loader)
 def prepare_data_loader(*args: Any, **kwargs: Any) -> Any:
     """One process's share of a loader."""
-    loader: Any = data.prepare_data_loader(*args, **kwargs)
-    loader.gradient_state = GradientState()
-    return loader
+    return _told(data.prepare_data_loader(*args, **kwargs))
 
 
 @functools.wraps(data.skip_first_batches)

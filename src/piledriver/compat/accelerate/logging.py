@@ -19,7 +19,7 @@ def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
 def _world() -> World:
     if PartialState._shared_state == {}:
         raise RuntimeError(
-            "You must initialize the accelerate state by calling either `PartialState()` or `Accelerator()` before using "
-            "the logging utility."
+            "You must initialize the accelerate state by calling either `PartialState()` or `Accelerator()` before "
+            "using the logging utility."
         )
     return PartialState().world

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from piledriver.runtime import environment
 
@@ -36,6 +36,10 @@ class ParallelismConfig:
                 setattr(self, name, int(environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")))
         self.cp_backend = self.cp_backend or environ.get("PARALLELISM_CONFIG_CP_BACKEND", "torch")
         self.sp_backend = self.sp_backend or environ.get("PARALLELISM_CONFIG_SP_BACKEND", "deepspeed")
+        if self._size("cp") > 1 and self.cp_handler is None:
+            from piledriver.compat.accelerate.utils.dataclasses import TorchContextParallelConfig
+
+            self.cp_handler = TorchContextParallelConfig(environ.get("PARALLELISM_CONFIG_CP_COMM_STRATEGY"))
         sizes = {axis: self._size(axis) for axis in _AXES}
         for axis, size in sizes.items():
             if size < 1 and not (axis == "dp_shard" and size == -1):
@@ -43,9 +47,7 @@ class ParallelismConfig:
         if (sizes["tp"] > 1 or sizes["cp"] > 1) and sizes["dp_replicate"] > 1 and sizes["dp_shard"] == 1:
             raise ValueError(
                 "Tensor/Context parallelism (tp/cp_size > 1) cannot be used with pure data parallelism "
-                f"(dp_replicate_size > 1 and dp_shard_size == 1). Please set dp_shard_size > 1 and dp_replicate_size == 1 "
-                f"to compose FSDP + TP/CP for 2D parallel, or set dp_replicate_size == 1 and dp_shard_size > 1 to compose "
-                f"HSDP + TP/CP for 3D parallel."
+                "(dp_replicate_size > 1 and dp_shard_size == 1). Set dp_shard_size > 1 to shard the model too."
             )
         if sizes["cp"] > 1 and sizes["sp"] > 1:
             raise ValueError("Context parallelism and sequence parallelism cannot be used together")
@@ -144,7 +146,7 @@ class ParallelismConfig:
             (self.dp_cp_dim_names, "dp_cp"),
         ):
             if joined:
-                mesh[tuple(joined)]._flatten(name)
+                mesh[cast(Any, joined)]._flatten(name)
         return mesh
 
     def get_device_mesh(self, device_type: str | None = None) -> Any:
@@ -172,5 +174,5 @@ class ParallelismConfig:
         elif self.total_size != accelerator.num_processes:
             raise ValueError(
                 f"ParallelismConfig total_size ({self.total_size}) does not match num_processes "
-                f"({accelerator.num_processes}). Please adjust dp_replicate_size/ dp_shard_size/tp_size/cp_size/sp_size."
+                f"({accelerator.num_processes}): make the product of the axes the number of processes."
             )

@@ -72,7 +72,20 @@ _PARTIAL_KNOWN = (
 )
 
 
-class PartialState(ProcessFacts):
+class _SettableType(ProcessFacts):
+    """Users set the type by hand to try what another one would do."""
+
+    @property
+    def distributed_type(self) -> Any:
+        """What kind of processes train together."""
+        return self.__dict__.get("_type") or distributed_type(self.world)
+
+    @distributed_type.setter
+    def distributed_type(self, value: Any) -> None:
+        self.__dict__["_type"] = value
+
+
+class PartialState(_SettableType):
     """This process's place in the world, the same object wherever it is made."""
 
     _shared_state: ClassVar[dict[str, Any]] = {}
@@ -91,7 +104,6 @@ class PartialState(ProcessFacts):
             debug=world.debug,
             device=world.device,
             fork_launched=False,
-            distributed_type=distributed_type(world),
         )
 
     @property
@@ -126,7 +138,7 @@ class PartialState(ProcessFacts):
 
     def __repr__(self) -> str:
         return (
-            f"Distributed environment: {self.distributed_type}{('  Backend: ' + self.backend) if self.backend else ''}\n"
+            f"Distributed environment: {self.distributed_type}{'  Backend: ' + self.backend if self.backend else ''}\n"
             f"Num processes: {self.num_processes}\n"
             f"Process index: {self.process_index}\n"
             f"Local process index: {self.local_process_index}\n"
@@ -134,10 +146,17 @@ class PartialState(ProcessFacts):
         )
 
 
-_ACCELERATOR_KNOWN = (*_PARTIAL_KNOWN, "deepspeed_plugin", "use_ipex", "fsdp_plugin", "megatron_lm_plugin", "dynamo_plugin")
+_ACCELERATOR_KNOWN = (
+    *_PARTIAL_KNOWN,
+    "deepspeed_plugin",
+    "use_ipex",
+    "fsdp_plugin",
+    "megatron_lm_plugin",
+    "dynamo_plugin",
+)
 
 
-class AcceleratorState(ProcessFacts):
+class AcceleratorState(_SettableType):
     """The same with the precision of the run."""
 
     _shared_state: ClassVar[dict[str, Any]] = {}
@@ -152,10 +171,11 @@ class AcceleratorState(ProcessFacts):
         **kwargs: Any,
     ) -> None:
         self.__dict__ = self._shared_state
+        # Also when this one exists: the other may have been reset since.
+        partial = PartialState(cpu, **kwargs)
         if self.initialized:
             self._check_initialized(mixed_precision, cpu)
             return
-        partial = PartialState(cpu, **kwargs)
         self.__dict__.update(
             _partial=partial, _cpu=cpu, _mixed_precision=resolve_precision(mixed_precision), dynamo_plugin=dynamo_plugin
         )
@@ -189,6 +209,28 @@ class AcceleratorState(ProcessFacts):
         """The precision of the run."""
         precision: str = self._mixed_precision
         return precision
+
+    # Who this process is outlives a reset, as it does in Accelerate.
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is rank 0."""
+        return PartialState().is_main_process
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is the first process of its node."""
+        return PartialState().is_local_main_process
+
+    @property
+    def is_last_process(self) -> bool:
+        """Whether this is the highest rank."""
+        return PartialState().is_last_process
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether there are several processes."""
+        return PartialState().use_distributed
 
     @property
     def backend(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Options and enumerations. Those of engines that ours replaces are names only: passing one to `Accelerator` says so."""
+"""Options and enumerations. Those of engines that ours replaces are names only: `Accelerator` refuses them."""
 
 from __future__ import annotations
 

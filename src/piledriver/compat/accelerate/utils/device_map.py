@@ -29,7 +29,9 @@ def check_device_map(model: nn.Module, device_map: dict[str, Any]) -> None:
     wrong = [key for key in device_map if key not in modules and key not in tensors and key != ""]
     if wrong:
         warnings.warn(
-            f"The following device_map keys do not match any submodules in the model: {wrong}", UserWarning, stacklevel=2
+            f"The following device_map keys do not match any submodules in the model: {wrong}",
+            UserWarning,
+            stacklevel=2,
         )
     if "" in device_map:
         return
@@ -72,7 +74,7 @@ def get_module_size_with_ties(
             continue
         total -= module_sizes.get(parameter, 0)
         if owner[0] not in names:
-            total += module_sizes[owner[0]]
+            total += module_sizes.get(owner[0], 0)
         names.append(owner[0])
         modules.append(owner[1])
     return total, names, modules
@@ -108,7 +110,9 @@ def get_balanced_memory(
 
 
 def _largest_unsplit(model: nn.Module, sizes: dict[str, int], classes: list[str]) -> int:
-    return max((sizes[n] for n, m in model.named_modules() if n and type(m).__name__ in classes and n in sizes), default=0)
+    return max(
+        (sizes[n] for n, m in model.named_modules() if n and type(m).__name__ in classes and n in sizes), default=0
+    )
 
 
 def _mean_leaf(sizes: dict[str, int]) -> int:
@@ -176,6 +180,8 @@ class _Packer:
         self.device_map: dict[str, Any] = {}
         self.fallback = False
         self.at = 0
+        self.layer_size = 0
+        self.layer_names: list[str] = []
         self._measure_layers(self.waiting)
 
     def fill(self) -> dict[str, Any]:
@@ -192,7 +198,7 @@ class _Packer:
         device = self.devices[self.at]
         room, reserved = self._room(device)
         ties = self._ties_of(name)
-        size = self.sizes[name]
+        size = self.sizes.get(name, 0)
         together, tied_names, tied_modules = get_module_size_with_ties(ties, size, self.sizes, self.waiting)
         if room is None or self.used[device] + together <= room:
             self._assign(device, name, module, together, tied_names)
@@ -204,10 +210,17 @@ class _Packer:
             self.waiting = _parts(module, name) + self.waiting
             self._measure_layers(self.waiting)
             return
-        if self.used[device] == 0 and self.fallback and device != "disk" and self._fall_back(device, name, module, together):
+        if (
+            self.used[device] == 0
+            and self.fallback
+            and device != "disk"
+            and self._fall_back(device, name, module, together)
+        ):
             return
         if self.used[device] == 0:
             self.too_small[device] = together + reserved
+        # What was kept free for the largest layer will be in use while one runs.
+        self.used[device] += reserved
         self.at += 1
         self.waiting.insert(0, (name, module))
 
@@ -274,7 +287,7 @@ class _Packer:
         search = list(self.waiting)
         while search:
             name, module = search.pop(0)
-            together, _, _ = get_module_size_with_ties(self._ties_of(name), self.sizes[name], self.sizes, search)
+            together, _, _ = get_module_size_with_ties(self._ties_of(name), self.sizes.get(name, 0), self.sizes, search)
             if together <= limit:
                 return name
             if self._can_split(module):

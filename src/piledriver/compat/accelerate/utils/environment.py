@@ -154,7 +154,7 @@ def _purge_class(cls: Any) -> Any:
     _wrap_tests(cls)
     inherited = cls.__init_subclass__
 
-    def also_in_subclasses(subclass: Any, **kwargs: Any) -> None:
+    def also_in_subclasses(subclass: Any, /, **kwargs: Any) -> None:
         inherited(**kwargs)
         _wrap_tests(subclass)
 

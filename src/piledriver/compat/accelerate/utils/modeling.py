@@ -90,6 +90,8 @@ def get_grad_scaler(distributed_type: Any = None, **kwargs: Any) -> Any:
     """A scaler for fp16 gradients."""
     import torch
 
-    return torch.amp.GradScaler(PartialState().device.type, **kwargs) if kwargs else grad_scaler(
-        "fp16", PartialState().device, None
+    return (
+        torch.amp.GradScaler(PartialState().device.type, **kwargs)
+        if kwargs
+        else grad_scaler("fp16", PartialState().device, None)
     )

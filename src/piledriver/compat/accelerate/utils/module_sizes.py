@@ -20,7 +20,7 @@ def dtype_byte_size(dtype: Any) -> float:
     """Bytes per element; a boolean counts as one bit."""
     if dtype is torch.bool:
         return 1 / 8
-    special = {"INT2": 1 / 4, "INT4": 1 / 2, "FP8": 1}.get(getattr(dtype, "name", ""), None)
+    special = {"INT2": 1 / 4, "INT4": 1 / 2, "FP8": 1}.get(getattr(dtype, "name", ""))
     return special if special is not None else torch.empty((), dtype=dtype, device="meta").element_size()
 
 
@@ -80,7 +80,8 @@ def get_max_layer_size(
         if children and type(module).__name__ not in no_split_module_classes:
             waiting = [(f"{name}.{child_name}", child) for child_name, child in children] + waiting
             continue
-        size = module_sizes[name]
+        # A module whose parameters all belong to another one has no size of its own.
+        size = module_sizes.get(name, 0)
         if size > largest:
             largest, names = size, [name]
         elif size == largest:

@@ -12,7 +12,6 @@ import torch
 
 from piledriver.core import storage
 
-
 # numpy does not know these types: their bits go as integers of the same width.
 _SAME_BITS = {
     "bfloat16": torch.int16,

@@ -61,7 +61,9 @@ def recursively_apply(
         return nested.like(
             data,
             (
-                recursively_apply(func, o, *args, test_type=test_type, error_on_other_type=error_on_other_type, **kwargs)
+                recursively_apply(
+                    func, o, *args, test_type=test_type, error_on_other_type=error_on_other_type, **kwargs
+                )
                 for o in data
             ),
         )

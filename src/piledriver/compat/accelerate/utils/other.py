@@ -6,6 +6,7 @@ import logging
 import platform
 import socket
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
@@ -44,13 +45,12 @@ def has_repeated_blocks(module: nn.Module) -> bool:
 def compile_regions(module: nn.Module, **compile_kwargs: Any) -> nn.Module:
     """A copy of the module's skeleton whose repeated blocks are compiled; weights are shared with the original."""
     if is_repeated_blocks(module):
-        made = type(module).__new__(type(module))
-        made.__dict__.update(module.__dict__)
-        made._modules = {name: torch.compile(child, **compile_kwargs) for name, child in module._modules.items()}  # type: ignore[assignment]
+        made = _twin(module)
+        compiled_children: Any = {n: torch.compile(child, **compile_kwargs) for n, child in module._modules.items()}
+        made._modules = compiled_children
         return made
     if has_repeated_blocks(module):
-        made = type(module).__new__(type(module))
-        made.__dict__.update(module.__dict__)
+        made = _twin(module)
         made._modules = {
             name: compile_regions(child, **compile_kwargs) if child is not None else None
             for name, child in module._modules.items()
@@ -58,6 +58,15 @@ def compile_regions(module: nn.Module, **compile_kwargs: Any) -> nn.Module:
         return made
     compiled: nn.Module = torch.compile(module, **compile_kwargs)  # type: ignore[assignment]
     return compiled
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """Another module with the same attributes; methods that were bound to the first by hand are bound to it."""
+    made = type(module).__new__(type(module))
+    for name, value in module.__dict__.items():
+        bound = isinstance(value, MethodType) and value.__self__ is module
+        made.__dict__[name] = MethodType(value.__func__, made) if bound else value
+    return made
 
 
 def model_has_dtensor(model: nn.Module) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from piledriver.compat.accelerate.state import PartialState
@@ -11,7 +12,7 @@ from piledriver.core.errors import MissingDependencyError
 def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
     """tqdm's bar, disabled on other processes."""
     try:
-        from tqdm.auto import tqdm as bar
+        bar = importlib.import_module("tqdm.auto").tqdm
     except ImportError:
         raise MissingDependencyError("tqdm", extra="dev", purpose="this progress bar") from None
     disable = kwargs.pop("disable", False) or (main_process_only and not PartialState().is_local_main_process)

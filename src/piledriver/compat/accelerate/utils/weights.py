@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -96,7 +95,9 @@ def load_checkpoint_in_model(
     tied = find_tied_parameters(model)
     files = checkpoint_files(checkpoint)
     if device_map is not None and "disk" in device_map.values() and offload_folder is None:
-        raise ValueError("At least one of the model submodule will be offloaded to disk, please pass an `offload_folder`.")
+        raise ValueError(
+            "At least one of the model submodule will be offloaded to disk, please pass an `offload_folder`."
+        )
     wanted = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
     expected = set(model.state_dict())
     offload_index: dict[str, Any] = {}
@@ -113,7 +114,9 @@ def load_checkpoint_in_model(
                 if name in expected:
                     _place(model, name, tensor, device_map, wanted, offload_folder, offload_index, offload_buffers)
     if unused:
-        message = f"Some weights of the checkpoint at {checkpoint} were not used when initializing {type(model).__name__}"
+        message = (
+            f"Some weights of the checkpoint at {checkpoint} were not used when initializing {type(model).__name__}"
+        )
         if strict:
             raise RuntimeError(f"{message}: {sorted(unused)}")
         logger.warning("%s: %s", message, sorted(unused))
@@ -182,5 +185,3 @@ def get_state_dict_from_offload(
             if full in state_dict:
                 state_dict[full] = tensor.detach().to(device_to_put_offload)
     return state_dict
-
-
