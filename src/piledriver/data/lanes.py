@@ -11,6 +11,7 @@ A lane is what is left of a source after exclusions: stretches of tokens in shar
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -77,23 +78,28 @@ class Stretches:
         """(edges, places): documents begin inside window i at `places[edges[i]:edges[i + 1]]`, counted from its first
         token; windows that run over the end of a stretch are left out.
         """
-        counts = np.zeros(len(firsts), np.int64)
+        # In the order in which they lie: neighbours in a search are found many times faster than strangers.
         whole = np.flatnonzero(room > self.seq_len)
-        by_shard = whole[np.argsort(shards[whole], kind="stable")]
-        groups = np.split(by_shard, np.flatnonzero(np.diff(shards[by_shard])) + 1) if len(by_shard) else []
-        lows = np.zeros(len(firsts), np.int64)
-        for group in groups:
-            starts = document_starts[int(shards[group[0]])]
-            lows[group] = np.searchsorted(starts, firsts[group], side="right")
-            counts[group] = np.searchsorted(starts, firsts[group] + self.seq_len, side="left") - lows[group]
-        edges = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        places = np.empty(int(edges[-1]), np.int32)
-        for group in groups:
-            sizes = counts[group]
-            inner = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-            documents = np.repeat(lows[group], sizes) + inner
-            starts = document_starts[int(shards[group[0]])]
-            places[np.repeat(edges[group], sizes) + inner] = starts[documents] - np.repeat(firsts[group], sizes)
+        lying = whole[np.argsort((shards[whole] << 40) + firsts[whole])]
+        first, shard = firsts[lying], shards[lying]
+        low, high = np.empty_like(first), np.empty_like(first)
+        cuts = [0, *(np.flatnonzero(np.diff(shard)) + 1).tolist(), len(shard)] if len(shard) else [0]
+        groups = [(slice(i, j), document_starts[int(shard[i])]) for i, j in pairwise(cuts)]
+        for part, starts in groups:
+            low[part] = np.searchsorted(starts, first[part], side="right")
+            high[part] = np.searchsorted(starts, first[part] + self.seq_len, side="left")
+        counts = high - low
+        inner = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        documents, begins = np.repeat(low, counts) + inner, np.repeat(first, counts)
+        spread = np.concatenate([[0], np.cumsum(counts)])
+        in_order = np.zeros(len(firsts), np.int64)
+        in_order[lying] = counts
+        edges = np.concatenate([[0], np.cumsum(in_order)]).astype(np.int64)
+        targets = np.repeat(edges[lying], counts) + inner
+        places = np.empty(len(inner), np.int32)
+        for part, starts in groups:
+            here = slice(int(spread[part.start]), int(spread[part.stop]))
+            places[targets[here]] = starts[documents[here]] - begins[here]
         return edges, places
 
     def segments(self, lane: int, window: int, extra: int = 1) -> list[tuple[int, int, int]]:

@@ -8,19 +8,24 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+Array = npt.NDArray[np.int64]
+
+
+def _none() -> Array:
+    return np.zeros(0, np.int64)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """A row per window, as plain lists where a loop reads them."""
+    """A row per window."""
 
-    lanes: list[int]
-    windows: list[int]
-    shards: list[int] = field(default_factory=list)
-    firsts: list[int] = field(default_factory=list)
-    """The first token of each window in its shard."""
+    lanes: Array
+    windows: Array
+    addresses: Array = field(default_factory=_none)
+    """Where each window of a stretch lies in `OneView`; nothing for the other ways to cut."""
     over: list[int] = field(default_factory=list)
-    """The windows that run over the end of a stretch."""
-    edges: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
+    """The windows that run over the end of a stretch: their addresses must not be used."""
+    edges: Array = field(default_factory=_none)
     """`boundaries[edges[i]:edges[i + 1]]` are those of window i."""
     boundaries: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     """Where documents begin inside windows, counted from a window's first token."""
@@ -31,8 +36,7 @@ class Places:
         return Places(
             lanes=self.lanes[low:high],
             windows=self.windows[low:high],
-            shards=self.shards[low:high],
-            firsts=self.firsts[low:high],
+            addresses=self.addresses[low:high],
             over=[number - low for number in self.over[bisect_left(self.over, low) : bisect_left(self.over, high)]],
             edges=edges - edges[0] if len(edges) else edges,
             boundaries=self.boundaries[edges[0] : edges[-1]] if len(edges) else self.boundaries,
@@ -41,14 +45,13 @@ class Places:
     @staticmethod
     def joined(parts: list[Places]) -> Places:
         """Parts one after the other."""
-        counts = [np.diff(part.edges) for part in parts]
         begins = np.cumsum([0, *(len(part.windows) for part in parts)]).tolist()
+        counts = [np.diff(part.edges) for part in parts if len(part.edges)]
         return Places(
-            lanes=[lane for part in parts for lane in part.lanes],
-            windows=[window for part in parts for window in part.windows],
-            shards=[shard for part in parts for shard in part.shards],
-            firsts=[first for part in parts for first in part.firsts],
+            lanes=np.concatenate([_none(), *(part.lanes for part in parts)]),
+            windows=np.concatenate([_none(), *(part.windows for part in parts)]),
+            addresses=np.concatenate([_none(), *(part.addresses for part in parts)]),
             over=[number + begin for part, begin in zip(parts, begins, strict=False) for number in part.over],
-            edges=np.cumsum([0, *(count for counted in counts for count in counted.tolist())], dtype=np.int64),
+            edges=np.cumsum(np.concatenate([np.zeros(1, np.int64), *counts])) if counts else _none(),
             boundaries=np.concatenate([np.zeros(0, np.int32), *(part.boundaries for part in parts)]),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -12,6 +12,7 @@ from piledriver.core.errors import ConfigError, UnknownNameError
 from piledriver.data.cursor import Cursor
 from piledriver.data.lanes import Pieces, Stretches, stretches_by_source
 from piledriver.data.mixture import Mixture, slots_by_weight
+from piledriver.data.one_view import OneView
 from piledriver.data.places import Places
 from piledriver.data.token_set import Check, TokenSet, open_tokens
 from piledriver.data.tokenizer import Tokenizer
@@ -80,6 +81,7 @@ class TokenStream:
             self.layout = Pieces(tokens, lanes, config.seq_len, pack=config.packing == "best_fit")
         self.mixture = Mixture(self.layout.windows, self._slots(), config.seed)
         self._token_arrays = [shard.tokens for shard in tokens.shards]
+        self._view = OneView(self._token_arrays, config.seq_len + 1)
         self._document_starts = [shard.starts for shard in tokens.shards]
         # Indices whose places are worked out together: more where a block is spread over many shards, fewer where it
         # would hold many epochs.
@@ -113,7 +115,7 @@ class TokenStream:
     def read(self, start: int, count: int) -> Windows:
         """`count` windows from an index of the endless stream on."""
         parts = []
-        while count:
+        while count > 0:
             number, low = divmod(start, self._block_size)
             taken = min(count, self._block_size - low)
             parts.append(self._block(number).part(low, low + taken))
@@ -138,20 +140,18 @@ class TokenStream:
     def _locate(self, indices: Array) -> Places:
         lanes, windows = self.mixture.locate(indices)
         if not isinstance(self.layout, Stretches):
-            return Places(lanes=lanes.tolist(), windows=windows.tolist())
+            return Places(lanes=lanes, windows=windows)
         shards, firsts, room = self.layout.spans(lanes, windows)
-        edges, places = _NO_EDGES, _NO_PLACES
-        if self.config.packing == "packed":
-            edges, places = self.layout.boundaries(shards, firsts, room, self._document_starts)
-        return Places(
-            lanes=lanes.tolist(),
-            windows=windows.tolist(),
-            shards=shards.tolist(),
-            firsts=firsts.tolist(),
+        places = Places(
+            lanes=lanes,
+            windows=windows,
+            addresses=self._view.addresses(shards, firsts),
             over=np.flatnonzero(room <= self.config.seq_len).tolist(),
-            edges=edges,
-            boundaries=places,
         )
+        if self.config.packing == "joined":
+            return places
+        edges, boundaries = self.layout.boundaries(shards, firsts, room, self._document_starts)
+        return replace(places, edges=edges, boundaries=boundaries)
 
     def _read(self, places: Places) -> Windows:
         if isinstance(self.layout, Stretches):
@@ -159,15 +159,16 @@ class TokenStream:
         return self._read_pieces(self.layout, places)
 
     def _read_stretches(self, layout: Stretches, places: Places) -> Windows:
-        width, arrays = self.config.seq_len + 1, self._token_arrays
-        rows = np.empty((len(places.windows), width), self._dtype)
-        for row, shard, first in zip(rows, places.shards, places.firsts, strict=True):
-            part = arrays[shard][first : first + width]
-            row[: len(part)] = part
-        for number in places.over:
-            # The few windows that run over the end of a stretch into the next one.
-            parts = layout.segments(places.lanes[number], places.windows[number])
-            rows[number] = np.concatenate([arrays[shard][first : first + length] for shard, first, length in parts])
+        if places.over:
+            rows = np.empty((len(places.windows), self.config.seq_len + 1), self._dtype)
+            whole = np.delete(np.arange(len(rows)), places.over)
+            rows[whole] = self._view.copy(places.addresses[whole])
+            for number in places.over:
+                # The few windows that run over the end of a stretch into the next one.
+                parts = layout.segments(int(places.lanes[number]), int(places.windows[number]))
+                rows[number] = np.concatenate([self._token_arrays[shard][at : at + size] for shard, at, size in parts])
+        else:
+            rows = self._view.copy(places.addresses)
         return Windows(inputs=rows[:, :-1], labels=rows[:, 1:], used=None, starts=self._starts(places, rows))
 
     def _starts(self, places: Places, rows: npt.NDArray[Any]) -> Array:
@@ -190,7 +191,7 @@ class TokenStream:
         labels = np.full((len(places.windows), length), boundary, self._dtype)
         used = np.zeros(len(places.windows), np.int64)
         starts: list[int] = []
-        for row, (lane, window) in enumerate(zip(places.lanes, places.windows, strict=True)):
+        for row, (lane, window) in enumerate(zip(places.lanes.tolist(), places.windows.tolist(), strict=True)):
             at = 0
             for shard, first, size in layout.segments(lane, window):
                 array = self._token_arrays[shard]
@@ -231,10 +232,6 @@ class TokenStream:
             "dropped_tokens": self.layout.dropped_tokens,
             "padding": padding,
         }
-
-
-_NO_EDGES = np.zeros(1, np.int64)
-_NO_PLACES = np.zeros(0, np.int32)
 
 
 def open_stream(
