@@ -17,8 +17,16 @@ from piledriver.core.errors import PiledriverError, nearest
 # Verb -> (module with `configure(parser)` and `run(args) -> int | None`, one line of help). A module that holds a
 # table VERBS of its own is a group. Nothing here is imported before it is asked for.
 VERBS: dict[str, tuple[str, str]] = {
-    "corpus": ("piledriver.cli.corpus", "raw sources to a clean, attributed corpus"),
     "env": ("piledriver.cli.env", "versions, devices, what was detected and why"),
+    "corpus": ("piledriver.cli.corpus", "raw sources to a clean, attributed corpus"),
+    "tokenizer": ("piledriver.cli.tokenizer", "train a tokenizer"),
+    "tokenize": ("piledriver.cli.tokenize", "shards of text to shards of tokens"),
+    "evaluate": ("piledriver.cli.evaluate", "bits per byte of a model, by source"),
+    "trace": ("piledriver.cli.trace", "which documents a training step saw, and which steps saw a document"),
+    "launch": ("piledriver.cli.launch", "run a training script on all processes of one or many nodes"),
+    "config": ("piledriver.cli.config", "ask a few questions and write the launch config"),
+    "test": ("piledriver.cli.test", "check the set-up on all processes"),
+    "checkpoint": ("piledriver.cli.checkpoint", "look into, merge and convert checkpoints"),
 }
 
 

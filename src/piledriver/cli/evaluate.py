@@ -1,0 +1,5 @@
+"""`piledriver evaluate ...`: how good is a model?"""
+
+VERBS: dict[str, tuple[str, str]] = {
+    "bpb": ("piledriver.cli.evaluate_bpb", "bits per byte of a model on a corpus, by source"),
+}
