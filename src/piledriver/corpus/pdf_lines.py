@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import itertools
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +15,12 @@ from piledriver.core.errors import MissingDependencyError
 
 MAX_PAGES = 10_000
 MAX_CHARACTERS = 50_000_000
+# Only a line wider than this (in points) may run over columns, and only a gap of this many line heights divides them.
+MIN_SPLIT_WIDTH = 200.0
+COLUMN_GAP = 1.0
 # pdfium's own sign for a hyphen at the end of a line.
 HYPHEN = "\ufffe"
+_LINE_END = re.compile("[\r\n\ufffe]")
 
 
 @dataclass(slots=True)
@@ -74,7 +80,7 @@ def metadata(content: bytes) -> dict[str, str]:
         return {}
     out = {"title": " ".join(found.get("Title", "").split())[:500]}
     date = found.get("CreationDate", "").removeprefix("D:")[:8]
-    if len(date) == 8 and date.isdecimal():
+    if len(date) == 8 and date.isdecimal() and "1980" < date[:4] < "2100":
         out["date"] = f"{date[:4]}-{date[4:6]}-{date[6:]}"
     return {name: value for name, value in out.items() if value}
 
@@ -91,34 +97,67 @@ def _lines(raw: Any, text_page: Any) -> list[Line]:
     if count <= 0:
         return []
     text = _text(raw, text_page, count)
-    handle = text_page.raw
-    box = raw.FS_RECTF()
-    reference = ctypes.byref(box)
+    reader = _Boxes(raw, text_page.raw)
     lines: list[Line] = []
     start = 0
-    for index in range(count + 1):
-        if index < count and text[index] not in "\r\n\ufffe":
-            continue
-        first, last = start, index - 1
-        start = index + 1
-        while first <= last and text[first].isspace():
-            first += 1
-        while last >= first and text[last].isspace():
-            last -= 1
-        if first > last:
-            continue
-        if not raw.FPDFText_GetLooseCharBox(handle, first, reference):
-            continue
-        left, bottom, height = box.left, box.bottom, box.top - box.bottom
-        # Text that runs up the margin is a stamp of the publisher or an axis of a picture.
-        angle = raw.FPDFText_GetCharAngle(handle, first)
-        if angle > 0 and abs(math.sin(angle)) > 0.5:
-            continue
-        raw.FPDFText_GetLooseCharBox(handle, last, reference)
-        hyphenated = index < count and text[index] == HYPHEN
-        height = max(height, box.top - box.bottom)
-        lines.append(Line(text[first : last + 1], left, box.right, min(bottom, box.bottom), height, hyphenated))
+    for found in _LINE_END.finditer(text):
+        _add_line(lines, text, start, found.start(), reader, hyphenated=found[0] == HYPHEN)
+        start = found.end()
+    _add_line(lines, text, start, count, reader, hyphenated=False)
     return lines
+
+
+class _Boxes:
+    """Boxes of characters: (left, right, bottom, top), or None."""
+
+    def __init__(self, raw: Any, handle: Any) -> None:
+        self._raw, self._handle = raw, handle
+        self._box = raw.FS_RECTF()
+        self._reference = ctypes.byref(self._box)
+
+    def box(self, index: int) -> tuple[float, float, float, float] | None:
+        if not self._raw.FPDFText_GetLooseCharBox(self._handle, index, self._reference):
+            return None
+        return self._box.left, self._box.right, self._box.bottom, self._box.top
+
+    def runs_up(self, index: int) -> bool:
+        """Text that runs up the margin is a stamp of the publisher or an axis of a picture."""
+        angle = self._raw.FPDFText_GetCharAngle(self._handle, index)
+        return angle > 0 and abs(math.sin(angle)) > 0.5
+
+    def gap(self, index: int) -> float:
+        """How wide the space between two words is, as it stands on the page."""
+        before, after = self.box(index - 1), self.box(index + 1)
+        if before is None or after is None:
+            return 0.0
+        # Back to the left on the same line: another column, written before this one.
+        return after[0] - before[1] if after[1] > before[0] else before[0] - after[1]
+
+
+def _add_line(lines: list[Line], text: str, start: int, end: int, boxes: _Boxes, *, hyphenated: bool) -> None:
+    """A line, or its parts where a gap as wide as between columns divides it."""
+    while start < end and text[start].isspace():
+        start += 1
+    while end > start and text[end - 1].isspace():
+        end -= 1
+    if start >= end or boxes.runs_up(start):
+        return
+    cuts = [start]
+    first, last = boxes.box(start), boxes.box(end - 1)
+    if first is None or last is None:
+        return
+    if not 0 < last[1] - first[0] < MIN_SPLIT_WIDTH:
+        wide = COLUMN_GAP * max(first[3] - first[2], 1.0)
+        cuts += [at + 1 for at in range(start + 1, end - 1) if text[at] == " " and boxes.gap(at) > wide]
+    cuts.append(end + 1)
+    for left, right in itertools.pairwise(cuts):
+        head, tail = boxes.box(left), boxes.box(right - 2)
+        if head is None or tail is None:
+            continue
+        height = max(head[3] - head[2], tail[3] - tail[2])
+        part = text[left : right - 1].strip()
+        if part:
+            lines.append(Line(part, head[0], tail[1], min(head[2], tail[2]), height, hyphenated and right > end))
 
 
 def _text(raw: Any, text_page: Any, count: int) -> str:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from statistics import median
 
+from piledriver.corpus.pdf_columns import in_reading_order
 from piledriver.corpus.pdf_lines import Line, pages
 
 _LIGATURES = str.maketrans(
@@ -31,6 +32,7 @@ _DIGITS = re.compile(r"\d+")
 _BULLET = re.compile(r"[•◦▪■●–—*\x0f\uf0b7\uf0a7]\s+|\(?(?:\d{1,2}|[a-z])[.)]\s+\S")
 _SYMBOL_BULLET = re.compile(r"^[\x0f\x8f\x88\uf0b7\uf0a7\uf02d]\s*")
 _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
+_OPEN_END = re.compile(r"(?:,|\b(?:of|the|and|or|a|an|to|in|for|with|by|on|at|from|as|is|are|that|which))$")
 _INITIAL = re.compile(r"(?:^|\W)[A-Z]\.$")
 _YEAR = re.compile(r"(?:19|20)\d\d[a-z]?\.$")
 _SENTENCE_END = (".", "?", "!", ":", ".”", ".’", '."', ".)", "?”", "。")
@@ -44,7 +46,7 @@ def pdf_to_text(content: bytes) -> str:
     words: Counter[str] = Counter()
     kept: list[list[Line]] = []
     for (lines, _), dropped in zip(read, furniture, strict=True):
-        page = [line for index, line in enumerate(lines) if index not in dropped]
+        page = in_reading_order([line for index, line in enumerate(lines) if index not in dropped])
         for line in page:
             words.update(word.lower() for word in _WORD.findall(line.text))
         kept.append(page)
@@ -90,7 +92,8 @@ def _paragraphs(kept: list[list[Line]], words: Counter[str]) -> Iterator[str]:
         ]
         leading = median(steps) if steps else 0.0
         for index, line in enumerate(lines):
-            if paragraph and not _goes_on(paragraph, line, leading, lines, turned=index == 0):
+            near = lines[max(0, index - 2) : index + 2]
+            if paragraph and not _goes_on(paragraph, line, leading, near, turned=index == 0):
                 yield _joined(paragraph, words)
                 paragraph = []
             paragraph.append(line)
@@ -98,7 +101,7 @@ def _paragraphs(kept: list[list[Line]], words: Counter[str]) -> Iterator[str]:
         yield _joined(paragraph, words)
 
 
-def _goes_on(paragraph: list[Line], line: Line, leading: float, page: list[Line], *, turned: bool) -> bool:
+def _goes_on(paragraph: list[Line], line: Line, leading: float, near: list[Line], *, turned: bool) -> bool:
     """Whether a line belongs to the paragraph before it; `turned` where it is the first of its page."""
     last = paragraph[-1]
     if last.hyphenated:
@@ -124,32 +127,46 @@ def _goes_on(paragraph: list[Line], line: Line, leading: float, page: list[Line]
     indented = line.left - min(part.left for part in paragraph[-3:]) > 0.7 * height
     if indented and (ended or len(paragraph) == 1) and not line.text[:1].islower():
         return len(paragraph) == 1 and not ended
-    right = max((part.right for part in page if abs(part.left - last.left) < 4 * height), default=last.right)
-    filled = (last.right - last.left) / max(right - last.left, 1.0)
-    heading = len(paragraph) == 1 and filled < 0.75 and line.text[:1].isupper()
+    column = [part for part in near if part.left < last.right and part.right > last.left] or [last]
+    left, right = min(part.left for part in column), max(part.right for part in column)
+    filled = (last.right - last.left) / max(right - left, 1.0)
+    heading = len(paragraph) == 1 and filled < 0.75 and line.text[:1].isupper() and not _OPEN_END.search(last.text)
     return not (filled < 0.88 and (ended or heading))
 
 
 def _joined(lines: list[Line], words: Counter[str]) -> str:
-    out = ""
-    for index, line in enumerate(lines):
-        text = _SYMBOL_BULLET.sub("• ", line.text.translate(_LIGATURES))
-        if index == 0:
-            out = text
-        elif lines[index - 1].hyphenated:
+    rows = _rows(lines)
+    out = rows[0][0]
+    tabular = [_is_row(text) for text, _ in rows] + [False]
+    for index, ((_, hyphenated), (text, _)) in enumerate(itertools.pairwise(rows), 1):
+        if hyphenated:
             out += _hyphen(out, text, words) + text
         elif out.endswith("-") and out[-2:-1].isalpha() and text[:1].islower():
             out = out[:-1]
             out += _hyphen(out, text, words) + text
         else:
             # The rows of a table stay lines.
-            out += f"\n{text}" if _is_row(text) and (_is_row(lines[index - 1].text) or index == 1) else f" {text}"
+            out += f"\n{text}" if tabular[index] and (tabular[index - 1] or tabular[index + 1]) else f" {text}"
     return "\n".join(" ".join(row.split()) for row in out.split("\n"))
+
+
+def _rows(lines: list[Line]) -> list[tuple[str, bool]]:
+    """(text, whether it ends in a hyphen) of each row: parts on one baseline are one."""
+    rows: list[tuple[str, bool]] = []
+    for index, line in enumerate(lines):
+        text = _SYMBOL_BULLET.sub("• ", line.text.translate(_LIGATURES))
+        above = lines[index - 1]
+        if index and abs(above.bottom - line.bottom) < 0.4 * max(line.height, 1.0) and not above.hyphenated:
+            rows[-1] = (f"{rows[-1][0]} {text}", line.hyphenated)
+        else:
+            rows.append((text, line.hyphenated))
+    return rows
 
 
 def _is_row(text: str) -> bool:
     parts = text.split()
-    return len(parts) >= 2 and 5 * sum(part[0].isdigit() or part[-1].isdigit() for part in parts) >= 2 * len(parts)
+    numbers = sum(part[0].isdigit() or part[-1].isdigit() for part in parts)
+    return numbers >= 2 and 5 * numbers >= 2 * len(parts)
 
 
 def _hyphen(before: str, after: str, words: Counter[str]) -> str:
