@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import posixpath
 import re
@@ -172,7 +173,9 @@ def _meta(package: Any) -> dict[str, Any]:
     return meta
 
 
+@functools.cache
 def _xml_parser() -> Any:
+    # Making one costs as much as reading a chapter.
     return etree.XMLParser(
         resolve_entities=False, load_dtd=False, no_network=True, huge_tree=False, remove_comments=True, remove_pis=True
     )

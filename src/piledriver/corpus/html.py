@@ -34,9 +34,6 @@ _UNSEEN_HINTS = (
     *(b"sr-only", b"visually", b"screen-reader", b"gutter", b"lineno", b"line-num", b"blob-num", b"editsection"),
     *(b"headerlink", b"anchorjs", b"pagen", b"MathJax", b"katex-html", b"mwe-math-fallback"),
 )
-_of_unseen_class = etree.XPath(
-    "//@class[" + " or ".join(f"contains(.,'{hint.decode()}')" for hint in _UNSEEN_HINTS) + "]/.."
-)
 _styled = etree.XPath("//@style/..")
 _hidden = etree.XPath("//@hidden/.. | //@aria-hidden/.. | //mjx-math")
 _CONTROL_BYTES = bytes((*range(9), 11, *range(14, 32)))
@@ -85,10 +82,16 @@ def remove_unseen(tree: Any, content: bytes) -> None:
         for element in _hidden(tree):
             if _is_hidden(element):
                 remove(element)
-    if b"class=" in content and any(hint in content for hint in _UNSEEN_HINTS):
-        for element in _of_unseen_class(tree):
+    hints = tuple(hint for hint in _UNSEEN_HINTS if hint in content) if b"class=" in content else ()
+    if hints:
+        for element in _of_classes(hints)(tree):
             if not _UNSEEN_CLASSES.isdisjoint((element.get("class") or "").split()):
                 remove(element)
+
+
+@functools.lru_cache(256)
+def _of_classes(hints: tuple[bytes, ...]) -> Any:
+    return etree.XPath("//@class[" + " or ".join(f"contains(.,'{hint.decode()}')" for hint in hints) + "]/..")
 
 
 def _is_hidden_by_style(element: Any) -> bool:

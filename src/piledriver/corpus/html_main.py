@@ -93,15 +93,15 @@ def main_content(body: Any) -> tuple[Any, list[Any]]:
 
 def _dropped(parents: list[int], weights: list[float], suspect: list[float], cards: list[int]) -> list[bool]:
     """What names and roles rule out, and lists of teasers, unless most of the prose of the page stands there."""
-    prose = [max(0.0, weight) for weight in weights]
+    prose = [weight if weight > 0 else 0.0 for weight in weights]
     for index in range(len(parents) - 1, 0, -1):
         prose[parents[index]] += prose[index]
         cards[parents[index]] += cards[index]
     dropped = [False] * len(parents)
     for index in range(1, len(parents)):
         limit = suspect[index]
-        if cards[index] >= 3 and prose[index] < _CARD_CHARACTERS * cards[index]:
-            limit = max(limit, 0.5)
+        if limit < 0.5 and cards[index] >= 3 and prose[index] < _CARD_CHARACTERS * cards[index]:
+            limit = 0.5
         dropped[index] = dropped[parents[index]] or (limit > 0 and prose[index] <= limit * prose[0])
     return dropped
 
@@ -138,7 +138,11 @@ def _best(
             sums[parent] += sums[index]
             text[parent] += text[index]
             linked[parent] += linked[index]
-    best = max((index for index in range(count) if not dropped[index]), key=lambda index: (sums[index], index))
+    # Of equal sums the last, which is the tightest.
+    best = 0
+    for index, total in enumerate(sums):
+        if total >= sums[best] and not dropped[index]:
+            best = index
     if sums[best] <= 0:
         return elements[0], []
     # A notice far from the text makes its common ancestor the best by a little: the tightest that has nearly all wins.

@@ -32,10 +32,14 @@ _LINES = words(
 )
 _HEADINGS = {f"h{level}": level for level in range(1, 7)}
 _VERBATIM = frozenset({"pre", "listing", "xmp", "plaintext"})
-_INLINE, _BLOCK, _SPECIAL, _SKIP, _INSIDE_SKIPPED = range(5)
+_INLINE, _SIMPLE, _BLOCK, _SPECIAL, _SKIP, _INSIDE_SKIPPED = range(6)
+# Blocks that do nothing but stand apart, and by how many line breaks.
+_OWN_RULES = words("ul ol menu dir blockquote table li dd td th tr caption") | _HEADINGS.keys()
+_GAPS = {tag: 2 if tag in _PARAGRAPHS else 1 for tag in (_PARAGRAPHS | _LINES) - _OWN_RULES}
 _KINDS = (
     dict.fromkeys(_SKIPPED, _SKIP)
-    | dict.fromkeys(_PARAGRAPHS | _LINES | _HEADINGS.keys(), _BLOCK)
+    | dict.fromkeys(_GAPS, _SIMPLE)
+    | dict.fromkeys(_OWN_RULES, _BLOCK)
     | dict.fromkeys(_VERBATIM | words("script math br hr img code sub sup q rt"), _SPECIAL)
 )
 _IN_PRE_BLOCKS = ("div", "p", "li", "tr", "h1", "h2", "h3", "h4", "h5", "h6")
@@ -83,7 +87,7 @@ class _Text:
         """Every element once, in order. Ends are found by looking at parents, which is twice as fast as asking for
         end events; elements without children, most of all, never wait for theirs.
         """
-        inline, kind_of = self.inline, _KINDS.get
+        inline, kind_of, stand_apart = self.inline, _KINDS.get, self.stand_apart
         opened: list[Any] = []
         kinds: list[int] = []
         for element in root.iter():
@@ -96,7 +100,9 @@ class _Text:
                 continue
             tag = element.tag
             kind = kind_of(tag, _INLINE)
-            if kind == _BLOCK:
+            if kind == _SIMPLE:
+                stand_apart(tag)
+            elif kind == _BLOCK:
                 self.open_block(element, tag)
             elif kind == _SPECIAL and self.special(element, tag):
                 kind = _SKIP
@@ -118,16 +124,45 @@ class _Text:
         return "\n".join(self.lines)
 
     def close(self, element: Any, kind: int) -> None:
-        if kind == _BLOCK:
-            self.close_block(element.tag)
+        if kind == _INLINE:
+            if tail := element.tail:
+                self.inline.append(tail)
+        elif kind <= _BLOCK:
+            if kind == _SIMPLE:
+                self.stand_apart(element.tag)
+            else:
+                self.close_block(element.tag)
             # White space between blocks is most of the text of a page.
             if (tail := element.tail) and not tail.isspace():
                 self.inline.append(tail)
+        else:
+            if kind == _SPECIAL:
+                self.close_special(element)
+            if kind != _INSIDE_SKIPPED and (tail := element.tail):
+                self.inline.append(tail)
+
+    def stand_apart(self, tag: str) -> None:
+        """What comes next is not in the same paragraph as what came before."""
+        inline = self.inline
+        if self.in_table:
+            inline.append(_BREAK)
             return
-        if kind == _SPECIAL:
-            self.close_special(element)
-        if kind != _INSIDE_SKIPPED and (tail := element.tail):
-            self.inline.append(tail)
+        gap = _GAPS[tag]
+        if inline:
+            if len(inline) == 1 and not self.prefixes and not self.heading and _BREAK not in inline[0]:
+                # Plain paragraphs are most of all text: what `flush` and `emit` would do, without them.
+                text = _collapsed(inline.pop())
+                if text:
+                    if self.gap > 1 and self.lines:
+                        self.lines.append("")
+                    self.lines.append(text)
+                    self.gap = gap
+                    self.quotes_before = 0
+                    return
+            else:
+                self.flush()
+        if gap > self.gap and not self.marks:
+            self.gap = gap
 
     def open_block(self, element: Any, tag: str) -> None:
         if self.in_table:
@@ -138,10 +173,7 @@ class _Text:
             return
         if self.inline:
             self.flush()
-        if tag == "p":
-            if self.gap < 2 and not self.marks:
-                self.gap = 2
-        elif tag in _HEADINGS:
+        if tag in _HEADINGS:
             self.need(2)
             self.heading = "#" * _HEADINGS[tag] + " "
         elif tag == "li":
@@ -175,10 +207,7 @@ class _Text:
             return
         if self.inline:
             self.flush()
-        if tag == "p":
-            if self.gap < 2 and not self.marks:
-                self.gap = 2
-        elif tag == "li":
+        if tag == "li":
             self.pop()
             self.need(1)
         elif tag in ("dd", "blockquote"):

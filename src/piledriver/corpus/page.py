@@ -58,8 +58,8 @@ def page_meta(html: str) -> dict[str, Any]:
         meta["title"] = " ".join(entities.unescape(title[1]).split())
     if language := _HTML_LANGUAGE.search(head):
         meta["html_language"] = language[1].lower()
-    for link in _LICENCE_LINK.finditer(html):
-        if found := licence_id(link[0]):
+    if "license" in html or "LICENSE" in html:
+        found = next(filter(None, (licence_id(link[0]) for link in _LICENCE_LINK.finditer(html))), None)
+        if found:
             meta["licence"] = found
-            break
     return meta
