@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -120,6 +124,29 @@ def test_token_losses_are_the_terms_of_the_sum() -> None:
     assert losses.shape == (2, 15)
     assert (losses.flatten()[targets == -100] == 0).all()
     torch.testing.assert_close(losses.sum(), plain_cross_entropy(hidden, weight, targets, softcap=4.0).total.detach())
+
+
+KERNEL_CHECK = """
+import torch
+from piledriver.models.loss import _turn_into_gradient
+from piledriver.models.loss_kernel import turn_into_gradient
+torch.manual_seed(0)
+for dtype, cap, z in ((torch.float32, None, 0.0), (torch.float32, 3.0, 0.01), (torch.bfloat16, None, 0.001)):
+    logits, targets = (4 * torch.randn(9, 5000)).to(dtype), torch.randint(5000, (9,))
+    targets[4] = -100
+    expected, sums = _turn_into_gradient(logits.clone(), targets, -100, z, cap)
+    found, found_sums = turn_into_gradient(logits, targets, -100, z, cap)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-2 if dtype == torch.bfloat16 else 1e-4)
+    torch.testing.assert_close(found_sums, sums)
+    assert found is logits
+"""
+
+
+def test_the_kernel_is_the_formula() -> None:
+    """In Triton's interpreter, which runs the kernel's own code on a CPU."""
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", KERNEL_CHECK], check=True, env=environment, timeout=200)
 
 
 @pytest.mark.gpu

@@ -1,0 +1,104 @@
+# mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,untyped-decorator,misc,name-defined"
+"""Logits to gradient in one kernel, in place: each row is read twice (the second time from cache) and written once.
+
+A compiler makes two kernels of it and reads from memory each time. Triton comes with torch's GPU builds; where it is
+missing, `loss` uses the compiler.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+_BLOCK = 4096
+_WARPS = 16
+
+if triton is not None:
+
+    @triton.jit
+    def _rows_to_gradients(
+        logits,
+        targets,
+        losses,
+        squares,
+        stride,
+        ignore_index,
+        z_loss,
+        cap,
+        vocab: tl.constexpr,
+        capped: tl.constexpr,
+        block: tl.constexpr,
+    ):
+        """One program per row: an online softmax, then the gradient over the logits."""
+        row = tl.program_id(0).to(tl.int64)
+        target = tl.load(targets + row)
+        line = logits + row * stride
+        lanes = tl.arange(0, block)
+        if target == ignore_index:
+            for begin in range(0, vocab, block):
+                tl.store(line + begin + lanes, 0.0, mask=begin + lanes < vocab)
+            tl.store(losses + row, 0.0)
+            tl.store(squares + row, 0.0)
+        else:
+            largest = -float("inf")
+            total = 0.0
+            goal = 0.0
+            for begin in range(0, vocab, block):
+                inside = begin + lanes < vocab
+                x = tl.load(line + begin + lanes, mask=inside, other=0.0).to(tl.float32)
+                if capped:
+                    x = cap * (2.0 * tl.sigmoid(2.0 * x / cap) - 1.0)
+                x = tl.where(inside, x, -float("inf"))
+                new = tl.maximum(largest, tl.max(x, axis=0))
+                total = total * tl.exp(largest - new) + tl.sum(tl.exp(x - new), axis=0)
+                largest = new
+                # Picked up here, not by a load of its own, which the stores below could overtake.
+                goal += tl.sum(tl.where(begin + lanes == target, x, 0.0), axis=0)
+            log_z = largest + tl.log(total)
+            tl.store(losses + row, log_z - goal)
+            tl.store(squares + row, log_z * log_z)
+            slope = 1.0 + 2.0 * z_loss * log_z
+            for begin in range(0, vocab, block):
+                inside = begin + lanes < vocab
+                x = tl.load(line + begin + lanes, mask=inside, other=0.0).to(tl.float32)
+                if capped:
+                    x = cap * (2.0 * tl.sigmoid(2.0 * x / cap) - 1.0)
+                gradient = tl.exp(x - log_z) * slope - tl.where(begin + lanes == target, 1.0, 0.0)
+                if capped:
+                    gradient = gradient * (1.0 - (x / cap) * (x / cap))
+                tl.store(line + begin + lanes, gradient.to(logits.dtype.element_ty), mask=inside)
+
+
+def available() -> bool:
+    """Whether the kernel can be built here."""
+    return triton is not None
+
+
+def turn_into_gradient(
+    logits: Tensor, targets: Tensor, ignore_index: int, z_loss: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
+    """As `loss`'s own: the gradient (over the logits) and the sums (total, cross-entropy, log(Z)^2)."""
+    rows, vocab = logits.shape
+    losses, squares = torch.empty(2, rows, dtype=torch.float32, device=logits.device)
+    _rows_to_gradients[(rows,)](
+        logits,
+        targets,
+        losses,
+        squares,
+        logits.stride(0),
+        ignore_index,
+        z_loss,
+        1.0 if softcap is None else softcap,
+        vocab=vocab,
+        capped=softcap is not None,
+        block=_BLOCK,
+        num_warps=_WARPS,
+    )
+    loss, square = losses.sum(), squares.sum()
+    return logits, torch.stack((loss + z_loss * square, loss, square))
