@@ -24,6 +24,8 @@ from piledriver.corpus.streams import RawStream, archive_kind
 
 BATCH_FILES = 64
 BATCH_BYTES = 1 << 20
+# About how long a file of code is, where it is not known yet.
+_FILE_BYTES = 5000
 # How much of an archive waits for the licence file, which usually comes early.
 MAX_HELD_BYTES = 1 << 26
 
@@ -79,7 +81,7 @@ def tree_pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
         path = (
             os.path.relpath(os.path.abspath(stream.path), tree.root).replace(os.sep, "/") if tree.root else stream.name
         )
-        yield from batch.add(tree, File(stream.origin, path, on_disk=stream.path), 4096)
+        yield from batch.add(tree, File(stream.origin, path, on_disk=stream.path), _FILE_BYTES)
     yield from archive.end()
     yield from batch.flush()
 
@@ -103,7 +105,7 @@ class _Batch:
 
     def flush(self) -> Iterator[Piece]:
         if self._files:
-            yield Piece(self._files[0].origin, data=b"", extra=(self._tree, self._files))
+            yield Piece(self._files[0].origin, length=self._bytes, extra=(self._tree, self._files))
         self._files, self._bytes = [], 0
 
 
@@ -147,7 +149,8 @@ class _ArchiveBatches:
         tree = Tree(self._name, self._licence)
         for start in range(0, len(self._held), BATCH_FILES):
             files = self._held[start : start + BATCH_FILES]
-            yield Piece(files[0].origin, data=b"", extra=(tree, files))
+            size = sum(len(file.content or b"") for file in files)
+            yield Piece(files[0].origin, length=size, extra=(tree, files))
         self._held, self._bytes = [], 0
 
 
@@ -225,10 +228,10 @@ def _repository_pieces(folder: str, origin: str) -> Iterator[Piece | Refusal]:
             continue
         files.append(File(where, entry.path, object_id=entry.object_id))
         if len(files) >= BATCH_FILES:
-            yield Piece(files[0].origin, data=b"", extra=(tree, files))
+            yield Piece(files[0].origin, length=_FILE_BYTES * len(files), extra=(tree, files))
             files = []
     if files:
-        yield Piece(files[0].origin, data=b"", extra=(tree, files))
+        yield Piece(files[0].origin, length=_FILE_BYTES * len(files), extra=(tree, files))
 
 
 def _licence_among(repository: Repository, entries: list[Entry]) -> str | None:

@@ -40,7 +40,10 @@ def decode(content: bytes, declared: str | None = None) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:
-        pass
+        # A few broken bytes in the middle of good UTF-8: no other encoding looks like that.
+        nearly = content.decode("utf-8", "replace")
+        if 50 * nearly.count("\ufffd") < len(content) - len(nearly):
+            return nearly
     for guess in (declared, _detected(content)):
         if guess is None:
             continue

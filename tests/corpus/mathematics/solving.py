@@ -273,7 +273,8 @@ def check_pair(question: str, answer: str) -> bool:
         return str((a == b) == ("same" in asked or asked.endswith(" equal?"))) == answer
     tests = {
         "less than": a < b, "<": a < b, "greater than": a > b, ">": a > b, "less than or equal to": a <= b,
-        "<=": a <= b, "at most": a <= b, "greater than or equal to": a >= b, ">=": a >= b, "at least": a >= b, "equal to": a == b,
+        "<=": a <= b, "at most": a <= b, "greater than or equal to": a >= b, ">=": a >= b, "at least": a >= b,
+        "equal to": a == b,
         "=": a == b, "not equal to": a != b,
     }  # fmt: skip
     return str(tests[words]) == answer

@@ -21,6 +21,8 @@ MAX_PARTS = 2000
 _FOLD = re.compile(rb"\n[ \t]+")
 _FIELD = re.compile(rb"([!-9;-~]{1,76})[ \t]*:[ \t]*(.*)")
 _PARAMETER = re.compile(r""";\s*([\w-]{1,40})(?:\*\d*\*?)?\s*=\s*(?:"([^"]{0,400})"|([^\s;"]{1,400}))""")
+_BLANK_START = re.compile(r"\A(?:[ \t\xa0]*\n)+")
+_GUESSED_BOUNDARY = re.compile(rb"(?:\A|\n)--([!-~]{1,70}?)[ \t]*\n(?=Content-[A-Za-z-]{1,40}:)")
 _HTML = re.compile(r"\s{0,200}(?:<!doctype html|<html|<head|<body)", re.IGNORECASE)
 
 
@@ -63,7 +65,15 @@ def split_headers(raw: bytes) -> Part:
 
 def body_text(part: Part) -> str:
     """The words of a message: its plain text, or its HTML where there is nothing else; attachments are left out."""
-    return "\n\n".join(text for text in _texts(part) if text)
+    kept: list[str] = []
+    seen: set[str] = set()
+    for text in _texts(part):
+        # The same words again, as plain text and as HTML, but not declared as alternatives.
+        words = " ".join(text.split())
+        if words and words not in seen:
+            seen.add(words)
+            kept.append(_BLANK_START.sub("", text, count=1))
+    return "\n\n".join(kept)
 
 
 def forwarded_heading(headers: dict[str, str]) -> str:
@@ -87,6 +97,9 @@ def _texts(message: Part) -> list[str]:
             if depth >= MAX_DEPTH or seen > MAX_PARTS:
                 continue
             parts = _parts(part.content, parameters.get("boundary", ""))
+            if not parts and (guess := _GUESSED_BOUNDARY.search(part.content)) is not None:
+                # The header names another boundary than the one that is used.
+                parts = _parts(part.content, guess.group(1).decode("latin-1"))
             if not parts and not depth:
                 found.append(_plain(part.content, parameters, part.headers))
             if kind == "multipart/alternative":
@@ -121,7 +134,7 @@ def _plain(content: bytes, parameters: dict[str, str], headers: dict[str, str]) 
         text = _unflowed(text, parameters.get("delsp", "").lower() == "yes")
     if _HTML.match(text):
         text = fragment_to_text(text)
-    return without_uuencoded(text).strip("\n")
+    return without_uuencoded(text).rstrip().lstrip("\n")
 
 
 def _best(parts: list[Part]) -> list[Part]:

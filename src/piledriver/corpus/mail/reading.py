@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -27,25 +28,26 @@ def mail_pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
     held = 0
     for stream in streams:
         head, opened = peeked(stream.file, 5)
-        if stream.name.lower().removesuffix(".gz").endswith(".csv"):
-            yield from csv_pieces(opened, stream.origin)
-        elif head == b"From " and not stream.name.lower().endswith(".eml"):
-            yield from mbox_pieces(opened, stream.origin)
-        elif stream.path is not None:
-            batch.append((stream.origin, None, stream.path))
-            held += 4096
-        else:
-            content = opened.read(MAX_MESSAGE_BYTES + 1)
-            if len(content) > MAX_MESSAGE_BYTES:
-                yield Refusal("message too large", stream.origin)
-                continue
-            batch.append((stream.origin, content, None))
-            held += len(content)
+        with opened:
+            if stream.name.lower().removesuffix(".gz").endswith(".csv"):
+                yield from csv_pieces(opened, stream.origin)
+            elif head == b"From " and not stream.name.lower().endswith(".eml"):
+                yield from mbox_pieces(opened, stream.origin)
+            elif stream.path is not None:
+                batch.append((stream.origin, None, stream.path))
+                held += os.path.getsize(stream.path)
+            else:
+                content = opened.read(MAX_MESSAGE_BYTES + 1)
+                if len(content) > MAX_MESSAGE_BYTES:
+                    yield Refusal("message too large", stream.origin, f"more than {MAX_MESSAGE_BYTES} bytes")
+                    continue
+                batch.append((stream.origin, content, None))
+                held += len(content)
         if len(batch) >= BATCH_MESSAGES or held >= BATCH_BYTES:
-            yield Piece(batch[0][0], extra=batch, data=b"")
+            yield Piece(batch[0][0], extra=batch, length=held)
             batch, held = [], 0
     if batch:
-        yield Piece(batch[0][0], extra=batch, data=b"")
+        yield Piece(batch[0][0], extra=batch, length=held)
 
 
 def csv_pieces(stream: BinaryIO, origin: str) -> Iterator[Piece | Refusal]:
@@ -78,13 +80,13 @@ def csv_pieces(stream: BinaryIO, origin: str) -> Iterator[Piece | Refusal]:
             batch.append((f"{origin}#{name}", content, None))
             held += len(content)
             if held >= BATCH_BYTES:
-                yield Piece(origin, extra=batch, data=b"")
+                yield Piece(origin, extra=batch, length=held)
                 batch, held = [], 0
     except csv.Error as error:
         yield Refusal("damaged table", origin, str(error))
     yield from refused
     if batch:
-        yield Piece(origin, extra=batch, data=b"")
+        yield Piece(origin, extra=batch, length=held)
 
 
 def mail_documents(piece: Piece) -> Iterator[Found]:
@@ -96,7 +98,11 @@ def mail_documents(piece: Piece) -> Iterator[Found]:
     batch: list[Raw] = piece.extra
     for origin, content, path in batch:
         if content is None:
-            content = Piece(origin, path=path).read(MAX_MESSAGE_BYTES)
+            try:
+                content = Piece(origin, path=path).read(MAX_MESSAGE_BYTES)
+            except (OSError, EOFError, ValueError) as error:
+                yield Refusal("unreadable file", origin, str(error))
+                continue
         yield read_message(content, origin)
 
 

@@ -94,7 +94,7 @@ def generate(settings: dict[str, str]) -> Iterator[Piece]:
     for level, name in chosen:
         for first in range(0, count, BLOCK_QUESTIONS):
             block = min(BLOCK_QUESTIONS, count - first)
-            yield Piece(f"generate:{seed}/{level}/{name}", data=b"", extra=(seed, level, name, first, block))
+            yield Piece(f"generate:{seed}/{level}/{name}", length=60 * block, extra=(seed, level, name, first, block))
 
 
 def _whole_number(settings: dict[str, str], key: str, default: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -40,7 +41,8 @@ def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
         (channel, week), days = held.popitem(last=False)
         held_bytes -= sum(len(content) for *_, content in days if content is not None)
         days.sort(key=lambda day: (day[0], day[1]))
-        return Piece(days[0][1], data=b"", extra=(channel, week, days))
+        size = sum(os.path.getsize(path) if path else len(content or b"") for *_, path, content in days)
+        return Piece(days[0][1], length=size, extra=(channel, week, days))
 
     for stream in streams:
         day = _day_of(stream.origin)

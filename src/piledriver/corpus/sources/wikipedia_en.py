@@ -20,6 +20,8 @@ from piledriver.corpus.wikitext.site import Site
 
 RANGE_BYTES = 1 << 24
 BATCH_BYTES = 1 << 22
+# MediaWiki itself takes no page beyond two megabytes.
+MAX_CHARACTERS = 1 << 23
 _HEAD_BYTES = 1 << 16
 # The date on which the text of Wikipedia went from version 3.0 to 4.0 of its licence.
 _NEW_LICENCE = "2023-06-07"
@@ -59,8 +61,11 @@ def split(stream: RawStream) -> Iterator[Piece | Refusal]:
     head, opened = peeked(stream.file, _HEAD_BYTES)
     with opened:
         if b"<mediawiki" not in head[:4096] and b"<page>" not in head:
-            content = opened.read(1 << 26)
-            yield Piece(stream.origin, data=content, extra=_Part(kind="wikitext"))
+            content = opened.read(MAX_CHARACTERS + 1)
+            if len(content) > MAX_CHARACTERS:
+                yield Refusal("page too large", stream.origin, f"more than {MAX_CHARACTERS} bytes")
+            else:
+                yield Piece(stream.origin, data=content, extra=_Part(kind="wikitext"))
             return
         site = read_site(head)
         if stream.path is not None:
@@ -136,6 +141,8 @@ def article(raw: bytes, origin: str, site: Site) -> Found:
     reason = _why_not(page)
     if reason is not None:
         return Refusal(reason, where, page.title)
+    if len(page.wikitext) > MAX_CHARACTERS:
+        return Refusal("page too large", where, f"more than {MAX_CHARACTERS} characters")
     text = to_text(page.wikitext, site, page.title)
     if not text:
         return Refusal("no text", where, page.title)

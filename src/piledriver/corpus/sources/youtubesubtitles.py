@@ -30,11 +30,13 @@ def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
     def let_go() -> Piece:
         nonlocal held_bytes
         video, files = held.popitem(last=False)
-        held_bytes -= sum(len(content) for *_, content in files)
-        return Piece(files[0][0] if len(files) == 1 else video, data=b"", extra=(video, files))
+        size = sum(len(content) for *_, content in files)
+        held_bytes -= size
+        return Piece(files[0][0] if len(files) == 1 else video, length=size, extra=(video, files))
 
     for stream in streams:
-        content = stream.file.read(MAX_FILE_BYTES + 1)
+        with stream.file as opened:
+            content = opened.read(MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
             yield Refusal("too large", stream.origin, f"more than {MAX_FILE_BYTES} bytes")
             continue

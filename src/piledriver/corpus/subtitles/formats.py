@@ -14,6 +14,7 @@ from piledriver.corpus.text import decode
 
 _TIMING = re.compile(r"\s*(\d{1,4}(?::\d{1,2}){1,2}[.,]\d{1,3})\s*-+>\s*(\d{1,4}(?::\d{1,2}){1,2}[.,]\d{1,3})")
 _SBV = re.compile(r"(\d+:\d\d:\d\d\.\d{1,3}),(\d+:\d\d:\d\d\.\d{1,3})\s*")
+_BROKEN_TIMING = re.compile(r"\d{1,3}:\d\d:\S{0,8},\d{1,3}:\d\d:")
 _WORD_TIMING = re.compile(r"<\d\d:\d\d[\d:.]{0,8}>")
 _LANGUAGE = re.compile(r"(?m)^Language:\s*([\w-]+)")
 
@@ -74,8 +75,12 @@ def timed_lines(text: str) -> list[Cue]:
             lines = []
             start, end = seconds(timing.group(1)), seconds(timing.group(2))
             open_cue, blank, blank_before_last = True, False, False
-        elif not raw.strip():
+        elif not raw.strip() or "-->" in raw or _BROKEN_TIMING.match(raw):
+            # Times that cannot be read are not text either.
             blank = True
+        elif blank and number and raw.strip() == str(number + 1):
+            # The number of a cue whose times are missing.
+            number += 1
         else:
             blank_before_last, blank = blank, False
             lines.append(raw.strip())
