@@ -8,7 +8,7 @@ from piledriver.core import storage
 from piledriver.core.random import Stream
 from piledriver.corpus import Document, ShardFileWriter
 from piledriver.data.tokenize import Tokenizing, tokenize_corpus
-from piledriver.data.train_tokenizer import TokenizerTraining, train_tokenizer
+from piledriver.data.tokenizer_training import TokenizerTraining, train_tokenizer
 
 WORDS = [
     "the",

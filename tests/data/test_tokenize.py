@@ -19,7 +19,7 @@ from piledriver.corpus import shard_writer
 from piledriver.data.token_set import TokenizerMismatchError, open_tokens
 from piledriver.data.tokenize import Tokenizing, tokenize_corpus
 from piledriver.data.tokenizer import open_tokenizer
-from piledriver.data.train_tokenizer import TokenizerTraining, train_tokenizer
+from piledriver.data.tokenizer_training import TokenizerTraining, train_tokenizer
 
 
 def contents(folder: Path) -> dict[str, bytes]:

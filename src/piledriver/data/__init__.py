@@ -25,7 +25,7 @@ _FACE = {
     "TokenSet": "token_set",
     "TokenStream": "stream",
     "Tokenizer": "tokenizer",
-    "TokenizerTraining": "train_tokenizer",
+    "TokenizerTraining": "tokenizer_training",
     "Tokenizing": "tokenize",
     "get_sampler": "loader_base",
     "open_stream": "stream",
@@ -37,7 +37,7 @@ _FACE = {
     "tokenize_corpus": "tokenize",
     "trace_document": "trace",
     "trace_step": "trace",
-    "train_tokenizer": "train_tokenizer",
+    "train_tokenizer": "tokenizer_training",
 }
 
 __all__ = [*_FACE]
