@@ -18,7 +18,7 @@ def in_reading_order(lines: list[Line]) -> list[Line]:
 
     Most files write column by column, and theirs is the best order there is. Only where neighbours in the file stand
     on the same row in different columns of prose again and again is the page sorted: what spans the columns divides it
-    into bands, and in each band the columns are read from left to right. Tables look the same but their cells are short.
+    into bands, and in each band the columns are read from left to right. Tables look the same, but with short cells.
     """
     if len(lines) < MIN_LINES or _rows_shared(lines) < 0.25 * len(lines):
         return lines

@@ -122,8 +122,8 @@ def _goes_on(paragraph: list[Line], line: Line, leading: float, near: list[Line]
         return False
     if step < 0 or step > max(1.45 * leading, 1.05 * height):
         # Another column, another page, or a gap: only a sentence in the middle goes on.
-        near = step < 0 or step > 8 * height
-        return near and not ended and line.text[:1].islower()
+        moved = step < 0 or step > 8 * height
+        return moved and not ended and line.text[:1].islower()
     indented = line.left - min(part.left for part in paragraph[-3:]) > 0.7 * height
     if indented and (ended or len(paragraph) == 1) and not line.text[:1].islower():
         return len(paragraph) == 1 and not ended

@@ -196,6 +196,18 @@ def test_plain_tex_without_a_class() -> None:
     assert found[0].text == "Hello there."
 
 
+def test_ams_tex_closes_its_arguments_with_commands() -> None:
+    source = (
+        b"\\input amstex\n\\documentstyle{amsppt}\n\\topmatter\n\\title On rings\\endtitle\n\\author N. Body\\endauthor\n"
+        b"\\abstract We look.\\endabstract\n\\endtopmatter\n\\document\n\\head 1. Rings\\endhead\nText.\n"
+        b"\\proclaim{Theorem 1} True.\\endproclaim\n\\demo{Proof} Clear.\\enddemo\n\\enddocument"
+    )
+    found, _ = extract_bytes("arxiv", "math9201002.gz", gzip.compress(source))
+    assert found[0].text == (
+        "# On rings\n\n## Abstract\n\nWe look.\n\n## 1. Rings\n\nText.\n\nTheorem 1. True.\n\nProof. Clear."
+    )
+
+
 @pytest.mark.skipif(not (SAMPLES / "arxiv").is_dir(), reason="../shared/raw-samples is not here")
 def test_real_papers() -> None:
     found, refusals = extract_paths("arxiv", SAMPLES / "arxiv" / "1911.02782.gz", SAMPLES / "arxiv" / "sympy-paper")
@@ -214,8 +226,9 @@ VALID = paper(
     "\\newcommand{\\foo}[2][d]{#1\\bar#2}\\def\\bar#1{#1}\\newif\\ifx",
 ).encode()
 WORDS = str.split(
-    "{ } [ ] $ $$ \\[ \\item \\\\ & #1 \\begin{itemize} \\end{itemize} \\def \\a \\newcommand \\begin{tabular} "
-    "\\multicolumn{9} \\iftrue \\else \\fi \\' \\verb| \\begin{align} \\label \\let \\bibitem[ \\caption x % \\section \\SI \\footnote{"
+    "{ } [ ] $ $$ \\[ \\item \\\\ & #1 \\begin{itemize} \\end{itemize} \\def \\a \\newcommand \\begin{tabular} \\let "
+    "\\multicolumn{9} \\iftrue \\else \\fi \\' \\verb| \\begin{align} \\label \\bibitem[ \\caption x % \\section \\SI "
+    "\\footnote{ \\head \\endhead \\newif \\begin{a} \\newenvironment{a}"
 )
 TEX = st.lists(st.sampled_from([*WORDS, " ", "\n\n"]), max_size=40)
 

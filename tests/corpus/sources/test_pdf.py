@@ -86,6 +86,13 @@ def test_a_heading_stands_alone() -> None:
     assert text_of(page) == f"A Heading\n\nThen {FILL} it ends."
 
 
+def test_columns_that_were_written_row_by_row_are_read_one_after_the_other() -> None:
+    left = [f"left line {number} of the first of two columns" for number in range(20)]
+    right = [f"right line {number} of the second of the two" for number in range(20)]
+    page = [(x, 700 - 12 * row, 10, texts[row]) for row in range(20) for x, texts in ((60, left), (320, right))]
+    assert text_of(page) == " ".join([*left, *right])
+
+
 def test_no_text_and_no_pdf_are_refused() -> None:
     reasons = [
         refusal.reason

@@ -68,7 +68,7 @@ DIMENSIONS = _named(
 SECTIONS = {
     "\\part": 1, "\\chapter": 1, "\\section": 2, "\\subsection": 3, "\\subsubsection": 4, "\\paragraph": 5,
     "\\subparagraph": 6, "\\beginsection": 2, "\\head": 2, "\\subhead": 3, "\\heading": 2, "\\newsec": 2, "\\subsec": 3,
-    "\\appsection": 2, "\\IEEEPARstart": 0, "\\unnumberedsection": 2, "\\chapternonum": 1, "\\addchap": 1,
+    "\\appsection": 2, "\\subheading": 3, "\\specialhead": 2, "\\IEEEPARstart": 0, "\\unnumberedsection": 2, "\\chapternonum": 1, "\\addchap": 1,
     "\\addsec": 2,
 }  # fmt: skip
 

@@ -7,6 +7,7 @@ recurse over ranges of the same token list, so every token is read once, to a fi
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable
 
 from piledriver.corpus.latex import commands as known
@@ -62,6 +63,13 @@ class Converter:
         self.notes: list[str] = []
         self.title = ""
         self.theorems: dict[str, tuple[str, str, bool]] = {}
+        # Where AMS-TeX's closing commands and the paragraph breaks stand.
+        self._ends: dict[str, list[int]] = {}
+        for index, token in enumerate(tokens):
+            if token.startswith("\\end") and token[-1] != "}":
+                self._ends.setdefault(token, []).append(index)
+            elif is_paragraph(token):
+                self._ends.setdefault("paragraph", []).append(index)
         self._depth = 0
         self._float = ""
         self._literal = False
@@ -131,6 +139,21 @@ class Converter:
         if token == "}" or is_paragraph(token) or environment(token):
             return index, (index, index)
         return index + 1, (index, index + 1)
+
+    def delimited(self, index: int) -> tuple[int, tuple[int, int]]:
+        r"""The argument of the command at `index`: a group, or in AMS-TeX what stands before its `\\end...` command.
+
+        `\\beginsection` of plain TeX goes to the end of the paragraph.
+        """
+        after, _ = self.optional(index + 1)
+        if self.braced(after):
+            return self.argument(after)
+        name = self.tokens[index].rstrip("*")
+        places = self._ends.get("paragraph" if name == "\\beginsection" else f"\\end{name[1:]}", [])
+        found = bisect_left(places, after)
+        if found < len(places) and places[found] - after < MAX_OPTIONAL_TOKENS:
+            return places[found] + 1, (after, places[found])
+        return self.argument(after) if name in known.SECTIONS else (after, (after, after))
 
     def braced(self, index: int) -> bool:
         index = self.skip_space(index)
@@ -302,6 +325,8 @@ class Converter:
 
     def _drop(self, index: int, arguments: int) -> int:
         after, _ = self.optional(index + 1)
+        if not self.braced(after):
+            return max(after, self.delimited(index)[0])
         for _ in range(arguments):
             after, _ = self.optional(after)
             if not self.braced(after):
@@ -333,8 +358,7 @@ class Converter:
     # Commands
 
     def _section(self, index: int, plain: str, token: str) -> int:
-        after, _ = self.optional(index + 1)
-        after, title = self.argument(after)
+        after, title = self.delimited(index)
         level = known.SECTIONS[plain]
         if level == 0:
             self.inline.append(self.raw(*title))
@@ -347,18 +371,24 @@ class Converter:
         return after
 
     def _title(self, index: int) -> int:
-        after, _ = self.optional(index + 1)
-        after, title = self.argument(after)
+        after, title = self.delimited(index)
         if text := self.text(*title).replace("\n", " "):
             self.title = text
         return after
 
     def _abstract(self, index: int) -> int:
-        if not self.braced(index + 1):
-            return index + 1
-        after, body = self.argument(index + 1)
-        self.block(heading("Abstract", 2))
-        self.block(self.sub(*body))
+        after, body = self.delimited(index)
+        if text := self.sub(*body):
+            self.block(heading("Abstract", 2))
+            self.block(text)
+        return after
+
+    def _proclaim(self, index: int) -> int:
+        """AMS-TeX: a theorem or a proof with its name."""
+        after, name = self.argument(index + 1)
+        self.flush()
+        if text := self.text(*name):
+            self.inline.append(f"{text.rstrip('.')}. ")
         return after
 
     def _keywords(self, index: int) -> int:
@@ -778,11 +808,12 @@ SPECIAL: dict[str, Special] = {
     **dict.fromkeys(
         str.split(
             "\\par \\medskip \\bigskip \\smallskip \\newpage \\clearpage \\cleardoublepage \\pagebreak \\maketitle "
-            "\\endgraf \\vfill \\vfil"
+            "\\endgraf \\vfill \\vfil \\endproclaim \\enddemo \\enddefinition \\endremark \\endexample \\endref"
         ),
         Converter._end_paragraph,
     ),
     "\\newblock": Converter._new_block,
+    **dict.fromkeys(("\\proclaim", "\\demo", "\\definition", "\\remark", "\\example"), Converter._proclaim),
     "\\;": Converter._algorithm_line,
     **dict.fromkeys(("\\\\", "\\newline", "\\linebreak", "\\tabularnewline"), Converter._line_break),
 }
