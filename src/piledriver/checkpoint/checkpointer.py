@@ -55,9 +55,8 @@ class Checkpointer:
         target = folders.local(folder)
         ranks = self._ranks
         shared, tensors, own = ranks.together("collecting the state", lambda: _collected(contents))
-        self._plan, boxes = planning.agree(tensors, ranks, self._plan)
-        shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
-        pieces = [_piece(box, boxes.data(box), shapes) for box in self._plan.mine]
+        self._plan = planning.agree(tensors, ranks, self._plan)
+        pieces = [_piece(tensors[key], key, offsets) for key, offsets in self._plan.mine]
         job = commit.Job(
             folder=target,
             tensors=self._stage.copies(pieces) if asynchronous else pieces,
@@ -182,9 +181,9 @@ def _collected(contents: Contents) -> tuple[dict[str, list[Json]], dict[str, tor
     return shared, tensors, own_state(contents)
 
 
-def _piece(box: planning.Box, data: torch.Tensor, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, torch.Tensor]:
-    key, offsets = box
-    return planning.name_in_file(key, offsets, whole=tuple(data.shape) == shapes[key]), data
+def _piece(tensor: torch.Tensor, key: str, offsets: tuple[int, ...]) -> tuple[str, torch.Tensor]:
+    data = planning.local_part(tensor)
+    return planning.name_in_file(key, offsets, whole=data.shape == tensor.shape), data
 
 
 def _summary(shared: Mapping[str, list[Json]], own: Mapping[str, Json]) -> dict[str, Any]:

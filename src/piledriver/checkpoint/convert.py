@@ -46,14 +46,14 @@ def convert(source: Location, target: Location, to: str = "piledriver", **option
 
 def _to_ours(snapshot: Snapshot, tensors: dict[str, torch.Tensor], out: Path) -> None:
     ranks = Ranks()
-    plan, boxes = planning.agree(tensors, ranks, None)
+    plan = planning.agree(tensors, ranks)
     summary = {
         kind: [{"tensors": len(set(tensor_keys(state)))} for state in states]
         for kind, states in snapshot.shared.items()
     }
     job = commit.Job(
         folder=out,
-        tensors=[(key, boxes.data((key, offsets))) for key, offsets in plan.mine],
+        tensors=[(key, tensors[key]) for key, _ in plan.mine],
         index=plan.index,
         shared=json.dumps(snapshot.shared),
         own=json.dumps(dict(snapshot.own)),

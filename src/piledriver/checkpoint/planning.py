@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,69 +9,51 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+from torch.distributed.tensor import DTensor
 
 from piledriver.checkpoint.ranks import Ranks
 
 Box = tuple[str, tuple[int, ...]]
+Signature = tuple[tuple[Any, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPlan:
     """The plan that all ranks agreed on."""
 
-    local_digest: str
+    signature: Signature
     """Of this rank's own tensors, to notice when a plan no longer fits."""
     mine: tuple[Box, ...]
-    """What this rank writes: key and offsets."""
+    """What this rank writes: key and offsets. A rank has one box of a tensor at most."""
     index: dict[str, Any] | None
     """On the first rank: every tensor with its dtype, shape and boxes, each with the rank that writes it."""
 
 
-def agree(tensors: dict[str, torch.Tensor], ranks: Ranks, known: SharedPlan | None) -> tuple[SharedPlan, Boxes]:
+def agree(tensors: dict[str, torch.Tensor], ranks: Ranks, known: SharedPlan | None = None) -> SharedPlan:
     """Plan a save over all ranks, or take the known plan again where no rank's tensors changed."""
-    boxes = Boxes(tensors)
-    changed = ranks.shared(known is None or known.local_digest != boxes.digest)
+    signature = _signature(tensors)
+    changed = ranks.shared(known is None or known.signature != signature)
     if known is not None and not any(changed):
-        return known, boxes
-    plans = ranks.gathered(boxes.plan)
+        return known
+    planner, local = ranks.together("planning the save", lambda: _local_plan(tensors))
+    plans = ranks.gathered(local)
     index: dict[str, Any] | None = None
     handed: list[tuple[Box, ...]] | None = None
-    problem: Exception | None = None
-    if ranks.first:
-        try:
-            global_plans, metadata = boxes.planner.create_global_plan(plans)
+
+    def plan_all() -> None:
+        nonlocal index, handed
+        if ranks.first:
+            global_plans, metadata = planner.create_global_plan(plans)
             handed = [tuple(_box(item.index) for item in plan.items) for plan in global_plans]
             index = _index(metadata.state_dict_metadata, handed)
-        except Exception as error:
-            problem, handed = error, [()] * ranks.size
 
-    def report() -> None:
-        if problem is not None:
-            raise problem
-
-    mine = ranks.handed(handed)
-    ranks.together("planning the save", report)
-    return SharedPlan(boxes.digest, mine, index), boxes
+    ranks.together("planning the save", plan_all)
+    return SharedPlan(signature, ranks.handed(handed), index)
 
 
-class Boxes:
-    """This rank's tensors as the boxes that DCP's planner makes of them."""
-
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
-        self.planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self.planner.set_up_planner(dict(tensors), None, True)
-        # A rank whose part of a DTensor is empty (more ranks than rows) has nothing to write.
-        items = [item for item in self.planner.create_local_plan().items if _has_bytes(item)]
-        self.plan = SavePlan(items)
-        self._items = {_box(item.index): item for item in items}
-        described = repr([(_box(item.index), _shape(item), str(_dtype(item))) for item in items])
-        self.digest = hashlib.sha256(described.encode()).hexdigest()
-
-    def data(self, box: Box) -> torch.Tensor:
-        """This rank's tensor for a box, still on its device."""
-        found = self.planner.resolve_data(self._items[box])
-        assert isinstance(found, torch.Tensor)
-        return found.detach()
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor, still on its device."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def name_in_file(key: str, offsets: tuple[int, ...], whole: bool) -> str:
@@ -82,6 +63,23 @@ def name_in_file(key: str, offsets: tuple[int, ...], whole: bool) -> str:
     'fc.weight@4,0'
     """
     return key if whole else f"{key}@{','.join(map(str, offsets))}"
+
+
+def _signature(tensors: dict[str, torch.Tensor]) -> Signature:
+    # Cheap, because it is taken at every save while the training waits.
+    return tuple(
+        (key, tensor.shape, tensor.dtype, tensor.placements, tensor.device_mesh)
+        if isinstance(tensor, DTensor)
+        else (key, tensor.shape, tensor.dtype)
+        for key, tensor in tensors.items()
+    )
+
+
+def _local_plan(tensors: dict[str, torch.Tensor]) -> tuple[DefaultSavePlanner, SavePlan]:
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(dict(tensors), None, True)
+    # A rank whose part of a DTensor is empty (more ranks than rows) has nothing to write.
+    return planner, SavePlan([item for item in planner.create_local_plan().items if _has_bytes(item)])
 
 
 def _index(found: dict[str, Any], handed: list[tuple[Box, ...]]) -> dict[str, Any]:
@@ -99,16 +97,6 @@ def _index(found: dict[str, Any], handed: list[tuple[Box, ...]]) -> dict[str, An
 
 def _box(index: MetadataIndex) -> Box:
     return index.fqn, tuple(index.offset or ())
-
-
-def _shape(item: WriteItem) -> tuple[int, ...]:
-    assert item.tensor_data is not None
-    return tuple(item.tensor_data.size)
-
-
-def _dtype(item: WriteItem) -> torch.dtype:
-    assert item.tensor_data is not None
-    return item.tensor_data.properties.dtype
 
 
 def _has_bytes(item: WriteItem) -> bool:
