@@ -183,6 +183,20 @@ def test_citations_by_number_by_author_and_unknown() -> None:
     assert found == "[1] (Bo, 1999, p. 3) Bo (1999) [@zz]\n\n## References\n\n[1] A. T.\n\nB."
 
 
+def test_a_bibliography_of_biber() -> None:
+    bbl = (
+        "\\entry{k}{article}{}\n      \\name{author}{1}{}{%\n        {{hash=x}{%\n           family={Kn\\'uth},\n"
+        "           given={D.},\n}}%\n      }\n      \\field{title}{On {TeX}}\n      \\field{year}{1984}\n\\endentry"
+    )
+    found = text_of("\\cite{k}\\printbibliography[heading=x]", main_bbl=bbl)
+    assert found == "[1]\n\n## References\n\n[1] D. Knúth. On TeX. 1984."
+
+
+def test_the_head_of_a_paper_in_two_columns() -> None:
+    body = "\\twocolumn[\\icmltitle{T}\n\n\\begin{abstract}A.\\end{abstract}] B."
+    assert text_of(body) == "# T\n\n## Abstract\n\nA.\n\nB."
+
+
 def test_pictures_and_layout_leave_nothing() -> None:
     body = "a\\vspace{1cm}\\includegraphics[width=3cm]{f.png}\\vskip 3pt plus 1pt b "
     body += "\\begin{tikzpicture}\\draw (0,0);\\end{tikzpicture}{\\bf c}"
@@ -198,7 +212,8 @@ def test_plain_tex_without_a_class() -> None:
 
 def test_ams_tex_closes_its_arguments_with_commands() -> None:
     source = (
-        b"\\input amstex\n\\documentstyle{amsppt}\n\\topmatter\n\\title On rings\\endtitle\n\\author N. Body\\endauthor\n"
+        b"\\input amstex\n\\documentstyle{amsppt}\n\\topmatter\n\\title On rings\\endtitle\n"
+        b"\\author N. Body\\endauthor\n"
         b"\\abstract We look.\\endabstract\n\\endtopmatter\n\\document\n\\head 1. Rings\\endhead\nText.\n"
         b"\\proclaim{Theorem 1} True.\\endproclaim\n\\demo{Proof} Clear.\\enddemo\n\\enddocument"
     )

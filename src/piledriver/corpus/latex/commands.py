@@ -11,7 +11,8 @@ def _named(names: str, prefix: str = "\\") -> frozenset[str]:
 DROPPED_ARGUMENTS = {
     **dict.fromkeys(
         _named(
-            "vspace vspace* hspace hspace* includegraphics includegraphics* includepdf psfig epsfig epsfbox epsffile "
+            "todo missingfigure marginpar vspace vspace* hspace hspace* includegraphics includegraphics* includepdf "
+            "psfig epsfig epsfbox epsffile "
             "bibliographystyle usepackage RequirePackage documentclass documentstyle pagestyle thispagestyle color "
             "pagecolor hypersetup newcounter pagenumbering graphicspath input include includeonly nocite geometry "
             "stepcounter refstepcounter usetikzlibrary pgfplotsset tikzset lstset hyphenation author "
@@ -68,7 +69,8 @@ DIMENSIONS = _named(
 SECTIONS = {
     "\\part": 1, "\\chapter": 1, "\\section": 2, "\\subsection": 3, "\\subsubsection": 4, "\\paragraph": 5,
     "\\subparagraph": 6, "\\beginsection": 2, "\\head": 2, "\\subhead": 3, "\\heading": 2, "\\newsec": 2, "\\subsec": 3,
-    "\\appsection": 2, "\\subheading": 3, "\\specialhead": 2, "\\IEEEPARstart": 0, "\\unnumberedsection": 2, "\\chapternonum": 1, "\\addchap": 1,
+    "\\appsection": 2, "\\subheading": 3, "\\specialhead": 2, "\\IEEEPARstart": 0, "\\unnumberedsection": 2,
+    "\\chapternonum": 1, "\\addchap": 1,
     "\\addsec": 2,
 }  # fmt: skip
 

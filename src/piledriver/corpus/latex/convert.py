@@ -411,9 +411,41 @@ class Converter:
         return after
 
     def _plain_caption(self, index: int) -> int:
+        """A caption without a number: of a part of a figure, it stands in brackets before what it describes."""
+        after, caption = self.optional(index + 1)
+        after, _ = self.optional(after)
+        if caption is not None:
+            self.block(self.sub(*caption))
+        after, body = self.argument(after)
+        self.block(self.sub(*body))
+        return after
+
+    def _in_one_column(self, index: int) -> int:
+        r"""`\\twocolumn[...]`: what stands in the brackets is the head of the paper."""
+        start = self.skip_space(index + 1)
+        if start >= len(self.tokens) or self.tokens[start] != "[":
+            return index + 1
+        at = start + 1
+        while at < len(self.tokens) and self.tokens[at] != "]":
+            at = self.closing[at] + 1 if self.closing[at] > at else at + 1
+        self.render(start + 1, at)
+        self.flush()
+        return at + 1
+
+    def _thanks(self, index: int) -> int:
+        self.block(heading("Acknowledgments", 2))
+        return self._after_word(index)
+
+    def _spanning_rows(self, index: int) -> int:
         after, _ = self.optional(index + 1)
-        after, caption = self.argument(after)
-        self.block(self.sub(*caption))
+        after, _ = self.argument(after)
+        after, _ = self.optional(after)
+        after = self.skip_space(after)
+        if after < len(self.tokens) and self.tokens[after].lstrip().startswith("*"):
+            # The width of \multirow, without its braces.
+            self.tokens[after] = self.tokens[after].lstrip()[1:] or " "
+            return after
+        after, _ = self.argument(after)
         return after
 
     def _footnote(self, index: int) -> int:
@@ -813,6 +845,9 @@ SPECIAL: dict[str, Special] = {
         Converter._end_paragraph,
     ),
     "\\newblock": Converter._new_block,
+    "\\twocolumn": Converter._in_one_column,
+    "\\multirow": Converter._spanning_rows,
+    **dict.fromkeys(("\\acknowledgments", "\\acknowledgements", "\\acknowledgment"), Converter._thanks),
     **dict.fromkeys(("\\proclaim", "\\demo", "\\definition", "\\remark", "\\example"), Converter._proclaim),
     "\\;": Converter._algorithm_line,
     **dict.fromkeys(("\\\\", "\\newline", "\\linebreak", "\\tabularnewline"), Converter._line_break),

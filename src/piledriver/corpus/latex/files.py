@@ -6,6 +6,7 @@ import posixpath
 import re
 from collections.abc import Mapping
 
+from piledriver.corpus.latex.bibliography import as_list, is_biber
 from piledriver.corpus.latex.comments import Aside, without_comments
 
 MAX_DEPTH = 16
@@ -91,7 +92,10 @@ def gathered(files: Mapping[str, str], main: str, aside: Aside) -> str:
             at = found.end()
             if found[6]:
                 bibliography = _bibliography(files, main)
-                out.append(expand(bibliography, depth + 1) if bibliography else "")
+                if bibliography and is_biber(files[bibliography]):
+                    out.append(as_list(files[bibliography]))
+                elif bibliography:
+                    out.append(expand(bibliography, depth + 1))
             elif found[5]:
                 for package in found[5].split(","):
                     style = f"{package.strip()}.sty"

@@ -34,7 +34,8 @@ SYMBOLS = {
     "\\textsuperscript*": "", "\\lbrack": "[", "\\rbrack": "]", "\\lbrace": "{", "\\rbrace": "}",
     "\\textvisiblespace": " ",
     "\\textnumero": "№", "\\textregisteredsign": "®", "\\textalpha": "α", "\\textbeta": "β", "\\textgamma": "γ",
-    "\\leavevmode": "", "\\null": "", "\\bibnamedelima": " ", "\\bibnamedelimb": " ", "\\bibrangedash": "–",
+    "\\sep": ", ", "\\and": ", ", "\\leavevmode": "", "\\null": "", "\\bibnamedelima": " ", "\\bibnamedelimb": " ",
+    "\\bibrangedash": "–",
     "\\cdash": "–", "\\adddot": ".", "\\natexlab": "",
     "\\textquotedbl": '"', "\\dq": '"', "\\lstinline": "",
 }  # fmt: skip

@@ -29,6 +29,11 @@ _NOT_TEXT = str.split(
 )
 _NEW_ID = re.compile(r"(?<!\d)(\d{4}\.\d{4,5})(v\d+)?(?!\d)")
 _OLD_ID = re.compile(r"([a-z]+(?:-[a-z]+)?(?:\.[A-Z]{2})?)/?(\d{7})(?!\d)")
+_INPUT_ENCODING = re.compile(rb"\\usepackage\s*\[([a-z0-9-]{2,12})\]\s*\{inputenc\}")
+_ENCODINGS = {
+    "latin1": "latin-1", "latin2": "latin2", "latin9": "iso8859-15", "ansinew": "cp1252", "cp1252": "cp1252",
+    "applemac": "mac_roman", "cp1250": "cp1250", "cp1251": "cp1251", "koi8-r": "koi8-r", "utf8": "utf-8",
+}  # fmt: skip
 _WITHDRAWN = re.compile(r"\b(?:has been|is|was) (?:temporarily )?withdrawn\b|\\begin\{withdrawn\}", re.IGNORECASE)
 
 
@@ -176,7 +181,8 @@ def _is_withdrawn(text: str) -> bool:
 
 
 def _text(content: bytes) -> str:
-    return decode(content)
+    declared = _INPUT_ENCODING.search(content[:20_000])
+    return decode(content, _ENCODINGS.get(declared[1].decode("ascii")) if declared else None)
 
 
 def _paper(files: dict[str, str], mains: list[str], origin: str) -> Found:
@@ -214,7 +220,10 @@ def wants(name: str) -> bool:
     lowered = name.lower()
     if lowered.endswith((".tar.gz", ".tgz")):
         return not lowered.startswith("arxiv_src")
-    return lowered.endswith((".gz", ".tex", ".ltx", ".latex", ".bbl", ".sty", ".pdf")) and archive_kind(name) is None
+    if lowered.endswith(".pdf"):
+        # A submission that is only a PDF goes by its number; other PDFs are figures.
+        return arxiv_id(name) is not None
+    return lowered.endswith((".gz", ".tex", ".ltx", ".latex", ".bbl", ".sty")) and archive_kind(name) is None
 
 
 SOURCE = Source(
