@@ -51,22 +51,29 @@ def _tell(sentence: str, known: Environment, rest: str) -> bool:
         known.update(solved(sentence.removeprefix("Suppose "), known))
         return True
     body = sentence.removeprefix("Let ")
-    if (function := re.fullmatch(r"(\w)\((\w)\) = (.*)", body)) is not None:
-        name, variable, text = function.groups()
-        known[name] = lambda x, text=text, variable=variable, known=dict(known): value(text, {**known, variable: x})
+    if (function := re.fullmatch(r"(\w)\((\w)\) (?:=|be the (\w+) derivative of) (.*)", body)) is not None:
+        name, variable, order, text = function.groups()
+        text = called(text, known)
+        if order:
+            expression = sympy.sympify(text, locals=_symbols(text))
+            text = str(sympy.expand(sympy.diff(expression, sympy.Symbol(variable), ORDINALS[order])))
+        known[name] = lambda x: value(text, {**known, variable: x})
         known[f"{name} text"] = (variable, text)
-        return True
-    if (derivative := re.fullmatch(r"(\w)\((\w)\) be the first derivative of (.*)", body)) is not None:
-        name, variable, text = derivative.groups()
-        known[f"{name} text"] = (
-            variable,
-            str(sympy.diff(sympy.sympify(text, locals=_symbols(text)), sympy.Symbol(variable))),
-        )
         return True
     if (named := re.fullmatch(r"(\w) (?:=|be) (.*)", body)) is not None:
         known[named.group(1)] = value(named.group(2), known)
         return True
     return False
+
+
+def called(text: str, known: Environment) -> str:
+    """`f(x)` replaced by what f is."""
+
+    def body(found: re.Match[str]) -> str:
+        variable, inner = known[f"{found.group(1)} text"]
+        return "(" + re.sub(rf"\b{variable}\b", found.group(2), inner) + ")"
+
+    return re.sub(r"\b([a-z])\(([a-z])\)", body, text)
 
 
 def solved(equations: str, known: Environment) -> dict[str, Fraction]:
@@ -148,14 +155,15 @@ check_linear_2d = check_linear_1d
 
 
 def check_polynomial_roots(question: str, answer: str) -> bool:
-    factor = re.search(r"Factor (.*)\.$", question)
+    known, asked = read_sentences(question)
+    asked = called(asked, known)
+    factor = re.search(r"Factor (.*)\.$", asked)
     if factor:
         return same(factor.group(1), answer)
-    known, asked = read_sentences(question)
     equation = re.search(r"(?:Let |Suppose |Solve | in |that )(.*? = -?[\d/]+)", asked)
     assert equation
     left, right = equation.group(1).split(" = ")
-    names = [letter for letter in set(re.findall(r"[a-z]", left)) if letter not in known]
+    names = [letter for letter in set(re.findall(r"[a-z]", left)) if not isinstance(known.get(letter), Fraction)]
     assert len(names) == 1
     symbol = sympy.Symbol(names[0])
     told = {k: sympy.Rational(v.numerator, v.denominator) for k, v in known.items() if isinstance(v, Fraction)}
@@ -247,12 +255,7 @@ def check_differentiate(question: str, answer: str) -> bool:
     found = re.search(r"(?:derivative of|Differentiate) (.*?)(?: (?:wrt|with respect to) (\w))?[.?]$", asked)
     assert found
     text, variable = found.groups()
-    called = re.fullmatch(r"(\w)\((\w)\)", text)
-    if called:
-        inner, body = known[f"{called.group(1)} text"]
-        for name in re.findall(r"(\w)\(\w\)", body):
-            body = body.replace(f"{name}({inner})", f"({known[f'{name} text'][1]})")
-        text = re.sub(rf"\b{inner}\b", called.group(2), body)
+    text = called(text, known)
     variable = variable or next(iter(set(re.findall(r"[a-z]", text))))
     return same(str(sympy.diff(sympy.sympify(text, locals=_symbols(text)), sympy.Symbol(variable), order)), answer)
 
@@ -273,9 +276,9 @@ def check_pair(question: str, answer: str) -> bool:
         return str((a == b) == ("same" in asked or asked.endswith(" equal?"))) == answer
     tests = {
         "less than": a < b, "<": a < b, "greater than": a > b, ">": a > b, "less than or equal to": a <= b,
-        "<=": a <= b, "at most": a <= b, "greater than or equal to": a >= b, ">=": a >= b, "at least": a >= b,
-        "equal to": a == b,
-        "=": a == b, "not equal to": a != b,
+        "<=": a <= b, "at most": a <= b, "at most as big as": a <= b, "at least as big as": a >= b,
+        "smaller than": a < b, "bigger than": a > b, "!=": a != b, "greater than or equal to": a >= b,
+        ">=": a >= b, "at least": a >= b, "equal to": a == b, "=": a == b, "not equal to": a != b,
     }  # fmt: skip
     return str(tests[words]) == answer
 

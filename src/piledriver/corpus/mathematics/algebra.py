@@ -71,14 +71,13 @@ def polynomial_roots(dice: Dice, entropy: float, composed: bool = False) -> Ques
     for root in roots:
         scale *= root.denominator
     polynomial = from_roots(roots, scale)
-    if dice.chance(0.35):
-        return context.question(f"Factor {polynomial.text(variable)}."), factored(roots, scale, variable)
-    equation = f"{polynomial.text(variable)} = 0"
+    what = polynomial.text(variable)
     if composed:
-        power = dice.between(1, 9)
-        letter = context.hidden(power)
-        equation = f"{polynomial.text(variable)} + {letter} = {power}"
-    asked = dice.choice(_ROOT_QUESTIONS).format(equation=equation, variable=variable)
+        what = f"{context.function(polynomial)}({variable})"
+    if dice.chance(0.35):
+        return context.question(f"Factor {what}."), factored(roots, scale, variable)
+    asked = dice.choice(_ROOT_QUESTIONS[2:-1] if composed else _ROOT_QUESTIONS)
+    asked = asked.format(equation=f"{what} = 0", variable=variable)
     return context.question(asked), listed(shown(root) for root in sorted(set(roots)))
 
 

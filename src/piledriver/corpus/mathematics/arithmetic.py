@@ -86,7 +86,7 @@ def nearest_integer_root(dice: Dice, entropy: float) -> Question:
     degree = dice.choice((2, 2, 3, 4, 5, 6, 7, 8, 9, 10))
     nearest = _nearest_root(number, degree)
     if dice.chance():
-        root = _ROOTS.get(degree) or f"{ORDINAL[degree]} root"
+        root = _ROOTS[degree] if degree in _ROOTS and dice.chance() else f"{ORDINAL[degree]} root"
         return f"What is the {root} of {number} to the nearest integer?", shown(nearest)
     return f"What is {number} to the power of 1/{degree}, to the nearest integer?", shown(nearest)
 

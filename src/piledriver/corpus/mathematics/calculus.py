@@ -27,22 +27,9 @@ def differentiate(dice: Dice, entropy: float, composed: bool = False) -> Questio
 
 
 def _of_named_function(dice: Dice, context: Context, entropy: float, order: int) -> Question:
-    """The derivative of a function that the sentences before tell: a sum, or itself a derivative."""
-    function, inner, variable = context.letter(), context.letter(), context.letter()
-    first, second = (_polynomial(dice, entropy / 2, 1, 2) for _ in range(2))
-    if dice.chance():
-        other = context.letter()
-        context.sentences.append(f"Let {function}({inner}) = {first.text(inner)}.")
-        context.sentences.append(f"Let {other}({inner}) = {second.text(inner)}.")
-        a, b = dice.nonzero(0.9), dice.nonzero(0.9)
-        combined = context.letter()
-        left = f"{a}*{function}({inner})" if abs(a) != 1 else f"{'-' if a < 0 else ''}{function}({inner})"
-        right = f"{abs(b)}*{other}({inner})" if abs(b) != 1 else f"{other}({inner})"
-        context.sentences.append(f"Let {combined}({inner}) = {left} {'-' if b < 0 else '+'} {right}.")
-        function, polynomial = combined, first.times(a) + second.times(b)
-    else:
-        context.sentences.append(f"Let {function}({inner}) be the first derivative of {first.text(inner)}.")
-        polynomial = first.derivative()
+    """The derivative of a function that the sentences before tell."""
+    polynomial = _polynomial(dice, entropy / 2, 1, order)
+    function, variable = context.function(polynomial), context.letter()
     result = polynomial
     for _ in range(order):
         result = result.derivative()

@@ -8,7 +8,7 @@ from piledriver.corpus.mathematics.arithmetic_tree import Node, expression_of, n
 from piledriver.corpus.mathematics.dice import Dice
 from piledriver.corpus.mathematics.equations import linear_equation, linear_pair
 from piledriver.corpus.mathematics.polynomial import Polynomial
-from piledriver.corpus.mathematics.wording import VARIABLES, Number, decimal, shown
+from piledriver.corpus.mathematics.wording import ORDINAL, VARIABLES, Number, decimal, shown, term, total
 
 
 class Context:
@@ -38,6 +38,44 @@ class Context:
         if self._depth and len(self._letters) > 14 and self.dice.chance(probability):
             return self.hidden(value)
         return shown(value) if not isinstance(value, Fraction) or not _ends(value) else _either(self.dice, value)
+
+    def function(self, polynomial: Polynomial) -> str:
+        """A letter for a polynomial function, with the sentences that tell what it is.
+
+        It is written down, or told as a derivative, or as a sum of multiples of two others.
+        """
+        dice = self.dice
+        kind = dice.below(3) if self._depth and len(self._letters) > 8 else 0
+        function, variable = self.letter(), self.letter()
+        if kind == 0:
+            self.sentences.append(f"Let {function}({variable}) = {polynomial.text(variable)}.")
+        elif kind == 1:
+            order = dice.between(1, 3)
+            for _ in range(order):
+                polynomial = polynomial.integral()
+            lower = Polynomial.of([dice.between(-20, 20) for _ in range(order)])
+            told = (polynomial + lower).text(variable)
+            self.sentences.append(f"Let {function}({variable}) be the {ORDINAL[order]} derivative of {told}.")
+        else:
+            self._told_as_sum(function, variable, polynomial)
+        self._letters.insert(0, variable)
+        return function
+
+    def _told_as_sum(self, function: str, variable: str, polynomial: Polynomial) -> None:
+        """`Let j(f) = -2*i(f) - 28*o(f).`: with s a + t b = 1, a (s p + b u) + b (t p - a u) is p for any u."""
+        dice = self.dice
+        a, s, b, t = dice.choice(
+            ((2, -1, 3, 1), (3, -1, 4, 1), (-2, 1, 3, 1), (5, 2, -3, 3), (1, 1, -2, 0), (-6, 1, 7, 1))
+        )
+        free = Polynomial.of([dice.between(-9, 9) for _ in range(polynomial.degree + 1)])
+        parts = ((a, polynomial.times(s) + free.times(b)), (b, polynomial.times(t) - free.times(a)))
+        calls = []
+        for by, part in parts:
+            name_of_part, inner = self.letter(), self.letter()
+            self.sentences.append(f"Let {name_of_part}({inner}) = {part.text(inner)}.")
+            calls.append(term(by, f"{name_of_part}({variable})"))
+            self._letters.insert(0, inner)
+        self.sentences.append(f"Let {function}({variable}) = {total(calls)}.")
 
     def _entity(self, value: Fraction, depth: int) -> str:
         dice = self.dice

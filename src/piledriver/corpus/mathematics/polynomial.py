@@ -82,9 +82,17 @@ class Polynomial:
                 found[lower] = value * powers[variable]
         return Polynomial(found)
 
+    def integral(self) -> Polynomial:
+        """In one variable, without a constant."""
+        return Polynomial({(power + 1,): Fraction(value) / (power + 1) for (power,), value in self.terms.items()})
+
     def text(self, *names: str) -> str:
         """As sympy prints it: higher powers of the first variable first."""
         ordered = sorted(self.terms, reverse=True)
+        lone_number = len(ordered) == 2 and not any(ordered[1]) and sum(map(bool, ordered[0])) == 1
+        if lone_number and self.terms[ordered[1]] > 0 > self.terms[ordered[0]]:
+            # Of a positive number and one negative term sympy prints the number first: `3 - x`.
+            ordered.reverse()
         return total(term(self.terms[powers], monomial(powers, names)) for powers in ordered)
 
 

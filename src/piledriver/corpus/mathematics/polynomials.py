@@ -20,15 +20,14 @@ _VERBS = ("What is {}?", "Determine {}.", "Give {}.", "Calculate {}.")
 
 
 def add(dice: Dice, entropy: float) -> Question:
-    """`Let f(x) = x + 1. Let g(x) = 2*x. Calculate 3*f(x) - g(x).`"""
-    context = Context(dice, depth=0, entropy=entropy)
+    """`Let f(x) = x + 1. Let g(u) = 2*u. Calculate 3*f(z) - g(z).`"""
+    context = Context(dice, depth=1, entropy=entropy)
     variable = context.letter()
     pieces, result = [], Polynomial({})
     for share in dice.split(entropy, 2):
-        function, polynomial = context.letter(), _polynomial(dice, share, dice.between(1, 3))
-        context.sentences.append(f"Let {function}({variable}) = {polynomial.text(variable)}.")
+        polynomial = _polynomial(dice, share, dice.between(1, 3))
         by = dice.between(1, 9) * dice.sign()
-        pieces.append(term(by, f"{function}({variable})"))
+        pieces.append(term(by, f"{context.function(polynomial)}({variable})"))
         result = result + polynomial.times(by)
     return context.question(dice.choice(_VERBS).format(total(pieces))), result.text(variable)
 
@@ -39,8 +38,8 @@ def coefficient_named(dice: Dice, entropy: float) -> Question:
     variable = context.letter()
     degree = dice.between(1, 4)
     polynomial = _polynomial(dice, entropy, degree)
-    names = sorted(context.letter() for _ in range(degree + 1))
-    powers = list(range(degree, -1, -1))
+    names = [context.letter() for _ in range(degree + 1)]
+    powers = dice.shuffled(range(degree + 1))
     form = total(term(1, _times(name, _power(variable, power))) for name, power in zip(names, powers, strict=True))
     wanted = dice.below(degree + 1)
     value = polynomial.coefficient(powers[wanted])
@@ -58,14 +57,12 @@ def collect(dice: Dice, entropy: float) -> Question:
 
 def compose(dice: Dice, entropy: float) -> Question:
     """`Let v(i) = i + 2. Let c(d) = 3*d. Give c(v(p)).`"""
-    context = Context(dice, depth=0, entropy=entropy)
-    outer, inner, a, b, c = (context.letter() for _ in range(5))
-    first, second = dice.split(entropy, 2)
-    f = _polynomial(dice, first, dice.between(1, 2))
-    g = _polynomial(dice, second, dice.between(1, 2))
-    context.sentences = dice.shuffled([f"Let {outer}({a}) = {f.text(a)}.", f"Let {inner}({b}) = {g.text(b)}."])
-    asked = dice.choice(_VERBS).format(f"{outer}({inner}({c}))")
-    return context.question(asked), f.compose(g).text(c)
+    context = Context(dice, depth=1, entropy=entropy)
+    variable = context.letter()
+    f, g = (_polynomial(dice, share, dice.between(1, 2)) for share in dice.split(entropy, 2))
+    outer, inner = context.function(f), context.function(g)
+    asked = dice.choice(_VERBS).format(f"{outer}({inner}({variable}))")
+    return context.question(asked), f.compose(g).text(variable)
 
 
 def evaluate(dice: Dice, entropy: float, composed: bool = False) -> Question:

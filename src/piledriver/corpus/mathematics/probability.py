@@ -31,7 +31,7 @@ def swr_p_level_set(dice: Dice, entropy: float, more: bool = False) -> Question:
         ways *= comb(counts[letter], count)
     probability = Fraction(ways, comb(sum(counts.values()), len(drawn)))
     parts = [f"{count} {letter}" for letter, count in wanted.items()]
-    event = ", ".join(parts[:-1]) + f", and {parts[-1]}" if len(parts) > 2 else " and ".join(parts)
+    event = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
     return _asked(dice, counts, f"picking {event}", len(drawn)), str(probability)
 
 
