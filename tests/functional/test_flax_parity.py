@@ -36,9 +36,11 @@ def close(ours: Any, theirs: Any, tolerance: float = 1e-5) -> None:
 def randomised(variables: F.Tree, seed: int = 7) -> F.Tree:
     """No zeros or ones left, so that every parameter matters."""
     return F.map_with_path(
-        lambda path, leaf: leaf + 0.1 * F.normal(F.fold_in(key(seed), ".".join(path)), leaf.shape)
-        if leaf.is_floating_point()
-        else leaf,
+        lambda path, leaf: (
+            leaf + 0.1 * F.normal(F.fold_in(key(seed), ".".join(path)), leaf.shape)
+            if leaf.is_floating_point()
+            else leaf
+        ),
         variables,
     )
 
@@ -52,7 +54,11 @@ LAYERS = {
     "dense without bias": (F.Dense(5, use_bias=False), nn.Dense(5, use_bias=False), (draw(2, 4),)),
     "dense general": (F.DenseGeneral((2, 3), (1, 2)), nn.DenseGeneral((2, 3), axis=(1, 2)), (draw(2, 4, 5, 6),)),
     "dense general, inner dim": (F.DenseGeneral(3, 1), nn.DenseGeneral(3, axis=1), (draw(2, 4, 5),)),
-    "einsum": (F.Einsum((4, 3, 5), "abc,cde->abde"), nn.Einsum((4, 3, 5), "abc,cde->abde", use_bias=False), (draw(2, 3, 4),)),
+    "einsum": (
+        F.Einsum((4, 3, 5), "abc,cde->abde"),
+        nn.Einsum((4, 3, 5), "abc,cde->abde", use_bias=False),
+        (draw(2, 3, 4),),
+    ),
     "conv 1d": (F.Conv(5, (3,)), nn.Conv(5, (3,)), (draw(2, 7, 4),)),
     "conv 2d strided": (F.Conv(6, (3, 3), 2), nn.Conv(6, (3, 3), 2), (draw(2, 7, 8, 4),)),
     "conv even window": (F.Conv(6, (4, 2)), nn.Conv(6, (4, 2)), (draw(2, 7, 8, 4),)),
@@ -109,7 +115,9 @@ def test_batch_norm_equals_flax_in_both_modes(shape: tuple[int, ...]) -> None:
         theirs.apply(their_variables, their_x, use_running_average=True),
     )
     out, updated = ours.apply(variables, x, use_running_average=False, mutable=["batch_stats"])
-    their_out, their_updated = theirs.apply(their_variables, their_x, use_running_average=False, mutable=["batch_stats"])
+    their_out, their_updated = theirs.apply(
+        their_variables, their_x, use_running_average=False, mutable=["batch_stats"]
+    )
     close(out, their_out)
     for name in ("mean", "var"):
         close(updated["batch_stats"][name], their_updated["batch_stats"][name])
@@ -186,11 +194,14 @@ def test_train_steps_equal_flax_and_optax(name: str) -> None:
     their_state = their_optimizer.init(params)
     their_x, their_y = jnp.asarray(x.numpy()), jnp.asarray(y.numpy())
 
+    def our_loss(params: Any) -> torch.Tensor:
+        return (model.apply({"params": params}, x) - y).square().mean()
+
     def their_loss(params: Any) -> Any:
         return ((TheirNet().apply({"params": params}, their_x) - their_y) ** 2).mean()
 
     for _ in range(4):
-        loss, grads = F.value_and_grad(lambda p: (state.apply(p, x) - y).square().mean())(state.params)
+        loss, grads = F.value_and_grad(our_loss)(state.params)
         state = state.apply_gradients(grads)
         their_value, their_grads = jax.value_and_grad(their_loss)(params)
         updates, their_state = their_optimizer.update(their_grads, their_state, params)

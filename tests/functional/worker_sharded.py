@@ -1,25 +1,27 @@
-"""One process of the sharded train steps: prints its losses. Run by test_sharded.py, not by pytest."""
+"""One process of the sharded train steps; it fails where a layout differs. Run by test_sharded.py, not by pytest."""
 
 from __future__ import annotations
-
-import json
-import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import piledriver.functional as F
+from piledriver.functional.errors import PartitionError
 from piledriver.functional.partitioning import Sharding, merge_processes, whole
 
-DATA = {"batch": "data"}
-TENSOR = {"vocab": "tensor", "mlp": "tensor", "heads": "tensor", "kv_heads": "tensor"}
-STEPS = 4
+RULES = {"batch": "data", "vocab": "tensor", "mlp": "tensor", "heads": "tensor", "kv_heads": "tensor"}
+MESHES = {1: [(1, 1)], 2: [(2, 1), (1, 2)], 4: [(4, 1), (1, 4), (2, 2)]}
+STEPS = 3
 
 
-def model() -> F.Decoder:
-    return F.Decoder(vocab_size=64, dim=32, depth=2, heads=4, kv_heads=4, mlp_dim=64, dropout_rate=0.0)
+def model(dropout_rate: float = 0.0) -> F.Decoder:
+    return F.Decoder(vocab_size=64, dim=32, depth=2, heads=4, kv_heads=4, mlp_dim=64, dropout_rate=dropout_rate)
+
+
+def batch(step: int) -> torch.Tensor:
+    return F.randint(F.fold_in(F.key(1), step), (8, 13), 0, 64)
 
 
 def train_step(
@@ -28,44 +30,106 @@ def train_step(
     """Pure, and the same whatever the layout."""
 
     def loss(params: F.Tree) -> torch.Tensor:
-        logits = state.apply(params, tokens[:, :-1], sharding=sharding)
-        return F.cross_entropy(logits, tokens[:, 1:])
+        return F.cross_entropy(state.apply(params, tokens[:, :-1], sharding=sharding), tokens[:, 1:])
 
     value, grads = F.value_and_grad(loss)(state.params)
     return state.apply_gradients(grads), value
 
 
-def batch(step: int) -> torch.Tensor:
-    return F.randint(F.fold_in(F.key(1), step), (8, 13), 0, 64)
-
-
-def losses(sharding: Sharding | None) -> tuple[list[float], F.Tree]:
-    net, optimizer = model(), F.chain(F.clip_by_global_norm(1.0), F.adamw(1e-2))
+def run(sharding: Sharding | None) -> tuple[list[float], F.Tree]:
+    net, optimizer = model(), F.chain(F.clip_by_global_norm(1.0), F.adamw(1e-2, mask=F.not_vectors))
     example = batch(0)[:, :-1]
     variables = net.init(F.key(0), example) if sharding is None else sharding.init(net, F.key(0), example)
     state = F.TrainState.create(net.apply, variables, optimizer)
-    found = []
+    losses = []
     for step in range(STEPS):
         tokens = batch(step) if sharding is None else sharding.batch(batch(step))
         state, value = train_step(state, tokens, sharding)
-        found.append(float(whole(value)))
-    return found, whole(state.params)
+        losses.append(float(whole(value)))
+    return losses, whole(state.params)
 
 
-def main(out: Path, data: int, tensor: int) -> None:
+def check_layout(shape: tuple[int, int], expected: tuple[list[float], F.Tree]) -> None:
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))
+    sharding = Sharding(mesh, RULES)
+    losses, params = run(sharding)
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected[0]), rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(F.tree_leaves(params), F.tree_leaves(expected[1]), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+    kernel = sharding.init(model(), F.key(0), batch(0)).at("params.layers_0.mlp.gate.kernel")
+    assert kernel.to_local().shape == (32, 64 // shape[1])
+    plain = model().init(F.key(0), batch(0))
+    sharded = sharding.shard(plain, model().spec(batch(0)))
+    assert whole(sharded.at("params.embed.embedding")).equal(plain.at("params.embed.embedding"))
+    check_dropout(sharding)
+    check_errors(sharding, shape)
+
+
+def check_dropout(sharding: Sharding) -> None:
+    """The mask does not depend on the number of processes."""
+    x, rngs = torch.ones(8, 6), {"dropout": F.key(3)}
+    dropped = F.Dropout(0.5, deterministic=False).apply({}, sharding.batch(x), rngs=rngs)
+    assert whole(dropped).equal(F.Dropout(0.5, deterministic=False).apply({}, x, rngs=rngs))
+
+
+def check_errors(sharding: Sharding, shape: tuple[int, int]) -> None:
+    def refused(message: str, call: object) -> None:
+        try:
+            call()  # type: ignore[operator]
+        except PartitionError as error:
+            assert message in str(error), error
+        else:
+            raise AssertionError(f"nothing was refused: {message}")
+
+    refused("names the mesh axis 'tenser'", lambda: Sharding(sharding.mesh, {"mlp": "tenser"}))
+    refused("name every dimension", lambda: sharding.placements(("mlp",), (2, 3)))
+    wrong = Sharding(sharding.mesh, {"mpl": "tensor"})
+    refused("did you mean 'mlp'", lambda: wrong.shard({}, model().spec(batch(0))))
+    if shape[1] > 1:
+        refused("does not divide", lambda: sharding.placements(("mlp",), (7,)))
+
+
+def check_fsdp(expected: list[float]) -> None:
+    """The bridge's nodes are what FSDP shards, block by block."""
+    net = F.to_torch(model(), model().init(F.key(0), batch(0)[:, :-1]))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in (net.layers_0, net.layers_1):
+        fully_shard(block, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-2, weight_decay=0.0)
+    plain = F.to_torch(model(), model().init(F.key(0), batch(0)[:, :-1]))
+    plain_optimizer = torch.optim.AdamW(plain.parameters(), 1e-2, weight_decay=0.0)
+    mine = slice(dist.get_rank() * 8 // dist.get_world_size(), (dist.get_rank() + 1) * 8 // dist.get_world_size())
+    for step in range(STEPS):
+        loss = F.cross_entropy(net(batch(step)[mine, :-1]), batch(step)[mine, 1:])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        plain_loss = F.cross_entropy(plain(batch(step)[:, :-1]), batch(step)[:, 1:])
+        plain_loss.backward()
+        plain_optimizer.step()
+        plain_optimizer.zero_grad()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        torch.testing.assert_close(total / dist.get_world_size(), plain_loss.detach(), rtol=1e-4, atol=1e-5)
+    assert plain_loss.item() != expected[0]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (data, tensor), mesh_dim_names=("data", "tensor"))
-    sharded, params = losses(Sharding(mesh, {**DATA, **TENSOR}))
-    plain, expected = losses(None)
-    gap = max(
-        float((a - b).abs().max()) for a, b in zip(F.tree_leaves(params), F.tree_leaves(expected), strict=True)
-    )
-    rank = dist.get_rank()
-    metric = merge_processes(F.Average.of(torch.arange(rank + 1.0)))
-    if rank == 0:
-        out.write_text(json.dumps({"sharded": sharded, "plain": plain, "gap": gap, "metric": float(metric.compute())}))
+    expected = run(None)
+    for shape in MESHES[dist.get_world_size()]:
+        check_layout(shape, expected)
+    if dist.get_world_size() == 2:
+        check_fsdp(expected[0])
+    rank, count = dist.get_rank(), dist.get_world_size()
+    merged = merge_processes(F.Average.of(torch.full((rank + 1,), float(rank))))
+    weights = [i + 1 for i in range(count)]
+    assert abs(float(merged.compute()) - sum(i * w for i, w in enumerate(weights)) / sum(weights)) < 1e-6
     dist.destroy_process_group()
+    print("every layout agrees")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main()

@@ -42,7 +42,7 @@ class FromTorch(Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward with the tree's tensors in the places of its own."""
         frame = self._bound_frame("a torch module")
-        own = {name: value.detach() for name, value in self.module.named_parameters(remove_duplicate=False)}
+        own = dict(self.module.named_parameters(remove_duplicate=False))
         held = dict(self.module.named_buffers(remove_duplicate=False))
         if self.is_initialising:
             self._declare(frame, own, held)
@@ -217,7 +217,7 @@ def _by_name(tree: Tree | None) -> dict[str, Tensor]:
 
 
 def _given(value: Tensor, key: Key, device: torch.device) -> Tensor:
-    return value if value.device == device else value.to(device)
+    return value.detach().to(device)
 
 
 def _stand_ins(values: Mapping[str, Tensor]) -> dict[str, Tensor]:

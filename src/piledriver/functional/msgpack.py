@@ -98,7 +98,8 @@ def _pack(value: Any, out: list[bytes]) -> None:
         for below in value:
             _pack(below, out)
     elif hasattr(value, "__array__"):
-        _pack(torch.as_tensor(value), out)
+        array = value.__array__()
+        _pack_extension(_ARRAY, _packed([list(array.shape), array.dtype.name, array.tobytes()]), out)
     else:
         raise TreeStructureError(f"cannot write a {type(value).__name__}", fix="keep tensors and numbers in the tree")
 

@@ -211,6 +211,8 @@ def masked(inner: Optimizer, mask: Mask) -> Optimizer:
     def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         shapes = dict(flatten(params if params is not None else grads))
         own = None if params is None else chosen(params, shapes)
+        if own is not None and not len(own):
+            return grads, state
         moved, state = inner.update(chosen(grads, shapes), state, own)
         return Tree(grads).merge(moved), state
 
@@ -240,6 +242,9 @@ def by_label(optimizers: Mapping[str, Optimizer], label: Callable[[Path, Tensor]
         gradients, own = parts(grads, shapes), None if params is None else parts(params, shapes)
         merged, made = Tree(), {}
         for name, one in optimizers.items():
+            if not len(gradients[name]):
+                made[name] = state[name]
+                continue
             moved, made[name] = one.update(gradients[name], state[name], None if own is None else own[name])
             merged = merged.merge(moved)
         return merged, made

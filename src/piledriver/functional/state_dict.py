@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
 
 from piledriver.functional.errors import TreeStructureError
@@ -40,22 +41,22 @@ def to_state_dict(value: Any) -> Any:
 def from_state_dict(target: Any, state: Any, path: str = "") -> Any:
     """A tree like the target with the values of the state; a difference in structure is an error with its path."""
     if isinstance(target, Mapping):
-        _check(target, state, path)
+        state = _checked(target, state, path)
         filled = {name: from_state_dict(below, state[str(name)], _at(path, name)) for name, below in target.items()}
         return Tree(filled) if isinstance(target, Tree) else type(target)(filled)  # type: ignore[call-arg]
     if isinstance(target, Key):
         return Key(torch.as_tensor(state, dtype=torch.int64), target.lane)
     if isinstance(target, tuple) and hasattr(target, "_fields"):
-        _check(target._fields, state, path)
+        state = _checked(target._asdict(), state, path)
         return type(target)(
             *(from_state_dict(getattr(target, name), state[name], _at(path, name)) for name in target._fields)
         )
     if isinstance(target, (list, tuple)):
-        _check([str(i) for i in range(len(target))], state, path)
+        state = _checked({str(i): below for i, below in enumerate(target)}, state, path)
         return type(target)(from_state_dict(below, state[str(i)], _at(path, i)) for i, below in enumerate(target))
     if dataclasses.is_dataclass(target) and not isinstance(target, type):
         names = _children(target)
-        _check(names, state, path)
+        state = _checked({name: getattr(target, name) for name in names}, state, path)
         return replace(
             target, **{name: from_state_dict(getattr(target, name), state[name], _at(path, name)) for name in names}
         )
@@ -80,17 +81,21 @@ def _children(value: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(value) if not field.metadata.get("static")]
 
 
-def _check(names: Any, state: Any, path: str) -> None:
+def _checked(target: Mapping[Any, Any], state: Any, path: str) -> Mapping[str, Any]:
+    """The state, where its names are the target's; parts without any leaf may be absent, as in safetensors files."""
     where = path or "the root"
     if not isinstance(state, Mapping):
         raise TreeStructureError(f"{where} is a mapping here and a leaf in the file", fix="use `transfer`")
-    wanted, there = {str(name) for name in names}, set(state)
+    empty = {str(name): {} for name, below in target.items() if not pytree.tree_leaves(to_state_dict(below))}
+    state = {**empty, **state}
+    wanted, there = {str(name) for name in target}, set(state)
     if wanted != there:
         raise TreeStructureError(
             f"{where}: the file lacks {sorted(wanted - there) or 'nothing'} "
             f"and has {sorted(there - wanted) or 'nothing'} beyond",
             fix="load into the architecture that was saved, or use `transfer`",
         )
+    return state
 
 
 def _at(path: str, name: object) -> str:

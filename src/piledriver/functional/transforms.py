@@ -20,7 +20,7 @@ from torch import Tensor
 
 from piledriver.functional.errors import TransformError
 from piledriver.functional.lift import Remat
-from piledriver.functional.module import Module
+from piledriver.functional.module import Module, stand_in
 from piledriver.functional.remat import recomputed
 from piledriver.functional.tracing import add_compiled_gradients, gradient_depth, inside_functorch, one_more_gradient
 
@@ -177,6 +177,6 @@ def eval_shape(function: Any, *args: Any, **kwargs: Any) -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
-        fake_args, fake_kwargs = pytree.tree_map_only(Tensor, mode.from_tensor, (args, kwargs))
+        fake_args, fake_kwargs = pytree.tree_map_only(Tensor, functools.partial(stand_in, mode), (args, kwargs))
         output = as_function(function)(*fake_args, **fake_kwargs)
     return pytree.tree_map_only(Tensor, lambda one: torch.empty(one.shape, dtype=one.dtype, device="meta"), output)

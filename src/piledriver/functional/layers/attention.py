@@ -256,7 +256,7 @@ class MultiHeadAttention(Module):
 
     def _cache_index(self) -> Tensor | int:
         frame = self._bound_frame("the cache")
-        index = frame.read("cache", "index")
+        index = frame.read("cache", "cache_index")
         return 0 if index is None else index
 
     def _cached(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -265,9 +265,9 @@ class MultiHeadAttention(Module):
         batch, length, heads, head_dim = key.shape
         shape = (batch, self.max_length, heads, head_dim)
         dtype = key.dtype
-        keys = self.variable("cache", "key", lambda: torch.zeros(shape, dtype=dtype))
-        values = self.variable("cache", "value", lambda: torch.zeros(shape, dtype=dtype))
-        index = self.variable("cache", "index", lambda: torch.zeros((), dtype=torch.int64))
+        keys = self.variable("cache", "cached_key", lambda: torch.zeros(shape, dtype=dtype))
+        values = self.variable("cache", "cached_value", lambda: torch.zeros(shape, dtype=dtype))
+        index = self.variable("cache", "cache_index", lambda: torch.zeros((), dtype=torch.int64))
         start = index.value
         at = start + torch.arange(length, device=key.device)
         keys.value = keys.value.index_copy(1, at, key)

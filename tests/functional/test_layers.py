@@ -1,0 +1,288 @@
+"""Layers against torch's own modules, and what each promises: caches, masks, keys, adapters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as torch_fn
+
+import piledriver.functional as F
+from piledriver.functional.errors import InputShapeError
+from piledriver.functional.initialisers import (
+    constant,
+    glorot_normal,
+    glorot_uniform,
+    he_normal,
+    he_uniform,
+    lecun_normal,
+    lecun_uniform,
+    orthogonal,
+    scaled_normal,
+    scaled_truncated_normal,
+    scaled_uniform,
+)
+from piledriver.functional.layers.positions import alibi_slopes
+
+
+def small(**changes: Any) -> F.Decoder:
+    fields = {"vocab_size": 31, "dim": 16, "depth": 2, "heads": 4, "kv_heads": 2, "mlp_dim": 24, **changes}
+    return F.Decoder(**fields)
+
+
+TOKENS = F.randint(F.key(9), (2, 7), 0, 31)
+
+
+class TorchBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = nn.RMSNorm(16, 1e-5), nn.RMSNorm(16, 1e-5)
+        self.query, self.out = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
+        self.key, self.value = nn.Linear(16, 8, bias=False), nn.Linear(16, 8, bias=False)
+        self.gate, self.up = nn.Linear(16, 24, bias=False), nn.Linear(16, 24, bias=False)
+        self.down = nn.Linear(24, 16, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        y = self.attention_norm(x)
+        query = self.query(y).view(batch, length, 4, 4).transpose(1, 2)
+        key, value = (layer(y).view(batch, length, 2, 4).transpose(1, 2) for layer in (self.key, self.value))
+        angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, 4, 2) / 4)
+        turn = torch.polar(torch.ones_like(angles), angles)
+
+        def rotated(z: Tensor) -> Tensor:
+            first, second = z.chunk(2, dim=-1)
+            turned = torch.complex(first, second) * turn
+            return torch.cat([turned.real, turned.imag], dim=-1)
+
+        scores = rotated(query) @ rotated(key).repeat_interleave(2, dim=1).transpose(-1, -2) / 2
+        scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), float("-inf"))
+        mixed = scores.softmax(-1) @ value.repeat_interleave(2, dim=1)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        y = self.mlp_norm(x)
+        return x + self.down(torch_fn.silu(self.gate(y)) * self.up(y))
+
+
+class TorchDecoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(31, 16), nn.RMSNorm(16, 1e-5)
+        self.layers = nn.ModuleList(TorchBlock() for _ in range(2))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return torch_fn.linear(self.norm(x), self.embed.weight)
+
+
+def test_decoder_equals_a_plain_torch_one_with_its_weights() -> None:
+    torch.manual_seed(0)
+    reference = TorchDecoder()
+    weights = F.unflatten(dict(reference.state_dict()))
+    rules = [
+        (r"layers\.(\d+)\.(query|key|value|out)\.weight", r"layers_\1.attention.\2.kernel"),
+        (r"layers\.(\d+)\.(gate|up|down)\.weight", r"layers_\1.mlp.\2.kernel"),
+        (r"layers\.(\d+)\.(\w+_norm)\.weight", r"layers_\1.\2.scale"),
+        (r"^norm\.weight", "norm.scale"),
+        (r"embed\.weight", "embed.embedding"),
+    ]
+    model = small()
+    target = model.init(F.key(0), TOKENS)["params"]
+    params, report = F.transfer(weights, target, rules, adapt={r"kernel$": lambda value: value.T})
+    assert report.is_complete
+    assert not report.left_over
+    torch.testing.assert_close(model.apply({"params": params}, TOKENS), reference(TOKENS), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("changes", [{"implementation": "reference"}, {"fuse_projections": True}, {"remat": True}])
+def test_decoder_variants_compute_the_same(changes: dict[str, Any]) -> None:
+    variables = small().init(F.key(0), TOKENS)
+    assert list(F.flatten(small(**changes).init(F.key(0), TOKENS))) == list(F.flatten(variables))
+    torch.testing.assert_close(small(**changes).apply(variables, TOKENS), small().apply(variables, TOKENS))
+
+
+def test_scanned_decoder_equals_the_unrolled_one() -> None:
+    params = small().init(F.key(0), TOKENS)["params"]
+    layers = [params[f"layers_{i}"] for i in range(2)]
+    others = {name: value for name, value in params.items() if not name.startswith("layers_")}
+    stacked = F.Tree({**others, "layers": F.tree_map(lambda *parts: torch.stack(parts), *layers)})
+    for remat in (False, True):
+        scanned = small(scan=True, remat=remat)
+        shapes = F.tree_map(lambda leaf: leaf.shape, scanned.init(F.key(0), TOKENS)["params"])
+        assert shapes == F.tree_map(lambda leaf: leaf.shape, stacked)
+        torch.testing.assert_close(
+            scanned.apply({"params": stacked}, TOKENS), small().apply({"params": params}, TOKENS)
+        )
+
+
+def test_scanned_layers_start_differently() -> None:
+    kernel = small(scan=True).init(F.key(0), TOKENS).at("params.layers.mlp.gate.kernel")
+    assert not kernel[0].equal(kernel[1])
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("prompt", [1, 4])
+def test_decoding_token_by_token_equals_the_whole_sequence(scan: bool, prompt: int) -> None:
+    whole, decoder = small(scan=scan), small(scan=scan, decode=True, max_length=8)
+    variables = decoder.init(F.key(0), TOKENS[:, :1])
+    expected = whole.apply({"params": variables["params"]}, TOKENS)
+    found = []
+    for part in (TOKENS[:, :prompt], *TOKENS[:, prompt:].split(1, dim=1)):
+        logits, updated = decoder.apply(variables, part, mutable=["cache"])
+        variables = variables.merge(updated)
+        found.append(logits)
+    torch.testing.assert_close(torch.cat(found, dim=1), expected)
+
+
+@given(st.sampled_from([(4, 4), (4, 2), (4, 1)]), st.booleans(), st.booleans(), st.booleans())
+@settings(max_examples=15, deadline=None)
+def test_fused_and_reference_attention_agree(heads: tuple[int, int], causal: bool, padded: bool, biased: bool) -> None:
+    query = F.normal(F.key(0), (2, 5, heads[0], 8))
+    key, value = F.normal(F.key(1), (2, 6, heads[1], 8)), F.normal(F.key(2), (2, 6, heads[1], 8))
+    # The first example may look nowhere.
+    mask = F.padding_mask(torch.tensor([0, 4]), 6) if padded else None
+    bias = F.alibi_bias(heads[0], torch.arange(5), torch.arange(6)) if biased else None
+    settings_ = {"mask": mask, "bias": bias, "causal": causal}
+    fused = F.dot_product_attention(query, key, value, **settings_, implementation="fused")
+    plain = F.dot_product_attention(query, key, value, **settings_, implementation="reference")
+    torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-5)
+    if padded:
+        assert plain[0].abs().max() == 0
+
+
+def test_attention_shapes_are_checked() -> None:
+    with pytest.raises(InputShapeError, match="multiple of key heads"):
+        F.dot_product_attention(torch.ones(1, 2, 4, 8), torch.ones(1, 2, 3, 8), torch.ones(1, 2, 3, 8))
+    with pytest.raises(InputShapeError, match=r"\(root\): 10 features do not divide into 4 heads"):
+        F.MultiHeadAttention(4).init(F.key(0), torch.ones(1, 2, 10))
+
+
+def test_cross_attention_and_attention_dropout() -> None:
+    layer = F.MultiHeadAttention(2, dropout_rate=0.5)
+    x, context = torch.ones(1, 3, 8), F.normal(F.key(0), (1, 5, 8))
+    variables = layer.init(F.key(0), x, context)
+    assert layer.apply(variables, x, context).shape == (1, 3, 8)
+    rngs = {"dropout": F.key(1)}
+    dropped = layer.apply(variables, x, context, deterministic=False, rngs=rngs)
+    assert dropped.equal(layer.apply(variables, x, context, deterministic=False, rngs=rngs))
+    assert not dropped.equal(layer.apply(variables, x, context))
+
+
+def test_dropout_is_a_function_of_key_and_position() -> None:
+    layer, x = F.Dropout(0.25), torch.ones(100, 100)
+    rngs = {"dropout": F.key(0)}
+    out = layer.apply({}, x, deterministic=False, rngs=rngs)
+    assert out.unique().tolist() == [0.0, pytest.approx(4 / 3)]
+    assert abs(float((out == 0).float().mean()) - 0.25) < 0.02
+    assert out.equal(layer.apply({}, x, deterministic=False, rngs=rngs))
+    assert layer.apply({}, x, deterministic=True).equal(x)
+    rows = F.Dropout(0.5, broadcast_dims=(1,)).apply({}, x, deterministic=False, rngs=rngs)
+    assert all(len(row.unique()) == 1 for row in rows)
+    with pytest.raises(InputShapeError, match="not told whether to drop"):
+        layer.apply({}, x)
+
+
+def test_two_draws_and_two_modules_get_their_own_keys() -> None:
+    class Twice(F.Module):
+        def __call__(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            drop = F.Dropout(0.5, deterministic=False)
+            one = self.child("one", drop)
+            return one(x), one(x), self.child("two", drop)(x)
+
+    first, second, third = Twice().apply({}, torch.ones(64), rngs={"dropout": F.key(0)})
+    assert not first.equal(second)
+    assert not first.equal(third)
+
+
+def test_lora_starts_as_its_layer_and_folds_back() -> None:
+    x = F.normal(F.key(0), (3, 4))
+    base, adapted = F.Dense(5), F.LoRADense(5, rank=2, alpha=4.0)
+    variables = adapted.init(F.key(0), x)
+    plain = F.select_leaves(variables, F.invert(F.path_matches(r"lora_[ab]$")))
+    torch.testing.assert_close(adapted.apply(variables, x), base.apply(plain, x))
+    tuned = variables.set("params.lora_b", torch.ones(2, 5))
+    merged = F.Tree({"params": F.merge_lora(tuned["params"], scale=4.0 / 2)})
+    torch.testing.assert_close(base.apply(merged, x), adapted.apply(tuned, x))
+
+
+def test_positions() -> None:
+    table = F.sinusoidal(10, 6)
+    assert table[0].tolist() == [0, 1, 0, 1, 0, 1]
+    torch.testing.assert_close(table[3, 0], torch.tensor(3.0).sin())
+    layer = F.LearnedPositions(5)
+    x = torch.zeros(2, 3, 4)
+    variables = layer.init(F.key(0), x)
+    torch.testing.assert_close(layer.apply(variables, x)[1], variables.at("params.embedding")[:3])
+    with pytest.raises(InputShapeError, match="raise max_length"):
+        layer.apply(variables, torch.zeros(2, 6, 4))
+    assert alibi_slopes(8) == [2.0**-i for i in range(1, 9)]
+    assert alibi_slopes(6) == [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3]
+    cos, sin = F.rotary_tables(torch.arange(6), 8)
+    query, key = F.normal(F.key(0), (1, 6, 1, 8)), F.normal(F.key(1), (1, 6, 1, 8))
+    # Only the distance counts.
+    near = F.rotate(query[:, :1].expand(-1, 6, -1, -1), cos, sin), F.rotate(key[:, :1].expand(-1, 6, -1, -1), cos, sin)
+    scores = (near[0][0, :, 0] @ near[1][0, :, 0].T).diagonal(1)
+    torch.testing.assert_close(scores, scores[:1].expand(5))
+
+
+def test_recurrent_layers() -> None:
+    x = F.normal(F.key(0), (2, 5, 3))
+    torch_lstm = nn.LSTM(3, 4, batch_first=True)
+    gates = ("i", "f", "g", "o")
+    w, u = torch_lstm.weight_ih_l0.detach().chunk(4), torch_lstm.weight_hh_l0.detach().chunk(4)
+    b = (torch_lstm.bias_ih_l0 + torch_lstm.bias_hh_l0).detach().chunk(4)
+    cell = {f"i{gate}": {"kernel": w[i].T} for i, gate in enumerate(gates)}
+    cell |= {f"h{gate}": {"kernel": u[i].T, "bias": b[i]} for i, gate in enumerate(gates)}
+    out = F.RNN(F.LSTMCell(4)).apply({"params": {"cell": cell}}, x)
+    torch.testing.assert_close(out, torch_lstm(x)[0])
+    reverse = F.RNN(F.LSTMCell(4), reverse=True).apply({"params": {"cell": cell}}, x.flip(1))
+    torch.testing.assert_close(reverse.flip(1), out)
+    both = F.Bidirectional(F.GRUCell(4), F.LSTMCell(3))
+    assert both.apply(both.init(F.key(0), x), x).shape == (2, 5, 7)
+    carry, _ = F.RNN(F.LSTMCell(4), return_carry=True).apply({"params": {"cell": cell}}, x)
+    torch.testing.assert_close(carry[1], out[:, -1])
+
+
+@pytest.mark.parametrize(
+    ("init", "deviation"),
+    [
+        (lecun_normal(), (1 / 200) ** 0.5),
+        (lecun_uniform(), (1 / 200) ** 0.5),
+        (glorot_normal(), (2 / 500) ** 0.5),
+        (glorot_uniform(), (2 / 500) ** 0.5),
+        (he_normal(), (2 / 200) ** 0.5),
+        (he_uniform(), (2 / 200) ** 0.5),
+        (scaled_normal(0.3), 0.3),
+        (scaled_truncated_normal(0.3), 0.3 * 0.8796),
+        (scaled_uniform(0.3), 0.3 / 12**0.5),
+        (constant(2.0), 0.0),
+    ],
+)
+def test_initialisers_have_their_deviation(init: Any, deviation: float) -> None:
+    value = init(F.key(0), (200, 300), torch.float32, torch.device("cpu"))
+    assert float(value.std()) == pytest.approx(deviation, rel=0.02, abs=1e-9)
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (8, 3), (3, 8), (2, 4, 3)])
+def test_orthogonal_initialiser(shape: tuple[int, ...]) -> None:
+    matrix = orthogonal()(F.key(0), shape, torch.float64, torch.device("cpu")).reshape(-1, shape[-1])
+    small_side = matrix.mT @ matrix if matrix.shape[0] >= matrix.shape[1] else matrix @ matrix.mT
+    torch.testing.assert_close(small_side, torch.eye(len(small_side), dtype=torch.float64))
+
+
+def test_layers_check_their_inputs() -> None:
+    with pytest.raises(InputShapeError, match="5 channels do not divide into 2 groups"):
+        F.GroupNorm(2).init(F.key(0), torch.ones(1, 3, 5))
+    with pytest.raises(InputShapeError, match=r"window over 2 dimensions.*channels\)"):
+        F.Conv(3, (2, 2)).init(F.key(0), torch.ones(1, 3, 5))
+    with pytest.raises(InputShapeError, match="pass integers"):
+        F.Embed(3, 2).init(F.key(0), torch.ones(2))
+    with pytest.raises(InputShapeError, match="not told whether to use the running averages"):
+        F.BatchNorm().init(F.key(0), torch.ones(2, 3))
+    with pytest.raises(InputShapeError, match="two operands"):
+        F.Einsum((2,), "ab->b").init(F.key(0), torch.ones(2, 2))
