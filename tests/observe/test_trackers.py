@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -129,6 +130,40 @@ class TestRealPackages:
         parameters = {m["param"]["paramName"]: m["param"]["paramValue"] for m in messages if "param" in m}
         assert parameters.items() >= CONFIG.items()
 
+    def test_dvclive(self, tmp_path: Path) -> None:
+        pytest.importorskip("dvclive")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            hub = TrackerHub([made("dvclive", tmp_path, dir=str(tmp_path), save_dvc_exp=False, dvcyaml=None)])
+            run_all(hub)
+        assert hub.problems == {}
+        assert json.loads((tmp_path / "metrics.json").read_text()) == {
+            "loss": 0.25,
+            "iteration": 1,
+            "note": "text",
+            "eval": {"ppl": 2.0},
+            "step": 1,
+        }
+
+    def test_trackio(self, tmp_path: Path) -> None:
+        pytest.importorskip("trackio")
+        # It chooses its folder when it is imported, so it gets a process of its own.
+        program = (
+            "from piledriver.observe.trackers import *\n"
+            "hub = TrackerHub(make_trackers(['trackio'], 'project', None, {'trackio': {'embed': False}}))\n"
+            "hub.start({'lr': 0.1}); hub.log({'loss': 0.5}, step=1); hub.finish(); print(hub.problems)\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "TRACKIO_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.stdout.splitlines()[-1] == "{}", done.stderr
+        assert (tmp_path / "project.db").is_file()
+
 
 class Broken(GeneralTracker):
     """Fails in the calls that it is told to fail in."""
@@ -223,12 +258,14 @@ class TestGuard:
         stuck = hanging("start")
         hub = TrackerHub([stuck], patience=Patience(start_s=0.01, call_s=0.01))
         hub.start()
-        loss = torch.tensor([1.0])
-        hub.log({"loss": loss}, step=0)
+        loss, row = torch.tensor([1.0]), np.ones(2)
+        hub.log({"loss": loss, "nested": {"row": row}}, step=0)
         loss.fill_(9.0)
+        row[:] = 9.0
         stuck.release.set()
         hub.finish()
-        assert stuck.logged == [(0, {"loss": [1.0]}, {})]
+        ((step, values, kwargs),) = stuck.logged
+        assert (step, values["loss"], values["nested"]["row"].tolist(), kwargs) == (0, 1.0, [1.0, 1.0], {})
 
     def test_a_hanging_tracker_does_not_keep_the_process(self) -> None:
         program = (

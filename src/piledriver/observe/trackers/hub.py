@@ -9,7 +9,7 @@ from typing import Any
 from piledriver.core.errors import UnknownNameError
 from piledriver.observe.trackers.base import GeneralTracker, Values
 from piledriver.observe.trackers.guard import Guard, Patience, Problems
-from piledriver.observe.trackers.values import plain
+from piledriver.observe.trackers.values import taken
 
 
 class TrackerHub:
@@ -44,9 +44,9 @@ class TrackerHub:
         """Record values; `log_kwargs` holds further arguments by tracker name."""
         if not self.trackers:
             return
-        taken = plain(values)
+        now = taken(values)
         for tracker, guard in zip(self.trackers, self._guards, strict=True):
-            guard.call(partial(tracker.log, dict(taken), step=step, **(log_kwargs or {}).get(tracker.name, {})))
+            guard.call(partial(tracker.log, dict(now), step=step, **(log_kwargs or {}).get(tracker.name, {})))
 
     def log_images(self, values: Values, step: int | None = None, **kwargs: Any) -> None:
         """Record images, with the trackers that can."""
