@@ -29,8 +29,8 @@ def joined(accelerator: Accelerator, things: list[Any], even_batches: bool | Non
             joinables.append(joinable)
     if not joinables:
         warnings.warn(
-            "Joining uneven inputs is only supported for models whose gradients are averaged over processes; none of "
-            "those given is, so `join_uneven_inputs` will have no effect.",
+            "Joining uneven inputs is only supported for multi-GPU and multi-CPU training of prepared models; nothing "
+            "given is one, so `join_uneven_inputs` will have no effect.",
             UserWarning,
             stacklevel=4,
         )

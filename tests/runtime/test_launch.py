@@ -1,0 +1,230 @@
+"""Launching: scripts, configs, restarts after a kill, cells of a notebook, two nodes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from piledriver.cli import config as config_verb
+from piledriver.cli import launch as launch_verb
+from piledriver.core.errors import UsageError
+from piledriver.runtime.errors import LaunchError
+from piledriver.runtime.hardware import Hardware
+from piledriver.runtime.launch import launch, worker_environment
+from piledriver.runtime.launch_config import LaunchConfig, processes_per_node, resolve
+from piledriver.runtime.launch_slurm import slurm_script
+
+TRAIN = Path(__file__).with_name("train_script.py")
+
+
+def _parsed(module: Any, *words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    module.configure(parser)
+    return parser.parse_args(words)
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "launch.yaml"
+    file.write_text("nproc: 3\nmax_restarts: 2\n")
+    args = _parsed(launch_verb, "--nproc", "5", "train.py", "--nproc", "7")
+    wanted, source = resolve(str(file), launch_verb.chosen_flags(args))
+    assert (wanted.nproc, wanted.max_restarts, wanted.cpu, source) == (5, 2, False, str(file))
+    assert args.script_args == ["--nproc", "7"]
+
+
+def test_config_asks_and_writes_what_launch_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "sub" / "launch.yaml"
+    answers = iter(["2", "1", "10.0.0.1:29400", "many", "4", "no", "bf16", "3"])
+    monkeypatch.setattr("builtins.input", lambda _: next(answers))
+    config_verb.run(_parsed(config_verb, "--file", str(file)))
+    wanted, _ = resolve(str(file), {})
+    assert wanted == LaunchConfig(
+        nnodes="2", node_rank=1, rdzv_endpoint="10.0.0.1:29400", nproc=4, mixed_precision="bf16", max_restarts=3
+    )
+
+
+def test_config_without_asking(tmp_path: Path) -> None:
+    file = tmp_path / "launch.yaml"
+    config_verb.run(_parsed(config_verb, "--file", str(file), "--default", "--cpu"))
+    assert resolve(str(file), {})[0] == LaunchConfig(cpu=True)
+
+
+@pytest.mark.parametrize("wrong", [{"nproc": 0}, {"nnodes": "two"}, {"nnodes": "2"}, {"nnodes": "3:2"}])
+def test_configs_that_cannot_be_meant(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"Fix:"):
+        LaunchConfig(**wrong)
+
+
+def test_processes_follow_the_hardware() -> None:
+    assert processes_per_node(LaunchConfig(), Hardware(cuda=8))[0] == 8
+    assert processes_per_node(LaunchConfig(cpu=True), Hardware(cuda=8))[0] == 1
+    told = worker_environment(LaunchConfig(cpu=True, mixed_precision="bf16"), 2, 8)
+    assert told["PILEDRIVER_DEVICE"] == "cpu"
+
+
+def test_slurm_script_is_shell() -> None:
+    text = slurm_script(LaunchConfig(nproc=4), "train.py", ["--name", "it's"], nodes=2)
+    checked = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.slow
+def test_a_failing_rank_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text("import os\nif os.environ['RANK'] == '1': raise ValueError('no data here')\n")
+    with pytest.raises(LaunchError, match=r"rank 1 failed \(exit code 1\): ValueError: no data here"):
+        launch(LaunchConfig(nproc=2, cpu=True), str(script))
+
+
+@pytest.mark.slow
+def test_alias_runs_a_script_that_imports_accelerate(tmp_path: Path) -> None:
+    script = tmp_path / "uses_accelerate.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import accelerate
+            from accelerate.utils import gather_object, set_seed
+            from accelerate import Accelerator
+            accelerator = Accelerator()
+            found = gather_object([accelerator.process_index])
+            if accelerator.is_main_process:
+                open({str(tmp_path / "out")!r}, "w").write(f"{{accelerate.__name__}} {{found}}")
+            accelerator.end_training()
+            """
+        )
+    )
+    launch(LaunchConfig(nproc=2, cpu=True, alias_accelerate=True), str(script))
+    assert (tmp_path / "out").read_text() == "piledriver.compat.accelerate [0, 1]"
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_restarted_and_the_weights_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
+    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    launch(LaunchConfig(nproc=2, cpu=True), str(TRAIN), [str(calm)])
+    launch(LaunchConfig(nproc=2, cpu=True, max_restarts=1), str(TRAIN), [str(killed), "--kill-rank", "1"])
+    expected, got = torch.load(calm / "final.pt"), torch.load(killed / "final.pt")
+    assert json.loads((killed / "attempts.json").read_text()) == [0, 4], "it must have gone on from step 4"
+    assert all(torch.equal(expected[key], got[key]) for key in expected)
+
+
+NOTEBOOK = """
+import torch
+from piledriver.runtime.launch_function import notebook_launcher
+def train(factor):
+    from piledriver.runtime import detect_world, connect
+    from piledriver.runtime.collectives import reduce
+    world = detect_world(); connect(world)
+    layer = torch.nn.Linear(2, 1); layer(torch.ones(1, 2)).sum().backward()
+    total = reduce(world, torch.tensor([float(factor)]), "sum").item()
+    assert total == factor * world.size
+    if factor < 0 and world.rank == 1: raise ZeroDivisionError("in the cell of rank 1")
+"""
+
+
+@pytest.mark.slow
+def test_cells_of_a_real_kernel() -> None:
+    nbclient = pytest.importorskip("nbclient", reason="needs nbclient and ipykernel")
+    pytest.importorskip("ipykernel", reason="needs ipykernel")
+    import nbformat
+
+    cells = [NOTEBOOK, "notebook_launcher(train, (3,), num_processes=2)\nprint('fine')"]
+    cells += [
+        "try:\n    notebook_launcher(train, (-1,), num_processes=2)\nexcept ZeroDivisionError as e:\n    print(e)"
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    printed = [
+        "".join(out.get("text", "") for out in cell.outputs if out.get("name") == "stdout") for cell in notebook.cells
+    ]
+    assert printed[1:] == ["fine\n", "in the cell of rank 1\n"]
+
+
+def _can_make_namespaces() -> bool:
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        return False
+    made = subprocess.run(["ip", "netns", "add", "pd-probe"], capture_output=True, check=False).returncode == 0
+    if made:
+        subprocess.run(["ip", "netns", "del", "pd-probe"], check=False)
+    return made
+
+
+@pytest.fixture
+def two_nodes() -> Any:
+    """Two network namespaces joined by a pair of virtual interfaces."""
+    if not _can_make_namespaces():
+        pytest.skip("network namespaces are not permitted here")
+    names = [f"pd-node{i}-{os.getpid()}" for i in range(2)]
+    commands = [f"ip netns add {name}" for name in names]
+    commands += ["ip link add pdv0 type veth peer name pdv1"]
+    for i, name in enumerate(names):
+        commands += [
+            f"ip link set pdv{i} netns {name}",
+            f"ip -n {name} addr add 10.77.0.{i + 1}/24 dev pdv{i}",
+            f"ip -n {name} link set pdv{i} up",
+            f"ip -n {name} link set lo up",
+        ]
+    try:
+        for command in commands:
+            subprocess.run(command.split(), check=True, capture_output=True)
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def _on_node(name: str, rank: int, out: Path, *extra: str) -> subprocess.Popen[str]:
+    code = (
+        "from piledriver.runtime.launch import launch; from piledriver.runtime.launch_config import LaunchConfig; "
+        f"launch(LaunchConfig(nproc=1, cpu=True, nnodes='2', node_rank={rank}, rdzv_endpoint='10.77.0.1:29499'), "
+        f"{str(TRAIN)!r}, {[str(out), *extra]!r})"
+    )
+    environ = {**os.environ, "GLOO_SOCKET_IFNAME": f"pdv{rank}"}
+    return subprocess.Popen(
+        ["ip", "netns", "exec", name, sys.executable, "-c", code],
+        env=environ,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+@pytest.mark.slow
+def test_two_nodes_train_together(two_nodes: list[str], tmp_path: Path) -> None:
+    alone = tmp_path / "alone"
+    launch(LaunchConfig(nproc=2, cpu=True), str(TRAIN), [str(alone)])
+    nodes = [_on_node(name, rank, tmp_path / "both") for rank, name in enumerate(two_nodes)]
+    said = [node.communicate(timeout=120)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
+    expected, got = torch.load(alone / "final.pt"), torch.load(tmp_path / "both" / "final.pt")
+    assert all(torch.equal(expected[key], got[key]) for key in expected)
+
+
+@pytest.mark.slow
+def test_a_cut_link_is_an_error_within_the_timeout(two_nodes: list[str], tmp_path: Path) -> None:
+    cut = tmp_path / "cut"
+    nodes = [
+        _on_node(name, rank, cut, "--timeout-seconds", "5", "--wait-for-cut", str(rank))
+        for rank, name in enumerate(two_nodes)
+    ]
+    ready = [cut / f"ready-{rank}" for rank in range(2)]
+    deadline = 60.0
+    import time
+
+    while not all(file.exists() for file in ready) and deadline > 0:
+        time.sleep(0.2)
+        deadline -= 0.2
+    subprocess.run(["ip", "-n", two_nodes[1], "link", "set", "pdv1", "down"], check=True)
+    (cut / "go").write_text("")
+    said = [node.communicate(timeout=90)[0] for node in nodes]
+    assert all(node.returncode != 0 for node in nodes)
+    assert any("another process is gone or cannot be reached" in text for text in said), said

@@ -1,0 +1,169 @@
+"""What several processes do together: collectives, barriers that name the late, order, seeds, clear errors."""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from piledriver.runtime import collectives, order, seeds
+from piledriver.runtime.barrier import barrier
+from piledriver.runtime.connection import connect
+from piledriver.runtime.environment import patched
+from piledriver.runtime.errors import (
+    DisagreementError,
+    LateRankError,
+    PortTakenError,
+    RendezvousError,
+    WorldError,
+)
+from piledriver.runtime.launch_function import run_on_processes
+from piledriver.runtime.trigger import Trigger
+from piledriver.runtime.world import World, detect_world
+
+
+def _joined() -> World:
+    world = detect_world(device="cpu")
+    connect(world)
+    return world
+
+
+def _everything(folder: str) -> None:
+    world = _joined()
+    n, rank = world.size, world.rank
+    ours = {"a": torch.tensor([rank, 10 * rank]), "b": (torch.tensor(True), [torch.tensor(1.5).bfloat16()])}
+    gathered = collectives.gather(world, ours)
+    assert gathered["a"].tolist() == [value for r in range(n) for value in (r, 10 * r)]
+    assert gathered["b"][0].tolist() == [True] * n
+    assert gathered["b"][1][0].dtype is torch.bfloat16
+    assert collectives.gather(world, torch.arange(6).view(2, 3).t()).shape == (3 * n, 2)
+
+    mine = torch.tensor([float(rank + 1)])
+    assert collectives.reduce(world, mine, "sum").item() == n * (n + 1) / 2
+    assert collectives.reduce(world, mine, "mean").item() == (n + 1) / 2
+    assert collectives.reduce(world, mine, "max").item() == n
+    assert mine.item() == rank + 1, "the input must not change"
+    assert collectives.broadcast(world, mine, source=n - 1).item() == n
+    padded = collectives.pad_across_processes(world, torch.full((rank + 1,), 7), pad_index=-1, pad_first=True)
+    assert padded.tolist() == [-1] * (n - rank - 1) + [7] * (rank + 1)
+    part = collectives.scatter(world, {"x": torch.arange(2 * n)} if rank == 0 else None)
+    assert part["x"].tolist() == [2 * rank, 2 * rank + 1]
+    assert collectives.gather_object(world, f"r{rank}") == [f"r{r}" for r in range(n)]
+    assert collectives.broadcast_object(world, {"from": rank}) == {"from": 0}
+    assert collectives.sum_over_ranks(world, 0.5) == n / 2
+
+    flag = Trigger(world)
+    if rank == n - 1:
+        flag.raise_flag()
+    assert flag.check()
+    assert not flag.check()
+
+    seeds.set_seed(1, rank=rank)
+    assert len(set(collectives.gather_object(world, torch.rand(1).item()))) == n
+    seeds.synchronise_rng(world, ["torch", "numpy", "python"])
+    drawn = (torch.rand(1).item(), random.random(), float(np.random.rand()))
+    assert len(set(collectives.gather_object(world, drawn))) == 1
+
+    log = Path(folder) / f"order-{n}"
+    with order.main_process_first(world):
+        if rank == 0:
+            time.sleep(0.2)
+        with log.open("a") as file:
+            file.write(f"{rank}\n")
+    barrier(world)
+    assert log.read_text().splitlines()[0] == "0"
+    assert order.on_process(world, lambda: "done", n - 1)() == ("done" if rank == n - 1 else None)
+
+    checked = world.with_debug()
+    with pytest.raises(DisagreementError, match=f"rank {n - 1} differs from the others in gather"):
+        collectives.gather(checked, torch.zeros(3 if rank == n - 1 else 2))
+    with pytest.raises(DisagreementError, match="in what it calls"):
+        (collectives.gather if rank == n - 1 else collectives.reduce)(checked, torch.zeros(2))
+    with pytest.raises(DisagreementError, match="its structure"):
+        collectives.gather(checked, [torch.zeros(1)] * (2 if rank == n - 1 else 1))
+
+    if rank == n - 1:
+        time.sleep(1.5)
+    else:
+        with pytest.raises(LateRankError, match=f"'breakfast' for rank {n - 1}"):
+            barrier(world, timeout=timedelta(seconds=0.5), name="breakfast")
+    # Those that gave up have used their turn; the late one takes its own, and all meet at the next.
+    if rank == n - 1:
+        barrier(world, name="breakfast")
+    barrier(world, name="lunch")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 3])
+def test_processes_together(processes: int, tmp_path: Path) -> None:
+    run_on_processes(_everything, (str(tmp_path),), processes, fork=False)
+
+
+def _fails_on_one() -> None:
+    if _joined().rank == 1:
+        raise KeyError("only I know")
+
+
+@pytest.mark.slow
+def test_what_a_rank_raises_is_raised_here() -> None:
+    with pytest.raises(KeyError, match="only I know") as caught:
+        run_on_processes(_fails_on_one, (), 2, fork=False)
+    assert "raised on rank 1" in caught.value.__notes__[0]
+
+
+def _disagrees_on_size(port: int, sizes: list[int]) -> None:
+    rank = detect_world(device="cpu").rank
+    environ = {"RANK": rank, "WORLD_SIZE": sizes[rank], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    world = detect_world({name: str(value) for name, value in environ.items()}, device="cpu")
+    with patched(piledriver_rendezvous_file=""):
+        import os
+
+        del os.environ["PILEDRIVER_RENDEZVOUS_FILE"]
+        connect(world, roll_call=timedelta(seconds=3))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ([2, 4], "disagree on the size of the world: rank 0 says 2, rank 1 on .* says 4"),
+        ([3, 3], "1 of 3 processes did not come within 3 s: rank 2"),
+    ],
+)
+def test_a_wrong_world_size_is_one_error(sizes: list[int], message: str) -> None:
+    with pytest.raises(RendezvousError, match=message):
+        run_on_processes(_disagrees_on_size, (_free_port(), sizes), 2, fork=False)
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        world = World(rank=0, size=2, local_size=2, backend="gloo", address="127.0.0.1", port=port)
+        with pytest.raises(PortTakenError, match=f"port {port}"):
+            connect(world, roll_call=timedelta(seconds=2))
+
+
+def test_a_rank_that_is_not_there() -> None:
+    with pytest.raises(WorldError, match="no rank 3"):
+        order.on_process(World(), print, 3)
+
+
+def test_generators_come_back() -> None:
+    saved = seeds.capture_rng()
+    first = torch.rand(2).tolist(), random.random(), np.random.rand()
+    seeds.restore_rng(saved)
+    assert first == (torch.rand(2).tolist(), random.random(), np.random.rand())
