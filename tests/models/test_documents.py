@@ -37,7 +37,7 @@ def ids_of(rows: list[list[int]]) -> torch.Tensor:
     return torch.stack([torch.repeat_interleave(torch.arange(len(row)) * 7 % 5, torch.tensor(row)) for row in rows])
 
 
-@pytest.mark.parametrize("name", [name for name in SHAPES if not name.startswith("moe")])
+@pytest.mark.parametrize("name", SHAPES)
 def test_packed_equals_alone(name: str) -> None:
     model = Transformer(SHAPES[name])
     rows = [[3, 1, 12, 4], [20]]
@@ -79,6 +79,23 @@ def test_block_mask_equals_dense_mask(name: str) -> None:
             torch.testing.assert_close(flex, dense, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("backend", ["dense", "flex"])
+def test_new_documents_need_no_new_graph(backend: str) -> None:
+    config = SHAPES["capped"]
+    model, tokens = Transformer(config), torch.randint(61, (2, 20))
+    rows_of_batches = ([[3, 1, 12, 4], [20]], [[20], [10, 10]], [[1] * 20, [7, 13]])
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = [make_masks(config, 20, "cpu", ids_of(rows), backend=backend) for rows in rows_of_batches]  # type: ignore[arg-type]
+        expected = [model(tokens, masks=masks) for masks in made]
+        torch._dynamo.utils.counters.clear()
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        for masks, logits in zip(made, expected, strict=True):
+            torch.testing.assert_close(compiled(tokens, masks=masks), logits)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    torch.compiler.reset()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("backend", ["auto", "flex", "varlen", "dense"])
@@ -92,9 +109,11 @@ def test_every_kernel_agrees_on_a_gpu(backend: str, kv_heads: int) -> None:
     expected = model(tokens, tokens, masks=make_masks(config, 256, "cpu", ids)).cross_entropy
     model.cuda().compute_dtype = torch.bfloat16
     masks = make_masks(config, 256, "cuda", ids.cuda(), backend=backend)  # type: ignore[arg-type]
-    sums = model(tokens.cuda(), tokens.cuda(), masks=masks)
-    sums.total.backward()
-    torch.testing.assert_close(sums.cross_entropy.cpu(), expected, rtol=0.02, atol=0.0)
+    for run in (model, torch.compile(model, fullgraph=True)):
+        sums = run(tokens.cuda(), tokens.cuda(), masks=masks)
+        sums.total.backward()
+        torch.testing.assert_close(sums.cross_entropy.cpu(), expected, rtol=0.02, atol=0.0)
+    torch.compiler.reset()
 
 
 @given(lengths_of_rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -70,6 +71,27 @@ def test_one_graph_and_the_same_gradients(name: str) -> None:
     torch.testing.assert_close(sums.total, expected.total)
     for (key, ours), theirs in zip(compiled.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, msg=key, atol=1e-4, rtol=1e-4)
+    torch.compiler.reset()
+
+
+def test_all_blocks_and_all_decode_steps_share_one_graph() -> None:
+    model, tokens = Transformer(ModelConfig(**{**BASE, "layers": 5})), torch.randint(61, (2, 12))
+    places, cache = torch.arange(12).expand(2, 12), KVCache(model.config, batch=2, length=16)
+    stats = torch._dynamo.utils.counters["stats"]
+    for block in model.blocks.values():
+        block.compile(fullgraph=True, backend="aot_eager")
+    stats.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler looks at the gradient of what flows between blocks
+        model(tokens, tokens).total.backward()
+    assert stats["unique_graphs"] == 1
+    whole = Transformer(model.config)
+    step = torch.compile(whole, fullgraph=True, backend="aot_eager")
+    stats.clear()
+    with torch.no_grad():
+        steps = [step(tokens[:, i : i + 1], cache=cache, positions=places[:, i : i + 1]) for i in range(12)]
+        torch.testing.assert_close(torch.cat(steps, dim=1), whole(tokens), atol=1e-5, rtol=1e-4)
+    assert stats["unique_graphs"] == 1
     torch.compiler.reset()
 
 
