@@ -1,11 +1,29 @@
-"""What the original used for HackerNews: json, and html2text without wrapping for each text."""
+"""What the original used for HackerNews: json, and html2text without wrapping for each text.
+
+No sample file holds a whole thread, so `content` makes one of the size of a busy one from the text of real comments.
+"""
 
 from __future__ import annotations
 
 import json
 
-# The samples are a handful of items; the text of a comment is what costs, so one is repeated as a thread.
-CASES = ["hackernews/21500985.json"]
+CASES: list[str] = []
+COMMENT = (
+    "Not to totally change the subject, but...<p>...can we talk about <i>the other thing</i>? See "
+    '<a href="https:&#x2F;&#x2F;example.com&#x2F;a&#x2F;page" rel="nofollow">https:&#x2F;&#x2F;example.com&#x2F;a&#x2F;page</a>.'
+    "<p>Can that be what this thread is now about? I find it fascinating which instances get the press excited enough to "
+    "report, and which the press just buries.<p><pre><code>  def f(x):\n      return x + 1\n</code></pre>"
+)
+
+
+def content(comments: int = 500) -> bytes:
+    """A nested item as Algolia gives it; every comment answers the story."""
+    replies = [
+        {"id": n, "type": "comment", "author": "b", "text": COMMENT, "parent_id": 1} for n in range(2, comments + 2)
+    ]
+    return json.dumps(
+        {"id": 1, "type": "story", "author": "a", "title": "T", "points": 9, "children": replies}
+    ).encode()
 
 
 def peer(content: bytes) -> str:
@@ -13,5 +31,6 @@ def peer(content: bytes) -> str:
 
     converter = html2text.HTML2Text()
     converter.body_width = 0
-    item = json.loads(content)
-    return f"{item.get('by', '')}\n{converter.handle(item.get('text', ''))}"
+    story = json.loads(content)
+    comments = (f"{item['author']}\n{converter.handle(item['text'])}" for item in story["children"])
+    return f"{story['title']} - {story['author']}\n======\n" + "------\n".join(comments)

@@ -112,6 +112,13 @@ def test_depth_costs_neither_stack_nor_text() -> None:
     assert "deep" in page_to_text("<ul><li>" * 900 + "deep")
 
 
+def test_thousands_of_attributes_do_not_hold_up_the_rest() -> None:
+    many = " ".join(f"a{number}=1" for number in range(300_000))
+    assert fragment_to_text(f"<p {many}>one</p><p>two") == "one\n\ntwo"
+    image = f'<img class="latex" alt="x" src="data:image/png;base64,{"A" * 90_000}">'
+    assert fragment_to_text(f"<p>{image} is") == "$x$ is"
+
+
 tags = st.sampled_from(
     str.split(
         "p div ul ol li table tr td th pre code blockquote dl dt dd sub sup math mi h2 br hr q rt img script a span"

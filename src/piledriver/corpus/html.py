@@ -20,6 +20,9 @@ from piledriver.corpus.html_scripts import words
 _TAG = re.compile("</?([a-zA-Z][a-zA-Z0-9]*)[^<>]*>")
 _OWN_PARAGRAPH = words("p div section article li tr td th h1 h2 h3 h4 h5 h6 pre blockquote dt dd table")
 _DEEPEST = 250
+_LONGEST_TAG = 20_000
+_MOST_ATTRIBUTES = 4_000
+_HUGE_TAG = re.compile(rb"(<[a-zA-Z][^\s<>/]{0,100})[^<>]{20000,}")
 _MARKUP = re.compile("[<&]")
 # Classes whose elements are not seen, or are seen beside the text but are no part of it (line numbers, edit links), or
 # draw a formula whose source stands beside them.
@@ -57,6 +60,8 @@ def parse(html: str) -> Any:
     """The tree of an HTML text without what a reader does not see; None where there is no element at all."""
     parser = _parser()
     content = html.encode("utf-8", "replace").translate(None, _CONTROL_BYTES)
+    if len(content) > _LONGEST_TAG and max(map(len, content.split(b">"))) > _LONGEST_TAG:
+        content = _HUGE_TAG.sub(_without_attributes, content)
     tree = etree.fromstring(content, parser)
     if content.count(b"<") > _DEEPEST and _gave_up(parser):
         # The parser stops where tags are nested thousands deep; a reading without the nesting still has all the text.
@@ -64,6 +69,12 @@ def parse(html: str) -> Any:
     if tree is not None:
         remove_unseen(tree, content)
     return tree
+
+
+def _without_attributes(tag: re.Match[bytes]) -> bytes:
+    """A tag with thousands of attributes, which the parser compares each with each; one long value is harmless."""
+    many = tag[0].count(b" ") + tag[0].count(b"\n") + tag[0].count(b"=") > _MOST_ATTRIBUTES
+    return tag[1] + b" " if many else tag[0]
 
 
 def _gave_up(parser: Any) -> bool:

@@ -441,7 +441,7 @@ def _preformatted(element: Any) -> str:
             line_break.tail = "\n" + (line_break.tail or "")
         for block in element.iter(*_IN_PRE_BLOCKS):
             tail = block.tail or ""
-            if not tail.startswith("\n") and not (block.xpath("string(.)")).endswith("\n"):
+            if not tail.startswith("\n") and not (not len(block) and (block.text or "").endswith("\n")):
                 block.tail = "\n" + tail
     text: str = element.xpath("string(.)")
     return text.replace("\r\n", "\n").replace("\r", "\n").replace("\xa0", " ").strip("\n").rstrip()
