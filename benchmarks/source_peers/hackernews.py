@@ -10,9 +10,9 @@ import json
 CASES: list[str] = []
 COMMENT = (
     "Not to totally change the subject, but...<p>...can we talk about <i>the other thing</i>? See "
-    '<a href="https:&#x2F;&#x2F;example.com&#x2F;a&#x2F;page" rel="nofollow">https:&#x2F;&#x2F;example.com&#x2F;a&#x2F;page</a>.'
-    "<p>Can that be what this thread is now about? I find it fascinating which instances get the press excited enough to "
-    "report, and which the press just buries.<p><pre><code>  def f(x):\n      return x + 1\n</code></pre>"
+    '<a href="https:&#x2F;&#x2F;example.com&#x2F;page" rel="nofollow">https:&#x2F;&#x2F;example.com&#x2F;page</a>.'
+    "<p>Can that be what this thread is now about? I find it fascinating which instances get the press excited enough "
+    "to report, and which the press just buries.<p><pre><code>  def f(x):\n      return x + 1\n</code></pre>"
 )
 
 
