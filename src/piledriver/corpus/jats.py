@@ -14,13 +14,12 @@ MAX_DEPTH = 80
 MAX_SPAN = 50
 
 _SPACE = re.compile(r"\s+")
-_TEX_BODY = re.compile(r"\\begin\s*\{document\}(.*?)\\end\s*\{document\}", re.DOTALL)
-# Some publishers set an identifier under every figure.
-_ONLY_DOI = re.compile(r"(?:DOI|doi)\s*:?\s*\S+")
+# Some publishers set an identifier under every figure, some tell the reader where to click.
+_NOISE = re.compile(r"(?:DOI|doi)\s*:?\s*\S+|Click here for (?:additional data )?file\.?")
 _ONLY_NUMBERS = re.compile(r"[\d\s,;–—-]+")
 _DROPPED = frozenset(
     str.split(
-        "ref-list object-id graphic inline-graphic media alt-text long-desc contrib-group aff author-notes bio "
+        "ref-list object-id graphic inline-graphic alt-text long-desc contrib-group aff author-notes bio "
         "pub-date "
         "permissions index-term x hr milestone-start milestone-end sig-block processing-meta related-object kwd-group "
         "history article-id self-uri counts custom-meta-group funding-group conference colgroup col"
@@ -31,7 +30,7 @@ _BLOCKS = frozenset(
         "p sec disp-formula disp-formula-group list def-list table-wrap table-wrap-group fig fig-group boxed-text "
         "disp-quote verse-group code preformat statement supplementary-material speech fn-group fn glossary ack app "
         "app-group notes title array table-wrap-foot caption chem-struct-wrap question answer explanation abstract "
-        "trans-abstract body back floats-group floats-wrap table attrib answer-set question-wrap block-alternatives"
+        "trans-abstract body back floats-group floats-wrap table attrib media answer-set question-wrap block-alternatives"
     )
 )
 
@@ -90,6 +89,9 @@ def _superscript(element: Any, depth: int) -> str:
 
 def _citation(element: Any, depth: int) -> str:
     text = inline(element, depth)
+    if element.get("ref-type") in ("table-fn", "fn") and len(text) <= 2 and text.isalnum():
+        # The mark of a note is raised on the page; on the line it would run into its word.
+        return raised(text)
     if element.get("ref-type") == "bibr" and text.startswith(("⁰", "¹", "²", "³", "⁴", "⁵", "⁶", "⁷", "⁸", "⁹")):
         inner = "".join(element.itertext()).strip()
         return f"[{inner}]" if _ONLY_NUMBERS.fullmatch(inner) else text
@@ -108,8 +110,9 @@ def formula_latex(element: Any) -> str:
     """The LaTeX of a formula element: its own TeX where it has some, else its MathML; empty where it has neither."""
     for tex in element.iter("tex-math"):
         body = "".join(tex.itertext())
-        if found := _TEX_BODY.search(body):
-            body = found[1]
+        # Publishers put a whole document around each formula.
+        _, _, inside = body.partition("\\begin{document}")
+        body = inside.partition("\\end{document}")[0] if inside else body
         body = " ".join(body.split()).strip()
         for mark in ("$$", "$"):
             if len(body) >= 2 * len(mark) and body.startswith(mark) and body.endswith(mark):
@@ -195,7 +198,7 @@ class _Article:
             if not isinstance(tag, str):
                 loose.append(child.tail or "")
                 continue
-            if tag in _BLOCKS:
+            if tag in _BLOCKS or (tag == "alternatives" and any(part.tag in _BLOCKS for part in child)):
                 if paragraph := _joined(loose):
                     yield paragraph
                 loose = []
@@ -220,9 +223,9 @@ class _Article:
 
     def paragraph(self, element: Any, level: int, depth: int) -> Iterator[str]:
         # Figures, lists and formulas stand inside paragraphs in JATS: they split it where they stand.
-        if any(child.tag in _BLOCKS for child in element):
+        if any(child.tag in _BLOCKS or child.tag == "alternatives" for child in element):
             yield from self._children(element, level, depth)
-        elif (text := flat(element)) and not _ONLY_DOI.fullmatch(text):
+        elif (text := flat(element)) and not _NOISE.fullmatch(text):
             yield text
 
     def title(self, element: Any, level: int, depth: int) -> Iterator[str]:
@@ -396,6 +399,8 @@ _BLOCK_MAKERS = {
     "fn": _Article.note,
     "statement": _Article.statement,
     "speech": _Article.speech,
+    "media": _Article.figure,
+    "alternatives": _Article.one_of,
     "block-alternatives": _Article.one_of,
 }
 
@@ -434,7 +439,7 @@ def _span(cell: Any, name: str, default: int = 1) -> int:
 
 def _joined(loose: list[str]) -> str:
     text = _SPACE.sub(" ", "".join(loose)).strip()
-    return "" if _ONLY_DOI.fullmatch(text) else text
+    return "" if _NOISE.fullmatch(text) else text
 
 
 def _remove(element: Any) -> None:

@@ -71,10 +71,7 @@ def pipe_table(rows: Iterable[Sequence[str]], header_rows: int = 1) -> str:
         return ""
     width = max(map(len, cleaned))
     used = [any(index < len(row) and row[index] for row in cleaned) for index in range(width)]
-    lines = []
-    for row in cleaned:
-        padded = [*row, *[""] * (width - len(row))]
-        lines.append("| " + " | ".join(cell for cell, keep in zip(padded, used, strict=True) if keep) + " |")
+    lines = ["| " + " | ".join(cell for cell, keep in zip(row, used, strict=False) if keep) + " |" for row in cleaned]
     lines.insert(min(max(header_rows, 1), len(lines)), "|" + "---|" * sum(used))
     return "\n".join(lines)
 

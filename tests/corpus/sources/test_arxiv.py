@@ -142,6 +142,11 @@ def test_conditionals_take_the_branch_that_holds() -> None:
     )
 
 
+def test_booleans_of_packages() -> None:
+    preamble = "\\newbool{long}\\setbool{long}{true}\\newcommand{\\x}[1]{\\ifbool{long}{long #1}{short}}"
+    assert text_of("\\x{one}, \\ifthenelse{\\boolean{long}}{a}{b}, \\ifstrempty{}{c}{d}", preamble) == "long one, a, c"
+
+
 def test_equations_keep_latex_and_show_the_numbers_that_are_cited() -> None:
     body = "\\begin{align}a&=b\\label{e:1}\\\\c&=d\\nonumber\\end{align} By \\eqref{e:1}, \\[x\\] and \\(y\\)."
     assert text_of(body) == (

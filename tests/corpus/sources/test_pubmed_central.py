@@ -71,6 +71,12 @@ def test_tables_keep_their_grid_where_cells_span() -> None:
     assert text_of(body) == f"Table 1. Counts\n\n{table}\n\nn = 4"
 
 
+def test_a_table_beside_its_picture_and_marks_of_notes() -> None:
+    body = """<table-wrap><alternatives><graphic/><table><tr><td>k<xref ref-type="table-fn">a</xref></td><td>v</td></tr>
+    </table></alternatives></table-wrap>"""
+    assert text_of(body) == "| k^a | v |\n|---|---|"
+
+
 def test_a_span_of_a_million_does_not_fill_memory() -> None:
     assert len(text_of('<table><tr><td colspan="999999">x</td><td rowspan="99999999">y</td></tr></table>')) < 1000
 

@@ -43,11 +43,11 @@ def to_text(source: str, aside: Aside) -> str:
     tokens, closing = pair(expanded(tokenize(source)))
     converter = Converter(tokens, closing, aside)
     converter.labels.equations_within_sections = _NUMBER_WITHIN.search(source) is not None
-    if re.search(r"\\document(?:class|style)[^{]{0,200}\{[^}]*(revtex|aps)", source):
+    if re.search(r"\\document(?:class|style)[^{]{0,200}\{[^}]{0,200}(revtex|aps)", source):
         converter.labels.style = "revtex"
-    elif re.search(r"\\documentclass[^{]{0,200}\{[^}]*IEEE", source):
+    elif re.search(r"\\documentclass[^{]{0,200}\{[^}]{0,200}IEEE", source):
         converter.labels.style = "ieee"
-    if re.search(r"\\usepackage[^{]{0,200}\{[^}]*(?:acl|naacl|emnlp|coling)", source):
+    if re.search(r"\\usepackage[^{]{0,200}\{[^}]{0,200}(?:acl|naacl|emnlp|coling)", source):
         converter.citations.plain_cite = "citep"
     return converter.document()
 

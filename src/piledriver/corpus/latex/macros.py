@@ -141,6 +141,7 @@ class _Expansion:
         self._environments: dict[str, tuple[_Macro, list[str]]] = {}
         self._flags: dict[str, bool] = {"\\iffalse": False, "\\iftrue": True}
         self._starred: set[str] = set()
+        self._bools: dict[str, bool] = {}
         self._out: list[str] = []
         self._tokens_left = EXPANDED_TOKENS + EXPANDED_TOKENS_EACH * len(tokens)
         self._expansions_left = EXPANSIONS + EXPANSIONS_EACH * len(tokens)
@@ -321,6 +322,32 @@ class _Expansion:
         if name.startswith("\\if"):
             self._flags[name] = False
 
+    def _new_bool(self) -> None:
+        self._bools.setdefault("".join(self._reader.argument()).strip(), False)
+
+    def _set_bool(self) -> None:
+        name = "".join(self._reader.argument()).strip()
+        self._bools[name] = "".join(self._reader.argument()).strip() == "true"
+
+    def _if_bool(self) -> None:
+        name = "".join(self._reader.argument()).strip()
+        self._choose(self._bools.get(name, False))
+
+    def _if_empty(self) -> None:
+        self._choose(not "".join(self._reader.argument()).strip())
+
+    def _if_then_else(self) -> None:
+        test = [token for token in self._reader.argument() if token.strip()]
+        name = "".join(test[2:-1]).strip() if test[:2] == ["\\boolean", "{"] else ""
+        self._choose(self._bools.get(name, False))
+
+    def _choose(self, value: bool) -> None:
+        """Of the two arguments that follow, read on with the one that holds."""
+        branches = self._reader.argument(), self._reader.argument()
+        chosen = branches[0] if value else branches[1]
+        if self._spend(len(chosen)):
+            self._reader.push(chosen)
+
     def _set_flag(self, token: str) -> bool:
         for ending, value in (("true", True), ("false", False)):
             flag = f"\\if{token[1:].removesuffix(ending)}"
@@ -360,6 +387,11 @@ _OTHERS = {
     "\\newenvironment*": _Expansion._new_environment,
     "\\renewenvironment": _Expansion._new_environment,
     "\\newif": _Expansion._new_if,
+    **dict.fromkeys(("\\newbool", "\\providebool", "\\newboolean", "\\provideboolean"), _Expansion._new_bool),
+    **dict.fromkeys(("\\setbool", "\\setboolean"), _Expansion._set_bool),
+    "\\ifbool": _Expansion._if_bool,
+    "\\ifstrempty": _Expansion._if_empty,
+    "\\ifthenelse": _Expansion._if_then_else,
     "\\DeclarePairedDelimiter": _Expansion._paired_delimiter,
     "\\DeclarePairedDelimiterX": _Expansion._paired_delimiter_with_body,
     **dict.fromkeys(
@@ -372,7 +404,7 @@ _KNOWN_ENVIRONMENTS = frozenset(
         "abstract document figure table proof itemize enumerate description quote thebibliography acknowledgments"
     )
 )
-_NOT_CONDITIONS = frozenset(("\\ifthenelse", "\\iff", "\\ifmmode"))
+_NOT_CONDITIONS = frozenset(("\\ifthenelse", "\\iff", "\\ifbool", "\\ifstrempty", "\\ifdefempty"))
 
 
 def _substituted(body: list[str], arguments: list[list[str]]) -> list[str]:
