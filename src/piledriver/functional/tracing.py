@@ -21,9 +21,9 @@ class _Depth(threading.local):
 _autograd = _Depth()
 
 
-class _CompiledGradients:
-    # A plain attribute, not a thread-local: the compiler traces through it, and it is back at 0 when the trace ends.
-    depth = 0
+# A plain list, not a thread-local: the compiler traces through it (torch 2.11 through nothing else), and it is back at 0
+# when the trace ends.
+_compiled_gradients = [0]
 
 
 def gradient_depth() -> int:
@@ -43,12 +43,12 @@ def one_more_gradient() -> Iterator[None]:
 
 def compiled_gradient_depth() -> int:
     """How many `value_and_grad` are being traced into the graph that is being compiled."""
-    return _CompiledGradients.depth
+    return _compiled_gradients[0]
 
 
 def add_compiled_gradients(count: int) -> None:
     """Enter (+1) or leave (-1) a gradient inside a graph that is being compiled."""
-    _CompiledGradients.depth += count
+    _compiled_gradients[0] += count
 
 
 def inside_functorch() -> bool:
