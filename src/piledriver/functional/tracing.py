@@ -21,7 +21,7 @@ class _Depth(threading.local):
 _autograd = _Depth()
 
 
-# A plain list, not a thread-local: the compiler traces through it (torch 2.11 through nothing else), and it is back at 0
+# A plain list, not a thread-local: the compiler traces through it (torch 2.11 through nothing else); it is back at 0
 # when the trace ends.
 _compiled_gradients = [0]
 
