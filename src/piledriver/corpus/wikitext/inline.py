@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from piledriver.corpus.wikitext.marks import CELL, LINE_BREAK, VANISHED, words
+from piledriver.corpus.wikitext.marks import CELL, EQUALS, LINE_BREAK, VANISHED, words
 
 _QUOTES = re.compile("'{2,}")
 _LABELLED = re.compile(r"\[(?:https?:|ftps?:|mailto:|irc:|news:|gopher:)?//?[^\s\[\]<>\"]*[ \t]*([^\[\]\n]*)\]")
@@ -41,6 +41,8 @@ def inline_to_text(text: str) -> str:
     >>> inline_to_text("''x''<sup>2</sup> is [http://a.b a page] on H<sub>2</sub>O")
     'x² is a page on H₂O'
     """
+    if EQUALS in text:
+        text = text.replace(EQUALS, "=")
     if "''" in text:
         text = _QUOTES.sub(_apostrophes, text)
     if "//" in text:

@@ -8,6 +8,8 @@ VANISHED = "\x02"
 """Something stood here that says nothing in plain text; the punctuation around it may have to go as well."""
 LINE_BREAK = "\x0e"
 """A line break that was meant (`<br>`, poems), unlike the one in the middle of a paragraph."""
+EQUALS = "\x12"
+"""An equals sign that does not name an argument (`{{=}}`)."""
 CELL = "\x0f"
 """A cell of an HTML table starts."""
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 
 from piledriver.corpus.wikitext.citations import citation_to_text
-from piledriver.corpus.wikitext.marks import LINE_BREAK, words
+from piledriver.corpus.wikitext.marks import EQUALS, LINE_BREAK, words
 from piledriver.corpus.wikitext.measures import convert_to_text, height_to_text, value_to_text
 
 
@@ -200,6 +200,51 @@ _SOUND_SWITCHES = words(
 )
 
 
+def _phonetic(call: Call) -> str:
+    """`{{IPA|de|ˈtaːk}}` and `{{IPA-de|ˈtaːk|lang}}` put the sounds into brackets; `{{IPA|ˈtaːk}}` does not."""
+    if call.name == "ipa":
+        return f"[{call.at(2)}]" if call.at(2) and _CODE.fullmatch(call.at(1)) else call.at(1)
+    sounds = call.at(1)
+    return sounds if not sounds or sounds[0] in "[/⟨(" else f"[{sounds}]"
+
+
+def _in_language(call: Call) -> str:
+    return call.at(2) if _CODE.fullmatch(call.at(1)) else call.at(1)
+
+
+def _tracks(call: Call) -> str:
+    """The songs of an album, in their order."""
+    lines = []
+    for number in range(1, 100):
+        title = call.named.get(f"title{number}")
+        if title is None:
+            break
+        length = call.named.get(f"length{number}", "")
+        lines.append(f"# {title}" + (f" ({length})" if length else ""))
+    return "\n" + "\n".join(lines) + "\n" if lines else ""
+
+
+def _episode(call: Call) -> str:
+    """A row of a list of episodes: its title, and what happens, which is prose."""
+    title, summary = call.named.get("title", ""), call.named.get("shortsummary", "")
+    shown = "\n\n".join(part for part in (title, summary) if part)
+    return f"\n\n{shown}\n\n" if shown else ""
+
+
+def _squad_player(call: Call) -> str:
+    parts = (call.named.get(key, "") for key in ("no", "pos", "name", "other"))
+    return "\n* " + " ".join(part for part in parts if part) + "\n" if call.named.get("name") else ""
+
+
+def _paragraph(call: Call) -> str:
+    return f"\n\n{call.at(1) or call.named.get('1', '')}\n\n" if call.at(1) else ""
+
+
+def _event(call: Call) -> str:
+    when, what = call.named.get("date", "") or call.at(1), call.named.get("event", "") or call.at(2)
+    return f"\n* {when}: {what}\n" if when and what else ""
+
+
 def _ship(call: Call) -> str:
     if call.name == "ship":
         return " ".join(part for part in (call.at(1), call.at(2)) if part)
@@ -245,15 +290,17 @@ def _table(handler: Handler, names: str) -> dict[str, Handler]:
     return {name.strip(): handler for name in names.split(",")}
 
 
+_CODE = re.compile(r"[a-z]{2,3}(?:-[A-Za-z]{2,8}){0,2}")
+
 HANDLERS: dict[str, Handler] = {
     **_table(
         _nth(1),
         "nowrap,small,smaller,larger,big,nobold,noitalics,noitalic,smallcaps,sc,midsize,mvar,math,var,code,kbd,tt,samp"
-        ",mono,em,strong,bold,italic,ipa,angle bracket,visible anchor,vanchor,not a typo,as written,keypress,ill"
-        ",interlanguage link,nohyphen,flag,flagu,flagcountry,flagdeco+,flagathlete,flagmedalist,noflag,center,align"
+        ",mono,em,strong,bold,italic,overline,underline,red link,visible anchor,vanchor,not a typo,as written,keypress"
+        ",ill,interlanguage link,nohyphen,flag,flagu,flagcountry,flagdeco+,flagathlete,flagmedalist,noflag,center,align"
         ",nts,ntsh+,number table sorting,hidden text,anchored,kern,sic,typo,gcl,proper name,strikethrough,del,ins"
         ",red,green,blue,background color,fb,fbw,fb-rt,ru-rt,cr,cricon+,player,jctname,nobr,no wrap,longitem,smalldiv"
-        ",stack,aligned,bigger,pslink,slink,section link,subst,unicode,script,polytonic,hebrew,arabic,okina+,ipa-all"
+        ",stack,aligned,bigger,pslink,slink,section link,subst,unicode,script,polytonic,hebrew,arabic,okina+"
         ",ipa link,audio-ipa,respell+,char,code2,var2,mathcal,mathbf,abs,ceil,floor,norm,nwr,j,wikicite+,ym,my,ordinal"
         ",party name with color,start-date,end-date,start-date and age",
     ),
@@ -266,6 +313,23 @@ HANDLERS: dict[str, Handler] = {
     **_table(_joined(""), "linktext,gaps,gap,chem-text,nobreak"),
     **_table(_joined(" "), "zh-full,spaces-joined,nihongo3-joined"),
     **_table(_joined(" · "), "hlist,flatlist2,hlist-comma,dot list"),
+    **_table(
+        _phonetic,
+        "ipa,ipa-all,ipa-de,ipa-fr,ipa-es,ipa-it,ipa-ru,ipa-pl,ipa-nl,ipa-pt,ipa-sv,ipa-da,ipa-no,ipa-cs",
+    ),
+    **_table(_in_language, "langx,lang-x,literal,nativename,native name,native phrase"),
+    **_table(_joined("-"), "respell,pronunciation respelling"),
+    **_table(_joined(" "), "bibleverse,bibleref2,bibleref,sourcetext"),
+    **_table(_before("√"), "radic,sqrt"),
+    **_table(_tracks, "track listing,tracklist,tracklisting"),
+    **_table(_episode, "episode list,episode list/sublist,episode list/sublist2"),
+    **_table(_squad_player, "fs player,football squad player,fs2 player,football squad2 player"),
+    **_table(_paragraph, "term,defn,glossary term,definition"),
+    **_table(_event, "timeline-event"),
+    **_table(lambda call: f"${call.at(1)}$" if call.at(1) else "", "tmath"),
+    **_table(lambda call: f"⟨{call.at(1)}⟩" if call.at(1) else "", "angbr,angbr ipa,angle bracket"),
+    **_table(lambda call: f"'{call.at(1)}'" if call.at(1) else "", "gloss"),
+    **_table(lambda call: f"lit. '{call.at(1)}'" if call.at(1) else "", "lit,literal translation,literally,lit."),
     **_table(_items, "ubl,ublist,unbulleted list,bulleted list,blist,ubt,vunblist,indented plainlist,collapsible list"),
     **_table(_numbered, "ordered list,olist,numbered list"),
     **_table(_content, "plainlist,plain list,flatlist,columns-list,column list,colist,div col content,startplainlist+"),
@@ -327,7 +391,7 @@ HANDLERS: dict[str, Handler] = {
 HANDLERS = {name: handler for name, handler in HANDLERS.items() if not name.endswith("+")}
 
 SYMBOLS: dict[str, str] = {
-    "!": "|", "=": "=", "'": "'", "'s": "'s", "' \"": "' \"", "(": "{", ")": "}", "((": "{{", "))": "}}", "!!": "||",
+    "!": "|", "=": EQUALS, "'": "'", "'s": "'s", "' \"": "' \"", "(": "{", ")": "}", "((": "{{", "))": "}}", "!!": "||",
     "ndash": "–", "endash": "–", "en dash": "–", "–": "–", "mdash": "—", "emdash": "—", "em dash": "—", "—": "—",
     "snd": " – ", "spnd": " – ", "spaced ndash": " – ", "spaced en dash": " – ", "dash": " – ", "spaced mdash": " — ",
     "snds": " – ", "mdashb": "—", "ndashb": "–",
