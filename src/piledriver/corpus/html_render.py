@@ -13,11 +13,11 @@ from typing import Any
 
 from lxml import etree
 
+from piledriver.corpus.html_lines import BREAK, broken, collapsed, integer, is_first_item, numeral, preformatted
 from piledriver.corpus.html_math import clean_tex, math_to_tex
 from piledriver.corpus.html_scripts import subscript, superscript, words
 from piledriver.corpus.markdown import pipe_table
 
-_BREAK = "\x01"
 _MOST_PREFIXES = 12
 
 # What a tag does to the text around it. Tags that are not named here are inline.
@@ -42,15 +42,12 @@ _KINDS = (
     | dict.fromkeys(_OWN_RULES, _BLOCK)
     | dict.fromkeys(_VERBATIM | words("script math br hr img code sub sup q rt"), _SPECIAL)
 )
-_IN_PRE_BLOCKS = ("div", "p", "li", "tr", "h1", "h2", "h3", "h4", "h5", "h6")
 _CODE_CLASS = re.compile(r"code|prettyprint|highlight|brush|lang|syntax|source|crayon|hljs", re.IGNORECASE)
 _LANGUAGE_CLASS = re.compile(
     r"(?:^|[\s:])(?:lang(?:uage)?|highlight-source|brush)[-:]\s*([\w+#.-]{1,20})", re.IGNORECASE
 )
 # The link to a heading that generators of pages put behind it.
 _PERMALINK = re.compile(r"(?:\s*[¶🔗]|\s+[#§])$")
-_ROMAN = (("m", 1000), ("cm", 900), ("d", 500), ("cd", 400), ("c", 100), ("xc", 90), ("l", 50), ("xl", 40), ("x", 10))
-_ROMAN_SMALL = (("ix", 9), ("v", 5), ("iv", 4), ("i", 1))
 _is_layout_table = etree.XPath(
     "boolean(@role='presentation' or @role='none' or .//table or not(.//tr[count(td|th)>1])"
     " or .//td[count(p|div|ul|ol|dl|h1|h2|h3|h4|h5|h6|pre|blockquote|section|article)>1]"
@@ -145,13 +142,13 @@ class _Text:
         """What comes next is not in the same paragraph as what came before."""
         inline = self.inline
         if self.in_table:
-            inline.append(_BREAK)
+            inline.append(BREAK)
             return
         gap = _GAPS[tag]
         if inline:
-            if len(inline) == 1 and not self.prefixes and not self.heading and _BREAK not in inline[0]:
+            if len(inline) == 1 and not self.prefixes and not self.heading and BREAK not in inline[0]:
                 # Plain paragraphs are most of all text: what `flush` and `emit` would do, without them.
-                text = _collapsed(inline.pop())
+                text = collapsed(inline.pop())
                 if text:
                     if self.gap > 1 and self.lines:
                         self.lines.append("")
@@ -169,7 +166,7 @@ class _Text:
             if tag in ("td", "th"):
                 self.inline.clear()
             else:
-                self.inline.append(_BREAK)
+                self.inline.append(BREAK)
             return
         if self.inline:
             self.flush()
@@ -188,7 +185,7 @@ class _Text:
                 self.push(": ")
         elif tag in ("ul", "ol", "menu", "dir"):
             self.need(1 if self.counters else 2)
-            self.counters.append(_integer(element.get("start"), 1) if tag == "ol" else None)
+            self.counters.append(integer(element.get("start"), 1) if tag == "ol" else None)
             self.numerals.append(element.get("type") or "1")
         elif tag == "blockquote":
             self.need(2)
@@ -229,7 +226,7 @@ class _Text:
 
     def close_in_table(self, tag: str) -> None:
         if tag in ("td", "th"):
-            self.cells.append(_collapsed("".join(self.inline).replace(_BREAK, " ")))
+            self.cells.append(collapsed("".join(self.inline).replace(BREAK, " ")))
             self.inline.clear()
         elif tag == "tr":
             self.rows.append(self.cells)
@@ -248,7 +245,7 @@ class _Text:
                 self.emit(written.split("\n"))
             self.need(2)
         else:
-            self.inline.append(_BREAK)
+            self.inline.append(BREAK)
 
     def open_item(self, element: Any) -> None:
         if not self.counters:
@@ -256,19 +253,19 @@ class _Text:
             self.push("- ")
             return
         number = self.counters[-1]
-        self.gap = max(self.gap, 1) if not self.lines or (self.gap == 2 and _is_first(element)) else 1
+        self.gap = max(self.gap, 1) if not self.lines or (self.gap == 2 and is_first_item(element)) else 1
         if number is None:
             self.push("- ")
             return
-        number = _integer(element.get("value"), number)
+        number = integer(element.get("value"), number)
         self.counters[-1] = number + 1
-        self.push(f"{_numeral(number, self.numerals[-1])}. ")
+        self.push(f"{numeral(number, self.numerals[-1])}. ")
 
     def special(self, element: Any, tag: str) -> bool:
         """What a tag with rules of its own adds; true where nothing inside it is to be read any more."""
         inline = self.inline
         if tag == "br":
-            inline.append(_BREAK)
+            inline.append(BREAK)
         elif tag in _VERBATIM:
             self.verbatim(element)
         elif tag == "math":
@@ -312,14 +309,14 @@ class _Text:
             return
         previous = "".join(self.inline[-2:]).rstrip()
         # Pages often carry one formula twice: as MathML and as an image of it, or as a script.
-        if previous.endswith((f"${tex}$", f"${tex}$${_BREAK}")):
+        if previous.endswith((f"${tex}$", f"${tex}$${BREAK}")):
             return
-        self.inline.append(f"{_BREAK}$${tex}$${_BREAK}" if displayed else f"${tex}$")
+        self.inline.append(f"{BREAK}$${tex}$${BREAK}" if displayed else f"${tex}$")
 
     def script(self, element: Any, tag: str) -> bool:
         if len(element) and element.xpath("boolean(.//math|.//script|.//img|.//br|.//p|.//div)"):
             return False
-        text = _collapsed(element.xpath("string(.)"))
+        text = collapsed(element.xpath("string(.)"))
         linked = len(element) > 0 and element.find(".//a") is not None
         before = self.inline[-1][-1:] if self.inline else ""
         written = subscript(text, before) if tag == "sub" else superscript(text, before, linked)
@@ -327,7 +324,7 @@ class _Text:
         return True
 
     def verbatim(self, element: Any) -> None:
-        text = _preformatted(element)
+        text = preformatted(element)
         if self.in_table:
             self.inline.append(text)
             return
@@ -367,14 +364,14 @@ class _Text:
             return
         text = inline[0] if len(inline) == 1 else "".join(inline)
         inline.clear()
-        if _BREAK in text:
-            lines = _broken(text)
+        if BREAK in text:
+            lines = broken(text)
             if not lines:
                 return
             if self.heading:
                 lines = [" ".join(line for line in lines if line)]
         else:
-            text = _collapsed(text)
+            text = collapsed(text)
             if not text:
                 return
             lines = [text]
@@ -407,64 +404,3 @@ class _Text:
                 self.marks.clear()
         self.gap = 1
         self.quotes_before = quotes
-
-
-def _collapsed(text: str) -> str:
-    # Looking for something to collapse is several times as fast as doing it.
-    if "\n" in text or "  " in text or "\t" in text or "\xa0" in text or "\r" in text:
-        return " ".join(text.split())
-    return text.strip()
-
-
-def _broken(text: str) -> list[str]:
-    lines: list[str] = []
-    for part in text.split(_BREAK):
-        line = _collapsed(part)
-        if line or (lines and lines[-1]):
-            lines.append(line)
-    while lines and not lines[-1]:
-        lines.pop()
-    return lines
-
-
-def _is_first(item: Any) -> bool:
-    before = item.getprevious()
-    while before is not None and before.tag != "li":
-        before = before.getprevious()
-    return before is None
-
-
-def _preformatted(element: Any) -> str:
-    """The text exactly as it is, with the line breaks that elements inside stand for."""
-    if len(element):
-        for line_break in element.iter("br"):
-            line_break.tail = "\n" + (line_break.tail or "")
-        for block in element.iter(*_IN_PRE_BLOCKS):
-            tail = block.tail or ""
-            if not tail.startswith("\n") and not (not len(block) and (block.text or "").endswith("\n")):
-                block.tail = "\n" + tail
-    text: str = element.xpath("string(.)")
-    return text.replace("\r\n", "\n").replace("\r", "\n").replace("\xa0", " ").strip("\n").rstrip()
-
-
-def _integer(value: str | None, default: int) -> int:
-    try:
-        return int(value) if value and len(value) < 9 else default
-    except ValueError:
-        return default
-
-
-def _numeral(number: int, style: str) -> str:
-    if style in ("a", "A") and number > 0:
-        letters = ""
-        while number > 0:
-            number, digit = divmod(number - 1, 26)
-            letters = chr(ord(style) + digit) + letters
-        return letters
-    if style in ("i", "I") and 0 < number < 4000:
-        roman = ""
-        for letters, value in _ROMAN + _ROMAN_SMALL:
-            count, number = divmod(number, value)
-            roman += letters * count
-        return roman.upper() if style == "I" else roman
-    return str(number)

@@ -20,7 +20,7 @@ from piledriver.corpus.document import Refusal
 from piledriver.corpus.source import Piece
 from piledriver.corpus.streams import FileRange, RawStream
 
-PIECE_BYTES = 1 << 23
+PIECE_BYTES = 1 << 22
 MAX_PAGE_BYTES = 1 << 24
 _GZIP = b"\x1f\x8b\x08"
 _RECORD = re.compile(rb"WARC/[01]\.\d+\r?\n(?:WARC|Content)-", re.IGNORECASE)

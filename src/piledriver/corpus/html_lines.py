@@ -1,0 +1,81 @@
+"""The smallest steps from HTML to text: white space, line breaks, preformatted text, the numbers of a list."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Stands for `br` until a paragraph is written; the parser is never given control characters.
+BREAK = "\x01"
+_IN_PRE_BLOCKS = ("div", "p", "li", "tr", "h1", "h2", "h3", "h4", "h5", "h6")
+_ROMAN = (("m", 1000), ("cm", 900), ("d", 500), ("cd", 400), ("c", 100), ("xc", 90), ("l", 50), ("xl", 40), ("x", 10))
+_ROMAN_SMALL = (("ix", 9), ("v", 5), ("iv", 4), ("i", 1))
+
+
+def collapsed(text: str) -> str:
+    """White space as a browser shows it."""
+    # Looking for something to collapse is several times as fast as doing it.
+    if "\n" in text or "  " in text or "\t" in text or "\xa0" in text or "\r" in text:
+        return " ".join(text.split())
+    return text.strip()
+
+
+def broken(text: str) -> list[str]:
+    """A paragraph with `br` in it as lines; two of them leave a blank one."""
+    lines: list[str] = []
+    for part in text.split(BREAK):
+        line = collapsed(part)
+        if line or (lines and lines[-1]):
+            lines.append(line)
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def is_first_item(item: Any) -> bool:
+    """Whether no item of the same list stands before it."""
+    before = item.getprevious()
+    while before is not None and before.tag != "li":
+        before = before.getprevious()
+    return before is None
+
+
+def preformatted(element: Any) -> str:
+    """The text exactly as it is, with the line breaks that elements inside stand for."""
+    if len(element):
+        for line_break in element.iter("br"):
+            line_break.tail = "\n" + (line_break.tail or "")
+        for block in element.iter(*_IN_PRE_BLOCKS):
+            tail = block.tail or ""
+            if not tail.startswith("\n") and not (not len(block) and (block.text or "").endswith("\n")):
+                block.tail = "\n" + tail
+    text: str = element.xpath("string(.)")
+    return text.replace("\r\n", "\n").replace("\r", "\n").replace("\xa0", " ").strip("\n").rstrip()
+
+
+def integer(value: str | None, default: int) -> int:
+    """The number that an attribute holds, or the default."""
+    try:
+        return int(value) if value and len(value) < 9 else default
+    except ValueError:
+        return default
+
+
+def numeral(number: int, style: str) -> str:
+    """The number of a list item in the style of its list.
+
+    >>> numeral(4, "1"), numeral(28, "a"), numeral(14, "I")
+    ('4', 'ab', 'XIV')
+    """
+    if style in ("a", "A") and number > 0:
+        letters = ""
+        while number > 0:
+            number, digit = divmod(number - 1, 26)
+            letters = chr(ord(style) + digit) + letters
+        return letters
+    if style in ("i", "I") and 0 < number < 4000:
+        roman = ""
+        for letters, value in _ROMAN + _ROMAN_SMALL:
+            count, number = divmod(number, value)
+            roman += letters * count
+        return roman.upper() if style == "I" else roman
+    return str(number)
