@@ -30,7 +30,7 @@ SHAPES: dict[str, dict[str, int]] = {
     "tiny": dict(zip(_FIELDS, (256, 64, 2, 4, 2, 128, 64, 4), strict=True)),
 }
 VARIANTS = ("graph", "split", "graph-tuned", "split-tuned")
-WARMUP, STEPS = 5, 20
+WARMUP, WINDOWS, STEPS = 5, 5, 6
 
 
 def main() -> None:
@@ -92,17 +92,19 @@ def in_process(side: str, shape: str) -> dict[str, Any]:
 
 
 def timed(step: Callable[[], Any], wait: Callable[[Any], None]) -> tuple[float, float]:
-    """The median seconds of a step and the seconds of the first one (which compiles)."""
+    """The seconds of a step, as the median of windows that wait once at their end, and of the first (it compiles)."""
     start = time.perf_counter()
     wait(step())
     first = time.perf_counter() - start
     for _ in range(WARMUP):
         wait(step())
     seconds = []
-    for _ in range(STEPS):
+    for _ in range(WINDOWS):
         start = time.perf_counter()
+        for _ in range(STEPS - 1):
+            step()
         wait(step())
-        seconds.append(time.perf_counter() - start)
+        seconds.append((time.perf_counter() - start) / STEPS)
     return statistics.median(seconds), first
 
 
