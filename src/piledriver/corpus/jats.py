@@ -30,7 +30,8 @@ _BLOCKS = frozenset(
         "p sec disp-formula disp-formula-group list def-list table-wrap table-wrap-group fig fig-group boxed-text "
         "disp-quote verse-group code preformat statement supplementary-material speech fn-group fn glossary ack app "
         "app-group notes title array table-wrap-foot caption chem-struct-wrap question answer explanation abstract "
-        "trans-abstract body back floats-group floats-wrap table attrib media answer-set question-wrap block-alternatives"
+        "trans-abstract body back floats-group floats-wrap table attrib media answer-set question-wrap "
+        "block-alternatives"
     )
 )
 
