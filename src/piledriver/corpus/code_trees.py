@@ -237,7 +237,10 @@ def _repository_pieces(folder: str, origin: str) -> Iterator[Piece | Refusal]:
 def _licence_among(repository: Repository, entries: list[Entry]) -> str | None:
     for entry in entries:
         if entry.kind == BLOB and "/" not in entry.path and is_licence_file(entry.path):
-            _, content = repository.read(entry.object_id)
+            try:
+                _, content = repository.read(entry.object_id)
+            except DamagedError:
+                continue
             found = spdx_id(content[:MAX_LICENCE_BYTES].decode("utf-8", "replace"))
             if found is not None:
                 return found

@@ -110,12 +110,14 @@ def test_languages_of_one_video_stand_side_by_side_by_the_minute(tmp_path: Path)
 
     (tmp_path / "V [YtkIWDE36qU].en.srt").write_text(srt((0, "one"), (1, "two")))
     (tmp_path / "V [YtkIWDE36qU].fr.srt").write_text(srt((0, "un"), (1, "deux")))
+    (tmp_path / "V [YtkIWDE36qU].info.json").write_text('{"title": "V", "license": "Creative Commons Attribution"}')
     (tmp_path / "W.de.srt").write_text(srt((0, "eins")))
     documents, _ = extract_paths("youtubesubtitles", tmp_path)
     assert len(documents) == 2
     both = documents[0]
     assert both.meta["languages"] == ["en", "fr"]
     assert both.meta["video_id"] == "YtkIWDE36qU"
+    assert both.meta["licence"] == "CC-BY-3.0"
     minutes = both.text.split("\n\n")
     assert sorted(minutes[:2]) == ["English:\none", "French:\nun"]
     assert sorted(minutes[2:]) == ["English:\ntwo", "French:\ndeux"]

@@ -6,6 +6,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from piledriver.core.random import Stream
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.source import Found, Piece, Source, ends_with
@@ -18,6 +20,7 @@ MAX_FILE_BYTES = 1 << 25
 # Files of a video that stand apart in an archive find each other as long as no more than this lies between them.
 MAX_HELD_BYTES = 1 << 26
 MAX_HELD_VIDEOS = 1000
+_INFO = ".info.json"
 
 CaptionData = tuple[str, str, str, bytes]
 
@@ -40,9 +43,13 @@ def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
         if len(content) > MAX_FILE_BYTES:
             yield Refusal("too large", stream.origin, f"more than {MAX_FILE_BYTES} bytes")
             continue
-        about = describe(stream.origin)
-        held.setdefault(about.video, []).append((stream.origin, about.language, about.label, content))
-        held.move_to_end(about.video)
+        if stream.name.endswith(_INFO):
+            video, caption = stream.origin.removesuffix(_INFO).replace("!", "/"), (stream.origin, _INFO, "", content)
+        else:
+            about = describe(stream.origin)
+            video, caption = about.video, (stream.origin, about.language, about.label, content)
+        held.setdefault(video, []).append(caption)
+        held.move_to_end(video)
         held_bytes += len(content)
         while held_bytes > MAX_HELD_BYTES or len(held) > MAX_HELD_VIDEOS:
             yield let_go()
@@ -56,7 +63,11 @@ def documents(piece: Piece) -> Iterator[Found]:
     tracks: dict[str, list[Cue]] = {}
     languages: list[str] = []
     generated = False
+    told: dict[str, Any] = {}
     for origin, language, label, content in files:
+        if language == _INFO:
+            told = _told(content)
+            continue
         try:
             captions = read_captions(content)
         except ValueError as error:
@@ -78,10 +89,26 @@ def documents(piece: Piece) -> Iterator[Found]:
     if not tracks:
         return
     meta: dict[str, Any] = {"origin": piece.origin, "languages": languages, "generated": generated}
-    if (number := video_id(video)) is not None:
+    meta |= {key: value for key, value in told.items() if value}
+    if (number := told.get("video_id") or video_id(video)) is not None:
         meta["video_id"] = number
         meta["url"] = f"https://www.youtube.com/watch?v={number}"
     yield Document(merged(tracks, video), meta=meta)
+
+
+def _told(content: bytes) -> dict[str, Any]:
+    """What the description that yt-dlp writes beside the captions says about the video."""
+    try:
+        info = msgspec.json.decode(content)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    if not isinstance(info, dict):
+        return {}
+    fields = {"id": "video_id", "title": "title", "channel": "channel", "upload_date": "date", "license": "licence"}
+    told = {ours: info[theirs] for theirs, ours in fields.items() if isinstance(info.get(theirs), str)}
+    if told.get("licence", "").startswith("Creative Commons Attribution"):
+        told["licence"] = "CC-BY-3.0"
+    return told
 
 
 def merged(tracks: dict[str, list[Cue]], video: str) -> str:
@@ -113,7 +140,8 @@ SOURCE = Source(
         "language stand under its name, in an order that is shuffled anew each minute by the video's name. With "
         "one language there are no names. Lines of captions that roll up appear once. The original took captions "
         "written by people only; files cannot always tell, so that generated ones are kept and marked `generated` "
-        "where the format shows it."
+        "where the format shows it. The title, channel, date and licence come from the .info.json that yt-dlp "
+        "writes beside the captions, where there is one."
     ),
     citation="The Pile, arXiv:2101.00027, section 2.19",
     wants=ends_with(".vtt", ".srt", ".sbv", ".ttml", ".srv1", ".srv2", ".srv3", ".json3", ".json", ".xml"),
