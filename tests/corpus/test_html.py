@@ -22,6 +22,10 @@ CASES = {
         '<pre><code class="language-py">if x:\n    y &lt; 1\n\n\n\nz</code></pre>',
         "```py\nif x:\n    y < 1\n\n\n\nz\n```",
     ),
+    "code inside a highlighter": (
+        '<div class="highlight-python notranslate"><div class="highlight"><pre><b>x</b> = 1</pre></div></div>',
+        "```python\nx = 1\n```",
+    ),
     "other preformatted text has no fence": ("<pre>roses\n  are</pre>", "roses\n  are"),
     "br in pre": ("<pre>a<br>b</pre>", "a\nb"),
     "line numbers go": (
@@ -38,7 +42,10 @@ CASES = {
         "| a |  | c |\n|---|---|---|\n| d | e | f |",
     ),
     "layout tables": ("<table><tr><td><p>a</p><p>b</p></td><td>c</td></tr></table>", "a\n\nb\n\nc"),
-    "superscripts": ("m<sup>2</sup> 4<sup>th</sup> x<sup>a+b</sup>", "m² 4th x^{a+b}"),
+    "superscripts": (
+        "m<sup>2</sup> 4<sup>th</sup> x<sup>a+b</sup> y<sup>a</sup> 1<sup>a</sup>",
+        "m² 4th x^{a+b} y^a 1a",
+    ),
     "note marks": ("said<sup><a href='#1'>1</a></sup> so<sup>[2]</sup>", "said[1] so[2]"),
     "subscripts": ("H<sub>2</sub>O x<sub>i</sub>", "H₂O x_i"),
     "MathML": ("<p>is <math><msqrt><mi>x</mi></msqrt></math>", "is $\\sqrt{x}$"),

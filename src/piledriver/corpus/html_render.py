@@ -9,6 +9,7 @@ cell by cell. Links are their text, images nothing (but formulas).
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import Any
 
 from lxml import etree
@@ -43,9 +44,11 @@ _KINDS = (
     | dict.fromkeys(_VERBATIM | words("script math br hr img code sub sup q rt"), _SPECIAL)
 )
 _CODE_CLASS = re.compile(r"code|prettyprint|highlight|brush|lang|syntax|source|crayon|hljs", re.IGNORECASE)
+_HIGHLIGHTER = re.compile(r"\b(?:highlight|codehilite|sourceCode|syntaxhighlighter|crayon|hljs|rouge)", re.IGNORECASE)
 _LANGUAGE_CLASS = re.compile(
-    r"(?:^|[\s:])(?:lang(?:uage)?|highlight-source|brush)[-:]\s*([\w+#.-]{1,20})", re.IGNORECASE
+    r"(?:^|[\s:])(?:lang(?:uage)?|highlight(?:-source|-text)?|brush)[-:]\s*([\w+#.-]{1,20})", re.IGNORECASE
 )
+_NO_LANGUAGE = words("default none source text plain plaintext notranslate code auto")
 # The link to a heading that generators of pages put behind it.
 _PERMALINK = re.compile(r"(?:\s*[¶🔗]|\s+[#§])$")
 _is_layout_table = etree.XPath(
@@ -333,11 +336,16 @@ class _Text:
             return
         name = f"{element.get('class') or ''} {element[0].get('class') or '' if len(element) else ''}"
         code = element.find("code") is not None or _CODE_CLASS.search(name) is not None
+        for around in islice(element.iterancestors(), 2):
+            # Highlighters put their name, and the language, on what stands around.
+            if _HIGHLIGHTER.search(found := around.get("class") or ""):
+                code, name = True, f"{name} {found}"
         lines = text.split("\n")
         if code:
             found = _LANGUAGE_CLASS.search(name)
             fence = "```" if "```" not in text else "~~~~"
-            lines = [fence + (found[1].lower() if found else ""), *lines, fence]
+            language = found[1].lower() if found else ""
+            lines = [fence + ("" if language in _NO_LANGUAGE else language), *lines, fence]
         self.need(2)
         self.emit(lines)
         self.need(2)

@@ -31,7 +31,11 @@ def superscript(text: str, before: str, linked: bool = False) -> str:
         return text
     if _RAISABLE.issuperset(text):
         return text.translate(_RAISED)
-    if text.lower() in _ORNAMENTAL or text[0] in "[*†‡§¶#" or not _is_script(text):
+    if (
+        (text.lower() in _ORNAMENTAL and (len(text) > 1 or not text.isascii() or before.isdigit()))
+        or text[0] in "[*†‡§¶#"
+        or not _is_script(text)
+    ):
         return text
     return f"^{text}" if len(text) == 1 else f"^{{{text}}}"
 
