@@ -45,6 +45,30 @@ def _shuffled_ranks_agree():
     assert sorted(x for part in everyone for x in part) == list(range(10))
 
 
+def _resumed_dispatch_reads_nothing_twice():
+    def make():
+        torch.manual_seed(7)
+        return prepare_data_loader(
+            DataLoader(torch.arange(20), batch_size=2, shuffle=True),
+            device="cpu",
+            put_on_device=True,
+            dispatch_batches=True,
+        )
+
+    loader = make()
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    states = [None] * dist.get_world_size()
+    dist.all_gather_object(states, state)
+    assert all(one == state for one in states), "any process may save it"
+    rest = [batch[loader.valid_mask(len(batch))].tolist() for batch in batches]
+    again = make()
+    torch.manual_seed(99)  # the order comes from the state, not from what the generator is at now
+    again.load_state_dict(state)
+    assert [batch[again.valid_mask(len(batch))].tolist() for batch in again] == rest
+
+
 def _process(rank: int, world: int, port: int) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     try:
@@ -53,6 +77,7 @@ def _process(rank: int, world: int, port: int) -> None:
             assert [x for parts in rounds for seen, _ in parts for x in seen] == list(range(length))
             assert all(len({size for _, size in parts}) == 1 for parts in rounds), "every rank gets as much"
         _shuffled_ranks_agree()
+        _resumed_dispatch_reads_nothing_twice()
     finally:
         dist.destroy_process_group()
 

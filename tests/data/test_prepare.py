@@ -274,13 +274,59 @@ def test_skipping_keeps_the_epoch_and_its_state_counts_from_the_start():
     assert [b.tolist() for b in resumed] == expected[2:]
 
 
+@pytest.mark.parametrize("kind", [DataLoaderShard, DataLoaderDispatcher])
+def test_a_skipped_loader_that_is_resumed_skips_once(kind):
+    def make():
+        return skip_first_batches(kind(list(range(16)), batch_size=2), 2)
+
+    loader = make()
+    batches = iter(loader)
+    assert next(batches).tolist() == [4, 5]
+    state = loader.state_dict()
+    again = make()
+    again.load_state_dict(state)
+    resumed = iter(again)
+    assert next(resumed).tolist() == [6, 7]
+    third = make()
+    third.load_state_dict(again.state_dict())
+    assert [batch.tolist() for batch in third] == [[8, 9], [10, 11], [12, 13], [14, 15]]
+
+
+def test_dispatcher_resumes_without_reading_again():
+    data = Counting(12)
+
+    def make():
+        return prepare_data_loader(
+            DataLoader(data, batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(5)),
+            device="cpu",
+            put_on_device=True,
+            dispatch_batches=True,
+        )
+
+    loader = make()
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    rest = [batch.tolist() for batch in batches]
+    second = [batch.tolist() for batch in loader]
+    data.read.clear()
+    again = make()
+    again.load_state_dict(state)
+    assert [batch.tolist() for batch in again] == rest
+    assert len(data.read) == 10
+    assert [batch.tolist() for batch in again] == second
+
+
 def test_skip_batch_sampler_walks_any_sampler():
     assert list(SkipBatchSampler([[1], [2], [3]], 2)) == [[3]]
 
 
 def test_loader_that_does_not_batch():
     loaders = shares(lambda: DataLoader([10, 11, 12], batch_size=None), 2)
-    assert [[(x, loader.valid_count) for x in loader] for loader in loaders] == [[(10, 1), (12, 1)], [(11, 1), (10, 0)]]
+    assert [[(x, loader.valid_count) for x in loader] for loader in loaders] == [
+        [(10, None), (12, 1)],
+        [(11, None), (10, 0)],
+    ]
 
 
 def test_dataset_that_is_asked_for_whole_batches():

@@ -7,13 +7,18 @@ that one class serves both; `isinstance` still answers for the loader inside, be
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from piledriver.core.errors import MissingDependencyError
+from piledriver.data.iterable_shard import IterableDatasetShard
+from piledriver.data.order import Position
+from piledriver.data.samplers import RemainingBatches, ReplayableRandomSampler, position_after
 
 # The keyword arguments of DataLoader that a prepared loader takes over from the original one.
 CARRIED = (
@@ -123,11 +128,67 @@ class DataLoaderAdapter:
         # The default asks __class__, which answers for the loader inside.
         return _restore, (type(self), self.__dict__.copy())
 
-    def _another(self, **changes: Any) -> DataLoader[Any]:
-        """A loader like the one inside with another sampler."""
+    @property
+    def _batches(self) -> Any:
+        """The batch sampler, wherever torch keeps it."""
+        inner = self.base_dataloader
+        return inner.sampler if sampler_is_batch_sampler(inner) else inner.batch_sampler
+
+    @property
+    def _is_iterable(self) -> bool:
+        return isinstance(self.base_dataloader.dataset, IterableDataset)
+
+    def _enter(self, entry: Mapping[str, Any] | None) -> Iterator[Any]:
+        """The batches of the loader inside, from an entry that was saved on."""
+        sampler = get_sampler(self.base_dataloader)
+        if entry is not None and entry["sampler"] is not None and hasattr(sampler, "load_state_dict"):
+            sampler.load_state_dict(entry["sampler"])
+        if entry is None or entry["batches"] == 0:
+            return iter(self.base_dataloader)
+        if not self._is_iterable:
+            at = Position(batches=entry["batches"], samples=entry["samples"])
+            return iter(self._another(RemainingBatches(self._batches, at)))
+        source = self._stateful_dataset()
+        if source is not None and entry["dataset"] is not None:
+            source.load_state_dict(entry["dataset"])
+            return iter(self.base_dataloader)
+        return islice(iter(self.base_dataloader), entry["batches"], None)
+
+    def _position(self, taken: int, entry: Mapping[str, Any] | None) -> Position:
+        """Where all processes are when the loader inside gave so many batches after an entry (or what is skipped)."""
+        if self._is_iterable:
+            return Position(batches=taken + (entry["batches"] if entry is not None else 0))
+        now, begun = (position_after(self._batches, count) for count in (taken, 0))
+        if entry is None:
+            return now
+        return Position(
+            batches=now.batches - begun.batches + entry["batches"],
+            samples=now.samples - begun.samples + entry["samples"],
+        )
+
+    def _entry_at(self, iteration: int, at: Position) -> dict[str, Any]:
+        """What to save to enter an epoch at a position, or before its beginning."""
+        sampler, source = get_sampler(self.base_dataloader), self._stateful_dataset()
+        begun = at.batches > 0
+        drawn = sampler.state_dict(finished=not begun) if isinstance(sampler, ReplayableRandomSampler) else None
+        held = source.state_dict() if source is not None and begun else None
+        return {"iteration": iteration, **asdict(at), "sampler": drawn, "dataset": held}
+
+    def _stateful_dataset(self) -> Any:
+        """The iterable dataset that saves its own state, where it lives in this process."""
+        source: Any = self.base_dataloader.dataset
+        source = source.dataset if isinstance(source, IterableDatasetShard) else source
+        if self.base_dataloader.num_workers or not self._is_iterable:
+            return None
+        return source if hasattr(source, "state_dict") and hasattr(source, "load_state_dict") else None
+
+    def _another(self, batches: Any) -> DataLoader[Any]:
+        """A loader like the one inside with other batches."""
         dropped = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
         kept = {name: value for name, value in self._arguments.items() if name not in dropped}
-        return DataLoader(self.base_dataloader.dataset, **kept, **changes)
+        if sampler_is_batch_sampler(self.base_dataloader):
+            return DataLoader(self.base_dataloader.dataset, sampler=batches, batch_size=None, **kept)
+        return DataLoader(self.base_dataloader.dataset, batch_sampler=batches, **kept)
 
 
 def _restore(kind: type[Any], attributes: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 
 from piledriver.data.loader_base import DataLoaderAdapter, DataLoaderStateMixin, get_sampler, set_sampler, tell_epoch
+from piledriver.data.order import Position
 from piledriver.data.processes import share_batch, this_process
 from piledriver.data.rows import join_rows, take_rows
 from piledriver.runtime.nested import find_batch_size, send_to_device
@@ -48,34 +49,31 @@ class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
         self.iteration = iteration
         self.device = device
         self.process_index, self.num_processes = this_process()
-        self._entry = 0
+        self._entry: dict[str, Any] | None = None
         self._state: dict[str, Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        taken, self._entry = self._entry, 0
-        skip = max(self.skip_batches, taken)
+        entry, self._entry = self._entry, None
         self.begin()
         try:
             self.set_epoch(self.iteration)
-            rounds = self._rounds() if self.process_index == 0 else iter(())
+            rounds = self._rounds(entry) if self.process_index == 0 else iter(())
             first: Any = None
             index = 0
-            batch, more = self._share(next(rounds, None))
+            batch, state = self._share(next(rounds, None))
             while batch is not None:
-                if first is None:
-                    first = batch
+                first = batch if first is None else first
                 index += 1
-                self._remember(index)
+                self._state = state
                 # One round ahead, to know the last one when it is handed out.
-                ahead, more = self._share(next(rounds, None)) if more else (None, False)
+                ahead, state = self._share(next(rounds, None))
                 if ahead is None:
                     self.end_of_dataloader = True
-                    self._remember(index)
-                if index > skip:
+                    self._state = state
+                if index > self.skip_batches:
                     yield self._my_part(batch, first)
                 batch = ahead
             self.iteration += 1
-            self._state = None
         finally:
             self.end()
 
@@ -86,10 +84,12 @@ class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
         return (math.floor if self._drop_last else math.ceil)(batches / self.num_processes)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next round after the one in hand is."""
+        """Where the next round after the one in hand is; the same on every process."""
+        if self._state is not None:
+            return self._state
         if self.use_stateful_dataloader:
-            return self._state if self._state is not None else cast(Any, self.base_dataloader).state_dict()
-        return self._state or {"iteration": self.iteration, "rounds": self._entry}
+            return dict(cast(Any, self.base_dataloader).state_dict())
+        return self._entry if self._entry is not None else self._entry_at(self.iteration, Position())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from there at the next iteration."""
@@ -97,7 +97,8 @@ class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
         if self.use_stateful_dataloader:
             cast(Any, self.base_dataloader).load_state_dict(dict(state_dict))
             return
-        self.iteration, self._entry = state_dict["iteration"], state_dict["rounds"]
+        self._entry = dict(state_dict)
+        self.iteration = self._entry["iteration"]
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, for everything in the loader that shuffles by it."""
@@ -123,20 +124,24 @@ class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
         """Give the loader another order."""
         set_sampler(self, sampler)
 
-    def _rounds(self) -> Iterator[tuple[Any, dict[str, Any] | None]]:
-        """On the main process: what all processes share next, with torchdata's state after it."""
+    def _rounds(self, entry: Mapping[str, Any] | None) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """On the main process: what all processes share next, with the state after it; at the end the state alone."""
         per_round = 1 if self.split_batches else self.num_processes
         parts: list[Any] = []
-        for batch in self.base_dataloader:
+        for taken, batch in enumerate(self._enter(entry), 1):
             parts.append(batch)
             if len(parts) == per_round:
-                yield self._joined(parts), self._base_state()
+                yield self._joined(parts), self._state_at(self._position(taken, entry))
                 parts = []
+        finished = self._state_at(None)
         if parts and not self._drop_last:
-            yield self._joined(parts), self._base_state()
+            yield self._joined(parts), finished
+        yield None, finished
 
-    def _base_state(self) -> dict[str, Any] | None:
-        return cast(Any, self.base_dataloader).state_dict() if self.use_stateful_dataloader else None
+    def _state_at(self, at: Position | None) -> dict[str, Any]:
+        if self.use_stateful_dataloader:
+            return {**cast(Any, self.base_dataloader).state_dict(), "_iterator_finished": at is None}
+        return self._entry_at(self.iteration, at) if at else self._entry_at(self.iteration + 1, Position())
 
     def _joined(self, parts: list[Any]) -> Any:
         try:
@@ -147,20 +152,11 @@ class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
                 "dispatch_batches=False so that each process reads its own"
             ) from error
 
-    def _share(self, round_: tuple[Any, dict[str, Any] | None] | None) -> tuple[Any, bool]:
+    def _share(self, round_: tuple[Any, dict[str, Any]] | None) -> tuple[Any, dict[str, Any]]:
         batch, state = round_ if round_ is not None else (None, None)
         if batch is not None:
             batch = send_to_device(batch, self.device, self._non_blocking)
-        batch, (found, self._shared_state) = share_batch(batch, (round_ is not None, state), self.device)
-        return (batch, True) if found else (None, False)
-
-    def _remember(self, rounds: int) -> None:
-        if self.use_stateful_dataloader:
-            self._state = {**(self._shared_state or {}), "_iterator_finished": self.end_of_dataloader}
-        elif self.end_of_dataloader:
-            self._state = {"iteration": self.iteration + 1, "rounds": 0}
-        else:
-            self._state = {"iteration": self.iteration, "rounds": rounds}
+        return share_batch(batch, state, self.device)
 
     def _my_part(self, batch: Any, first: Any) -> Any:
         observed = find_batch_size(batch)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from typing import Any, cast
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import default_collate, default_convert
 
 from piledriver.data.iterable_shard import IterableDatasetShard, Marked, MarkedCollate
@@ -16,7 +14,6 @@ from piledriver.data.loader_base import (
     DataLoaderAdapter,
     DataLoaderStateMixin,
     get_sampler,
-    sampler_is_batch_sampler,
     set_sampler,
     tell_epoch,
 )
@@ -100,21 +97,25 @@ class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin):
         self.begin()
         try:
             self.set_epoch(self.iteration)
-            batches, taken = self._open(entry)
-            valid_counts = self._valid_counts()
+            batches = self._enter(entry)
+            padding = getattr(self._batches, "padding", None)
+            taken = 0
             batch = next(batches, _END)
             while batch is not _END:
                 taken += 1
-                batch, valid = _unmarked(batch, valid_counts)
+                marked = batch.valid if isinstance(batch, Marked) else None
+                batch = batch.data if isinstance(batch, Marked) else batch
                 if self.device is not None:
                     batch = send_to_device(batch, self.device, self._non_blocking)
                 # The loader inside runs one batch ahead of what the user sees, so its state is taken before that.
                 self._remember(taken, entry)
                 ahead = next(batches, _END)
+                self.valid_count = marked
                 if ahead is _END:
                     self.end_of_dataloader = True
                     self._remember(taken, entry)
-                self.valid_count = valid
+                    if padding is not None:
+                        self.valid_count = padding.valid
                 if taken > self.skip_batches:
                     yield batch
                 batch = ahead
@@ -130,7 +131,7 @@ class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin):
             return {**state, _ITERATION: self.iteration} if self.iteration else state
         if self._state is not None:
             return self._state
-        return self._entry if self._entry is not None else self._finished(self.iteration)
+        return self._entry if self._entry is not None else self._entry_at(self.iteration, Position())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from there at the next iteration."""
@@ -173,75 +174,14 @@ class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin):
         """Give the loader another order."""
         set_sampler(self, sampler)
 
-    @property
-    def _batches(self) -> Any:
-        """The batch sampler, wherever torch keeps it."""
-        return self.sampler if sampler_is_batch_sampler(self) else self.batch_sampler
-
-    def _open(self, entry: Mapping[str, Any] | None) -> tuple[Iterator[Any], int]:
-        """The batches from an entry on, and how many were taken before it."""
-        if entry is None or entry["batches"] == 0:
-            self._load_sampler(entry)
-            return iter(self.base_dataloader), 0
-        if isinstance(self.base_dataloader.dataset, IterableDataset):
-            return self._open_iterable(entry)
-        self._load_sampler(entry)
-        at = Position(batches=entry["batches"], samples=entry["samples"])
-        remaining = RemainingBatches(self._batches, at)
-        if sampler_is_batch_sampler(self):
-            return iter(self._another(sampler=remaining, batch_size=None)), 0
-        return iter(self._another(batch_sampler=remaining)), 0
-
-    def _open_iterable(self, entry: Mapping[str, Any]) -> tuple[Iterator[Any], int]:
-        source = self._stateful_dataset()
-        if source is not None and entry["dataset"] is not None:
-            source.load_state_dict(entry["dataset"])
-            return iter(self.base_dataloader), entry["batches"]
-        batches = iter(self.base_dataloader)
-        for _ in range(entry["batches"]):
-            next(batches, None)
-        return batches, entry["batches"]
-
     def _remember(self, taken: int, entry: Mapping[str, Any] | None) -> None:
         if self.use_stateful_dataloader:
             self._state = cast(Any, self.base_dataloader).state_dict()
             self._state["_iterator_finished"] = self.end_of_dataloader
-            return
-        if self.end_of_dataloader:
-            self._state = self._finished(self.iteration + 1)
-            return
-        iterable = isinstance(self.base_dataloader.dataset, IterableDataset)
-        at = Position(batches=taken) if iterable else position_after(self._batches, taken)
-        if entry is not None and not iterable:
-            at = Position(batches=at.batches + entry["batches"], samples=at.samples + entry["samples"])
-        source, sampler = self._stateful_dataset(), get_sampler(self)
-        self._state = {
-            "iteration": self.iteration,
-            **asdict(at),
-            "sampler": sampler.state_dict() if hasattr(sampler, "state_dict") else None,
-            "dataset": source.state_dict() if source is not None else None,
-        }
-
-    def _finished(self, next_iteration: int) -> dict[str, Any]:
-        sampler = get_sampler(self)
-        drawn = sampler.state_dict(finished=True) if hasattr(sampler, "state_dict") else None
-        return {"iteration": next_iteration, **asdict(Position()), "sampler": drawn, "dataset": None}
-
-    def _load_sampler(self, entry: Mapping[str, Any] | None) -> None:
-        sampler = get_sampler(self)
-        if entry is not None and entry["sampler"] is not None and hasattr(sampler, "load_state_dict"):
-            sampler.load_state_dict(entry["sampler"])
-
-    def _stateful_dataset(self) -> Any:
-        """The iterable dataset that saves its own state, where it lives in this process."""
-        source = self.dataset.dataset if isinstance(self.dataset, IterableDatasetShard) else self.dataset
-        if self.base_dataloader.num_workers or not isinstance(source, IterableDataset):
-            return None
-        return source if hasattr(source, "state_dict") and hasattr(source, "load_state_dict") else None
-
-    def _valid_counts(self) -> deque[int] | None:
-        """The record that the sampler keeps of the iteration that has just begun."""
-        return None if self._batches is None else getattr(self._batches, "valid_counts", None)
+        elif self.end_of_dataloader:
+            self._state = self._entry_at(self.iteration + 1, Position())
+        else:
+            self._state = self._entry_at(self.iteration, self._position(taken, entry))
 
 
 class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
@@ -287,20 +227,13 @@ class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
     @property
     def _must_read(self) -> bool:
-        iterable = isinstance(self.base_dataloader.dataset, IterableDataset)
-        return iterable or self.use_stateful_dataloader or self.batch_sampler is None
+        return self._is_iterable or self.use_stateful_dataloader or self.batch_sampler is None
 
     def _source(self) -> DataLoader[Any]:
         if self._must_read or not self.skip_batches:
             return self.base_dataloader
         at = position_after(self.batch_sampler, self.skip_batches)
-        return self._another(batch_sampler=RemainingBatches(self.batch_sampler, at))
+        return self._another(RemainingBatches(self.batch_sampler, at))
 
 
 _END = object()
-
-
-def _unmarked(batch: Any, valid_counts: deque[int] | None) -> tuple[Any, int | None]:
-    if isinstance(batch, Marked):
-        return batch.data, batch.valid
-    return batch, valid_counts.popleft() if valid_counts else None

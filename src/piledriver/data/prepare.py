@@ -51,7 +51,7 @@ def prepare_data_loader(
     >>> loader = DataLoader(range(5), batch_size=2)
     >>> share = prepare_data_loader(loader, num_processes=2, process_index=1)
     >>> [(batch.tolist(), share.valid_count) for batch in share]
-    [([2, 3], 2), ([1, 2], 0)]
+    [([2, 3], None), ([1, 2], 0)]
     """
     iterable = isinstance(dataloader.dataset, IterableDataset)
     if dispatch_batches is None:

@@ -7,7 +7,6 @@ sample once.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, cycle, islice
 from typing import Any, cast
@@ -116,12 +115,19 @@ def _split(order: torch.Tensor, start: int, head: int) -> tuple[list[int], Itera
     return order[:head].tolist(), chain.from_iterable(blocks)
 
 
+class Padding:
+    """A note about one iteration, written when its last batch is handed out: only that one can hold padding."""
+
+    valid: int | None = None
+    """Real samples at the front of the last batch; None where all are."""
+
+
 class BatchSamplerShard(BatchSampler):
     """The batches of another batch sampler that one of several processes reads.
 
     With `split_batches` every batch is cut into one piece per process, otherwise whole batches are dealt out in turn.
-    With `even_batches` every process gets the same number of batches of the same size: the end is filled up with
-    samples from the beginning, and `valid_counts` says how many samples at the front of each batch are real.
+    With `even_batches` every process gets the same number of batches of the same size: the last round is filled up with
+    samples from the beginning, and `padding` says how many samples at the front of the last batch are real.
 
     >>> batches = BatchSampler(range(5), batch_size=2, drop_last=False)
     >>> list(BatchSamplerShard(batches, num_processes=2, process_index=1))
@@ -143,7 +149,7 @@ class BatchSamplerShard(BatchSampler):
         self.even_batches = even_batches
         self.batch_size: int | None = getattr(batch_sampler, "batch_size", None)  # type: ignore[assignment]
         self.drop_last = getattr(batch_sampler, "drop_last", False)
-        self.valid_counts: deque[int] = deque()
+        self.padding = Padding()
         if split_batches and (self.batch_size is None or self.batch_size % num_processes != 0):
             raise ValueError(
                 f"with split_batches the batch size ({self.batch_size}) must be a round multiple of the number of "
@@ -177,11 +183,11 @@ class BatchSamplerShard(BatchSampler):
 
     def enter_at(self, at: Position) -> Iterator[list[int]]:
         """This process's batches from a position that all processes share."""
-        # A fresh record for each iteration: the loader that asked keeps its own, however far ahead its workers read.
-        self.valid_counts = deque()
-        return self._shards(at, self.valid_counts)
+        # A fresh note for each iteration: the loader that asked keeps its own, however far ahead its workers read.
+        self.padding = Padding()
+        return self._shards(at, self.padding)
 
-    def _shards(self, at: Position, valid_counts: deque[int]) -> Iterator[list[int]]:
+    def _shards(self, at: Position, padding: Padding) -> Iterator[list[int]]:
         batches_per_round = 1 if self.split_batches else self.num_processes
         first, batches = enter_batches(self.batch_sampler, at, head=batches_per_round)
         ahead = list(islice(batches, batches_per_round))
@@ -190,20 +196,15 @@ class BatchSamplerShard(BatchSampler):
             complete = len(this_round) == batches_per_round and len(this_round[-1]) == (
                 self.batch_size if self.batch_size is not None else len(this_round[-1])
             )
-            if complete or (ahead and len(this_round) == batches_per_round):
-                mine = self._mine(this_round)
-                valid = len(mine)
+            if complete or ahead:
+                yield self._mine(this_round)
             elif self.drop_last:
                 return
             elif self.even_batches:
-                mine, valid = self._filled(this_round, first)
-            else:
-                mine = self._mine(this_round)
-                valid = len(mine)
-                if not mine:
-                    return
-            valid_counts.append(valid)
-            yield mine
+                mine, padding.valid = self._filled(this_round, first)
+                yield mine
+            elif mine := self._mine(this_round):
+                yield mine
 
     def _mine(self, batches: list[list[int]]) -> list[int]:
         """This process's part of one round."""
@@ -264,9 +265,9 @@ class SkipBatchSampler(BatchSampler):
         return len(cast(Any, self.batch_sampler))
 
     @property
-    def valid_counts(self) -> deque[int] | None:
+    def padding(self) -> Padding | None:
         """What the original says about padding."""
-        return cast("deque[int] | None", getattr(self.batch_sampler, "valid_counts", None))
+        return cast("Padding | None", getattr(self.batch_sampler, "padding", None))
 
 
 class RemainingBatches(BatchSampler):
@@ -289,9 +290,9 @@ class RemainingBatches(BatchSampler):
         yield from enter_batches(self.batch_sampler, self.at)[1]
 
     @property
-    def valid_counts(self) -> deque[int] | None:
+    def padding(self) -> Padding | None:
         """What the original says about padding."""
-        return cast("deque[int] | None", getattr(self.batch_sampler, "valid_counts", None))
+        return cast("Padding | None", getattr(self.batch_sampler, "padding", None))
 
 
 def batches_from(batch_sampler: BatchSampler | Iterable[list[int]], skip: int) -> Iterator[list[int]]:
@@ -326,6 +327,6 @@ class Unbatched(BatchSampler):
         return len(cast(Any, self.batch_sampler))
 
     @property
-    def valid_counts(self) -> deque[int] | None:
+    def padding(self) -> Padding | None:
         """What the batches below say about padding."""
-        return cast("deque[int] | None", getattr(self.batch_sampler, "valid_counts", None))
+        return cast("Padding | None", getattr(self.batch_sampler, "padding", None))
