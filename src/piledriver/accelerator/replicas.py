@@ -58,9 +58,32 @@ def replicate(model: nn.Module, options: DistributedDataParallelKwargs | None = 
         return
     options = options or DistributedDataParallelKwargs()
     reducer = DistributedDataParallel(model, **options.to_kwargs())
+    _settle_buckets(reducer, options)
     _register_communication(reducer, options)
     model.register_forward_pre_hook(_BeforeForward(reducer), prepend=True, with_kwargs=True)
     model.register_forward_hook(_AfterForward(reducer))
+
+
+def _settle_buckets(reducer: DistributedDataParallel, options: DistributedDataParallelKwargs) -> None:
+    """Let the reducer arrange its buckets now, by the order of parameters, and not by its first real backward.
+
+    It rearranges them once, and where a gradient lies in a bucket decides in which order processes are summed. A run
+    that resumed would otherwise sum its first step differently from the run that never stopped.
+    """
+    parameters = [parameter for parameter in reducer.module.parameters() if parameter.requires_grad]
+    watched = any(getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in parameters)
+    if watched or options.static_graph or options.find_unused_parameters:
+        # Somebody acts on gradients as they come, or the reducer keeps its first arrangement anyway.
+        return
+    before = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    with torch.enable_grad():
+        reducer._pre_forward()  # type: ignore[no-untyped-call]
+        nothing = torch.stack([parameter.sum().float() * 0 for parameter in parameters]).sum()
+        reducer._post_forward(nothing).backward()  # type: ignore[no-untyped-call]
+    for parameter, grad in zip(parameters, before, strict=True):
+        parameter.grad = grad
 
 
 def reducer_of(model: nn.Module) -> DistributedDataParallel | None:
