@@ -51,7 +51,7 @@ _VARIANTS = {
 
 
 def to_latex(math: Any) -> str:
-    r"""The LaTeX of a `math` element whose tags carry no namespace (see `jats`), without dollar signs.
+    r"""The LaTeX of a `math` element whose tags carry no namespace (see `jats_inline`), without dollar signs.
 
     >>> from lxml import etree
     >>> to_latex(etree.fromstring("<math><mfrac><mi>α</mi><msup><mi>x</mi><mn>2</mn></msup></mfrac></math>"))

@@ -11,7 +11,7 @@ from lxml import etree
 
 from piledriver.corpus.aps import characters, fields
 from piledriver.corpus.character_entities import with_character_entities
-from piledriver.corpus.jats import flat, table_rows
+from piledriver.corpus.jats_inline import flat, table_rows
 from piledriver.corpus.markdown import pipe_table
 from piledriver.corpus.xml import XmlError, parse
 

@@ -9,7 +9,7 @@ from typing import Any
 from piledriver.corpus.character_entities import with_character_entities
 from piledriver.corpus.creative_commons import licence_id
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.jats import flat, strip_namespaces
+from piledriver.corpus.jats_inline import flat, strip_namespaces
 from piledriver.corpus.pdf_filter import filtered
 from piledriver.corpus.pdf_lines import UnreadablePdfError
 from piledriver.corpus.pdf_text import pdf_to_text

@@ -8,7 +8,7 @@ from typing import Any
 
 from piledriver.corpus.character_entities import with_character_entities
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.jats import flat
+from piledriver.corpus.jats_inline import flat
 from piledriver.corpus.records import cut
 from piledriver.corpus.source import Found, Piece, Source, each
 from piledriver.corpus.streams import RawStream

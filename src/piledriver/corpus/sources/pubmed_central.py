@@ -9,7 +9,8 @@ from typing import Any
 from piledriver.corpus.character_entities import with_character_entities
 from piledriver.corpus.creative_commons import licence_id
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.jats import article_text, flat, strip_namespaces
+from piledriver.corpus.jats import article_text
+from piledriver.corpus.jats_inline import flat, strip_namespaces
 from piledriver.corpus.source import Found, Piece, Source, each, ends_with, whole
 from piledriver.corpus.xml import XmlError, parse
 
