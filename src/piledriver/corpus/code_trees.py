@@ -6,7 +6,9 @@ licence is that of the licence file at its root. Symbolic links and submodules a
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import stat
 from collections.abc import Iterator
 from functools import lru_cache
@@ -17,10 +19,19 @@ import msgspec
 from piledriver.corpus.code_rules import MAX_BYTES, code_text, language_of, why_not_by_name
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.git.pack import DamagedError
+from piledriver.corpus.git.packed import PackedRepositories
 from piledriver.corpus.git.repository import BLOB, Entry, Repository, is_repository
 from piledriver.corpus.licences import MAX_LICENCE_BYTES, is_licence_file, spdx_header, spdx_id
 from piledriver.corpus.source import Found, Piece
 from piledriver.corpus.streams import RawStream, archive_kind
+
+# The files of a git repository's storage, inside whatever folder of an archive it is in.
+_STORED = re.compile(
+    r"((?:[^/]+/){0,20}?)(HEAD|packed-refs|config|objects/pack/pack-[0-9a-f]{40,64}\.(?:pack|idx)"
+    r"|objects/[0-9a-f]{2}/[0-9a-f]{38,62}|refs/(?:heads|tags)/[\w./+-]{1,200})"
+)
+
+_REFERENCES_BYTES = 1 << 24
 
 BATCH_FILES = 64
 BATCH_BYTES = 1 << 20
@@ -118,6 +129,7 @@ class _ArchiveBatches:
         self._name = ""
         self._held: list[File] = []
         self._bytes = 0
+        self._bare: PackedRepositories | None = None
 
     def add(self, stream: RawStream) -> Iterator[Piece | Refusal]:
         archive, _, inside = stream.origin.partition("!")
@@ -128,11 +140,18 @@ class _ArchiveBatches:
             yield from self.end()
             self._archive, self._licence, self._name = archive, None, _archive_name(archive)
         parts = inside.split("/")
-        if ".git" in parts or ("objects" in parts and stream.name.endswith((".pack", ".idx"))):
-            if stream.name.endswith(".pack") and ".git" not in parts:
-                yield Refusal("bare repository inside an archive", stream.origin, "unpack it and give its folder")
+        if ".git" in parts:
             return
-        content = stream.file.read(MAX_BYTES + 1)
+        stored = _STORED.fullmatch(inside)
+        if stored is not None and stored.group(2).startswith("objects/"):
+            yield from self._storage().add(stored.group(1), stored.group(2), stream.raw, stream.origin)
+            return
+        opened = stream.file
+        content = opened.read(MAX_BYTES + 1)
+        if stored is not None:
+            # Perhaps the storage of a bare repository, perhaps a file that is called `config`: the end will tell.
+            whole = io.BytesIO(content + opened.read(_REFERENCES_BYTES))
+            yield from self._storage().add(stored.group(1), stored.group(2), whole, stream.origin)
         path = "/".join(parts[1:]) if len(parts) > 1 else inside
         if len(parts) <= 2 and is_licence_file(stream.name) and self._licence is None:
             self._licence = spdx_id(content[:MAX_LICENCE_BYTES].decode("utf-8", "replace"))
@@ -141,7 +160,20 @@ class _ArchiveBatches:
         if self._bytes >= (BATCH_BYTES if self._licence is not None else MAX_HELD_BYTES):
             yield from self._flush()
 
-    def end(self) -> Iterator[Piece]:
+    def _storage(self) -> PackedRepositories:
+        if self._bare is None:
+            self._bare = PackedRepositories()
+        return self._bare
+
+    def end(self) -> Iterator[Piece | Refusal]:
+        if self._bare is not None:
+            for prefix in self._bare.prefixes():
+                self._held = [file for file in self._held if not file.origin.startswith(f"{self._archive}!{prefix}")]
+                folder = self._bare.folder(prefix)
+                for piece in _repository_pieces(folder, f"{self._archive}!{prefix}".rstrip("/!")):
+                    yield _with_contents(piece) if isinstance(piece, Piece) else piece
+            self._bare.close()
+            self._bare = None
         yield from self._flush()
         self._archive = ""
 
@@ -152,6 +184,19 @@ class _ArchiveBatches:
             size = sum(len(file.content or b"") for file in files)
             yield Piece(files[0].origin, length=size, extra=(tree, files))
         self._held, self._bytes = [], 0
+
+
+def _with_contents(piece: Piece) -> Piece:
+    """A piece of a repository that will be gone when workers come to it: its files are read here."""
+    tree, files = piece.extra
+    loaded = []
+    for file in files:
+        try:
+            loaded.append(File(file.origin, file.path, content=_content_of(file, tree)[: MAX_BYTES + 1]))
+        except DamagedError:
+            loaded.append(File(file.origin, file.path, object_id=file.object_id))
+    size = sum(len(file.content or b"") for file in loaded)
+    return Piece(piece.origin, length=size, extra=(Tree(tree.name, tree.licence, tree.commit), loaded))
 
 
 def tree_documents(piece: Piece) -> Iterator[Found]:
@@ -187,7 +232,8 @@ def _content_of(file: File, tree: Tree) -> bytes:
     if file.content is not None:
         return file.content
     if file.object_id is not None:
-        assert tree.objects is not None
+        if tree.objects is None:
+            raise DamagedError(f"object {file.object_id} is not in the repository")
         kind, content = _opened(tree.objects, tree.commit).read(file.object_id)
         if kind != BLOB:
             raise DamagedError(f"a {kind} where a file should be")

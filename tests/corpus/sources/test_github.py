@@ -141,6 +141,27 @@ def test_a_bare_repository(tmp_path: Path, packed: bool) -> None:
 
 
 @needs_git
+def test_a_bare_repository_in_an_archive(tmp_path: Path) -> None:
+    work = write_tree(tmp_path / "work")
+    (work / "config").write_text("a = 1\n")
+    git(work, "init", "-q")
+    git(work, "add", "-A")
+    git(work, "commit", "-q", "-m", "x")
+    git(work, "gc", "-q")
+    packed = tmp_path / "tool.tar.gz"
+    with tarfile.open(packed, "w:gz") as archive:
+        archive.add(work / ".git", "tool.git")
+    documents, _ = extract_paths("github", packed)
+    assert taken(documents) == TAKEN | {"config": "MIT"}
+    # A file that is only called like one of git's is code like any other.
+    plain = tmp_path / "plain.tar"
+    with tarfile.open(plain, "w") as archive:
+        archive.add(work / "config", "plain/config")
+    documents, _ = extract_paths("github", plain)
+    assert taken(documents) == {"config": "unknown"}
+
+
+@needs_git
 def test_a_checkout_is_read_from_its_files_and_named_by_its_remote(tmp_path: Path) -> None:
     work = write_tree(tmp_path / "checkout")
     git(work, "init", "-q")
