@@ -194,7 +194,7 @@ def test_one_graph_serves_every_shape() -> None:
                 "exp_avg_sq_scale": torch.rand(rows, 1),
             }
             rates = tuple(torch.tensor(value) for value in (0.1, 0.99, 0.5, 0.5))
-            update(weight, gradient, moments, rates, (0.9, 0.95, 1e-8), torch.tensor(5), torch.tensor(640))
+            update(weight, gradient, moments, rates, (0.9, 0.95, 1e-8), torch.tensor(5), 640 * rows)
             results.append([weight, *moments.values()])
         for a, b in zip(*results, strict=True):
             assert torch.equal(a, b)

@@ -30,6 +30,9 @@ from piledriver.optim.shards import first_row, like, local, local_gradient
 
 States = Literal["int8", "bf16", "fp32"]
 
+# Odd and large: parameters of one step get noise far from each other's.
+_APART = 0x3C6EF35F
+
 
 class CompactAdamW(Optimizer):
     """AdamW whose moments are kept in `states`. Weights may be fp32 or bf16.
@@ -60,20 +63,19 @@ class CompactAdamW(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        number = 0
+        number, shared = 0, _PerStep()
         for group in self.param_groups:
             for parameter in group["params"]:
                 number += 1
                 if parameter.grad is not None:
-                    self._update(parameter, group, number)
+                    self._update(parameter, group, number, shared)
         return loss
 
-    def _update(self, parameter: Tensor, group: dict[str, Any], number: int) -> None:
+    def _update(self, parameter: Tensor, group: dict[str, Any], number: int, shared: _PerStep) -> None:
         state = self.state[parameter]
         if not state:
             self._begin(parameter, group["states"])
         state["step"] += 1
-        step = int(state["step"])
         weight, gradient = local(parameter), local_gradient(parameter)
         if weight.numel() == 0:
             return
@@ -81,29 +83,17 @@ class CompactAdamW(Optimizer):
         moments = {name: local(state[name]) for name in names if name in state}
         width = weight.shape[-1] if weight.dim() else 1
         block = weight.numel() // moments["exp_avg_scale"].numel() if "exp_avg_scale" in moments else width
-        device = weight.device
-        beta1, beta2 = group["betas"]
-        # On the device and as tensors, so that a changing learning rate neither waits nor recompiles.
-        lr, shrink, correction1, correction2 = (
-            torch.full((), value, device=device)
-            for value in (
-                group["lr"],
-                1.0 - group["lr"] * group["weight_decay"],
-                1.0 - beta1**step,
-                1.0 - beta2**step,
-            )
-        )
-        salt = Stream(group["seed"], "rounding", step, number).below(2**31, 0)
         first = first_row(parameter) * (weight[0].numel() if weight.dim() else 1)
-        update = _compiled_update() if self._use_compiler(device) else adam_step
+        rates, salt = shared.of(group, int(state["step"]), weight.device)
+        update = _compiled_update() if self._use_compiler(weight.device) else adam_step
         update(
             weight.view(-1, block),
             gradient.reshape(-1, block),
             {name: moment.view(-1, 1 if name.endswith("scale") else block) for name, moment in moments.items()},
-            (lr, shrink, correction1, correction2),
-            (beta1, beta2, group["eps"]),
-            torch.full((), salt, dtype=torch.int64, device=device),
-            torch.full((), first, dtype=torch.int64, device=device),
+            rates,
+            (*group["betas"], group["eps"]),
+            salt + number * _APART,
+            first,
         )
 
     def _begin(self, parameter: Tensor, states: States) -> None:
@@ -135,14 +125,35 @@ class CompactAdamW(Optimizer):
                 self.state[parameter][name] = value.detach().clone().to(device)
 
 
+class _PerStep:
+    """What all parameters of a group share in one step: tensors on the device, made once.
+
+    As tensors, so that a changing learning rate neither waits for the device nor makes the compiler start again.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, int, torch.device], tuple[tuple[Tensor, ...], Tensor]] = {}
+
+    def of(self, group: dict[str, Any], step: int, device: torch.device) -> tuple[tuple[Tensor, ...], Tensor]:
+        """(learning rate, what decay leaves, the two bias corrections), and the salt of the step's noise."""
+        key = (id(group), step, device)
+        if key not in self._made:
+            lr, (beta1, beta2) = group["lr"], group["betas"]
+            values = (lr, 1.0 - lr * group["weight_decay"], 1.0 - beta1**step, 1.0 - beta2**step)
+            salt = Stream(group["seed"], "rounding", step).below(2**31, 0)
+            rates = tuple(torch.full((), value, device=device) for value in values)
+            self._made[key] = rates, torch.full((), salt, dtype=torch.int64, device=device)
+        return self._made[key]
+
+
 def adam_step(
     weight: Tensor,
     gradient: Tensor,
     moments: dict[str, Tensor],
-    rates: tuple[Tensor, Tensor, Tensor, Tensor],
+    rates: tuple[Tensor, ...],
     constants: tuple[float, float, float],
     salt: Tensor,
-    first_index: Tensor,
+    first_index: int,
 ) -> None:
     """The update on [rows, columns], in place; `moments` says by its dtypes how the states are kept."""
     lr, shrink, correction1, correction2 = rates
