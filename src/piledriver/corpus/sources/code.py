@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from piledriver.corpus.code_trees import tree_documents, tree_pieces, wants
 from piledriver.corpus.source import Source
+from piledriver.corpus.source_code.trees import tree_documents, tree_pieces, wants
 
 SOURCE = Source(
     slug="code",
