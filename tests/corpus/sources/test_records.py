@@ -30,6 +30,7 @@ LINES = b"".join(msgspec.json.encode(row) + b"\n" for row in ROWS)
         ("a.jsonl.gz", gzip.compress(LINES)),
         ("a.jsonl.zst", zstandard.compress(LINES)),
         ("a.json", msgspec.json.encode(ROWS)),
+        ("a.json", LINES),
     ],
 )
 def test_rows_in_every_packing(name: str, content: bytes) -> None:
@@ -45,6 +46,12 @@ def test_any_range_gives_the_same_rows(size: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(jsonl, "RANGE_BYTES", size)
     documents, _ = extract_bytes("jsonl", "a.jsonl", LINES)
     assert [document.text for document in documents] == [row["text"] for row in ROWS]
+
+
+def test_one_object_over_many_lines() -> None:
+    documents, refusals = extract_bytes("jsonl", "a.json", b'{\n  "text": "a",\n  "n": 1\n}\n')
+    assert [(document.text, document.meta["n"]) for document in documents] == [("a", 1)]
+    assert refusals == []
 
 
 def test_what_is_no_row_is_refused_alone() -> None:

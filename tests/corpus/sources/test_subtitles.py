@@ -36,6 +36,12 @@ def test_opus_tokens_are_put_together() -> None:
     assert documents[0].text == "I don't know."
 
 
+def test_french_tokens_are_put_together() -> None:
+    words = "".join(f"<w>{word}</w> " for word in ("L'", "homme", "qu'", "il", "voit", ",", "dit-il", "."))
+    documents, _ = extract_bytes("opensubtitles", "fr.xml", f"<document><s>{words}</s></document>".encode())
+    assert documents[0].text == "L'homme qu'il voit, dit-il."
+
+
 def test_a_zip_of_gzipped_files_says_which_film() -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:

@@ -24,8 +24,13 @@ def split(stream: RawStream) -> Iterator[Piece | Refusal]:
     """Ranges of a plain file, which workers align with its lines; batches of lines of anything else."""
     head, opened = peeked(stream.file, 64)
     with opened:
-        if head.lstrip().startswith(b"["):
-            yield Piece(stream.origin, data=opened.read(_ARRAY_BYTES + 1), extra="array")
+        if head.lstrip().startswith(b"[") or stream.name.lower().endswith(".json"):
+            content = opened.read(_ARRAY_BYTES + 1)
+            if len(content) > _ARRAY_BYTES:
+                detail = "an array is read whole; write one object a line and call the file .jsonl"
+                yield Refusal("too large", stream.origin, detail)
+            else:
+                yield Piece(stream.origin, data=content, extra="whole")
             return
         if stream.path is not None:
             with open(stream.path, "rb") as raw:
@@ -59,8 +64,8 @@ def _batches(opened: BinaryIO, origin: str) -> Iterator[Piece | Refusal]:
 
 def documents(piece: Piece) -> Iterator[Found]:
     """One document for each line that holds an object with text."""
-    if piece.extra == "array":
-        yield from _array(piece)
+    if piece.extra == "whole":
+        yield from _whole(piece)
         return
     if piece.extra == "range":
         assert piece.path is not None
@@ -109,18 +114,19 @@ def _decoded(line: bytes, where: str) -> Found:
     return record_document(record, where)
 
 
-def _array(piece: Piece) -> Iterator[Found]:
-    content = piece.data or b""
-    if len(content) > _ARRAY_BYTES:
-        yield Refusal("too large", piece.origin, "an array is read whole; write one object a line instead")
-        return
+def _whole(piece: Piece) -> Iterator[Found]:
+    """An array of objects or a single one, over any number of lines; else lines after all, whatever the name says."""
     try:
-        records = msgspec.json.decode(content)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        yield Refusal("invalid json", piece.origin, str(error)[:200])
+        value = msgspec.json.decode(piece.data or b"")
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        with piece.open_raw() as opened:
+            yield from _lines(opened, piece.origin, 0, None)
         return
-    for number, record in enumerate(records):
-        yield record_document(record, f"{piece.origin}#{number}")
+    if isinstance(value, list):
+        for number, record in enumerate(value):
+            yield record_document(record, f"{piece.origin}#{number}")
+    else:
+        yield record_document(value, piece.origin)
 
 
 SOURCE = Source(

@@ -52,7 +52,7 @@ def wants(name: str) -> bool:
     """Dumps and pages, but not the index, the list of titles or the sums that are published beside a dump."""
     lowered = name.lower()
     return _named_like_a_page(name) and not any(
-        word in lowered for word in ("-index", "sums.txt", "abstract", "titles")
+        word in lowered for word in ("-index", "sums.txt", "-abstract", "all-titles")
     )
 
 

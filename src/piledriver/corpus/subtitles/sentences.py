@@ -31,6 +31,11 @@ _CLITICS = (
 )
 _TO_THE_RIGHT = frozenset(["(", "[", "{", "$", "£", "€", "#", "¿", "¡"])
 _PAIRS = {("gon", "na"), ("wan", "na"), ("got", "ta"), ("can", "not"), ("gim", "me"), ("lem", "me"), ("d'", "you")}
+# French and Italian words that lose their last letter before a vowel, and the space with it.
+_ELIDED = frozenset(
+    ["l'", "d'", "j'", "n'", "s'", "m'", "t'", "c'", "qu'", "jusqu'", "lorsqu'", "puisqu'", "dell'", "all'"]
+)
+_ELIDED |= frozenset(["nell'", "dall'", "sull'", "un'", "quest'", "quell'", "aujourd'", "quelqu'"])
 _END = re.compile(r"""[.!?…:;"'”’)\]♪-]$""")
 
 
@@ -55,7 +60,7 @@ def joined_words(words: list[str]) -> str:
         if not glue and not attached:
             out.append(" ")
         out.append(word)
-        glue = word in _TO_THE_RIGHT
+        glue = word in _TO_THE_RIGHT or word.lower().replace("’", "'") in _ELIDED
         previous = word
     return "".join(out)
 
