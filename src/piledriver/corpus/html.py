@@ -148,12 +148,12 @@ def page_to_text(html: str) -> str:
 
     | extractor | Readability's | Scrapinghub's | ours | MB/s |
     |---|---|---|---|---|
-    | this one | 0.957 | 0.951 | 0.957 | 22 |
-    | trafilatura 2.3, recall | 0.936 | 0.959 | 0.960 | 6 to 10 |
-    | trafilatura 2.3 | 0.928 | 0.948 | 0.961 | 4 to 7 |
-    | resiliparse 1.1, strict | 0.924 | 0.920 | 0.944 | 58 to 108 |
-    | resiliparse 1.1 | 0.908 | 0.878 | 0.950 | 55 to 107 |
-    | justext 3.0, English | 0.507 | 0.718 | 0.730 | 7 to 9 |
+    | this one | 0.957 | 0.951 | 0.957 | 16 to 18 |
+    | trafilatura 2.3, recall | 0.936 | 0.959 | 0.960 | 3 to 9 |
+    | trafilatura 2.3 | 0.928 | 0.948 | 0.961 | 2 to 6 |
+    | resiliparse 1.1, strict | 0.924 | 0.920 | 0.944 | 44 to 90 |
+    | resiliparse 1.1 | 0.908 | 0.878 | 0.950 | 44 to 95 |
+    | justext 3.0, English | 0.507 | 0.718 | 0.730 | 5 to 9 |
 
     and because it keeps tables, code and formulas, which the fast one flattens. Its constants were chosen while looking
     at these pages, so that a little of its lead is theirs.
