@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import lzma
+import zlib
 from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+import zstandard
 
 from piledriver.corpus.document import Refusal
 from piledriver.corpus.source import Piece
@@ -26,7 +31,13 @@ def cut(stream: RawStream, last_cut: LastCut) -> Iterator[Piece | Refusal]:
     buffer = b""
     at = 0
     with file:
-        while block := file.read(PIECE_BYTES):
+        for block in _blocks(file):
+            if isinstance(block, Exception):
+                # A truncated file: what was read before the damage is as good as ever.
+                yield Refusal("damaged data", f"{stream.origin}#{at + len(buffer)}", f"{type(block).__name__}: {block}")
+                end = last_cut(buffer)
+                buffer = buffer[:end]
+                break
             buffer += block
             end = last_cut(buffer)
             if end > 0:
@@ -39,6 +50,28 @@ def cut(stream: RawStream, last_cut: LastCut) -> Iterator[Piece | Refusal]:
                 buffer = b""
     if buffer.strip():
         yield _piece(stream, buffer, at, local)
+    elif at == 0:
+        yield Refusal("empty file", stream.origin)
+
+
+def _blocks(file: BinaryIO) -> Iterator[bytes | Exception]:
+    """Some megabytes at a time; damage comes last, after all that could be read."""
+    read = getattr(file, "read1", file.read)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        while part := read(1 << 18):
+            parts.append(part)
+            size += len(part)
+            if size >= PIECE_BYTES:
+                yield b"".join(parts)
+                parts, size = [], 0
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
+        yield b"".join(parts)
+        yield error
+        return
+    if parts:
+        yield b"".join(parts)
 
 
 def _piece(stream: RawStream, content: bytes, at: int, local: bool) -> Piece:

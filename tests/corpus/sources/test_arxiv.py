@@ -111,6 +111,14 @@ def test_sections_and_references_to_them() -> None:
     assert text_of(body) == "## One\n\na\n\n### Two\n\nb, see Section 1 and [nowhere]."
 
 
+def test_a_label_means_what_its_environment_numbered_and_no_more() -> None:
+    body = (
+        "\\section{A}\\begin{equation}x\\label{e}\\end{equation}\\label{s}\\begin{figure}\\subfloat[p\\label{f:a}]{}"
+        "\\caption{c}\\label{f}\\end{figure} \\ref{e} \\ref{s} \\ref{f} \\ref{f:a}"
+    )
+    assert text_of(body).endswith("Figure 1: c\n\n1 1 1 [f:a]")
+
+
 def test_accents_dashes_and_quotes() -> None:
     assert (
         text_of("Erd\\H{o}s, Fr\\'echet, na\\\"{\\i}ve, \\c{c}a, \\ss, 1--2 --- ``so''")

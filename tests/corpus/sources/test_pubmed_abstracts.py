@@ -61,6 +61,14 @@ def test_a_bad_record_refuses_itself_alone() -> None:
     assert extract(citation("1", "T <b>", whole), citation("2", "T", whole)) == (["T\nx"], ["invalid xml"])
 
 
+def test_a_truncated_file_gives_what_was_whole() -> None:
+    whole = "<Abstract><AbstractText>x</AbstractText></Abstract>"
+    content = gzip.compress((HEAD + "".join(citation(str(n), f"T{n}", whole) for n in range(3000))).encode(), 1)
+    found, refusals = extract_bytes("pubmed-abstracts", "a.xml.gz", content[: len(content) * 2 // 3])
+    assert len(found) > 1000
+    assert [refusal.reason for refusal in refusals] == ["damaged data"]
+
+
 def test_pieces_hold_whole_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("piledriver.corpus.records.PIECE_BYTES", 1000)
     whole = "<Abstract><AbstractText>x</AbstractText></Abstract>"

@@ -95,6 +95,14 @@ def test_a_broken_document_refuses_itself_alone() -> None:
     assert [refusal.reason for refusal in refusals] == ["invalid xml"]
 
 
+def test_an_empty_file_is_refused_and_the_label_of_a_tape_is_not_a_patent() -> None:
+    assert [refusal.reason for refusal in extract_bytes("uspto-backgrounds", "a.xml", b"\n")[1]] == ["empty file"]
+    found, refusals = extract_bytes(
+        "uspto-backgrounds", "a.txt", b"HHHHHT     APS1     ISSUE - 760106\n" + APS.encode()
+    )
+    assert (len(found), refusals) == (1, [])
+
+
 def test_pieces_of_a_large_file_hold_whole_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("piledriver.corpus.records.PIECE_BYTES", 3000)
     found, refusals = extract_bytes("uspto-backgrounds", "ipg.xml", (XML_4 * 40).encode())

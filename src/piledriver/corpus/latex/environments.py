@@ -25,6 +25,8 @@ def write_environment(converter: Converter, index: int, name: str, end: int) -> 
         return index + 1
     start = index + 1
     plain = name.rstrip("*")
+    # As in LaTeX, what a label means ends with the environment that numbered it.
+    current = converter.labels.current
     if name in known.DROPPED_ENVIRONMENTS:
         pass
     elif name in known.MATH_ENVIRONMENTS:
@@ -57,6 +59,7 @@ def write_environment(converter: Converter, index: int, name: str, end: int) -> 
         _pseudo(converter, start, close)
     else:
         _plain_environment(converter, start, close, name, plain)
+    converter.labels.current = current
     return close + 1
 
 
@@ -97,6 +100,8 @@ def _floating(converter: Converter, start: int, close: int, name: str) -> None:
         if converter.braced(after):
             after, _ = converter.argument(after)
     outer, converter.float_name = converter.float_name, known.FLOATS[name]
+    # A label before the caption names a part of the figure: it has no number that we know.
+    converter.labels.current = ("", "")
     outer_algorithm, converter.in_algorithm = (
         converter.in_algorithm,
         converter.float_name == "Algorithm" or converter.in_algorithm,

@@ -144,6 +144,10 @@ def reference(converter: Converter, index: int) -> int:
     token = converter.tokens[index].lstrip("\\").rstrip("*")
     after, _ = converter.optional(index + 1)
     after, name = converter.argument(after)
+    if token in ("pageref", "vpageref"):
+        # Pages are for paper.
+        converter.inline.append(f"[{converter.raw(*name).strip()}]")
+        return after
     style = "equation" if token in ("eqref", "Eqref") else "named" if token in ("autoref", "cref", "Cref") else "number"
     converter.inline.append(place(converter.raw(*name).strip(), style))
     return after

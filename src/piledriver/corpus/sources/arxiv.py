@@ -232,7 +232,7 @@ SOURCE = Source(
     title="papers of arXiv from their LaTeX sources",
     raw_format="submissions as arXiv serves them (.gz of one TeX file, .tar.gz), arXiv_src_*.tar of those, TeX folders",
     licence="mixed, per paper; most under arXiv's licence to distribute",
-    consent="terms",
+    consent="author",
     treatment=(
         "A submission is a document: the main file is found, its inputs are resolved inside the archive only, comments "
         "go, the authors' macros are expanded (with a budget), and our own converter writes title, abstract, `#` "

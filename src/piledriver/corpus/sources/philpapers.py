@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,11 +14,17 @@ from piledriver.corpus.jats_inline import flat, strip_namespaces
 from piledriver.corpus.pdf_filter import filtered
 from piledriver.corpus.pdf_lines import UnreadablePdfError
 from piledriver.corpus.pdf_text import pdf_to_text
+from piledriver.corpus.records import MAX_RECORD_BYTES, cut
 from piledriver.corpus.source import Found, Piece, Source, ends_with, whole
 from piledriver.corpus.streams import RawStream
 from piledriver.corpus.xml import XmlError, parse
 
 MIN_CHARACTERS = 1000
+_RECORD = re.compile(rb"<record[\s>]")
+_END_OF_RECORD = re.compile(rb"</record\s*>")
+_ONLY_CLOSING = re.compile(rb"(?:\s|</[\w:.-]+\s*>|<resumptionToken[^<>]*>[^<>]*(?=<)|<resumptionToken[^<>]*/>)*")
+_PREFIX = re.compile(rb"<(/?)[A-Za-z_][\w.-]*:")
+_PREFIXED = re.compile(rb"\s[A-Za-z_][\w.-]*:[\w.-]+\s*=\s*(?:\"[^\"<]*\"|'[^'<]*')")
 _LISTS = (
     "creator",
     "subject",
@@ -33,44 +40,77 @@ _LISTS = (
 
 
 def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
-    """A PDF together with the record of the same name, where one follows it; other records by file."""
+    """A PDF together with the record of the same name, where one follows it; other records some megabytes at a time."""
     waiting: Piece | None = None
     for stream in streams:
+        stem = os.path.splitext(stream.origin)[0]
+        if waiting is not None and os.path.splitext(waiting.origin)[0] == stem and not _is_pdf(stream.origin):
+            record = stream.file.read(MAX_RECORD_BYTES)
+            yield Piece(waiting.origin, data=waiting.data, path=waiting.path, extra=record)
+            waiting = None
+            continue
+        if waiting is not None:
+            yield waiting
+            waiting = None
+        if not _is_pdf(stream.origin):
+            yield from cut(stream, _last_end)
+            continue
         for piece in whole(stream):
-            if isinstance(piece, Refusal):
-                yield piece
-            elif piece.origin.lower().endswith(".pdf"):
-                if waiting is not None:
-                    yield waiting
+            if isinstance(piece, Piece):
                 waiting = piece
-            elif waiting is not None and os.path.splitext(waiting.origin)[0] == os.path.splitext(piece.origin)[0]:
-                yield Piece(waiting.origin, data=waiting.data, path=waiting.path, extra=piece.read())
-                waiting = None
             else:
-                if waiting is not None:
-                    yield waiting
-                    waiting = None
                 yield piece
     if waiting is not None:
         yield waiting
 
 
+def _is_pdf(origin: str) -> bool:
+    return origin.lower().endswith(".pdf")
+
+
+def _last_end(buffer: bytes) -> int:
+    found = buffer.rfind(b"</record>")
+    return found + len(b"</record>") if found >= 0 else 0
+
+
 def documents(piece: Piece) -> Iterator[Found]:
     """The text of a PDF, or title and abstract of each record."""
-    if piece.origin.lower().endswith(".pdf"):
+    if _is_pdf(piece.origin):
         yield _paper(piece)
         return
+    content = piece.read()
+    at, number = 0, 0
+    while found := _RECORD.search(content, at):
+        end = _END_OF_RECORD.search(content, found.end())
+        at = end.end() if end else len(content)
+        number += 1
+        yield _parsed(content[found.start() : at], piece.origin, f"{piece.offset + found.start()}")
+    if number == 0 and not _ONLY_CLOSING.fullmatch(content):
+        yield from _without_records(content, piece.origin)
+
+
+def _parsed(record: bytes, origin: str, number: str) -> Found:
+    """One record by itself: its prefixes are declared on the answer around it, so they go."""
     try:
-        root = parse(with_character_entities(piece.read()))
+        root = parse(with_character_entities(_PREFIXED.sub(rb"", _PREFIX.sub(rb"<\1", record))))
     except XmlError as error:
-        yield Refusal("invalid xml", piece.origin, str(error))
+        return Refusal("invalid xml", f"{origin}#{number}", str(error))
+    strip_namespaces(root)
+    return _record(root, origin, number)
+
+
+def _without_records(content: bytes, origin: str) -> Iterator[Found]:
+    """An error answer, or a bare oai_dc element."""
+    try:
+        root = parse(with_character_entities(content))
+    except XmlError as error:
+        yield Refusal("invalid xml", origin, str(error))
         return
     strip_namespaces(root)
     for answer in root.iter("error"):
-        yield Refusal("oai error", piece.origin, f"{answer.get('code', '')}: {flat(answer)}")
-    records = list(root.iter("record")) or ([root] if root.tag in ("dc", "record") else [])
-    for number, record in enumerate(records, 1):
-        yield _record(record, piece.origin, number)
+        yield Refusal("oai error", origin, f"{answer.get('code', '')}: {flat(answer)}")
+    if root.tag == "dc":
+        yield _record(root, origin, "1")
 
 
 def _paper(piece: Piece) -> Found:
@@ -91,7 +131,7 @@ def _paper(piece: Piece) -> Found:
     return Document(text, meta={**meta, "origin": piece.origin})
 
 
-def _record(record: Any, origin: str, number: int) -> Found:
+def _record(record: Any, origin: str, number: str) -> Found:
     header = record.find("header")
     identifier = flat(header.find("identifier")) if header is not None and header.find("identifier") is not None else ""
     origin = f"{origin}#{identifier or number}"
@@ -128,7 +168,7 @@ SOURCE = Source(
     title="open-access papers of philosophy",
     raw_format="OAI-PMH answers (oai_dc XML) and PDFs, a PDF and its record under one name",
     licence="mixed open access, per document where the record says it",
-    consent="terms",
+    consent="author",
     treatment=(
         "A PDF is a document: its text layer (see the source pdf) through the Pile's filter, which drops paragraphs "
         "that "

@@ -172,7 +172,7 @@ SOURCE = Source(
     title="titles and abstracts of PubMed",
     raw_format="PubMed baseline and update XML (.xml.gz), older MEDLINE XML, and PubMed's text export",
     licence="NLM terms",
-    consent="terms",
+    consent="author",
     treatment=(
         "A citation with title and abstract is a document: the title, a newline, the abstract with white space "
         "collapsed "

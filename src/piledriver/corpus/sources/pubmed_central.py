@@ -103,7 +103,7 @@ SOURCE = Source(
     title="open-access articles of biomedicine and the life sciences",
     raw_format="JATS or NLM XML (.nxml, .xml) alone, in the article's tar.gz, in oa_bulk tar.gz, in OAI-PMH answers",
     licence="mixed Creative Commons, per document",
-    consent="terms",
+    consent="author",
     treatment=(
         "An article is a document: title, abstracts, body, appendices, acknowledgements and notes, with `#` headings, "
         "lists, pipe tables, captions and `$` formulas (the publisher's TeX, else MathML turned into LaTeX). Authors, "

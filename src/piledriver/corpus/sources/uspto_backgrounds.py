@@ -30,7 +30,8 @@ def documents(piece: Piece) -> Iterator[Found]:
     """Each patent of the piece."""
     content = piece.read()
     starts = [found.start() for found in _START.finditer(content)] or [0]
-    if content[: starts[0]].strip():
+    if content[: starts[0]].strip() and not content.startswith(b"PATN", starts[0]):
+        # What stands before the first PATN is the label of the tape.
         starts.insert(0, 0)
     # The DOCTYPE and the root behind an XML declaration begin no other document: nothing was closed in between.
     joined = [starts[0]]
@@ -49,7 +50,7 @@ def _one(record: bytes, origin: str) -> Found:
         else:
             patent = from_xml(record)
     except XmlError as error:
-        return Refusal("invalid xml", origin, str(error))
+        return Refusal("invalid xml" if record.startswith(b"<") else "not a patent", origin, str(error))
     if patent is None:
         return Refusal("not a patent", origin)
     if patent.number and "#" in origin:
