@@ -72,7 +72,7 @@ def test_large_draws_are_made_in_pieces_without_a_seam(monkeypatch: pytest.Monke
     for draw in (F.bits, F.uniform, F.normal, F.truncated_normal):
         whole = draw(key, (70, 3))
         with monkeypatch.context() as patch:
-            patch.setattr(keys, "_PIECE", 64)
+            patch.setattr(keys, "_CPU_PIECE", 64)
             assert draw(key, (70, 3)).equal(whole)
     assert F.uniform(key, (10,)).equal(F.uniform(key, (5, 40)).flatten()[:10])
 

@@ -208,6 +208,13 @@ def test_missing_keys_collections_and_mutation() -> None:
     assert out.equal(X + 2)
 
 
+def test_errors_of_torch_say_in_which_module_they_happened() -> None:
+    broken = failing(lambda self, x: x @ torch.ones(9, 9))()
+    with pytest.raises(RuntimeError) as caught:
+        broken.apply({}, X)
+    assert caught.value.__notes__ == ["in Inner at inner"]
+
+
 def test_unbound_and_doubly_bound_modules() -> None:
     with pytest.raises(errors.UnboundModuleError, match=r"Dense is not bound.*apply\(variables"):
         F.Dense(3)(X)

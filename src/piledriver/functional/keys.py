@@ -17,8 +17,9 @@ from torch import Tensor
 from piledriver.core.errors import UsageError
 from piledriver.functional.philox import Word, high, joined, low, philox4x32, random_words
 
-# Draws above this many numbers are made piece by piece: the integer temporaries of one piece fit in a cache.
-_PIECE = 1 << 20
+# Draws above this many numbers are made piece by piece. On a CPU a piece's integer temporaries fit in a cache;
+# elsewhere it is only a bound on their memory.
+_CPU_PIECE, _PIECE = 1 << 16, 1 << 24
 _SPLIT, _FOLD = 0x5DEECE66D0000001, 0x2545F4914F6CDD1D
 
 
@@ -237,10 +238,11 @@ def _drawn(
     _single(key, "a draw")
     shape, word, count = tuple(shape), _word(key), math.prod(shape)
     where = torch.device(device) if device is not None else key.bits.device
-    if not isinstance(word, int) or count <= _PIECE:
+    piece = _CPU_PIECE if where.type == "cpu" else _PIECE
+    if not isinstance(word, int) or count <= piece:
         return finish(random_words(word, key.lane, 0, count, where))[:count].to(dtype).reshape(shape)
     out = torch.empty(count, dtype=dtype, device=where)
-    for start in range(0, count, _PIECE):
-        stop = min(start + _PIECE, count)
+    for start in range(0, count, piece):
+        stop = min(start + piece, count)
         out[start:stop] = finish(random_words(word, key.lane, start, stop, where))[: stop - start]
     return out.reshape(shape)

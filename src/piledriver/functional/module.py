@@ -30,6 +30,7 @@ from piledriver.functional.errors import (
     MissingVariableError,
     TransformError,
     UnboundModuleError,
+    dotted,
 )
 from piledriver.functional.frame import Axes, Context, Declaration, Frame, Initialiser, Place, Store
 from piledriver.functional.keys import Key, fold_in
@@ -328,6 +329,11 @@ def _entered(method: Callable[..., Any], name: str) -> Callable[..., Any]:
             if hook is not None and is_call:
                 return hook(self, method, args, kwargs)
             return method(self, *args, **kwargs)
+        except Exception as error:
+            # Torch's own errors do not know the module; the innermost one says where they happened.
+            if not getattr(error, "__notes__", None):
+                error.add_note(f"in {type(self).__name__} at {dotted(frame.path)}")
+            raise
         finally:
             frame.depth = 0
 

@@ -47,7 +47,7 @@ def from_state_dict(target: Any, state: Any, path: str = "") -> Any:
     if isinstance(target, Key):
         return Key(torch.as_tensor(state, dtype=torch.int64), target.lane)
     if isinstance(target, tuple) and hasattr(target, "_fields"):
-        state = _checked(target._asdict(), state, path)
+        state = _checked({name: getattr(target, name) for name in target._fields}, state, path)
         return type(target)(
             *(from_state_dict(getattr(target, name), state[name], _at(path, name)) for name in target._fields)
         )
@@ -86,16 +86,18 @@ def _checked(target: Mapping[Any, Any], state: Any, path: str) -> Mapping[str, A
     where = path or "the root"
     if not isinstance(state, Mapping):
         raise TreeStructureError(f"{where} is a mapping here and a leaf in the file", fix="use `transfer`")
-    empty = {str(name): {} for name, below in target.items() if not pytree.tree_leaves(to_state_dict(below))}
-    state = {**empty, **state}
-    wanted, there = {str(name) for name in target}, set(state)
+    empty: dict[str, Any] = {
+        str(name): {} for name, below in target.items() if not pytree.tree_leaves(to_state_dict(below))
+    }
+    found = {**empty, **state}
+    wanted, there = {str(name) for name in target}, set(found)
     if wanted != there:
         raise TreeStructureError(
             f"{where}: the file lacks {sorted(wanted - there) or 'nothing'} "
             f"and has {sorted(there - wanted) or 'nothing'} beyond",
             fix="load into the architecture that was saved, or use `transfer`",
         )
-    return state
+    return found
 
 
 def _at(path: str, name: object) -> str:
