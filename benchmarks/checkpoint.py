@@ -43,7 +43,7 @@ def main() -> None:
     if not on_gpu:
         torch.set_num_threads(1)  # leaves a core for the save, on a machine with two
     warnings.filterwarnings("ignore", message=".*torch.distributed is disabled.*")  # also from DCP's own thread
-    model, optimizer, batch = build(int(args.parameters or (400e6 if on_gpu else 4e6)), args.device)
+    model, optimizer, batch = build(int(args.parameters or (100e6 if on_gpu else 4e6)), args.device)
     window = args.window or (40 if on_gpu else 10)
 
     def step() -> None:

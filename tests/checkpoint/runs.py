@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -44,15 +45,21 @@ class Run:
         )
 
 
+def cpu_mesh() -> DeviceMesh:
+    """All ranks in a row, on the host also where there is a GPU."""
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
 def make_run(seed: int, *, sharded: bool = False) -> Run:
     """Odd sizes, so that shards are uneven and some ranks hold nothing of a tensor; a tied weight; a buffer."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Embedding(7, 5), nn.Linear(5, 3), nn.LayerNorm(3), nn.Linear(3, 5), nn.Linear(5, 7, False))
     model.register_buffer("scale", torch.tensor(0.5 + seed))
     if sharded:
+        mesh = cpu_mesh()
         for layer in (model[1], model[3]):
-            fully_shard(layer)
-        fully_shard(model)
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
     else:
         model[4].weight = model[0].weight
     groups = [{"params": list(model[:3].parameters())}, {"params": list(model[3].parameters()), "lr": 0.02}]

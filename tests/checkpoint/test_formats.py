@@ -31,7 +31,7 @@ from piledriver.checkpoint.huggingface import parse_size
 from piledriver.cli import main as cli
 from piledriver.core.errors import UnknownNameError
 from tests.checkpoint.processes import run as on_ranks
-from tests.checkpoint.runs import make_run, train, whole
+from tests.checkpoint.runs import cpu_mesh, make_run, train, whole
 
 
 def tied(seed: int) -> nn.Module:
@@ -146,10 +146,10 @@ def sharded(rank: int, folder: str) -> None:
     with torch.no_grad():
         for i, parameter in enumerate(model.parameters()):
             parameter.copy_(torch.arange(parameter.numel()).reshape(parameter.shape) + i)
-    fully_shard(model)
+    fully_shard(model, mesh=cpu_mesh())
     save_model(model, folder, max_shard_size=100)
     other = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
-    fully_shard(other)
+    fully_shard(other, mesh=cpu_mesh())
     assert load_model(other, folder).exact
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(a.full_tensor(), b.full_tensor())

@@ -20,6 +20,7 @@ from piledriver.observe.monitor import SystemMonitor
 from piledriver.observe.profile import profile_step
 from piledriver.observe.timers import StepTimer
 from tests.checkpoint.processes import run as on_ranks
+from tests.checkpoint.runs import cpu_mesh
 
 
 def test_timers_count_blocks_and_not_failures() -> None:
@@ -82,7 +83,7 @@ def test_mfu() -> None:
 
 def sharded_step(rank: int) -> tuple[dict[str, int], dict[str, int]]:
     model = nn.Linear(8, 8, bias=False)
-    fully_shard(model)
+    fully_shard(model, mesh=cpu_mesh())
     with counted_communication() as found:
         model(torch.ones(2, 8)).sum().backward()
     with counted_communication() as plain:

@@ -27,7 +27,8 @@ def capture() -> dict[str, Any]:
     }
     for name in _DEVICE_MODULES:
         module = getattr(torch, name, None)
-        if module is not None and module.is_available():
+        if module is not None and module.is_available() and getattr(module, "is_initialized", _always)():
+            # A device that was not used yet stays so: its context costs memory and forbids forking.
             # MPS has one device and no `_all`.
             state[name] = module.get_rng_state_all() if hasattr(module, "get_rng_state_all") else module.get_rng_state()
     return state
@@ -52,3 +53,7 @@ def restore(state: Mapping[str, Any]) -> list[str]:
         else:
             module.set_rng_state(state[name].cpu())
     return notes
+
+
+def _always() -> bool:
+    return True

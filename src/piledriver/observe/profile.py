@@ -16,7 +16,7 @@ def profile_step(step: Callable[[], Any], *, warm_up: int = 1, repeats: int = 3,
     for _ in range(warm_up):
         step()
     chosen = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
-    with profile(activities=chosen, profile_memory=True, record_shapes=False) as profiler:
+    with profile(activities=chosen, profile_memory=True, acc_events=True) as profiler:
         for _ in range(repeats):
             step()
     return profile_report(profiler, top=top)
