@@ -77,6 +77,7 @@ class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin):
         self.torch_device_mesh = torch_device_mesh
         self.iteration = iteration
         self._entry: dict[str, Any] | None = None
+        self._at: tuple[int, Mapping[str, Any] | None, bool] | None = None
         self._state: dict[str, Any] | None = None
 
     @property
@@ -99,6 +100,7 @@ class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin):
             self.set_epoch(self.iteration)
             batches = self._enter(entry)
             padding = getattr(self._batches, "padding", None)
+            moving = self.use_stateful_dataloader or self._stateful_dataset() is not None
             taken = 0
             batch = next(batches, _END)
             while batch is not _END:
@@ -108,35 +110,37 @@ class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin):
                 if self.device is not None:
                     batch = send_to_device(batch, self.device, self._non_blocking)
                 # The loader inside runs one batch ahead of what the user sees, so its state is taken before that.
-                self._remember(taken, entry)
+                self._remember(taken, entry, moving)
                 ahead = next(batches, _END)
                 self.valid_count = marked
                 if ahead is _END:
                     self.end_of_dataloader = True
-                    self._remember(taken, entry)
+                    self._remember(taken, entry, moving)
                     if padding is not None:
                         self.valid_count = padding.valid
                 if taken > self.skip_batches:
                     yield batch
                 batch = ahead
             self.iteration += 1
-            self._state = None
+            self._at = self._state = None
         finally:
             self.end()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next batch after the one in hand is."""
         if self.use_stateful_dataloader:
-            state = dict(self._state if self._state is not None else cast(Any, self.base_dataloader).state_dict())
+            state = self._state if self._state is not None else dict(cast(Any, self.base_dataloader).state_dict())
             return {**state, _ITERATION: self.iteration} if self.iteration else state
         if self._state is not None:
             return self._state
+        if self._at is not None:
+            return self._state_after(*self._at)
         return self._entry if self._entry is not None else self._entry_at(self.iteration, Position())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from there at the next iteration."""
         state = dict(state_dict)
-        self._state = None
+        self._at = self._state = None
         if self.use_stateful_dataloader:
             self.iteration = state.pop(_ITERATION, 0)
             if state.get("_iterator_finished"):
@@ -174,14 +178,17 @@ class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin):
         """Give the loader another order."""
         set_sampler(self, sampler)
 
-    def _remember(self, taken: int, entry: Mapping[str, Any] | None) -> None:
+    def _remember(self, taken: int, entry: Mapping[str, Any] | None, moving: bool) -> None:
+        """Note where we are: as a state where that is about to move on, else as what a state can be made from."""
+        self._at = (taken, entry, self.end_of_dataloader)
+        self._state = self._state_after(*self._at) if moving else None
+
+    def _state_after(self, taken: int, entry: Mapping[str, Any] | None, finished: bool) -> dict[str, Any]:
         if self.use_stateful_dataloader:
-            self._state = cast(Any, self.base_dataloader).state_dict()
-            self._state["_iterator_finished"] = self.end_of_dataloader
-        elif self.end_of_dataloader:
-            self._state = self._entry_at(self.iteration + 1, Position())
-        else:
-            self._state = self._entry_at(self.iteration, self._position(taken, entry))
+            return {**cast(Any, self.base_dataloader).state_dict(), "_iterator_finished": finished}
+        if finished:
+            return self._entry_at(self.iteration + 1, Position())
+        return self._entry_at(self.iteration, self._position(taken, entry))
 
 
 class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
