@@ -19,7 +19,8 @@ def _pattern(*alternatives: str, before: str = "", after: str = "") -> re.Patter
 
 _START = _pattern(
     r"(?:START|BEGIN(?:NING)?) OF (?:(?:THE|THIS|DIESES?) )?PROJE[CK]T GUTENBERG",
-    before=r"^[ \t]*\*{2,3}[ \t]*",
+    # In an EPUB the mark may be a heading.
+    before=r"^(?:#{1,6})?[ \t]*\*{2,3}[ \t]*",
     # A long title goes on in the next line, which then ends in the asterisks.
     after=r"[^\n]*\n(?:(?![ \t]*\n)[^\n]*\*\*\*[ \t]*\n)?",
 )
@@ -33,10 +34,14 @@ _END = _pattern(
     r"Ende d(?:ieses|es) Proje[ck]t Gutenberg",
     r"Fin de (?:ce )?Project Gutenberg",
     r"\*{3}[ \t]*START:[ \t]*FULL LICENSE",
+    before=r"^(?:#{1,6})?[ \t]*",
+    after=r"[^\n]*",
+)
+# What the headers of old files hold too: the end of a book only where it is the end of the file.
+_LATE_END = _pattern(
     r"\*{2,}[ \t]*START[ \t*]+THE SMALL PRINT",
     r"\**[ \t]*This file should be named \S+\.(?:txt|zip)\b",
     before=r"^[ \t]*",
-    after=r"[^\n]*",
 )
 _FIRST_LINE = _pattern(r"(?:\**This is )?(?:(?:The|A) )?Project Gutenberg", before=r"\A\W{0,20}")
 _MAKING = (
@@ -131,9 +136,11 @@ def _start(text: str) -> int:
 
 
 def _end(text: str, start: int) -> int:
-    # The first mark in the last part of the file: books quote nothing like it, and the licence may be long.
-    found = _END.search(text, start + (len(text) - start) // 4)
-    return found.start() if found else len(text)
+    # The licence of a poem is several times as long as the poem, so the mark may stand anywhere.
+    ends = [
+        found.start() for found in (_END.search(text, start), _LATE_END.search(text, (start + len(text)) // 2)) if found
+    ]
+    return min(ends, default=len(text))
 
 
 def _without_credits(text: str) -> str:

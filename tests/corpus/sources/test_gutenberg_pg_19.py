@@ -74,6 +74,12 @@ def test_a_text_without_frame_is_kept() -> None:
     assert documents[0].text == BOOK
 
 
+def test_a_licence_may_be_longer_than_the_book() -> None:
+    before, after = FRAMES["this, 2006"]
+    documents, _ = extract_bytes("gutenberg-pg-19", "10.txt", (before + "A poem." + after + LICENCE * 300).encode())
+    assert documents[0].text == "A poem."
+
+
 def test_a_copyrighted_book_is_refused() -> None:
     header = "** This is a COPYRIGHTED Project Gutenberg eBook, Details Below **\n\n"
     _, refusals = extract_bytes("gutenberg-pg-19", "10.txt", (header + START + BOOK).encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import html
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -36,7 +37,7 @@ def wants(name: str) -> bool:
 
 def split(stream: RawStream) -> Iterator[Piece | Refusal]:
     """Whole threads, several to a piece, by the number of the question."""
-    site = site_of(stream.origin)
+    site = site_of(stream.origin) or _site_of_folder(stream.path)
     with Threads() as threads:
         for row in rows(stream.file, stream.origin):
             if isinstance(row, Refusal):
@@ -76,6 +77,12 @@ def site_of(origin: str) -> str:
         return ""
     name = parts[-1] if not parts[-1].lower().endswith((".tar", ".zip")) or len(parts) == 1 else parts[-2]
     return re.sub(r"(?:-posts)?(?:\.(?:7z|zip|tar|gz|bz2|xz|zst))*$", "", name, flags=re.IGNORECASE)
+
+
+def _site_of_folder(path: str | None) -> str:
+    """For a file that was named by itself: its folder, where that is called like a site."""
+    folder = os.path.basename(os.path.dirname(os.path.abspath(path))) if path else ""
+    return folder if "." in folder else ""
 
 
 def documents(piece: Piece) -> Iterator[Found]:
