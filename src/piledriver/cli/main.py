@@ -21,6 +21,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "corpus": ("piledriver.cli.corpus", "raw sources to a clean, attributed corpus"),
     "tokenizer": ("piledriver.cli.tokenizer", "train a tokenizer"),
     "tokenize": ("piledriver.cli.tokenize", "shards of text to shards of tokens"),
+    "train": ("piledriver.cli.train", "pretrain a model from token shards"),
     "evaluate": ("piledriver.cli.evaluate", "bits per byte of a model, by source"),
     "trace": ("piledriver.cli.trace", "which documents a training step saw, and which steps saw a document"),
     "launch": ("piledriver.cli.launch", "run a training script on all processes of one or many nodes"),
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     try:
         args = build_parser(arguments).parse_args(arguments)
-        return int(args.run(args) or 0)
+        return int(args.run_verb(args) or 0)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1 if stop.code else 0
     except KeyboardInterrupt:
@@ -99,7 +100,7 @@ def _add_verbs(parser: Parser, verbs: dict[str, tuple[str, str]], words: list[st
         else:
             module.configure(verb)
             _add_debug(verb)
-            verb.set_defaults(run=module.run)
+            verb.set_defaults(run_verb=module.run)
 
 
 def _add_debug(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,91 @@
+"""What to train, as data: a model, tokens, a global batch and a budget; the rest has defaults, derived and shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from piledriver.core.errors import ConfigError
+from piledriver.data.stream import Packing
+from piledriver.models.config import ModelConfig
+from piledriver.optim import OptimizerConfig, ScheduleConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which tokens, in which order."""
+
+    tokens: str
+    """The folder of token shards that `piledriver tokenize` made."""
+    seq_len: int | None = None
+    """Tokens in a window; the model's longest where not given."""
+    packing: Packing = "packed"
+    """How documents share windows: see StreamConfig."""
+    mixture: dict[str, float] | None = None
+    """Share of each source; as much as there is where not given."""
+    exclude_sources: tuple[str, ...] = ()
+    exclude_licences: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpikeConfig:
+    """What counts as a loss that went wrong, and what is done about it."""
+
+    factor: float = 2.0
+    """A loss this many times the running mean's distance above it is a spike; not-a-number always is."""
+    action: Literal["log", "skip", "stop"] = "skip"
+    """Note it; leave the step out; or end the run with an error."""
+    warmup_steps: int = 50
+    """Losses fall fast at first: no spikes are looked for before this step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """One training run."""
+
+    model: str | ModelConfig
+    """A preset by name, or a whole shape."""
+    data: DataConfig
+    batch_tokens: int
+    """Tokens in one optimizer step, over all processes."""
+    budget_tokens: int | None = None
+    """Stop after so many tokens."""
+    budget_minutes: float | None = None
+    """Stop after so much time; the schedule is laid out for what the first steps show to be possible."""
+    out: str = "run"
+    """The run's folder; if it holds checkpoints the run goes on from the last one."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig | None = None
+    """Warm-up of 2% and a cosine to a tenth where not given."""
+    clip: float = 1.0
+    """Largest gradient norm."""
+    z_loss: float = 0.0
+    """Weight of the squared log-partition function."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """What is computed in: bf16 on a GPU, fp32 on a CPU where not given."""
+    micro_batch_tokens: int | None = None
+    """Tokens that one process takes at once; derived where not given."""
+    compile: bool | None = None
+    """torch.compile; on where there is a GPU."""
+    checkpoint_minutes: float = 10.0
+    """How often the run is saved."""
+    checkpoint_steps: int | None = None
+    """Save every so many steps instead."""
+    keep_checkpoints: int = 2
+    validate_steps: int | None = None
+    """How often the validation figures are computed; ten times in the run where not given."""
+    log_steps: int = 1
+    spikes: SpikeConfig = field(default_factory=SpikeConfig)
+    trackers: tuple[str, ...] = ("jsonl",)
+    """Where metrics go besides the run folder's metrics.jsonl: tensorboard, wandb, ..."""
+    deterministic: bool = False
+    """Only algorithms that give the same bits every time; slower."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.budget_tokens is None) == (self.budget_minutes is None):
+            raise ConfigError("give one of budget_tokens and budget_minutes", fix="add the one that you know")
+        for name in ("batch_tokens", "budget_tokens", "budget_minutes", "log_steps", "keep_checkpoints"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name} is {value}", fix="it must be positive")
