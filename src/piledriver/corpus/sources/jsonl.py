@@ -11,7 +11,7 @@ import msgspec
 from piledriver.corpus.document import Refusal
 from piledriver.corpus.lines import MAX_LINE_BYTES, bounded_lines
 from piledriver.corpus.peek import peeked
-from piledriver.corpus.records import record_document
+from piledriver.corpus.rows import record_document
 from piledriver.corpus.source import Found, Piece, Source, each, ends_with
 from piledriver.corpus.streams import FileRange, RawStream
 

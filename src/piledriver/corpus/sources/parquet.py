@@ -7,7 +7,7 @@ from typing import Any
 
 from piledriver.core.errors import MissingDependencyError
 from piledriver.corpus.document import Refusal
-from piledriver.corpus.records import record_document
+from piledriver.corpus.rows import record_document
 from piledriver.corpus.source import MAX_PIECE_BYTES, Found, Piece, Source, each, ends_with
 from piledriver.corpus.streams import RawStream
 
