@@ -6,6 +6,7 @@ that begin before its end, so that nobody has to read the file twice. A damaged 
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import warnings
@@ -18,7 +19,7 @@ import msgspec
 from piledriver.core.errors import MissingDependencyError
 from piledriver.corpus.document import Refusal
 from piledriver.corpus.source import Piece
-from piledriver.corpus.streams import FileRange, RawStream
+from piledriver.corpus.streams import FileRange, RawStream, decompressed
 
 PIECE_BYTES = 1 << 22
 MAX_PAGE_BYTES = 1 << 24
@@ -53,7 +54,7 @@ def is_web_archive(name: str) -> bool:
 def archive_pieces(stream: RawStream) -> Iterator[Piece | Refusal]:
     """Parts of a local file; of an archive member each page by itself."""
     if stream.path is None:
-        pages = _arc_pages(stream.file, stream.origin) if _is_arc(stream.name) else _pages(stream.raw, stream.origin)
+        pages = _arc_pages(stream.file, stream.origin) if _is_arc(stream.name) else _pages(stream.file, stream.origin)
         for page in pages:
             yield page if isinstance(page, Refusal) else Piece(page.origin, data=page.content, extra=_described(page))
         return
@@ -100,7 +101,11 @@ def _is_cut(path: str) -> bool:
 
 def _pages_in_part(piece: Piece) -> Iterator[Page | Refusal]:
     if piece.path is None or piece.length is None:
-        yield from _pages(piece.open_raw(), piece.origin)
+        raw = piece.open_raw()
+        packed = raw.read(6).startswith((b"BZh", b"\xfd7zXZ"))
+        raw.seek(0)
+        # What the reader of archives can unpack itself it unpacks record by record.
+        yield from _pages(decompressed(raw, piece.origin) if packed else raw, piece.origin)
         return
     end = piece.offset + piece.length
     with open(piece.path, "rb") as file:
@@ -186,9 +191,47 @@ def _records(stream: BinaryIO, origin: str, base: int) -> Iterator[tuple[int, Pa
             from fastwarc.warc import ArchiveIterator
     except ImportError as error:
         raise MissingDependencyError("fastwarc", extra="corpus", purpose="reading WARC files") from error
-    for record in ArchiveIterator(stream, parse_http=True, auto_decode="all", quirks_mode=True):
-        position = base + record.stream_pos
-        yield position, _page(record, f"{origin}#{position}")
+    seekable = stream if stream.seekable() else cast(BinaryIO, _Forward(stream))
+    try:
+        for record in ArchiveIterator(seekable, parse_http=True, auto_decode="all", quirks_mode=True):
+            position = base + record.stream_pos
+            yield position, _page(record, f"{origin}#{position}")
+    except BaseException as error:
+        # A panic of the native reader is no `Exception` and would take the whole extraction with it.
+        if type(error).__name__ == "PanicException":
+            raise ValueError(f"the reader of archives gave up: {error}") from None
+        raise
+
+
+class _Forward(io.BufferedIOBase):
+    """A stream that can only be read on, for a reader that asks where it is and skips by seeking."""
+
+    def __init__(self, inner: BinaryIO) -> None:
+        self._inner, self._at = inner, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1) -> bytes:
+        content = self._inner.read(-1 if size is None else size)
+        self._at += len(content)
+        return content
+
+    read1 = read
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        target = offset + (self._at if whence == io.SEEK_CUR else 0)
+        if whence == io.SEEK_END or target < self._at:
+            raise io.UnsupportedOperation("seek")
+        while self._at < target and self.read(min(target - self._at, _SCAN_BYTES)):
+            pass
+        return self._at
 
 
 def _page(record: Any, origin: str) -> Page | Refusal | None:

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import bz2
 import gzip
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -115,6 +119,20 @@ def test_a_file_cut_anywhere_gives_every_record_once(
     for size in (97, 1000, 5000):
         monkeypatch.setattr(web_archive, "PIECE_BYTES", size)
         assert extract_paths("pile-cc", path)[0] == expected
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [(".bz2", bz2.compress), (".zst", zstandard.compress)])
+def test_other_compressions(suffix: str, pack: Callable[[bytes], bytes]) -> None:
+    documents, _ = extract_bytes("pile-cc", f"a.warc{suffix}", pack(record(PAGE.encode()) * 3))
+    assert len(documents) == 3
+
+
+def test_an_archive_in_an_archive(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("b/a.warc.gz", gzip.compress(record(PAGE.encode())))
+    documents, _ = extract_paths("pile-cc", path)
+    assert documents[0].meta["origin"] == "a.zip!b/a.warc.gz#0 http://a.example/"
 
 
 def test_one_compressed_stream_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
