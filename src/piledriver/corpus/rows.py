@@ -45,7 +45,7 @@ def _meta(record: dict[str, Any], text_field: str) -> dict[str, Any]:
             meta[str(name)] = plain(value)
     # Names that mean something of ours: what others wrote there is kept under another one.
     renamed = {"pile_set_name": "original_pile_set_name", "id": "original_id", "origin": "original_origin"}
-    for theirs, ours in {**renamed, "source": "original_source", "license": "licence"}.items():
+    for theirs, ours in {**renamed, "source": "original_source", "text": "original_text", "license": "licence"}.items():
         if theirs in meta:
             meta.setdefault(ours, meta.pop(theirs))
     return {key: value for key, value in meta.items() if value is not None}

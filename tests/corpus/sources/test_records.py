@@ -48,6 +48,14 @@ def test_any_range_gives_the_same_rows(size: int, monkeypatch: pytest.MonkeyPatc
     assert [document.text for document in documents] == [row["text"] for row in ROWS]
 
 
+def test_fields_that_are_called_like_ours_are_kept_under_other_names() -> None:
+    row = b'{"content": "a", "text": 5, "source": "s", "id": 7, "origin": "o", "license": "MIT", "meta": {"x": null}}\n'
+    documents, _ = extract_bytes("jsonl", "a.jsonl", row)
+    assert documents[0].text == "a"
+    wanted = {"original_text": 5, "original_source": "s", "original_id": 7, "original_origin": "o", "licence": "MIT"}
+    assert documents[0].meta == {"origin": "a.jsonl@0", **wanted}
+
+
 def test_one_object_over_many_lines() -> None:
     documents, refusals = extract_bytes("jsonl", "a.json", b'{\n  "text": "a",\n  "n": 1\n}\n')
     assert [(document.text, document.meta["n"]) for document in documents] == [("a", 1)]
