@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.presets import preset
 from piledriver.models.sizes import flops_per_token
+from piledriver.optim import OptimizerConfig, build_optimizer
 
 SHAPES = {"gpt2-124m": (32, 1024), "llama-1.2b": (8, 2048), "tiny": (8, 256)}
 PEAK_FLOPS = 774e12  # bf16, one H200, measured with 8192 cubed
@@ -111,7 +112,8 @@ def our_step(config: ModelConfig, device: str, options: argparse.Namespace) -> C
         sums = model(tokens, targets)
         return sums.total / sums.tokens
 
-    return step_of(model, loss)
+    optimizer = build_optimizer(model, OptimizerConfig(kind=options.optimizer, lr=3e-4))
+    return step_of(model, optimizer, loss)
 
 
 def hand_step(config: ModelConfig, device: str, options: argparse.Namespace) -> Callable[[Tensor, Tensor], Tensor]:
@@ -123,12 +125,14 @@ def hand_step(config: ModelConfig, device: str, options: argparse.Namespace) -> 
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             return model(tokens, targets)
 
-    return step_of(model, loss)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    return step_of(model, optimizer, loss)
 
 
-def step_of(model: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+def step_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loss_of: Callable[[Tensor, Tensor], Tensor]
+) -> Callable[[Tensor, Tensor], Tensor]:
     parameters = list(model.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     def step(tokens: Tensor, targets: Tensor) -> Tensor:
         loss = loss_of(tokens, targets)
@@ -196,7 +200,8 @@ def cuda_row(shape: str, options: argparse.Namespace) -> dict:
         "row": f"model_step {shape}",
         "unit": "tokens/s",
         "settings": {
-            key: getattr(options, key) for key in ("compile", "loss", "weights", "mode", "batch", "chunk_tokens")
+            key: getattr(options, key)
+            for key in ("compile", "loss", "weights", "optimizer", "mode", "batch", "chunk_tokens")
         },
         "limit": round(PEAK_FLOPS / flops),
     }
@@ -229,7 +234,7 @@ def cpu_row(shape: str, options: argparse.Namespace) -> dict:
     return {
         "row": f"model_step {shape} cpu",
         "unit": "tokens/s",
-        "settings": {key: getattr(options, key) for key in ("compile", "loss", "batch")},
+        "settings": {key: getattr(options, key) for key in ("compile", "loss", "optimizer", "batch")},
         **{name: round(data[0].numel() / value) for name, value in seconds.items()},
         "limit": None,
         "ratio": round(seconds["peer"] / seconds["ours"], 3),
@@ -244,6 +249,7 @@ def main() -> None:
     parser.add_argument("--loss", choices=["chunked", "plain"], default="chunked")
     parser.add_argument("--chunk-tokens", type=int, help="tokens per chunk of the loss")
     parser.add_argument("--weights", choices=["fp32", "bf16"], default="fp32", help="dtype of our parameters")
+    parser.add_argument("--optimizer", default="adamw", help="ours: adamw, muon, lion, adamw8bit or adamw_bf16")
     parser.add_argument("--mode", help="mode of torch.compile, such as max-autotune-no-cudagraphs")
     parser.add_argument("--only", default="ours,peer", help="which of the two to run")
     parser.add_argument("--batch", type=int)

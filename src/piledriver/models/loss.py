@@ -193,7 +193,8 @@ def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
 
 def _scale_gradients(ctx: Any, total_grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     d_hidden, d_weight = ctx.saved_tensors
-    scaled_hidden = d_hidden * total_grad.to(d_hidden.dtype) if ctx.hidden_grad else None
+    # The factor is one over a number of tokens, which bf16 would round: multiply in fp32.
+    scaled_hidden = (d_hidden.float() * total_grad).to(d_hidden.dtype) if ctx.hidden_grad else None
     scaled_weight = d_weight * total_grad.to(d_weight.dtype) if ctx.weight_grad else None
     return (scaled_hidden, scaled_weight, *(None,) * 7)
 
