@@ -90,6 +90,7 @@ def test_uneven_ends_stay_uneven_where_asked():
     assert last == [[18, 19, 20], [21]]
 
 
+@pytest.mark.filterwarnings("ignore:os.fork")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [Counting, Stream])
 def test_mask_counts_each_sample_once(kind, workers):
@@ -222,7 +223,7 @@ def test_plain_stream_resumes_by_reading_up_to_there():
     assert [batch.tolist() for batch in again] == [[2, 3], [4, 5], [6, 7], [8, 9]]
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.filterwarnings("ignore:os.fork", "ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize("kind", [DataLoaderShard, DataLoaderDispatcher])
 def test_torchdata_state_with_workers(kind):
     pytest.importorskip("torchdata")
