@@ -15,9 +15,11 @@ from piledriver.core.errors import MissingDependencyError
 
 MAX_PAGES = 10_000
 MAX_CHARACTERS = 50_000_000
-# Only a line wider than this (in points) may run over columns, and only a gap of this many line heights divides them.
-MIN_SPLIT_WIDTH = 200.0
+# Only a line as wide as this part of the page may run over columns; a gap of this many line heights divides them; and
+# a page on which so many wide lines have none has no columns.
+MIN_SPLIT_WIDTH = 0.45
 COLUMN_GAP = 1.0
+ENOUGH_WHOLE_LINES = 20
 # pdfium's own sign for a hyphen at the end of a line.
 HYPHEN = "\ufffe"
 _LINE_END = re.compile("[\r\n\ufffe]")
@@ -58,7 +60,7 @@ def pages(content: bytes) -> Iterator[tuple[list[Line], float]]:
                 text_page = page.get_textpage()
             except pdfium.PdfiumError:
                 continue
-            lines = _lines(pdfium.raw, text_page)
+            lines = _lines(pdfium.raw, text_page, page.get_width())
             characters += sum(len(line.text) for line in lines)
             yield lines, page.get_height()
             text_page.close()
@@ -92,12 +94,12 @@ def _pdfium() -> Any:
         raise MissingDependencyError("pypdfium2", extra="corpus", purpose="reading PDF files") from None
 
 
-def _lines(raw: Any, text_page: Any) -> list[Line]:
+def _lines(raw: Any, text_page: Any, width: float) -> list[Line]:
     count = text_page.count_chars()
     if count <= 0:
         return []
     text = _text(raw, text_page, count)
-    reader = _Boxes(raw, text_page.raw)
+    reader = _Boxes(raw, text_page.raw, MIN_SPLIT_WIDTH * width)
     lines: list[Line] = []
     start = 0
     for found in _LINE_END.finditer(text):
@@ -107,15 +109,20 @@ def _lines(raw: Any, text_page: Any) -> list[Line]:
     return lines
 
 
-class _Boxes:
-    """Boxes of characters: (left, right, bottom, top), or None."""
+Box = tuple[float, float, float, float]
+"""Left, right, bottom, top."""
 
-    def __init__(self, raw: Any, handle: Any) -> None:
-        self._raw, self._handle = raw, handle
+
+class _Boxes:
+    """The boxes of the characters of a page, and the gaps between them."""
+
+    def __init__(self, raw: Any, handle: Any, wide: float) -> None:
+        self._raw, self._handle, self._wide = raw, handle, wide
+        self._whole_lines = 0
         self._box = raw.FS_RECTF()
         self._reference = ctypes.byref(self._box)
 
-    def box(self, index: int) -> tuple[float, float, float, float] | None:
+    def box(self, index: int) -> Box | None:
         if not self._raw.FPDFText_GetLooseCharBox(self._handle, index, self._reference):
             return None
         return self._box.left, self._box.right, self._box.bottom, self._box.top
@@ -124,6 +131,15 @@ class _Boxes:
         """Text that runs up the margin is a stamp of the publisher or an axis of a picture."""
         angle = self._raw.FPDFText_GetCharAngle(self._handle, index)
         return angle > 0 and abs(math.sin(angle)) > 0.5
+
+    def gaps(self, text: str, start: int, end: int, first: Box, last: Box) -> list[int]:
+        """The spaces in a line that are as wide as between columns."""
+        if 0 < last[1] - first[0] < self._wide or self._whole_lines >= ENOUGH_WHOLE_LINES:
+            return []
+        least = COLUMN_GAP * max(first[3] - first[2], 1.0)
+        found = [at for at in range(start + 1, end - 1) if text[at] == " " and self.gap(at) > least]
+        self._whole_lines = 0 if found else self._whole_lines + 1
+        return found
 
     def gap(self, index: int) -> float:
         """How wide the space between two words is, as it stands on the page."""
@@ -146,9 +162,7 @@ def _add_line(lines: list[Line], text: str, start: int, end: int, boxes: _Boxes,
     first, last = boxes.box(start), boxes.box(end - 1)
     if first is None or last is None:
         return
-    if not 0 < last[1] - first[0] < MIN_SPLIT_WIDTH:
-        wide = COLUMN_GAP * max(first[3] - first[2], 1.0)
-        cuts += [at + 1 for at in range(start + 1, end - 1) if text[at] == " " and boxes.gap(at) > wide]
+    cuts += [at + 1 for at in boxes.gaps(text, start, end, first, last)]
     cuts.append(end + 1)
     for left, right in itertools.pairwise(cuts):
         head, tail = boxes.box(left), boxes.box(right - 2)

@@ -29,6 +29,9 @@ def _last_start(buffer: bytes) -> int:
 def documents(piece: Piece) -> Iterator[Found]:
     """Each patent of the piece."""
     content = piece.read()
+    if content.startswith(b"HHHHHT") and b"PATN" not in content:
+        # The label of the tape, alone in front of the first document.
+        return
     starts = [found.start() for found in _START.finditer(content)] or [0]
     if content[: starts[0]].strip() and not content.startswith(b"PATN", starts[0]):
         # What stands before the first PATN is the label of the tape.
