@@ -92,12 +92,16 @@ class Threads:
             self._spill()
 
     def __iter__(self) -> Iterator[tuple[int, list[bytes]]]:
-        """(question, its rows in the order of the file), by the number of the question."""
+        """(question, its rows), by the number of the question: the question first, wherever it stood in the file, then
+        the answers in their order there.
+        """
         for bucket in sorted(self._buckets):
             threads: dict[int, list[bytes]] = {}
             for row in self._rows(bucket):
-                question = field(row, b"ParentId") if field(row, b"PostTypeId") == 2 else field(row, b"Id")
-                threads.setdefault(question or 0, []).append(row)
+                if field(row, b"PostTypeId") == 2:
+                    threads.setdefault(field(row, b"ParentId") or 0, []).append(row)
+                else:
+                    threads.setdefault(field(row, b"Id") or 0, []).insert(0, row)
             for question in sorted(threads):
                 yield question, threads[question]
 

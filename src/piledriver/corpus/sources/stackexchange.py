@@ -55,8 +55,6 @@ def split(stream: RawStream) -> Iterator[Piece | Refusal]:
         batch: list[bytes] = []
         size = 0
         for _, thread in threads:
-            # An answer may stand before its question in the file; here the question is always first.
-            thread.sort(key=lambda row: field(row, b"PostTypeId") or 0)
             batch += thread
             size += sum(map(len, thread))
             if size > _PIECE_BYTES:
@@ -88,13 +86,13 @@ def _site_of_folder(path: str | None) -> str:
 def documents(piece: Piece) -> Iterator[Found]:
     """Each thread of the piece. Rows that will not be used are never parsed."""
     assert piece.data is not None
-    question, answers = b"", list[bytes]()
+    question, number, answers = b"", None, list[bytes]()
     for row in piece.data.split(_BETWEEN):
         if field(row, b"PostTypeId") == _QUESTION:
             if question:
                 yield _thread(question, answers, piece)
-            question, answers = row, []
-        elif question and field(row, b"ParentId") == field(question, b"Id"):
+            question, number, answers = row, field(row, b"Id"), []
+        elif question and field(row, b"ParentId") == number:
             answers.append(row)
         else:
             origin = f"{piece.origin}#{field(row, b'Id')}"
