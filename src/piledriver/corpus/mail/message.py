@@ -18,8 +18,7 @@ from piledriver.corpus.text import decode
 MAX_DEPTH = 12
 MAX_PARTS = 2000
 
-_FOLD = re.compile(rb"\n[ \t]+")
-_FIELD = re.compile(rb"([!-9;-~]{1,76})[ \t]*:[ \t]*(.*)")
+_FOLD = re.compile(r"\n[ \t]+")
 _PARAMETER = re.compile(r""";\s*([\w-]{1,40})(?:\*\d*\*?)?\s*=\s*(?:"([^"]{0,400})"|([^\s;"]{1,400}))""")
 _BLANK_START = re.compile(r"\A(?:[ \t\xa0]*\n)+")
 _GUESSED_BOUNDARY = re.compile(rb"(?:\A|\n)--([!-~]{1,70}?)[ \t]*\n(?=Content-[A-Za-z-]{1,40}:)")
@@ -44,22 +43,28 @@ def split_headers(raw: bytes) -> Part:
     if raw.startswith(b"\n"):
         return Part({}, raw[1:])
     head, _, content = raw.partition(b"\n\n")
+    try:
+        text, encoding = head.decode("utf-8"), "utf-8"
+    except UnicodeDecodeError:
+        text, encoding = head.decode("latin-1"), "latin-1"
+    if "\n " in text or "\n\t" in text:
+        text = _FOLD.sub(" ", text)
     headers: dict[str, str] = {}
-    for number, line in enumerate(_FOLD.sub(b" ", head).split(b"\n")):
-        field = _FIELD.match(line)
-        if field is None:
-            if number == 0 and line.startswith((b"From ", b">From ")):
+    for number, line in enumerate(text.split("\n")):
+        name, colon, value = line.partition(":")
+        name = name.rstrip()
+        if not colon or not name or " " in name or len(name) > 76 or not name.isascii():
+            if number == 0 and line.startswith(("From ", ">From ")):
                 continue
             if not headers:
                 raise UnreadableError("no headers")
-            # Headers that end without a blank line: what follows is the body.
-            at = raw.find(line)
-            if b":" not in line and b" " in line.strip():
-                return Part(headers, raw[at:])
+            if not colon and " " in line.strip():
+                # Headers that end without a blank line: what follows is the body.
+                return Part(headers, raw[max(0, raw.find(line.encode(encoding))) :])
             continue
-        name = field.group(1).decode("ascii").lower()
+        name = name.lower()
         if name not in headers:
-            headers[name] = _header_text(field.group(2).strip())
+            headers[name] = _header_text(value.strip()) if "=?" in value else value.strip()
     return Part(headers, content)
 
 
@@ -181,13 +186,8 @@ def content_type(value: str, default: str) -> tuple[str, dict[str, str]]:
     return (kind if "/" in kind or kind == "text" else default), parameters
 
 
-def _header_text(raw: bytes) -> str:
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError:
-        text = raw.decode("cp1252", "replace")
-    if "=?" not in text:
-        return text
+def _header_text(text: str) -> str:
+    """`=?utf-8?q?caf=C3=A9?=` as it is meant."""
     from email.errors import HeaderParseError
     from email.header import decode_header
 
@@ -225,7 +225,7 @@ def meta_of(headers: dict[str, str]) -> dict[str, Any]:
         ("in-reply-to", "in_reply_to"), ("x-folder", "folder"), ("x-origin", "mailbox"), ("list-id", "list"),
     ):  # fmt: skip
         if value := headers.get(name):
-            meta[key] = " ".join(value.split())
+            meta[key] = " ".join(value.split()) if "  " in value or "\t" in value else value
     if date := headers.get("date"):
         try:
             meta["date"] = parsedate_to_datetime(date).isoformat()

@@ -45,7 +45,9 @@ def cleaned(line: str) -> str:
         line = _OVERRIDE.sub("", line)
     if "&" in line:
         line = html.unescape(line)
-    return " ".join(line.replace("\\N", " ").replace("\u200b", "").split())
+    if "\\N" in line or "\u200b" in line:
+        line = line.replace("\\N", " ").replace("\u200b", "")
+    return " ".join(line.split())
 
 
 def without_rolling(cues: list[Cue]) -> list[Cue]:

@@ -63,7 +63,11 @@ def timed_lines(text: str) -> list[Cue]:
             cues.append(Cue(start, end, shown))
 
     for raw in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
-        timing = (_TIMING.match(raw) if "->" in raw else None) or (_SBV.fullmatch(raw) if "," in raw else None)
+        line = raw.strip()
+        timing = None
+        # Times start with a digit; most lines do not, and need no pattern.
+        if line[:1].isdigit() and ":" in line:
+            timing = _TIMING.match(line) or _SBV.fullmatch(line)
         if timing is not None:
             # What stands right before the times is the number or the name of this cue, not text of the last one.
             if lines and not blank:
@@ -75,15 +79,15 @@ def timed_lines(text: str) -> list[Cue]:
             lines = []
             start, end = seconds(timing.group(1)), seconds(timing.group(2))
             open_cue, blank, blank_before_last = True, False, False
-        elif not raw.strip() or "-->" in raw or _BROKEN_TIMING.match(raw):
+        elif not line or "-->" in line or (line[0].isdigit() and _BROKEN_TIMING.match(line)):
             # Times that cannot be read are not text either.
             blank = True
-        elif blank and number and raw.strip() == str(number + 1):
+        elif blank and number and line == str(number + 1):
             # The number of a cue whose times are missing.
             number += 1
         else:
             blank_before_last, blank = blank, False
-            lines.append(raw.strip())
+            lines.append(line)
     close()
     return cues
 
