@@ -11,11 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from piledriver.corpus.document import Refusal
-from piledriver.corpus.source import Piece
-from piledriver.corpus.sources.arxiv import documents as arxiv_documents
 from tests.corpus.sources.extracting import SAMPLES, extract_bytes, extract_paths
-from tests.corpus.sources.mutating import mutations
+from tests.corpus.sources.mutating import mutations, parse_without_failure
 
 
 def archive(files: dict[str, bytes | str]) -> bytes:
@@ -264,10 +261,9 @@ TEX = st.lists(st.sampled_from([*WORDS, " ", "\n\n"]), max_size=40)
 @settings(max_examples=150, deadline=None)
 @given(mutations(VALID) | TEX.map(lambda tokens: "".join(tokens).encode()))
 def test_no_source_breaks_the_converter(source: bytes) -> None:
-    for found in arxiv_documents(Piece("x.gz", data=source)):
-        assert isinstance(found, Refusal) or "\x02" not in found.text
+    assert all("\x02" not in text for text in parse_without_failure("arxiv", source, "x.gz"))
 
 
 @pytest.mark.parametrize("unit", ["{", "\\emph{", "\\begin{itemize}", "\\footnote{", "\\iftrue ", "\\[", "\\section{"])
 def test_depth_is_no_danger(unit: str) -> None:
-    list(arxiv_documents(Piece("x.gz", data=paper(unit * 3000).encode())))
+    parse_without_failure("arxiv", paper(unit * 3000).encode(), "x.gz")

@@ -7,9 +7,9 @@ import tarfile
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.corpus.sources.extracting import SAMPLES, extract_bytes, extract_paths
+from tests.corpus.sources.mutating import mutations, parse_without_failure
 
 FRONT = """<front><journal-meta><journal-title>J. Test</journal-title></journal-meta><article-meta>
 <article-id pub-id-type="pmc">42</article-id><article-id pub-id-type="doi">10.1/x</article-id>
@@ -147,11 +147,6 @@ VALID = article("<sec><title>T</title><p>a <sup>2</sup></p><list><list-item><p>x
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_mutated_articles_never_raise(data: st.DataObject) -> None:
-    from piledriver.corpus.source import Piece
-    from piledriver.corpus.sources.pubmed_central import documents
-
-    at = data.draw(st.integers(0, len(VALID)))
-    junk = data.draw(st.binary(max_size=12))
-    list(documents(Piece("x", data=VALID[:at] + junk + VALID[at + data.draw(st.integers(0, 30)) :])))
+@given(mutations(VALID))
+def test_mutated_articles_never_raise(content: bytes) -> None:
+    parse_without_failure("pubmed-central", content)

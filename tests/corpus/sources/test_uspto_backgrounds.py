@@ -8,10 +8,8 @@ import zipfile
 import pytest
 from hypothesis import given, settings
 
-from piledriver.corpus.source import Piece
-from piledriver.corpus.sources.uspto_backgrounds import documents as patents_in
 from tests.corpus.sources.extracting import SAMPLES, extract_bytes, extract_paths
-from tests.corpus.sources.mutating import mutations
+from tests.corpus.sources.mutating import mutations, parse_without_failure
 
 APS = """PATN
 WKU  039327094
@@ -124,4 +122,4 @@ def test_real_patents() -> None:
 @settings(max_examples=60, deadline=None)
 @given(mutations((APS + XML_2 + XML_4).encode()))
 def test_mutated_files_never_raise(content: bytes) -> None:
-    list(patents_in(Piece("x", data=content)))
+    parse_without_failure("uspto-backgrounds", content)
