@@ -7,9 +7,11 @@ whatever the number of processes and the micro-batch size.
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,15 +91,20 @@ class TokenLoader:
 
     def __iter__(self) -> Iterator[TokenBatch]:
         step = self.batch_size * self.size
-        for batch in self._read_ahead(self._next) if self.prefetch else map(self._make, self._indices(self._next)):
-            # The position moves before the batch is seen: a state that is saved while it is in hand is after it.
-            self._next = batch.index - self.rank * self.batch_size + step
-            if self.device.type == "cuda":
-                # The copy ran on another stream; work that is queued from here on waits for it.
-                torch.cuda.current_stream(self.device).wait_stream(self._copy_stream())
-                for tensor in (batch.inputs, batch.labels, batch.cu_seqlens):
-                    tensor.record_stream(torch.cuda.current_stream(self.device))
-            yield batch
+        with closing(self._read_ahead(self._next) if self.prefetch else self._read_now(self._next)) as batches:
+            for batch in batches:
+                # The position moves before the batch is seen: a state that is saved while it is in hand is after it.
+                self._next = batch.index - self.rank * self.batch_size + step
+                if self.device.type == "cuda":
+                    # The copy ran on another stream; work that is queued from here on waits for it.
+                    torch.cuda.current_stream(self.device).wait_stream(self._copy_stream())
+                    for tensor in (batch.inputs, batch.labels, batch.cu_seqlens):
+                        tensor.record_stream(torch.cuda.current_stream(self.device))
+                yield batch
+
+    def _read_now(self, first: int) -> Generator[TokenBatch]:
+        for index in self._indices(first):
+            yield self._make(index)
 
     def _indices(self, first: int) -> Iterator[int]:
         while True:
@@ -116,7 +123,7 @@ class TokenLoader:
             self._stream: torch.cuda.Stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         return self._stream
 
-    def _read_ahead(self, first: int) -> Iterator[TokenBatch]:
+    def _read_ahead(self, first: int) -> Generator[TokenBatch]:
         ready: queue.Queue[TokenBatch | BaseException] = queue.Queue(maxsize=self.prefetch)
         stopped = threading.Event()
 
@@ -136,6 +143,13 @@ class TokenLoader:
                     return
 
         thread = threading.Thread(target=work, name="piledriver token loader", daemon=True)
+
+        def stop() -> None:
+            stopped.set()
+            thread.join()
+
+        # An iterator that is still open when the interpreter ends: its thread must not be cut off inside torch.
+        atexit.register(stop)
         thread.start()
         try:
             while True:
@@ -144,8 +158,8 @@ class TokenLoader:
                     raise item
                 yield item
         finally:
-            stopped.set()
-            thread.join()
+            atexit.unregister(stop)
+            stop()
 
 
 def to_tensors(windows: Windows, index: int, device: torch.device) -> TokenBatch:
