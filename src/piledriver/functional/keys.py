@@ -222,8 +222,8 @@ _HASHES: dict[str, int] = {}
 def _hash_of(name: str) -> int:
     """64-bit FNV-1a: plain integer arithmetic, so that a compiler can trace it (Philox does the mixing)."""
     value = 0xCBF29CE484222325
-    for byte in name.encode():
-        value = ((value ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+    for letter in name:
+        value = ((value ^ ord(letter)) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
     return value
 
 

@@ -84,6 +84,7 @@ class Module:
     """
 
     _frame: ClassVar[Frame | None] = None
+    _fields: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -92,13 +93,25 @@ class Module:
             is_method = inspect.isfunction(member) and not name.startswith("_") and name not in fields
             if name == "__call__" or is_method:
                 setattr(cls, name, _entered(member, name))
-        dataclasses.dataclass(frozen=True, repr=True, eq=True)(cls)
+        dataclasses.dataclass(frozen=True, eq=False)(cls)
         # The generated ones raise FrozenInstanceError, which teaches nothing.
         cls.__setattr__ = Module.__setattr__  # type: ignore[method-assign]
+        cls._fields = tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
         cls.__delattr__ = Module.__setattr__  # type: ignore[method-assign, assignment]
 
     def __setattr__(self, name: str, value: Any = None) -> NoReturn:
         raise FrozenModuleError(type(self).__name__, name)
+
+    # By `__dict__`, since the compiler of torch 2.11 hashes modules that it has made without their fields.
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        mine, theirs = vars(self), vars(other)
+        return all(mine.get(name) == theirs.get(name) for name in self._fields)
+
+    def __hash__(self) -> int:
+        held = vars(self)
+        return hash((type(self), *(held.get(name) for name in self._fields)))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The computation; subclasses define it."""
@@ -300,7 +313,12 @@ class Module:
 
 def bound_at(module: M, frame: Frame) -> M:
     """A copy of a module that stands at a frame."""
-    # A copy by hand: `dataclasses.replace` would run the generated __init__ again at three times the price.
+    if torch.compiler.is_compiling():
+        # What torch 2.11's compiler can trace: it does not know `__dict__`.
+        same = type(module)(**{name: getattr(module, name) for name in module._fields})
+        object.__setattr__(same, "_frame", frame)
+        return same
+    # A copy by hand: running the generated __init__ again costs three times as much.
     copy = object.__new__(type(module))
     fields = copy.__dict__
     fields.update(module.__dict__)
