@@ -23,7 +23,7 @@ from torch import nn
 from piledriver.accelerator import clipping, prepare, uneven
 from piledriver.accelerator.accumulation import Count, GradientState, ItemMean
 from piledriver.accelerator.errors import NotPreparedError, OptionError
-from piledriver.accelerator.facts import ProcessFacts
+from piledriver.accelerator.facts import ProcessFacts, RunState
 from piledriver.accelerator.memory import release_memory
 from piledriver.accelerator.metrics import gather_for_metrics
 from piledriver.accelerator.options import (
@@ -122,7 +122,6 @@ class Accelerator(ProcessFacts):
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.rng_types = list(rng_types) if rng_types is not None else ["generator"]
         self.strategy: Strategy = choose_strategy(self.world, self.ddp_handler)
-        self.flag_tensor = None
         self._models: list[nn.Module] = []
         self._optimizers: list[Any] = []
         self._schedulers: list[Any] = []
@@ -138,6 +137,7 @@ class Accelerator(ProcessFacts):
         """Find out who we are and connect. The compatible subclass looks into its shared state first."""
         self.world = world if world is not None else detect_world(device="cpu" if cpu else None)
         self._mixed_precision = resolve_precision(precision)
+        self.state: Any = RunState(self.world, self._mixed_precision)
         connect(self.world, timeout=process_group.timeout if process_group is not None else None)
 
     def _make_gradient_state(self, plugin: GradientAccumulationPlugin) -> GradientState:
@@ -383,17 +383,18 @@ class Accelerator(ProcessFacts):
             raise NotPreparedError(
                 "backward was called before any model was prepared", fix="call accelerator.prepare(model, ...) first"
             )
-        learning_rate = kwargs.pop("learning_rate", None)
         loss = self._item_mean.weigh(loss, self.gradient_state.num_steps)
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
-        if learning_rate is not None:
-            raise OptionError("learning_rate is for LOMO, which fuses step and backward", fix="use another optimizer")
         if not self.world.is_distributed:
             loss.backward(**kwargs)
             return
         with lost_peers_named(self.world, "averaging gradients in backward"):
             loss.backward(**kwargs)
+
+    def lomo_backward(self, loss: Any, learning_rate: float) -> None:
+        """Not here: LOMO fuses the step into backward, which leaves nothing to average or to clip."""
+        raise OptionError("LOMO's fused backward is not supported", fix="use backward and optimizer.step")
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Undo the scaling of fp16 gradients, once per step; clipping does it by itself."""
@@ -601,7 +602,7 @@ class Accelerator(ProcessFacts):
     def _check_quantised(self, model: Any) -> None:
         quantised = getattr(model, "is_loaded_in_8bit", False) or getattr(model, "is_loaded_in_4bit", False)
         places = set(getattr(model, "hf_device_map", {}).values())
-        if quantised and places & {"cpu", "disk"} and self.device.type != "cpu_with_bitsandbytes":
+        if quantised and places & {"cpu", "disk"}:
             raise OptionError(
                 "a model loaded in 8-bit or 4-bit precision with CPU or disk offload cannot be trained",
                 fix="load it on one device",

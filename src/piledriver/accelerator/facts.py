@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -139,3 +140,25 @@ class ProcessFacts:
         if function is None:
             return lambda later: restrict(self.world, later)
         return restrict(self.world, function)
+
+
+@dataclass(frozen=True)
+class RunState(ProcessFacts):
+    """What `accelerator.state` shows: the world and the precision of the run.
+
+    >>> RunState(World(), "no").num_processes
+    1
+    """
+
+    world: World
+    mixed_precision: str
+
+    @property
+    def backend(self) -> str | None:
+        """The process group's backend."""
+        return self.world.backend
+
+    @property
+    def debug(self) -> bool:
+        """Whether collectives are checked before they run."""
+        return self.world.debug

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from piledriver.accelerator.precision import restore_forward
-
-
-def is_compiled(module: Any) -> bool:
-    """Whether this is what `torch.compile(module)` returns."""
-    return isinstance(module, torch._dynamo.eval_frame.OptimizedModule) if hasattr(torch, "_dynamo") else False
 
 
 def unwrap(model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True, recursive: bool = False) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from piledriver.runtime import environment
@@ -74,16 +75,15 @@ def run_agent(wanted: LaunchConfig, count: int, entry: str | Callable[..., Any],
         start_method="fork" if callable(entry) else "spawn",
         logs_specs=DefaultLogsSpecs(log_dir=wanted.log_dir, tee=Std.ALL if wanted.log_dir else Std.NONE),
     )
-    with ExitStack() as stack:
-        stack.enter_context(_quiet_agent())
-        try:
+    try:
+        with _quiet_agent():
             return elastic_launch(options, entry)(*arguments)
-        except ChildFailedError as error:
-            raise _failure(error, wanted) from None
-        except SignalException as stop:
-            raise KeyboardInterrupt from stop
-        except (TimeoutError, RuntimeError) as error:
-            raise _meeting_failure(error, wanted) from error
+    except ChildFailedError as error:
+        raise _failure(error, wanted) from None
+    except SignalException as stop:
+        raise KeyboardInterrupt from stop
+    except (TimeoutError, RuntimeError) as error:
+        raise _meeting_failure(error, wanted) from error
 
 
 def _failure(error: Any, wanted: LaunchConfig) -> LaunchError:
@@ -108,21 +108,15 @@ def _meeting_failure(error: Exception, wanted: LaunchConfig) -> Exception:
     )
 
 
-def _quiet_agent() -> Any:
-    """The agent's own log at warning level: its errors become ours."""
-    import logging
-    from contextlib import contextmanager
-
-    @contextmanager
-    def quiet() -> Any:
-        loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.distributed.launcher")]
-        before = [logger.level for logger in loggers]
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, before, strict=True):
-                logger.setLevel(level)
-
-    return quiet()
+@contextmanager
+def _quiet_agent() -> Iterator[None]:
+    """The agent's own log is kept down: what it would say becomes our error."""
+    loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.distributed.launcher")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

@@ -42,15 +42,15 @@ SCHEDULER_STEPS = "PILEDRIVER_ACCELERATE_SCHEDULER"
 class Accelerator(_Accelerator):
     """Ours, with the state that Accelerate's users look up from anywhere."""
 
-    state: AcceleratorState
-
     def _enter_world(
         self, cpu: bool, process_group: InitProcessGroupKwargs | None, precision: Any, world: World | None
     ) -> None:
         options: dict[str, Any] = {}
         if process_group is not None:
             options["timeout"] = process_group.timeout
-        self.state = AcceleratorState(mixed_precision=precision, cpu=cpu, _from_accelerator=True, **options)
+        self.state: AcceleratorState = AcceleratorState(
+            mixed_precision=precision, cpu=cpu, _from_accelerator=True, **options
+        )
 
     def _make_gradient_state(self, plugin: GradientAccumulationPlugin) -> GradientState:
         return GradientState(plugin)

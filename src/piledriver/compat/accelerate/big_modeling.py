@@ -152,33 +152,18 @@ def dispatch_model(
         )
     away = {name: name in on_cpu or name in on_disk for name in device_map}
     runs_on = {name: main if away[name] else device for name, device in device_map.items()}
-    runs_on[""] = runs_on.get("", main)
-    away[""] = away.get("", False)
-    if "" not in device_map:
+    if "" in device_map:
+        blocks = [("", model)]
+    else:
         add_hook_to_module(model, AlignDevicesHook(main, io_same_device=True, skip_keys=skip_keys))
-        runs_on.pop("")
-        away.pop("")
-    attach_align_device_hook_on_blocks(
-        model,
-        execution_device=runs_on,
-        offload=away,
-        weights_map=weights_map,
-        offload_buffers=offload_buffers,
-        skip_keys=skip_keys,
-        preload_module_classes=preload_module_classes,
-    ) if "" in device_map else _attach_children(
-        model, runs_on, away, weights_map, offload_buffers, skip_keys, preload_module_classes
-    )
+        blocks = list(model.named_children())
+    for name, block in blocks:
+        attach_align_device_hook_on_blocks(
+            block, runs_on, away, weights_map, offload_buffers, name, skip_keys, preload_module_classes
+        )
     retie_parameters(model, tied)
     model.hf_device_map = dict(device_map)  # type: ignore[assignment]
     return model
-
-
-def _attach_children(
-    model: nn.Module, runs_on: Any, away: Any, weights_map: Any, buffers: bool, skip_keys: Any, preload: Any
-) -> None:
-    for name, child in model.named_children():
-        attach_align_device_hook_on_blocks(child, runs_on, away, weights_map, buffers, name, skip_keys, preload)
 
 
 def _main_device(device_map: Mapping[str, Any]) -> Any:

@@ -5,7 +5,6 @@ Ours are passed and not shared; these exist because its users look the state up 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -26,19 +25,6 @@ def is_initialized() -> bool:
 def do_nothing(*args: Any, **kwargs: Any) -> None:
     """Nothing."""
     return None
-
-
-class SharedDict:
-    """A class attribute that a `_reset_state` can empty."""
-
-    def __init__(self) -> None:
-        self._storage: dict[str, Any] = {}
-
-    def __get__(self, instance: Any, owner: Any = None) -> dict[str, Any]:
-        return self._storage
-
-    def __set__(self, instance: Any, value: dict[str, Any]) -> None:
-        self._storage = value
 
 
 def _missing(owner: str, name: str, known: tuple[str, ...]) -> AttributeError:
@@ -301,12 +287,3 @@ class GradientState(_GradientState):
         self.__dict__ = self._shared_state
         if not self.initialized:
             self._shared_state.update(state)
-
-
-def on_world(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of ours that takes the world first, as one that looks it up."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(PartialState().world, *args, **kwargs)
-
-    return call

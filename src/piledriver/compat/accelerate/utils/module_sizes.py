@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from typing import Any
@@ -119,8 +118,3 @@ def get_max_memory(max_memory: dict[Any, Any] | None = None) -> dict[Any, int]:
 
 class MemoryKeyError(PiledriverError, ValueError):
     """A device in `max_memory` that is none."""
-
-
-def ceil_division(total: int, parts: int) -> int:
-    """Rounded up."""
-    return math.ceil(total / parts)
