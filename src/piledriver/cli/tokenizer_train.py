@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Train and save."""
     from piledriver.core import storage
-    from piledriver.data.train_tokenizer import TokenizerTraining, train_tokenizer
+    from piledriver.data.tokenizer_training import TokenizerTraining, train_tokenizer
 
     training = TokenizerTraining(
         vocab_size=args.vocab_size,
