@@ -18,6 +18,7 @@ from piledriver.core.errors import PiledriverError, nearest
 # table VERBS of its own is a group. Nothing here is imported before it is asked for.
 VERBS: dict[str, tuple[str, str]] = {
     "env": ("piledriver.cli.env", "versions, devices, what was detected and why"),
+    "demo": ("piledriver.cli.demo", "the whole way on this machine's own files: corpus, model, bits per byte"),
     "corpus": ("piledriver.cli.corpus", "raw sources to a clean, attributed corpus"),
     "tokenizer": ("piledriver.cli.tokenizer", "train a tokenizer"),
     "tokenize": ("piledriver.cli.tokenize", "shards of text to shards of tokens"),

@@ -1,0 +1,43 @@
+"""What a bit per byte means: the same figure for things that everybody knows."""
+
+from __future__ import annotations
+
+import lzma
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import zstandard
+
+from piledriver.corpus import Document
+
+
+def zstd_bits(documents: Iterable[Document]) -> float:
+    """zstd at its strongest on the texts end to end: what a compressor makes of repetition alone."""
+    content = _joined(documents)
+    return 8 * len(zstandard.ZstdCompressor(level=22).compress(content)) / max(1, len(content))
+
+
+def xz_bits(documents: Iterable[Document]) -> float:
+    """xz at its strongest on the texts end to end."""
+    content = _joined(documents)
+    return 8 * len(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME)) / max(1, len(content))
+
+
+class ByteFrequencies:
+    """A model that knows only how often each byte occurs in the training text: the least that can be learned."""
+
+    def __init__(self, documents: Iterable[Document]) -> None:
+        counts = np.ones(256)
+        for document in documents:
+            counts += np.bincount(np.frombuffer(document.text.encode("utf-8", "replace"), np.uint8), minlength=256)
+        self._bits = -np.log2(counts / counts.sum())
+
+    def bits(self, documents: Iterable[Document]) -> float:
+        """Bits per byte of some texts under it."""
+        content = np.frombuffer(_joined(documents), np.uint8)
+        return float(self._bits[content].mean()) if len(content) else math.nan
+
+
+def _joined(documents: Iterable[Document]) -> bytes:
+    return "\n\n".join(document.text for document in documents).encode("utf-8", "replace")

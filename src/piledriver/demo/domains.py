@@ -1,0 +1,106 @@
+"""Text that every machine with Python has, by domain, with no download: what the demo learns from."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from piledriver.core.random import Stream
+
+
+@dataclass(frozen=True)
+class Domain:
+    """A kind of text: its name, the source that reads it, and where it is."""
+
+    name: str
+    source: str
+    paths: list[str]
+
+
+def find_domains(staging: Path, bytes_each: int, seed: int) -> list[Domain]:
+    """Every domain that this machine has, each cut to about `bytes_each`, drawn at random by the seed.
+
+    `staging` takes what has to be written out first (package descriptions, the manual's chapters).
+    """
+    choose = Stream(seed, "demo")
+    library = Path(sysconfig.get_paths()["stdlib"])
+    headers = [Path(sysconfig.get_paths()["include"]), Path("/usr/include")]
+    candidates = [
+        ("Python code", "code", _below([library], ".py", without=("test", "tests", "site-packages", "idlelib"))),
+        ("C headers", "code", _below(headers, ".h")),
+        ("Type stubs", "code", _below([Path(path) for path in sys.path if path.endswith("site-packages")], ".pyi")),
+        ("Package READMEs", "markdown", _readmes(staging / "readmes")),
+        ("Python manual", "text", _manual(staging / "manual")),
+        ("Licences", "text", _licences()),
+        ("System documents", "text", _below([Path("/usr/share/doc")], "copyright")),
+        ("Web pages", "html", _below([Path("/usr/share")], ".html")),
+    ]
+    domains = [
+        Domain(name, source, chosen)
+        for name, source, files in candidates
+        if (chosen := _drawn(files, bytes_each, choose.child(name)))
+    ]
+    questions = max(1, bytes_each // 4000)
+    return [
+        *domains,
+        Domain("Mathematics", "dm-mathematics", [f"generate:seed={seed},level=train-easy,count={questions}"]),
+    ]
+
+
+def _below(roots: Iterable[Path], suffix: str, without: tuple[str, ...] = ()) -> Iterator[Path]:
+    for root in roots:
+        for folder, folders, names in os.walk(root):
+            folders[:] = sorted(name for name in folders if name not in without)
+            yield from (Path(folder) / name for name in sorted(names) if name.endswith(suffix))
+
+
+def _readmes(folder: Path) -> Iterator[Path]:
+    """The descriptions of the packages that are installed here, as their authors wrote them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for package in sorted(metadata.distributions(), key=lambda found: found.metadata["Name"] or ""):
+        text = package.metadata.get_payload()  # type: ignore[attr-defined]
+        if isinstance(text, str) and len(text) > 500:
+            path = folder / f"{package.metadata['Name']}.md"
+            path.write_text(text, encoding="utf-8", errors="replace")
+            yield path
+
+
+def _manual(folder: Path) -> Iterator[Path]:
+    """Chapters of Python's own reference manual, which `help()` shows."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in sorted(topics.items()):
+        path = folder / f"{name}.txt"
+        path.write_text(text, encoding="utf-8")
+        yield path
+
+
+def _licences() -> Iterator[Path]:
+    yield from _below([Path("/usr/share/common-licenses")], "")
+    for package in sorted(metadata.distributions(), key=lambda found: found.metadata["Name"] or ""):
+        for file in package.files or []:
+            if file.name.upper().startswith(("LICENSE", "LICENCE", "COPYING")):
+                path = Path(str(package.locate_file(file)))
+                if path.is_file():
+                    yield path
+
+
+def _drawn(files: Iterable[Path], bytes_wanted: int, choose: Stream) -> list[str]:
+    """Files in random order until there is enough; none is so large that it is most of the domain."""
+    sized = [(path, path.stat().st_size) for path in files if path.is_file() and not path.is_symlink()]
+    chosen, total = [], 0
+    for path, size in choose.shuffled(sized):
+        if 200 <= size <= bytes_wanted // 4:
+            chosen.append(str(path))
+            total += size
+        if total >= bytes_wanted:
+            break
+    return sorted(chosen) if total >= bytes_wanted // 20 else []

@@ -1,0 +1,138 @@
+"""The demo's page: one HTML file with its plots inside, nothing loaded from anywhere."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from piledriver.core import storage
+
+if TYPE_CHECKING:
+    from piledriver.demo.run import DemoResult
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c2733; }
+h1, h2 { line-height: 1.2; } h2 { margin-top: 2.2rem; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid #dde3ea; }
+th:first-child, td:first-child { text-align: left; }
+tr.all td { font-weight: 600; }
+td.best { background: #e6f2ea; }
+img { max-width: 100%; } pre { background: #f4f6f8; padding: .8rem; overflow-x: auto; white-space: pre-wrap; }
+pre b { color: #2f6f9f; } .note { color: #56697c; }
+"""
+
+
+def write_page(result: DemoResult, path: storage.Location) -> None:
+    """Write the page."""
+    parts = [
+        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>piledriver demo</title><style>{_STYLE}</style>",
+        "<h1>From this machine's own files to a language model</h1>",
+        f"<p class='note'>{_sentence(result)}</p>",
+        "<h2>Bits per byte, by domain</h2>",
+        "<p>How many bits each byte of unseen text costs: 8 is knowing nothing, lower is better. A model and a "
+        "compressor can be compared because both are charged for every byte.</p>",
+        _table(result),
+        _image(_bars(result), "bits per byte by domain"),
+        "<h2>Training</h2>",
+        _image(_curve(result), "loss by tokens"),
+        "<h2>The corpus</h2>",
+        _corpus(result),
+        "<h2>What it writes</h2>",
+        *(f"<pre><b>{html.escape(p)}</b>{html.escape(text)}</pre>" for p, text in result.samples),
+        "</html>",
+    ]
+    storage.write_text(path, "\n".join(parts))
+
+
+def _sentence(result: DemoResult) -> str:
+    trained = result.summary
+    documents = sum(entry["documents"] for entry in result.manifest.outputs if entry.get("split") == "train")
+    return html.escape(
+        f"{documents} documents in {len(result.domains)} domains; {trained.tokens:,} tokens in {trained.steps} steps "
+        f"at {trained.tokens_per_second:,.0f} tokens/s; {sum(result.seconds.values()):.0f} s in all."
+    )
+
+
+def columns(result: DemoResult) -> dict[str, dict[str, float]]:
+    """Column name to domain to bits per byte, in the order of the table."""
+    return {
+        "untrained": {name: row.bits_per_byte for name, row in result.before.items()},
+        **result.baselines,
+        "trained": {name: row.bits_per_byte for name, row in result.after.items()},
+    }
+
+
+def _table(result: DemoResult) -> str:
+    shown = columns(result)
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in shown)
+    rows = []
+    for domain in result.after:
+        values = {name: column[domain] for name, column in shown.items()}
+        best = min(values, key=lambda name: values[name])
+        cells = "".join(f"<td class='{'best' if name == best else ''}'>{v:.3f}</td>" for name, v in values.items())
+        rows.append(f"<tr class='{'all' if domain == 'all' else ''}'><td>{html.escape(domain)}</td>{cells}</tr>")
+    return f"<table><tr><th>domain</th>{head}</tr>{''.join(rows)}</table>"
+
+
+def _corpus(result: DemoResult) -> str:
+    rows = []
+    stages = {stage["stage"]: stage["sources"] for stage in result.manifest.stages}
+    for domain in result.domains:
+        counts = [stages[stage].get(domain.name, {}).get("documents", 0) for stage in stages]
+        cells = "".join(f"<td>{count}</td>" for count in counts)
+        rows.append(f"<tr><td>{html.escape(domain.name)}</td>{cells}</tr>")
+    head = "".join(f"<th>after {html.escape(stage)}</th>" for stage in stages)
+    return f"<table><tr><th>documents</th>{head}</tr>{''.join(rows)}</table>"
+
+
+def _figure(height: float) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _bars(result: DemoResult) -> Any:
+    shown = columns(result)
+    names = list(result.after)
+    figure, axes = _figure(0.8 + 0.5 * len(names))
+    colours = {
+        "untrained": "#c9d2db",
+        "byte frequencies": "#a8b5c2",
+        "zstd -22": "#e2b866",
+        "xz -9e": "#d08f3a",
+        "trained": "#2f6f9f",
+    }
+    height = 0.8 / len(shown)
+    for number, (column, values) in enumerate(shown.items()):
+        places = [at + number * height for at in range(len(names))]
+        axes.barh(places, [values[name] for name in names], height=height, label=column, color=colours.get(column))
+    axes.set_yticks([at + 0.4 - height / 2 for at in range(len(names))], names)
+    axes.invert_yaxis()
+    axes.set_xlabel("bits per byte (lower is better)")
+    axes.legend(loc="lower right", frameon=False)
+    return figure
+
+
+def _curve(result: DemoResult) -> Any:
+    lines = Path(result.out, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    figure, axes = _figure(3.2)
+    axes.plot([row["tokens"] for row in rows], [row["loss"] for row in rows], color="#2f6f9f", linewidth=1.2)
+    axes.set_xlabel("tokens")
+    axes.set_ylabel("loss (nats per token)")
+    return figure
+
+
+def _image(figure: Any, description: str) -> str:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    encoded = base64.b64encode(buffer.getvalue()).decode()
+    return f"<img alt='{html.escape(description)}' src='data:image/png;base64,{encoded}'>"

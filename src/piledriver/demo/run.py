@@ -1,0 +1,156 @@
+"""The demo, step by step: every step is a call that a user could make alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from piledriver.core.config import from_mapping
+from piledriver.corpus import Document, read_shards
+from piledriver.corpus.build.build import build_corpus
+from piledriver.corpus.manifest import Manifest
+from piledriver.corpus.recipe import Recipe
+from piledriver.data.token_set import TokenSet
+from piledriver.data.tokenize import tokenize_corpus
+from piledriver.data.tokenizer import Tokenizer, open_tokenizer
+from piledriver.data.tokenizer_training import TokenizerTraining, train_tokenizer
+from piledriver.demo.baselines import ByteFrequencies, xz_bits, zstd_bits
+from piledriver.demo.domains import Domain, find_domains
+from piledriver.demo.page import write_page
+from piledriver.evaluate import Figures, TransformerScorer, bits_per_byte, summarise
+from piledriver.models import ModelConfig, Transformer
+from piledriver.models.interchange import load_folder
+from piledriver.optim import OptimizerConfig
+from piledriver.serve import Sampling, generate
+from piledriver.train import DataConfig, RunSummary, TrainConfig, train
+
+_VOCABULARY = 2048
+_BYTES_EACH = 1_500_000
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What the demo found, for the terminal and the page."""
+
+    out: str
+    domains: list[Domain]
+    manifest: Manifest
+    tokenizer: Tokenizer
+    summary: RunSummary
+    before: dict[str, Figures]
+    after: dict[str, Figures]
+    baselines: dict[str, dict[str, float]]
+    """Name of the baseline to domain to bits per byte."""
+    samples: list[tuple[str, str]]
+    """(prompt, continuation)."""
+    seconds: dict[str, float]
+
+
+def run_demo(out: str, *, minutes: float = 2.0, workers: int = 1, say: Callable[[str], None] = print) -> DemoResult:
+    """Corpus, tokenizer, model, bits per byte: all from this machine's own files, into one folder."""
+    seconds: dict[str, float] = {}
+    clock = _Clock(seconds)
+    domains = find_domains(Path(out) / "raw", _BYTES_EACH, seed=0)
+    say(f"found {len(domains)} domains on this machine: {', '.join(domain.name for domain in domains)}")
+    with clock("corpus"):
+        manifest = build_corpus(_recipe(domains), os.path.join(out, "corpus"), workers=workers)
+    train_split = os.path.join(out, "corpus", "train")
+    test = list(read_shards(os.path.join(out, "corpus", "test")))
+    with clock("tokenizer"):
+        tokenizer = _tokenizer(out, train_split)
+        tokens = tokenize_corpus(
+            train_split, os.path.join(out, "tokenizer.json"), os.path.join(out, "tokens"), workers=workers
+        )
+    config = _config(out, tokens, tokenizer, minutes)
+    with clock("bits per byte before training"):
+        assert isinstance(config.model, ModelConfig)
+        before = _scored(Transformer(config.model, seed=config.seed), tokenizer, test)
+    with clock("training"):
+        summary = train(config)
+    model = load_folder(os.path.join(out, "run", "model"))
+    with clock("bits per byte after training"):
+        after = _scored(model, tokenizer, test)
+    with clock("baselines"):
+        baselines = _baselines(read_shards(train_split), test)
+    samples = [_sample(model, tokenizer, prompt) for prompt in ("def ", "The ", "Permission is ", "What is ")]
+    result = DemoResult(out, domains, manifest, tokenizer, summary, before, after, baselines, samples, seconds)
+    write_page(result, os.path.join(out, "report.html"))
+    return result
+
+
+def _recipe(domains: list[Domain]) -> Recipe:
+    """The real pipeline: a length filter, exact and near duplicates, held-out splits."""
+    described: dict[str, Any] = {
+        "name": "demo",
+        "sources": [{"source": d.source, "name": d.name, "paths": d.paths} for d in domains],
+        "stages": [{"use": "length", "settings": {"min_characters": 200}}, {"use": "exact"}, {"use": "near"}],
+        "splits": {"validation": 0.04, "test": 0.08},
+    }
+    return from_mapping(Recipe, described, "demo")
+
+
+def _tokenizer(out: str, corpus: str) -> Tokenizer:
+    path = Path(out) / "tokenizer.json"
+    path.write_bytes(train_tokenizer(corpus, TokenizerTraining(vocab_size=_VOCABULARY)).content)
+    return open_tokenizer(path)
+
+
+def _config(out: str, tokens: TokenSet, tokenizer: Tokenizer, minutes: float) -> TrainConfig:
+    vocabulary = -(-tokenizer.vocab_size // 64) * 64
+    shape = ModelConfig(vocab_size=vocabulary, dim=192, layers=4, heads=6, max_positions=256)
+    return TrainConfig(
+        model=shape,
+        data=DataConfig(tokens=str(tokens.folder)),
+        batch_tokens=4096,
+        budget_minutes=minutes,
+        out=os.path.join(out, "run"),
+        optimizer=OptimizerConfig(kind="muon", lr=0.01),
+        checkpoint_minutes=60,
+        log_steps=5,
+    )
+
+
+def _scored(model: Transformer, tokenizer: Tokenizer, documents: list[Document]) -> dict[str, Figures]:
+    return summarise(bits_per_byte(TransformerScorer(model), tokenizer, documents))
+
+
+def _baselines(train_documents: Any, test: list[Document]) -> dict[str, dict[str, float]]:
+    frequencies = ByteFrequencies(train_documents)
+    groups = {name: [d for d in test if d.source == name] for name in dict.fromkeys(d.source for d in test)}
+    groups["all"] = test
+    measures: dict[str, Callable[[list[Document]], float]] = {
+        "byte frequencies": frequencies.bits,
+        "zstd -22": zstd_bits,
+        "xz -9e": xz_bits,
+    }
+    return {name: {domain: bits(documents) for domain, documents in groups.items()} for name, bits in measures.items()}
+
+
+def _sample(model: Transformer, tokenizer: Tokenizer, prompt: str) -> tuple[str, str]:
+    ids = [tokenizer.boundary(), *tokenizer.encode(prompt).tolist()]
+    drawn = generate(model, torch.tensor([ids]), 80, Sampling(temperature=0.7, top_k=40))[0, len(ids) :].tolist()
+    end = drawn.index(tokenizer.boundary()) if tokenizer.boundary() in drawn else len(drawn)
+    return prompt, tokenizer.decode(drawn[:end])
+
+
+class _Clock:
+    """Seconds of each step, by name."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self._seconds = seconds
+
+    def __call__(self, name: str) -> _Clock:
+        self._name = name
+        return self
+
+    def __enter__(self) -> None:
+        self._begun = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._seconds[self._name] = time.monotonic() - self._begun
