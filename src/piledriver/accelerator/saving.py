@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from piledriver.accelerator.errors import OptionError
 from piledriver.checkpoint import Checkpointer, Contents, LoadReport, folder_for, latest
+from piledriver.runtime.collectives import broadcast_object
 
 if TYPE_CHECKING:
     from piledriver.accelerator.accelerator import Accelerator
@@ -68,16 +69,17 @@ class StateSaver:
         if project.automatic_checkpoint_naming:
             root = Path(accelerator.project_dir or ".") / "checkpoints"
             target = folder_for(root, project.iteration)
-            if target.exists():
-                raise OptionError(
-                    f"checkpoint {project.iteration} exists already at {target}",
-                    fix="set ProjectConfiguration(iteration=...) to the next number when you resume",
-                )
             total_limit = project.total_limit
         elif folder is None:
             raise OptionError("save_state needs a folder", fix="give one, or set automatic_checkpoint_naming=True")
         else:
             target = Path(folder)
+        target, exists = self._agreed(accelerator, target)
+        if exists and project.automatic_checkpoint_naming:
+            raise OptionError(
+                f"checkpoint {project.iteration} exists already at {target}",
+                fix="set ProjectConfiguration(iteration=...) to the next number when you resume",
+            )
         models = list(accelerator._models)
         if self.save_hooks:
             models = self._after_hooks(accelerator, models, target)
@@ -98,13 +100,14 @@ class StateSaver:
             if not project.automatic_checkpoint_naming:
                 raise OptionError("load_state needs a folder", fix="give one, or set automatic_checkpoint_naming=True")
             root = Path(accelerator.project_dir or ".") / "checkpoints"
-            source = latest(root)
-            if source is None:
-                raise OptionError(f"there is no whole checkpoint in {root}", fix="give the folder of one")
+            wanted = latest(root) or root / "none"
         else:
-            source = Path(folder)
-            if not source.is_dir():
-                raise OptionError(f"tried to find {source} but the folder does not exist", fix="check the path")
+            wanted = Path(folder)
+        source, exists = self._agreed(accelerator, wanted)
+        if not exists and folder is None:
+            raise OptionError(f"there is no whole checkpoint in {source.parent}", fix="give the folder of one")
+        if not exists:
+            raise OptionError(f"tried to find {source} but the folder does not exist", fix="check the path")
         models = list(accelerator._models)
         for hook in self.load_hooks.values():
             hook(models, str(source))
@@ -123,6 +126,11 @@ class StateSaver:
         if self._checkpointer is not None:
             self._checkpointer.close()
             self._checkpointer = None
+
+    def _agreed(self, accelerator: Accelerator, folder: Path) -> tuple[Path, bool]:
+        """Rank 0's folder, and whether it exists there: names made from the time of day differ between ranks."""
+        path, exists = broadcast_object(accelerator.world, (str(folder), folder.exists()))
+        return Path(path), exists
 
     def _after_hooks(self, accelerator: Accelerator, models: list[Any], target: Path) -> list[Any]:
         """The models whose state dicts the hooks left in the list: a hook that saves one itself takes it out."""

@@ -70,6 +70,10 @@ class _SettableType(ProcessFacts):
     def distributed_type(self, value: Any) -> None:
         self.__dict__["_type"] = value
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy in another process finds out for itself who it is; one in this process is the same.
+        return type(self), ()
+
 
 class PartialState(_SettableType):
     """This process's place in the world, the same object wherever it is made."""
@@ -162,9 +166,7 @@ class AcceleratorState(_SettableType):
         if self.initialized:
             self._check_initialized(mixed_precision, cpu)
             return
-        self.__dict__.update(
-            _partial=partial, _cpu=cpu, _mixed_precision=resolve_precision(mixed_precision), dynamo_plugin=dynamo_plugin
-        )
+        self.__dict__.update(_cpu=cpu, _mixed_precision=resolve_precision(mixed_precision), dynamo_plugin=dynamo_plugin)
         # A precision that was asked for must be there, also when the processes were connected before.
         if cpu and partial.device.type != "cpu":
             self._shared_state.clear()
@@ -182,8 +184,9 @@ class AcceleratorState(_SettableType):
     @property
     def world(self) -> World:  # type: ignore[override]
         """The value that ours pass around."""
-        world: World = self._partial.world
-        return world
+        if not self.initialized:
+            raise AttributeError("world")
+        return PartialState().world
 
     @property
     def initialized(self) -> bool:
@@ -255,7 +258,7 @@ class AcceleratorState(_SettableType):
 
     def __getattr__(self, name: str) -> Any:
         # What a reset took away is named after the attribute that was asked for, not after where it was kept.
-        raise _missing("AcceleratorState", name, (*_ACCELERATOR_KNOWN, "_partial", "mixed_precision"))
+        raise _missing("AcceleratorState", name, (*_ACCELERATOR_KNOWN, "mixed_precision"))
 
     def __repr__(self) -> str:
         return f"{PartialState()!r}Mixed precision type: {self.mixed_precision}\n"
