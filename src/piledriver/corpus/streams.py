@@ -262,6 +262,11 @@ class FileRange(io.BufferedIOBase):
 
     read1 = read
 
+    def readline(self, size: int | None = -1) -> bytes:
+        # The one that is inherited reads byte by byte.
+        left = max(0, self._end - self._file.tell())
+        return self._file.readline(left if size is None or size < 0 else min(size, left))
+
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         base = {io.SEEK_SET: self._offset, io.SEEK_CUR: self._file.tell(), io.SEEK_END: self._end}[whence]
         return self._file.seek(max(self._offset, base + offset)) - self._offset

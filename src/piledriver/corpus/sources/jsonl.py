@@ -76,7 +76,8 @@ def documents(piece: Piece) -> Iterator[Found]:
         with opened:
             at = start
             if piece.offset:
-                at += _skip_line(opened)
+                # A line that fills the whole range belongs to another one: no need to follow it to its end.
+                at += _skip_line(opened, piece.length + 1)
             yield from _lines(opened, piece.origin, at, piece.offset + piece.length)
         return
     with piece.open_raw() as opened:
@@ -97,11 +98,11 @@ def _lines(opened: BinaryIO, origin: str, at: int, end: int | None) -> Iterator[
             yield _decoded(line, where)
 
 
-def _skip_line(opened: BinaryIO) -> int:
+def _skip_line(opened: BinaryIO, enough: int | None = None) -> int:
     skipped = 0
     while rest := opened.readline(1 << 20):
         skipped += len(rest)
-        if rest.endswith(b"\n"):
+        if rest.endswith(b"\n") or (enough is not None and skipped > enough):
             break
     return skipped
 
