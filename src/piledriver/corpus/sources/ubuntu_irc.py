@@ -75,7 +75,11 @@ def documents(piece: Piece) -> Iterator[Found]:
     parts: list[str] = []
     origins: list[str] = []
     for day, origin, path, content in days:
-        raw = content if content is not None else Piece(origin, path=path).read(MAX_DAY_BYTES)
+        try:
+            raw = content if content is not None else Piece(origin, path=path).read(MAX_DAY_BYTES)
+        except (OSError, EOFError, ValueError) as error:
+            yield Refusal("unreadable day", origin, str(error))
+            continue
         lines = day_lines(raw)
         if lines is None:
             yield Refusal("nobody spoke", origin)
