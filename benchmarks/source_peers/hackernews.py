@@ -1,6 +1,6 @@
 """What the original used for HackerNews: json, and html2text without wrapping for each text.
 
-No sample file holds a whole thread, so `content` makes one of the size of a busy one from the text of real comments.
+No sample file holds a whole thread, so `made` makes one of the size of a busy one from the text of real comments.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ COMMENT = (
 )
 
 
-def content(comments: int = 500) -> bytes:
+def made(comments: int = 500) -> dict[str, bytes]:
     """A nested item as Algolia gives it; every comment answers the story."""
     replies = [
         {"id": n, "type": "comment", "author": "b", "text": COMMENT, "parent_id": 1} for n in range(2, comments + 2)
     ]
-    return json.dumps(
-        {"id": 1, "type": "story", "author": "a", "title": "T", "points": 9, "children": replies}
-    ).encode()
+    story = {"id": 1, "type": "story", "author": "a", "title": "T", "points": 9, "children": replies}
+    return {"1.json": json.dumps(story).encode()}
 
 
 def peer(content: bytes) -> str:
