@@ -11,6 +11,12 @@ FILTERS: Registry[type[Filter]] = Registry(
         "gopher-repetition": "piledriver.corpus.filters.gopher:GopherRepetition",
         "c4": "piledriver.corpus.filters.c4:C4",
         "fineweb": "piledriver.corpus.filters.fineweb:FineWeb",
+        "language": "piledriver.corpus.filters.language:Language",
+        "urls": "piledriver.corpus.filters.urls:Urls",
+        "code": "piledriver.corpus.filters.code:Code",
+        "pii": "piledriver.corpus.filters.pii:Pii",
+        "profanity": "piledriver.corpus.filters.profanity:Profanity",
+        "quality": "piledriver.corpus.filters.quality:Quality",
     },
 )
 

@@ -1,0 +1,81 @@
+"""Addresses that are not wanted: lists of domains and of URLs, from files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+from urllib.parse import unquote, urlsplit
+
+from piledriver.core import storage
+from piledriver.corpus.document import Document
+from piledriver.corpus.filters.verdict import Drop
+
+
+@dataclass(frozen=True, kw_only=True)
+class Urls:
+    """Is its `url` on a block list? A domain blocks all that is below it; a URL blocks itself, whatever its scheme,
+    its fragment or a slash at its end.
+
+    A list has one entry a line; lines that begin with # are comments.
+    """
+
+    FILES: ClassVar[tuple[str, ...]] = ("domains", "urls")
+
+    domains: str | None = None
+    """A file of domains."""
+    urls: str | None = None
+    """A file of URLs."""
+    keep_without_url: bool = True
+    """Keep documents that have no `url` in their meta."""
+
+    def __call__(self, document: Document) -> Document | Drop:
+        """Judge one document."""
+        url = document.meta.get("url")
+        if not isinstance(url, str) or not url.strip():
+            return document if self.keep_without_url else Drop("no url")
+        host, normal = split_url(url)
+        if self.domains is not None:
+            blocked = _domains(self.domains)
+            labels = host.split(".")
+            for start in range(len(labels)):
+                domain = ".".join(labels[start:])
+                if domain in blocked:
+                    return Drop("url: domain on the block list", domain)
+        if self.urls is not None and normal in _urls(self.urls):
+            return Drop("url: on the block list", normal)
+        return document
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """(host, the URL in the form that is compared).
+
+    >>> split_url("HTTPS://WWW.Example.com:443/a%20b/?q=1#top")
+    ('example.com', 'example.com/a b/?q=1')
+    """
+    given = url.strip()
+    try:
+        parts = urlsplit(given if "://" in given else f"//{given}")
+        host = (parts.hostname or "").rstrip(".").removeprefix("www.")
+    except ValueError:
+        # Brackets that are no IPv6 address: no host that a list could name.
+        return "", given
+    path = unquote(parts.path)
+    query = f"?{parts.query}" if parts.query else ""
+    return host, f"{host}{path if query else path.rstrip('/')}{query}"
+
+
+@lru_cache(maxsize=4)
+def _domains(path: str) -> frozenset[str]:
+    return frozenset(split_url(line)[0] for line in read_list(path))
+
+
+@lru_cache(maxsize=4)
+def _urls(path: str) -> frozenset[str]:
+    return frozenset(split_url(line)[1] for line in read_list(path))
+
+
+def read_list(path: str) -> list[str]:
+    """The entries of a list file."""
+    lines = (line.strip() for line in storage.read_text(path).splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
