@@ -117,7 +117,7 @@ def _bars(result: DemoResult) -> Any:
     axes.set_yticks([at + 0.4 - height / 2 for at in range(len(names))], names)
     axes.invert_yaxis()
     axes.set_xlabel("bits per byte (lower is better)")
-    axes.legend(loc="lower right", frameon=False)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(shown), frameon=False)
     return figure
 
 

@@ -266,12 +266,3 @@ def attach_layerwise_casting_hooks(
             non_blocking,
             f"{_prefix}.{name}" if _prefix else name,
         )
-
-
-def _refuse_recurrent_layers_under_sequence_parallelism(model: Any) -> None:
-    """A state that runs along the sequence cannot be cut with it: such layers would start from zero on every rank."""
-    described: Any = getattr(model, "config", None)
-    text = described.get_text_config() if hasattr(described, "get_text_config") else described
-    wrong = {kind for kind in getattr(text, "layer_types", None) or () if "linear_attention" in kind}
-    if wrong:
-        raise ValueError(f"sequence parallelism cannot split layers of kind {', '.join(sorted(wrong))}")
