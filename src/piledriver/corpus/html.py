@@ -14,6 +14,7 @@ from typing import Any
 from lxml import etree
 
 from piledriver.corpus.html_main import main_content
+from piledriver.corpus.html_plain import plain_text
 from piledriver.corpus.html_render import render
 from piledriver.corpus.html_scripts import words
 
@@ -52,6 +53,13 @@ def fragment_to_text(html: str) -> str:
         return " ".join(html.split())
     if "<" not in html:
         return " ".join(entities.unescape(html).split())
+    content = html.encode("utf-8", "replace")
+    text = None if unseen_hints(content) else plain_text(html, content)
+    return tree_text(html) if text is None else text
+
+
+def tree_text(html: str) -> str:
+    """The same by way of a tree, for any markup."""
     tree = parse(html)
     return "" if tree is None else render(tree)
 
@@ -93,11 +101,15 @@ def remove_unseen(tree: Any, content: bytes) -> None:
         for element in _hidden(tree):
             if _is_hidden(element):
                 remove(element)
-    hints = tuple(hint for hint in _UNSEEN_HINTS if hint in content) if b"class=" in content else ()
-    if hints:
+    if hints := unseen_hints(content):
         for element in _of_classes(hints)(tree):
             if not _UNSEEN_CLASSES.isdisjoint((element.get("class") or "").split()):
                 remove(element)
+
+
+def unseen_hints(content: bytes) -> tuple[bytes, ...]:
+    """Which words of a page say that some of its classes may stand for what is not seen."""
+    return tuple(hint for hint in _UNSEEN_HINTS if hint in content) if b"class=" in content else ()
 
 
 @functools.lru_cache(256)

@@ -48,7 +48,11 @@ def preformatted(element: Any) -> str:
             tail = block.tail or ""
             if not tail.startswith("\n") and not (not len(block) and (block.text or "").endswith("\n")):
                 block.tail = "\n" + tail
-    text: str = element.xpath("string(.)")
+    return verbatim_lines(element.xpath("string(.)"))
+
+
+def verbatim_lines(text: str) -> str:
+    """Preformatted text without the blank lines around it."""
     return text.replace("\r\n", "\n").replace("\r", "\n").replace("\xa0", " ").strip("\n").rstrip()
 
 

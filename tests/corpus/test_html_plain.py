@@ -1,0 +1,84 @@
+"""The scanner for plain markup and the tree must give the same text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from piledriver.corpus.html import fragment_to_text, tree_text
+from piledriver.corpus.html_plain import plain_text
+
+words = st.sampled_from(
+    ["one", " two ", "x &lt; y", "&amp;lt;", "a\n  b", "&nbsp;", "", " ", "é", "&eacute;", "3 > 2", "#"]
+)
+inline = st.recursive(
+    words,
+    lambda inner: (
+        st.builds(
+            lambda tag, parts: f"<{tag}>{''.join(parts)}</{tag.split()[0]}>",
+            st.sampled_from(["b", "i", 'a href="u"', "em", "span", "code"]),
+            st.lists(inner, max_size=2),
+        )
+        | st.sampled_from(["<br>", "<br/>", '<img src="a">'])
+    ),
+    max_leaves=4,
+)
+line = st.lists(inline, max_size=3).map("".join)
+
+
+def wrapped(tags: list[str], inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.builds(lambda tag, body: f"<{tag}>{body}</{tag.split()[0]}>", st.sampled_from(tags), inner)
+
+
+def items(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.lists(inner.map("<li>{}</li>".format), max_size=3).map("\n".join)
+
+
+blocks = st.recursive(
+    wrapped(["p", "h2", 'p class="x"'], line) | st.sampled_from(["<hr>", "<pre><code>a\n  b\n</code></pre>", "\n"]),
+    lambda inner: (
+        wrapped(["div", "blockquote"], inner | line)
+        | wrapped(["ul", "ol", 'ol start="3"'], items(inner | line))
+        | st.lists(inner | line, max_size=3).map("\n".join)
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.lists(blocks | line, max_size=4).map("".join))
+@settings(max_examples=400, deadline=None)
+def test_the_scanner_agrees_with_the_tree(html: str) -> None:
+    text = plain_text(html, html.encode())
+    assert text is None or text == tree_text(html)
+
+
+PLAIN = {
+    "a comment": "First<p>second <i>one</i><p><pre><code>  x = 1\n</code></pre>",
+    "a post": "<p>Use <code>f(x)</code>:</p>\n\n<ul>\n<li>a</li>\n<li><p>b</p><p>c</p></li>\n</ul>\n<hr>\n<p>A&amp;T</p>",
+    "a chapter": '<div class="c"><h2>I.</h2><blockquote><p>So<br/>it goes</p></blockquote><img src="a.png"/></div>',
+    "a language": '<pre class="lang-py"><code>x</code></pre>',
+    "a quoted bracket": '<p><a title="1 &lt; 2">x</a></p>',
+}
+FOR_THE_TREE = {
+    "a table": "<table><tr><td>a<td>b</table>",
+    "crossed tags": "<ul><p></ul></p>",
+    "a bracket in a value": '<p><a title="a>b">x</a></p>',
+    "hidden text": "<p hidden>x</p><p>y</p>",
+    "a style": '<p style="display:none">x</p><p>y</p>',
+    "an unknown entity": "<p>&fjlig;</p>",
+    "a comment": "<p>a<!-- b --></p>",
+    "an image of a formula": '<img class="latex" alt="x^2">',
+    "code by the class around": '<div class="highlight"><pre>x</pre></div>',
+}
+
+
+@pytest.mark.parametrize("html", PLAIN.values(), ids=PLAIN)
+def test_plain_markup_needs_no_tree(html: str) -> None:
+    assert plain_text(html, html.encode()) == tree_text(html)
+
+
+@pytest.mark.parametrize("html", FOR_THE_TREE.values(), ids=FOR_THE_TREE)
+def test_other_markup_goes_to_the_tree(html: str) -> None:
+    assert plain_text(html, html.encode()) is None
+    assert fragment_to_text(html) == tree_text(html)
