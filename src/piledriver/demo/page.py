@@ -7,12 +7,10 @@ import html
 import io
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from piledriver.core import storage
-
-if TYPE_CHECKING:
-    from piledriver.demo.run import DemoResult
+from piledriver.demo.result import DemoResult
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c2733; }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 from piledriver.core.config import from_mapping
 from piledriver.corpus import Document, read_shards
 from piledriver.corpus.build.build import build_corpus
-from piledriver.corpus.manifest import Manifest
 from piledriver.corpus.recipe import Recipe
 from piledriver.data.token_set import TokenSet
 from piledriver.data.tokenize import tokenize_corpus
@@ -23,33 +21,16 @@ from piledriver.data.tokenizer_training import TokenizerTraining, train_tokenize
 from piledriver.demo.baselines import ByteFrequencies, xz_bits, zstd_bits
 from piledriver.demo.domains import Domain, find_domains
 from piledriver.demo.page import write_page
+from piledriver.demo.result import DemoResult
 from piledriver.evaluate import Figures, TransformerScorer, bits_per_byte, summarise
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.interchange import load_folder
 from piledriver.optim import OptimizerConfig
 from piledriver.serve import Sampling, generate
-from piledriver.train import DataConfig, RunSummary, TrainConfig, train
+from piledriver.train import DataConfig, TrainConfig, train
 
 _VOCABULARY = 2048
 _BYTES_EACH = 1_500_000
-
-
-@dataclass(frozen=True)
-class DemoResult:
-    """What the demo found, for the terminal and the page."""
-
-    out: str
-    domains: list[Domain]
-    manifest: Manifest
-    tokenizer: Tokenizer
-    summary: RunSummary
-    before: dict[str, Figures]
-    after: dict[str, Figures]
-    baselines: dict[str, dict[str, float]]
-    """Name of the baseline to domain to bits per byte."""
-    samples: list[tuple[str, str]]
-    """(prompt, continuation)."""
-    seconds: dict[str, float]
 
 
 def run_demo(out: str, *, minutes: float = 2.0, workers: int = 1, say: Callable[[str], None] = print) -> DemoResult:
@@ -79,7 +60,7 @@ def run_demo(out: str, *, minutes: float = 2.0, workers: int = 1, say: Callable[
     with clock("baselines"):
         baselines = _baselines(read_shards(train_split), test)
     samples = [_sample(model, tokenizer, prompt) for prompt in ("def ", "The ", "Permission is ", "What is ")]
-    result = DemoResult(out, domains, manifest, tokenizer, summary, before, after, baselines, samples, seconds)
+    result = DemoResult(out, domains, manifest, summary, before, after, baselines, samples, seconds)
     write_page(result, os.path.join(out, "report.html"))
     return result
 

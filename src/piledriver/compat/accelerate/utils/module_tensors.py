@@ -101,10 +101,8 @@ def id_tensor_storage(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
 
 def has_offloaded_params(module: nn.Module) -> bool:
     """Whether a module's weights are kept away between calls."""
-    from piledriver.compat.accelerate.hooks import AlignDevicesHook
-
-    hook = getattr(module, "_hf_hook", None)
-    return isinstance(hook, AlignDevicesHook) and hook.offload
+    # Of the hooks only AlignDevicesHook offloads; asking for its class here would import in a circle.
+    return bool(getattr(getattr(module, "_hf_hook", None), "offload", False))
 
 
 @contextmanager

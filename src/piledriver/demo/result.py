@@ -1,0 +1,27 @@
+"""What the demo found: what the terminal and the page show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from piledriver.corpus.manifest import Manifest
+from piledriver.demo.domains import Domain
+from piledriver.evaluate import Figures
+from piledriver.train import RunSummary
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """Every figure of one run."""
+
+    out: str
+    domains: list[Domain]
+    manifest: Manifest
+    summary: RunSummary
+    before: dict[str, Figures]
+    after: dict[str, Figures]
+    baselines: dict[str, dict[str, float]]
+    """Name of the baseline to domain to bits per byte."""
+    samples: list[tuple[str, str]]
+    """(prompt, continuation)."""
+    seconds: dict[str, float]
