@@ -8,11 +8,15 @@ import unicodedata
 # Characters that no text needs: C0 controls but tab and newline, soft hyphen, byte order mark, non-characters; and the
 # C1 controls, apart, because they are what mojibake is made of until it is mended.
 _CONTROLS = re.compile("[\x00-\x08\x0e-\x1f\x7f\xad\ufeff\ufffe\uffff]")
-_C1_BYTES = re.compile(rb"\xc2[\x80-\x9f]")
 _C1_CONTROLS = re.compile("[\x80-\x84\x86-\x9f]")
-_CONTROL_BYTES = bytes((*range(9), *range(14, 32), 127))
-# Soft hyphen, byte order mark and non-characters, in UTF-8.
-_CONTROL_MARKS = (b"\xc2\xad", b"\xef\xbb\xbf", b"\xef\xbf")
+# What none of the patterns here can match. Without it little is left of most text, and that little, as UTF-8, says
+# which of them are worth trying.
+_HARMLESS = bytes((9, 10, *range(32, 127)))
+_CONTROL_BYTES = re.compile(rb"[\x00-\x7f]|\xc2\xad|\xef\xbb\xbf|\xef\xbf")
+_C1_BYTES = re.compile(rb"\xc2[\x80-\x9f]")
+# Everything below U+0300 and most punctuation is in form C.
+_MAY_NOT_BE_NFC = re.compile(rb"[\xcc-\xe1\xe3-\xff]|\xe2(?!\x80[\x82-\xbf])")
+_MOJIBAKE_BYTES = re.compile(rb"\xc3[\x82-\xb4][\xc2\xc5\xc6\xcb\xe2]")
 _LINE_BREAKS = re.compile("\r\n?|[\x0b\x0c\u2028\u2029]")
 _LINE_BREAK_CHARACTERS = "\r\x0b\x0c\u2028\u2029"
 _SPACES = " \t\xa0"
@@ -87,7 +91,7 @@ def normalise(text: str) -> str:
     # Looking for a character is many times as fast as a pattern, and most text has none of what is to be mended.
     if any(character in text for character in _LINE_BREAK_CHARACTERS):
         text = _LINE_BREAKS.sub("\n", text)
-    text = _ascii_form(text) if text.isascii() else _unicode_form(_without_surrogates(text))
+    text = _unicode_form(text)
     if any(ending in text for ending in _TRAILING_SPACES) or text[-1:] in _SPACES:
         # Not by a pattern: `[ ]+$` takes the square of the length of a run of spaces that ends in something else.
         text = "\n".join(line.rstrip(_SPACES) for line in text.split("\n"))
@@ -99,37 +103,30 @@ def normalise_code(text: str) -> str:
     return _SURROGATES.sub("\ufffd", text.replace("\r\n", "\n").replace("\x00", ""))
 
 
-def _without_surrogates(text: str) -> str:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return _SURROGATES.sub("\ufffd", text)
+def _unicode_form(text: str) -> str:
+    # Each step can make work for another (a composed letter can look like mojibake), so until nothing changes.
+    while odd := _odd_bytes(text):
+        before = text
+        if b"\xed" in odd:
+            text = _SURROGATES.sub("\ufffd", text)
+        if _MAY_NOT_BE_NFC.search(odd) and not unicodedata.is_normalized("NFC", text):
+            text = unicodedata.normalize("NFC", text)
+            odd = _odd_bytes(text)
+        if _CONTROL_BYTES.search(odd):
+            text = _CONTROLS.sub("", text)
+            odd = _odd_bytes(text)
+        mended = _MOJIBAKE_BYTES.search(odd) is not None and _MOJIBAKE_HINT.search(text) is not None
+        if mended:
+            text = _mended(text)
+        if mended or _C1_BYTES.search(odd):
+            text = _C1_CONTROLS.sub("", text).replace("\x85", "\n")
+        if text == before:
+            break
     return text
 
 
-def _ascii_form(text: str) -> str:
-    content = text.encode("ascii")
-    cleaned = content.translate(None, _CONTROL_BYTES)
-    return text if len(cleaned) == len(content) else cleaned.decode("ascii")
-
-
-def _unicode_form(text: str) -> str:
-    # Each step can make work for another (a composed letter can look like mojibake), so until nothing changes. What a
-    # pattern can match at all is seen from the bytes of the text, which are much quicker to look through.
-    while True:
-        before = text
-        if not unicodedata.is_normalized("NFC", text):
-            text = unicodedata.normalize("NFC", text)
-        content = text.encode("utf-8", "surrogatepass")
-        if len(content.translate(None, _CONTROL_BYTES)) != len(content) or any(m in content for m in _CONTROL_MARKS):
-            text = _CONTROLS.sub("", text)
-        mended = b"\xc3" in content and _MOJIBAKE_HINT.search(text) is not None
-        if mended:
-            text = _mended(text)
-        if mended or _C1_BYTES.search(content):
-            text = _C1_CONTROLS.sub("", text).replace("\x85", "\n")
-        if text == before:
-            return text
+def _odd_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass").translate(None, _HARMLESS)
 
 
 def _mended(text: str) -> str:
