@@ -4,6 +4,7 @@ question.
 
 from __future__ import annotations
 
+import html
 import re
 import tempfile
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ _MEMORY_BYTES = 1 << 26
 _BUCKET_POSTS = 100_000
 # A quotation mark inside a value is always an entity, so the first one before `/>` ends the row.
 _ROW_END = re.compile(rb"\"\s*/>")
+# Those that the dumps are full of; `&amp;` must come last.
+_ENTITIES = (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&#xA;", "\n"), ("&#xD;", "\r"))
 
 
 def rows(stream: BinaryIO, origin: str) -> Iterator[bytes | Refusal]:
@@ -65,6 +68,35 @@ def field(row: bytes, name: bytes) -> int | None:
     start += len(name) + 3
     value = row[start : row.find(b'"', start)]
     return int(value) if value.isdigit() and len(value) < 19 else None
+
+
+class Row:
+    """The attributes of a row under `get`, each read when it is asked for.
+
+    Values are in double quotes and hold none, so a name between a space and `="` is always an attribute.
+
+    >>> Row(b'<row Id="7" Title="a &amp;lt; b" />').get("Title")
+    'a &lt; b'
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def get(self, name: str, default: str = "") -> str:
+        """The value of an attribute."""
+        mark = b" " + name.encode() + b'="'
+        start = self._content.find(mark)
+        if start < 0:
+            return default
+        start += len(mark)
+        value = self._content[start : self._content.find(b'"', start)].decode("utf-8", "replace")
+        if "&" not in value:
+            return value
+        for entity, character in _ENTITIES:
+            value = value.replace(entity, character)
+        if value.count("&") == value.count("&amp;"):
+            return value.replace("&amp;", "&")
+        return html.unescape(value)
 
 
 class Threads:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import html
 import os
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from lxml import etree
-
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.html import fragment_to_text
 from piledriver.corpus.source import Found, Piece, Source, each
-from piledriver.corpus.stack_exchange_rows import Threads, field, rows
+from piledriver.corpus.stack_exchange_rows import Row, Threads, field, rows
 from piledriver.corpus.streams import RawStream
 
 MIN_SCORE = 3
 MOST_ANSWERS = 3
 _PIECE_BYTES = 1 << 19
-_BETWEEN = b"\x00"
+_BETWEEN, _BETWEEN_THREADS = b"\x00", b"\x00\x00"
 _QUESTION, _ANSWER = 1, 2
-_ATTRIBUTE = re.compile(r"\s(\w+)=\"([^\"]*)\"")
 _TAG = re.compile(r"[<|]([^<>|]+)[>|]?")
 _VERSION = re.compile(r"CC[ -]BY-SA[ -](\d\.\d)", re.IGNORECASE)
 
@@ -51,17 +47,17 @@ def split(stream: RawStream) -> Iterator[Piece | Refusal]:
             elif kind not in (_QUESTION, _ANSWER):
                 yield Refusal("neither question nor answer", f"{stream.origin}#{number}", f"post type {kind}")
             else:
-                threads.add(question, row)
+                threads.add(question, row.replace(_BETWEEN, b""))
         batch: list[bytes] = []
         size = 0
         for _, thread in threads:
-            batch += thread
-            size += sum(map(len, thread))
+            batch.append(_BETWEEN.join(thread))
+            size += len(batch[-1])
             if size > _PIECE_BYTES:
-                yield Piece(stream.origin, data=_BETWEEN.join(batch), extra=site)
+                yield Piece(stream.origin, data=_BETWEEN_THREADS.join(batch), extra=site)
                 batch, size = [], 0
         if batch:
-            yield Piece(stream.origin, data=_BETWEEN.join(batch), extra=site)
+            yield Piece(stream.origin, data=_BETWEEN_THREADS.join(batch), extra=site)
 
 
 def site_of(origin: str) -> str:
@@ -86,33 +82,14 @@ def _site_of_folder(path: str | None) -> str:
 def documents(piece: Piece) -> Iterator[Found]:
     """Each thread of the piece. Rows that will not be used are never parsed."""
     assert piece.data is not None
-    question, number, answers = b"", None, list[bytes]()
-    for row in piece.data.split(_BETWEEN):
-        if field(row, b"PostTypeId") == _QUESTION:
-            if question:
-                yield _thread(question, answers, piece)
-            question, number, answers = row, field(row, b"Id"), []
-        elif question and field(row, b"ParentId") == number:
-            answers.append(row)
-        else:
+    for thread in piece.data.split(_BETWEEN_THREADS):
+        question, *answers = thread.split(_BETWEEN)
+        if field(question, b"PostTypeId") == _QUESTION:
+            yield _thread(question, answers, piece)
+            continue
+        for row in (question, *answers):
             origin = f"{piece.origin}#{field(row, b'Id')}"
             yield Refusal("answer without question", origin, f"question {field(row, b'ParentId')}")
-    if question:
-        yield _thread(question, answers, piece)
-
-
-def attributes(row: bytes) -> Any:
-    """The attributes of a row under `get`; where it is not XML (forbidden characters) they are read by hand."""
-    try:
-        return etree.fromstring(row, _parser())
-    except etree.XMLSyntaxError:
-        found = _ATTRIBUTE.findall(row.decode("utf-8", "replace"))
-        return {name: html.unescape(value) for name, value in found}
-
-
-@functools.cache
-def _parser() -> Any:
-    return etree.XMLParser(resolve_entities=False, load_dtd=False, no_network=True, huge_tree=True)
 
 
 def _thread(row: bytes, answer_rows: list[bytes], piece: Piece) -> Found:
@@ -126,8 +103,8 @@ def _thread(row: bytes, answer_rows: list[bytes], piece: Piece) -> Found:
     if not best:
         return Refusal("no accepted or well scored answer", origin)
     best.sort(key=lambda found: (-found[0], found[1] != accepted, found[1] or 0))
-    question = attributes(row)
-    kept = [attributes(answer) for _, _, answer in best[:MOST_ANSWERS]]
+    question = Row(row)
+    kept = [Row(answer) for _, _, answer in best[:MOST_ANSWERS]]
     title = " ".join(html.unescape(question.get("Title", "")).split())
     parts = [f"Q:\n\n{title}\n\n{fragment_to_text(question.get('Body', ''))}"]
     parts += [f"A:\n\n{fragment_to_text(answer.get('Body', ''))}" for answer in kept]
@@ -143,7 +120,7 @@ def _thread(row: bytes, answer_rows: list[bytes], piece: Piece) -> Found:
         "title": title,
         "tags": _TAG.findall(question.get("Tags", "")),
         "score": _score(question),
-        "date": question.get("CreationDate"),
+        "date": question.get("CreationDate") or None,
         "authors": [_author(post) for post in (question, *kept)],
         "url": f"https://{site}/q/{number}" if "." in site and not site.endswith(".meta") else None,
     }
