@@ -10,7 +10,7 @@ demo: $(READY)          ## the whole way on this machine's own files
 	$(BIN)/piledriver demo
 
 test: $(READY)          ## every test, fast ones first
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 check: $(READY)         ## style, types, floors
 	$(BIN)/ruff check .
