@@ -10,8 +10,9 @@ from typing import Any
 from piledriver.core import storage
 from piledriver.core.config import build, from_mapping, load_config
 from piledriver.core.errors import UnknownNameError
-from piledriver.core.yaml_tree import parse_yaml
+from piledriver.core.yaml_tree import parse_override, parse_yaml
 from piledriver.corpus.sources import resolve
+from piledriver.corpus.uses import file_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +114,10 @@ def source_name(entry: SourceEntry) -> str:
 
 
 def load_recipe(path_or_name: storage.Location, overrides: list[str] | None = None) -> Recipe:
-    """A recipe from a YAML file, or one that we ship by its name. Paths in a file are relative to that file."""
+    """A recipe from a YAML file, or one that we ship by its name.
+
+    Paths in a file are relative to that file; those of a shipped recipe to the current folder.
+    """
     if (
         not storage.exists(path_or_name)
         and "/" not in str(path_or_name)
@@ -122,14 +126,30 @@ def load_recipe(path_or_name: storage.Location, overrides: list[str] | None = No
         shipped = shipped_recipes()
         if path_or_name not in shipped:
             raise UnknownNameError("recipe", str(path_or_name), shipped)
-        return build(Recipe, parse_yaml(_shipped(str(path_or_name)), f"recipe {path_or_name}"))
+        tree = parse_yaml(_shipped(str(path_or_name)), f"recipe {path_or_name}")
+        for override in overrides or []:
+            tree.put(*parse_override(override))
+        return build(Recipe, tree)
     recipe = load_config(Recipe, path_or_name, overrides or [])
     base = Path(path_or_name).resolve().parent
     entries = [
         from_mapping(SourceEntry, {**vars(entry), "paths": [_relative(path, base) for path in entry.paths]})
         for entry in recipe.sources
     ]
-    return from_mapping(Recipe, {**vars(recipe), "sources": entries})
+    stages = [from_mapping(StageEntry, {**vars(stage), "settings": _placed(stage, base)}) for stage in recipe.stages]
+    return from_mapping(Recipe, {**vars(recipe), "sources": entries, "stages": stages})
+
+
+def _placed(stage: StageEntry, base: Path) -> dict[str, Any]:
+    """Settings of a stage with the files that they name relative to the recipe."""
+    settings = dict(stage.settings)
+    for name in file_settings(stage.use):
+        given = settings.get(name)
+        if isinstance(given, str):
+            settings[name] = _relative(given, base)
+        elif isinstance(given, list):
+            settings[name] = [_relative(str(path), base) for path in given]
+    return settings
 
 
 def shipped_recipes() -> list[str]:

@@ -1,6 +1,6 @@
 """A recipe to a corpus: the order of the stages, said once.
 
-checksums, extract; then the recipe's stages (runs of filters in one pass, deduplications over everything); then splits,
+checksums, extract; then the recipe's stages (runs of filters in one pass, the others over everything); then splits,
 epochs and shuffle; then publish, ledger and, last of all, the manifest.
 """
 
@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
-from piledriver.core.config import from_mapping, to_mapping
+from piledriver.core.config import to_mapping
 from piledriver.core.errors import PiledriverError, UnknownNameError, UsageError
 from piledriver.core.progress import Progress, progress
-from piledriver.corpus.build import stages
+from piledriver.corpus.build import passage_stages, stages
 from piledriver.corpus.build.chunks import Chunk, numbered
 from piledriver.corpus.build.executors import Executor, executor
 from piledriver.corpus.build.ledger import write_ledger
@@ -24,13 +24,14 @@ from piledriver.corpus.build.mix import mix
 from piledriver.corpus.build.publish import publish, versions
 from piledriver.corpus.build.stages import InputFile, StageOutcome
 from piledriver.corpus.build.tasks import Done, remove_leftovers
-from piledriver.corpus.filters import FILTERS
 from piledriver.corpus.manifest import MANIFEST, Manifest
 from piledriver.corpus.recipe import Recipe, StageEntry, source_name
 from piledriver.corpus.sources import resolve
+from piledriver.corpus.uses import WHOLE_CORPUS, file_settings, near_settings, stage_settings
 
 WORK = ".work"
-DEDUPLICATIONS = ("exact", "near")
+# What a stage reports by name and number, besides documents and bytes.
+_COUNTS = ("dropped", "licences", "replaced", "removed", "hits")
 
 
 def build_corpus(recipe: Recipe, out: str, *, executor_name: str = "local", workers: int = 1) -> Manifest:
@@ -78,15 +79,12 @@ def check(recipe: Recipe) -> None:
     for source in recipe.sources:
         resolve(source.source)
     for stage in recipe.stages:
-        if stage.use == "near":
-            stages.near_settings(stage.settings)
-        elif stage.use == "exact":
-            if stage.settings:
-                raise UsageError(f"exact has no setting {next(iter(stage.settings))!r}", fix="remove it")
-        elif stage.use in FILTERS:
-            from_mapping(FILTERS[stage.use], stage.settings, f"stage {stage.use}")
-        else:
-            raise UnknownNameError("stage", stage.use, [*FILTERS, *DEDUPLICATIONS])
+        settings = stage_settings(stage.use, stage.settings)
+        for name in getattr(settings, "FILES", ()):
+            given = getattr(settings, name)
+            for path in given if isinstance(given, list) else [given] if given is not None else []:
+                if not os.path.exists(path):
+                    raise UsageError(f"stage {stage.use}: {path} does not exist", fix=f"check its setting {name}")
         for name in stage.sources:
             if name not in names:
                 raise UnknownNameError(f"source in stage {stage.use!r}:", name, names)
@@ -109,31 +107,39 @@ def _extracted(opened: Executor, recipe: Recipe, bar: Progress) -> tuple[list[In
 def _staged(opened: Executor, recipe: Recipe, chunks: list[Chunk], bar: Progress) -> Iterator[StageOutcome]:
     """Runs of filters go over each chunk in one pass; a deduplication looks at all of them together."""
     first = True
-    for is_filter, group in groupby(recipe.stages, key=lambda stage: stage.use not in DEDUPLICATIONS):
+    for is_filter, group in groupby(recipe.stages, key=lambda stage: stage.use not in WHOLE_CORPUS):
         entries = list(group)
         if is_filter or first:
             bar.note("filter")
-            outcome = stages.filters(opened, chunks, entries if is_filter else [], recipe.licences)
+            outcome = stages.filters(opened, chunks, entries if is_filter else [], recipe.licences, recipe.seed)
             chunks = outcome.chunks
             yield outcome
         first = False
         for entry in [] if is_filter else entries:
-            bar.note(f"{entry.use} duplicates")
-            outcome = _deduplicated(opened, recipe, chunks, entry)
+            bar.note(entry.use)
+            outcome = _over_all(opened, recipe, chunks, entry)
             chunks = outcome.chunks
             yield outcome
     if first:
-        yield stages.filters(opened, chunks, [], recipe.licences)
+        yield stages.filters(opened, chunks, [], recipe.licences, recipe.seed)
 
 
-def _deduplicated(opened: Executor, recipe: Recipe, chunks: list[Chunk], entry: StageEntry) -> StageOutcome:
+def _over_all(opened: Executor, recipe: Recipe, chunks: list[Chunk], entry: StageEntry) -> StageOutcome:
     chosen = [chunk for chunk in chunks if not entry.sources or chunk.source in entry.sources]
     if not chosen:
         return StageOutcome(entry.use, chunks, [], [])
-    if entry.use == "exact":
-        outcome = stages.exact(opened, chosen, recipe.memory_bytes)
-    else:
-        outcome = stages.near(opened, chosen, entry.settings, recipe.memory_bytes)
+    settings = stage_settings(entry.use, entry.settings)
+    match entry.use:
+        case "exact":
+            outcome = stages.exact(opened, chosen, recipe.memory_bytes)
+        case "near":
+            outcome = stages.near(opened, chosen, settings, recipe.memory_bytes)
+        case "paragraphs":
+            outcome = passage_stages.paragraphs(opened, chosen, settings, recipe.memory_bytes)
+        case "substring":
+            outcome = passage_stages.substring(opened, chosen, settings, recipe.memory_bytes)
+        case _:
+            outcome = passage_stages.decontaminate(opened, chosen, settings)
     untouched = [chunk for chunk in chunks if chunk not in chosen]
     return StageOutcome(outcome.stage, [*outcome.chunks, *untouched], outcome.reports, outcome.keys)
 
@@ -144,7 +150,7 @@ def _split_labels(opened: Executor, recipe: Recipe, chunks: list[Chunk]) -> Done
         return None
     if any(stage.use == "near" and not stage.sources for stage in recipe.stages):
         return None
-    return stages.near_labels(opened, chunks, {}, recipe.memory_bytes)
+    return stages.near_labels(opened, chunks, near_settings({}), recipe.memory_bytes)
 
 
 def _account(outcome: StageOutcome) -> dict[str, Any]:
@@ -154,9 +160,10 @@ def _account(outcome: StageOutcome) -> dict[str, Any]:
         account = sources.setdefault(source, {"documents": 0, "text_bytes": 0, "dropped": {}, "licences": {}})
         account["documents"] += result["documents"]
         account["text_bytes"] += result["text_bytes"]
-        for kind in ("dropped", "licences"):
-            for name, count in result[kind].items():
-                account[kind][name] = account[kind].get(name, 0) + count
+        for kind in _COUNTS:
+            for name, count in result.get(kind, {}).items():
+                counts = account.setdefault(kind, {})
+                counts[name] = counts.get(name, 0) + count
     return {"stage": outcome.stage, "sources": sources}
 
 
@@ -167,6 +174,12 @@ def _portable(recipe: Recipe) -> dict[str, Any]:
         entry["paths"] = [
             os.path.basename(path.rstrip("/")) if not path.startswith("generate:") else path for path in entry["paths"]
         ]
+    for stage in plain["stages"]:
+        for name in file_settings(stage["use"]):
+            given = stage["settings"].get(name)
+            if given is not None:
+                names = [os.path.basename(path.rstrip("/")) for path in ([given] if isinstance(given, str) else given)]
+                stage["settings"][name] = names[0] if isinstance(given, str) else names
     return plain
 
 

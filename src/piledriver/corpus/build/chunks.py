@@ -70,6 +70,7 @@ def write_chunk(folder: str, kept: Iterable[Document | Dropped]) -> dict[str, An
     documents = text_bytes = 0
     reasons: Counter[str] = Counter()
     licences: Counter[str] = Counter()
+    replaced: Counter[str] = Counter()
     with (
         ShardFileWriter(os.path.join(folder, DOCUMENTS)) as shard,
         ShardFileWriter(os.path.join(folder, DROPPED)) as ledger,
@@ -82,8 +83,17 @@ def write_chunk(folder: str, kept: Iterable[Document | Dropped]) -> dict[str, An
             documents += 1
             text_bytes += len(item.text.encode("utf-8", "replace"))
             licences[str(item.meta.get("licence", "unknown"))] += 1
+            # What the pii filter took out of the documents that are still here.
+            if isinstance(counts := item.meta.get("replaced"), dict):
+                replaced.update(counts)
             shard.write(item)
-    return {"documents": documents, "text_bytes": text_bytes, "dropped": dict(reasons), "licences": dict(licences)}
+    return {
+        "documents": documents,
+        "text_bytes": text_bytes,
+        "dropped": dict(reasons),
+        "licences": dict(licences),
+        "replaced": dict(replaced),
+    }
 
 
 def read_dropped(path: str) -> Iterator[Dropped]:

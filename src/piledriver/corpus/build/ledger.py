@@ -13,8 +13,8 @@ from piledriver.core import storage
 from piledriver.corpus.build.chunks import DROPPED, read_dropped
 from piledriver.corpus.build.stages import StageOutcome
 from piledriver.corpus.build.tasks import task_folder
+from piledriver.corpus.ledger_reader import LEDGER
 
-LEDGER = "ledger.parquet"
 _COLUMNS = ("id", "source", "stage", "reason", "detail", "kept", "origin")
 _SCHEMA = pa.schema([(name, pa.string()) for name in _COLUMNS])
 

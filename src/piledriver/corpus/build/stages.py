@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from piledriver.core.config import from_mapping
-from piledriver.core.errors import PiledriverError, UsageError
+from piledriver.core.errors import PiledriverError
 from piledriver.corpus.build.chunks import CHUNK_BYTES, Chunk, chunk_of, numbered
 from piledriver.corpus.build.executors import Executor
 from piledriver.corpus.build.tasks import Done, Task
-from piledriver.corpus.dedup.minhash import PRESETS, MinHashSettings
+from piledriver.corpus.dedup.minhash import MinHashSettings
 from piledriver.corpus.dedup.near import hash_ranges
 from piledriver.corpus.extract import pieces_of
 from piledriver.corpus.recipe import Licences, SourceEntry, StageEntry
 from piledriver.corpus.source import piece_bytes
 from piledriver.corpus.sources import resolve
 from piledriver.corpus.streams import local_files
+from piledriver.corpus.uses import by_content
 
 _STEPS = "piledriver.corpus.build.steps"
 CHUNK_PIECES = 50_000
@@ -77,7 +77,7 @@ def extract(executor: Executor, name: str, entry: SourceEntry, inputs: Sequence[
         for number, pieces in enumerate(_cut(pieces_of(source, entry.paths), piece_bytes, CHUNK_BYTES, CHUNK_PIECES)):
             yield Task(f"{_STEPS}:extract_chunk", {**described, "number": number}, payload=pieces)
 
-    outcome = _chunked("extract", ((name, done) for done in executor.map(tasks())))
+    outcome = chunked("extract", ((name, done) for done in executor.map(tasks())))
     for file in inputs:
         status = os.stat(file.path)
         if (status.st_size, status.st_mtime_ns) != (file.size, file.modified_ns):
@@ -108,18 +108,21 @@ def _cut(items: Iterable[T], size: Callable[[T], int], most_bytes: int, most_ite
         yield group
 
 
-def filters(executor: Executor, chunks: list[Chunk], entries: list[StageEntry], licences: Licences) -> StageOutcome:
+def filters(
+    executor: Executor, chunks: list[Chunk], entries: list[StageEntry], licences: Licences, seed: int
+) -> StageOutcome:
     """Licences and a run of filters, in one pass over each chunk."""
+    described = [(entry, *by_content(entry.use, entry.settings, seed)) for entry in entries]
 
     def tasks() -> Iterator[Task]:
         for chunk in chunks:
-            chosen = [
-                {"use": e.use, "settings": e.settings} for e in entries if not e.sources or chunk.source in e.sources
-            ]
-            arguments = {"chunk": chunk.key, "filters": chosen, "allow": licences.allow, "refuse": licences.refuse}
-            yield Task(f"{_STEPS}:filter_chunk", arguments)
+            chosen = [item for item in described if not item[0].sources or chunk.source in item[0].sources]
+            uses = [{"use": entry.use, "settings": settings} for entry, settings, _ in chosen]
+            places = {checksum: path for *_, found in chosen for checksum, path in found.items()}
+            arguments = {"chunk": chunk.key, "filters": uses, "allow": licences.allow, "refuse": licences.refuse}
+            yield Task(f"{_STEPS}:filter_chunk", arguments, payload=places or None)
 
-    return _chunked("filter", zip((chunk.source for chunk in chunks), executor.map(tasks()), strict=True))
+    return chunked("filter", zip((chunk.source for chunk in chunks), executor.map(tasks()), strict=True))
 
 
 def exact(executor: Executor, chunks: list[Chunk], memory_bytes: int) -> StageOutcome:
@@ -136,15 +139,14 @@ def exact(executor: Executor, chunks: list[Chunk], memory_bytes: int) -> StageOu
     return _without_duplicates(executor, chunks, labels, "exact")
 
 
-def near(executor: Executor, chunks: list[Chunk], settings: dict[str, Any], memory_bytes: int) -> StageOutcome:
+def near(executor: Executor, chunks: list[Chunk], settings: MinHashSettings, memory_bytes: int) -> StageOutcome:
     """Documents that say nearly the same: the first of each cluster is kept."""
     chunks = numbered(chunks)
     return _without_duplicates(executor, chunks, near_labels(executor, chunks, settings, memory_bytes), "near")
 
 
-def near_labels(executor: Executor, chunks: list[Chunk], settings: dict[str, Any], memory_bytes: int) -> Done:
+def near_labels(executor: Executor, chunks: list[Chunk], minhash: MinHashSettings, memory_bytes: int) -> Done:
     """Clusters of near-duplicates over chunks that have their ordinals."""
-    minhash = near_settings(settings)
     described = asdict(minhash)
     signed = list(
         executor.map(Task(f"{_STEPS}:near_signatures", {"chunk": c.key, "settings": described}) for c in chunks)
@@ -168,15 +170,6 @@ def near_labels(executor: Executor, chunks: list[Chunk], settings: dict[str, Any
         for low, high in _ordinal_ranges(chunks)
     ]
     return _labelled(executor, [done.key for done in executor.map(compared)], total)
-
-
-def near_settings(settings: dict[str, Any]) -> MinHashSettings:
-    """Settings of the near stage: a preset, with what differs."""
-    given = dict(settings)
-    preset = given.pop("preset", "piledriver")
-    if preset not in PRESETS:
-        raise UsageError(f"near: unknown preset {preset!r}", fix=f"choose from {', '.join(PRESETS)}")
-    return from_mapping(MinHashSettings, {**asdict(PRESETS[preset]), **given}, "near")
 
 
 def _ordinal_ranges(chunks: list[Chunk]) -> Iterator[tuple[int, int]]:
@@ -203,14 +196,15 @@ def _without_duplicates(executor: Executor, chunks: list[Chunk], labels: Done, s
             }
             yield Task(f"{_STEPS}:drop_duplicates", arguments)
 
-    return _chunked(stage, zip((chunk.source for chunk in chunks), executor.map(tasks()), strict=True))
+    return chunked(stage, zip((chunk.source for chunk in chunks), executor.map(tasks()), strict=True))
 
 
 def _runs(dones: list[Done], chunks: list[Chunk]) -> list[list[Any]]:
     return [[done.key, chunk.first, chunk.documents] for done, chunk in zip(dones, chunks, strict=True)]
 
 
-def _chunked(stage: str, outcomes: Iterable[tuple[str, Done]]) -> StageOutcome:
+def chunked(stage: str, outcomes: Iterable[tuple[str, Done]]) -> StageOutcome:
+    """The outcome of a stage, from its sources and finished tasks."""
     chunks, reports, keys = [], [], []
     for source, done in outcomes:
         reports.append((source, done.result))

@@ -23,10 +23,11 @@ from piledriver.corpus.dedup.arrays import ArrayFile, write_arrays
 from piledriver.corpus.dedup.minhash import MinHashSettings
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.extract import found_in_piece
-from piledriver.corpus.filters import FILTERS, Drop, Filter
+from piledriver.corpus.filters import Drop, Filter
 from piledriver.corpus.shard_reader import read_shards
 from piledriver.corpus.source import Piece
 from piledriver.corpus.sources import resolve
+from piledriver.corpus.uses import by_path, stage_settings
 
 ARRAYS = "arrays"
 
@@ -54,13 +55,21 @@ def extract_chunk(
 
 
 def filter_chunk(
-    folder: str, chunk: str, filters: list[dict[str, Any]], allow: list[str], refuse: list[str]
+    folder: str,
+    chunk: str,
+    filters: list[dict[str, Any]],
+    allow: list[str],
+    refuse: list[str],
+    payload: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Licences, then some filters in order, over one chunk."""
-    judges = [(entry["use"], from_mapping(FILTERS[entry["use"]], entry["settings"], entry["use"])) for entry in filters]
+    """Licences, then some filters in order, over one chunk; `payload` has the places of files by their checksums."""
+    judges = [
+        (entry["use"], stage_settings(entry["use"], by_path(entry["use"], entry["settings"], payload)))
+        for entry in filters
+    ]
 
     def judged() -> Iterator[Document | Dropped]:
-        for document in _documents(folder, chunk):
+        for document in documents_of(folder, chunk):
             licence = str(document.meta.get("licence", "unknown"))
             if not licence_allowed(licence, allow, refuse):
                 yield Dropped(document.id, document.source, "licence", "licence not allowed", licence)
@@ -95,7 +104,7 @@ def licence_allowed(licence: str, allow: list[str], refuse: list[str]) -> bool:
 
 def exact_hashes(folder: str, chunk: str) -> dict[str, Any]:
     """Two independent 64-bit hashes of each normalised text, in the order of the first."""
-    pairs = np.array([_text_hash(document.text) for document in _documents(folder, chunk)], np.uint64).reshape(-1, 2)
+    pairs = np.array([_text_hash(document.text) for document in documents_of(folder, chunk)], np.uint64).reshape(-1, 2)
     order = np.argsort(pairs[:, 0], kind="stable")
     write_arrays(
         os.path.join(folder, ARRAYS),
@@ -116,7 +125,7 @@ def _text_hash(text: str) -> tuple[int, int]:
 def exact_edges(folder: str, runs: list[list[Any]], low: int, high: int) -> dict[str, Any]:
     """Documents with equal hashes in one range, each tied to the first of its kind."""
     values, checks, ordinals = [], [], []
-    for run in _runs(folder, runs):
+    for run in runs_of(folder, runs):
         file = ArrayFile(run.path)
         begin, end = file.searchsorted("hashes", 0, low), file.searchsorted("hashes", 0, high)
         values.append(file.slice("hashes", 0, begin, end))
@@ -133,27 +142,27 @@ def exact_edges(folder: str, runs: list[list[Any]], low: int, high: int) -> dict
 
 def near_signatures(folder: str, chunk: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Step 1 of near.py."""
-    texts = (document.text for document in _documents(folder, chunk))
+    texts = (document.text for document in documents_of(folder, chunk))
     return {"documents": near.sign_run(texts, _minhash(settings), os.path.join(folder, ARRAYS))}
 
 
 def near_pairs(folder: str, runs: list[list[Any]], band: int, low: int, high: int) -> dict[str, Any]:
     """Step 2 of near.py."""
-    return {"pairs": near.meet(_runs(folder, runs), band, (low, high), os.path.join(folder, ARRAYS))}
+    return {"pairs": near.meet(runs_of(folder, runs), band, (low, high), os.path.join(folder, ARRAYS))}
 
 
 def near_edges(
     folder: str, runs: list[list[Any]], pairs: list[str], low: int, high: int, threshold: float
 ) -> dict[str, Any]:
     """Step 3 of near.py."""
-    candidates = [_arrays(folder, key) for key in pairs]
-    count = near.compare(_runs(folder, runs), candidates, low, high, threshold, os.path.join(folder, ARRAYS))
+    candidates = [arrays_of(folder, key) for key in pairs]
+    count = near.compare(runs_of(folder, runs), candidates, low, high, threshold, os.path.join(folder, ARRAYS))
     return {"edges": count}
 
 
 def label_clusters(folder: str, edges: list[str], documents: int) -> dict[str, Any]:
     """Edges to clusters, over the whole corpus."""
-    members = clusters.label([_arrays(folder, key) for key in edges], documents, os.path.join(folder, ARRAYS))
+    members = clusters.label([arrays_of(folder, key) for key in edges], documents, os.path.join(folder, ARRAYS))
     return {"members": members}
 
 
@@ -161,8 +170,8 @@ def drop_duplicates(
     folder: str, chunk: str, first: int, labels: str, chunks: list[list[Any]], stage: str
 ) -> dict[str, Any]:
     """One chunk without the documents that are not the first of their cluster; the ledger says which was kept."""
-    documents = list(_documents(folder, chunk))
-    members, firsts = cluster_members(_arrays(folder, labels), first, len(documents))
+    documents = list(documents_of(folder, chunk))
+    members, firsts = cluster_members(arrays_of(folder, labels), first, len(documents))
     gone = {member: kept for member, kept in zip(members, firsts, strict=True) if member != kept}
     kept_ids = _ids(folder, chunks, sorted(set(gone.values())))
 
@@ -203,16 +212,19 @@ def _minhash(settings: dict[str, Any]) -> MinHashSettings:
     return from_mapping(MinHashSettings, settings, "near")
 
 
-def _documents(folder: str, chunk: str) -> Iterator[Document]:
+def documents_of(folder: str, chunk: str) -> Iterator[Document]:
+    """The documents of a chunk, from inside a task."""
     path = os.path.join(task_folder(work_of(folder), chunk), DOCUMENTS)
     if not os.path.exists(path):
         raise PiledriverError(f"{path} is missing", fix="run the build again")
     return read_shards(path)
 
 
-def _arrays(folder: str, key: str) -> str:
+def arrays_of(folder: str, key: str) -> str:
+    """The array file of another task."""
     return os.path.join(task_folder(work_of(folder), key), ARRAYS)
 
 
-def _runs(folder: str, runs: list[list[Any]]) -> list[near.Run]:
-    return [near.Run(_arrays(folder, key), first, count) for key, first, count in runs]
+def runs_of(folder: str, runs: list[list[Any]]) -> list[near.Run]:
+    """Runs by the keys of the tasks that made them."""
+    return [near.Run(arrays_of(folder, key), first, count) for key, first, count in runs]
