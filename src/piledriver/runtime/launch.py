@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from piledriver.core.errors import UsageError
 from piledriver.runtime import environment
 from piledriver.runtime.errors import LaunchError, PortTakenError, RendezvousError
 from piledriver.runtime.hardware import find_hardware
@@ -20,6 +22,8 @@ def launch(wanted: LaunchConfig, script: str, arguments: Sequence[str] = (), *, 
     When a process dies, all of them are stopped and, up to `max_restarts` times, started again; the script goes on from
     its last checkpoint.
     """
+    if not module and not os.path.isfile(script):
+        raise UsageError(f"there is no script {script!r}", fix="give a path from the folder that you launch in")
     hardware = find_hardware()
     count, _ = processes_per_node(wanted, hardware)
     worker = [sys.executable, "-u", "-m", "piledriver.runtime.launch_worker"]

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from piledriver.core.errors import UsageError
-
 
 @record
 def main(argv: Sequence[str] | None = None) -> None:
@@ -39,8 +37,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.path.insert(0, str(Path.cwd()))
         runpy.run_module(args.script, run_name="__main__", alter_sys=True)
         return
-    if not Path(args.script).is_file():
-        raise UsageError(f"there is no script {args.script!r}", fix="give a path from the folder that you launch in")
     # As `python script.py` does: modules beside the script are found first.
     sys.path[0] = str(Path(args.script).resolve().parent)
     runpy.run_path(args.script, run_name="__main__")
