@@ -19,7 +19,7 @@ from piledriver.core.errors import PiledriverError, UsageError
 from piledriver.core.progress import progress
 from piledriver.corpus.document import Document, Refusal, make_document, to_line
 from piledriver.corpus.shard_writer import SUFFIX, ShardFileWriter
-from piledriver.corpus.source import Found, Piece, Source, piece_bytes
+from piledriver.corpus.source import DAMAGE, Found, Piece, Source, piece_bytes
 from piledriver.corpus.sources import SOURCES
 from piledriver.corpus.streams import OnBytes, RawStream, local_files, raw_streams
 from piledriver.corpus.text import normalise, normalise_code
@@ -112,18 +112,32 @@ def found_in(source: Source, paths: Sequence[str], on_bytes: OnBytes | None = No
 def pieces_of(source: Source, paths: Sequence[str], on_bytes: OnBytes | None = None) -> Iterator[Piece | Refusal]:
     """The pieces of the raw files, with what could not even be opened as refusals between them."""
     aside: list[Refusal] = []
+    # The file that is being read; none while the next one is looked for.
+    reading: str | None = None
 
     def streams() -> Iterator[RawStream]:
+        nonlocal reading
         for item in raw_streams([path for path in paths if not path.startswith(_GENERATE)], source.wants, on_bytes):
             if isinstance(item, Refusal):
                 aside.append(item)
             else:
+                reading = item.origin
                 yield item
+                reading = None
 
-    for piece in source.pieces(streams()):
-        yield from aside
-        aside.clear()
-        yield piece
+    opened = streams()
+    while True:
+        try:
+            for piece in source.pieces(opened):
+                yield from aside
+                aside.clear()
+                yield piece
+            break
+        except DAMAGE as error:
+            if reading is None:
+                raise
+            # The source lets go of what it held of the files before; the files after are read as if they were all.
+            yield Refusal("damaged data", reading, f"{type(error).__name__}: {error}"[:500], source.name)
     yield from aside
     for path in paths:
         if path.startswith(_GENERATE):

@@ -13,7 +13,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 import msgspec
 
@@ -22,6 +22,9 @@ from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.streams import FileRange, RawStream, decompressed
 
 MAX_PIECE_BYTES = 1 << 28
+DAMAGE = (EOFError, OSError, ValueError, SyntaxError, zlib.error, lzma.LZMAError, PiledriverError)
+"""What reading a damaged file raises."""
+Item = TypeVar("Item")
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -113,13 +116,17 @@ def each(split: Callable[[RawStream], Iterator[Piece | Refusal]]) -> Pieces:
 
     def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
         for stream in streams:
-            try:
-                yield from split(stream)
-            except (EOFError, OSError, ValueError, SyntaxError, zlib.error, lzma.LZMAError, PiledriverError) as error:
-                # What was found before the damage is kept; the next file has nothing to do with it.
-                yield Refusal("damaged data", stream.origin, f"{type(error).__name__}: {error}"[:500])
+            yield from until_damaged(stream.origin, split(stream))
 
     return pieces
+
+
+def until_damaged(origin: str, found: Iterable[Item]) -> Iterator[Item | Refusal]:
+    """What is found in a file up to where it is damaged, then a refusal; the next file has nothing to do with it."""
+    try:
+        yield from found
+    except DAMAGE as error:
+        yield Refusal("damaged data", origin, f"{type(error).__name__}: {error}"[:500])
 
 
 def whole(stream: RawStream) -> Iterator[Piece | Refusal]:

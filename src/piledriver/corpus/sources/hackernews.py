@@ -13,7 +13,7 @@ import msgspec
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.hacker_news_items import Item, Threads, items
 from piledriver.corpus.html import fragment_to_text
-from piledriver.corpus.source import Found, Piece, Source, ends_with
+from piledriver.corpus.source import Found, Piece, Source, ends_with, until_damaged
 from piledriver.corpus.streams import RawStream
 
 _PIECE_BYTES = 1 << 19
@@ -25,7 +25,7 @@ def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
     """All items of all files, then whole threads, several to a piece."""
     with Threads() as threads:
         for stream in streams:
-            for item in items(stream):
+            for item in until_damaged(stream.origin, items(stream)):
                 if isinstance(item, Refusal):
                     yield item
                 else:

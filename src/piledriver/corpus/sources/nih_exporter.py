@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.source import Found, Piece, Source, ends_with
+from piledriver.corpus.source import Found, Piece, Source, ends_with, until_damaged
 from piledriver.corpus.streams import RawStream
 from piledriver.corpus.text import decode
 
@@ -51,7 +51,7 @@ def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
     for stream in streams:
         batch: list[tuple[str, str, str]] = []
         size = 0
-        for record in _records(stream):
+        for record in until_damaged(stream.origin, _records(stream)):
             if isinstance(record, Refusal):
                 yield record
                 continue

@@ -12,7 +12,7 @@ from piledriver.corpus.html_scripts import words
 from piledriver.corpus.language import language_of
 from piledriver.corpus.page import decode_page, page_meta
 from piledriver.corpus.reddit import Submissions, url_key
-from piledriver.corpus.source import Found, Piece, Source, ends_with
+from piledriver.corpus.source import Found, Piece, Source, ends_with, until_damaged
 from piledriver.corpus.streams import RawStream
 from piledriver.corpus.web_archive import MAX_PAGE_BYTES, archive_pieces, is_web_archive, pages_of
 
@@ -67,15 +67,15 @@ def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
                 if begun:
                     yield Refusal("submissions after pages", stream.origin, "name the dumps before archives of pages")
                 else:
-                    yield from submissions.add_dump(stream)
+                    yield from until_damaged(stream.origin, submissions.add_dump(stream))
             elif stream.path is not None:
                 # Files can wait, so that their dumps may come in any order; what an archive holds cannot.
                 waiting.append(stream)
             else:
                 begun = True
-                yield from _pages(stream, submissions)
+                yield from until_damaged(stream.origin, _pages(stream, submissions))
         for stream in waiting:
-            yield from _pages(stream, submissions)
+            yield from until_damaged(stream.origin, _pages(stream, submissions))
             stream.close()
 
 
