@@ -40,4 +40,3 @@ def run(args: argparse.Namespace) -> int:
         done = "finished" if summary.finished else "stopped; run the same command to go on"
         print(f"{summary.out}: {summary.steps} steps, {summary.tokens} tokens, loss {summary.loss:.4f}, {done}")
     return 0 if summary.finished else STOPPED_EXIT_CODE
-
