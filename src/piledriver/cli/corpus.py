@@ -4,7 +4,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "sources": ("piledriver.cli.corpus_sources", "the 22 sources of The Pile and the general ones"),
     "extract": ("piledriver.cli.corpus_extract", "raw files of one source to documents"),
     "build": ("piledriver.cli.corpus_build", "a recipe to a filtered, deduplicated, mixed corpus"),
+    "dedup": ("piledriver.cli.corpus_dedup", "duplicates out of shards that exist already"),
+    "classifier": ("piledriver.cli.corpus_classifier", "train the model of the quality filter"),
     "verify": ("piledriver.cli.corpus_verify", "every checksum and count of a corpus again"),
+    "card": ("piledriver.cli.corpus_card", "README.md and card.html of a corpus"),
     "show": ("piledriver.cli.corpus_show", "print documents of shards"),
     "stats": ("piledriver.cli.corpus_stats", "count documents, bytes and licences by source"),
 }

@@ -40,12 +40,12 @@ def build_corpus(recipe: Recipe, out: str, *, executor_name: str = "local", work
     os.makedirs(out, exist_ok=True)
     work = os.path.join(os.path.abspath(out), WORK)
     with (
-        _alone(out),
+        alone(out),
         progress(f"build {recipe.name}", unit="tasks") as bar,
         executor(executor_name, work, workers) as opened,
     ):
         remove_leftovers(work)
-        counted = _Counted(opened, bar)
+        counted = Counted(opened, bar)
         inputs, extracted = _extracted(counted, recipe, bar)
         outcomes = [extracted, *_staged(counted, recipe, extracted.chunks, bar)]
         chunks = numbered(outcomes[-1].chunks)
@@ -65,7 +65,7 @@ def build_corpus(recipe: Recipe, out: str, *, executor_name: str = "local", work
         inputs=[
             {"source": file.source, "origin": file.origin, "size": file.size, "sha256": file.sha256} for file in inputs
         ],
-        stages=[_account(outcome) for outcome in outcomes],
+        stages=[account(outcome) for outcome in outcomes],
         mix={name: {"asked_bytes": share.asked_bytes, "got_bytes": share.got_bytes} for name, share in shares.items()},
         outputs=[*published, ledger],
     )
@@ -117,27 +117,28 @@ def _staged(opened: Executor, recipe: Recipe, chunks: list[Chunk], bar: Progress
         first = False
         for entry in [] if is_filter else entries:
             bar.note(entry.use)
-            outcome = _over_all(opened, recipe, chunks, entry)
+            outcome = over_all(opened, recipe.memory_bytes, chunks, entry)
             chunks = outcome.chunks
             yield outcome
     if first:
         yield stages.filters(opened, chunks, [], recipe.licences, recipe.seed)
 
 
-def _over_all(opened: Executor, recipe: Recipe, chunks: list[Chunk], entry: StageEntry) -> StageOutcome:
+def over_all(opened: Executor, memory_bytes: int, chunks: list[Chunk], entry: StageEntry) -> StageOutcome:
+    """One stage that looks at the documents of all chunks together, or of those of its sources."""
     chosen = [chunk for chunk in chunks if not entry.sources or chunk.source in entry.sources]
     if not chosen:
         return StageOutcome(entry.use, chunks, [], [])
     settings = stage_settings(entry.use, entry.settings)
     match entry.use:
         case "exact":
-            outcome = stages.exact(opened, chosen, recipe.memory_bytes)
+            outcome = stages.exact(opened, chosen, memory_bytes)
         case "near":
-            outcome = stages.near(opened, chosen, settings, recipe.memory_bytes)
+            outcome = stages.near(opened, chosen, settings, memory_bytes)
         case "paragraphs":
-            outcome = passage_stages.paragraphs(opened, chosen, settings, recipe.memory_bytes)
+            outcome = passage_stages.paragraphs(opened, chosen, settings, memory_bytes)
         case "substring":
-            outcome = passage_stages.substring(opened, chosen, settings, recipe.memory_bytes)
+            outcome = passage_stages.substring(opened, chosen, settings, memory_bytes)
         case _:
             outcome = passage_stages.decontaminate(opened, chosen, settings)
     untouched = [chunk for chunk in chunks if chunk not in chosen]
@@ -153,16 +154,16 @@ def _split_labels(opened: Executor, recipe: Recipe, chunks: list[Chunk]) -> Done
     return stages.near_labels(opened, chunks, near_settings({}), recipe.memory_bytes)
 
 
-def _account(outcome: StageOutcome) -> dict[str, Any]:
+def account(outcome: StageOutcome) -> dict[str, Any]:
     """What a stage kept and dropped, by source."""
     sources: dict[str, dict[str, Any]] = {}
     for source, result in outcome.reports:
-        account = sources.setdefault(source, {"documents": 0, "text_bytes": 0, "dropped": {}, "licences": {}})
-        account["documents"] += result["documents"]
-        account["text_bytes"] += result["text_bytes"]
+        figures = sources.setdefault(source, {"documents": 0, "text_bytes": 0, "dropped": {}, "licences": {}})
+        figures["documents"] += result["documents"]
+        figures["text_bytes"] += result["text_bytes"]
         for kind in _COUNTS:
             for name, count in result.get(kind, {}).items():
-                counts = account.setdefault(kind, {})
+                counts = figures.setdefault(kind, {})
                 counts[name] = counts.get(name, 0) + count
     return {"stage": outcome.stage, "sources": sources}
 
@@ -183,7 +184,7 @@ def _portable(recipe: Recipe) -> dict[str, Any]:
     return plain
 
 
-class _Counted:
+class Counted:
     """An executor whose finished tasks move the progress bar."""
 
     def __init__(self, inner: Executor, bar: Progress) -> None:
@@ -196,7 +197,7 @@ class _Counted:
 
 
 @contextmanager
-def _alone(out: str) -> Iterator[None]:
+def alone(out: str) -> Iterator[None]:
     """Two builds must not write one corpus at a time."""
     with open(os.path.join(out, ".lock"), "w") as lock:
         try:

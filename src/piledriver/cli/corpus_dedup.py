@@ -1,0 +1,39 @@
+"""`piledriver corpus dedup IN... -o DIR`: duplicates out of shards that exist already."""
+
+from __future__ import annotations
+
+import argparse
+
+from piledriver.cli.corpus_extract import positive
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments."""
+    parser.add_argument("inputs", nargs="+", metavar="IN", help="shards or folders of shards")
+    parser.add_argument("-o", "--out", required=True, metavar="DIR", help="the corpus to make or to go on with")
+    parser.add_argument(
+        "--method",
+        choices=("exact", "near", "minhash", "paragraphs", "substring"),
+        default="minhash",
+        help="which kind",
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="key=value", help="a setting of the method")
+    parser.add_argument("--workers", type=positive, default=None, metavar="N", help="processes (default: one a core)")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Deduplicate and print what went."""
+    import os
+
+    from piledriver.core.yaml_tree import parse_override
+    from piledriver.corpus.build.dedup import deduplicate
+
+    settings = dict(map(parse_override, args.set))
+    method = "near" if args.method == "minhash" else args.method
+    workers = args.workers or len(os.sched_getaffinity(0))
+    manifest = deduplicate(args.inputs, args.out, method, settings, workers=workers)
+    before, after = (stage["sources"]["shards"] for stage in manifest.stages)
+    print(f"{before['documents']} documents in, {after['documents']} out")
+    for kind in ("dropped", "removed"):
+        for name, count in after.get(kind, {}).items():
+            print(f"{kind} {name}: {count}" if kind == "removed" else f"dropped {count}: {name}")

@@ -1,0 +1,177 @@
+"""A finished corpus: its card, its ledger on the command line, and the deduplication of shards."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+from piledriver.cli.main import main
+from piledriver.corpus import read_shards
+from piledriver.corpus.build.build import build_corpus
+from piledriver.corpus.card import card_facts
+from piledriver.corpus.card_page import page
+from piledriver.corpus.card_readme import header, readme, size_category
+from piledriver.corpus.document import make_document
+from piledriver.corpus.manifest import verify
+from piledriver.corpus.recipe import load_recipe
+from piledriver.corpus.shard_writer import ShardFileWriter
+
+pytestmark = pytest.mark.slow
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)> </pre> \"'>&<!--TITLE--> | `code` \\ "
+
+
+def prose(seed: int, count: int = 80) -> str:
+    luck = random.Random(seed)
+    return " ".join(f"word{luck.randrange(5000)}" for _ in range(count))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("card")
+    (folder / "raw").mkdir()
+    for i in range(20):
+        (folder / "raw" / f"{i}.txt").write_text(HOSTILE + prose(i))
+    (folder / "raw" / "near.txt").write_text(HOSTILE + prose(0) + " again")
+    (folder / "raw" / "short.txt").write_text("short")
+    (folder / "recipe.yaml").write_text(
+        "name: 'A <b>bold</b> corpus'\nsplits: {validation: 0.2, test: 0}\n"
+        "sources: [{source: text, name: '<i>One</i>', paths: [raw]}]\n"
+        "stages: [{use: length, settings: {min_characters: 20}}, {use: near}]\n"
+    )
+    build_corpus(load_recipe(folder / "recipe.yaml"), str(folder / "out"))
+    return folder / "out"
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [name for name, _ in attrs]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_shows_everything_and_runs_nothing(corpus: Path) -> None:
+    facts = card_facts(corpus)
+    made = page(facts)
+    parsed = Tags()
+    parsed.feed(made)
+    assert not {"script", "img", "iframe", "link", "b>bold"} & set(parsed.tags)
+    assert parsed.tags.count("title") == 1
+    assert not [name for name in parsed.attributes if name.startswith("on") or name in ("src", "href")]
+    assert "http://" not in made
+    assert "https://" not in made
+    for said in (
+        "A <b>bold</b> corpus",
+        "<i>One</i>",
+        HOSTILE.split(" | ")[0],
+        "near duplicate",
+        "too short",
+        "2 documents",
+    ):
+        assert said in parsed.text
+    assert sum(facts.lengths.values()) == facts.documents_read == 20
+    assert facts.drops == {("length", "too short"): 1, ("near", "near duplicate"): 1}
+    assert dict(facts.clusters) == {2: 1}
+    assert facts.composition["<i>One</i>"].extracted == 22
+    assert facts.composition["<i>One</i>"].documents == 20
+
+
+def test_the_readme_has_a_header_that_the_hub_takes(corpus: Path) -> None:
+    facts = card_facts(corpus, read_documents=4)
+    text = readme(facts)
+    _, raw, body = text.split("---\n", 2)
+    meta = yaml.safe_load(raw)
+    assert meta == header(facts)
+    assert meta["license"] == "other"
+    assert meta["license_name"] == "per-document"
+    assert re.fullmatch(r"[a-z0-9-]+", meta["license_name"])
+    assert meta["size_categories"] == ["n<1K"]
+    assert {entry["split"] for entry in meta["configs"][0]["data_files"]} == {"train", "validation"}
+    assert "<i>" not in body
+    assert r"\<i\>One\</i\>" in body
+    rows = [line for line in body.splitlines() if line.startswith("|")]
+    assert all(line.count("|") - line.count(r"\|") in (3, 4, 6) for line in rows)
+
+
+def test_sizes_have_the_hubs_names() -> None:
+    assert [size_category(n) for n in (0, 999, 1000, 10**6, 10**11)] == [
+        "n<1K",
+        "n<1K",
+        "1K<n<10K",
+        "1M<n<10M",
+        "100B<n<1T",
+    ]
+
+
+def test_the_verbs_write_the_card_and_show_what_was_dropped(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["corpus", "card", str(corpus)]) == 0
+    assert (corpus / "card.html").exists()
+    assert (corpus / "README.md").exists()
+    assert verify(corpus) == []
+    capsys.readouterr()
+    assert main(["corpus", "show", "--dropped", str(corpus), "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["stage"] for row in rows] == ["length", "near"]
+    assert main(["corpus", "show", "--dropped", str(corpus), "--stage", "near", "--reason", "dup"]) == 0
+    line = capsys.readouterr().out
+    assert rows[1]["id"] in line
+    assert f"kept {rows[1]['kept']}" in line
+    assert main(["corpus", "show", "--dropped", str(corpus / "train")]) == 1
+    assert "has no ledger.parquet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("method", "left"), [("exact", 12), ("minhash", 11), ("substring", 12), ("paragraphs", 12)])
+def test_shards_without_their_duplicates(
+    method: str, left: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [prose(i) for i in range(11)]
+    documents = [make_document(text, source=f"S{i % 2}", origin=f"d{i}") for i, text in enumerate(texts)]
+    documents += [make_document(prose(3) + " more", source="S0", origin="near")]
+    documents += [make_document(prose(4), source="S1", origin="copy")]
+    with ShardFileWriter(tmp_path / "in.jsonl.zst") as shard:
+        for document in documents:
+            shard.write(document)
+    out = tmp_path / "out"
+    command = ["corpus", "dedup", str(tmp_path / "in.jsonl.zst"), "-o", str(out), "--method", method, "--workers", "1"]
+    assert main(command) == 0
+    assert f"13 documents in, {left} out" in capsys.readouterr().out
+    kept = list(read_shards(out / "train"))
+    assert len(kept) == left
+    assert kept[:11] == documents[:11], "same ids, sources, meta and order"
+    assert verify(out) == []
+    before = (out / "train" / "00000.jsonl.zst").read_bytes()
+    assert main(command) == 0
+    assert (out / "train" / "00000.jsonl.zst").read_bytes() == before
+    if method == "substring":
+        assert kept[11].text == " more"
+    assert main([*command[:3], "-o", str(tmp_path)]) == 2, "not into the folder of the input"
+
+
+def test_a_classifier_is_trained_from_shards_and_says_how_good_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for kind in ("good", "bad"):
+        with ShardFileWriter(tmp_path / f"{kind}.jsonl.zst") as shard:
+            for i in range(60):
+                shard.write(make_document(f"{kind} {prose(i, 20)} {kind}", source=kind, origin=str(i)))
+    model = tmp_path / "model"
+    inputs = ["--good", str(tmp_path / "good.jsonl.zst"), "--bad", str(tmp_path / "bad.jsonl.zst")]
+    assert main(["corpus", "classifier", *inputs, "-o", str(model), "--set", "bits=12"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["texts"] == 12
+    assert figures["auc"] > 0.95
+    assert model.exists()
