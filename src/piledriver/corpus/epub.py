@@ -17,7 +17,8 @@ from piledriver.corpus.character_entities import with_character_entities
 from piledriver.corpus.creative_commons import licence_id
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.gutenberg import without_boilerplate
-from piledriver.corpus.html import fragment_to_text, remove, remove_unseen
+from piledriver.corpus.html import fragment_to_text, remove, remove_unseen, unseen_hints
+from piledriver.corpus.html_plain import plain_text
 from piledriver.corpus.html_render import render
 from piledriver.corpus.html_scripts import words
 from piledriver.corpus.page import decode_page
@@ -30,6 +31,9 @@ _CONTAINER = "META-INF/container.xml"
 _ENCRYPTION = "META-INF/encryption.xml"
 _FONT_OBFUSCATION = (b"http://www.idpf.org/2008/embedding", b"http://ns.adobe.com/pdf/enc#RC")
 _XMLNS = re.compile(rb"\sxmlns\s*=\s*(?:\"[^\"]{0,300}\"|'[^']{0,300}')")
+_UTF8 = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml(?![^>]*encoding=[\"'](?!utf-8))|<(?:!DOCTYPE|html))", re.IGNORECASE)
+_EMPTY_ANCHOR = re.compile(rb"<a\s[^<>]*(?:/>|></a>)")
+_KIND = re.compile(rb":type\s*=\s*[\"']([^\"'<>]*)")
 _DOCTYPE = re.compile(rb"<!DOCTYPE[^>\[]{0,1000}>", re.IGNORECASE)
 _EPUB_TYPE = "{http://www.idpf.org/2007/ops}type"
 # Parts of a book that are no text of it.
@@ -134,6 +138,9 @@ def _spine(package: Any, package_path: str) -> list[str]:
 
 def chapter_text(content: bytes) -> str:
     """A chapter: as XML, where empty elements close themselves, else as the HTML that it then must be."""
+    text = _plain_chapter(content)
+    if text is not None:
+        return text
     try:
         root = etree.fromstring(_DOCTYPE.sub(b"", _XMLNS.sub(b"", with_character_entities(content))), _xml_parser())
     except (etree.XMLSyntaxError, ValueError):
@@ -150,6 +157,22 @@ def chapter_text(content: bytes) -> str:
     remove_unseen(root, content)
     body = root.find("body")
     return render(root if body is None else body)
+
+
+def _plain_chapter(content: bytes) -> str | None:
+    """The text of a chapter that is plain enough to be read without a tree."""
+    start = content.find(b">", content.find(b"<body")) + 1
+    # Anchors with nothing in them, where a page of print began, are neither seen nor hidden.
+    body = _EMPTY_ANCHOR.sub(b"", content[start : content.rfind(b"</body>")].lstrip())
+    kinds = b" ".join(_KIND.findall(content)).decode("ascii", "replace").split()
+    if not start or body[:1] != b"<" or not _UTF8.match(content) or not _NO_TEXT.isdisjoint(kinds):
+        return None
+    if unseen_hints(body):
+        return None
+    try:
+        return plain_text(body.decode("utf-8"), body)
+    except UnicodeDecodeError:
+        return None
 
 
 def _meta(package: Any) -> dict[str, Any]:
