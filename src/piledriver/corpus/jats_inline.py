@@ -59,7 +59,7 @@ def inline(element: Any, depth: int = 0) -> str:
 
 def flat(element: Any) -> str:
     """`inline` with every run of white space as one space."""
-    return SPACE.sub(" ", inline(element)).strip()
+    return " ".join((inline(element) if len(element) else element.text or "").split())
 
 
 def inline_node(child: Any, tag: str, depth: int) -> str:

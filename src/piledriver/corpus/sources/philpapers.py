@@ -23,7 +23,9 @@ MIN_CHARACTERS = 1000
 _RECORD = re.compile(rb"<record[\s>]")
 _END_OF_RECORD = re.compile(rb"</record\s*>")
 _ONLY_CLOSING = re.compile(rb"(?:\s|</[\w:.-]+\s*>|<resumptionToken[^<>]*>[^<>]*(?=<)|<resumptionToken[^<>]*/>)*")
-_PREFIX = re.compile(rb"<(/?)[A-Za-z_][\w.-]*:")
+# Two patterns with fixed replacements: many times as fast as one with a group.
+_START_PREFIX = re.compile(rb"<[A-Za-z_][\w.-]*:")
+_END_PREFIX = re.compile(rb"</[A-Za-z_][\w.-]*:")
 _PREFIXED = re.compile(rb"\s[A-Za-z_][\w.-]*:[\w.-]+\s*=\s*(?:\"[^\"<]*\"|'[^'<]*')")
 _LISTS = (
     "creator",
@@ -92,7 +94,8 @@ def documents(piece: Piece) -> Iterator[Found]:
 def _parsed(record: bytes, origin: str, number: str) -> Found:
     """One record by itself: its prefixes are declared on the answer around it, so they go."""
     try:
-        root = parse(with_character_entities(_PREFIXED.sub(rb"", _PREFIX.sub(rb"<\1", record))))
+        bare = _PREFIXED.sub(b"", _END_PREFIX.sub(b"</", _START_PREFIX.sub(b"<", record)))
+        root = parse(with_character_entities(bare))
     except XmlError as error:
         return Refusal("invalid xml", f"{origin}#{number}", str(error))
     strip_namespaces(root)
@@ -125,7 +128,7 @@ def _paper(piece: Piece) -> Found:
         try:
             root = parse(with_character_entities(piece.extra))
             strip_namespaces(root)
-            meta = _meta(root)
+            meta = _meta(_fields(root))
         except XmlError:
             meta = {}
     return Document(text, meta={**meta, "origin": piece.origin})
@@ -137,26 +140,29 @@ def _record(record: Any, origin: str, number: str) -> Found:
     origin = f"{origin}#{identifier or number}"
     if header is not None and header.get("status") == "deleted":
         return Refusal("deleted record", origin)
-    titles = [text for element in record.iter("title") if (text := flat(element))]
+    fields = _fields(record)
     # arXiv and others put remarks on the number of pages there too.
-    abstracts = [
-        text for element in record.iter("description") if (text := flat(element)) and not text.startswith("Comment:")
-    ]
+    abstracts = [text for text in fields.get("description", ()) if not text.startswith("Comment:")]
     if not abstracts:
         return Refusal("no abstract", origin)
-    return Document("\n\n".join([*titles[:1], *abstracts]), meta={**_meta(record), "origin": origin})
+    return Document("\n\n".join([*fields.get("title", [])[:1], *abstracts]), meta={**_meta(fields), "origin": origin})
 
 
-def _meta(record: Any) -> dict[str, Any]:
-    meta: dict[str, Any] = {}
-    for name in ("title", "date", "language"):
-        found = next((text for element in record.iter(name) if (text := flat(element))), None)
-        meta[name] = found
+def _fields(record: Any) -> dict[str, list[str]]:
+    """The texts of a record's elements by their names, in one walk; its header is not of them."""
+    fields: dict[str, list[str]] = {}
+    for element in record.iter("title", "description", "date", "language", *_LISTS):
+        parent = element.getparent()
+        if (text := flat(element)) and (parent is None or parent.tag != "header"):
+            fields.setdefault(element.tag, []).append(text)
+    return fields
+
+
+def _meta(fields: dict[str, list[str]]) -> dict[str, Any]:
+    meta: dict[str, Any] = {name: fields[name][0] for name in ("title", "date", "language") if name in fields}
     for name in _LISTS:
         # `source` is the name of ours in every document.
-        meta["dc_source" if name == "source" else name] = [
-            text for element in record.iter(name) if element.getparent().tag != "header" and (text := flat(element))
-        ]
+        meta["dc_source" if name == "source" else name] = fields.get(name, [])
     meta["url"] = next((value for value in meta["identifier"] if value.startswith("http")), None)
     meta["licence"] = next((found for value in meta["rights"] if (found := licence_id(value))), None)
     return {name: value for name, value in meta.items() if value}
