@@ -20,6 +20,7 @@ from piledriver.corpus.streams import RawStream
 _HEAD_BYTES = 1 << 16
 _BATCH = 5_000
 _MOST_COMMENTS = 100_000
+_PARENTS = 500
 Item = dict[str, Any]
 
 
@@ -121,6 +122,8 @@ def _kind(value: Item) -> str:
 
 def _number(value: Any) -> int | None:
     """A 64-bit integer, also where an export wrote it as text or as a float."""
+    if value is None:
+        return None
     try:
         number = int(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
     except (ValueError, OverflowError):
@@ -178,20 +181,20 @@ class Threads:
         )
         yield from self._table.execute(query)
 
-    def replies(self, number: int) -> list[Item]:
-        """All that stands below an item, to any depth, in the order of their numbers within a level."""
-        found: list[Item] = []
+    def replies(self, number: int) -> list[msgspec.Raw]:
+        """All that stands below an item, to any depth, level by level, as JSON."""
+        found: list[msgspec.Raw] = []
         seen = {number}
         level = [number]
         while level and len(found) < _MOST_COMMENTS:
             below: list[int] = []
-            for parent in level:
-                for child, content in self._table.execute(
-                    "SELECT id, item FROM items WHERE parent = ? ORDER BY id", (parent,)
-                ):
+            for start in range(0, len(level), _PARENTS):
+                parents = level[start : start + _PARENTS]
+                query = f"SELECT id, item FROM items WHERE parent IN ({','.join('?' * len(parents))}) ORDER BY id"
+                for child, content in self._table.execute(query, parents):
                     if child not in seen:
                         seen.add(child)
                         below.append(child)
-                        found.append(msgspec.json.decode(content))
+                        found.append(msgspec.Raw(content))
             level = below
         return found
