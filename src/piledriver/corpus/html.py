@@ -24,7 +24,6 @@ _DEEPEST = 250
 _LONGEST_TAG = 20_000
 _MOST_ATTRIBUTES = 4_000
 _HUGE_TAG = re.compile(rb"(<[a-zA-Z][^\s<>/]{0,100})[^<>]{20000,}")
-_MARKUP = re.compile("[<&]")
 # Classes whose elements are not seen, or are seen beside the text but are no part of it (line numbers, edit links), or
 # draw a formula whose source stands beside them.
 _UNSEEN_CLASSES = words(
@@ -49,8 +48,6 @@ def fragment_to_text(html: str) -> str:
     >>> fragment_to_text("<h2>Area</h2><p>In m<sup>2</sup>&nbsp;&mdash; see:<ol><li>one<ul><li>inner</ul><li>two</ol>")
     '## Area\\n\\nIn m² — see:\\n\\n1. one\\n   - inner\\n2. two'
     """
-    if not _MARKUP.search(html):
-        return " ".join(html.split())
     if "<" not in html:
         return " ".join(entities.unescape(html).split())
     content = html.encode("utf-8", "replace")

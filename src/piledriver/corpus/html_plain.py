@@ -12,27 +12,29 @@ from collections.abc import Iterator
 from html import unescape
 from html.entities import name2codepoint
 
-from piledriver.corpus.html_lines import BREAK, verbatim_lines
-from piledriver.corpus.html_scripts import words
+from piledriver.corpus.html_lines import BREAK, collapsed, verbatim_lines
+from piledriver.corpus.html_scripts import subscript, superscript, words
 from piledriver.corpus.html_tags import GAPS, HEADINGS
 from piledriver.corpus.html_text import TextWriter
 
-# Quotation marks in pairs: a `>` inside a value does not end a tag.
-_ATTRIBUTES = r"(?:\s[^<>\"']*(?:\"[^<>\"]*\"[^<>\"']*)*)?/?"
+# Quotation marks in pairs: a `>` inside a value does not end a tag. Names in capitals are for the tree.
+_ATTRIBUTES = r"(?:\s[^<>\"'A-Z]*(?:\"[^<>\"]*\"[^<>\"'A-Z]*)*)?/?"
 _TAG = re.compile(rf"<(/?[a-z][a-z0-9]*)({_ATTRIBUTES})>")
 # Tags that mean nothing for the text; images, unless a class may call them a formula.
 _MEANINGLESS = re.compile(
     r"</?(?:a|abbr|b|big|cite|del|dfn|em|font|i|ins|kbd|mark|s|samp|small|span|strike|strong|tt|u|var)"
     rf"{_ATTRIBUTES}>|<img(?![^<>]*class){_ATTRIBUTES}>"
 )
-_MAY_HIDE = re.compile("<[^<>]*(?:hidden|style=)", re.IGNORECASE)
+_MAY_HIDE = re.compile("<[^<>]*(?:hidden|style=)")
 _APART = {tag: GAPS[tag] for tag in words("p div section article main header footer aside figure figcaption center")}
 _HOLDS_BLOCKS = (_APART.keys() | words("li blockquote")) - {"p"}
 # End tags that may be left out before these: half as many tags to read.
 _LEFT_OUT = (("</p>\n\n<p>", "<p>"), ("</p>\n<p>", "<p>"), ("</p><p>", "<p>"), ("</li>\n<li>", "<li>"))
+# A link inside raised text makes it the mark of a note.
+_MARKED_SCRIPT = re.compile(r"<su[bp][^<>]*>[^<>]*<[^/]")
 _DEEPEST = 100
 _CONTROLS = bytes((*range(9), 11, *range(14, 32)))
-_OFTEN = {"lt": "<", "gt": ">", "quot": '"', "nbsp": "\xa0", "#39": "'", "#x27": "'", "#x2F": "/"}
+_OFTEN = {"&lt;": "<", "&gt;": ">", "&quot;": '"', "&nbsp;": "\xa0", "&#39;": "'", "&#x27;": "'", "&#x2F;": "/"}
 _ENTITY = re.compile(r"&(?:([a-zA-Z]+\d?)|#(?:1[6-9]\d|[2-9]\d\d|[1-9]\d{3}|[1-4]\d{4}|3[2-9]|[4-9]\d|1[01]\d));")
 _BETWEEN = "\x00"
 
@@ -50,11 +52,12 @@ def plain_text(html: str, content: bytes) -> str | None:
     """
     if "<!" in html or len(content.translate(None, _CONTROLS)) != len(content):
         return None
-    if (b"hidden" in content or b"style=" in content or b"STYLE=" in content) and _MAY_HIDE.search(html):
+    if (b"hidden" in content or b"style=" in content) and _MAY_HIDE.search(html):
         return None
     markup = _MEANINGLESS.sub("", html)
-    for usual, short in _LEFT_OUT:
-        markup = markup.replace(usual, short)
+    if "</p>" in markup:
+        for usual, short in _LEFT_OUT:
+            markup = markup.replace(usual, short)
     parts = _TAG.split(markup)
     joined = _BETWEEN.join(parts[::3])
     if "<" in joined:
@@ -67,8 +70,8 @@ def plain_text(html: str, content: bytes) -> str | None:
 
 
 def _decoded(text: str) -> str:
-    for name, character in _OFTEN.items():
-        text = text.replace(f"&{name};", character)
+    for entity, character in _OFTEN.items():
+        text = text.replace(entity, character)
     entities = text.count("&")
     if entities == text.count("&amp;"):
         return text.replace("&amp;", "&")
@@ -118,6 +121,8 @@ class _Scanner:
                 inline.append("`")
             elif name == "pre":
                 text = self.preformatted(tags, attribute, text)
+            elif name in ("sub", "sup"):
+                text = self.script(tags, name, text)
             else:
                 self.open(name, attribute)
             if text and (inline or not text.isspace()):
@@ -176,6 +181,17 @@ class _Scanner:
             writer.close_quotation()
         else:
             writer.close_heading()
+
+    def script(self, tags: Iterator[tuple[str, str, str]], name: str, text: str) -> str:
+        """Lowered or raised text; what stands behind it is given back."""
+        end, _, behind = next(tags, ("", "", ""))
+        if end != f"/{name}" or _MARKED_SCRIPT.search(self.html):
+            raise _NotPlainError
+        inline = self.writer.inline
+        before = inline[-1][-1:] if inline else ""
+        text = collapsed(text)
+        inline.append(subscript(text, before) if name == "sub" else superscript(text, before))
+        return behind
 
     def preformatted(self, tags: Iterator[tuple[str, str, str]], attribute: str, text: str) -> str:
         """Verbatim up to the end tag; what stands behind that is given back."""

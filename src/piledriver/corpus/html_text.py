@@ -25,19 +25,20 @@ _PERMALINK = re.compile(r"(?:\s*[¶🔗]|\s+[#§])$")
 class TextWriter:
     """The text so far, the paragraph that is being filled, and the marks that stand before the next line."""
 
+    heading = ""
+    gap = 0
+    quotes_before = 0
+    # Data tables are not nested (one that holds another is layout), so one row at a time is enough.
+    in_table = False
+
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.inline: list[str] = []
-        self.heading = ""
-        self.gap = 0
         self.prefixes: list[str] = []
         # Places in `prefixes` of list marks that no line has carried yet.
         self.marks: list[int] = []
-        self.quotes_before = 0
         self.counters: list[int | None] = []
         self.numerals: list[str] = []
-        # Data tables are not nested (one that holds another is layout), so one row at a time is enough.
-        self.in_table = False
         self.layout: list[bool] = []
         self.rows: list[list[str]] = []
         self.cells: list[str] = []

@@ -84,7 +84,7 @@ class Row:
 
     def get(self, name: str, default: str = "") -> str:
         """The value of an attribute."""
-        mark = b" " + name.encode() + b'="'
+        mark = f' {name}="'.encode()
         start = self._content.find(mark)
         if start < 0:
             return default

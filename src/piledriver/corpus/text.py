@@ -18,7 +18,7 @@ _C1_BYTES = re.compile(rb"\xc2[\x80-\x9f]")
 _MAY_NOT_BE_NFC = re.compile(rb"[\xcc-\xe1\xe3-\xff]|\xe2(?!\x80[\x82-\xbf])")
 _MOJIBAKE_BYTES = re.compile(rb"\xc3[\x82-\xb4][\xc2\xc5\xc6\xcb\xe2]")
 _LINE_BREAKS = re.compile("\r\n?|[\x0b\x0c\u2028\u2029]")
-_LINE_BREAK_CHARACTERS = "\r\x0b\x0c\u2028\u2029"
+_LINE_BREAK_BYTES = re.compile(rb"[\r\x0b\x0c]|\xe2\x80[\xa8\xa9]")
 _SPACES = " \t\xa0"
 _TRAILING_SPACES = tuple(f"{space}\n" for space in _SPACES)
 _BLANK_LINES = re.compile("\n{3,}")
@@ -88,10 +88,12 @@ def normalise(text: str) -> str:
     >>> normalise("cafe\\u0301\\r\\n\\r\\n\\r\\n\\r\\ndoes\\x00nâ€™t ")
     'café\\n\\ndoesn’t'
     """
-    # Looking for a character is many times as fast as a pattern, and most text has none of what is to be mended.
-    if any(character in text for character in _LINE_BREAK_CHARACTERS):
-        text = _LINE_BREAKS.sub("\n", text)
-    text = _unicode_form(text)
+    odd = _odd_bytes(text)
+    if odd:
+        if _LINE_BREAK_BYTES.search(odd):
+            text = _LINE_BREAKS.sub("\n", text)
+            odd = _odd_bytes(text)
+        text = _unicode_form(text, odd)
     if any(ending in text for ending in _TRAILING_SPACES) or text[-1:] in _SPACES:
         # Not by a pattern: `[ ]+$` takes the square of the length of a run of spaces that ends in something else.
         text = "\n".join(line.rstrip(_SPACES) for line in text.split("\n"))
@@ -103,9 +105,9 @@ def normalise_code(text: str) -> str:
     return _SURROGATES.sub("\ufffd", text.replace("\r\n", "\n").replace("\x00", ""))
 
 
-def _unicode_form(text: str) -> str:
+def _unicode_form(text: str, odd: bytes) -> str:
     # Each step can make work for another (a composed letter can look like mojibake), so until nothing changes.
-    while odd := _odd_bytes(text):
+    while odd:
         before = text
         if b"\xed" in odd:
             text = _SURROGATES.sub("\ufffd", text)
@@ -122,6 +124,7 @@ def _unicode_form(text: str) -> str:
             text = _C1_CONTROLS.sub("", text).replace("\x85", "\n")
         if text == before:
             break
+        odd = _odd_bytes(text)
     return text
 
 
