@@ -7,15 +7,14 @@ expand for ever; when it is spent the rest of the source is left as it stands.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 
-from piledriver.corpus.latex.tokens import environment, is_paragraph, is_word, tokenize
+from piledriver.corpus.latex.reader import Macro, TokenReader, substituted
+from piledriver.corpus.latex.tokens import environment, is_word, tokenize
 
 # What a source may grow by: so many tokens and replacements, and so many more for each of its own tokens.
 EXPANDED_TOKENS, EXPANDED_TOKENS_EACH = 300_000, 20
 EXPANSIONS, EXPANSIONS_EACH = 20_000, 3
 MAX_STACK = 400
-MAX_ARGUMENT_TOKENS = 200_000
 
 _NEW_COMMAND = frozenset(
     "\\" + name + star
@@ -41,89 +40,6 @@ _PRIMITIVE = re.compile(
 _PARAMETERS = re.compile(r"(?:#[1-9])*")
 
 
-@dataclass(slots=True)
-class _Macro:
-    arity: int
-    default: list[str] | None
-    body: list[str]
-
-
-@dataclass(slots=True)
-class _Reader:
-    """Tokens from the innermost place first."""
-
-    frames: list[tuple[list[str], int]] = field(default_factory=list)
-
-    def push(self, tokens: list[str]) -> None:
-        if tokens:
-            self.frames.append((tokens, 0))
-
-    def next(self) -> str | None:
-        while self.frames:
-            tokens, at = self.frames[-1]
-            if at < len(tokens):
-                self.frames[-1] = (tokens, at + 1)
-                return tokens[at]
-            self.frames.pop()
-        return None
-
-    def peek(self) -> str | None:
-        for tokens, at in reversed(self.frames):
-            if at < len(tokens):
-                return tokens[at]
-        return None
-
-    def skip_space(self) -> None:
-        """What TeX skips after a command word: spaces and one line end, never a blank line."""
-        while (token := self.peek()) is not None:
-            if token == "\n" or (token[0] in " \t" and not token.strip()):
-                self.next()
-            elif token[0] in " \t":
-                self.next()
-                self.push([token.lstrip(" \t")])
-                return
-            else:
-                return
-
-    def argument(self) -> list[str]:
-        """The next group without its braces, or the next single token (of a run of text: its first character)."""
-        self.skip_space()
-        token = self.next()
-        if token is None or is_paragraph(token):
-            return []
-        if token != "{":
-            if token[0] not in "\\#{}[]&~$\x02" and len(token) > 1:
-                self.push([token[1:]])
-                return [token[0]]
-            return [token] if token != "}" else []
-        return self._until("{", "}")
-
-    def optional(self) -> list[str] | None:
-        self.skip_space()
-        if self.peek() != "[":
-            return None
-        self.next()
-        return self._until("[", "]")
-
-    def _until(self, opening: str, closing: str) -> list[str]:
-        out: list[str] = []
-        depth = 1
-        braces = 0
-        while (token := self.next()) is not None and len(out) < MAX_ARGUMENT_TOKENS:
-            if token == "{":
-                braces += 1
-            elif token == "}":
-                braces -= 1
-            if token == closing and (closing == "}" or braces <= 0):
-                depth -= 1
-                if depth == 0:
-                    break
-            elif token == opening and (opening == "{" or braces <= 0):
-                depth += 1
-            out.append(token)
-        return out
-
-
 def expanded(tokens: list[str]) -> list[str]:
     r"""The tokens with the authors' own commands replaced by what they stand for, and their definitions gone.
 
@@ -135,10 +51,10 @@ def expanded(tokens: list[str]) -> list[str]:
 
 class _Expansion:
     def __init__(self, tokens: list[str]) -> None:
-        self._reader = _Reader()
+        self._reader = TokenReader()
         self._reader.push(tokens)
-        self._macros: dict[str, _Macro] = {}
-        self._environments: dict[str, tuple[_Macro, list[str]]] = {}
+        self._macros: dict[str, Macro] = {}
+        self._environments: dict[str, tuple[Macro, list[str]]] = {}
         self._flags: dict[str, bool] = {"\\iffalse": False, "\\iftrue": True}
         self._starred: set[str] = set()
         self._bools: dict[str, bool] = {}
@@ -194,7 +110,7 @@ class _Expansion:
     def _insert(self, body: list[str], arguments: list[list[str]], original: str) -> None:
         size = len(body) + sum(map(len, arguments)) * 2
         if self._spend(size):
-            self._reader.push(_substituted(body, arguments) if arguments else body)
+            self._reader.push(substituted(body, arguments) if arguments else body)
         else:
             self._macros.pop(original, None)
 
@@ -211,7 +127,7 @@ class _Expansion:
         while len(arguments) < begin.arity:
             arguments.append(self._reader.argument())
         if self._spend(len(begin.body) + sum(map(len, arguments)) * 2):
-            self._reader.push(_substituted(begin.body, arguments))
+            self._reader.push(substituted(begin.body, arguments))
 
     def _name(self) -> str:
         tokens = [token for token in self._reader.argument() if token.strip()]
@@ -228,7 +144,7 @@ class _Expansion:
         body = self._reader.argument()
         if token.startswith("\\provide") and name in self._macros:
             return
-        self._learn(name, _Macro(arity, default, body))
+        self._learn(name, Macro(arity, default, body))
 
     def _define(self, token: str) -> None:
         if token == "\\long":
@@ -240,9 +156,9 @@ class _Expansion:
             parameters.append(self._reader.next() or "")
         body = self._reader.argument()
         if _PARAMETERS.fullmatch("".join(parameters).strip()):
-            self._learn(name, _Macro(sum(p.startswith("#") for p in parameters), None, body))
+            self._learn(name, Macro(sum(p.startswith("#") for p in parameters), None, body))
 
-    def _learn(self, name: str, macro: _Macro) -> None:
+    def _learn(self, name: str, macro: Macro) -> None:
         if not name.startswith("\\") or name in _KEPT or environment(name):
             return
         if _PRIMITIVE.search("".join(macro.body)):
@@ -267,18 +183,18 @@ class _Expansion:
         self._reader.skip_space()
         target = self._reader.next() or ""
         if target.startswith("\\") and name.startswith("\\"):
-            self._learn(name, self._macros.get(target) or _Macro(0, None, [target]))
+            self._learn(name, self._macros.get(target) or Macro(0, None, [target]))
 
     def _operator(self) -> None:
         name = self._name()
         body = self._reader.argument()
-        self._learn(name, _Macro(0, None, ["\\operatorname", "{", *body, "}"]))
+        self._learn(name, Macro(0, None, ["\\operatorname", "{", *body, "}"]))
 
     def _paired_delimiter(self) -> None:
         name = self._name()
         left, right = self._reader.argument(), self._reader.argument()
         self._starred.add(name)
-        self._learn(name, _Macro(2, [], [*left, "#2", *right]))
+        self._learn(name, Macro(2, [], [*left, "#2", *right]))
 
     def _paired_delimiter_with_body(self) -> None:
         name = self._name()
@@ -287,7 +203,7 @@ class _Expansion:
         # The size comes first, in brackets, so the arguments move on by one.
         moved = [f"#{int(token[1]) + 1}" if token[0] == "#" and token[1:].isdecimal() else token for token in body]
         self._starred.add(name)
-        self._learn(name, _Macro(min(arity + 1, 9), [], [*left, *moved, *right]))
+        self._learn(name, Macro(min(arity + 1, 9), [], [*left, *moved, *right]))
 
     def _document_command(self) -> None:
         """xparse: arguments that must be there, after at most one that need not."""
@@ -301,7 +217,7 @@ class _Expansion:
             default, kinds = kinds[2:end], kinds[end + 1 :]
         letters = "".join(kinds)
         if letters.strip("m") == "":
-            self._learn(name, _Macro(len(letters) + (default is not None), default, body))
+            self._learn(name, Macro(len(letters) + (default is not None), default, body))
 
     def _new_environment(self) -> None:
         name = "".join(self._reader.argument()).strip()
@@ -314,7 +230,7 @@ class _Expansion:
             and not _PRIMITIVE.search(source)
             and f"\\begin{{{name}}}" not in source
         ):
-            self._environments[name] = (_Macro(arity, default, begin), end)
+            self._environments[name] = (Macro(arity, default, begin), end)
 
     def _new_if(self) -> None:
         self._reader.skip_space()
@@ -405,22 +321,3 @@ _KNOWN_ENVIRONMENTS = frozenset(
     )
 )
 _NOT_CONDITIONS = frozenset(("\\ifthenelse", "\\iff", "\\ifbool", "\\ifstrempty", "\\ifdefempty"))
-
-
-def _substituted(body: list[str], arguments: list[list[str]]) -> list[str]:
-    out: list[str] = []
-    for token in body:
-        if token[0] == "#" and len(token) == 2 and token[1].isdecimal():
-            index = int(token[1]) - 1
-            if index < len(arguments):
-                out.extend(arguments[index])
-        elif token.startswith("##"):
-            out.append(token[1:])
-        elif "#" in token and token.endswith("}"):
-            # An environment named by an argument: `\begin{#1}`.
-            for number, argument in enumerate(arguments, 1):
-                token = token.replace(f"#{number}", "".join(argument)[:60])
-            out.append(token)
-        else:
-            out.append(token)
-    return out
