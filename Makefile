@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+BENCH := .venv-bench
+ROWS := $(filter-out benchmarks/corpus_texts.py,$(wildcard benchmarks/*.py))
 
 .PHONY: demo test check bench clean
 
@@ -18,13 +20,18 @@ check: $(READY)         ## style, types, floors
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(READY)         ## one JSON line per row of the scoreboard
-	@for row in benchmarks/*.py; do $(BIN)/python $$row || exit 1; done
+bench: $(BENCH)/.ready  ## one JSON line per row of the scoreboard, side by side with the peers
+	@for row in $(ROWS); do $(BENCH)/bin/python $$row || exit 1; done
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(BENCH)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(READY)
+
+$(BENCH)/.ready: pyproject.toml benchmarks/requirements.txt
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -e '.[all]' -r benchmarks/requirements.txt
+	touch $(BENCH)/.ready
