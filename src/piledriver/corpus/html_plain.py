@@ -29,7 +29,8 @@ _MAY_HIDE = re.compile("<[^<>]*(?:hidden|style=)")
 _APART = {tag: GAPS[tag] for tag in words("p div section article main header footer aside figure figcaption center")}
 _HOLDS_BLOCKS = (_APART.keys() | words("li blockquote")) - {"p"}
 # End tags that may be left out before these: half as many tags to read.
-_LEFT_OUT = (("</p>\n\n<p>", "<p>"), ("</p>\n<p>", "<p>"), ("</p><p>", "<p>"), ("</li>\n<li>", "<li>"))
+_BETWEEN_PARAGRAPHS = re.compile(r"</p>\s*<p>")
+_BETWEEN_ITEMS = re.compile(r"</li>\s*<li>")
 # A link inside raised text makes it the mark of a note.
 _MARKED_SCRIPT = re.compile(r"<su[bp][^<>]*>[^<>]*<[^/]")
 _DEEPEST = 100
@@ -55,10 +56,7 @@ def plain_text(html: str, content: bytes) -> str | None:
     if (b"hidden" in content or b"style=" in content) and _MAY_HIDE.search(html):
         return None
     markup = _MEANINGLESS.sub("", html)
-    if "</p>" in markup:
-        for usual, short in _LEFT_OUT:
-            markup = markup.replace(usual, short)
-    parts = _TAG.split(markup)
+    parts = _TAG.split(_BETWEEN_ITEMS.sub("<li>", _BETWEEN_PARAGRAPHS.sub("<p>", markup)))
     joined = _BETWEEN.join(parts[::3])
     if "<" in joined:
         return None
