@@ -66,7 +66,7 @@ def measured(slug: str, seconds: float) -> dict[str, Any]:
     try:
         peer = importlib.import_module(f"source_peers.{slug.replace('-', '_')}")
     except ModuleNotFoundError:
-        return {"why": "no peer: the original had no tool for this format that still exists"}
+        return {"why": "no peer: the original used no library for this format, or did not have it"}
     cases = raw_cases(peer)
     if not cases:
         return {"why": "no sample in ../shared/raw-samples"}

@@ -55,7 +55,7 @@ def test_the_scanner_agrees_with_the_tree(html: str) -> None:
 
 PLAIN = {
     "a comment": "First<p>second <i>one</i><p><pre><code>  x = 1\n</code></pre>",
-    "a post": "<p>Use <code>f(x)</code>:</p>\n\n<ul>\n<li>a</li>\n<li><p>b</p><p>c</p></li>\n</ul>\n<hr>\n<p>A&amp;T</p>",
+    "a post": "<p>Use <code>f(x)</code>:</p>\n\n<ul>\n<li>a</li>\n<li><p>b</p><p>c</p></li>\n</ul>\n<hr><p>A&amp;T</p>",
     "a chapter": '<div class="c"><h2>I.</h2><blockquote><p>So<br/>it goes</p></blockquote><img src="a.png"/></div>',
     "a language": '<pre class="lang-py"><code>x</code></pre>',
     "a quoted bracket": '<p><a title="1 &lt; 2">x</a></p>',
