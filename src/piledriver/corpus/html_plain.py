@@ -51,7 +51,7 @@ def plain_text(html: str, content: bytes) -> str | None:
     >>> plain_text(markup, markup.encode())
     'One or two\\n\\n- x < y'
     """
-    if "<!" in html or len(content.translate(None, _CONTROLS)) != len(content):
+    if b"<!" in content or len(content.translate(None, _CONTROLS)) != len(content):
         return None
     if (b"hidden" in content or b"style=" in content) and _MAY_HIDE.search(html):
         return None

@@ -117,7 +117,12 @@ def _unicode_form(text: str, odd: bytes) -> str:
         if _CONTROL_BYTES.search(odd):
             text = _CONTROLS.sub("", text)
             odd = _odd_bytes(text)
-        mended = _MOJIBAKE_BYTES.search(odd) is not None and _MOJIBAKE_HINT.search(text) is not None
+        # Among the odd bytes letters stand side by side that do not in the text: look there before the slow pattern.
+        mended = (
+            _MOJIBAKE_BYTES.search(odd) is not None
+            and _MOJIBAKE_BYTES.search(text.encode("utf-8", "surrogatepass")) is not None
+            and _MOJIBAKE_HINT.search(text) is not None
+        )
         if mended:
             text = _mended(text)
         if mended or _C1_BYTES.search(odd):
