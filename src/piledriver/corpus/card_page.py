@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
+from itertools import pairwise
 from typing import Any
 
 from piledriver.corpus.card import SAMPLE_CHARACTERS, CardFacts
@@ -76,11 +78,10 @@ def _sections(facts: CardFacts) -> Iterable[str]:
         rows_out = [(stage, name, count) for stage, counts in facts.taken_out.items() for name, count in counts.items()]
         yield _section("Taken out of documents", "", _table(("stage", "what", "number"), rows_out))
     if facts.clusters:
-        sizes = sorted(facts.clusters.items())
         yield _section(
             "Near-duplicate clusters",
             f"{sum(facts.clusters.values()):,} clusters by their number of documents; one of each was kept.",
-            _bars([(f"{size:,} documents", count, f"{count:,}") for size, count in sizes[:12]])
+            _bars([(f"{name} documents", count, f"{count:,}") for name, count in _cluster_sizes(facts.clusters)])
             + _table(("kept document", "documents in its cluster"), facts.largest_clusters),
         )
     yield _section("Samples", "", "".join(map(_samples, facts.samples.items())))
@@ -121,6 +122,15 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 def _sorted(drops: dict[tuple[str, str], int]) -> list[tuple[tuple[str, str], int]]:
     return sorted(drops.items(), key=lambda item: -item[1])[:40]
+
+
+def _cluster_sizes(clusters: Counter[int]) -> list[tuple[str, int]]:
+    edges = [2, 3, 4, 5, 10, 20, 50, 100, 1000, 1 << 62]
+    rows = []
+    for low, high in pairwise(edges):
+        name = str(low) if high == low + 1 else f"{low:,} to {high - 1:,}" if high < 1 << 62 else f"{low:,} and more"
+        rows.append((name, sum(count for size, count in clusters.items() if low <= size < high)))
+    return [row for row in rows if row[1]]
 
 
 def _size(count: float) -> str:

@@ -9,15 +9,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+import numpy as np
 import zstandard
 
 from piledriver.corpus.build.tasks import Done, task_folder
+from piledriver.corpus.dedup.arrays import write_arrays
 from piledriver.corpus.document import Document
 from piledriver.corpus.shard_reader import read_shards
 from piledriver.corpus.shard_writer import ShardFileWriter
 
-DOCUMENTS, DROPPED = "documents.jsonl.zst", "dropped.jsonl.zst"
+DOCUMENTS, DROPPED, IDS = "documents.jsonl.zst", "dropped.jsonl.zst", "ids"
 CHUNK_BYTES = 32 << 20
+# Chunks are read a few times and thrown away: speed before size.
+_LEVEL = 1
 
 
 class Dropped(msgspec.Struct, frozen=True, gc=False):
@@ -67,28 +71,31 @@ def chunk_of(done: Done, source: str) -> Chunk:
 
 def write_chunk(folder: str, kept: Iterable[Document | Dropped]) -> dict[str, Any]:
     """Write what a stage kept and dropped; returns the counts that the manifest adds up."""
-    documents = text_bytes = 0
+    text_bytes = 0
+    ids: list[bytes] = []
     reasons: Counter[str] = Counter()
     licences: Counter[str] = Counter()
     replaced: Counter[str] = Counter()
     with (
-        ShardFileWriter(os.path.join(folder, DOCUMENTS)) as shard,
-        ShardFileWriter(os.path.join(folder, DROPPED)) as ledger,
+        ShardFileWriter(os.path.join(folder, DOCUMENTS), level=_LEVEL) as shard,
+        ShardFileWriter(os.path.join(folder, DROPPED), level=_LEVEL) as ledger,
     ):
         for item in kept:
             if isinstance(item, Dropped):
                 reasons[f"{item.stage}: {item.reason}"] += 1
                 ledger.write_line(msgspec.json.encode(item) + b"\n")
                 continue
-            documents += 1
+            ids.append(item.id.encode("utf-8", "replace"))
             text_bytes += len(item.text.encode("utf-8", "replace"))
             licences[str(item.meta.get("licence", "unknown"))] += 1
             # What the pii filter took out of the documents that are still here.
             if isinstance(counts := item.meta.get("replaced"), dict):
                 replaced.update(counts)
             shard.write(item)
+    # Of fixed width, so that a later stage can name the document it kept without reading its chunk.
+    write_arrays(os.path.join(folder, IDS), ids=np.array(ids, np.bytes_))
     return {
-        "documents": documents,
+        "documents": len(ids),
         "text_bytes": text_bytes,
         "dropped": dict(reasons),
         "licences": dict(licences),

@@ -52,13 +52,13 @@ def deduplicate(
         remove_leftovers(work)
         described = [{"origin": os.path.basename(path), "sha256": storage.sha256(path)} for path in paths]
         counted = Counted(opened, bar)
-        read = _read(counted, paths, [file["sha256"] for file in described])
+        read = read_chunks(counted, paths, [file["sha256"] for file in described])
         if not read.chunks:
             raise PiledriverError("the shards have no documents", fix="check the input")
         cleaned = over_all(counted, memory_bytes, read.chunks, entry)
         if os.path.exists(os.path.join(out, MANIFEST)):
             os.unlink(os.path.join(out, MANIFEST))
-        published = _publish(out, work, cleaned.chunks, shard_bytes)
+        published = publish_in_order(out, work, cleaned.chunks, shard_bytes)
         ledger = write_ledger(out, work, [read, cleaned])
     manifest = Manifest(
         name=os.path.basename(os.path.abspath(out)),
@@ -78,7 +78,9 @@ def read_part(folder: str, sha256: str, first: int, count: int, payload: str) ->
     return write_chunk(folder, islice(read_shards(payload, start=first), count))
 
 
-def _read(opened: Executor, paths: Sequence[str], checksums: Sequence[str]) -> StageOutcome:
+def read_chunks(opened: Executor, paths: Sequence[str], checksums: Sequence[str]) -> StageOutcome:
+    """Shards to chunks of some documents."""
+
     def tasks() -> Iterator[Task]:
         for path, checksum in zip(paths, checksums, strict=True):
             for first in range(0, count_documents(path), _CHUNK_DOCUMENTS):
@@ -88,7 +90,8 @@ def _read(opened: Executor, paths: Sequence[str], checksums: Sequence[str]) -> S
     return chunked("read", (("shards", done) for done in opened.map(tasks())))
 
 
-def _publish(out: str, work: str, chunks: Sequence[Chunk], shard_bytes: int) -> list[dict[str, Any]]:
+def publish_in_order(out: str, work: str, chunks: Sequence[Chunk], shard_bytes: int) -> list[dict[str, Any]]:
+    """Chunks to shards, in their order; returns the shards' lines for the manifest."""
     folder = os.path.join(out, _SPLIT)
     os.makedirs(folder, exist_ok=True)
     with ShardWriter(folder, shard_bytes=shard_bytes) as writer:

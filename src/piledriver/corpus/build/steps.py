@@ -16,7 +16,7 @@ import xxhash
 from piledriver.core import storage
 from piledriver.core.config import from_mapping
 from piledriver.core.errors import PiledriverError
-from piledriver.corpus.build.chunks import DOCUMENTS, Dropped, write_chunk
+from piledriver.corpus.build.chunks import DOCUMENTS, IDS, Dropped, write_chunk
 from piledriver.corpus.build.tasks import task_folder, work_of
 from piledriver.corpus.dedup import clusters, near
 from piledriver.corpus.dedup.arrays import ArrayFile, write_arrays
@@ -24,7 +24,7 @@ from piledriver.corpus.dedup.minhash import MinHashSettings
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.extract import found_in_piece
 from piledriver.corpus.filters import Drop, Filter
-from piledriver.corpus.shard_reader import read_shards
+from piledriver.corpus.shard_reader import read_shards, read_texts
 from piledriver.corpus.source import Piece
 from piledriver.corpus.sources import resolve
 from piledriver.corpus.uses import by_path, stage_settings
@@ -142,7 +142,7 @@ def exact_edges(folder: str, runs: list[list[Any]], low: int, high: int) -> dict
 
 def near_signatures(folder: str, chunk: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Step 1 of near.py."""
-    texts = (document.text for document in documents_of(folder, chunk))
+    texts = read_texts(os.path.join(task_folder(work_of(folder), chunk), DOCUMENTS))
     return {"documents": near.sign_run(texts, _minhash(settings), os.path.join(folder, ARRAYS))}
 
 
@@ -194,17 +194,15 @@ def cluster_members(labels: str, first: int, count: int) -> tuple[list[int], lis
 
 
 def _ids(folder: str, chunks: list[list[Any]], ordinals: list[int]) -> dict[int, str]:
-    """The ids of some documents by their ordinals; chunks are (key, first ordinal, count)."""
+    """The ids of some documents by their ordinals, which are sorted; chunks are (key, first ordinal, count)."""
     found: dict[int, str] = {}
-    at = 0
+    wanted = np.array(ordinals, np.int64)
     for key, first, count in chunks:
-        wanted = []
-        while at < len(ordinals) and ordinals[at] < first + count:
-            wanted.append(ordinals[at])
-            at += 1
-        for ordinal in wanted:
-            path = os.path.join(task_folder(work_of(folder), key), DOCUMENTS)
-            found[ordinal] = next(read_shards(path, start=ordinal - first)).id
+        low, high = np.searchsorted(wanted, [first, first + count]).tolist()
+        if low < high:
+            file = ArrayFile(os.path.join(task_folder(work_of(folder), key), IDS))
+            ids = file.take("ids", wanted[low:high] - first).tolist()
+            found.update(zip(ordinals[low:high], (name.decode() for name in ids), strict=True))
     return found
 
 

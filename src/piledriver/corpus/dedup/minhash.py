@@ -30,7 +30,7 @@ class MinHashSettings:
     """Groups of hash values; texts that agree in a whole group are compared."""
     rows: int = 6
     """Hash values in a group."""
-    threshold: float = 0.7
+    threshold: float = 0.75
     """Compared texts are duplicates from this estimated similarity on; 0 takes every meeting for a duplicate."""
 
     def __post_init__(self) -> None:
@@ -51,7 +51,8 @@ class MinHashSettings:
 
 
 PRESETS = {
-    # Recall over 0.99 from similarity 0.8 on; compared before they are taken for duplicates.
+    # Recall over 0.99 from similarity 0.8 on; compared before they are taken for duplicates, at a threshold that lets
+    # few pairs under 0.7 through (benchmarks/near_dedup.py).
     "piledriver": MinHashSettings(),
     # datatrove's and FineWeb's: every meeting is a duplicate.
     "datatrove": MinHashSettings(shingle_words=5, bands=14, rows=8, threshold=0.0),

@@ -8,7 +8,8 @@ from piledriver.corpus.document import Document
 from piledriver.corpus.filters.statistics import repeated, statistics
 from piledriver.corpus.filters.verdict import Drop
 
-_ENDS = (".", "?", "!", '"', "'", "”", "’", "。", "！", "？")
+# Quotation marks do not count: FineWeb's code asks for the stop itself.
+_ENDS = frozenset(".?!。！？｡．؟۔।॥።፧။‼⁇⁈⁉։")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +29,10 @@ class FineWeb:
         lines = [line for line in text.split("\n") if line and not line.isspace()]
         if not lines:
             return Drop("fineweb: empty")
-        ended = sum(line.endswith(_ENDS) for line in lines) / len(lines)
+        ended = sum([line[-1] in _ENDS for line in lines]) / len(lines)
         if ended < self.min_punctuated_lines:
             return Drop("fineweb: lines without end punctuation", f"{ended:.2f}")
-        short = sum(len(line) <= self.short_line_characters for line in lines) / len(lines)
+        short = sum([len(line) <= self.short_line_characters for line in lines]) / len(lines)
         if short > self.max_short_lines:
             return Drop("fineweb: short lines", f"{short:.2f}")
         _, characters = repeated(lines)

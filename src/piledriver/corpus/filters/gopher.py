@@ -6,6 +6,7 @@ reports how often the verdicts agree.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 
@@ -52,12 +53,13 @@ class GopherQuality:
             return Drop("gopher: mean word length", f"{mean_length:.2f}")
         if text.count("#") > self.max_symbol_ratio * counted.words:
             return Drop("gopher: too many hash signs")
-        if text.count("...") + text.count("…") > self.max_symbol_ratio * counted.words:
+        ellipses = text.count("...") + text.count("…")
+        if ellipses > self.max_symbol_ratio * counted.words:
             return Drop("gopher: too many ellipses")
-        lines = text.split("\n")
-        if sum(line.lstrip()[:1] in _BULLETS for line in lines if line) > self.max_bullet_lines * len(lines):
+        lines = text.count("\n") + 1
+        if len(_BULLET_LINES.findall(text)) > self.max_bullet_lines * lines:
             return Drop("gopher: too many bullet lines")
-        if sum(line.rstrip().endswith(("...", "…")) for line in lines) > self.max_ellipsis_lines * len(lines):
+        if ellipses and len(_ELLIPSIS_LINES.findall(text)) > self.max_ellipsis_lines * lines:
             return Drop("gopher: too many lines end in an ellipsis")
         if counted.alphabetic_words < self.min_alphabetic_words * counted.words:
             return Drop("gopher: too few words with letters", f"{counted.alphabetic_words / counted.words:.2f}")
@@ -66,7 +68,8 @@ class GopherQuality:
         return document
 
 
-_BULLETS = frozenset("•-*")
+_BULLET_LINES = re.compile(r"^[^\S\n]*[•*-]", re.MULTILINE)
+_ELLIPSIS_LINES = re.compile(r"(?:\.\.\.|…)[^\S\n]*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ class Statistics:
 
     def how_many_of(self, hashes: UInt64Array) -> int:
         """How many of some words, by their hashes, occur."""
-        return int(np.isin(hashes, self.hashes).sum())
+        return int(_how_many(hashes, self.hashes))
 
 
 @lru_cache(maxsize=2)
@@ -76,6 +76,17 @@ def repeated(parts: Iterable[str]) -> tuple[int, int]:
         else:
             seen.add(part)
     return count, characters
+
+
+@numba.njit(cache=True, nogil=True)
+def _how_many(wanted: UInt64Array, hashes: UInt64Array) -> int:
+    found = 0
+    for one in wanted:
+        for other in hashes:
+            if one == other:
+                found += 1
+                break
+    return found
 
 
 @numba.njit(cache=True, nogil=True)
