@@ -122,8 +122,8 @@ def _kind(value: Item) -> str:
 
 def _number(value: Any) -> int | None:
     """A 64-bit integer, also where an export wrote it as text or as a float."""
-    if value is None:
-        return None
+    if value is None or (type(value) is int and -(1 << 62) < value < 1 << 62):
+        return value
     try:
         number = int(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
     except (ValueError, OverflowError):

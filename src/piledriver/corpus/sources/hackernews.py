@@ -99,8 +99,11 @@ def _document(story: Item, replies: list[Item], origin: str) -> Found:
 
 def _ranked(parent: Item, children: dict[int, list[Item]]) -> list[Item]:
     """The replies to an item as the site shows them: by its list of kids, then those that it does not name."""
+    replies = children.get(parent["id"])
+    if not replies:
+        return []
     rank = {kid: place for place, kid in enumerate(parent.get("kids") or ())}
-    return sorted(children.get(parent["id"], ()), key=lambda reply: (rank.get(reply["id"], len(rank)), reply["id"]))
+    return sorted(replies, key=lambda reply: (rank.get(reply["id"], len(rank)), reply["id"]))
 
 
 def _conversation(comment: Item, children: dict[int, list[Item]]) -> str:
