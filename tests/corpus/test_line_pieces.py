@@ -46,6 +46,11 @@ def test_every_line_once_at_its_place_wherever_the_file_is_cut(written: list[byt
             assert all(content[place : place + len(line)] == line for place, line in found)
 
 
+def test_a_part_that_begins_like_a_compressed_file_is_not_one() -> None:
+    piece = Piece("a", data=b"\x1f\x8b and so on\nBZh\n", extra=3)
+    assert list(lines_of(piece)) == [(3, b"\x1f\x8b and so on"), (16, b"BZh")]
+
+
 def test_a_line_that_is_too_long_is_refused_and_the_rest_goes_on() -> None:
     piece = Piece("a", data=b"one\n" + b"x" * 600_000 + b"\ntwo\n", extra=0)
     one, long, two = lines_of(piece, max_bytes=300_000)

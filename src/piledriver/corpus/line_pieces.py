@@ -38,7 +38,9 @@ def line_pieces(stream: RawStream, piece_bytes: int = PIECE_BYTES) -> Iterator[P
 def lines_of(piece: Piece, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, bytes] | Refusal]:
     """(place in the file, line without its end) of each line that is not blank; too long a line is a refusal."""
     place: int = piece.extra or 0
-    with piece.open() as stream:
+    # Only a whole file may be compressed; a part of one may begin with a line that looks so.
+    whole_file = piece.path is not None and piece.length is None
+    with piece.open() if whole_file else piece.open_raw() as stream:
         # A long line comes in many blocks: they are joined once.
         parts: list[bytes] = []
         waiting, skipping = 0, False
