@@ -125,7 +125,11 @@ def _disagrees_on_size(port: int, sizes: list[int]) -> None:
         import os
 
         del os.environ["PILEDRIVER_RENDEZVOUS_FILE"]
-        connect(world, roll_call=timedelta(seconds=3))
+        connect(world, roll_call=timedelta(seconds=PATIENCE_SECONDS))
+
+
+# Long enough for processes to start on a busy machine: who is there must be there in time.
+PATIENCE_SECONDS = 15
 
 
 def _free_port() -> int:
@@ -139,7 +143,7 @@ def _free_port() -> int:
     ("sizes", "message"),
     [
         ([2, 4], "disagree on the size of the world: rank 0 says 2, rank 1 on .* says 4"),
-        ([3, 3], "1 of 3 processes did not come within 3 s: rank 2"),
+        ([3, 3], "1 of 3 processes did not come within 15 s: rank 2"),
     ],
 )
 def test_a_wrong_world_size_is_one_error(sizes: list[int], message: str) -> None:
