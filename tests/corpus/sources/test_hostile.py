@@ -149,3 +149,24 @@ def test_hostile_files(slug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                 assert len(found.text) < 100_000_000, kind
         assert sorted(tmp_path.rglob("*")) == before, kind
         os.remove(path)
+
+
+GOOD = {
+    "text": ("z.txt", b"A line of text."),
+    "youtubesubtitles": ("z.en.srt", b"1\n00:00:01,000 --> 00:00:02,000\nHello there.\n"),
+    "mail": ("z.eml", b"From: a@example.com\nSubject: s\n\nHello there.\n"),
+    "hackernews": (
+        "z.jsonl",
+        b'{"id":1,"type":"story","title":"T"}\n{"id":2,"type":"comment","parent":1,"text":"c"}\n',
+    ),
+}
+
+
+@pytest.mark.parametrize("slug", GOOD)
+def test_a_damaged_file_costs_only_itself(slug: str, tmp_path: Path) -> None:
+    name, content = GOOD[slug]
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / f"a{name[1:]}.gz").write_bytes(_truncated_gzip())
+    found = list(found_in(SOURCES[slug], [str(tmp_path)]))
+    assert [item.reason for item in found if isinstance(item, Refusal)] == ["damaged data"]
+    assert [item.meta["origin"] for item in found if isinstance(item, Document)]
