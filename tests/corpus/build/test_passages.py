@@ -77,6 +77,19 @@ def test_evaluation_text_is_removed_or_cut_out_and_reported(tmp_path: Path) -> N
     assert len({d.id for d in kept}) == len(kept)
 
 
+def test_a_document_that_would_fall_into_too_many_pieces_goes(tmp_path: Path) -> None:
+    question = words(1, 15)
+    (tmp_path / "evaluation.txt").write_text(question)
+    texts = {
+        "often": f" {question} ".join(words(i + 2, 100) for i in range(12)),
+        "less": f" {question} ".join(words(i + 50, 100) for i in range(10)),
+    }
+    stage = "  - {use: decontaminate, settings: {files: [evaluation.txt], action: cut}}"
+    kept = built(tmp_path, texts, stage)
+    assert [d.meta["origin"] for d in kept] == ["raw/less.txt"] * 10
+    assert {row["reason"] for row in ledger(tmp_path)} == {"evaluation text", "cut around evaluation text"}
+
+
 def test_another_evaluation_text_of_the_same_name_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
     one, two = words(1, 30), words(2, 30)
     stage = "  - {use: decontaminate, settings: {files: [evaluation.txt]}}"

@@ -57,7 +57,9 @@ class GopherQuality:
         if ellipses > self.max_symbol_ratio * counted.words:
             return Drop("gopher: too many ellipses")
         lines = text.count("\n") + 1
-        if len(_BULLET_LINES.findall(text)) > self.max_bullet_lines * lines:
+        # Few texts have that many bullets anywhere, and counting characters is far cheaper than looking at lines.
+        most = self.max_bullet_lines * lines
+        if sum(map(text.count, "•-*")) > most and len(_BULLET_LINES.findall(text)) > most:
             return Drop("gopher: too many bullet lines")
         if ellipses and len(_ELLIPSIS_LINES.findall(text)) > self.max_ellipsis_lines * lines:
             return Drop("gopher: too many lines end in an ellipsis")

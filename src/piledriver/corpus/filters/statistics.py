@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -65,8 +65,10 @@ def repetition(text: str, top: int, duplicate: int) -> tuple[list[float], list[f
     return (shares[:top] / size).tolist(), (shares[top:] / size).tolist()
 
 
-def repeated(parts: Iterable[str]) -> tuple[int, int]:
+def repeated(parts: Sequence[str]) -> tuple[int, int]:
     """(how many parts occurred before, characters in those)."""
+    if len(set(parts)) == len(parts):
+        return 0, 0
     seen: set[str] = set()
     count = characters = 0
     for part in parts:
