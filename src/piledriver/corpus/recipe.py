@@ -46,7 +46,7 @@ class StageEntry:
     """One step over the documents: a filter, a deduplication or a decontamination, by name."""
 
     use: str
-    """The name: see 'piledriver corpus filters'; or exact, near, paragraphs, substring, decontaminate."""
+    """A filter's name (docs/corpus.md has them all), or exact, near, paragraphs, substring, decontaminate."""
     settings: dict[str, Any] = field(default_factory=dict)
     """What differs from its defaults."""
     sources: list[str] = field(default_factory=list)
