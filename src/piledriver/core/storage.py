@@ -56,9 +56,9 @@ def open_text(location: Location) -> IO[str]:
 def atomic_write(location: Location) -> Iterator[BinaryIO]:
     """Open for writing bytes; the file appears under its name only when the block ends without an exception.
 
-    >>> with atomic_write("/tmp/piledriver-doctest.txt") as file:
+    >>> with atomic_write("memory://example.txt") as file:
     ...     _ = file.write(b"whole or not at all")
-    >>> read_bytes("/tmp/piledriver-doctest.txt")
+    >>> read_bytes("memory://example.txt")
     b'whole or not at all'
     """
     with _named(location, "write"):
