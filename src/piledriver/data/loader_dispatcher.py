@@ -95,6 +95,8 @@ class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
         """Go on from there at the next iteration."""
         self._state = None
         if self.use_stateful_dataloader:
+            # Until a batch is taken this is the state; torchdata would read up to it only to say so.
+            self._state = dict(state_dict)
             cast(Any, self.base_dataloader).load_state_dict(dict(state_dict))
             return
         self._entry = dict(state_dict)
