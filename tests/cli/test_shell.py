@@ -99,7 +99,11 @@ def test_ctrl_c_leaves_nothing_half_written_and_says_how_to_go_on(tmp_path: Path
     for i in range(4000):
         (raw / f"{i}.txt").write_text(f"document {i}\n" * 2000)
     command = [sys.executable, "-m", "piledriver.cli.main", "corpus", "extract", "text", "raw", "-o", "out/o.jsonl.zst"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+    options = {"cwd": tmp_path, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    # A suite that runs in the background has the signal ignored, and children inherit that.
+    with subprocess.Popen(
+        command, **options, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    ) as process:
         while not (tmp_path / "out").exists():
             time.sleep(0.02)
         os.killpg(process.pid, signal.SIGINT)

@@ -360,6 +360,8 @@ class TestChoice:
 def test_interrupts_of_the_process_reach_it(tmp_path: Path) -> None:
     """The tracker threads do not swallow Ctrl-C."""
     program = (
+        # A suite that runs in the background has the signal ignored, and children inherit that.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "import time, sys; from piledriver.observe.trackers import *\n"
         f"hub = TrackerHub(make_trackers(['jsonl'], 'p', {str(tmp_path)!r})); hub.start()\n"
         "print('ready', flush=True)\n"
