@@ -77,6 +77,17 @@ def test_the_bytes_do_not_depend_on_the_threads(tmp_path: Path) -> None:
     assert (tmp_path / "1.jsonl.zst").read_bytes() == (tmp_path / "3.jsonl.zst").read_bytes()
 
 
+@pytest.mark.usefixtures("small_frames")
+def test_where_a_folder_is_cut_does_not_depend_on_the_threads(tmp_path: Path) -> None:
+    for threads in (1, 3):
+        with ShardWriter(tmp_path / str(threads), shard_bytes=5_000, threads=threads) as writer:
+            for i in range(400):
+                writer.write(make_document(f"text {i} " * 20, source="S", origin=str(i)))
+    one, three = ({path.name: path.read_bytes() for path in (tmp_path / n).iterdir()} for n in ("1", "3"))
+    assert len(one) > 5
+    assert one == three
+
+
 def test_any_zstd_and_json_reader_can_read_a_shard(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl.zst", [make_document("hé\nllo", source="Pile-CC", origin="o", licence="CC0-1.0")])
     with zstandard.open(tmp_path / "a.jsonl.zst", "rt", encoding="utf-8") as lines:

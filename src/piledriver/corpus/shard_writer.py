@@ -53,6 +53,8 @@ class ShardFileWriter:
         self._level = level
         self._lines: list[bytes] = []
         self._pending_bytes = 0
+        # Lines taken so far; the sizes of frames do not tell, because threads may still be at some of them.
+        self.bytes_taken = 0
         self._sizes: tuple[list[int], list[int], list[int]] = ([], [], [])
         self._digest = hashlib.sha256()
         self._compressors = threading.local()
@@ -63,11 +65,6 @@ class ShardFileWriter:
         self._file = self._atomic.__enter__()
         self._append(seek_table.FIRST_FRAME, 0, 0)
 
-    @property
-    def bytes_so_far(self) -> int:
-        """Bytes of lines taken so far, compressed or not."""
-        return sum(self._sizes[1]) + self._pending_bytes
-
     def write(self, document: Document) -> None:
         """Add one document."""
         self.write_line(to_line(document))
@@ -76,6 +73,7 @@ class ShardFileWriter:
         """Add one document that is encoded already (see `to_line`), as worker processes send them."""
         self._lines.append(line)
         self._pending_bytes += len(line)
+        self.bytes_taken += len(line)
         if self._pending_bytes >= FRAME_BYTES:
             self._close_frame()
 
@@ -169,7 +167,7 @@ class ShardWriter:
             path = storage.join(self.folder, name)
             self._current = ShardFileWriter(path, level=self._level, threads=self._threads)
         self._current.write_line(line)
-        if self._current.bytes_so_far >= self._shard_bytes:
+        if self._current.bytes_taken >= self._shard_bytes:
             self._finish_current()
 
     def close(self) -> list[ShardSummary]:
