@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 
-from piledriver.cli.corpus_extract import positive
+from piledriver.cli.counts import add_workers
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -15,20 +15,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="change keys of the recipe")
     parser.add_argument("-o", "--out", required=True, metavar="DIR", help="the corpus to make or to go on with")
     parser.add_argument("--executor", choices=("local", "ray"), default="local", help="who runs the tasks")
-    parser.add_argument("--workers", type=positive, default=None, metavar="N", help="processes (default: one a core)")
+    add_workers(parser)
     parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
 
 
 def run(args: argparse.Namespace) -> None:
     """Build and print what came out of every stage."""
-    import os
-
     from piledriver.corpus.build.build import build_corpus
     from piledriver.corpus.recipe import load_recipe
 
     recipe = load_recipe(args.recipe, args.overrides)
-    workers = args.workers or len(os.sched_getaffinity(0))
-    manifest = build_corpus(recipe, args.out, executor_name=args.executor, workers=workers)
+    manifest = build_corpus(recipe, args.out, executor_name=args.executor, workers=args.workers)
     if args.json:
         print(json.dumps(dataclasses.asdict(manifest), indent=2, ensure_ascii=False))
         return

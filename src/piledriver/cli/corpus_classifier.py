@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from piledriver.cli.corpus_extract import positive
+from piledriver.cli.counts import positive
 
 _HELD_OUT = 10
 

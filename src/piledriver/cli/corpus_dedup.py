@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from piledriver.cli.corpus_extract import positive
+from piledriver.cli.counts import add_workers
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -18,20 +18,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="which kind",
     )
     parser.add_argument("--set", action="append", default=[], metavar="key=value", help="a setting of the method")
-    parser.add_argument("--workers", type=positive, default=None, metavar="N", help="processes (default: one a core)")
+    add_workers(parser)
 
 
 def run(args: argparse.Namespace) -> None:
     """Deduplicate and print what went."""
-    import os
-
     from piledriver.core.yaml_tree import parse_override
     from piledriver.corpus.build.dedup import deduplicate
 
     settings = dict(map(parse_override, args.set))
     method = "near" if args.method == "minhash" else args.method
-    workers = args.workers or len(os.sched_getaffinity(0))
-    manifest = deduplicate(args.inputs, args.out, method, settings, workers=workers)
+    manifest = deduplicate(args.inputs, args.out, method, settings, workers=args.workers)
     before, after = (stage["sources"]["shards"] for stage in manifest.stages)
     print(f"{before['documents']} documents in, {after['documents']} out")
     for kind in ("dropped", "removed"):

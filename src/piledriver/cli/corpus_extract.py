@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
+from piledriver.cli.counts import add_workers
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
@@ -14,20 +16,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--out", required=True, metavar="OUT.jsonl.zst", help="the shard to write")
     parser.add_argument("--rejects", metavar="FILE.jsonl.zst", help="write what was refused, with reason and origin")
-    parser.add_argument("--workers", type=positive, default=None, metavar="N", help="processes (default: one a core)")
+    add_workers(parser)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 
 def run(args: argparse.Namespace) -> None:
     """Extract and print what was taken and refused."""
-    import os
-
     from piledriver.corpus.extract import extract
     from piledriver.corpus.sources import resolve
 
     slug = resolve(args.source).slug
-    workers = args.workers or len(os.sched_getaffinity(0))
-    summary = extract(slug, args.paths, args.out, rejects=args.rejects, workers=workers)
+    summary = extract(slug, args.paths, args.out, rejects=args.rejects, workers=args.workers)
     if args.json:
         print(json.dumps(summary.as_dict(), indent=2, ensure_ascii=False))
         return
@@ -35,11 +34,3 @@ def run(args: argparse.Namespace) -> None:
     for title, counts in (("licences", summary.licences), ("refused", summary.refused)):
         if counts:
             print(f"{title}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
-
-
-def positive(text: str) -> int:
-    """A count that the user typed."""
-    number = int(text) if text.isdigit() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
-    return number

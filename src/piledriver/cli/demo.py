@@ -15,10 +15,11 @@ def run(args: argparse.Namespace) -> None:
     """Run the demo and print the table."""
     import os
 
+    from piledriver.cli.counts import cores
     from piledriver.demo import run_demo
     from piledriver.demo.page import columns
 
-    result = run_demo(args.out, minutes=args.minutes, workers=len(os.sched_getaffinity(0)))
+    result = run_demo(args.out, minutes=args.minutes, workers=cores())
     shown = columns(result)
     width = max(len(name) for name in result.after)
     print(
