@@ -1,0 +1,169 @@
+"""`Layout`: how one model sits on hardware, as a value that is planned, applied, printed and saved with checkpoints.
+
+World size = pp * dp_replicate * dp_shard * cp * tp. Experts are spread over `ep` of the dp_shard * cp processes that
+hold different data, so ep asks for no processes of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from piledriver.core.config import to_mapping
+from piledriver.engine.errors import LayoutError
+
+Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8-rowwise", "bf16-pure"]
+Activations = Literal["keep", "selective", "full", "budget"]
+Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev"]
+
+TWO_STAGES_A_RANK: frozenset[str] = frozenset({"zbv", "dualpipev"})
+MANY_STAGES_A_RANK: frozenset[str] = frozenset({"interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One model on one mesh.
+
+    >>> Layout(zero=3, tp=2).on(8)
+    Layout(zero=3, dp_replicate=1, dp_shard=4, tp=2)
+    >>> Layout(tp=3).on(8)
+    Traceback (most recent call last):
+    piledriver.engine.errors.LayoutError: 8 processes cannot be divided by pp 1 * cp 1 * tp 3 = 3. Fix: use 6 or 9 processes
+    """
+
+    zero: Literal[0, 1, 2, 3] = 0
+    """What data-parallel processes share out: 0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters."""
+    dp_replicate: int | None = None
+    """Groups that each hold a whole copy of what zero shares out; None: all that are left where zero is 0, else 1."""
+    dp_shard: int | None = None
+    """Processes that share one copy; None: all that are left where zero is 1 or more, else 1."""
+    tp: int = 1
+    """Processes that split each matrix."""
+    pp: int = 1
+    """Groups that each hold some of the blocks."""
+    cp: int = 1
+    """Processes that split each sequence."""
+    ep: int = 1
+    """Processes that split the experts among them."""
+
+    precision: Precision = "fp32"
+    """What is computed in. Weights stay fp32 (master weights) but in bf16-pure, which rounds stochastically."""
+    activations: Activations = "keep"
+    """What the backward finds: everything; what is dear to recompute; block inputs; or what fits the budget."""
+    activation_every: int = 1
+    """Recompute only every so many blocks."""
+    activation_budget: float = 0.5
+    """With `budget`: the share of the activations' bytes that may be kept."""
+    activation_offload: bool = False
+    """Keep saved activations in host memory until the backward needs them."""
+    offload: Literal["none", "optimizer", "parameters"] = "none"
+    """What lives in host memory: optimizer states, or these and the parameters."""
+
+    sequence_parallel: bool = True
+    """With tp: also split the norms' activations along the sequence."""
+    loss_parallel: bool = True
+    """With tp: keep the vocabulary of the logits split in the loss."""
+    cp_method: Literal["ring", "all-to-all"] = "ring"
+    """Pass keys and values round, or exchange sequence for heads."""
+    expert_capacity: float | None = None
+    """Rows an expert takes as a multiple of its even share; None drops nothing."""
+
+    microbatches: int | None = None
+    """With pp: parts that a batch is cut into; None: twice the stages."""
+    schedule: Schedule = "1f1b"
+    """With pp: the order of forwards and backwards."""
+    stages_per_rank: int | None = None
+    """With pp: stages that a rank holds; None: what the schedule asks for."""
+
+    compile: bool | None = None
+    """Compile each block; None: on GPUs."""
+    prefetch: int = 1
+    """With zero 3: blocks whose parameters are gathered ahead."""
+    debug: bool = False
+    """Check at apply time that the parallel model computes what the plain one does."""
+
+    def __post_init__(self) -> None:
+        for axis in ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "activation_every", "microbatches"):
+            size = getattr(self, axis)
+            if size is not None and size < 1:
+                raise LayoutError(f"{axis} is {size}", fix="sizes are 1 or more")
+        self._check_data_parallel()
+        self._check_stages()
+        if not 0.0 < self.activation_budget <= 1.0:
+            raise LayoutError(
+                f"activation_budget is {self.activation_budget}", fix="give the share to keep, above 0 and at most 1"
+            )
+
+    def _check_data_parallel(self) -> None:
+        if self.zero == 0 and (self.dp_shard or 1) > 1:
+            raise LayoutError(f"dp_shard {self.dp_shard} with zero 0 shares nothing out", fix="use zero 1, 2 or 3")
+        if self.offload != "none" and self.precision == "fp16" and self.zero == 0:
+            raise LayoutError("fp16 with offload needs unscaled gradients on the host", fix="use bf16")
+        if self.ep > 1 and self.zero in (1, 2):
+            raise LayoutError(
+                f"experts over ep {self.ep} with zero {self.zero}: they are not on every process", fix="use zero 0 or 3"
+            )
+
+    def _check_stages(self) -> None:
+        if self.pp == 1:
+            return
+        stages = self.stages_per_rank
+        if self.schedule in TWO_STAGES_A_RANK and stages not in (None, 2):
+            raise LayoutError(f"{self.schedule} holds 2 stages a rank, not {stages}", fix="leave stages_per_rank out")
+        if self.schedule in MANY_STAGES_A_RANK and stages == 1:
+            raise LayoutError(f"{self.schedule} needs 2 or more stages a rank", fix="raise it, or use schedule 1f1b")
+        if self.schedule in ("gpipe", "1f1b") and stages not in (None, 1):
+            raise LayoutError(f"{self.schedule} holds 1 stage a rank, not {stages}", fix="use interleaved-1f1b")
+
+    def on(self, world_size: int) -> Layout:
+        """The same layout with every size said, for so many processes."""
+        fixed = self.pp * self.cp * self.tp
+        left, rest = divmod(world_size, fixed)
+        if rest or left == 0:
+            below, above = world_size - rest, world_size - rest + fixed
+            choices = f"{below} or {above}" if below else f"{above}"
+            raise LayoutError(
+                f"{world_size} processes cannot be divided by pp {self.pp} * cp {self.cp} * tp {self.tp} = {fixed}",
+                fix=f"use {choices} processes",
+            )
+        replicate, shard = self._share(left)
+        if replicate * shard != left:
+            raise LayoutError(
+                f"dp_replicate {replicate} * dp_shard {shard} is not the {left} processes left of {world_size}",
+                fix=f"use dp_shard={left} and dp_replicate=1, or leave one of them out",
+            )
+        if (shard * self.cp if self.zero else left * self.cp) % self.ep:
+            size = shard * self.cp if self.zero else left * self.cp
+            nearest = max(n for n in range(1, min(self.ep, size) + 1) if size % n == 0)
+            raise LayoutError(f"ep {self.ep} does not divide the {size} processes it lives on", fix=f"use ep={nearest}")
+        return replace(self, dp_replicate=replicate, dp_shard=shard)
+
+    def _share(self, left: int) -> tuple[int, int]:
+        replicate, shard = self.dp_replicate, self.dp_shard
+        if replicate is None and shard is None:
+            return (1, left) if self.zero else (left, 1)
+        if replicate is None:
+            assert shard is not None
+            return max(left // shard, 1), shard
+        return replicate, shard if shard is not None else (max(left // replicate, 1) if self.zero else 1)
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages over all ranks."""
+        if self.pp == 1:
+            return 1
+        several = self.schedule in TWO_STAGES_A_RANK | MANY_STAGES_A_RANK
+        return self.pp * (self.stages_per_rank or (2 if several else 1))
+
+    @property
+    def data_size(self) -> int:
+        """How many different batches are read at once. Only of a layout with every size said."""
+        assert self.dp_replicate is not None
+        assert self.dp_shard is not None
+        return self.dp_replicate * self.dp_shard
+
+    def __repr__(self) -> str:
+        """Only what differs from the defaults: a layout is read more often than it is parsed."""
+        plain = {name: field.default for name, field in type(self).__dataclass_fields__.items()}
+        said = [f"{k}={v!r}" for k, v in to_mapping(self).items() if v != plain[k]]
+        return f"Layout({', '.join(said)})"

@@ -1,0 +1,99 @@
+"""The processes of a layout as device meshes: three views of the same ranks.
+
+Parameters that every token uses are laid over (pp, dp_replicate, dp_shard, tp), where dp_shard includes cp: processes
+that split a sequence hold the same parameters, so these may be shared out among them too. Experts are laid over (pp,
+dp_replicate, dp_shard / ep, ep, tp). Batches are read by (dp_replicate, dp_shard) and cut along the sequence by cp.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from piledriver.engine.layout import Layout
+
+
+@dataclass(frozen=True)
+class Meshes:
+    """Where this process stands in a layout. An axis of size 1 has a mesh of one process."""
+
+    layout: Layout
+    dense: DeviceMesh
+    """(pp, dp_replicate, dp_shard, tp): parameters that every token uses; dp_shard includes cp."""
+    batch: DeviceMesh
+    """(pp, dp_replicate, dp_shard, cp, tp): who reads which part of which batch."""
+    experts: DeviceMesh
+    """(pp, dp_replicate, dp_shard, ep, tp): experts; dp_shard * ep here are what share them out."""
+
+    @property
+    def tp(self) -> DeviceMesh:
+        """Processes that split each matrix."""
+        return self.dense["tp"]
+
+    @property
+    def pp(self) -> DeviceMesh:
+        """One process of each pipeline rank."""
+        return self.dense["pp"]
+
+    @property
+    def cp(self) -> DeviceMesh:
+        """Processes that split each sequence."""
+        return self.batch["cp"]
+
+    @property
+    def ep(self) -> DeviceMesh:
+        """Processes that split the experts."""
+        return self.experts["ep"]
+
+    @property
+    def shard(self) -> DeviceMesh:
+        """Over what dense parameters are averaged and shared out: one dimension, or (replicate, shard)."""
+        return (
+            self.dense["dp_replicate", "dp_shard"] if self.dense["dp_replicate"].size() > 1 else self.dense["dp_shard"]
+        )
+
+    @property
+    def expert_shard(self) -> DeviceMesh:
+        """The same for experts."""
+        hybrid = self.experts["dp_replicate"].size() > 1
+        return self.experts["dp_replicate", "dp_shard"] if hybrid else self.experts["dp_shard"]
+
+    @property
+    def data_rank(self) -> int:
+        """Which of the `layout.data_size` batches this process reads."""
+        _, replicate, shard, _, _ = self._place()
+        return replicate * self.batch["dp_shard"].size() + shard
+
+    def _place(self) -> tuple[int, ...]:
+        place = self.batch.get_coordinate()
+        assert place is not None
+        return tuple(place)
+
+
+def make_meshes(layout: Layout, device_type: str) -> Meshes:
+    """The meshes of a layout on the processes that are connected. All processes must call this together."""
+    layout = layout.on(dist.get_world_size())
+    assert layout.dp_replicate is not None
+    assert layout.dp_shard is not None
+    if layout.zero:
+        replicate, shard = layout.dp_replicate, layout.dp_shard * layout.cp
+    else:
+        # Nothing is shared out: processes of one sequence are copies of each other too.
+        replicate, shard = layout.dp_replicate * layout.cp, 1
+    over = replicate * shard if layout.zero == 0 else shard
+    expert_replicate = 1 if layout.zero == 0 else replicate
+    batch = (layout.pp, layout.dp_replicate, layout.dp_shard, layout.cp, layout.tp)
+    dense = (layout.pp, replicate, shard, layout.tp)
+    experts = (layout.pp, expert_replicate, over // layout.ep, layout.ep, layout.tp)
+    assert math.prod(batch) == math.prod(dense) == math.prod(experts)
+    device = torch.device(device_type).type
+    return Meshes(
+        layout,
+        init_device_mesh(device, dense, mesh_dim_names=("pp", "dp_replicate", "dp_shard", "tp")),
+        init_device_mesh(device, batch, mesh_dim_names=("pp", "dp_replicate", "dp_shard", "cp", "tp")),
+        init_device_mesh(device, experts, mesh_dim_names=("pp", "dp_replicate", "dp_shard", "ep", "tp")),
+    )
