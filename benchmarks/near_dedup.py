@@ -25,10 +25,10 @@ import numpy as np
 from corpus_texts import pieces
 
 from piledriver.corpus import ShardFileWriter, make_document, read_shards
-from piledriver.corpus.build import stages
-from piledriver.corpus.build.chunks import Chunk
-from piledriver.corpus.build.dedup import read_chunks
-from piledriver.corpus.build.tasks import Done, Task, run_task
+from piledriver.corpus.assembly import stages
+from piledriver.corpus.assembly.chunks import Chunk
+from piledriver.corpus.assembly.dedup import read_chunks
+from piledriver.corpus.assembly.tasks import Done, Task, run_task
 from piledriver.corpus.dedup.arrays import ArrayFile
 from piledriver.corpus.dedup.minhash import PRESETS
 from piledriver.corpus.words import Words

@@ -21,7 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Build and print what came out of every stage."""
-    from piledriver.corpus.build.build import build_corpus
+    from piledriver.corpus.assembly.build import build_corpus
     from piledriver.corpus.recipe import load_recipe
 
     recipe = load_recipe(args.recipe, args.overrides)

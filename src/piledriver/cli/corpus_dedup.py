@@ -24,7 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Deduplicate and print what went."""
     from piledriver.core.yaml_tree import parse_override
-    from piledriver.corpus.build.dedup import deduplicate
+    from piledriver.corpus.assembly.dedup import deduplicate
 
     settings = dict(map(parse_override, args.set))
     method = "near" if args.method == "minhash" else args.method

@@ -12,7 +12,7 @@ import torch
 
 from piledriver.core.config import from_mapping
 from piledriver.corpus import Document, read_shards
-from piledriver.corpus.build.build import build_corpus
+from piledriver.corpus.assembly.build import build_corpus
 from piledriver.corpus.recipe import Recipe
 from piledriver.data.token_set import TokenSet
 from piledriver.data.tokenize import tokenize_corpus

@@ -16,8 +16,8 @@ import xxhash
 from piledriver.core import storage
 from piledriver.core.config import from_mapping
 from piledriver.core.errors import PiledriverError
-from piledriver.corpus.build.chunks import DOCUMENTS, IDS, Dropped, write_chunk
-from piledriver.corpus.build.tasks import task_folder, work_of
+from piledriver.corpus.assembly.chunks import DOCUMENTS, IDS, Dropped, write_chunk
+from piledriver.corpus.assembly.tasks import task_folder, work_of
 from piledriver.corpus.dedup import clusters, near
 from piledriver.corpus.dedup.arrays import ArrayFile, write_arrays
 from piledriver.corpus.dedup.minhash import MinHashSettings

@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from piledriver.core.random import Stream
-from piledriver.corpus.build.chunks import DOCUMENTS, Chunk
-from piledriver.corpus.build.executors import Executor
-from piledriver.corpus.build.steps import ARRAYS, cluster_members
-from piledriver.corpus.build.tasks import Done, Task, task_folder, work_of
+from piledriver.corpus.assembly.chunks import DOCUMENTS, Chunk
+from piledriver.corpus.assembly.executors import Executor
+from piledriver.corpus.assembly.steps import ARRAYS, cluster_members
+from piledriver.corpus.assembly.tasks import Done, Task, task_folder, work_of
 from piledriver.corpus.dedup.arrays import ArrayFile, write_arrays
 from piledriver.corpus.document import to_line
 from piledriver.corpus.recipe import Recipe, source_name
@@ -30,7 +30,7 @@ from piledriver.corpus.shard_writer import ShardFileWriter
 
 UInt64Array = npt.NDArray[np.uint64]
 SPLITS = ("train", "validation", "test")
-_HERE = "piledriver.corpus.build.mix"
+_HERE = "piledriver.corpus.assembly.mix"
 _BINS = 1 << 12
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from piledriver.core.errors import ConfigError, UsageError
 from piledriver.corpus import read_shards
-from piledriver.corpus.build import stages
-from piledriver.corpus.build.build import build_corpus
+from piledriver.corpus.assembly import stages
+from piledriver.corpus.assembly.build import build_corpus
 from piledriver.corpus.document import Document
 from piledriver.corpus.filters.classifier import ClassifierSettings, train
 from piledriver.corpus.manifest import load_manifest, verify

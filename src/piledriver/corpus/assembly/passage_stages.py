@@ -8,17 +8,17 @@ from itertools import accumulate
 
 from piledriver.core import storage
 from piledriver.core.config import to_mapping
-from piledriver.corpus.build.chunks import Chunk
-from piledriver.corpus.build.executors import Executor
-from piledriver.corpus.build.stages import StageOutcome, chunked
-from piledriver.corpus.build.tasks import Task
+from piledriver.corpus.assembly.chunks import Chunk
+from piledriver.corpus.assembly.executors import Executor
+from piledriver.corpus.assembly.stages import StageOutcome, chunked
+from piledriver.corpus.assembly.tasks import Task
 from piledriver.corpus.dedup.contamination import DecontaminationSettings
 from piledriver.corpus.dedup.near import hash_ranges
 from piledriver.corpus.dedup.paragraphs import ParagraphSettings
 from piledriver.corpus.dedup.substring import SubstringSettings
 from piledriver.corpus.streams import local_files
 
-_PASSAGES = "piledriver.corpus.build.passages"
+_PASSAGES = "piledriver.corpus.assembly.passages"
 
 
 def decontaminate(executor: Executor, chunks: list[Chunk], settings: DecontaminationSettings) -> StageOutcome:

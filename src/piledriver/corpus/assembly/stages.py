@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from piledriver.core.errors import PiledriverError
-from piledriver.corpus.build.chunks import CHUNK_BYTES, Chunk, chunk_of, numbered
-from piledriver.corpus.build.executors import Executor
-from piledriver.corpus.build.tasks import Done, Task
+from piledriver.corpus.assembly.chunks import CHUNK_BYTES, Chunk, chunk_of, numbered
+from piledriver.corpus.assembly.executors import Executor
+from piledriver.corpus.assembly.tasks import Done, Task
 from piledriver.corpus.dedup.minhash import MinHashSettings
 from piledriver.corpus.dedup.near import hash_ranges
 from piledriver.corpus.extract import pieces_of
@@ -20,7 +20,7 @@ from piledriver.corpus.sources import resolve
 from piledriver.corpus.streams import local_files
 from piledriver.corpus.uses import by_content
 
-_STEPS = "piledriver.corpus.build.steps"
+_STEPS = "piledriver.corpus.assembly.steps"
 CHUNK_PIECES = 50_000
 CHECKSUM_BYTES, CHECKSUM_FILES = 1 << 28, 2_000
 T = TypeVar("T")

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from piledriver.core import storage
 from piledriver.core.config import from_mapping
 from piledriver.core.errors import PiledriverError
-from piledriver.corpus.build.chunks import Dropped, write_chunk
-from piledriver.corpus.build.steps import ARRAYS, arrays_of, documents_of, runs_of
-from piledriver.corpus.build.tasks import task_folder, work_of
+from piledriver.corpus.assembly.chunks import Dropped, write_chunk
+from piledriver.corpus.assembly.steps import ARRAYS, arrays_of, documents_of, runs_of
+from piledriver.corpus.assembly.tasks import task_folder, work_of
 from piledriver.corpus.dedup import contamination, substring
 from piledriver.corpus.dedup.arrays import ArrayFile, write_arrays
 from piledriver.corpus.dedup.contamination import DecontaminationSettings

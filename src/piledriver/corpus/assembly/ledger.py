@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from piledriver.core import storage
-from piledriver.corpus.build.chunks import DROPPED, read_dropped
-from piledriver.corpus.build.stages import StageOutcome
-from piledriver.corpus.build.tasks import task_folder
+from piledriver.corpus.assembly.chunks import DROPPED, read_dropped
+from piledriver.corpus.assembly.stages import StageOutcome
+from piledriver.corpus.assembly.tasks import task_folder
 from piledriver.corpus.ledger_reader import LEDGER
 
 _COLUMNS = ("id", "source", "stage", "reason", "detail", "kept", "origin")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from piledriver.core.errors import UnknownNameError
-from piledriver.corpus.build.build import check
-from piledriver.corpus.build.steps import licence_allowed
+from piledriver.corpus.assembly.build import check
+from piledriver.corpus.assembly.steps import licence_allowed
 from piledriver.corpus.recipe import load_recipe, shipped_recipes, source_name
 from piledriver.corpus.sources import SOURCES
 

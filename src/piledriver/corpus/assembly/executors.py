@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from piledriver.core.errors import MissingDependencyError, PiledriverError, UnknownNameError
-from piledriver.corpus.build.tasks import Done, Task, finished, run_task
+from piledriver.corpus.assembly.tasks import Done, Task, finished, run_task
 from piledriver.corpus.workers import Lost, Workers
 
-_RUN = "piledriver.corpus.build.tasks:run_task"
+_RUN = "piledriver.corpus.assembly.tasks:run_task"
 _ATTEMPTS = 3
 
 

@@ -16,9 +16,9 @@ import pytest
 
 from piledriver.core.errors import ConfigError, PiledriverError, UnknownNameError, UsageError
 from piledriver.corpus import read_shards
-from piledriver.corpus.build import chunks
-from piledriver.corpus.build.build import build_corpus
-from piledriver.corpus.build.tasks import Task, run_task
+from piledriver.corpus.assembly import chunks
+from piledriver.corpus.assembly.build import build_corpus
+from piledriver.corpus.assembly.tasks import Task, run_task
 from piledriver.corpus.manifest import load_manifest, verify
 from piledriver.corpus.recipe import load_recipe
 
@@ -119,8 +119,8 @@ def test_the_ledger_names_every_document_that_went_and_what_was_kept(
 
 _BUILD = """
 import sys
-from piledriver.corpus.build import stages
-from piledriver.corpus.build.build import build_corpus
+from piledriver.corpus.assembly import stages
+from piledriver.corpus.assembly.build import build_corpus
 from piledriver.corpus.recipe import load_recipe
 stages.CHUNK_BYTES = 20_000
 build_corpus(load_recipe(sys.argv[1]), sys.argv[2], workers=2)
@@ -249,11 +249,11 @@ def test_two_builds_do_not_write_one_corpus(place: Path, tmp_path: Path) -> None
 
 
 def test_a_task_runs_once_and_its_folder_is_whole(tmp_path: Path) -> None:
-    task = Task("tests.corpus.build.test_build:write_then_fail", {"fail": True})
+    task = Task("tests.corpus.assembly.test_build:write_then_fail", {"fail": True})
     with pytest.raises(RuntimeError):
         run_task((str(tmp_path), task))
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-    good = Task("tests.corpus.build.test_build:write_then_fail", {"fail": False})
+    good = Task("tests.corpus.assembly.test_build:write_then_fail", {"fail": False})
     done = run_task((str(tmp_path), good))
     assert run_task((str(tmp_path), good)) == done
     assert good.key != task.key

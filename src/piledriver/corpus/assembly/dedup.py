@@ -13,13 +13,13 @@ from typing import Any
 from piledriver.core import storage
 from piledriver.core.errors import PiledriverError, UsageError
 from piledriver.core.progress import progress
-from piledriver.corpus.build.build import WORK, Counted, account, alone, over_all
-from piledriver.corpus.build.chunks import Chunk, write_chunk
-from piledriver.corpus.build.executors import Executor, executor
-from piledriver.corpus.build.ledger import write_ledger
-from piledriver.corpus.build.publish import versions
-from piledriver.corpus.build.stages import StageOutcome, chunked
-from piledriver.corpus.build.tasks import Task, remove_leftovers
+from piledriver.corpus.assembly.build import WORK, Counted, account, alone, over_all
+from piledriver.corpus.assembly.chunks import Chunk, write_chunk
+from piledriver.corpus.assembly.executors import Executor, executor
+from piledriver.corpus.assembly.ledger import write_ledger
+from piledriver.corpus.assembly.publish import versions
+from piledriver.corpus.assembly.stages import StageOutcome, chunked
+from piledriver.corpus.assembly.tasks import Task, remove_leftovers
 from piledriver.corpus.manifest import MANIFEST, Manifest
 from piledriver.corpus.recipe import StageEntry
 from piledriver.corpus.shard_reader import count_documents, read_shards, shard_paths

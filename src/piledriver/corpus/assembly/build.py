@@ -16,14 +16,14 @@ from typing import Any
 from piledriver.core.config import to_mapping
 from piledriver.core.errors import PiledriverError, UnknownNameError, UsageError
 from piledriver.core.progress import Progress, progress
-from piledriver.corpus.build import passage_stages, stages
-from piledriver.corpus.build.chunks import Chunk, numbered
-from piledriver.corpus.build.executors import Executor, executor
-from piledriver.corpus.build.ledger import write_ledger
-from piledriver.corpus.build.mix import mix
-from piledriver.corpus.build.publish import publish, versions
-from piledriver.corpus.build.stages import InputFile, StageOutcome
-from piledriver.corpus.build.tasks import Done, remove_leftovers
+from piledriver.corpus.assembly import passage_stages, stages
+from piledriver.corpus.assembly.chunks import Chunk, numbered
+from piledriver.corpus.assembly.executors import Executor, executor
+from piledriver.corpus.assembly.ledger import write_ledger
+from piledriver.corpus.assembly.mix import mix
+from piledriver.corpus.assembly.publish import publish, versions
+from piledriver.corpus.assembly.stages import InputFile, StageOutcome
+from piledriver.corpus.assembly.tasks import Done, remove_leftovers
 from piledriver.corpus.manifest import MANIFEST, Manifest
 from piledriver.corpus.recipe import Recipe, StageEntry, source_name
 from piledriver.corpus.sources import resolve

@@ -13,7 +13,7 @@ import yaml
 
 from piledriver.cli.main import main
 from piledriver.corpus import read_shards
-from piledriver.corpus.build.build import build_corpus
+from piledriver.corpus.assembly.build import build_corpus
 from piledriver.corpus.card import card_facts
 from piledriver.corpus.card_page import page
 from piledriver.corpus.card_readme import header, readme, size_category

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import zstandard
 
-from piledriver.corpus.build.tasks import Done, task_folder
+from piledriver.corpus.assembly.tasks import Done, task_folder
 from piledriver.corpus.dedup.arrays import write_arrays
 from piledriver.corpus.document import Document
 from piledriver.corpus.shard_reader import read_shards

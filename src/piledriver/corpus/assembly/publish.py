@@ -8,8 +8,8 @@ from importlib import metadata
 from typing import Any
 
 from piledriver.core import storage
-from piledriver.corpus.build.chunks import DOCUMENTS
-from piledriver.corpus.build.tasks import Done
+from piledriver.corpus.assembly.chunks import DOCUMENTS
+from piledriver.corpus.assembly.tasks import Done
 
 # What the bytes of a corpus depend on besides the recipe and the raw files.
 _VERSIONED = ("piledriver", "zstandard", "numpy", "lxml", "resiliparse", "ftfy")
