@@ -1,0 +1,59 @@
+"""Which modules are the blocks of a model: the units that are sharded, recomputed, compiled and cut into stages."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from piledriver.models import Transformer
+
+# A list that holds less than this share of what the largest one holds (a stack of heads, say) is not one of blocks.
+_SMALLEST_SHARE = 0.1
+
+
+def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The repeated modules of a model by name, in order; empty where nothing repeats.
+
+    Of our models the blocks; of others the members of the outermost lists of modules of one class (`model.layers` of
+    Hugging Face models; of both halves where there are an encoder and a decoder).
+
+    >>> list(blocks_of(nn.Sequential(nn.Embedding(9, 4), nn.Sequential(*(nn.Linear(4, 4) for _ in range(2))))))
+    ['1.0', '1.1']
+    """
+    stacks = [
+        {f"{name}.blocks.{key}".lstrip("."): block for key, block in module.blocks.items()}
+        for name, module in model.named_modules()
+        if isinstance(module, Transformer)
+    ]
+    if not stacks:
+        stacks = _stacks(model)
+    sizes = [sum(p.numel() for block in stack.values() for p in block.parameters()) for stack in stacks]
+    return {
+        name: block
+        for stack, size in zip(stacks, sizes, strict=True)
+        if size and size >= _SMALLEST_SHARE * max(sizes)
+        for name, block in stack.items()
+    }
+
+
+def _stacks(model: nn.Module) -> list[dict[str, nn.Module]]:
+    """The outermost lists of modules of one class, each as names to members."""
+    found: list[dict[str, nn.Module]] = []
+    inside: tuple[str, ...] = ()
+    for name, module in model.named_modules():
+        if (inside and name.startswith(inside)) or not _is_stack(module):
+            continue
+        found.append({f"{name}.{key}".lstrip("."): member for key, member in module.named_children()})
+        inside = (*inside, f"{name}." if name else "")
+    return found
+
+
+def _is_stack(module: nn.Module) -> bool:
+    if not isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+        return False
+    members = dict(module.named_children())
+    if not all(key.isdigit() for key in members) or len({type(member) for member in members.values()}) != 1:
+        return False
+    # A list of one (what a stage holds) is a stack where its member is made of parts, as blocks are.
+    return len(members) > 1 or (
+        not isinstance(module, nn.Sequential) and any(True for member in members.values() for _ in member.children())
+    )
