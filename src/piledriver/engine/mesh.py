@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,9 +20,13 @@ from piledriver.engine.layout import Layout
 
 @dataclass(frozen=True)
 class Meshes:
-    """Where this process stands in a layout. An axis of size 1 has a mesh of one process."""
+    """Where this process stands in a layout. An axis of size 1 has a mesh of one process.
+
+    A process that is alone has no process group and so no meshes: steps look at the layout's sizes before they ask.
+    """
 
     layout: Layout
+    device_type: str
     dense: DeviceMesh
     """(pp, dp_replicate, dp_shard, tp): parameters that every token uses; dp_shard includes cp."""
     batch: DeviceMesh
@@ -63,8 +68,32 @@ class Meshes:
         return self.experts["dp_replicate", "dp_shard"] if hybrid else self.experts["dp_shard"]
 
     @property
+    def alone(self) -> bool:
+        """Whether there is one process and so nothing to talk to."""
+        return self.dense is None
+
+    @property
+    def averaged(self) -> list[DeviceMesh]:
+        """The axes over which gradients of dense parameters are averaged, the sharing one first."""
+        axes = [] if self.alone else [self.dense["dp_shard"], self.dense["dp_replicate"]]
+        return [axis for axis in axes if axis.size() > 1]
+
+    @property
+    def experts_averaged(self) -> list[DeviceMesh]:
+        """The same for experts: processes that hold the same ones."""
+        axes = [] if self.alone else [self.experts["dp_shard"], self.experts["dp_replicate"]]
+        return [axis for axis in axes if axis.size() > 1]
+
+    @property
+    def averaged_over(self) -> int:
+        """How many processes hold parts of the data that one gradient is the mean of."""
+        return 1 if self.alone else self.dense["dp_shard"].size() * self.dense["dp_replicate"].size()
+
+    @property
     def data_rank(self) -> int:
         """Which of the `layout.data_size` batches this process reads."""
+        if self.alone:
+            return 0
         _, replicate, shard, _, _ = self._place()
         return replicate * self.batch["dp_shard"].size() + shard
 
@@ -76,6 +105,10 @@ class Meshes:
 
 def make_meshes(layout: Layout, device_type: str) -> Meshes:
     """The meshes of a layout on the processes that are connected. All processes must call this together."""
+    device = torch.device(device_type).type
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        nothing: Any = None
+        return Meshes(layout.on(1), device, nothing, nothing, nothing)
     layout = layout.on(dist.get_world_size())
     assert layout.dp_replicate is not None
     assert layout.dp_shard is not None
@@ -90,9 +123,9 @@ def make_meshes(layout: Layout, device_type: str) -> Meshes:
     dense = (layout.pp, replicate, shard, layout.tp)
     experts = (layout.pp, expert_replicate, over // layout.ep, layout.ep, layout.tp)
     assert math.prod(batch) == math.prod(dense) == math.prod(experts)
-    device = torch.device(device_type).type
     return Meshes(
         layout,
+        device,
         init_device_mesh(device, dense, mesh_dim_names=("pp", "dp_replicate", "dp_shard", "tp")),
         init_device_mesh(device, batch, mesh_dim_names=("pp", "dp_replicate", "dp_shard", "cp", "tp")),
         init_device_mesh(device, experts, mesh_dim_names=("pp", "dp_replicate", "dp_shard", "ep", "tp")),
