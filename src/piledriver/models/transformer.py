@@ -96,10 +96,26 @@ class Transformer(nn.Module):
         positions: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """What enters the output layer, and the mean load balance of the experts where there are any."""
-        time = tokens.shape[1]
+        x, balances = self.run(tokens, masks=masks, cache=cache, positions=positions)
+        return x, torch.stack(balances).mean() if balances else None
+
+    def run(
+        self,
+        tokens: Tensor,
+        *,
+        time: int | None = None,
+        masks: Masks | None = None,
+        cache: KVCache | None = None,
+        positions: Tensor | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """What the parts that are here make of tokens or hidden states, and the load balance of each block's experts.
+
+        `time` is the length of the whole sequence where the states given are only a part of it.
+        """
+        time = tokens.shape[1] if time is None else time
         self._check(time, cache, positions)
         if masks is None:
-            masks = self._default_masks(tokens, cache, positions)
+            masks = self._default_masks(time, tokens.device, cache, positions)
         x = self._embed(tokens, masks.positions)
         rotary = None if self.rotary is None else self.rotary(time, masks.positions)
         balances: list[Tensor] = []
@@ -111,7 +127,7 @@ class Transformer(nn.Module):
             x = self.norm(x)
             if self.config.mup_base_dim is not None:
                 x = x / self.config.width_multiplier
-        return x, torch.stack(balances).mean() if balances else None
+        return x, balances
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The output layer on hidden states."""
@@ -151,9 +167,9 @@ class Transformer(nn.Module):
             x = x + self.position_embedding(places)
         return x if self.compute_dtype is None else x.to(self.compute_dtype)
 
-    def _default_masks(self, tokens: Tensor, cache: KVCache | None, positions: Tensor | None) -> Masks:
+    def _default_masks(self, time: int, device: torch.device, cache: KVCache | None, positions: Tensor | None) -> Masks:
         if cache is None or positions is None:
-            return make_masks(self.config, tokens.shape[1], tokens.device)
+            return make_masks(self.config, time, device)
         windows = {cast(Block, block).window for block in self.blocks.values()}
         made = {w: Mask(dense=cache_mask(self.config, positions, cache.length, w)) for w in windows}
         windowed = next((mask for window, mask in made.items() if window is not None), Mask())
