@@ -6,6 +6,8 @@ even split of the rows over devices gives each whole groups, and GPT-NeoX's own 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -29,6 +31,8 @@ class Attention(nn.Module):
         self.qkv = Linear(config.dim, config.kv_heads * (self.group + 2) * config.head_dim, bias=config.qkv_bias)
         self.out = Linear(config.heads * config.head_dim, config.dim, bias=config.out_bias)
         self.q_norm, self.k_norm = _qk_norms(config)
+        # Whoever holds only some of the heads, or of the sequence, on this device puts another kernel here.
+        self.kernel: Callable[..., Tensor] = attend
 
     def forward(
         self,
@@ -54,7 +58,7 @@ class Attention(nn.Module):
         if cache is not None:
             assert positions is not None
             k, v = cache.put(self.layer, k, v, positions)
-        out = attend(
+        out = self.kernel(
             q,
             k,
             v,

@@ -60,7 +60,7 @@ def linear_cross_entropy(
     """
     hidden, targets = hidden.flatten(0, -2), targets.flatten()
     grad = torch.is_grad_enabled()
-    total, cross_entropy, squares, _, _ = _chunked_loss(
+    total, entropy, squares, _, _ = _chunked_loss(
         hidden,
         weight,
         targets,
@@ -72,7 +72,7 @@ def linear_cross_entropy(
         grad and weight.requires_grad,
     )
     tokens = (targets != ignore_index).sum()
-    return LossSums(total, cross_entropy.detach(), squares.detach(), torch.zeros_like(total).detach(), tokens)
+    return LossSums(total, entropy.detach(), squares.detach(), torch.zeros_like(total).detach(), tokens)
 
 
 def plain_cross_entropy(
@@ -89,13 +89,33 @@ def plain_cross_entropy(
     logits = F.linear(hidden.flatten(0, -2), weight.to(hidden.dtype)).float()
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
-    total = cross_entropy = F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction="sum")
+    total = entropy = F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction="sum")
     squares = torch.zeros_like(total)
     if z_loss:
         squares = torch.where(targets != ignore_index, logits.logsumexp(dim=-1).square(), 0.0).sum()
         total = total + z_loss * squares
     tokens = (targets != ignore_index).sum()
-    return LossSums(total, cross_entropy.detach(), squares.detach(), torch.zeros_like(total).detach(), tokens)
+    return LossSums(total, entropy.detach(), squares.detach(), torch.zeros_like(total).detach(), tokens)
+
+
+def cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    chunk_tokens: int | None = None,
+) -> LossSums:
+    """In chunks, or by the book where `chunk_tokens` is 0."""
+    if chunk_tokens == 0:
+        return plain_cross_entropy(hidden, weight, targets, z_loss=z_loss, softcap=softcap)
+    return linear_cross_entropy(hidden, weight, targets, z_loss=z_loss, softcap=softcap, chunk_tokens=chunk_tokens)
+
+
+def project(hidden: Tensor, weight: Tensor) -> Tensor:
+    """Logits before their cap, in the dtype of `hidden`."""
+    return F.linear(hidden, weight.to(hidden.dtype))
 
 
 @torch.no_grad()
@@ -176,8 +196,8 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     d_hidden = torch.empty_like(hidden) if hidden_grad else hidden.new_empty(0)
     d_weight = torch.empty_like(weight) if weight_grad else weight.new_empty(0)
-    total, cross_entropy, squares = (hidden.new_empty((), dtype=torch.float32) for _ in range(3))
-    return total, cross_entropy, squares, d_hidden, d_weight
+    total, entropy, squares = (hidden.new_empty((), dtype=torch.float32) for _ in range(3))
+    return total, entropy, squares, d_hidden, d_weight
 
 
 @register_flop_formula(torch.ops.piledriver.linear_cross_entropy)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from piledriver.models.config import ModelConfig
+from piledriver.models.gated import can_fuse, gated_linear
 from piledriver.models.layers import Linear, activate
 
 
@@ -30,8 +32,17 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., dim] to [..., dim]."""
-        out: Tensor = self.down(gate(self.gate_up(x), self.activation, self.block))
+        gate_up = self.gate_up(x)
+        if self._can_fuse(gate_up):
+            return gated_linear(gate_up, self.down.weight.to(gate_up.dtype), self.block)
+        out: Tensor = self.down(gate(gate_up, self.activation, self.block))
         return out
+
+    def _can_fuse(self, gate_up: Tensor) -> bool:
+        """Whether `down` is a plain product here: no bias, not split over processes, nobody listening to it."""
+        down = self.down
+        plain = down.bias is None and "forward" not in vars(down) and not down._forward_hooks
+        return plain and not isinstance(down.weight, DTensor) and can_fuse(gate_up, self.activation)
 
 
 class PlainMLP(nn.Module):

@@ -6,6 +6,7 @@ to travel to the host and the whole block compiles.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -35,6 +36,8 @@ class Router(nn.Module):
         super().__init__()
         self.settings = settings
         self.score = Linear(dim, settings.experts, bias=False)
+        # Where the tokens of a batch lie on several devices, this makes their means those of the whole batch.
+        self.average: Callable[[Tensor], Tensor] = _as_it_is
 
     def forward(self, x: Tensor) -> Routing:
         """[tokens, dim] to a routing; softmax and balance in fp32."""
@@ -46,7 +49,8 @@ class Router(nn.Module):
         share = torch.zeros(experts, device=x.device).scatter_add(
             0, chosen.flatten(), torch.ones_like(weights).flatten()
         )
-        balance = experts * (share / chosen.numel() * probabilities.mean(dim=0)).sum()
+        share, probability = self.average(share / chosen.numel()), self.average(probabilities.mean(dim=0))
+        balance = experts * (share * probability).sum()
         return Routing(chosen, weights, balance)
 
 
@@ -56,6 +60,7 @@ class Experts(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         assert config.moe is not None
+        self.count = config.moe.experts
         self.activation, self.block, self.gated = config.activation, config.gate_block, config.mlp == "gated"
         rows = 2 * config.mlp_dim if self.gated else config.mlp_dim
         self.gate_up = nn.Parameter(torch.empty(config.moe.experts, rows, config.dim))
@@ -76,17 +81,32 @@ class MoE(nn.Module):
         assert config.moe is not None
         self.router = Router(config.dim, config.moe)
         self.experts = Experts(config)
+        # Where experts lie on several devices, this carries the tokens there and back.
+        self.visit: Callable[[Experts, Tensor, Routing], Tensor] = visit
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[batch, time, dim] to the same, and how uneven the load was."""
         tokens = x.flatten(0, 1)
         routing = self.router(tokens)
-        slots, ends, size = place(routing.experts, self.router.settings.experts)
-        copies = tokens.repeat_interleave(routing.experts.shape[1], dim=0)
-        buffer = tokens.new_zeros(size, tokens.shape[1]).index_copy(0, slots, copies)
-        done = self.experts(buffer, ends)[slots].unflatten(0, routing.experts.shape)
-        mixed = (done * routing.weights.to(done.dtype).unsqueeze(-1)).sum(dim=1)
-        return mixed.view_as(x), routing.balance
+        return self.visit(self.experts, tokens, routing).view_as(x), routing.balance
+
+
+def visit(experts: Experts, tokens: Tensor, routing: Routing) -> Tensor:
+    """Every token through its experts: [tokens, dim] to the weighted sum of what they made of it."""
+    slots, ends, size = place(routing.experts, experts.count)
+    copies = tokens.repeat_interleave(routing.experts.shape[1], dim=0)
+    buffer = tokens.new_zeros(size, tokens.shape[1]).index_copy(0, slots, copies)
+    return mix(experts(buffer, ends)[slots], routing)
+
+
+def mix(done: Tensor, routing: Routing) -> Tensor:
+    """The weighted sum over the choices of each token of [tokens * k, dim]."""
+    done = done.unflatten(0, routing.experts.shape)
+    return (done * routing.weights.to(done.dtype).unsqueeze(-1)).sum(dim=1)
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
 
 
 def place(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, int]:

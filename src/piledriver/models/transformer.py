@@ -7,10 +7,10 @@ states in place of tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast, overload
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from piledriver.core.errors import UsageError
@@ -19,7 +19,7 @@ from piledriver.models.cache import KVCache
 from piledriver.models.config import ModelConfig
 from piledriver.models.initialise import initialise
 from piledriver.models.layers import Embedding, Linear, make_norm
-from piledriver.models.loss import LossSums, linear_cross_entropy, plain_cross_entropy
+from piledriver.models.loss import LossSums, cross_entropy, project
 from piledriver.models.masks import Mask, Masks, cache_mask, make_masks
 from piledriver.models.rotary import Rotary
 
@@ -49,6 +49,9 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleDict({str(layer): Block(config, layer) for layer in range(config.layers)})
         self.norm: nn.Module | None = make_norm(config)
         self.head: nn.Module | None = None if config.tied else Linear(config.dim, config.vocab_size, bias=False)
+        # Whoever splits the vocabulary, or the sequence, over devices puts other functions here.
+        self.project: Callable[[Tensor, Tensor], Tensor] = project
+        self.cross_entropy: Callable[..., LossSums] = cross_entropy
         if not any(parameter.is_meta for parameter in self.parameters()):
             initialise(self, seed)
 
@@ -131,19 +134,20 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The output layer on hidden states."""
-        logits = F.linear(hidden, self.output_weight().to(hidden.dtype))
+        logits = self.project(hidden, self.output_weight())
         cap = self.config.logit_softcap
         return logits if cap is None else (cap * torch.tanh(logits.float() / cap)).to(logits.dtype)
 
     def loss(self, hidden: Tensor, targets: Tensor, balance: Tensor | None = None) -> LossSums:
         """Loss sums of hidden states, in chunks unless `chunk_tokens` is 0."""
-        weight, cap = self.output_weight(), self.config.logit_softcap
-        if self.chunk_tokens == 0:
-            sums = plain_cross_entropy(hidden, weight, targets, z_loss=self.z_loss, softcap=cap)
-        else:
-            sums = linear_cross_entropy(
-                hidden, weight, targets, z_loss=self.z_loss, softcap=cap, chunk_tokens=self.chunk_tokens
-            )
+        sums = self.cross_entropy(
+            hidden,
+            self.output_weight(),
+            targets,
+            z_loss=self.z_loss,
+            softcap=self.config.logit_softcap,
+            chunk_tokens=self.chunk_tokens,
+        )
         if balance is None or self.config.moe is None:
             return sums
         # Times the tokens, so that one division by all tokens gives the token-weighted mean over processes.
