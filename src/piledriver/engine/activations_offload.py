@@ -1,0 +1,179 @@
+"""Saved activations wait in host memory: out while later blocks compute, back one block before they are needed.
+
+Copies run on a stream of their own through pinned memory, so they cost no time as long as a block computes longer than
+its activations travel. A tensor that a block saves several times travels once; small ones, and parameters with their
+casts and transposes, stay where they are.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from piledriver.optim.shards import local
+
+# Below this a copy costs more in launching than it frees.
+SMALLEST_BYTES = 1 << 20
+
+# Nodes through which a parameter's cast or transpose leads back to the parameter.
+_SAME_VALUES = ("TBackward0", "TransposeBackward0", "PermuteBackward0", "ToCopyBackward0", "ViewBackward0")
+
+
+class Shelf:
+    """The host memory of one model's blocks."""
+
+    def __init__(self, smallest_bytes: int | None = None) -> None:
+        self.smallest_bytes = SMALLEST_BYTES if smallest_bytes is None else smallest_bytes
+        self.bytes_offloaded = 0
+        """Since the shelf was made."""
+        self.newest: weakref.ref[Box] | None = None
+        """The box that the backward will ask for first."""
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def stream(self, device: torch.device) -> torch.cuda.Stream | None:
+        """The stream of copies of a device; None on the CPU, where a copy is a copy."""
+        if device.type != "cuda":
+            return None
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._streams[device]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Shelf:
+        memo[id(self)] = made = Shelf(self.smallest_bytes)
+        return made
+
+
+class KeepOnHost:
+    """A forward whose saved tensors go to the shelf. `first` says that no block of this forward came before."""
+
+    stays_outside_compiled = True
+
+    def __init__(self, forward: Callable[..., Any], shelf: Shelf, *, first: bool = False) -> None:
+        self.forward, self.shelf, self.first = forward, shelf, first
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self.forward(*args, **kwargs)
+        box = Box(self.shelf, None if self.first else self.shelf.newest)
+        with torch.autograd.graph.saved_tensors_hooks(box.pack, _unpack):
+            out = self.forward(*args, **kwargs)
+        box.close()
+        return out
+
+
+class Box:
+    """What one block saved in one forward. Only the graph holds its entries, so what the backward has used is freed."""
+
+    def __init__(self, shelf: Shelf, before: weakref.ref[Box] | None) -> None:
+        self.shelf, self.before = shelf, before
+        self.entries: list[weakref.ref[Entry]] = []
+        self._packed: dict[Any, tuple[StorageWeakRef, Entry]] = {}
+
+    def pack(self, tensor: Tensor) -> Tensor | Packed:
+        """Put a saved tensor on the shelf, unless it should stay."""
+        if tensor.layout != torch.strided or is_of_parameter(tensor):
+            return tensor
+        part = local(tensor.detach())
+        size = part.numel() * part.element_size()
+        if size < self.shelf.smallest_bytes or any(
+            step == 0 and length > 1 for step, length in zip(part.stride(), part.shape, strict=True)
+        ):
+            return tensor
+        storage = part.untyped_storage()
+        key = (storage._cdata, part.storage_offset(), part.shape, part.stride(), part.dtype, tensor._version)
+        known = self._packed.get(key)
+        if known is None or known[0].expired():  # type: ignore[no-untyped-call]
+            known = (StorageWeakRef(storage), Entry(self, part))  # type: ignore[no-untyped-call]
+            self._packed[key] = known
+            self.entries.append(weakref.ref(known[1]))
+            self.shelf.bytes_offloaded += size
+        return Packed(known[1], tensor._spec if isinstance(tensor, DTensor) else None)
+
+    def close(self) -> None:
+        """The forward is over: nothing of it can be saved again."""
+        if self.entries:
+            self.shelf.newest = weakref.ref(self)
+        self._packed.clear()
+
+    def fetch(self) -> None:
+        """Begin to bring back what the graph still holds."""
+        for reference in self.entries:
+            entry = reference()
+            if entry is not None:
+                entry.fetch()
+
+
+class Entry:
+    """One tensor in host memory."""
+
+    def __init__(self, box: Box, tensor: Tensor) -> None:
+        self.box, self.device = box, tensor.device
+        self.back: Tensor | None = None
+        self._ready: torch.cuda.Event | None = None
+        stream = box.shelf.stream(tensor.device)
+        if stream is None:
+            self.host = tensor.clone()
+            return
+        # Strides as they are, where the tensor is dense.
+        self.host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        stream.wait_stream(torch.cuda.current_stream(tensor.device))
+        with torch.cuda.stream(stream):
+            self.host.copy_(tensor, non_blocking=True)
+        # The memory may be used again only when the copy is over.
+        tensor.record_stream(stream)
+
+    def fetch(self) -> None:
+        """Begin to bring it back."""
+        if self.back is not None:
+            return
+        stream = self.box.shelf.stream(self.device)
+        if stream is None:
+            self.back = self.host
+            return
+        with torch.cuda.stream(stream):
+            self.back = self.host.to(self.device, non_blocking=True)
+            self._ready = stream.record_event()
+
+    def take(self) -> Tensor:
+        """The tensor on its device; begins to fetch the rest of its block and the block before."""
+        self.box.fetch()
+        before = self.box.before() if self.box.before is not None else None
+        self.box.before = None
+        if before is not None:
+            before.fetch()
+        assert self.back is not None
+        if self._ready is not None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(self._ready)
+            self.back.record_stream(current)
+        return self.back
+
+
+class Packed:
+    """What the graph holds in place of a tensor; several may share one entry."""
+
+    def __init__(self, entry: Entry, spec: Any) -> None:
+        self.entry, self.spec = entry, spec
+
+
+def _unpack(packed: Tensor | Packed) -> Tensor:
+    if isinstance(packed, Tensor):
+        return packed
+    part = packed.entry.take()
+    return part if packed.spec is None else DTensor(part, packed.spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+def is_of_parameter(tensor: Tensor) -> bool:
+    """Whether a saved tensor is a parameter, a view of one, or a cast or transpose of one."""
+    if isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter):
+        return True
+    node: Any = tensor.grad_fn
+    while node is not None and node.name() in _SAME_VALUES and node.next_functions:
+        node = node.next_functions[0][0]
+    return node is not None and node.name() == "torch::autograd::AccumulateGrad"

@@ -1,0 +1,165 @@
+"""Every activation policy gives the same gradients, bit for bit, and keeps as little as it promises."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from piledriver.engine import activations_offload
+from piledriver.engine.activations import save_activations
+from piledriver.engine.activations_budget import budget_of
+from piledriver.engine.activations_bytes import HeldBytes
+from piledriver.engine.activations_offload import KeepOnHost
+from piledriver.engine.blocks import blocks_of
+from piledriver.engine.errors import LayoutError
+from piledriver.engine.layout import Layout
+
+LAYERS = 4
+
+
+class Block(nn.Module):
+    """Attention and a gated MLP, with dropout, whose randomness a recomputation must repeat."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, 4, -1)).movedim(-3, 0).transpose(-3, -2)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + scale * self.dropout(self.out(attended.transpose(-3, -2).flatten(-2)))
+        up: Tensor = self.up(x)
+        return x + self.dropout(self.down(nn.functional.silu(up) * up.sigmoid()))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(Block(32) for _ in range(LAYERS))
+        self.head = nn.Linear(32, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, scale=0.5)
+        out: Tensor = self.head(x)
+        return out.square().mean()
+
+
+BATCH = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(1))
+
+
+def train(layout: Layout, model: nn.Module | None = None) -> tuple[list[Tensor], int]:
+    """Gradients of the second of two steps, and the bytes held between its forward and its backward."""
+    model = Model() if model is None else model
+    save_activations(model, None, layout)
+    torch.manual_seed(3)
+    for _ in range(2):
+        model.zero_grad()
+        with HeldBytes() as held:
+            loss = model(BATCH)
+        count = held.count()
+        loss.backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None], count
+
+
+@functools.cache
+def kept() -> tuple[list[Tensor], int]:
+    return train(Layout())
+
+
+def of(**settings: Any) -> tuple[list[Tensor], int]:
+    return train(Layout(**settings))
+
+
+POLICIES = {
+    "full": ({"activations": "full"}, 0.03, 0.08),
+    "every second": ({"activations": "full", "activation_every": 2}, 0.50, 0.56),
+    "selective": ({"activations": "selective"}, 0.30, 0.70),
+    "half": ({"activations": "budget", "activation_budget": 0.56}, 0.50, 0.56),
+    "a third": ({"activations": "budget", "activation_budget": 0.34}, 0.25, 0.34),
+    "all": ({"activations": "budget", "activation_budget": 1.0}, 1.0, 1.0),
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_same_gradients_with_fewer_bytes(policy: str) -> None:
+    settings, least, most = POLICIES[policy]
+    gradients, held = of(**settings)
+    expected, everything = kept()
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(gradients, expected, strict=True))
+    assert least <= held / everything <= most, held / everything
+
+
+def test_a_budget_says_what_it_will_keep() -> None:
+    model = Model()
+    _, held = train(Layout(activations="budget", activation_budget=0.4), model)
+    budget = budget_of(model)
+    assert budget is not None
+    assert len(budget.recomputed) == 3
+    # The model holds a little outside its blocks, which no budget is over.
+    assert held / kept()[1] == pytest.approx(budget.predicted_share, abs=0.01)
+    assert "3 of 4 blocks are recomputed" in str(budget)
+    assert budget_of(Model()) is None
+
+
+def test_names_stay_and_copies_are_their_own() -> None:
+    model = Model()
+    names, plain = list(model.state_dict()), repr(model)
+    save_activations(model, None, Layout(activations="full", activation_offload=True))
+    assert list(model.state_dict()) == names
+    assert repr(model) == plain
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    other(BATCH).backward()
+    assert other(BATCH).item() == 0.0
+    assert model(BATCH).item() != 0.0
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("activations", ["keep", "full", "selective"])
+def test_saved_tensors_go_to_the_host_once_and_parameters_stay(
+    activations: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activations_offload, "SMALLEST_BYTES", 1)
+    model = Model()
+    gradients, _ = train(Layout(activations=activations, activation_offload=True), model)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(gradients, kept()[0], strict=True))
+    first, *_, last = blocks_of(model).values()
+    assert isinstance(first.forward, KeepOnHost)
+    assert not isinstance(last.forward, KeepOnHost)
+    # Three blocks in each of two forwards; a recomputed block keeps its input, two of which need a gradient.
+    sent, size = first.forward.shelf.bytes_offloaded, BATCH.numel() * 4
+    if activations == "keep":
+        one = (kept()[1] / LAYERS) * 6
+        assert 0.7 * one < sent < 1.1 * one
+    else:
+        assert sent == 6 * size
+
+
+def test_casts_of_parameters_count_as_parameters() -> None:
+    weight = nn.Parameter(torch.ones(2, 2))
+    assert activations_offload.is_of_parameter(weight)
+    assert activations_offload.is_of_parameter(weight.t())
+    assert activations_offload.is_of_parameter(weight.to(torch.bfloat16).t())
+    assert not activations_offload.is_of_parameter(weight * 2)
+    assert not activations_offload.is_of_parameter(torch.ones(2))
+
+
+def test_a_model_without_blocks_is_refused() -> None:
+    with pytest.raises(LayoutError, match="Linear has no repeated blocks"):
+        save_activations(nn.Linear(2, 2), None, Layout(activations="full"))
+    # Evaluation is not touched.
+    model = save_activations(Model(), None, Layout(activations="full")).eval()
+    with torch.no_grad():
+        assert not model(BATCH).requires_grad
