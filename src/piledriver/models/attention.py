@@ -43,10 +43,12 @@ class Attention(nn.Module):
         positions: Tensor | None = None,
     ) -> Tensor:
         """[batch, time, dim] to the same; `positions` says where in the cache these tokens stand."""
-        batch, time, _ = x.shape
         config = self.config
+        projected = self.qkv(x)
+        # Shapes are read behind the projection: before it, this process may hold a part of the sequence.
+        batch, time, _ = projected.shape
         # The number of heads is left to be inferred: under tensor parallel this process holds a part of them.
-        grouped = self.qkv(x).view(batch, time, -1, self.group + 2, config.head_dim)
+        grouped = projected.view(batch, time, -1, self.group + 2, config.head_dim)
         if config.clip_qkv is not None:
             grouped = grouped.clamp(-config.clip_qkv, config.clip_qkv)
         q, k, v = torch.split(grouped, [self.group, 1, 1], dim=3)
@@ -68,8 +70,8 @@ class Attention(nn.Module):
             softcap=config.attention_softcap,
             slopes=self._slopes(q) if mask.block is not None else None,
         )
-        projected: Tensor = self.out(out.transpose(1, 2).reshape(batch, time, -1))
-        return projected
+        mixed: Tensor = self.out(out.transpose(1, 2).reshape(batch, time, -1))
+        return mixed
 
     def _normalise(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if self.q_norm is None or self.k_norm is None:
