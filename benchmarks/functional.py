@@ -6,20 +6,24 @@
 
 CPU: a 12-layer transformer's eager forward, `apply` against the same model in `torch.nn`, and our own time for one
 module call. GPU: a whole train step (bf16 compute, fp32 parameters, clip at 1.0, AdamW), ours compiled against flax
-with optax and cuDNN attention. Each side runs in a process of its own, one after the other. One JSON line a row.
+with optax and cuDNN attention. Each side runs in a process of its own; two compile at a time, but only one is timed at
+a time. `chunked` is a loss that never holds all logits. One JSON line a row.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import importlib.util
 import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 _FIELDS = ("vocab_size", "dim", "depth", "heads", "kv_heads", "mlp_dim", "length", "batch")
@@ -29,7 +33,7 @@ SHAPES: dict[str, dict[str, int]] = {
     # For a look at the code on any machine; no row of the scoreboard.
     "tiny": dict(zip(_FIELDS, (256, 64, 2, 4, 2, 128, 64, 4), strict=True)),
 }
-VARIANTS = ("graph", "split", "graph-tuned", "split-tuned")
+VARIANTS = ("split", "split-chunked", "graph", "split-tuned")
 WARMUP, WINDOWS, STEPS = 5, 5, 6
 
 
@@ -37,7 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--row", choices=("cpu", "gpu"))
     parser.add_argument("--shapes", nargs="*", default=["gpt2-124m", "llama-1.2b"], choices=list(SHAPES))
-    parser.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=VARIANTS)
+    parser.add_argument("--variants", nargs="*", default=list(VARIANTS[:2]), choices=VARIANTS)
     parser.add_argument("--side", nargs=2, metavar=("SIDE", "SHAPE"), help="internal: one side of one row")
     args = parser.parse_args()
     if args.side:
@@ -56,8 +60,10 @@ def main() -> None:
 
 
 def gpu_row(shape: str, variants: list[str]) -> None:
-    peer = in_process("flax", shape)
-    ours = {variant: in_process(variant, shape) for variant in variants}
+    with ThreadPoolExecutor(2) as two, tempfile.NamedTemporaryFile() as turn:
+        sides = ["flax", *variants]
+        ours = dict(zip(sides, two.map(lambda side: in_process(side, shape, turn.name), sides), strict=True))
+    peer = ours.pop("flax")
     done = {name: one for name, one in ours.items() if "tokens_per_second" in one}
     best = max(done, key=lambda name: done[name]["tokens_per_second"]) if done else None
     our_speed = done[best]["tokens_per_second"] if best else None
@@ -79,9 +85,9 @@ def gpu_row(shape: str, variants: list[str]) -> None:
     )
 
 
-def in_process(side: str, shape: str) -> dict[str, Any]:
+def in_process(side: str, shape: str, turn: str) -> dict[str, Any]:
     """One side in a fresh process, so that neither framework holds the other's memory."""
-    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TURN": turn}
     done = subprocess.run(
         [sys.executable, __file__, "--side", side, shape], capture_output=True, text=True, env=environment, check=False
     )
@@ -96,15 +102,17 @@ def timed(step: Callable[[], Any], wait: Callable[[Any], None]) -> tuple[float, 
     start = time.perf_counter()
     wait(step())
     first = time.perf_counter() - start
-    for _ in range(WARMUP):
-        wait(step())
     seconds = []
-    for _ in range(WINDOWS):
-        start = time.perf_counter()
-        for _ in range(STEPS - 1):
-            step()
-        wait(step())
-        seconds.append((time.perf_counter() - start) / STEPS)
+    with open(os.environ.get("TURN", os.devnull)) as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        for _ in range(WARMUP):
+            wait(step())
+        for _ in range(WINDOWS):
+            start = time.perf_counter()
+            for _ in range(STEPS - 1):
+                step()
+            wait(step())
+            seconds.append((time.perf_counter() - start) / STEPS)
     return statistics.median(seconds), first
 
 
@@ -112,6 +120,7 @@ def our_side(shape: dict[str, int], variant: str) -> dict[str, Any]:
     import torch
 
     import piledriver.functional as fn
+    from piledriver.models.loss import linear_cross_entropy
 
     torch.set_float32_matmul_precision("high")
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -126,9 +135,13 @@ def our_side(shape: dict[str, int], variant: str) -> dict[str, Any]:
     options = {"coordinate_descent_tuning": True} if variant.endswith("tuned") else None
 
     def loss(params: Any, inputs: Any, targets: Any) -> Any:
-        return fn.cross_entropy(model.apply({"params": params}, inputs), targets)
+        if variant != "split-chunked":
+            return fn.cross_entropy(model.apply({"params": params}, inputs), targets)
+        features = model.apply({"params": params}, inputs, features_only=True)
+        sums = linear_cross_entropy(features, params["embed"]["embedding"], targets)
+        return sums.total / sums.tokens
 
-    if variant.startswith("graph"):
+    if variant == "graph":
 
         def whole_step(state: fn.TrainState, inputs: Any, targets: Any) -> Any:
             value, grads = fn.value_and_grad(loss)(state.params, inputs, targets)

@@ -7,11 +7,15 @@ ask here which path to take.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch._C._functorch import TransformType, maybe_current_level
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class _Depth(threading.local):
@@ -70,3 +74,12 @@ def fused_kernels_lack_a_rule(device: str) -> bool:
             else:
                 others.add(interpreter.key())
     return grads > 1 or TransformType.Jvp in others or (device == "cpu" and TransformType.Vmap in others)
+
+
+def constant_when_compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """A function of plain values whose result a compiled graph holds as a constant.
+
+    What `torch.compiler.assume_constant_result` does, which would import the compiler now instead of when it is used.
+    """
+    vars(function)["_dynamo_marked_constant"] = True
+    return function

@@ -20,7 +20,7 @@ from piledriver.functional.keys import Key
 from piledriver.functional.layers.dropout import dropped
 from piledriver.functional.layers.dtypes import promoted
 from piledriver.functional.layers.linear import DenseGeneral
-from piledriver.functional.layers.positions import rotary_tables, rotate
+from piledriver.functional.layers.positions import first_rotary_tables, rotary_tables, rotate
 from piledriver.functional.module import Module
 from piledriver.functional.tracing import fused_kernels_lack_a_rule
 
@@ -215,8 +215,10 @@ class MultiHeadAttention(Module):
     def _rotary(self, positions: Tensor | None, x: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
         assert self.rotary_base is not None
         if positions is None:
-            start = self._cache_index() if self.decode else 0
-            positions = torch.arange(x.shape[1], device=x.device) + start
+            if not self.decode:
+                cos, sin = first_rotary_tables(x.shape[1], head_dim, self.rotary_base, x.device)
+                return cos, sin
+            positions = torch.arange(x.shape[1], device=x.device) + self._cache_index()
         return rotary_tables(positions, head_dim, self.rotary_base)
 
     def _head_dim(self, features: int) -> int:

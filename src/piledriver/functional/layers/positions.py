@@ -11,6 +11,7 @@ from piledriver.functional.errors import InputShapeError
 from piledriver.functional.frame import Axes, Initialiser
 from piledriver.functional.initialisers import scaled_normal
 from piledriver.functional.module import Module
+from piledriver.functional.tracing import constant_when_compiled
 
 
 def sinusoidal(length: int, features: int, *, base: float = 10000.0, device: torch.device | None = None) -> Tensor:
@@ -32,12 +33,22 @@ def rotary_tables(positions: Tensor, head_dim: int, base: float = 10000.0) -> tu
     return angles.cos(), angles.sin()
 
 
+@constant_when_compiled
+def first_rotary_tables(length: int, head_dim: int, base: float, device: torch.device) -> Tensor:
+    """The tables of the positions 0, 1, 2, ... in one tensor, cosines first.
+
+    Compiled code holds them as numbers: left to itself the compiler puts their sines and powers into every kernel that
+    rotates something.
+    """
+    return torch.stack(rotary_tables(torch.arange(length, device=device), head_dim, base))
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the two halves of every head by its position (Su et al., 2021); x is (batch, length, heads, head_dim)."""
-    half = x.shape[-1] // 2
-    wide = x.float()
-    turned = torch.cat([-wide[..., half:], wide[..., :half]], dim=-1)
-    return (wide * cos[..., None, :] + turned * sin[..., None, :]).to(x.dtype)
+    first, second = x.float().chunk(2, dim=-1)
+    (cos_first, cos_second), (sin_first, sin_second) = (table[..., None, :].chunk(2, dim=-1) for table in (cos, sin))
+    turned = torch.cat([first * cos_first - second * sin_first, second * cos_second + first * sin_second], dim=-1)
+    return turned.to(x.dtype)
 
 
 def alibi_slopes(heads: int) -> list[float]:

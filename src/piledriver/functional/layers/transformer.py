@@ -18,7 +18,7 @@ from piledriver.functional.layers.dtypes import promoted
 from piledriver.functional.layers.embed import Embed
 from piledriver.functional.layers.linear import Dense
 from piledriver.functional.layers.norm import RMSNorm
-from piledriver.functional.layers.positions import rotary_tables
+from piledriver.functional.layers.positions import first_rotary_tables, rotary_tables
 from piledriver.functional.lift import Remat, Scanned
 from piledriver.functional.module import Module
 
@@ -169,9 +169,11 @@ class Decoder(Module):
         # Made once for all blocks; only a block that decodes knows where it stands.
         head_dim = self.head_dim or self.dim // self.heads
         rotary = None
-        if not self.decode or positions is not None:
-            at = torch.arange(tokens.shape[-1], device=tokens.device) if positions is None else positions
-            rotary = rotary_tables(at, head_dim, self.rotary_base)
+        if positions is not None:
+            rotary = rotary_tables(positions, head_dim, self.rotary_base)
+        elif not self.decode:
+            cos, sin = first_rotary_tables(tokens.shape[-1], head_dim, self.rotary_base, tokens.device)
+            rotary = (cos, sin)
         shared = {"mask": mask, "positions": positions, "rotary": rotary, "deterministic": deterministic}
         if self.scan:
             x = self.child("layers", Scanned(block, self.depth))(x, **shared)
