@@ -27,6 +27,7 @@ class GatedMLP(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.activation, self.block = config.activation, config.gate_block
+        self.fuse = True
         self.gate_up = Linear(config.dim, 2 * config.mlp_dim, bias=config.mlp_bias)
         self.down = Linear(config.mlp_dim, config.dim, bias=config.mlp_bias)
 
@@ -41,7 +42,7 @@ class GatedMLP(nn.Module):
     def _can_fuse(self, gate_up: Tensor) -> bool:
         """Whether `down` is a plain product here: no bias, not split over processes, nobody listening to it."""
         down = self.down
-        plain = down.bias is None and "forward" not in vars(down) and not down._forward_hooks
+        plain = self.fuse and down.bias is None and not down._forward_hooks
         return plain and not isinstance(down.weight, DTensor) and can_fuse(gate_up, self.activation)
 
 

@@ -1,0 +1,88 @@
+"""Linear layers in fp8: e4m3 in the forward pass, e5m2 for gradients, scales from each tensor as it is.
+
+Scales are taken anew from every tensor (no history to save, so a resumed run is the run). Layers keep their class, name
+and parameters: what changes is the function that a layer's `forward` computes, so state dicts are what they were.
+
+What stays as it was: embeddings, the output layer (its logits are what the loss is sensitive to), experts (grouped
+products), and layers whose sizes the matrix units cannot take or that are too small to win.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from piledriver.engine.errors import LayoutError
+from piledriver.engine.fp8_matmul import MULTIPLE
+from piledriver.engine.fp8_ops import fp8_gated_mlp, fp8_linear
+from piledriver.engine.layout import Layout
+from piledriver.engine.mesh import Meshes
+from piledriver.models.mlp import GatedMLP
+
+FP8_PRECISIONS = ("fp8", "fp8-rowwise")
+_HEADS = frozenset({"head", "lm_head", "embed_out", "output"})
+
+
+def use_fp8(model: nn.Module, meshes: Meshes | None, layout: Layout) -> nn.Module:
+    """Let the linear layers of a model compute in fp8, in place. Call it before compiling.
+
+    >>> model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+    >>> use_fp8(model, None, Layout(precision="fp8"))[0](torch.randn(4, 32)).shape, fp8_layers(model)
+    (torch.Size([4, 64]), ['0'])
+    """
+    if layout.precision not in FP8_PRECISIONS:
+        return model
+    rowwise = layout.precision == "fp8-rowwise"
+    for name, module in model.named_modules():
+        if isinstance(module, GatedMLP):
+            module.fuse = False
+            if not rowwise and _fuses(module):
+                module.forward = functools.partial(_mlp_forward, module)  # type: ignore[method-assign]
+        if isinstance(module, nn.Linear) and _fits(name, module):
+            if isinstance(module.weight, DTensor):
+                raise LayoutError(
+                    f"{name} is split over processes (tp) and precision is {layout.precision}", fix="use bf16, or tp=1"
+                )
+            module.forward = functools.partial(_linear_forward, module, rowwise)  # type: ignore[method-assign]
+    return model
+
+
+def fp8_layers(model: nn.Module) -> list[str]:
+    """The names of the linear layers that compute in fp8."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and getattr(vars(module).get("forward"), "func", None) is _linear_forward
+    ]
+
+
+def _fits(name: str, layer: nn.Linear) -> bool:
+    if name.rpartition(".")[2] in _HEADS:
+        return False
+    return layer.in_features % MULTIPLE == 0 and layer.out_features % MULTIPLE == 0
+
+
+def _fuses(mlp: GatedMLP) -> bool:
+    """Whether the whole MLP can be one operator: nothing to add, nobody listening in between."""
+    layers = (mlp.gate_up, mlp.down)
+    plain = all(layer.bias is None and not layer._forward_hooks and not layer._forward_pre_hooks for layer in layers)
+    return plain and mlp.activation == "silu" and all(_fits("", layer) for layer in layers)
+
+
+def _linear_forward(layer: nn.Linear, rowwise: bool, x: Tensor) -> Tensor:
+    x = _in_autocast(x)
+    y = fp8_linear(x, layer.weight, rowwise=rowwise)
+    return y if layer.bias is None else y + layer.bias.to(y.dtype)
+
+
+def _mlp_forward(mlp: GatedMLP, x: Tensor) -> Tensor:
+    return fp8_gated_mlp(_in_autocast(x), mlp.gate_up.weight, mlp.down.weight, mlp.block)
+
+
+def _in_autocast(x: Tensor) -> Tensor:
+    """In the dtype that torch's own linear layer would compute in here."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
