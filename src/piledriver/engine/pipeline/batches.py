@@ -1,0 +1,105 @@
+"""A batch cut into micro-batches of one shape: torch's stages receive into buffers of a fixed size.
+
+Where the rows cannot be shared out evenly, shorter micro-batches are filled up with copies of a row whose targets do
+not count and whose outputs are cut off before the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from piledriver.core.errors import UsageError
+from piledriver.models.loss import IGNORE_INDEX
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One part of a batch."""
+
+    inputs: tuple[Tensor, ...]
+    """What the first stage takes."""
+    context: dict[str, Any]
+    """What every stage takes beside, by name."""
+    targets: Any
+    """Of the rows that count."""
+    rows: int
+    """How many rows count; those behind them are filling."""
+
+    @property
+    def filled(self) -> int:
+        """How many rows there are to compute."""
+        return int(self.inputs[0].shape[0])
+
+    def padded_targets(self) -> Tensor:
+        """Targets for every row; those of the filling are not counted."""
+        missing = self.filled - self.rows
+        if not missing:
+            return self.targets  # type: ignore[no-any-return]
+        return torch.cat((self.targets, self.targets.new_full((missing, *self.targets.shape[1:]), IGNORE_INDEX)))
+
+
+def cut_batch(
+    inputs: Tensor | tuple[Tensor, ...], targets: Any, context: Mapping[str, Any], parts: int
+) -> list[MicroBatch]:
+    """Cut tensors along their first dimension, as evenly as can be.
+
+    >>> [part.rows for part in cut_batch(torch.zeros(7, 2), torch.zeros(7), {}, 4)]
+    [2, 2, 2, 1]
+    """
+    given = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+    rows = given[0].shape[0]
+    whole = [*given, *_tensors(targets), *(value for value in context.values() if isinstance(value, Tensor))]
+    lengths = {tensor.shape[0] for tensor in whole}
+    if lengths != {rows} or rows == 0:
+        raise UsageError(f"the tensors of a batch have {sorted(lengths)} rows", fix="give all the same, 1 or more")
+    most = -(-rows // parts)
+    cut: list[MicroBatch] = []
+    begin = 0
+    for part in range(parts):
+        count = rows // parts + (part < rows % parts)
+        # Filling repeats the first row: real values, which no operator stumbles over.
+        index = torch.tensor([*range(begin, begin + count), *[0] * (most - count)])
+
+        def take(value: Any, index: Tensor = index, begin: int = begin, count: int = count) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return value[begin : begin + count] if count == most else value[index.to(value.device)]
+
+        cut.append(
+            MicroBatch(
+                tuple(take(tensor) for tensor in given),
+                {name: take(value) for name, value in context.items()},
+                _sliced(targets, slice(begin, begin + count)),
+                count,
+            )
+        )
+        begin += count
+    return cut
+
+
+def counted(targets: Any) -> int | Tensor:
+    """How many targets of a micro-batch count: integers that are not -100, or rows."""
+    tensors = _tensors(targets)
+    if tensors and not tensors[0].is_floating_point() and tensors[0].dtype != torch.bool:
+        return (tensors[0] != IGNORE_INDEX).sum()
+    return tensors[0].shape[0] if tensors else 0
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    members = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return [tensor for member in members for tensor in _tensors(member)]
+
+
+def _sliced(value: Any, rows: slice) -> Any:
+    if isinstance(value, Tensor):
+        return value[rows]
+    if isinstance(value, Mapping):
+        return {name: _sliced(member, rows) for name, member in value.items()}
+    return type(value)(_sliced(member, rows) for member in value) if isinstance(value, list | tuple) else value

@@ -1,0 +1,68 @@
+"""What a part of a model costs: FLOPs of one token, which a stage's time follows, and parameters, its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from piledriver.models import Transformer
+from piledriver.models.block import Block
+from piledriver.models.sizes import mean_context
+
+# How much memory counts beside time. Little: a pipeline is as fast as its slowest stage, but of two cuts that are
+# equally fast the one that spreads the parameters is better, and an embedding costs no FLOPs at all.
+MEMORY_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Forward FLOPs of one token, and parameters."""
+
+    flops: float
+    parameters: int
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.flops + other.flops, self.parameters + other.parameters)
+
+
+def weights(costs: Sequence[Cost]) -> list[float]:
+    """One number for each: its share of the whole model's time, and a little of its share of the parameters."""
+    flops = sum(cost.flops for cost in costs) or 1.0
+    parameters = sum(cost.parameters for cost in costs) or 1
+    return [(1 - MEMORY_SHARE) * cost.flops / flops + MEMORY_SHARE * cost.parameters / parameters for cost in costs]
+
+
+def cost_of(module: nn.Module, sequence_length: int) -> Cost:
+    """Two FLOPs for each weight that multiplies; attention by the tokens it sees; embeddings are looked up for nothing.
+
+    >>> cost_of(nn.Sequential(nn.Linear(4, 8, bias=False), nn.Embedding(9, 4)), 16)
+    Cost(flops=64.0, parameters=68)
+    """
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    flops = 0.0
+    for part in module.modules():
+        if isinstance(part, Block):
+            config = part.attention.config
+            flops += 4.0 * config.heads * config.head_dim * mean_context(sequence_length, part.window)
+            flops += _met_by_a_token(part)
+        elif not isinstance(part, nn.Embedding) and not isinstance(module, Block):
+            flops += sum(2.0 * p.numel() for p in part.parameters(recurse=False) if p.dim() > 1)
+    return Cost(flops, parameters)
+
+
+def output_cost(model: Transformer) -> Cost:
+    """The last norm and the output layer: the dearest matrix of many models, also where it is the tied embedding."""
+    size = model.config.vocab_size * model.config.dim
+    return Cost(2.0 * size, size)
+
+
+def _met_by_a_token(block: Block) -> float:
+    """Two FLOPs for each weight, of the experts only for those that a token visits."""
+    settings = block.attention.config.moe
+    met = 0.0
+    for name, parameter in block.named_parameters():
+        share = settings.experts_per_token / settings.experts if settings and ".experts." in name else 1.0
+        met += 2.0 * share * parameter.numel() * (parameter.dim() > 1)
+    return met

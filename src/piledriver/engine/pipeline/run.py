@@ -1,0 +1,243 @@
+"""Run whole batches through a pipeline: forward, backward, and one loss that every rank knows.
+
+The loss of a batch is the mean over all counted targets of all processes, however they fall on micro-batches and
+processes: each micro-batch weighs as much as it has targets, and everything is divided by their number once. So the
+gradients are those of one process with the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from piledriver.core.errors import UsageError
+from piledriver.engine.errors import EngineError
+from piledriver.engine.laid_out import laid_out
+from piledriver.engine.mesh import Meshes
+from piledriver.engine.pipeline.batches import MicroBatch, cut_batch
+from piledriver.engine.pipeline.borrowed import Borrowed
+from piledriver.engine.pipeline.losses import Losses, LossFunction
+from piledriver.engine.pipeline.lost import naming_the_lost
+from piledriver.engine.pipeline.schedules import microbatches_of, rank_of_stage, schedule_class
+from piledriver.engine.pipeline.shapes import Meta, find_shapes
+from piledriver.engine.pipeline.split import split_of, stages_of
+from piledriver.engine.pipeline.stage import Stage
+from piledriver.models import Transformer
+from piledriver.models.loss import LossSums
+
+# Schedules are kept for so many shapes of batches: each holds buffers for what its stages receive.
+KEPT_SHAPES = 4
+
+
+class Pipeline:
+    """This rank's stages of a model that was split and laid out, and the schedule that runs them."""
+
+    def __init__(self, model: nn.Module, meshes: Meshes, *, device: torch.device) -> None:
+        known = split_of(model)
+        if known is None:
+            raise UsageError("the model was not split into stages", fix="lay it out with pp of 2 or more")
+        self.model, self.meshes, self.layout, self.device = model, meshes, meshes.layout, device
+        self.kind = known.chain.kind
+        self.stages = dict(zip(known.stages, stages_of(model), strict=True))
+        self.microbatches = microbatches_of(self.layout)
+        self.borrowed = Borrowed(model, self.stages, meshes, self.layout)
+        self.borrowed.materialise(device)
+        self._built: dict[Any, tuple[Any, list[Stage]]] = {}
+        self._losses: Losses | None = None
+        self._window_open = False
+
+    @property
+    def holds_last(self) -> bool:
+        """Whether the last stage, which computes the loss, is here."""
+        return self.layout.stages - 1 in self.stages
+
+    def step(
+        self,
+        inputs: Tensor | tuple[Tensor, ...],
+        targets: Any,
+        *,
+        loss_fn: LossFunction | None = None,
+        context: Mapping[str, Any] | None = None,
+        divisor: Tensor | float | None = None,
+        scale: Tensor | float = 1.0,
+        sync: bool = True,
+    ) -> LossSums:
+        """Forward and backward of a batch; gradients are added to what is there. See `run_batch`."""
+        losses = self._prepare(inputs, targets, loss_fn, context)
+        losses.divide_by(losses.weight if divisor is None else divisor, scale)
+        averager = getattr(laid_out(self.model), "averager", None)
+        with naming_the_lost(self.meshes.pp, "a pipeline step"):
+            if not self._window_open:
+                self.borrowed.lend()
+            self._window_open = not sync
+            with averager.off() if averager is not None else nullcontext():
+                self._run(losses, training=True, sync=sync)
+            if sync:
+                self.borrowed.give_back()
+                if averager is not None:
+                    averager.synchronise()
+            return losses.everywhere(self.meshes)
+
+    @torch.no_grad()
+    def evaluate(
+        self,
+        inputs: Tensor | tuple[Tensor, ...],
+        targets: Any,
+        *,
+        loss_fn: LossFunction | None = None,
+        context: Mapping[str, Any] | None = None,
+    ) -> LossSums:
+        """The loss sums of a batch, forward only."""
+        losses = self._prepare(inputs, targets, loss_fn, context)
+        with naming_the_lost(self.meshes.pp, "a pipeline's evaluation"):
+            self.borrowed.lend()
+            self._run(losses, training=False, sync=False)
+            return losses.everywhere(self.meshes)
+
+    def _prepare(self, inputs: Any, targets: Any, loss_fn: LossFunction | None, context: Any) -> Losses:
+        own = self.kind == "transformer" and loss_fn is None
+        if loss_fn is None and self.kind == "sequential":
+            raise UsageError("a model that is an nn.Sequential has no loss of its own", fix="give loss_fn")
+        if context and self.kind == "sequential":
+            raise UsageError(f"an nn.Sequential takes no {next(iter(context))!r}", fix="leave context out")
+        cut = cut_batch(inputs, targets, dict(context or {}), self.microbatches)
+        if isinstance(self.model, Transformer) and self.model.config.moe and cut[-1].rows != cut[0].rows:
+            rows, parts = sum(part.rows for part in cut), self.microbatches
+            raise EngineError(
+                f"{rows} rows cannot be cut into {parts} micro-batches of one size, and experts would count filling",
+                fix=f"give {max(rows // parts, 1) * parts} rows, or change microbatches",
+            )
+        return Losses(cut, loss_fn, own=own, meshes=self.meshes, device=self.device)
+
+    def _run(self, losses: Losses, *, training: bool, sync: bool) -> None:
+        schedule, stages = self._schedule(losses, training)
+        self._losses = losses
+        for stage in stages:
+            stage.microbatches, stage.reduces = losses.microbatches, sync
+        # torch cuts this into numbers of micro-batches, by which losses find their targets.
+        numbers = torch.arange(self.microbatches)
+        try:
+            if training:
+                schedule.step(target=numbers, return_outputs=False)
+            else:
+                schedule.eval(target=numbers, return_outputs=False)
+        finally:
+            self._losses = None
+            for stage in stages:
+                stage.microbatches = []
+                stage.clear_runtime_states()
+        if not training:
+            for stage_module in self.stages.values():
+                _reshard(stage_module)
+
+    def _schedule(self, losses: Losses, training: bool) -> tuple[Any, list[Stage]]:
+        first = losses.microbatches[0]
+        key = (training, losses.own, _shape_key(first))
+        if key not in self._built:
+            while len(self._built) >= KEPT_SHAPES:
+                del self._built[next(iter(self._built))]
+            self._built[key] = self._build(losses)
+        return self._built[key]
+
+    def _build(self, losses: Losses) -> tuple[Any, list[Stage]]:
+        first, count = losses.microbatches[0], self.layout.stages
+        keywords = self._keywords_of(losses.own)
+        runs = {
+            number: _with_keywords(module, keywords(first, number == count - 1))
+            for number, module in self.stages.items()
+        }
+        rank_of = [rank_of_stage(self.layout, stage) for stage in range(count)]
+        outputs = find_shapes(self.stages, runs, rank_of, first.inputs, self.meshes.pp, self.device)
+        inputs = [tuple(Meta.of(tensor) for tensor in first.inputs), *outputs]
+        stages = [
+            Stage(
+                module,
+                number,
+                count,
+                device=self.device,
+                inputs=inputs[number],
+                outputs=outputs[number],
+                keywords=keywords,
+                group=self.meshes.pp.get_group(),
+            )
+            for number, module in self.stages.items()
+        ]
+        one = self.layout.schedule in ("gpipe", "1f1b")
+        # Our losses are sums divided once, so torch does not divide by the number of micro-batches again.
+        schedule = schedule_class(self.layout.schedule)(
+            stages[0] if one else stages, self.microbatches, loss_fn=self._loss, scale_grads=False
+        )
+        return schedule, stages
+
+    def _loss(self, output: Any, number: Tensor) -> Tensor:
+        assert self._losses is not None
+        return self._losses.of(output, int(number))
+
+    def _keywords_of(self, own: bool) -> Callable[[MicroBatch, bool], dict[str, Any]]:
+        def keywords(micro: MicroBatch, last: bool) -> dict[str, Any]:
+            named = dict(micro.context)
+            if self.kind == "transformer":
+                named["time"] = micro.inputs[0].shape[1]
+                if own and last:
+                    named["targets"] = micro.padded_targets()
+            return named
+
+        return keywords
+
+
+def run_batch(
+    pipeline: Pipeline,
+    inputs: Tensor | tuple[Tensor, ...],
+    targets: Any,
+    loss_fn: LossFunction | None = None,
+    *,
+    context: Mapping[str, Any] | None = None,
+    divisor: Tensor | float | None = None,
+    scale: Tensor | float = 1.0,
+    sync: bool = True,
+) -> Tensor:
+    """Forward and backward of a whole batch; the mean loss over all processes' counted targets, on every rank.
+
+    Every rank of a pipeline gives the same inputs and targets. `loss_fn(output, targets)` may give a mean, which
+    counts as many targets as the micro-batch has that are not -100 (rows, where they are no integers), or `LossSums`.
+    Without it our own models compute their own loss and Hugging Face's the usual shifted one. `context` holds what
+    every stage takes beside (document_ids; attention_mask). To accumulate over several batches give the number of
+    targets of all of them, on all processes, as `divisor`, and sync=False for all but the last. `scale` multiplies
+    gradients, not the result (loss scaling).
+    """
+    sums = pipeline.step(inputs, targets, loss_fn=loss_fn, context=context, divisor=divisor, scale=scale, sync=sync)
+    return (sums.total / sums.tokens).float()
+
+
+def evaluate_batch(
+    pipeline: Pipeline,
+    inputs: Tensor | tuple[Tensor, ...],
+    targets: Any,
+    loss_fn: LossFunction | None = None,
+    *,
+    context: Mapping[str, Any] | None = None,
+) -> Tensor:
+    """The mean loss of a batch over all processes, on every rank, forward only."""
+    sums = pipeline.evaluate(inputs, targets, loss_fn=loss_fn, context=context)
+    return (sums.total / sums.tokens).float()
+
+
+def _with_keywords(module: nn.Module, keywords: dict[str, Any]) -> Callable[[tuple[Tensor, ...]], Any]:
+    return lambda inputs: module(*inputs, **keywords)
+
+
+def _shape_key(micro: MicroBatch) -> Any:
+    named = {name: value for name, value in micro.context.items() if isinstance(value, Tensor)}
+    tensors = [*enumerate(micro.inputs), *named.items()]
+    return tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors)
+
+
+def _reshard(module: nn.Module) -> None:
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()

@@ -1,0 +1,62 @@
+"""torch's `PipelineStage`, fed by us: micro-batches come from a list, and gradients are reduced when we say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+
+from piledriver.engine.pipeline.batches import MicroBatch
+from piledriver.engine.pipeline.shapes import Meta
+
+Keywords = Callable[[MicroBatch, bool], dict[str, Any]]
+
+
+class Stage(PipelineStage):
+    """One stage of one schedule. Everything but its inputs, keywords and the time of reduction is torch's."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        number: int,
+        count: int,
+        *,
+        device: torch.device,
+        inputs: tuple[Meta, ...],
+        outputs: tuple[Meta, ...],
+        keywords: Keywords,
+        group: Any,
+    ) -> None:
+        super().__init__(
+            module,
+            number,
+            count,
+            device,
+            input_args=tuple(meta.on_meta() for meta in inputs),
+            output_args=tuple(meta.on_meta() for meta in outputs),
+            group=group,
+        )
+        self.microbatches: list[MicroBatch] = []
+        self.reduces = True
+        self._keywords = keywords
+        self._now = 0
+
+    def forward_one_chunk(
+        self, fwd_chunk_id: int, args: Any, kwargs: Any = None, save_forward_output: bool = True
+    ) -> Any:
+        """Run one micro-batch. Keywords are added below torch, which would look for their gradients."""
+        self._now = fwd_chunk_id
+        inputs = self.microbatches[fwd_chunk_id].inputs if self.is_first else ()
+        return super().forward_one_chunk(fwd_chunk_id, inputs, {}, save_forward_output)
+
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module."""
+        return self.submod(*args, **self._keywords(self.microbatches[self._now], self.is_last))
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        """Reduce gradients that zero 3 shares out, at the end of a window of batches only."""
+        if self.reduces and self.has_backward:
+            super().perform_reduce_grad(grad_scale_factor)

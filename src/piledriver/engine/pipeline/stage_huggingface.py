@@ -1,0 +1,42 @@
+"""A stage of a decoder of Hugging Face's, by the names that these share: model.embed_tokens, layers, norm, lm_head.
+
+The inner model takes hidden states in place of tokens (`inputs_embeds`), so its own `forward` makes masks and rotary
+positions for the layers that are left.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+
+def inner_model(model: nn.Module) -> str | None:
+    """The name of the decoder inside a causal language model, where its parts have the names that we know."""
+    inner = getattr(model, "model", None)
+    known = isinstance(inner, nn.Module) and all(
+        isinstance(getattr(inner, name, None), nn.Module) for name in ("embed_tokens", "layers", "norm")
+    )
+    return "model" if known and isinstance(getattr(model, "lm_head", None), nn.Linear) else None
+
+
+class HuggingFaceStage(nn.Module):
+    """Mixed into the class of the model that is cut."""
+
+    def forward(self, x: Tensor, **context: Any) -> Any:
+        """Tokens or hidden states in; hidden states or logits out."""
+        inner: Any = self.model
+        if inner.embed_tokens is not None:
+            x = inner.embed_tokens(x)
+        hidden = inner(inputs_embeds=x, use_cache=False, **context).last_hidden_state
+        head: Any = self.lm_head
+        return hidden if head is None else head(hidden)
+
+
+def make_huggingface_stage(shell: nn.Module) -> nn.Module:
+    """Give a shallow copy of a model the forward of a stage."""
+    inner: Any = shell.model
+    if inner.norm is None:
+        inner.norm = nn.Identity()
+    shell.__class__ = type(f"{type(shell).__name__}Stage", (HuggingFaceStage, type(shell)), {})
+    return shell

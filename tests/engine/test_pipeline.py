@@ -1,0 +1,181 @@
+"""Pipelines train like one process: every schedule, alone and with zero, replicas and tied weights, on 2 and 4.
+
+One launch per number of processes holds many cases: starting processes costs more than what they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from piledriver.engine import Layout
+from piledriver.engine.clipping import total_norm
+from piledriver.engine.laid_out import LaidOut, remember, stepped_on
+from piledriver.engine.layout import Schedule
+from piledriver.engine.mesh import Meshes, make_meshes
+from piledriver.engine.pipeline import Pipeline, evaluate_batch, run_batch, split, stages_of
+from piledriver.engine.whole import whole_state
+from piledriver.engine.zero import average_gradients, shard_parameters
+from piledriver.models import ModelConfig, Transformer
+from piledriver.models.config import MoEConfig
+
+STEPS, TIME, CPU = 3, 8, torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layout, model and batch."""
+
+    layout: Layout
+    tied: bool = False
+    moe: bool = False
+    rows: int = 16
+    recompute: bool = False
+    meta: bool = False
+    accumulate: int = 1
+
+    def config(self) -> ModelConfig:
+        moe = MoEConfig(experts=4, experts_per_token=2, balance_coefficient=0.1) if self.moe else None
+        return ModelConfig(
+            vocab_size=32, dim=16, layers=4, heads=2, mlp_dim=32, tied=self.tied, moe=moe, max_positions=16
+        )
+
+
+def _batches(case: Case) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(7)
+    made = []
+    for _ in range(STEPS * case.accumulate):
+        tokens = torch.randint(0, 32, (case.rows, TIME + 1), generator=generator)
+        targets = tokens[:, 1:].clone()
+        # Rows differ in what counts, and some do not count at all.
+        targets[torch.rand(targets.shape, generator=generator) < 0.3] = -100
+        targets[0] = -100
+        made.append((tokens[:, :-1].contiguous(), targets))
+    return made
+
+
+def _mine(batch: tuple[Tensor, Tensor], index: int, of: int) -> tuple[Tensor, Tensor]:
+    rows = batch[0].shape[0] // of
+    return batch[0][index * rows : (index + 1) * rows], batch[1][index * rows : (index + 1) * rows]
+
+
+def _reference(case: Case, data_size: int, microbatches: int) -> tuple[list[float], list[float], dict[str, Tensor]]:
+    """One process, with the micro-batches of all of them (the balance of experts is one of a micro-batch)."""
+    model = Transformer(case.config(), seed=3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    losses, norms = [], []
+    batches = _batches(case)
+    for step in range(STEPS):
+        window = batches[step * case.accumulate : (step + 1) * case.accumulate]
+        tokens = sum(int((targets != -100).sum()) for _, targets in window)
+        total = torch.zeros(())
+        for batch in window:
+            for index in range(data_size):
+                x, y = _mine(batch, index, data_size)
+                for part_x, part_y in zip(x.tensor_split(microbatches), y.tensor_split(microbatches), strict=True):
+                    if len(part_x):
+                        total = total + model(part_x, part_y).total
+        loss = total / tokens
+        loss.backward()
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 1e9)))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, norms, model.state_dict()
+
+
+def _lay_out(case: Case, meshes: Meshes) -> tuple[nn.Module, Pipeline]:
+    with torch.device("meta" if case.meta else "cpu"):
+        model: nn.Module = Transformer(case.config(), seed=3)
+    model = split(model, meshes, meshes.layout)
+    if case.recompute:
+        for block in model.blocks.values():  # type: ignore[union-attr]
+            block.forward = _Recompute(block.forward)  # type: ignore[method-assign]
+    stages_of(model)
+    model = shard_parameters(model, meshes, meshes.layout)
+    if case.meta:
+        from piledriver.models import initialise
+
+        model.to_empty(device="cpu")
+        initialise(model, 3)
+    remember(model, LaidOut(meshes, average_gradients(model, meshes, meshes.layout)))
+    return model, Pipeline(model, meshes, device=CPU)
+
+
+class _Recompute:
+    def __init__(self, forward: Any) -> None:
+        self.forward = forward
+
+    def __call__(self, *args: Any) -> Any:
+        return checkpoint(self.forward, *args, use_reentrant=False)
+
+
+def _train(case: Case) -> None:
+    meshes = make_meshes(case.layout, "cpu")
+    model, pipeline = _lay_out(case, meshes)
+    size = meshes.layout.data_size
+    want_losses, want_norms, want = _reference(case, size, pipeline.microbatches)
+    optimizer = torch.optim.AdamW(stepped_on(model.parameters()), lr=0.01)
+    batches = _batches(case)
+    for step in range(STEPS):
+        window = batches[step * case.accumulate : (step + 1) * case.accumulate]
+        tokens = sum(int((targets != -100).sum()) for _, targets in window)
+        summed = 0.0
+        for number, batch in enumerate(window):
+            x, y = _mine(batch, meshes.data_rank, size)
+            last = number == len(window) - 1
+            sums = pipeline.step(x, y, divisor=None if case.accumulate == 1 else tokens, sync=last)
+            summed += float(sums.total)
+        assert abs(summed / tokens - want_losses[step]) < 1e-5 * abs(want_losses[step]), (case, step, summed / tokens)
+        norm = total_norm([p for p in stepped_on(model.parameters()) if p.grad is not None], 2.0, meshes)
+        assert abs(float(norm) - want_norms[step]) < 1e-4 * want_norms[step], (case, step, norm, want_norms[step])
+        optimizer.step()
+        if case.layout.zero in (1, 2):
+            from piledriver.engine import parts
+
+            parts.gather_rows(list(model.parameters()), meshes.dense["dp_shard"])
+        for parameter in [*model.parameters(), *stepped_on(model.parameters())]:
+            parameter.grad = None
+    got = whole_state(model, meshes)
+    assert set(got) == set(want), (case, set(got) ^ set(want))
+    for name, value in want.items():
+        torch.testing.assert_close(got[name], value, rtol=1e-4, atol=2e-5, msg=lambda m, n=name: f"{case} {n}: {m}")
+
+
+SCHEDULES: tuple[Schedule, ...] = (
+    "gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev",
+)  # fmt: skip
+
+
+def _process(rank: int, work: Callable[[], None], count: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", count)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=timedelta(seconds=60))
+    work()
+    dist.destroy_process_group()
+
+
+def on_processes(count: int, folder: Path, work: Callable[[], None]) -> None:
+    """Run a function on several processes that are connected."""
+    mp.start_processes(_process, (work, count, str(folder)), nprocs=count, start_method="fork")
+
+
+def _on_two() -> None:
+    for schedule in SCHEDULES:
+        _train(Case(Layout(pp=2, schedule=schedule, microbatches=4), tied=schedule in ("1f1b", "zbv")))
+
+
+@pytest.mark.slow
+def test_two_processes_train_like_one(tmp_path: Path) -> None:
+    """Every schedule."""
+    on_processes(2, tmp_path, _on_two)
