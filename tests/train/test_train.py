@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from piledriver.core.errors import ConfigError
-from piledriver.corpus import ShardFileWriter, make_document
-from piledriver.data import TokenizerTraining, tokenize_corpus, train_tokenizer
 from piledriver.train.batching import cut_batch
+
+from .corpus import make_tokens
+from .runs import curve, finish, kill_when, lines_of, start, weights
 
 STEPS = 24
 CONFIG = """
@@ -31,64 +28,23 @@ budget_tokens: {budget}
 checkpoint_steps: 4
 optimizer: {{lr: 0.01}}
 deterministic: true
-out: {out}
+trackers: []
 """
 
 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokens")
-    luck = random.Random(0)
-    words = ["".join(luck.choices("abcdefgh", k=luck.randint(2, 6))) for _ in range(300)]
-    with ShardFileWriter(folder / "00000.jsonl.zst") as shard:
-        for i in range(150):
-            text = " ".join(luck.choices(words, k=luck.randint(5, 120)))
-            shard.write(make_document(text, source="AB"[i % 2], origin=str(i), licence="CC0-1.0"))
-    tokenizer = train_tokenizer(folder / "00000.jsonl.zst", TokenizerTraining(vocab_size=400))
-    (folder / "tokenizer.json").write_bytes(tokenizer.content)
-    tokenize_corpus(folder / "00000.jsonl.zst", folder / "tokenizer.json", folder / "tokens")
-    return folder / "tokens"
+    return make_tokens(tmp_path_factory.mktemp("tokens"))
 
 
-def start(tokens: Path, out: Path, processes: int = 1) -> subprocess.Popen[str]:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    config = out.parent / "config.yaml"
-    config.write_text(CONFIG.format(tokens=tokens, out=out, budget=256 * STEPS))
-    verb = [sys.executable, "-m", "piledriver.cli.main"]
-    if processes > 1:
-        command = [*verb, "launch", "--nproc", str(processes), "--max-restarts", "0", "--module", "piledriver.cli.main"]
-        command += ["train", str(config)]
-    else:
-        command = [*verb, "train", str(config)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command, **pipes, env=environment, start_new_session=True)
-
-
-def finish(process: subprocess.Popen[str]) -> int:
-    said, _ = process.communicate(timeout=240)
-    assert process.returncode in (0, 75), said
-    return process.returncode
-
-
-def curve(out: Path) -> dict[int, float]:
-    """The loss of each step, as it was last taken."""
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return {line["step"]: line["loss"] for line in lines}
-
-
-def lines_of(out: Path) -> int:
-    return len((out / "metrics.jsonl").read_text().splitlines()) if (out / "metrics.jsonl").exists() else 0
-
-
-def weights(out: Path) -> dict[str, Any]:
-    return {name: array.tobytes() for name, array in load_file(out / "model" / "model.safetensors").items()}
+def begin(tokens: Path, out: Path, processes: int = 1) -> subprocess.Popen[str]:
+    return start(CONFIG.format(tokens=tokens, budget=256 * STEPS), out, processes)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("undisturbed") / "run"
-    assert finish(start(tokens, out)) == 0
+    assert finish(begin(tokens, out)) == 0
     assert sorted(curve(out)) == list(range(1, STEPS + 1))
     return out
 
@@ -97,17 +53,11 @@ def undisturbed(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_kill_9_anywhere_and_resume_is_the_same_run(tokens: Path, undisturbed: Path, tmp_path: Path) -> None:
     out, luck, kills = tmp_path / "run", random.Random(3), 0
     while True:
-        process = start(tokens, out)
-        wanted = luck.randint(1, STEPS - 2)
-        while process.poll() is None and kills < 4:
-            if lines_of(out) >= wanted * (kills + 1) // 2:
-                os.killpg(process.pid, signal.SIGKILL)
-                kills += 1
-                break
-            time.sleep(0.01)
-        process.communicate()
-        if process.returncode == 0:
+        process, wanted = begin(tokens, out), luck.randint(1, STEPS - 2) * (kills + 1) // 2
+        if kills == 4 or not kill_when(process, lambda wanted=wanted: lines_of(out) >= wanted):  # type: ignore[misc]
+            assert finish(process) == 0
             break
+        kills += 1
     assert kills >= 2
     assert curve(out) == curve(undisturbed), "the same losses, to the last bit"
     assert weights(out) == weights(undisturbed)
@@ -116,7 +66,7 @@ def test_kill_9_anywhere_and_resume_is_the_same_run(tokens: Path, undisturbed: P
 @pytest.mark.slow
 def test_sigterm_saves_and_says_to_come_back(tokens: Path, undisturbed: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    process = start(tokens, out)
+    process = begin(tokens, out)
     while lines_of(out) < 5:
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
@@ -124,7 +74,7 @@ def test_sigterm_saves_and_says_to_come_back(tokens: Path, undisturbed: Path, tm
     steps = max(curve(out))
     if code == 75:
         assert any(folder.name == f"step-{steps}" for folder in (out / "checkpoints").iterdir())
-        assert finish(start(tokens, out)) == 0
+        assert finish(begin(tokens, out)) == 0
     assert curve(out) == curve(undisturbed)
     assert weights(out) == weights(undisturbed)
 
@@ -132,13 +82,10 @@ def test_sigterm_saves_and_says_to_come_back(tokens: Path, undisturbed: Path, tm
 @pytest.mark.slow
 def test_two_processes_take_the_same_steps_and_one_can_go_on(tokens: Path, undisturbed: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    process = start(tokens, out, processes=2)
-    while not (out / "checkpoints" / "step-8" / "header.json").exists() and process.poll() is None:
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    process = begin(tokens, out, processes=2)
+    assert kill_when(process, (out / "checkpoints" / "step-8" / "header.json").exists)
     before = curve(out)
-    assert finish(start(tokens, out)) == 0
+    assert finish(begin(tokens, out)) == 0
     assert list(curve(out).values()) == pytest.approx(list(curve(undisturbed).values()), rel=1e-4)
     assert list(before.values()) == pytest.approx([curve(undisturbed)[step] for step in before], rel=1e-4)
     record = json.loads((out / "stream.json").read_text())

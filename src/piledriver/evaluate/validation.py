@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Iterable
 
 from piledriver.core import storage
 from piledriver.corpus import Document, read_shards
@@ -12,21 +11,41 @@ from piledriver.data.tokenizer import Tokenizer
 from piledriver.evaluate.bits import bits_per_byte, summarise
 from piledriver.evaluate.scorers import TransformerScorer
 from piledriver.models import Transformer
+from piledriver.runtime.world import World
 
 
 def validation(
     corpus: storage.Location, tokens: storage.Location, *, documents: int
-) -> Callable[[Transformer], dict[str, float]]:
-    """A function from a model to its bits per byte by source, on the first documents of a corpus."""
+) -> Callable[[Transformer, World], dict[str, float]]:
+    """A function from a model to its bits per byte by source, on documents spread over a corpus.
+
+    The processes of the world that it is given share the documents and all get the figures.
+    """
     tokenizer = open_tokens(tokens).tokenizer()
-    return on_documents(list(islice(read_shards(corpus), documents)), tokenizer)
+    return on_documents(spread(read_shards(corpus), documents), tokenizer)
 
 
-def on_documents(documents: list[Document], tokenizer: Tokenizer) -> Callable[[Transformer], dict[str, float]]:
+def spread(documents: Iterable[Document], count: int) -> list[Document]:
+    """At most `count` documents, evenly spaced from first to last: corpora are often sorted by source.
+
+    >>> [document.text for document in spread((Document(str(i)) for i in range(100)), 4)]
+    ['0', '24', '48', '72']
+    """
+    kept: list[Document] = []
+    stride = 1
+    for number, document in enumerate(documents):
+        if number % stride == 0:
+            kept.append(document)
+        if len(kept) >= 8 * count:
+            kept, stride = kept[::2], 2 * stride
+    return [kept[at * len(kept) // count] for at in range(count)] if len(kept) > count else kept
+
+
+def on_documents(documents: list[Document], tokenizer: Tokenizer) -> Callable[[Transformer, World], dict[str, float]]:
     """The same for documents in hand."""
 
-    def figures(model: Transformer) -> dict[str, float]:
-        scores = bits_per_byte(TransformerScorer(model), tokenizer, documents)
+    def figures(model: Transformer, world: World) -> dict[str, float]:
+        scores = bits_per_byte(TransformerScorer(model), tokenizer, documents, world=world)
         model.train()
         return {source: row.bits_per_byte for source, row in summarise(scores, resamples=0).items()}
 

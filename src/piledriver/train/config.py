@@ -10,6 +10,19 @@ from piledriver.data.stream import Packing
 from piledriver.models.config import ModelConfig
 from piledriver.optim import OptimizerConfig, ScheduleConfig
 
+_POSITIVE = (
+    "batch_tokens",
+    "budget_tokens",
+    "budget_minutes",
+    "micro_batch_tokens",
+    "checkpoint_minutes",
+    "checkpoint_steps",
+    "keep_checkpoints",
+    "validate_steps",
+    "log_steps",
+    "clip",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
@@ -33,10 +46,19 @@ class SpikeConfig:
 
     factor: float = 2.0
     """A loss this many times the running mean's distance above it is a spike; not-a-number always is."""
-    action: Literal["log", "skip", "stop"] = "skip"
-    """Note it; leave the step out; or end the run with an error."""
+    action: Literal["log", "skip", "rollback", "stop"] = "skip"
+    """Note it; leave the step out; go back to the last snapshot and leave out every batch since; or end the run."""
     warmup_steps: int = 50
     """Losses fall fast at first: no spikes are looked for before this step."""
+    snapshot_steps: int = 20
+    """With rollback: how often weights and optimizer are copied to host memory, and so what is lost at most."""
+    max_rollbacks: int = 5
+    """With rollback: so many from one place without a step forward end the run; other batches do not help it."""
+
+    def __post_init__(self) -> None:
+        for name in ("factor", "snapshot_steps", "max_rollbacks"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"spikes.{name} is {getattr(self, name)}", fix="it must be positive")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +98,11 @@ class TrainConfig:
     """How often the validation figures are computed; ten times in the run where not given."""
     log_steps: int = 1
     spikes: SpikeConfig = field(default_factory=SpikeConfig)
-    trackers: tuple[str, ...] = ("jsonl",)
-    """Where metrics go besides the run folder's metrics.jsonl: tensorboard, wandb, ..."""
+    trackers: tuple[str, ...] | None = None
+    """Where metrics go besides the run folder's metrics.jsonl (wandb, ...); TensorBoard where it is installed if not
+    given, [] for nowhere."""
+    plots: bool = True
+    """Draw plots/*.png at the end, where matplotlib is installed."""
     deterministic: bool = False
     """Only algorithms that give the same bits every time; slower."""
     seed: int = 0
@@ -85,7 +110,13 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if (self.budget_tokens is None) == (self.budget_minutes is None):
             raise ConfigError("give one of budget_tokens and budget_minutes", fix="add the one that you know")
-        for name in ("batch_tokens", "budget_tokens", "budget_minutes", "log_steps", "keep_checkpoints"):
+        for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} is {value}", fix="it must be positive")
+        steps, snapshots = self.checkpoint_steps, self.spikes.snapshot_steps
+        if self.spikes.action == "rollback" and steps is not None and steps % snapshots:
+            raise ConfigError(
+                f"checkpoint_steps {steps} is not a multiple of spikes.snapshot_steps {snapshots}",
+                fix="make it one: a run that resumes must stand where it could have gone back to",
+            )

@@ -6,22 +6,22 @@ that was killed and started again, on the same or another number of processes, t
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from piledriver.accelerator import Accelerator
-from piledriver.checkpoint import Checkpointer, Contents, folder_for, latest, read_header
+from piledriver.checkpoint import Checkpointer, Contents, folder_for, is_complete, latest, read_header
 from piledriver.core import storage
 from piledriver.core.config import save_config
-from piledriver.core.errors import PiledriverError
-from piledriver.core.progress import progress
+from piledriver.core.errors import MissingDependencyError, PiledriverError
 from piledriver.data.record import record_stream
 from piledriver.data.stream import StreamConfig, TokenStream, open_stream
 from piledriver.data.token_loader import TokenBatch, TokenLoader, to_tensors
@@ -29,18 +29,23 @@ from piledriver.models import Transformer, learning_rate_scales, make_masks
 from piledriver.models.interchange import save_folder
 from piledriver.models.presets import preset
 from piledriver.models.sizes import flops_per_token, parameter_count
-from piledriver.observe.flops import peak_flops
-from piledriver.observe.trackers import TrackerHub, choose, make_trackers
+from piledriver.observe.flops import measured_peak, peak_flops
+from piledriver.observe.memory import memory_use
 from piledriver.optim import ScheduleConfig, ScheduledLR, build_optimizer
 from piledriver.runtime.collectives import any_rank, gather_object
 from piledriver.runtime.seeds import set_seed
+from piledriver.runtime.world import World
 from piledriver.train.batching import cut_batch
 from piledriver.train.config import TrainConfig
+from piledriver.train.display import Display, display
+from piledriver.train.metrics import metric_log
+from piledriver.train.plots import save_plots
+from piledriver.train.rollback import Skip, SkipList, Snapshot
 from piledriver.train.spikes import SpikeWatch
 from piledriver.train.stopping import stop_on_signals
 
-CHECKPOINTS, METRICS, CONFIG, MODEL = "checkpoints", "metrics.jsonl", "config.yaml", "model"
-Validate = Callable[[Transformer], dict[str, float]]
+CHECKPOINTS, CONFIG, MODEL = "checkpoints", "config.yaml", "model"
+Validate = Callable[[Transformer, World], dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -53,8 +58,21 @@ class RunSummary:
     loss: float
     finished: bool
     """False where it was asked to stop before its budget was used up."""
-    skipped_steps: int
+    skipped_batches: int
+    """Batches that were read and are not in the weights: updates left out, and what a roll-back passed over."""
     tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What came of one step."""
+
+    loss: float
+    norm: float
+    skipped: bool
+    """Its update was left out."""
+    broken: bool
+    """The loss, or the gradient, went wrong."""
 
 
 def train(config: TrainConfig, *, validate: Validate | None = None) -> RunSummary:
@@ -81,7 +99,10 @@ class _Run:
         self.stream = self._open_stream(seq_len)
         self.model = self._make_model()
         self.watch = SpikeWatch(config.spikes)
+        self.skips = SkipList(config.out)
         self.saver = Checkpointer()
+        self.peak = self._peak_flops()
+        self.flops_per_token = flops_per_token(self.shape, seq_len)
 
     def _open_stream(self, seq_len: int) -> TokenStream:
         data = self.config.data
@@ -104,15 +125,23 @@ class _Run:
         model.z_loss = self.config.z_loss
         return model
 
+    def _peak_flops(self) -> float:
+        """What MFU is a part of: the device's datasheet, or what large matrix products reach here."""
+        dtype = self.model.compute_dtype or torch.float32
+        known = peak_flops(torch.cuda.get_device_name(), dtype) if self.device.type == "cuda" else None
+        return known or measured_peak(self.device, dtype, size=512, seconds=0.05)
+
     def go(self) -> RunSummary:
         """Set up, resume, loop, finish."""
         config = self.config
+        if config.compile if config.compile is not None else self.device.type == "cuda":
+            self.model.compile()
         total_steps = self._total_steps()
         optimizer = build_optimizer(self.model, config.optimizer, lr_scales=learning_rate_scales(self.model))
-        schedule = config.schedule or ScheduleConfig(
-            kind="cosine", warmup=max(1, total_steps // 50), total=total_steps, floor=0.1
+        schedule = config.schedule or _default_schedule(total_steps)
+        scheduler = ScheduledLR(
+            optimizer, schedule, amount=self.batching.tokens_per_step if schedule.unit == "tokens" else 1
         )
-        scheduler = ScheduledLR(optimizer, schedule)
         self.model, self.optimizer, self.scheduler = self.accelerator.prepare(self.model, optimizer, scheduler)
         self.loader = TokenLoader(
             self.stream,
@@ -129,19 +158,30 @@ class _Run:
             custom=[self.watch],
             scaler=self.accelerator.scaler,
         )
+        stateful = [self.scheduler, self.watch, *([self.accelerator.scaler] if self.accelerator.scaler else [])]
+        self.snapshot = Snapshot(self.model, self.optimizer, stateful)
         first_step = self._resume()
         if self.world.is_main:
             save_config(config, os.path.join(config.out, CONFIG))
-            record_stream(
-                config.out,
-                self.stream,
-                windows_per_step=self.batching.windows_per_step,
-                step=first_step,
-                cursor=self.loader.cursor,
-            )
-        if config.compile if config.compile is not None else self.device.type == "cuda":
-            self.model.compile()
-        return self._loop(first_step, total_steps)
+            self._record(first_step)
+        self._batches = self._read()
+        try:
+            return self._loop(first_step, total_steps)
+        finally:
+            self._batches.close()
+
+    def _read(self) -> Generator[TokenBatch]:
+        return cast(Generator[TokenBatch], iter(self.loader))
+
+    def _record(self, step: int) -> None:
+        """Note where the data of the steps from here on comes from, for `piledriver trace`."""
+        record_stream(
+            self.config.out,
+            self.stream,
+            windows_per_step=self.batching.windows_per_step,
+            step=step,
+            cursor=self.loader.cursor,
+        )
 
     def _total_steps(self) -> int:
         """Steps in the budget. A budget in time is laid out once, by what a step costs here, and kept when resuming."""
@@ -182,51 +222,57 @@ class _Run:
 
     def _loop(self, first_step: int, total_steps: int) -> RunSummary:
         config = self.config
-        batches = iter(self.loader)
-        hub = self._trackers()
-        last_saved = time.monotonic()
+        about = {"model": str(config.model), "batch_tokens": config.batch_tokens}
         validate_every = config.validate_steps or max(1, total_steps // 10)
-        started, loss, stopped = time.monotonic(), math.nan, False
-        step = first_step
-        with stop_on_signals() as request, progress(f"train {self.shape_name}", total=total_steps, unit="steps") as bar:
-            bar.advance(first_step)
-            metrics = open(os.path.join(config.out, METRICS), "a", encoding="utf-8") if self.world.is_main else None
+        started, taken, loss, stopped = time.monotonic(), 0, math.nan, False
+        last_saved, step = started, first_step
+        with (
+            stop_on_signals() as request,
+            metric_log(config.out, config.trackers, is_main=self.world.is_main, config=about) as metrics,
+            display(
+                self.shape_name, first_step=first_step, total_steps=total_steps, is_main=self.world.is_main
+            ) as shown,
+        ):
             while step < total_steps:
                 begun = time.monotonic()
-                loss, norm, skipped = self._step(step, batches)
+                self._enter(step)
+                result = self._step(step)
+                loss, taken = result.loss, taken + 1
                 step += 1
-                seconds = time.monotonic() - begun
-                figures = self._figures(step, loss, norm, skipped, seconds)
+                figures = self._figures(step, result, time.monotonic() - begun)
+                if result.broken:
+                    shown.say(f"step {step}: loss {loss:.4g}, gradient norm {result.norm:.4g}: {self._will()}")
+                if result.broken and config.spikes.action == "rollback":
+                    step = self._roll_back(step, loss, shown)
+                    metrics.write({**figures, "rolled_back_to": step})
+                    continue
                 if self.validate is not None and (step % validate_every == 0 or step == total_steps):
                     figures |= {f"validation/{name}": value for name, value in self._validated().items()}
-                if metrics is not None and (step % config.log_steps == 0 or step == total_steps):
-                    metrics.write(json.dumps(figures) + "\n")
-                    metrics.flush()
-                    hub.log(figures, step=step)
-                bar.advance()
-                bar.note(f"loss {loss:.3f}, {figures['tokens_per_second']:.0f} tokens/s")
+                if step % config.log_steps == 0 or step == total_steps or result.broken:
+                    metrics.write(figures)
+                shown.show(figures)
                 stopped = any_rank(self.world, request.asked)
+                if stopped:
+                    step = self._step_to_stop_at(step, total_steps)
                 if stopped or self._is_time_to_save(step, last_saved) or step == total_steps:
                     self._save(step, total_steps)
                     last_saved = time.monotonic()
                 if stopped:
                     break
-            if metrics is not None:
-                metrics.close()
-        self.saver.wait()
-        hub.finish()
+            self.saver.wait()
         if self.world.is_main and step == total_steps:
             self._publish()
+        if self.world.is_main and config.plots:
+            _plotted(config.out)
         seconds = max(1e-9, time.monotonic() - started)
-        taken = (step - first_step) * self.batching.tokens_per_step
         return RunSummary(
             out=config.out,
             steps=step,
             tokens=step * self.batching.tokens_per_step,
             loss=loss,
             finished=step == total_steps,
-            skipped_steps=self.watch.count,
-            tokens_per_second=taken / seconds,
+            skipped_batches=self._skipped_batches(),
+            tokens_per_second=taken * self.batching.tokens_per_step / seconds,
         )
 
     @property
@@ -235,13 +281,64 @@ class _Run:
         name = self.config.model if isinstance(self.config.model, str) else "model"
         return f"{name} ({parameter_count(self.shape) / 1e6:.1f}M)"
 
-    def _step(self, step: int, batches: Iterator[TokenBatch]) -> tuple[float, float, bool]:
-        """One optimizer step: mean loss over every token of the global batch, gradient norm, whether it was skipped."""
+    def _window(self) -> int:
+        """The next window of the endless stream."""
+        return self.stream.index_of(self.loader.cursor)
+
+    def _enter(self, step: int) -> None:
+        """What comes before a step: pass over what is to be left out, keep a snapshot where one is due."""
+        window = self._window()
+        after = self.skips.after(window)
+        if after != window:
+            self._go_to(after)
+            if self.world.is_main:
+                self._record(step)
+        spikes = self.config.spikes
+        if spikes.action == "rollback" and (self.snapshot.step < 0 or step % spikes.snapshot_steps == 0):
+            self.snapshot.take(step, after)
+
+    def _go_to(self, window: int) -> None:
+        self._batches.close()
+        cursor = self.stream.advance(self.stream.start, window)
+        self.loader.load_state_dict({"cursor": cursor.to_bytes()})
+        self._batches = self._read()
+
+    def _roll_back(self, step: int, loss: float, shown: Display) -> int:
+        """Be as at the last snapshot, and leave out every batch since: one of them led here. The step to go on with."""
+        back, spikes = self.snapshot, self.config.spikes
+        if self.skips.times_from(back.step) >= spikes.max_rollbacks:
+            raise PiledriverError(
+                f"went back to step {back.step} {spikes.max_rollbacks} times; the loss of step {step} is {loss:.4g}",
+                fix="other batches do not help: lower optimizer.lr, or look at the data with piledriver trace",
+            )
+        windows = self._window() - back.window
+        batches = windows // self.batching.windows_per_step
+        skip = Skip(
+            step=back.step, window=back.window, windows=windows, batches=batches, seen_at=step, loss=f"{loss:.6g}"
+        )
+        self.skips.add(skip, write=self.world.is_main)
+        back.restore()
+        if self.world.is_main:
+            self._record(back.step)
+        shown.say(f"back to step {back.step}; {batches} batches are left out, and noted in skipped.json")
+        return back.step
+
+    def _step_to_stop_at(self, step: int, total_steps: int) -> int:
+        """This one, or the last that could be gone back to: a resumed run must be able to go back to the same."""
+        spikes = self.config.spikes
+        if spikes.action != "rollback" or step % spikes.snapshot_steps == 0 or step == total_steps:
+            return step
+        self.snapshot.restore()
+        self._go_to(self.snapshot.window)
+        return self.snapshot.step
+
+    def _step(self, step: int) -> _Result:
+        """One optimizer step on the mean loss over every token of the global batch, left out if it went wrong."""
         self.model.train()
         nats = torch.zeros((), dtype=torch.float64, device=self.device)
         tokens = torch.zeros((), dtype=torch.float64, device=self.device)
         for _ in range(self.batching.accumulation):
-            batch = next(batches)
+            batch = next(self._batches)
             with self.accelerator.accumulate(self.model, count=batch.labels.ne(-100).sum()):
                 sums = self.model(batch.inputs, targets=batch.labels, masks=self._masks(batch))
                 self.accelerator.backward(sums.total / sums.tokens)
@@ -250,57 +347,73 @@ class _Run:
         totals = self.accelerator.reduce(torch.stack([nats, tokens]), "sum")
         loss = float(totals[0] / totals[1])
         norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.clip))
-        bad = self.watch.is_spike(step, loss) or not math.isfinite(norm)
-        if bad and self.config.spikes.action == "stop":
+        # Scaled gradients overflow now and then, which the scaler sees to; any others that do are broken.
+        broken = self.watch.is_broken(step, loss, norm if self.accelerator.scaler is None else None)
+        action = self.config.spikes.action
+        if broken and action == "stop":
             raise PiledriverError(
                 f"the loss of step {step} is {loss} (gradient norm {norm})",
                 fix="lower optimizer.lr, or spikes.action=skip",
             )
-        skipped = bad and self.config.spikes.action == "skip"
+        skipped = broken and action in ("skip", "rollback")
         if not skipped:
             self.optimizer.step()
-        # A skipped step is a step of the schedule too: the learning rate is a function of the step alone.
-        self.scheduler.step()
+            skipped = self.accelerator.scaler is not None and self.accelerator.optimizer_step_was_skipped
+        if not (broken and action == "rollback"):
+            self.watch.left_out += skipped
+            # A skipped step is a step of the schedule too: the learning rate is a function of the step alone.
+            self.scheduler.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return loss, norm, skipped
+        return _Result(loss, norm, skipped, broken)
+
+    def _will(self) -> str:
+        return {"log": "noted", "skip": "its update is left out", "rollback": "going back"}[self.config.spikes.action]
+
+    def _skipped_batches(self) -> int:
+        return self.watch.left_out + self.skips.batches_before(self._window())
 
     def _masks(self, batch: TokenBatch) -> Any:
         if self.config.data.packing == "joined":
             return None
         return make_masks(self.shape, self.batching.seq_len, self.device, batch.document_ids())
 
-    def _figures(self, step: int, loss: float, norm: float, skipped: bool, seconds: float) -> dict[str, Any]:
+    def _figures(self, step: int, result: _Result, seconds: float) -> dict[str, Any]:
         rate = self.batching.tokens_per_step / max(seconds, 1e-9)
-        figures: dict[str, Any] = {
+        memory = memory_use(self.device)
+        return {
             "step": step,
             "tokens": step * self.batching.tokens_per_step,
-            "loss": loss,
-            "gradient_norm": norm,
+            "loss": result.loss if math.isfinite(result.loss) else None,
+            "gradient_norm": result.norm,
             "learning_rate": self.scheduler.get_last_lr()[0],
             "tokens_per_second": rate,
-            "skipped": skipped,
+            "mfu": self.flops_per_token * rate / (self.peak * self.world.size),
+            "memory_gib": (memory.device_peak or memory.host_rss) / 2**30,
+            "skipped": result.skipped,
+            "skipped_batches": self._skipped_batches(),
         }
-        peak = peak_flops(torch.cuda.get_device_name(), torch.bfloat16) if self.device.type == "cuda" else None
-        if peak:
-            flops = flops_per_token(self.shape, self.batching.seq_len) * rate
-            figures["mfu"] = flops / (peak * self.world.size)
-            figures["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
-        return figures
 
     def _validated(self) -> dict[str, float]:
         assert self.validate is not None
         self.model.eval()
-        return self.validate(self.model)
+        # Where each process holds a part of the weights they must all do the same; else each takes a share.
+        sharded = any(isinstance(parameter, DTensor) for parameter in self.model.parameters())
+        return self.validate(self.model, replace(self.world, rank=0, size=1) if sharded else self.world)
 
     def _is_time_to_save(self, step: int, last_saved: float) -> bool:
         if self.config.checkpoint_steps is not None:
             return step % self.config.checkpoint_steps == 0
+        spikes = self.config.spikes
+        if spikes.action == "rollback" and step % spikes.snapshot_steps:
+            return False
         due = time.monotonic() - last_saved > 60 * self.config.checkpoint_minutes
         # Clocks differ between processes; saving is something that all of them do together.
         return any_rank(self.world, due)
 
     def _save(self, step: int, total_steps: int) -> None:
         folder = folder_for(os.path.join(self.config.out, CHECKPOINTS), step, style="step-{}")
+        if is_complete(folder):
+            return  # went back to where it was saved already
         extra = {"total_steps": total_steps, "batching": asdict(self.batching)}
         self.saver.save(
             folder, self.contents, step=step, extra=extra, asynchronous=True, total_limit=self.config.keep_checkpoints
@@ -315,9 +428,13 @@ class _Run:
                 content = storage.read_bytes(os.path.join(self.config.data.tokens, name))
                 storage.write_bytes(os.path.join(folder, name), content)
 
-    def _trackers(self) -> TrackerHub:
-        names = [name for name in self.config.trackers if name != "jsonl"]
-        chosen = choose(names, logging_dir=self.config.out) if names else []
-        hub = TrackerHub(make_trackers(chosen, "piledriver", self.config.out, {}), is_main=self.world.is_main)
-        hub.start(config={"model": str(self.config.model), "batch_tokens": self.config.batch_tokens})
-        return hub
+
+def _default_schedule(total_steps: int) -> ScheduleConfig:
+    warmup = min(max(1, total_steps // 50), total_steps - 1)
+    return ScheduleConfig(kind="cosine", warmup=warmup, total=total_steps, floor=0.1)
+
+
+def _plotted(out: str) -> None:
+    # Pictures are an extra; the metrics are there.
+    with suppress(MissingDependencyError):
+        save_plots(out)

@@ -20,6 +20,8 @@ class SpikeWatch:
     config: SpikeConfig
     count: int = 0
     """Spikes so far."""
+    left_out: int = 0
+    """Steps whose update was left out: spikes under `skip`, overflows of fp16."""
     _mean: float | None = None
     _spread: float = field(default=0.0)
 
@@ -39,10 +41,18 @@ class SpikeWatch:
         self._mean = 0.95 * self._mean + 0.05 * loss
         return False
 
+    def is_broken(self, step: int, loss: float, norm: float | None) -> bool:
+        """Judge a step by its loss and, where gradients are not scaled, by their norm: what is no number never is."""
+        if norm is not None and not math.isfinite(norm) and math.isfinite(loss):
+            self.count += 1
+            return True
+        return self.is_spike(step, loss)
+
     def state_dict(self) -> dict[str, float | int | None]:
         """For the checkpoint."""
-        return {"count": self.count, "mean": self._mean, "spread": self._spread}
+        return {"count": self.count, "left_out": self.left_out, "mean": self._mean, "spread": self._spread}
 
     def load_state_dict(self, state: dict[str, float | int | None]) -> None:
         """From the checkpoint."""
-        self.count, self._mean, self._spread = int(state["count"] or 0), state["mean"], float(state["spread"] or 0)
+        self.count, self.left_out = int(state["count"] or 0), int(state.get("left_out") or 0)
+        self._mean, self._spread = state["mean"], float(state["spread"] or 0)
