@@ -1,0 +1,135 @@
+"""Blocks are compiled in place, once for all of one kind; what the compiler could not do is counted."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from piledriver.engine import activations_offload
+from piledriver.engine.activations import save_activations
+from piledriver.engine.compiling import compile_blocks, compile_report, is_compiled
+from piledriver.engine.layout import Layout
+from piledriver.models import ModelConfig, Transformer
+
+# dynamo looks at the gradients of everything it guards, and expects that warnings are not errors.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+TOKENS = torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    torch._dynamo.utils.clear_compilation_metrics()
+    yield
+    torch._dynamo.reset()
+
+
+def small() -> Transformer:
+    return Transformer(ModelConfig(vocab_size=64, dim=32, layers=2, heads=2))
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    for _ in range(2):
+        model.zero_grad()
+        sums = model(TOKENS[:, :-1], targets=TOKENS[:, 1:])
+        (sums.total / sums.tokens).backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+POLICIES: list[dict[str, Any]] = [
+    {},
+    {"activations": "selective"},
+    {"activations": "full", "activation_offload": True},
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_equal_blocks_share_one_graph_whatever_they_save(
+    policy: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activations_offload, "SMALLEST_BYTES", 1)
+    layout = Layout(compile=True, **policy)
+    model = small()
+    names = list(model.state_dict())
+    expected = gradients(copy.deepcopy(model))
+    save_activations(model, None, layout)
+    compile_blocks(model, None, layout, backend="aot_eager")
+    for ours, theirs in zip(gradients(model), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-7, rtol=1e-5)
+    assert list(model.state_dict()) == names
+    report = compile_report()
+    assert (report.graphs, report.breaks, report.recompiles) == (1, {}, {})
+
+
+def saved_bytes(layout: Layout) -> int:
+    model = small()
+    compile_blocks(model, None, layout, backend="aot_eager")
+    weights = {parameter.data_ptr() for parameter in model.parameters()}
+    seen: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.data_ptr() not in weights:
+            seen[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(TOKENS[:, :-1], targets=TOKENS[:, 1:])
+    torch._dynamo.reset()
+    return sum(seen.values())
+
+
+def test_the_compiler_keeps_to_the_budget() -> None:
+    everything = saved_bytes(Layout(compile=True))
+    assert saved_bytes(Layout(compile=True, activations="budget", activation_budget=0.4)) < 0.6 * everything
+    assert torch._functorch.config.activation_memory_budget == 1.0
+
+
+class Breaks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), Talks()) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Talks(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        torch._dynamo.graph_break("on purpose")
+        return x + 1
+
+
+def test_breaks_and_recompiles_are_counted_with_their_reasons() -> None:
+    model = compile_blocks(Breaks(), None, Layout(compile=True), backend="eager")
+    model(torch.ones(2, 4, requires_grad=True))
+    report = compile_report()
+    assert sum(report.breaks.values()) >= 1
+    assert "breaks (" in str(report)
+    assert not report.recompiles
+    model.double()(torch.ones(2, 4, dtype=torch.float64))
+    assert sum(compile_report().recompiles.values()) >= 1
+
+
+def test_when_and_what() -> None:
+    model = small()
+    assert not is_compiled(model, Layout())
+    assert is_compiled(model, Layout(compile=True))
+    compile_blocks(model, None, Layout())
+    assert "forward" not in model.blocks["0"].__dict__
+    # Nothing repeats: the model itself. A copy computes with its own weights.
+    single = compile_blocks(nn.Linear(2, 2), None, Layout(compile=True), backend="eager")
+    other = copy.deepcopy(single)
+    with torch.no_grad():
+        other.weight.zero_()
+        other.bias.zero_()
+    assert other(torch.ones(1, 2)).abs().sum() == 0
+    assert single(torch.ones(1, 2)).abs().sum() != 0
