@@ -23,7 +23,8 @@ from piledriver.engine.clipping import total_norm
 from piledriver.engine.laid_out import LaidOut, remember, stepped_on
 from piledriver.engine.layout import Schedule
 from piledriver.engine.mesh import Meshes, make_meshes
-from piledriver.engine.pipeline import Pipeline, evaluate_batch, run_batch, split, stages_of
+from piledriver.engine.pipeline import split, stages_of
+from piledriver.engine.pipeline.run import Pipeline, evaluate_batch, run_batch
 from piledriver.engine.whole import whole_state
 from piledriver.engine.zero import average_gradients, shard_parameters
 from piledriver.models import ModelConfig, Transformer

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch.distributed.pipelining as pipelining
-
 from piledriver.engine.errors import LayoutError
 from piledriver.engine.layout import TWO_STAGES_A_RANK, Layout
 
@@ -19,17 +17,13 @@ _CLASSES = {
     "zbv": "ScheduleZBVZeroBubble",
     "dualpipev": "ScheduleDualPipeV",
 }
-_SPLIT_BACKWARD = frozenset({"interleaved-zero-bubble", "zbv", "dualpipev"})
 
 
 def schedule_class(name: str) -> Any:
     """torch's class of a schedule."""
-    return getattr(pipelining.schedules, _CLASSES[name])
+    from torch.distributed.pipelining import schedules
 
-
-def splits_backward(name: str) -> bool:
-    """Whether a schedule computes gradients of inputs first and those of weights later, to fill bubbles."""
-    return name in _SPLIT_BACKWARD
+    return getattr(schedules, _CLASSES[name])
 
 
 def rank_of_stage(layout: Layout, stage: int) -> int:
