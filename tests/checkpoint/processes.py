@@ -7,6 +7,7 @@ import pickle
 import tempfile
 import traceback
 from collections.abc import Callable, Collection
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,37 @@ import torch.distributed as dist
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # `torch._dynamo` is what the first sharded step would import, in every process again.
-_CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.fsdp", "piledriver.checkpoint"])
+_CONTEXT.set_forkserver_preload(
+    [
+        "torch",
+        "torch._dynamo",
+        "torch.distributed.fsdp",
+        "torch.distributed.pipelining",
+        "torch.distributed.tensor.parallel",
+        "piledriver.accelerator",
+        "piledriver.checkpoint",
+        "piledriver.models",
+        "piledriver.optim",
+    ]
+)
 
 
 def run(
-    size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 120, dying: Collection[int] = ()
+    size: int,
+    function: Callable[..., Any],
+    *arguments: Any,
+    timeout_s: float = 120,
+    dying: Collection[int] = (),
+    patience: timedelta | None = None,
 ) -> list[Any]:
-    """`function(rank, *arguments)` on each rank of a gloo group; what each returned (None of those that will die)."""
+    """`function(rank, *arguments)` on each rank of a gloo group; what each returned (None of those that will die).
+
+    `patience` is how long a collective waits for the others.
+    """
     with tempfile.TemporaryDirectory() as folder:
         answers: Any = _CONTEXT.Queue()
-        workers = [
-            _CONTEXT.Process(target=_work, args=(rank, size, folder, function, arguments, answers, bool(dying)))
-            for rank in range(size)
-        ]
+        shared = (size, folder, function, arguments, answers, bool(dying), patience)
+        workers = [_CONTEXT.Process(target=_work, args=(rank, *shared)) for rank in range(size)]
         for worker in workers:
             worker.start()
         found: dict[int, tuple[str, Any]] = {}
@@ -54,10 +73,12 @@ def _work(
     arguments: tuple[Any, ...],
     answers: Any,
     some_die: bool,
+    patience: timedelta | None,
 ) -> None:
     torch.set_num_threads(1)
     try:
-        dist.init_process_group("gloo", init_method=f"file://{Path(folder, 'store')}", rank=rank, world_size=size)
+        store = f"file://{Path(folder, 'store')}"
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=patience)
         _answer(answers, rank, "done", function(rank, *arguments))
         if not some_die:
             dist.barrier()

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from piledriver.accelerator import clipping, prepare, uneven
+from piledriver.accelerator import prepare, uneven
 from piledriver.accelerator.accumulation import Count, GradientState, ItemMean
 from piledriver.accelerator.answers import Answers
 from piledriver.accelerator.errors import NotPreparedError, OptionError
@@ -41,10 +41,20 @@ from piledriver.accelerator.options import (
 )
 from piledriver.accelerator.precision import autocast_context, check_precision, grad_scaler, resolve_precision
 from piledriver.accelerator.saving import StateSaver
-from piledriver.accelerator.settings import Handlers, resolve_accumulation, resolve_project, say_what_is_missing
+from piledriver.accelerator.settings import (
+    Handlers,
+    agreed_layout,
+    resolve_accumulation,
+    resolve_project,
+    say_what_is_missing,
+)
 from piledriver.accelerator.strategy import Strategy, choose_strategy
 from piledriver.accelerator.tracking import Trackers
 from piledriver.accelerator.unwrap import unwrap
+from piledriver.engine import Layout, clipping
+from piledriver.engine.memory import MemoryReport, measure
+from piledriver.engine.mesh import Meshes, make_meshes
+from piledriver.engine.whole import whole_state
 from piledriver.runtime.collectives import gather, lost_peers_named, pad_across_processes, reduce
 from piledriver.runtime.connection import connect, disconnect
 from piledriver.runtime.trigger import Trigger
@@ -90,6 +100,7 @@ class Accelerator(Answers):
         deepspeed_plugins: Any = None,
         parallelism_config: Any = None,
         *,
+        layout: Layout | None = None,
         world: World | None = None,
     ) -> None:
         say_what_is_missing(
@@ -101,7 +112,9 @@ class Accelerator(Answers):
         )
         handlers = Handlers.sorted_out(kwargs_handlers)
         self._enter_world(cpu, handlers.process_group, mixed_precision, world)
-        check_precision(self.mixed_precision, self.device)
+        self.layout = agreed_layout(layout, self.mixed_precision)
+        self.meshes: Meshes | None = None if self.layout is None else make_meshes(self.layout, self.device.type)
+        check_precision(self.mixed_precision, self.device, engine=self.layout is not None)
         self.device_placement = device_placement
         self.dataloader_config = dataloader_config or DataLoaderConfiguration()
         if split_batches is not None:
@@ -122,7 +135,9 @@ class Accelerator(Answers):
         self.project_configuration = resolve_project(project_config, project_dir)
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.rng_types = list(rng_types) if rng_types is not None else ["generator"]
-        self.strategy: Strategy = choose_strategy(self.world, self.ddp_handler)
+        self.strategy: Strategy = choose_strategy(self.world, self.ddp_handler, self.meshes)
+        self._replaced: dict[torch.Tensor, torch.Tensor] = {}
+        self._gone: set[torch.Tensor] = set()
         self._models: list[nn.Module] = []
         self._optimizers: list[Any] = []
         self._schedulers: list[Any] = []
@@ -182,6 +197,10 @@ class Accelerator(Answers):
         placed = self.device_placement if device_placement is None else device_placement
         return _listed(self._optimizers, prepare.ready_optimizer(self, optimizer, placed))
 
+    def memory_report(self) -> MemoryReport:
+        """Bytes of parameters, gradients and optimizer states that this process holds, and what the layout asks for."""
+        return measure(self._models, [getattr(one, "optimizer", one) for one in self._optimizers], self.meshes)
+
     def prepare_scheduler(self, scheduler: Any) -> Any:
         """A scheduler that steps once when its optimizer did."""
         if getattr(scheduler, "_is_accelerate_prepared", False):
@@ -235,8 +254,14 @@ class Accelerator(Answers):
         """
         ends = self.gradient_state.next_batch()
         if count is not None or self._item_mean.batch_weight is not None:
-            held = (parameter for model in models or self._models for parameter in model.parameters())
-            self._item_mean.begin_batch(self.world, count, ends, held)
+            self._item_mean.begin_batch(
+                count,
+                ends,
+                gradients=(one for model in models or self._models for one in self.strategy.gradients(model)),
+                add_up=self.strategy.add_up,
+                averaged_over=self.strategy.averaged_over,
+                device=self.device,
+            )
         if ends or self.gradient_state.sync_each_batch or not self.world.is_distributed:
             yield
             return
@@ -291,7 +316,7 @@ class Accelerator(Answers):
     ) -> torch.Tensor:
         """Clip the norm of all gradients together, over every process and axis that holds a part of them."""
         self.unscale_gradients()
-        return clipping.clip_grad_norm(parameters, max_norm, norm_type)
+        return clipping.clip_grad_norm(parameters, max_norm, norm_type, self.meshes)
 
     def clip_grad_value_(self, parameters: torch.Tensor | Iterable[torch.Tensor], clip_value: float) -> None:
         """Clip each gradient's values."""
@@ -367,7 +392,8 @@ class Accelerator(Answers):
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> Any:
         """The model's weights under its own keys."""
-        return (self.unwrap_model(model) if unwrap else model).state_dict()
+        inner = self.unwrap_model(model) if unwrap else model
+        return inner.state_dict() if self.meshes is None else whole_state(inner, self.meshes)
 
     def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
         """Save something once per run (or per node where `save_on_each_node`)."""

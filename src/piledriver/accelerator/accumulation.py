@@ -8,14 +8,13 @@ every batch on every process, which is what one process with one big batch would
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from piledriver.accelerator.options import GradientAccumulationPlugin
-from piledriver.runtime.collectives import reduce
-from piledriver.runtime.world import World
+from piledriver.optim.shards import local
 
 
 class GradientState:
@@ -155,9 +154,20 @@ class ItemMean:
         self.batch_weight: Count | None = None
 
     def begin_batch(
-        self, world: World, count: Count | None, window_ends: bool, parameters: Iterable[torch.nn.Parameter]
+        self,
+        count: Count | None,
+        window_ends: bool,
+        *,
+        gradients: Iterable[torch.Tensor],
+        add_up: Callable[[torch.Tensor], torch.Tensor],
+        averaged_over: int,
+        device: torch.device,
     ) -> None:
-        """A batch with `count` items begins (None: weigh batches alike)."""
+        """A batch with `count` items begins (None: weigh batches alike).
+
+        `gradients` are those gathered so far, `add_up` sums a count over the `averaged_over` processes whose gradients
+        are averaged.
+        """
         if count is None:
             self.batch_weight = None
             return
@@ -165,12 +175,11 @@ class ItemMean:
         self.batch_weight = count
         if not window_ends:
             return
-        total = reduce(world, _as_tensor(self.counted, world.device), "sum") if world.is_distributed else self.counted
+        total = add_up(_as_tensor(self.counted, device)) if averaged_over > 1 else self.counted
         # Averaging over processes divides by their number, the mean over items must not.
-        to_mean = world.size / (total.clamp(min=1) if isinstance(total, torch.Tensor) else max(total, 1))
-        for parameter in parameters:
-            if parameter.grad is not None:
-                parameter.grad.mul_(to_mean)
+        to_mean = averaged_over / (total.clamp(min=1) if isinstance(total, torch.Tensor) else max(total, 1))
+        for gradient in gradients:
+            local(gradient).mul_(to_mean)
         self.batch_weight = count * to_mean
         self.counted = 0
 

@@ -14,6 +14,8 @@ from piledriver.accelerator.errors import PreparedTwiceError
 from piledriver.accelerator.optimizer import PreparedOptimizer
 from piledriver.accelerator.replicas import reducer_of
 from piledriver.accelerator.scheduler import PreparedScheduler
+from piledriver.engine.materialise import is_on_meta
+from piledriver.engine.optimizers import follow
 from piledriver.runtime.agreement import first_difference
 from piledriver.runtime.collectives import gather_object
 from piledriver.runtime.world import World
@@ -23,15 +25,19 @@ if TYPE_CHECKING:
 
 
 def prepare_all(accelerator: Accelerator, things: tuple[Any, ...], placement: list[bool | None]) -> tuple[Any, ...]:
-    """Everything in the order in which it was given; schedulers last, because they follow prepared optimizers."""
+    """Returned in the order given; made ready models first, then optimizers, which follow them, schedulers last."""
     agree(accelerator.world, things)
     ready = {
         index: accelerator.prepare_scheduler(thing)
         if is_scheduler(thing)
         else _one(accelerator, thing, placement[index])
-        for index, thing in sorted(enumerate(things), key=lambda pair: is_scheduler(pair[1]))
+        for index, thing in sorted(enumerate(things), key=lambda pair: _turn(pair[1]))
     }
     return tuple(ready[index] for index in range(len(things)))
+
+
+def _turn(thing: Any) -> int:
+    return 0 if isinstance(thing, nn.Module) else 2 if is_scheduler(thing) else 1
 
 
 def _one(accelerator: Accelerator, thing: Any, placement: bool | None) -> Any:
@@ -73,14 +79,35 @@ def ready_model(accelerator: Accelerator, model: nn.Module, placed: bool, evalua
             fix="use one Accelerator, or free_memory() of the other first",
         )
     groups = tied.find_tied(model)
-    if placed:
+    if placed and not is_on_meta(model):
         strategy.place(model, accelerator.device)
-    precision.compute_in(model, accelerator.mixed_precision, accelerator.device, accelerator.autocast_handler)
+    if accelerator.layout is None:
+        precision.compute_in(model, accelerator.mixed_precision, accelerator.device, accelerator.autocast_handler)
     if not evaluation_mode:
+        before = dict(model.named_parameters())
         accelerator.strategy.lay_out(model)
+        follow_layout(accelerator, model, before)
     tied.retie(model, groups)
     compiling.compile_in_place(model, accelerator.dynamo_plugin)
     return model
+
+
+def follow_layout(accelerator: Accelerator, model: nn.Module, before: dict[str, nn.Parameter]) -> None:
+    """Remember which parameter took whose place, for optimizers that were made for the old ones."""
+    now = dict(model.named_parameters())
+    replaced = {old: now[name] for name, old in before.items() if name in now and now[name] is not old}
+    gone = {old for name, old in before.items() if name not in now}
+    accelerator._replaced.update(replaced)
+    accelerator._gone |= gone
+    for known in accelerator._optimizers:
+        _lay_out_optimizer(accelerator, known.optimizer)
+
+
+def _lay_out_optimizer(accelerator: Accelerator, optimizer: Any) -> None:
+    if accelerator.layout is None or not isinstance(optimizer, torch.optim.Optimizer):
+        return
+    follow(optimizer, accelerator._replaced, accelerator._gone)
+    accelerator.strategy.lay_out_optimizer(optimizer)
 
 
 def ready_optimizer(accelerator: Accelerator, optimizer: Any, placed: bool) -> PreparedOptimizer:
@@ -91,6 +118,8 @@ def ready_optimizer(accelerator: Accelerator, optimizer: Any, placed: bool) -> P
                 f"the optimizer {type(optimizer).__name__} is prepared already",
                 fix="use what the first prepare returned",
             )
+    if accelerator._models:
+        _lay_out_optimizer(accelerator, optimizer)
     return PreparedOptimizer(
         optimizer,
         device_placement=placed,
@@ -118,12 +147,12 @@ def ready_data_loader(accelerator: Accelerator, loader: Any, placed: bool, slice
     """This process's share of a loader, that tells us when it is at its end."""
     from piledriver.data import prepare_data_loader
 
-    config = accelerator.dataloader_config
+    config, meshes = accelerator.dataloader_config, accelerator.meshes
     ready: Any = prepare_data_loader(
         loader,
         accelerator.device,
-        num_processes=accelerator.num_processes,
-        process_index=accelerator.process_index,
+        num_processes=accelerator.num_processes if meshes is None else meshes.layout.data_size,
+        process_index=accelerator.process_index if meshes is None else meshes.data_rank,
         split_batches=config.split_batches,
         put_on_device=placed,
         rng_types=list(accelerator.rng_types),

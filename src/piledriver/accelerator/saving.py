@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from piledriver.accelerator.errors import OptionError
 from piledriver.checkpoint import Checkpointer, Contents, LoadReport, folder_for, latest
+from piledriver.core.config import to_mapping
 from piledriver.runtime.collectives import broadcast_object
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class StateSaver:
         self.checkpointer.save(
             target,
             self._contents(accelerator, models),
+            layout=None if accelerator.meshes is None else to_mapping(accelerator.meshes.layout),
             extra={"accumulation_step": accelerator.gradient_state.step, "iteration": project.iteration},
             asynchronous=asynchronous,
             total_limit=total_limit,

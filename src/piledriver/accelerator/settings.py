@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 from piledriver.accelerator.errors import OptionError
 from piledriver.accelerator.options import (
@@ -17,6 +17,7 @@ from piledriver.accelerator.options import (
     ProfileKwargs,
     ProjectConfiguration,
 )
+from piledriver.engine.layout import Layout, Precision
 from piledriver.runtime import environment
 
 
@@ -81,6 +82,22 @@ def resolve_project(config: ProjectConfiguration | None, project_dir: str | None
     if project_dir is not None and config.project_dir is None:
         config.set_directories(str(project_dir))
     return config
+
+
+def agreed_layout(layout: Layout | None, mixed_precision: str) -> Layout | None:
+    """The layout with the precision that both arguments agree on.
+
+    >>> agreed_layout(Layout(zero=3), "bf16")
+    Layout(zero=3, precision='bf16')
+    """
+    if layout is None or mixed_precision == "no" or layout.precision.startswith(mixed_precision):
+        return layout
+    if layout.precision != "fp32":
+        raise OptionError(
+            f"mixed_precision is {mixed_precision!r}, the layout's precision is {layout.precision!r}",
+            fix="give one of them",
+        )
+    return replace(layout, precision=cast(Precision, mixed_precision))
 
 
 def say_what_is_missing(**plugins: Any) -> None:

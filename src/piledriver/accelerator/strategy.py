@@ -1,19 +1,26 @@
 """How a model is laid out over the processes: the seam where the engine's layouts plug in.
 
 A strategy takes the user's model as it is and returns nothing new: what it changes, it changes inside. `Alone` is one
-process, `Replicas` one copy per process.
+process, `Replicas` one copy per process, `LaidOut` whatever a `Layout` says.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from piledriver.accelerator import replicas
 from piledriver.accelerator.options import DistributedDataParallelKwargs
+from piledriver.engine import laid_out
+from piledriver.engine.apply import apply
+from piledriver.engine.mesh import Meshes
+from piledriver.engine.optimizers import share_states
+from piledriver.runtime.collectives import reduce
 from piledriver.runtime.world import World
 
 
@@ -22,6 +29,19 @@ class Strategy(Protocol):
 
     def lay_out(self, model: nn.Module) -> None:
         """Spread a model over the processes, in place. Its parameters may become other objects."""
+
+    def lay_out_optimizer(self, optimizer: Any) -> None:
+        """Let an optimizer, whose parameters are the laid-out ones, hold its share of the states."""
+
+    def gradients(self, model: nn.Module) -> Iterator[Tensor]:
+        """Every gradient that has gathered on this process."""
+
+    def add_up(self, count: Tensor) -> Tensor:
+        """The sum of a count over the processes whose gradients are averaged."""
+
+    @property
+    def averaged_over(self) -> int:
+        """How many processes a gradient is the mean of."""
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """Keep gradients local within the block."""
@@ -36,8 +56,21 @@ class Strategy(Protocol):
 class Alone:
     """One process: nothing to do."""
 
+    averaged_over = 1
+
     def lay_out(self, model: nn.Module) -> None:
         """Nothing."""
+
+    def lay_out_optimizer(self, optimizer: Any) -> None:
+        """Nothing."""
+
+    def gradients(self, model: nn.Module) -> Iterator[Tensor]:
+        """The parameters' own."""
+        return (parameter.grad for parameter in model.parameters() if parameter.grad is not None)
+
+    def add_up(self, count: Tensor) -> Tensor:
+        """It is the sum."""
+        return count
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """Nothing."""
@@ -54,8 +87,26 @@ class Alone:
 class Replicas:
     """One copy per process, gradients averaged."""
 
-    def __init__(self, options: DistributedDataParallelKwargs | None = None) -> None:
+    def __init__(self, world: World, options: DistributedDataParallelKwargs | None = None) -> None:
+        self.world = world
         self.options = options
+
+    def lay_out_optimizer(self, optimizer: Any) -> None:
+        """Nothing: every process holds all of it."""
+
+    def gradients(self, model: nn.Module) -> Iterator[Tensor]:
+        """The parameters' own."""
+        return (parameter.grad for parameter in model.parameters() if parameter.grad is not None)
+
+    def add_up(self, count: Tensor) -> Tensor:
+        """Over all processes."""
+        total: Tensor = reduce(self.world, count, "sum")
+        return total
+
+    @property
+    def averaged_over(self) -> int:
+        """All processes."""
+        return self.world.size
 
     def lay_out(self, model: nn.Module) -> None:
         """Hook the reducer onto the model."""
@@ -74,9 +125,58 @@ class Replicas:
         replicas.forget(model)
 
 
-def choose_strategy(world: World, options: DistributedDataParallelKwargs | None = None) -> Strategy:
-    """The layout where the user gave none."""
-    return Replicas(options) if world.is_distributed else Alone()
+class LaidOut:
+    """As a `Layout` says: the engine does it."""
+
+    def __init__(self, meshes: Meshes, device: torch.device) -> None:
+        self.meshes = meshes
+        self.device = device
+
+    def lay_out(self, model: nn.Module) -> None:
+        """All of the engine's steps, in its order."""
+        apply(model, self.meshes, device=self.device)
+
+    def lay_out_optimizer(self, optimizer: Any) -> None:
+        """Zero 1 and 2 share out its states; zero 3 has done so with the parameters."""
+        if self.meshes.layout.zero in (1, 2) and not self.meshes.alone:
+            share_states(optimizer, self.meshes)
+
+    def gradients(self, model: nn.Module) -> Iterator[Tensor]:
+        """Also those that are kept whole until a window ends."""
+        return laid_out.gradients_so_far(model)
+
+    def add_up(self, count: Tensor) -> Tensor:
+        """Over the processes that hold different data."""
+        total = count.clone()
+        for axis in self.meshes.averaged:
+            dist.all_reduce(total, group=axis.get_group())
+        return total
+
+    @property
+    def averaged_over(self) -> int:
+        """The data axes and the context axis."""
+        return self.meshes.averaged_over
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Keep gradients local."""
+        return laid_out.no_sync(model)
+
+    def sync_in_backward(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Average in this backward."""
+        return laid_out.sync_in_backward(model)
+
+    def release(self, model: nn.Module) -> None:
+        """Average no longer."""
+        laid_out.forget(model)
+
+
+def choose_strategy(
+    world: World, options: DistributedDataParallelKwargs | None = None, meshes: Meshes | None = None
+) -> Strategy:
+    """The layout's, or one copy per process where the user gave none."""
+    if meshes is not None:
+        return LaidOut(meshes, world.device)
+    return Replicas(world, options) if world.is_distributed else Alone()
 
 
 def place(model: nn.Module, device: torch.device) -> None:

@@ -1,0 +1,112 @@
+"""What the engine remembers of a model that it laid out: its meshes, and who averages its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from piledriver.engine import parts
+from piledriver.engine.averaging import Averager
+from piledriver.engine.mesh import Meshes
+
+_NAME = "_laid_out"
+
+
+class LaidOut:
+    """Kept on the model; a copy of the model is in no group and has none."""
+
+    def __init__(self, meshes: Meshes, averager: Averager | None) -> None:
+        self.meshes = meshes
+        self.averager = averager
+
+    def __deepcopy__(self, memo: Any) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+
+def remember(model: nn.Module, laid_out: LaidOut) -> None:
+    """Keep it with the model."""
+    model.__dict__[_NAME] = laid_out
+
+
+def laid_out(model: nn.Module) -> LaidOut | None:
+    """What was done to a model, if anything."""
+    found: LaidOut | None = model.__dict__.get(_NAME)
+    return found
+
+
+def forget(model: nn.Module) -> None:
+    """Average no longer. Parameters that are sharded stay so."""
+    known = model.__dict__.pop(_NAME, None)
+    if known is not None and known.averager is not None:
+        known.averager.release()
+    for parameter in model.parameters():
+        parameter.__dict__.pop("own_part", None)
+
+
+@contextmanager
+def no_sync(model: nn.Module) -> Iterator[None]:
+    """Keep gradients local within the block."""
+    known = laid_out(model)
+    if known is not None and known.averager is not None:
+        with known.averager.off():
+            yield
+        return
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            model.set_requires_gradient_sync(True)
+        return
+    yield
+
+
+@contextmanager
+def sync_in_backward(model: nn.Module) -> Iterator[None]:
+    """Average in this backward, whatever was said around it."""
+    known = laid_out(model)
+    if known is not None and known.averager is not None:
+        with known.averager.on():
+            yield
+        return
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(True)
+    yield
+
+
+def gradients_so_far(model: nn.Module) -> Iterator[Tensor]:
+    """Every gradient that has gathered on this process, averaged or not: what a window's weights are applied to."""
+    for parameter in model.parameters():
+        part = getattr(parameter, "own_part", None)
+        if parameter.grad is not None:
+            yield parameter.grad
+        elif part is not None and part.grad is not None:
+            yield part.grad
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            yield from _kept_whole(module)
+
+
+def _kept_whole(module: FSDPModule) -> Iterator[Tensor]:
+    """Gradients that `fully_shard` holds unsharded between backwards that do not communicate."""
+    state: Any = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+    for group in groups:
+        for one in group.fsdp_params if group is not None else ():
+            whole = getattr(one, "_unsharded_param", None)
+            for gradient in (one.unsharded_accumulated_grad, None if whole is None else whole.grad):
+                if gradient is not None:
+                    yield gradient
+
+
+def stepped_on(parameters: Any) -> list[Tensor]:
+    """The tensors whose gradients count: own rows in place of a parameter where the optimizer steps on these."""
+    held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    return [getattr(one, "own_part", one) if not parts.is_own_part(one) else one for one in held]

@@ -1,0 +1,93 @@
+"""A model made on the meta device gets memory for its own part only, then its weights: no process holds all of it.
+
+Our own models draw each parameter from (seed, name), so they start the same on any number of processes. Other models
+are initialised module by module by their own `reset_parameters`, each from (seed, name) too.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from piledriver.core.random import Stream
+from piledriver.engine.errors import LayoutError
+from piledriver.models import Transformer, initialise
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The modules of a model as they were before it was laid out, without memory."""
+
+    modules: dict[str, nn.Module]
+
+
+def is_on_meta(model: nn.Module) -> bool:
+    """Whether a model has no memory yet."""
+    return any(tensor.is_meta for tensor in model.parameters())
+
+
+def recipe_of(model: nn.Module) -> Recipe:
+    """Copies of the modules that hold parameters or buffers of their own: on the meta device they cost nothing."""
+    held = {
+        name: copy.deepcopy(_alone(module))
+        for name, module in model.named_modules()
+        if not isinstance(model, Transformer) and (module._parameters or module._buffers)
+    }
+    return Recipe(held)
+
+
+def fill(model: nn.Module, recipe: Recipe, device: torch.device, weights: int | Callable[[nn.Module], None]) -> None:
+    """Give a laid-out model its memory and its weights."""
+    model.to_empty(device=device)
+    if not isinstance(weights, int):
+        weights(model)
+    elif isinstance(model, Transformer):
+        initialise(model, weights)
+    else:
+        for name, module in recipe.modules.items():
+            _reset(model.get_submodule(name), module, name, device, weights)
+
+
+def _alone(module: nn.Module) -> nn.Module:
+    """The module without its children, sharing its parameters."""
+    alone = copy.copy(module)
+    alone._modules = {}
+    return alone
+
+
+@torch.no_grad()
+def _reset(target: nn.Module, recipe: nn.Module, name: str, device: torch.device, seed: int) -> None:
+    reset = getattr(recipe, "reset_parameters", None) or getattr(recipe, "_reset_parameters", None)
+    if reset is None:
+        raise LayoutError(
+            f"{name or 'the model'} ({type(recipe).__name__}) on the meta device has no reset_parameters",
+            fix="give it one, load a checkpoint, or make the model with its weights",
+        )
+    recipe.to_empty(device=device)
+    generators = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=generators):
+        torch.manual_seed(Stream(seed, "initialise", name).below(2**63, 0))
+        reset()
+    for held, wanted in ((recipe._parameters, target._parameters), (recipe._buffers, target._buffers)):
+        for key, value in held.items():
+            into = wanted.get(key)
+            if value is not None and into is not None:
+                put(into, value)
+
+
+@torch.no_grad()
+def put(target: Tensor, whole: Tensor) -> None:
+    """This process's part of a whole tensor into its place; nothing is sent."""
+    if not isinstance(target, DTensor):
+        target.copy_(whole)
+        return
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
+    part = whole[tuple(slice(begin, begin + size) for begin, size in zip(offset, shape, strict=True))]
+    target.to_local().copy_(part)

@@ -1,0 +1,90 @@
+"""What data-parallel processes share out: nothing, optimizer states, gradients, parameters (ZeRO, Rajbhandari, 2020).
+
+| zero | parameters | gradients | optimizer state | how |
+|---|---|---|---|---|
+| 0 | whole | whole | whole | averaged in buckets (`averaging.py`) |
+| 1 | whole | whole | 1 / N | the same; the optimizer steps on its rows (`parts.py`, `optimizers.py`) |
+| 2 | whole | 1 / N | 1 / N | each process receives its rows of the mean only |
+| 3 | 1 / N | 1 / N | 1 / N | torch's `fully_shard`, block by block |
+
+N is dp_shard * cp. With dp_replicate, N processes share one copy and the copies are averaged across.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from piledriver.engine import parts
+from piledriver.engine.averaging import Averager
+from piledriver.engine.blocks import blocks_of
+from piledriver.engine.layout import Layout
+from piledriver.engine.mesh import Meshes
+from piledriver.engine.pipeline.split import stages_of
+
+
+def shard_parameters(model: nn.Module, meshes: Meshes, layout: Layout) -> nn.Module:
+    """Zero 3: parameters in 1 / N, gathered block by block while they are needed. Works on the meta device."""
+    if layout.zero != 3 or meshes.alone or meshes.shard.size() == 1:
+        return model
+    policy = policy_of(layout)
+    blocks = [block for block in blocks_of(model).values() if any(True for _ in block.parameters())]
+    for module in [*blocks, model]:
+        for experts in _expert_modules(module):
+            if not isinstance(experts, FSDPModule):
+                _shard_experts(experts, meshes, policy)
+    for block in blocks:
+        fully_shard(block, mesh=meshes.shard, reshard_after_forward=True, mp_policy=policy)
+    for root in stages_of(model):
+        fully_shard(root, mesh=meshes.shard, mp_policy=policy)
+    _prefetch(blocks, layout.prefetch)
+    return model
+
+
+def policy_of(layout: Layout) -> MixedPrecisionPolicy:
+    """Parameters are gathered in what is computed in; gradients are summed in fp32."""
+    if layout.precision in ("bf16", "fp8", "fp8-rowwise"):
+        return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    if layout.precision == "bf16-pure":
+        return MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+    return MixedPrecisionPolicy(cast_forward_inputs=False)
+
+
+def _expert_modules(module: nn.Module) -> list[nn.Module]:
+    return [one for one in module.modules() if any(parts.is_expert(p) for p in one.parameters(recurse=False))]
+
+
+def _shard_experts(experts: nn.Module, meshes: Meshes, policy: MixedPrecisionPolicy) -> None:
+    fully_shard(experts, mesh=meshes.expert_shard, reshard_after_forward=True, mp_policy=policy)
+    assert isinstance(experts, FSDPModule)
+    # Their gradients hold the tokens of all processes already, the mean is still over everybody's batches.
+    experts.set_gradient_divide_factor(float(meshes.averaged_over))
+
+
+def _prefetch(blocks: list[nn.Module], ahead: int) -> None:
+    """Ask for the next blocks' parameters before this one computes. torch itself gathers one ahead on a GPU."""
+    if ahead <= 1:
+        return
+    for i, block in enumerate(blocks):
+        assert isinstance(block, FSDPModule)
+        block.set_modules_to_forward_prefetch(_fsdp(blocks[i + 1 : i + 1 + ahead]))
+        block.set_modules_to_backward_prefetch(_fsdp(blocks[max(i - ahead, 0) : i][::-1]))
+
+
+def _fsdp(modules: list[nn.Module]) -> list[FSDPModule]:
+    return [module for module in modules if isinstance(module, FSDPModule)]
+
+
+def average_gradients(model: nn.Module, meshes: Meshes, layout: Layout) -> Averager | None:
+    """Zero 0, 1 and 2: average in every backward from now on. With zero 2 each process receives its rows only."""
+    if layout.zero == 3 and not meshes.alone and meshes.shard.size() > 1:
+        return None
+    if meshes.alone or meshes.averaged_over == 1 or not any(p.requires_grad for p in model.parameters()):
+        return None
+    if layout.zero in (1, 2):
+        for parameter in model.parameters():
+            if not parts.local(parameter).is_contiguous():
+                parameter.data = parameter.data.contiguous()
+            parts.own_part(parameter, meshes)
+    return Averager(model.parameters(), meshes, scatter=layout.zero == 2)

@@ -1,0 +1,60 @@
+"""The rows of the parity matrix: add one for each layout that must train like one process.
+
+`tests/laws/test_layouts.py` runs each row for 20 steps through `Accelerator(layout=...)` and compares the loss of every
+step and the final weights with one process; then it loads the checkpoint that the row before saved at step 10 and goes
+on from there. To run some of them: pytest tests/laws/test_layouts.py -k "zero3".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from piledriver.engine import Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One layout on some processes, and how near to one process it must stay."""
+
+    name: str
+    layout: Layout
+    processes: int = 2
+    model: str = "transformer"
+    """transformer, plain (a user's own stack), tied (tied embeddings) or moe: see `test_layouts.make_model`."""
+    optimizer: str = "adamw"
+    """adamw, muon, lion, compact (8-bit states): see `test_layouts.make_optimizer`."""
+    loss: float = 2e-5
+    """How far a loss may be off, relatively."""
+    weight: float = 2e-4
+    """How far a final weight may be off, absolutely."""
+    accumulate: int = 1
+    """Batches per step."""
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
+    """More arguments of the Accelerator."""
+    moves: bool = True
+    """Whether it also goes on from the checkpoint of the row before (of the same model and optimizer)."""
+
+
+ROWS: list[Row] = [
+    Row(name="zero0", layout=Layout()),
+    Row(name="zero1", layout=Layout(zero=1)),
+    Row(name="zero2", layout=Layout(zero=2)),
+    Row(name="zero3", layout=Layout(zero=3)),
+    Row(name="zero3-prefetch", layout=Layout(zero=3, prefetch=2), model="tied"),
+    Row(name="zero0-plain", layout=Layout(), model="plain"),
+    Row(name="zero1-plain", layout=Layout(zero=1), model="plain"),
+    Row(name="zero2-plain", layout=Layout(zero=2), model="plain"),
+    Row(name="zero3-plain", layout=Layout(zero=3), model="plain"),
+    Row(name="zero1-tied", layout=Layout(zero=1), model="tied"),
+    Row(name="zero2-accumulate", layout=Layout(zero=2), model="tied", accumulate=2),
+    Row(name="zero3-accumulate", layout=Layout(zero=3), model="tied", accumulate=2),
+    Row(name="zero1-muon", layout=Layout(zero=1), optimizer="muon"),
+    Row(name="zero2-lion", layout=Layout(zero=2), optimizer="lion", weight=2e-3),
+    Row(name="zero1-moe", layout=Layout(zero=1), model="moe"),
+    Row(name="zero3-moe", layout=Layout(zero=3), model="moe"),
+    Row(name="zero1-hybrid", layout=Layout(zero=1, dp_replicate=2), processes=4),
+    Row(name="zero2-hybrid", layout=Layout(zero=2, dp_replicate=2), processes=4),
+    Row(name="zero3-hybrid", layout=Layout(zero=3, dp_replicate=2), processes=4),
+    Row(name="zero3-on-4", layout=Layout(zero=3), processes=4, model="plain"),
+]

@@ -1,0 +1,267 @@
+"""Law 1: every layout trains like one process. Laws 3 and 4: and goes on from any other's checkpoint.
+
+The rows are in `layouts.py`. All rows of one number of processes share one start of processes, which costs more than
+what they do; if one fails, the others run in new processes.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import queue
+import tempfile
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from piledriver.accelerator import Accelerator, DataLoaderConfiguration
+from piledriver.data.processes import group_world
+from piledriver.models import ModelConfig, MoEConfig, Transformer
+from piledriver.optim import CompactAdamW, Lion, Muon, parameter_groups
+from tests.checkpoint.processes import run as on_ranks
+from tests.laws.layouts import ROWS, Row
+
+STEPS, HALF = 20, 10
+BATCH, TIME, VOCAB = 8, 16, 64
+PATIENCE = timedelta(seconds=60)
+
+
+class PlainStack(nn.Module):
+    """What a user writes, with sizes that no number of processes divides, and one frozen parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.embedding = nn.Embedding(VOCAB, 30)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(30), nn.Linear(30, 53), nn.GELU(), nn.Linear(53, 30)) for _ in range(3)
+        )
+        self.scale = nn.Parameter(torch.ones(30), requires_grad=False)
+        self.out = nn.Linear(30, VOCAB)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.out(x * self.scale)
+
+
+def make_model(kind: str) -> nn.Module:
+    if kind == "plain":
+        return PlainStack()
+    moe = MoEConfig(experts=4, experts_per_token=2, balance_coefficient=0.0) if kind == "moe" else None
+    config = ModelConfig(
+        vocab_size=VOCAB,
+        dim=32,
+        layers=4 if moe is None else 2,
+        heads=4,
+        kv_heads=2,
+        mlp_dim=64,
+        max_positions=64,
+        tied=kind == "tied",
+        moe=moe,
+    )
+    return Transformer(config, seed=1)
+
+
+def make_optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
+    if kind == "muon":
+        return Muon(parameter_groups(model, lr=0.01), dtype=torch.float32)
+    if kind == "lion":
+        return Lion(model.parameters(), lr=3e-4)
+    if kind == "compact":
+        return CompactAdamW(model.parameters(), lr=3e-3)
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    rest = [p for p in model.parameters() if p.dim() <= 1]
+    return torch.optim.AdamW([{"params": decayed}, {"params": rest, "weight_decay": 0.0}], lr=3e-3)
+
+
+def batches(first: int, last: int) -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(7)
+    tokens = torch.randint(VOCAB, (STEPS * BATCH, TIME + 1), generator=generator)
+    # Something to learn: every second token repeats the one before.
+    tokens[:, 1::2] = tokens[:, 0:-1:2]
+    wanted = tokens[first * BATCH : last * BATCH]
+    return DataLoader(TensorDataset(wanted[:, :-1].contiguous(), wanted[:, 1:].contiguous()), batch_size=BATCH)
+
+
+def mean_loss(model: nn.Module, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    if isinstance(model, PlainStack):
+        return nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+    sums = model(tokens, targets)
+    return sums.total / sums.tokens
+
+
+def train(row: Row, accelerator: Accelerator, ready: tuple[Any, ...], save: Path | None) -> list[float]:
+    model, optimizer, loader = ready
+    losses = []
+    for step, (tokens, targets) in enumerate(loader):
+        total = 0.0
+        # The same batch in parts, so that losses can be compared with those of rows that do not accumulate.
+        for x, y in zip(tokens.chunk(row.accumulate), targets.chunk(row.accumulate), strict=True):
+            with accelerator.accumulate(model):
+                loss = mean_loss(model, x, y)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+                optimizer.zero_grad()
+            total += loss.item() / row.accumulate
+        losses.append(accelerator.reduce(torch.tensor(total), "mean").item())
+        if save is not None and step + 1 == HALF:
+            accelerator.save_state(save)
+    return losses
+
+
+def prepared(row: Row, accelerator: Accelerator, first: int) -> tuple[Any, ...]:
+    model = make_model(row.model)
+    return tuple(accelerator.prepare(model, make_optimizer(row.optimizer, model), batches(first, STEPS)))
+
+
+def run_row(row: Row, folder: Path, before: str | None = None, alone: bool = False) -> dict[str, Any]:
+    """Losses and weights of one row, and of going on from the checkpoint that `before` saved."""
+
+    def accelerator() -> Accelerator:
+        return Accelerator(
+            world=group_world(),
+            layout=None if alone else row.layout,
+            gradient_accumulation_steps=row.accumulate,
+            dataloader_config=DataLoaderConfiguration(split_batches=True),
+            **({} if alone else row.options),
+        )
+
+    first = accelerator()
+    ready = prepared(row, first, 0)
+    result: dict[str, Any] = {"losses": train(row, first, ready, folder / row.name)}
+    result["weights"] = {key: value.clone() for key, value in first.get_state_dict(ready[0]).items()}
+    if before is not None:
+        again = accelerator()
+        went_on = prepared(row, again, HALF)
+        again._dataloaders.clear()
+        again.load_state(folder / before)
+        result["losses_after"] = train(row, again, went_on, None)
+        result["weights_after"] = {key: value.clone() for key, value in again.get_state_dict(went_on[0]).items()}
+        again.free_memory()
+    first.free_memory()
+    return result
+
+
+def predecessors(rows: list[Row]) -> dict[str, str | None]:
+    """Whose checkpoint each row goes on from: the row before of the same kind, the first one from one process's.
+
+    So what any row saved is loaded by another, and over the whole table by one of each other kind of layout.
+    """
+    found: dict[str, str | None] = {}
+    last: dict[tuple[str, str], str] = {}
+    for row in rows:
+        kind = (row.model, row.optimizer)
+        found[row.name] = last.get(kind, f"one-{row.model}-{row.optimizer}") if row.moves else None
+        if row.moves:
+            last[kind] = row.name
+    return found
+
+
+def row_of(name: str) -> Row:
+    return next(row for row in ROWS if row.name == name)
+
+
+@functools.cache
+def reference(model: str, optimizer: str, folder: str) -> dict[str, Any]:
+    row = Row(name=f"one-{model}-{optimizer}", layout=ROWS[0].layout, model=model, optimizer=optimizer)
+    return run_row(row, Path(folder), alone=True)
+
+
+def _work(rank: int, names: dict[str, str | None], folder: str) -> None:
+    """Each process runs the rows one after the other and notes what it found; the first failure ends it."""
+    rows = {row.name: row for row in ROWS}
+    for name, before in names.items():
+        (Path(folder) / f"{name}.{rank}.began").touch()
+        try:
+            found = run_row(rows[name], Path(folder), before)
+        except BaseException:
+            (Path(folder) / f"{name}.{rank}.error").write_text(traceback.format_exc())
+            raise
+        if rank == 0:
+            (Path(folder) / f"{name}.result").write_bytes(pickle.dumps(found))
+        dist.barrier()
+
+
+class Runs:
+    """Runs the rows that were asked for, when the first of them is."""
+
+    def __init__(self, folder: Path, wanted: list[Row]) -> None:
+        self.folder = folder
+        self.wanted = wanted
+        self.before = predecessors(wanted)
+        self.started: set[int] = set()
+
+    def __getitem__(self, row: Row) -> dict[str, Any]:
+        for processes in sorted({other.processes for other in self.wanted}):
+            if processes not in self.started and processes <= row.processes:
+                self.started.add(processes)
+                self._run([other for other in self.wanted if other.processes == processes], processes)
+        result = self.folder / f"{row.name}.result"
+        if not result.exists():
+            said = [path.read_text() for path in sorted(self.folder.glob(f"{row.name}.*.error"))]
+            pytest.fail("\n".join(said) or "a process ended without a word", pytrace=False)
+        return pickle.loads(result.read_bytes())
+
+    def _run(self, rows: list[Row], processes: int) -> None:
+        for row in rows:
+            reference(row.model, row.optimizer, str(self.folder))
+        left = {name: before for name, before in self.before.items() if name in {row.name for row in rows}}
+        while left:
+            # A row that failed says so in its own test.
+            with suppress(AssertionError, queue.Empty):
+                on_ranks(processes, _work, left, str(self.folder), timeout_s=400, patience=PATIENCE)
+            began = [name for name in left if any(self.folder.glob(f"{name}.*.began"))]
+            # Nobody goes on from a row that failed.
+            failed = {name for name in began if not (self.folder / f"{name}.result").exists()}
+            left = {
+                name: f"one-{row_of(name).model}-{row_of(name).optimizer}" if before in failed else before
+                for name, before in left.items()
+                if name not in began
+            }
+            if not began:
+                return
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
+    wanted = {_parameters(item)["row"].name for item in request.session.items if "row" in _parameters(item)}
+    with tempfile.TemporaryDirectory() as folder:
+        rows = sorted((row for row in ROWS if row.name in wanted), key=lambda row: row.processes)
+        yield Runs(Path(folder), rows)
+
+
+def _parameters(item: pytest.Item) -> dict[str, Any]:
+    return getattr(getattr(item, "callspec", None), "params", {})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_layout_trains_like_one_process(row: Row, runs: Runs) -> None:
+    found = runs[row]
+    alone = reference(row.model, row.optimizer, str(runs.folder))
+    assert found["losses"] == pytest.approx(alone["losses"], rel=row.loss)
+    assert found["weights"].keys() == alone["weights"].keys()
+    _near(found["weights"], alone["weights"], row.weight)
+    if row.moves:
+        assert found["losses_after"] == pytest.approx(alone["losses"][HALF:], rel=row.loss)
+        _near(found["weights_after"], alone["weights"], row.weight)
+
+
+def _near(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], tolerance: float) -> None:
+    for key, value in wanted.items():
+        off = (found[key].float() - value.float()).abs().max().item()
+        assert off <= tolerance, f"{key} is off by {off}"
