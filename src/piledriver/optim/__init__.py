@@ -1,28 +1,32 @@
 """Floor 2: optimizers and schedules that torch does not have, and the settings of those that it has.
 
 - `groups`: which parameters decay; `build`: an optimizer from a config
-- `adamw`: torch's, fused; `muon`: Muon with AdamW for the rest; `lion`; `compact_adamw`: 8-bit and bf16 states
+- `adamw`: torch's, fused; `muon`: Muon with AdamW for the rest; `lion`; `compact_adamw`: 8-bit and bf16 states;
+  `master_adamw`: bf16 weights with exact fp32 updates, clipping included
 - `quantise`, `rounding`: the arithmetic of small states; `shards`: what all of them need to run on sharded parameters
 - `schedule`: the learning rate as a function of progress; `clip`: the global gradient norm
 """
 
 from piledriver.optim.build import OptimizerConfig, build_optimizer
-from piledriver.optim.clip import clip_gradients, gradient_norm
+from piledriver.optim.clip import clip_gradients, clip_in_step, gradient_norm
 from piledriver.optim.compact_adamw import CompactAdamW
 from piledriver.optim.groups import parameter_groups
 from piledriver.optim.lion import Lion
+from piledriver.optim.master_adamw import MasterAdamW
 from piledriver.optim.muon import Muon
 from piledriver.optim.schedule import ScheduleConfig, ScheduledLR, scale_at
 
 __all__ = [
     "CompactAdamW",
     "Lion",
+    "MasterAdamW",
     "Muon",
     "OptimizerConfig",
     "ScheduleConfig",
     "ScheduledLR",
     "build_optimizer",
     "clip_gradients",
+    "clip_in_step",
     "gradient_norm",
     "parameter_groups",
     "scale_at",

@@ -13,6 +13,7 @@ from piledriver.optim.adamw import make_adamw
 from piledriver.optim.compact_adamw import CompactAdamW, States
 from piledriver.optim.groups import parameter_groups
 from piledriver.optim.lion import Lion
+from piledriver.optim.master_adamw import MasterAdamW, Moments
 from piledriver.optim.muon import Muon
 
 
@@ -20,8 +21,9 @@ from piledriver.optim.muon import Muon
 class OptimizerConfig:
     """Which optimizer, and how fast."""
 
-    kind: Literal["adamw", "muon", "lion", "adamw8bit", "adamw_bf16"] = "adamw"
-    """adamw8bit keeps its states in 8 bits, adamw_bf16 in bf16; both round bf16 weights stochastically."""
+    kind: Literal["adamw", "muon", "lion", "adamw8bit", "adamw_bf16", "adamw_master", "adamw_master_bf16"] = "adamw"
+    """adamw8bit keeps its states in 8 bits, adamw_bf16 in bf16; both round bf16 weights stochastically. adamw_master
+    keeps the other half of bf16 weights, so that updates are exactly fp32's; its moments are fp32, or bf16."""
     lr: float = 3e-4
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -59,5 +61,8 @@ def build_optimizer(
         return Lion(groups, config.lr, betas=config.betas)
     if config.kind == "muon":
         return Muon(groups, config.lr, momentum=config.momentum, betas=config.betas, eps=config.eps)
+    if config.kind in ("adamw_master", "adamw_master_bf16"):
+        moments: Moments = "bf16" if config.kind == "adamw_master_bf16" else "fp32"
+        return MasterAdamW(groups, config.lr, betas=config.betas, eps=config.eps, moments=moments, seed=config.seed)
     states: States = "int8" if config.kind == "adamw8bit" else "bf16"
     return CompactAdamW(groups, config.lr, betas=config.betas, eps=config.eps, states=states, seed=config.seed)

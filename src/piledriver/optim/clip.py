@@ -8,8 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from piledriver.core.errors import PiledriverError
+from piledriver.optim.master_adamw import MasterAdamW
 from piledriver.optim.shards import local
 
 
@@ -30,7 +32,11 @@ def gradient_norm(parameters: Iterable[Tensor], groups: Sequence[dist.ProcessGro
             mesh = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
             by_mesh.setdefault(mesh, []).append(parameter.grad)
     norms = []
-    for gradients in by_mesh.values():
+    for mesh, gradients in by_mesh.items():
+        if mesh is None and len({gradient.device for gradient in gradients}) == 1:
+            # The norm of each in fp32 also where gradients are bf16, which would round it.
+            norms.append(torch.stack(torch._foreach_norm(gradients, 2.0, dtype=torch.float32)).norm())
+            continue
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         norms.append((norm.full_tensor() if isinstance(norm, DTensor) else norm).float())
     if not norms:
@@ -70,4 +76,17 @@ def clip_gradients(
         by_device.setdefault(part.device, []).append(part)
     for device, parts in by_device.items():
         torch._foreach_mul_(parts, factor.to(device))
+    return norm
+
+
+@torch.no_grad()
+def clip_in_step(
+    optimizer: Optimizer, parameters: Iterable[Tensor], max_norm: float, *, groups: Sequence[dist.ProcessGroup] = ()
+) -> Tensor:
+    """As `clip_gradients`, but an optimizer that can (`MasterAdamW`) scales the gradients while it reads them."""
+    parameters = [parameter for parameter in parameters if parameter.grad is not None]
+    if not isinstance(optimizer, MasterAdamW):
+        return clip_gradients(parameters, max_norm, groups=groups)
+    norm = gradient_norm(parameters, groups)
+    optimizer.clip((max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
