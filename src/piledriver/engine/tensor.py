@@ -7,7 +7,6 @@ from torch import nn
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Meshes
 from piledriver.engine.tensor_transformer import split_transformer
-from piledriver.models import Transformer
 
 
 def split_tensors(model: nn.Module, meshes: Meshes, layout: Layout) -> nn.Module:

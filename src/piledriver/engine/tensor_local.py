@@ -33,7 +33,7 @@ def place_parameter(
     placed: dict[nn.Parameter, nn.Parameter],
     reader: Reader = part,
 ) -> None:
-    """Lay one parameter over a mesh (rank 0's values) and read it with `reader` while the module runs.
+    """Lay one parameter, alike on all processes, over a mesh; read it with `reader` while the module runs.
 
     `placed` remembers what became of which parameter, so that tied parameters stay one.
     """
@@ -41,7 +41,8 @@ def place_parameter(
     if parameter is None:
         return
     if parameter not in placed and not isinstance(parameter, DTensor):
-        laid = distribute_tensor(parameter.data, mesh, list(placements))
+        # Every process holds the same values: each keeps its part, and nothing is sent.
+        laid = distribute_tensor(parameter.data, mesh, list(placements), src_data_rank=None)
         placed[parameter] = nn.Parameter(laid, requires_grad=parameter.requires_grad)
     module.register_parameter(name, placed.get(parameter, parameter))
     read_locally(module, name, reader)

@@ -12,7 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from piledriver.engine.tensor_collectives import Group, copied, cut, gathered, joined, padded, scattered, summed
+from piledriver.engine.tensor_collectives import (
+    Group,
+    copied,
+    cut,
+    gathered,
+    joined,
+    padded,
+    scattered,
+    summed,
+    summed_both_ways,
+)
 
 
 class Stream:
@@ -66,10 +76,10 @@ def leave_parts(module: nn.Module, stream: Stream) -> None:
 
 
 class VocabularyPart:
-    """An embedding of which this process holds the rows from `first` on: other tokens give zeros, and parts are summed."""
+    """An embedding of which this process holds the rows from `first` on; other tokens give zeros, then all are summed."""
 
-    def __init__(self, first: int, rows: int, padding: int | None, stream: Stream) -> None:
-        self.first, self.rows, self.padding, self.stream = first, rows, padding, stream
+    def __init__(self, first: int, rows: int, stream: Stream) -> None:
+        self.first, self.rows, self.stream = first, rows, stream
         self.missing: Tensor | None = None
 
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -101,8 +111,6 @@ class SplitRMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension as if it were whole."""
-        from piledriver.engine.tensor_collectives import summed_both_ways
-
         wide = x.float()
         squares = summed_both_ways(wide.square().sum(dim=-1, keepdim=True), self.group)
         normed = wide * torch.rsqrt(squares / self.dim + self.eps)

@@ -18,7 +18,7 @@ from piledriver.engine.errors import LayoutError
 from piledriver.engine.layout import Layout
 from piledriver.engine.loss_parallel import split_cross_entropy
 from piledriver.engine.tensor_collectives import Group, copied, joined, padded, summed
-from piledriver.engine.tensor_local import OnlyOnce, SumGradient, part, place_parameter, place_rest
+from piledriver.engine.tensor_local import OnlyOnce, SumGradient, part, place_parameter
 from piledriver.engine.tensor_stream import SplitRMSNorm, Stream, VocabularyPart, enter_parts, leave_parts
 from piledriver.models import LossSums, ModelConfig, Transformer, parameter_axes
 from piledriver.models.attention import Attention
@@ -50,8 +50,6 @@ def split_transformer(model: Transformer, mesh: DeviceMesh, layout: Layout) -> N
             continue  # `spread_experts` lays them over both axes at once.
         here = {leaf: axes[f"{name}.{leaf}"] for leaf in module._parameters if f"{name}.{leaf}" in axes}
         _place(module, here, split, mesh, placed, stream)
-    if layout.ep == 1:
-        place_rest(model, mesh, placed)
     _hook_ends(model, config, stream, vocabulary_split=layout.loss_parallel)
 
 
@@ -159,7 +157,7 @@ def _hook_ends(model: Transformer, config: ModelConfig, stream: Stream, *, vocab
     first = min(stream.group.rank * rows, config.vocab_size)
     count = min(rows, config.vocab_size - first)
     if model.embedding is not None and vocabulary_split:
-        VocabularyPart(first, count, None, stream).attach(model.embedding)
+        VocabularyPart(first, count, stream).attach(model.embedding)
     elif model.embedding is not None:
         model.embedding.register_forward_pre_hook(lambda _, args: stream.begin(args[0]))
         model.embedding.register_forward_hook(lambda _, args, out: stream.split(out))

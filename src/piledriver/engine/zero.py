@@ -60,6 +60,8 @@ def _shard_experts(experts: nn.Module, meshes: Meshes, policy: MixedPrecisionPol
     assert isinstance(experts, FSDPModule)
     # Their gradients hold the tokens of all processes already, the mean is still over everybody's batches.
     experts.set_gradient_divide_factor(float(meshes.averaged_over))
+    # gloo has no sum that multiplies first; elsewhere it costs one more pass over what travels.
+    experts.set_force_sum_reduction_for_comms(True)
 
 
 def _prefetch(blocks: list[nn.Module], ahead: int) -> None:
