@@ -7,7 +7,7 @@ gradients are those of one process with the whole batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -23,7 +23,7 @@ from piledriver.engine.pipeline.batches import MicroBatch, cut_batch
 from piledriver.engine.pipeline.borrowed import Borrowed
 from piledriver.engine.pipeline.losses import Losses, LossFunction
 from piledriver.engine.pipeline.lost import naming_the_lost
-from piledriver.engine.pipeline.schedules import microbatches_of, rank_of_stage, schedule_class
+from piledriver.engine.pipeline.schedules import microbatches_of, rank_of_stage, schedule_class, splits_backward
 from piledriver.engine.pipeline.shapes import Meta, find_shapes
 from piledriver.engine.pipeline.split import split_of, stages_of
 from piledriver.engine.pipeline.stage import Stage
@@ -47,6 +47,8 @@ class Pipeline:
         self.microbatches = microbatches_of(self.layout)
         self.borrowed = Borrowed(model, self.stages, meshes, self.layout)
         self.borrowed.materialise(device)
+        if splits_backward(self.layout.schedule):
+            _keep_gathered(self.stages.values())
         self._built: dict[Any, tuple[Any, list[Stage]]] = {}
         self._losses: Losses | None = None
         self._window_open = False
@@ -235,6 +237,18 @@ def _shape_key(micro: MicroBatch) -> Any:
     named = {name: value for name, value in micro.context.items() if isinstance(value, Tensor)}
     tensors = [*enumerate(micro.inputs), *named.items()]
     return tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors)
+
+
+def _keep_gathered(stages: Iterable[nn.Module]) -> None:
+    """With zero 3 and a backward in two parts: gather a stage once a batch, as the schedule says, not block by block.
+
+    The second part asks the stage for its parameters; where a forward in between has put them away again it would find
+    the shards and lose gradients.
+    """
+    for stage in stages:
+        for part in stage.modules():
+            if isinstance(part, FSDPModule):
+                part.set_reshard_after_forward(False, recurse=False)
 
 
 def _reshard(module: nn.Module) -> None:

@@ -32,7 +32,7 @@ class TransformerStage(Transformer):
         masks = None if document_ids is None else make_masks(self.config, time, document_ids.device, document_ids)
         x, balances = self.run(x, time=time, masks=masks)
         if self.config.moe is not None:
-            here = torch.stack(balances).sum().reshape(1) if balances else x.new_zeros(1, dtype=torch.float32)
+            here = torch.stack(balances).sum(0, keepdim=True) if balances else x.new_zeros(1, dtype=torch.float32)
             balance = here if balance is None else balance + here
         if self.norm is None:
             return x if balance is None else (x, balance)
