@@ -56,6 +56,9 @@ class Attention(nn.Module):
         q, k = self._normalise(q, k)
         if rotary is not None:
             q, k = rotate(q, rotary), rotate(k, rotary)
+        if v.is_cuda and torch.is_grad_enabled():
+            # As a view it would keep the whole projection for the backward, besides the rotated queries and keys.
+            v = v.contiguous()
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if cache is not None:
             assert positions is not None

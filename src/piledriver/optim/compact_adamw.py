@@ -92,7 +92,7 @@ class CompactAdamW(Optimizer):
             {name: moment.view(-1, 1 if name.endswith("scale") else block) for name, moment in moments.items()},
             rates,
             (*group["betas"], group["eps"]),
-            salt + number * _APART,
+            salt + getattr(parameter, "noise_number", number * _APART),
             first,
         )
 

@@ -16,6 +16,11 @@ def noise_bits(rows: int, columns: int, first_index: Tensor | int, salt: Tensor 
     """[rows, columns] of 32 random bits each (as int64), for consecutive indices from `first_index` on."""
     row_index = torch.arange(rows, device=device, dtype=torch.int64)[:, None] * columns
     index = first_index + row_index + torch.arange(columns, device=device, dtype=torch.int64)
+    return hash_bits(index, salt)
+
+
+def hash_bits(index: Tensor, salt: Tensor | int) -> Tensor:
+    """32 random bits (as int64) for each index."""
     # A 32-bit finaliser (multiply and xor-shift), started from an index spread by the golden ratio.
     bits = (index * 0x9E3779B1 + salt) & _LOW_32
     bits = ((bits ^ (bits >> 16)) * 0x85EBCA6B) & _LOW_32

@@ -50,3 +50,25 @@ def first_row(parameter: Tensor) -> int:
 
     _, offsets = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
     return int(offsets[0])
+
+
+def whole_indices(parameter: Tensor) -> Tensor:
+    """For each element of the local part, its index in the whole parameter, however that is sharded (int64).
+
+    >>> whole_indices(torch.zeros(2, 3))
+    tensor([[0, 1, 2],
+            [3, 4, 5]])
+    """
+    part, offsets = local(parameter), [0] * parameter.dim()
+    if isinstance(parameter, DTensor):
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+        _, begins = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
+        offsets = list(begins)
+    index = torch.zeros((), dtype=torch.int64, device=part.device)
+    stride = 1
+    for dim in reversed(range(parameter.dim())):
+        along = torch.arange(offsets[dim], offsets[dim] + part.shape[dim], device=part.device) * stride
+        index = index + along.view(-1, *(1 for _ in range(parameter.dim() - 1 - dim)))
+        stride *= parameter.shape[dim]
+    return index
