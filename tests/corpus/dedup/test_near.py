@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piledriver.corpus.dedup import clusters
+from piledriver.corpus.dedup import clusters, near
 from piledriver.corpus.dedup.arrays import ArrayFile, write_arrays
 from piledriver.corpus.dedup.minhash import PRESETS, MinHashSettings, Signer, similarity
-from piledriver.corpus.dedup.near import Run, compare, hash_ranges, meet, sign_run
+from piledriver.corpus.dedup.near import Run, Runs, band_group, compare, hash_ranges, meet, sign_run
+from piledriver.corpus.word_scan import scan_words
 from piledriver.corpus.words import Words
 
 
@@ -35,18 +36,22 @@ def find(texts: list[str], folder: Path, settings: MinHashSettings, chunk: int, 
     for first in range(0, len(texts), chunk):
         path = str(folder / f"run-{first}")
         runs.append(Run(path, first, sign_run(texts[first : first + chunk], settings, path)))
+    groups = []
+    for low in range(0, len(runs), 3):
+        path = str(folder / f"group-{low}")
+        groups.append(Run(path, runs[low].first, band_group(runs[low : low + 3], settings, path)))
     candidates = []
     for band in range(settings.bands):
         for i, hashes in enumerate(hash_ranges(len(texts), memory_bytes)):
             candidates.append(str(folder / f"pairs-{band}-{i}"))
-            meet(runs, band, hashes, candidates[-1])
+            meet(groups, band, hashes, candidates[-1])
+    signed = Runs(np.array([run.first for run in runs], np.uint64), lambda number: runs[number].path)
     edges = []
-    for run in runs:
-        edges.append(str(folder / f"edges-{run.first}"))
-        compare(runs, candidates, run.first, run.first + run.count, settings.threshold, edges[-1])
+    for low in range(0, len(groups), 2):
+        edges.append(str(folder / f"edges-{low}"))
+        compare(signed, groups[low : low + 2], candidates, settings.threshold, edges[-1])
     clusters.label(edges, len(texts), str(folder / "labels"), block=5)
-    labels = ArrayFile(str(folder / "labels"))
-    return dict(zip(labels.whole("members").tolist(), labels.whole("firsts").tolist(), strict=True))
+    return dict(ArrayFile(str(folder / "labels")).whole("clusters").tolist())
 
 
 @pytest.mark.parametrize(("chunk", "memory_bytes"), [(100, 1 << 30), (7, 1 << 30), (13, 500)])
@@ -55,6 +60,17 @@ def test_clusters_do_not_depend_on_chunks_or_memory(chunk: int, memory_bytes: in
     labels = find(texts, tmp_path, PRESETS["piledriver"], chunk, memory_bytes)
     expected = {i: i - (1 if i % 3 == 2 else 0) for i in range(60) if i % 3}
     assert labels == expected
+
+
+def test_a_bucket_of_everything_costs_two_numbers_a_group_and_is_one_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(near, "_PAIRS_AT_ONCE", 10)
+    labels = find(["the same words in every text of all"] * 200, tmp_path, PRESETS["piledriver"], 10, 1 << 30)
+    assert labels == dict.fromkeys(range(200), 0)
+    groups = [ArrayFile(str(path)) for path in tmp_path.glob("group-*")]
+    assert len(groups) == 7
+    assert {group.count("hashes") for group in groups} == {2 * PRESETS["piledriver"].bands}
 
 
 @given(
@@ -71,9 +87,7 @@ def test_clusters_are_the_connected_components(
         paths.append(str(folder / str(i)))
         write_arrays(paths[-1], edges=np.array(edges[i::files], np.uint64).reshape(-1, 2))
     clusters.label(paths, 41, str(folder / "labels"), block=block)
-    labels = ArrayFile(str(folder / "labels"))
-    found = dict(zip(labels.whole("members").tolist(), labels.whole("firsts").tolist(), strict=True))
-    assert found == components(edges)
+    assert dict(ArrayFile(str(folder / "labels")).whole("clusters").tolist()) == components(edges)
 
 
 def components(edges: list[tuple[int, int]]) -> dict[int, int]:
@@ -104,6 +118,15 @@ def test_words_split_as_people_do() -> None:
     assert words("東京は good") == ["東", "京", "は", "good"]
     assert words(" \n\t") == []
     assert Words("THE end").hashes.tolist() == Words("the END").hashes.tolist()
+
+
+@given(st.text() | st.text(alphabet="aB9_' .,\n\u00a0é—東\U0001f600"))
+def test_scanned_words_are_those_of_the_split(text: str) -> None:
+    split = Words(text)
+    hashes, lengths, _ = scan_words(text)
+    assert hashes.tolist() == split.hashes.tolist()
+    spans = zip(split.starts, split.ends, strict=True)
+    assert lengths.tolist() == [len(bytes(split.content[a:b]).decode("utf-8", "replace")) for a, b in spans]
 
 
 @given(st.text())

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import accumulate
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from piledriver.corpus.dedup.contamination import index, pieces_around, sequences
 from piledriver.corpus.dedup.paragraphs import ParagraphSettings, units, without
-from piledriver.corpus.dedup.substring import as_bytes, cut, fingerprints, shared_span
+from piledriver.corpus.dedup.substring import cut, fingerprints, repeated_windows, spans_of, windows
 
 SPACES = " \t\n  　"
 WORDY = st.text(alphabet="aAbBéÉİß." + SPACES, max_size=60)
@@ -64,26 +67,48 @@ def test_units_join_to_the_text_and_only_repeated_ones_go(text: str, unit: str) 
         assert left == compared[1:]
 
 
-@given(st.binary(max_size=300), st.binary(max_size=300), st.binary(min_size=40, max_size=200), st.binary(max_size=300))
-def test_a_shared_span_has_a_shared_fingerprint(before: bytes, after: bytes, span: bytes, other: bytes) -> None:
-    """Winnowing's promise: whatever stands around, a span of min_bytes is met."""
-    one = np.frombuffer(before + span + after, np.uint8)
-    two = np.frombuffer(other + span, np.uint8)
-    (first, first_at), (second, second_at) = fingerprints(one, 40), fingerprints(two, 40)
-    shared = set(first.tolist()) & set(second.tolist())
-    assert shared
-    # At least one of the meetings grows, by comparing bytes, to a span of that size.
-    grown = [
-        shared_span(two, int(at), one, int(place), False)
-        for at, hashed in zip(second_at, second, strict=True)
-        for place in first_at[first == hashed]
-    ]
-    assert max(end - begin for begin, end in grown) >= len(span)
-    for at, hashed in zip(second_at, second, strict=True):
-        for place in first_at[first == hashed]:
-            begin, end = shared_span(two, int(at), one, int(place), False)
-            shift = int(place) - int(at)
-            assert bytes(two[begin:end]) == bytes(one[begin + shift : end + shift])
+def repeated_places(texts: list[bytes], size: int) -> list[int]:
+    """Where windows begin that occurred before, as the stage finds them: fingerprints that meet, then whole windows."""
+    contents = [np.frombuffer(text, np.uint8) for text in texts]
+    begins = [0, *accumulate(map(len, texts))]
+    printed = [fingerprints(content, size) for content in contents]
+    counts = Counter(value for values, _ in printed for value in values.tolist())
+    rows = [np.empty((0, 3), np.uint64)]
+    for content, begin, (values, places) in zip(contents, begins, printed, strict=False):
+        met = places[[counts[value] > 1 for value in values.tolist()]]
+        rows.append(windows(content, size, met) + np.array([0, 0, begin], np.uint64))
+    return repeated_windows(np.concatenate(rows), size).tolist()
+
+
+def compared_with_everything(texts: list[bytes], size: int) -> list[int]:
+    """The rule itself: a window is repeated if the same bytes stand before it without overlap."""
+    found, begin = [], 0
+    first: dict[bytes, int] = {}
+    for text in texts:
+        for at in range(len(text) - size + 1):
+            window = text[at : at + size]
+            if first.setdefault(window, begin + at) + size <= begin + at:
+                found.append(begin + at)
+        begin += len(text)
+    return found
+
+
+# Pieces that come back at any place, in any company, also over each other: what a comparison with one or two earlier
+# occurrences would miss.
+PIECES = st.sampled_from([b"abcdefgh", b"0123456789", b"xyz", b"aaaaaaaaaaaaaaaaaaaaaa", b"abcdefgh0123456789xy", b"q"])
+
+
+@given(st.lists(st.lists(PIECES, max_size=12).map(b"".join), max_size=6))
+def test_every_repeated_span_is_found_and_nothing_else(texts: list[bytes]) -> None:
+    assert repeated_places(texts, 16) == compared_with_everything(texts, 16)
+
+
+@given(st.lists(st.binary(max_size=120), max_size=3), st.binary(min_size=40, max_size=90), st.data())
+def test_a_span_is_found_whatever_stands_around(around: list[bytes], span: bytes, data: st.DataObject) -> None:
+    texts = [data.draw(st.binary(max_size=60)) + span + text for text in around]
+    assert repeated_places(texts, 40) == compared_with_everything(texts, 40)
+    for begin, end in spans_of(repeated_places(texts, 40), 40):
+        assert end - begin >= 40
 
 
 @given(
@@ -107,7 +132,7 @@ def test_cuts_fall_between_characters(text: str, spans: list[tuple[int, int]]) -
 
 
 def test_a_text_that_repeats_itself_keeps_its_first() -> None:
-    content = as_bytes("0123456789" * 30)
-    begin, end = shared_span(content, 150, content, 0, True)
-    assert (begin, end) == (150, 300)
-    assert shared_span(content, 20, content, 0, True) == (20, 40)
+    text = "0123456789" * 30
+    spans = spans_of(repeated_places([text.encode()], 100), 100)
+    assert spans == [(100, 300)]
+    assert cut(text, spans) == ("0123456789" * 10, 200)

@@ -17,7 +17,7 @@ from piledriver.core.config import to_mapping
 from piledriver.core.errors import PiledriverError, UnknownNameError, UsageError
 from piledriver.core.progress import Progress, progress
 from piledriver.corpus.assembly import passage_stages, stages
-from piledriver.corpus.assembly.chunks import Chunk, numbered
+from piledriver.corpus.assembly.chunks import LEVEL, Chunk, numbered
 from piledriver.corpus.assembly.executors import Executor, executor
 from piledriver.corpus.assembly.ledger import write_ledger
 from piledriver.corpus.assembly.mix import mix
@@ -124,21 +124,26 @@ def _staged(opened: Executor, recipe: Recipe, chunks: list[Chunk], bar: Progress
         yield stages.filters(opened, chunks, [], recipe.licences, recipe.seed)
 
 
-def over_all(opened: Executor, memory_bytes: int, chunks: list[Chunk], entry: StageEntry) -> StageOutcome:
-    """One stage that looks at the documents of all chunks together, or of those of its sources."""
+def over_all(
+    opened: Executor, memory_bytes: int, chunks: list[Chunk], entry: StageEntry, level: int = LEVEL
+) -> StageOutcome:
+    """One stage that looks at the documents of all chunks together, or of those of its sources.
+
+    `level` is how hard its chunks are compressed.
+    """
     chosen = [chunk for chunk in chunks if not entry.sources or chunk.source in entry.sources]
     if not chosen:
         return StageOutcome(entry.use, chunks, [], [])
     settings = stage_settings(entry.use, entry.settings)
     match entry.use:
         case "exact":
-            outcome = stages.exact(opened, chosen, memory_bytes)
+            outcome = stages.exact(opened, chosen, memory_bytes, level)
         case "near":
-            outcome = stages.near(opened, chosen, settings, memory_bytes)
+            outcome = stages.near(opened, chosen, settings, memory_bytes, level)
         case "paragraphs":
-            outcome = passage_stages.paragraphs(opened, chosen, settings, memory_bytes)
+            outcome = passage_stages.paragraphs(opened, chosen, settings, memory_bytes, level)
         case "substring":
-            outcome = passage_stages.substring(opened, chosen, settings, memory_bytes)
+            outcome = passage_stages.substring(opened, chosen, settings, memory_bytes, level)
         case _:
             outcome = passage_stages.decontaminate(opened, chosen, settings)
     untouched = [chunk for chunk in chunks if chunk not in chosen]
@@ -151,7 +156,8 @@ def _split_labels(opened: Executor, recipe: Recipe, chunks: list[Chunk]) -> Done
         return None
     if any(stage.use == "near" and not stage.sources for stage in recipe.stages):
         return None
-    return stages.near_labels(opened, chunks, near_settings({}), recipe.memory_bytes)
+    labels, _ = stages.near_labels(opened, chunks, near_settings({}), recipe.memory_bytes)
+    return labels
 
 
 def account(outcome: StageOutcome) -> dict[str, Any]:

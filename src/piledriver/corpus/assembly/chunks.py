@@ -1,27 +1,34 @@
-"""Documents between stages: chunk files of some tens of MB in the order of the whole, with what their stage dropped."""
+"""Documents between stages: chunk files of some tens of MB in the order of the whole, with what their stage dropped.
+
+A chunk is a file of its own, or a part of a shard that exists already and is read where it stands.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import msgspec
-import numpy as np
 import zstandard
 
+from piledriver.core import storage
+from piledriver.core.errors import PiledriverError
+from piledriver.corpus.assembly.chunk_index import ChunkIndex
+from piledriver.corpus.assembly.shard_lines import read_lines
 from piledriver.corpus.assembly.tasks import Done, task_folder
-from piledriver.corpus.dedup.arrays import write_arrays
 from piledriver.corpus.document import Document
 from piledriver.corpus.shard_reader import read_shards
 from piledriver.corpus.shard_writer import ShardFileWriter
 
-DOCUMENTS, DROPPED, IDS = "documents.jsonl.zst", "dropped.jsonl.zst", "ids"
+DOCUMENTS, DROPPED, _PART, _INPUTS = "documents.jsonl.zst", "dropped.jsonl.zst", "part.json", "inputs"
 CHUNK_BYTES = 32 << 20
 # Chunks are read a few times and thrown away: speed before size.
-_LEVEL = 1
+LEVEL = 1
 
 
 class Dropped(msgspec.Struct, frozen=True, gc=False):
@@ -38,21 +45,13 @@ class Dropped(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class Chunk:
-    """A chunk file, known by the key of the task that made it. `first` is the ordinal of its first document."""
+    """A chunk, known by the key of the task that made it. `first` is the ordinal of its first document."""
 
     key: str
     source: str
     documents: int
     text_bytes: int
     first: int = 0
-
-    def path(self, work: str, name: str = DOCUMENTS) -> str:
-        """Its file in the work folder."""
-        return os.path.join(task_folder(work, self.key), name)
-
-    def read(self, work: str) -> Iterator[Document]:
-        """Its documents."""
-        return read_shards(self.path(work))
 
 
 def numbered(chunks: Iterable[Chunk]) -> list[Chunk]:
@@ -69,38 +68,69 @@ def chunk_of(done: Done, source: str) -> Chunk:
     return Chunk(done.key, source, done.result["documents"], done.result["text_bytes"])
 
 
-def write_chunk(folder: str, kept: Iterable[Document | Dropped]) -> dict[str, Any]:
+def write_chunk(folder: str, kept: Iterable[Document | Dropped], level: int = LEVEL) -> dict[str, Any]:
     """Write what a stage kept and dropped; returns the counts that the manifest adds up."""
-    text_bytes = 0
-    ids: list[bytes] = []
+    index = ChunkIndex()
     reasons: Counter[str] = Counter()
-    licences: Counter[str] = Counter()
-    replaced: Counter[str] = Counter()
     with (
-        ShardFileWriter(os.path.join(folder, DOCUMENTS), level=_LEVEL) as shard,
-        ShardFileWriter(os.path.join(folder, DROPPED), level=_LEVEL) as ledger,
+        ShardFileWriter(os.path.join(folder, DOCUMENTS), level=level) as shard,
+        ShardFileWriter(os.path.join(folder, DROPPED), level=LEVEL) as ledger,
     ):
         for item in kept:
             if isinstance(item, Dropped):
                 reasons[f"{item.stage}: {item.reason}"] += 1
                 ledger.write_line(msgspec.json.encode(item) + b"\n")
-                continue
-            ids.append(item.id.encode("utf-8", "replace"))
-            text_bytes += len(item.text.encode("utf-8", "replace"))
-            licences[str(item.meta.get("licence", "unknown"))] += 1
-            # What the pii filter took out of the documents that are still here.
-            if isinstance(counts := item.meta.get("replaced"), dict):
-                replaced.update(counts)
-            shard.write(item)
-    # Of fixed width, so that a later stage can name the document it kept without reading its chunk.
-    write_arrays(os.path.join(folder, IDS), ids=np.array(ids, np.bytes_))
-    return {
-        "documents": len(ids),
-        "text_bytes": text_bytes,
-        "dropped": dict(reasons),
-        "licences": dict(licences),
-        "replaced": dict(replaced),
-    }
+            else:
+                index.add(item)
+                shard.write(item)
+    return {"dropped": dict(reasons), **index.write(folder)}
+
+
+def write_part(folder: str, work: str, name: str, first: int, count: int) -> dict[str, Any]:
+    """A chunk that is a part of a shard: nothing is copied, the documents are looked at once."""
+    index = ChunkIndex()
+    for document in islice(read_shards(_input(work, name), start=first), count):
+        index.add(document)
+    with ShardFileWriter(os.path.join(folder, DROPPED), level=LEVEL):
+        pass
+    storage.write_text(os.path.join(folder, _PART), json.dumps({"name": name, "first": first, "count": count}))
+    return {"dropped": {}, **index.write(folder)}
+
+
+def place_input(work: str, name: str, path: str) -> None:
+    """Let the parts of a shard find it: its place may change between two runs, its content may not."""
+    link = _input(work, name)
+    os.makedirs(os.path.dirname(link), exist_ok=True)
+    if os.path.lexists(link):
+        os.unlink(link)
+    os.symlink(os.path.abspath(path), link)
+
+
+def _input(work: str, name: str) -> str:
+    return os.path.join(work, _INPUTS, name)
+
+
+def chunk_documents(work: str, key: str) -> Iterator[Document]:
+    """The documents of a chunk."""
+    path, first, count = _place(work, key)
+    return islice(read_shards(path, start=first), count)
+
+
+def chunk_lines(work: str, key: str) -> Iterator[bytes]:
+    """The documents of a chunk as they are written, a line each."""
+    return read_lines(*_place(work, key))
+
+
+def _place(work: str, key: str) -> tuple[str, int, int | None]:
+    folder = task_folder(work, key)
+    path = os.path.join(folder, DOCUMENTS)
+    if os.path.exists(path):
+        return path, 0, None
+    try:
+        part = json.loads(storage.read_text(os.path.join(folder, _PART)))
+    except PiledriverError:
+        raise PiledriverError(f"{path} is missing", fix="run the build again") from None
+    return _input(work, part["name"]), part["first"], part["count"]
 
 
 def read_dropped(path: str) -> Iterator[Dropped]:

@@ -7,27 +7,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 from piledriver.core import storage
 from piledriver.core.errors import PiledriverError, UsageError
 from piledriver.core.progress import progress
 from piledriver.corpus.assembly.build import WORK, Counted, account, alone, over_all
-from piledriver.corpus.assembly.chunks import Chunk, write_chunk
+from piledriver.corpus.assembly.chunks import DOCUMENTS, Chunk, place_input, write_part
 from piledriver.corpus.assembly.executors import Executor, executor
 from piledriver.corpus.assembly.ledger import write_ledger
 from piledriver.corpus.assembly.publish import versions
+from piledriver.corpus.assembly.shard_lines import grouped, join_shards
 from piledriver.corpus.assembly.stages import StageOutcome, chunked
-from piledriver.corpus.assembly.tasks import Task, remove_leftovers
+from piledriver.corpus.assembly.tasks import Task, remove_leftovers, task_folder, work_of
 from piledriver.corpus.manifest import MANIFEST, Manifest
 from piledriver.corpus.recipe import StageEntry
-from piledriver.corpus.shard_reader import count_documents, read_shards, shard_paths
-from piledriver.corpus.shard_writer import ShardWriter
+from piledriver.corpus.shard_reader import count_documents, shard_paths
+from piledriver.corpus.shard_writer import SUFFIX
 from piledriver.corpus.uses import stage_settings
 
 _CHUNK_DOCUMENTS = 20_000
-_SPLIT = "train"
+_SPLIT, _LEVEL = "train", 3
 
 
 def deduplicate(
@@ -50,12 +50,16 @@ def deduplicate(
     entry = StageEntry(use=method, settings=dict(settings))
     with alone(out), progress(f"dedup {method}", unit="tasks") as bar, executor("local", work, workers) as opened:
         remove_leftovers(work)
+        before = [_state(path) for path in paths]
         described = [{"origin": os.path.basename(path), "sha256": storage.sha256(path)} for path in paths]
         counted = Counted(opened, bar)
-        read = read_chunks(counted, paths, [file["sha256"] for file in described])
+        read = read_chunks(counted, work, paths, [file["sha256"] for file in described])
         if not read.chunks:
             raise PiledriverError("the shards have no documents", fix="check the input")
-        cleaned = over_all(counted, memory_bytes, read.chunks, entry)
+        cleaned = over_all(counted, memory_bytes, read.chunks, entry, _LEVEL)
+        for path, state in zip(paths, before, strict=True):
+            if _state(path) != state:
+                raise PiledriverError(f"{path} changed while it was read", fix="run the command again")
         if os.path.exists(os.path.join(out, MANIFEST)):
             os.unlink(os.path.join(out, MANIFEST))
         published = publish_in_order(out, work, cleaned.chunks, shard_bytes)
@@ -73,41 +77,38 @@ def deduplicate(
     return manifest
 
 
-def read_part(folder: str, sha256: str, first: int, count: int, payload: str) -> dict[str, Any]:
+def _state(path: str) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns
+
+
+def read_part(folder: str, name: str, first: int, count: int) -> dict[str, Any]:
     """Some documents of a shard as a chunk."""
-    return write_chunk(folder, islice(read_shards(payload, start=first), count))
+    return write_part(folder, work_of(folder), name, first, count)
 
 
-def read_chunks(opened: Executor, paths: Sequence[str], checksums: Sequence[str]) -> StageOutcome:
-    """Shards to chunks of some documents."""
+def read_chunks(opened: Executor, work: str, paths: Sequence[str], checksums: Sequence[str]) -> StageOutcome:
+    """Shards to chunks of some documents, which are read where they stand."""
 
     def tasks() -> Iterator[Task]:
         for path, checksum in zip(paths, checksums, strict=True):
+            name = os.path.join(checksum, os.path.basename(path))
+            place_input(work, name, path)
             for first in range(0, count_documents(path), _CHUNK_DOCUMENTS):
-                arguments = {"sha256": checksum, "first": first, "count": _CHUNK_DOCUMENTS}
-                yield Task(f"{__name__}:read_part", arguments, payload=path)
+                yield Task(f"{__name__}:read_part", {"name": name, "first": first, "count": _CHUNK_DOCUMENTS})
 
     return chunked("read", (("shards", done) for done in opened.map(tasks())))
 
 
 def publish_in_order(out: str, work: str, chunks: Sequence[Chunk], shard_bytes: int) -> list[dict[str, Any]]:
-    """Chunks to shards, in their order; returns the shards' lines for the manifest."""
+    """Chunks to shards, in their order, frame by frame as they are; returns the shards' lines for the manifest."""
     folder = os.path.join(out, _SPLIT)
     os.makedirs(folder, exist_ok=True)
-    with ShardWriter(folder, shard_bytes=shard_bytes) as writer:
-        for chunk in chunks:
-            for document in chunk.read(work):
-                writer.write(document)
-    names = [os.path.basename(summary.path) for summary in writer.summaries]
-    for name in set(os.listdir(folder)) - set(names):
+    parts = [os.path.join(task_folder(work, chunk.key), DOCUMENTS) for chunk in chunks]
+    lines = []
+    for number, group in enumerate(grouped(parts, shard_bytes)):
+        name = f"{number:05d}{SUFFIX}"
+        lines.append({"path": f"{_SPLIT}/{name}", "split": _SPLIT, **join_shards(group, os.path.join(folder, name))})
+    for name in set(os.listdir(folder)) - {os.path.basename(line["path"]) for line in lines}:
         os.unlink(os.path.join(folder, name))
-    return [
-        {
-            "path": f"{_SPLIT}/{name}",
-            "split": _SPLIT,
-            "documents": summary.documents,
-            "bytes": summary.compressed_bytes,
-            "sha256": summary.sha256,
-        }
-        for name, summary in zip(names, writer.summaries, strict=True)
-    ]
+    return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -13,7 +14,8 @@ from piledriver.corpus.assembly.tasks import Done, Task, finished, run_task
 from piledriver.corpus.workers import Lost, Workers
 
 _RUN = "piledriver.corpus.assembly.tasks:run_task"
-_ATTEMPTS = 3
+# Whatever kills workers from outside may strike a few times in a row; a task that kills its own is told soon enough.
+_ATTEMPTS = 8
 
 
 class Executor(Protocol):
@@ -24,7 +26,7 @@ class Executor(Protocol):
 
 
 class LocalExecutor:
-    """Worker processes of this machine. A worker that dies costs its task a second attempt, and a third."""
+    """Worker processes of this machine. A worker that dies costs its task another attempt, a few times."""
 
     def __init__(self, work: str, workers: Workers) -> None:
         self._work, self._workers = work, workers
@@ -94,7 +96,7 @@ def executor(name: str, work: str, workers: int) -> Iterator[Executor]:
             raise MissingDependencyError("ray", extra="ray", purpose="the ray executor") from error
         ours = not ray.is_initialized()
         if ours:
-            ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+            ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         try:
             yield RayExecutor(os.path.abspath(work), ray)
         finally:

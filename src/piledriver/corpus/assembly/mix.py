@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from piledriver.core.random import Stream
+from piledriver.corpus.assembly.catalogue import ARRAYS, Catalogue, catalogued
 from piledriver.corpus.assembly.chunks import DOCUMENTS, Chunk
 from piledriver.corpus.assembly.executors import Executor
-from piledriver.corpus.assembly.steps import ARRAYS, cluster_members
+from piledriver.corpus.assembly.steps import cluster_rows
 from piledriver.corpus.assembly.tasks import Done, Task, task_folder, work_of
 from piledriver.corpus.dedup.arrays import ArrayFile, write_arrays
 from piledriver.corpus.document import to_line
@@ -56,8 +57,8 @@ def measure(
     # A cluster of near-duplicates is drawn as one: by the ordinal of its first document.
     drawn = np.arange(first, first + len(sizes), dtype=np.uint64)
     if labels is not None:
-        members, firsts = cluster_members(os.path.join(task_folder(work_of(folder), labels), ARRAYS), first, len(sizes))
-        drawn[np.array(members, np.int64) - first] = np.array(firsts, np.uint64)
+        rows = cluster_rows(os.path.join(task_folder(work_of(folder), labels), ARRAYS), first, len(sizes))
+        drawn[(rows[:, 0] - np.uint64(first)).astype(np.int64)] = rows[:, 1]
     luck = Stream(seed, "split").uniforms(drawn)
     split = np.where(luck < validation, 1, np.where(luck < validation + test, 2, 0)).astype(np.uint8)
     write_arrays(
@@ -100,17 +101,16 @@ def scatter(
     return {"documents": len(which)}
 
 
-def gather(folder: str, scattered: list[str], shard: int) -> dict[str, Any]:
+def gather(folder: str, scattered: str, shard: int) -> dict[str, Any]:
     """One output shard: its part of every chunk, in the order of the shuffle keys."""
     keys: list[UInt64Array] = []
     lines: list[bytes] = []
-    for key in scattered:
-        source = task_folder(work_of(folder), key)
-        file = ArrayFile(os.path.join(source, ARRAYS))
+    for run in Catalogue(work_of(folder), scattered).runs():
+        file = ArrayFile(run.path)
         low, high = file.rows("bounds", shard, shard + 2).tolist()
         begin, end = file.rows("offsets", shard, shard + 2).tolist()
         keys.append(file.rows("keys", low, high))
-        with open(os.path.join(source, "lines"), "rb") as part:
+        with open(os.path.join(os.path.dirname(run.path), "lines"), "rb") as part:
             part.seek(begin)
             lines += part.read(end - begin).splitlines(keepends=True)
     order = np.argsort(np.concatenate(keys), kind="stable")
@@ -162,7 +162,7 @@ def mix(
                     {**arguments, "threshold": share.threshold, "shards": shards, "seed": recipe.seed},
                 )
 
-        scattered = [done.key for done in executor.map(tasks())]
+        scattered = catalogued(executor, ((done.key, 0, done.result["documents"]) for done in executor.map(tasks())))
         gathered = (Task(f"{_HERE}:gather", {"scattered": scattered, "shard": shard}) for shard in range(shards))
         outputs[split] = list(executor.map(gathered))
     return outputs, shares

@@ -1,14 +1,15 @@
-"""The stages that take parts out of documents: which tasks there are. What they do is in passages.py."""
+"""The stages that take parts out of documents: which tasks there are. What they do is in passages.py
+and spans.py."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from piledriver.core import storage
 from piledriver.core.config import to_mapping
-from piledriver.corpus.assembly.chunks import Chunk
+from piledriver.corpus.assembly.catalogue import catalogued
+from piledriver.corpus.assembly.chunks import LEVEL, Chunk
 from piledriver.corpus.assembly.executors import Executor
 from piledriver.corpus.assembly.stages import StageOutcome, chunked
 from piledriver.corpus.assembly.tasks import Task
@@ -18,7 +19,7 @@ from piledriver.corpus.dedup.paragraphs import ParagraphSettings
 from piledriver.corpus.dedup.substring import SubstringSettings
 from piledriver.corpus.streams import local_files
 
-_PASSAGES = "piledriver.corpus.assembly.passages"
+_PASSAGES, _SPANS = "piledriver.corpus.assembly.passages", "piledriver.corpus.assembly.spans"
 
 
 def decontaminate(executor: Executor, chunks: list[Chunk], settings: DecontaminationSettings) -> StageOutcome:
@@ -40,7 +41,9 @@ def decontaminate(executor: Executor, chunks: list[Chunk], settings: Decontamina
     return chunked("decontaminate", zip((chunk.source for chunk in chunks), executor.map(tasks), strict=True))
 
 
-def paragraphs(executor: Executor, chunks: list[Chunk], settings: ParagraphSettings, memory_bytes: int) -> StageOutcome:
+def paragraphs(
+    executor: Executor, chunks: list[Chunk], settings: ParagraphSettings, memory_bytes: int, level: int = LEVEL
+) -> StageOutcome:
     """Lines or paragraphs that occurred before out of their documents."""
     described = asdict(settings)
     hashed = list(
@@ -50,45 +53,60 @@ def paragraphs(executor: Executor, chunks: list[Chunk], settings: ParagraphSetti
     )
     counts = [done.result["units"] for done in hashed]
     firsts = [0, *accumulate(counts)]
-    runs = [[done.key, first, count] for done, first, count in zip(hashed, firsts, counts, strict=False)]
-    repeated = [
-        done.key
-        for done in executor.map(
-            Task(f"{_PASSAGES}:repeated_paragraphs", {"runs": runs, "low": low, "high": high})
-            for low, high in hash_ranges(firsts[-1], memory_bytes)
-        )
-    ]
-
-    def tasks() -> Iterator[Task]:
-        for chunk, first, count in zip(chunks, firsts, counts, strict=False):
-            arguments = {"chunk": chunk.key, "first": first, "count": count, "repeated": repeated}
-            yield Task(f"{_PASSAGES}:drop_paragraphs", {**arguments, "settings": described})
-
-    return chunked("paragraphs", zip((chunk.source for chunk in chunks), executor.map(tasks()), strict=True))
+    runs = catalogued(executor, zip((done.key for done in hashed), firsts, counts, strict=False))
+    found = executor.map(
+        Task(f"{_PASSAGES}:repeated_paragraphs", {"runs": runs, "low": low, "high": high})
+        for low, high in hash_ranges(firsts[-1], memory_bytes)
+    )
+    ranges = catalogued(executor, ((done.key, 0, done.result["repeated"]) for done in found))
+    common = {"ranges": ranges, "settings": described, "level": level}
+    tasks = (
+        Task(f"{_PASSAGES}:drop_paragraphs", {"chunk": chunk.key, "first": first, "count": count, **common})
+        for chunk, first, count in zip(chunks, firsts, counts, strict=False)
+    )
+    return chunked("paragraphs", zip((chunk.source for chunk in chunks), executor.map(tasks), strict=True))
 
 
-def substring(executor: Executor, chunks: list[Chunk], settings: SubstringSettings, memory_bytes: int) -> StageOutcome:
+def substring(
+    executor: Executor, chunks: list[Chunk], settings: SubstringSettings, memory_bytes: int, level: int = LEVEL
+) -> StageOutcome:
     """Spans of bytes that occurred before out of their documents."""
     described = asdict(settings)
     printed = list(
         executor.map(
-            Task(f"{_PASSAGES}:substring_fingerprints", {"chunk": chunk.key, "settings": described}) for chunk in chunks
+            Task(f"{_SPANS}:substring_fingerprints", {"chunk": chunk.key, "settings": described}) for chunk in chunks
         )
     )
-    firsts = [0, *accumulate(done.result["bytes"] for done in printed)]
-    runs = [[done.key, first, done.result["fingerprints"]] for done, first in zip(printed, firsts, strict=False)]
-    meetings = [
-        done.key
-        for done in executor.map(
-            Task(f"{_PASSAGES}:substring_meetings", {"runs": runs, "low": low, "high": high})
-            for low, high in hash_ranges(sum(run[2] for run in runs), memory_bytes)
-        )
+    sizes = [done.result["bytes"] for done in printed]
+    firsts = [0, *accumulate(sizes)]
+    prints = [done.result["fingerprints"] for done in printed]
+    runs = catalogued(executor, zip((done.key for done in printed), firsts, prints, strict=False))
+    met = executor.map(
+        Task(f"{_SPANS}:substring_meetings", {"runs": runs, "low": low, "high": high})
+        for low, high in hash_ranges(sum(prints), memory_bytes)
+    )
+    meetings = catalogued(executor, ((done.key, 0, done.result["places"]) for done in met))
+    places = [
+        {"chunk": chunk.key, "first": first, "count": size}
+        for chunk, first, size in zip(chunks, firsts, sizes, strict=False)
     ]
-    known = [[chunk.key, done.key, first] for chunk, done, first in zip(chunks, printed, firsts, strict=False)]
-
-    def tasks() -> Iterator[Task]:
-        for number, chunk in enumerate(chunks):
-            arguments = {"chunk": chunk.key, "number": number, "chunks": known, "meetings": meetings}
-            yield Task(f"{_PASSAGES}:cut_substrings", {**arguments, "settings": described})
-
-    return chunked("substring", zip((chunk.source for chunk in chunks), executor.map(tasks()), strict=True))
+    hashed = list(
+        executor.map(
+            Task(f"{_SPANS}:substring_windows", {**place, "meetings": meetings, "settings": described})
+            for place in places
+        )
+    )
+    sorted_runs = (
+        (done.key, low, high - low) for done in hashed for low, high in pairwise(done.result["ends"]) if low < high
+    )
+    windows = catalogued(executor, sorted_runs)
+    found = executor.map(
+        Task(f"{_SPANS}:substring_repeated", {"runs": windows, "low": low, "high": high, "settings": described})
+        for low, high in hash_ranges(sum(done.result["windows"] for done in hashed), memory_bytes)
+    )
+    repeated = catalogued(executor, ((done.key, 0, done.result["places"]) for done in found))
+    tasks = (
+        Task(f"{_SPANS}:cut_substrings", {**place, "repeated": repeated, "settings": described, "level": level})
+        for place in places
+    )
+    return chunked("substring", zip((chunk.source for chunk in chunks), executor.map(tasks), strict=True))

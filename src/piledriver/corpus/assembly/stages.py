@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from piledriver.core.errors import PiledriverError
-from piledriver.corpus.assembly.chunks import CHUNK_BYTES, Chunk, chunk_of, numbered
+from piledriver.corpus.assembly.catalogue import catalogued
+from piledriver.corpus.assembly.chunks import CHUNK_BYTES, LEVEL, Chunk, chunk_of, numbered
 from piledriver.corpus.assembly.executors import Executor
 from piledriver.corpus.assembly.tasks import Done, Task
 from piledriver.corpus.dedup.minhash import MinHashSettings
@@ -22,6 +23,9 @@ from piledriver.corpus.uses import by_content
 
 _STEPS = "piledriver.corpus.assembly.steps"
 CHUNK_PIECES = 50_000
+# What near-duplicates are sorted and compared by. Files of a few MB for each range keep the number of reads of a large
+# corpus small; a group of this many signatures of 240 bytes is held in memory.
+GROUP_DOCUMENTS, GROUPS_COMPARED = 1 << 18, 4
 CHECKSUM_BYTES, CHECKSUM_FILES = 1 << 28, 2_000
 T = TypeVar("T")
 
@@ -125,82 +129,106 @@ def filters(
     return chunked("filter", zip((chunk.source for chunk in chunks), executor.map(tasks()), strict=True))
 
 
-def exact(executor: Executor, chunks: list[Chunk], memory_bytes: int) -> StageOutcome:
+def exact(executor: Executor, chunks: list[Chunk], memory_bytes: int, level: int = LEVEL) -> StageOutcome:
     """Whole documents that say the same: the first is kept."""
     chunks = numbered(chunks)
-    hashed = list(executor.map(Task(f"{_STEPS}:exact_hashes", {"chunk": chunk.key}) for chunk in chunks))
-    runs = _runs(hashed, chunks)
-    total = sum(chunk.documents for chunk in chunks)
-    edges = [
+    hashed = executor.map(Task(f"{_STEPS}:exact_hashes", {"chunk": chunk.key}) for chunk in chunks)
+    runs = catalogued(executor, _runs(hashed, chunks))
+    total = _documents(chunks)
+    edges = (
         Task(f"{_STEPS}:exact_edges", {"runs": runs, "low": low, "high": high})
         for low, high in hash_ranges(total, memory_bytes)
-    ]
-    labels = _labelled(executor, [done.key for done in executor.map(edges)], total)
-    return _without_duplicates(executor, chunks, labels, "exact")
+    )
+    labels = _labelled(executor, executor.map(edges), total)
+    return _without_duplicates(executor, chunks, "exact", {"labels": labels.key, "level": level})
 
 
-def near(executor: Executor, chunks: list[Chunk], settings: MinHashSettings, memory_bytes: int) -> StageOutcome:
+def near(
+    executor: Executor, chunks: list[Chunk], settings: MinHashSettings, memory_bytes: int, level: int = LEVEL
+) -> StageOutcome:
     """Documents that say nearly the same: the first of each cluster is kept."""
     chunks = numbered(chunks)
-    return _without_duplicates(executor, chunks, near_labels(executor, chunks, settings, memory_bytes), "near")
+    labels, signatures = near_labels(executor, chunks, settings, memory_bytes)
+    found = {"labels": labels.key, "signatures": signatures, "level": level}
+    return _without_duplicates(executor, chunks, "near", found)
 
 
-def near_labels(executor: Executor, chunks: list[Chunk], minhash: MinHashSettings, memory_bytes: int) -> Done:
-    """Clusters of near-duplicates over chunks that have their ordinals."""
+def near_labels(
+    executor: Executor, chunks: list[Chunk], minhash: MinHashSettings, memory_bytes: int
+) -> tuple[Done, str]:
+    """(clusters of near-duplicates, catalogue of signatures) over chunks that have their ordinals: near.py's steps."""
     described = asdict(minhash)
-    signed = list(
-        executor.map(Task(f"{_STEPS}:near_signatures", {"chunk": c.key, "settings": described}) for c in chunks)
+    signed = executor.map(
+        Task(f"{_STEPS}:near_signatures", {"chunk": chunk.key, "settings": described}) for chunk in chunks
     )
-    runs = _runs(signed, chunks)
-    total = sum(chunk.documents for chunk in chunks)
-    ranges = hash_ranges(total, memory_bytes)
-    pairs = [
-        done.key
-        for done in executor.map(
-            Task(f"{_STEPS}:near_pairs", {"runs": runs, "band": band, "low": low, "high": high})
-            for band in range(minhash.bands)
-            for low, high in ranges
-        )
-    ]
-    compared = [
-        Task(
-            f"{_STEPS}:near_edges",
-            {"runs": runs, "pairs": pairs, "low": low, "high": high, "threshold": minhash.threshold},
-        )
-        for low, high in _ordinal_ranges(chunks)
-    ]
-    return _labelled(executor, [done.key for done in executor.map(compared)], total)
+    runs = catalogued(executor, _runs(signed, chunks))
+    grouped = list(_groups(chunks, GROUP_DOCUMENTS))
+    banded = executor.map(
+        Task(f"{_STEPS}:near_bands", {"runs": runs, "low": low, "high": high, "settings": described})
+        for low, high in grouped
+    )
+    groups = catalogued(
+        executor,
+        (
+            (done.key, chunks[low].first, done.result["documents"])
+            for done, (low, _) in zip(banded, grouped, strict=True)
+        ),
+    )
+    total = _documents(chunks)
+    met = executor.map(
+        Task(f"{_STEPS}:near_pairs", {"groups": groups, "band": band, "low": low, "high": high})
+        for band in range(minhash.bands)
+        for low, high in hash_ranges(total, memory_bytes)
+    )
+    pairs = catalogued(executor, ((done.key, 0, done.result["pairs"]) for done in met))
+    found = {"runs": runs, "groups": groups, "pairs": pairs, "threshold": minhash.threshold}
+    compared = executor.map(
+        Task(f"{_STEPS}:near_edges", {**found, "low": low, "high": min(low + GROUPS_COMPARED, len(grouped))})
+        for low in range(0, len(grouped), GROUPS_COMPARED)
+    )
+    return _labelled(executor, compared, total), runs
 
 
-def _ordinal_ranges(chunks: list[Chunk]) -> Iterator[tuple[int, int]]:
-    for chunk in chunks:
-        yield chunk.first, chunk.first + chunk.documents
+def _groups(chunks: list[Chunk], most: int) -> Iterator[tuple[int, int]]:
+    """Ranges of chunks with about so many documents."""
+    low = 0
+    for number, chunk in enumerate(chunks):
+        if chunk.first + chunk.documents - chunks[low].first >= most or number == len(chunks) - 1:
+            yield low, number + 1
+            low = number + 1
 
 
-def _labelled(executor: Executor, edges: list[str], documents: int) -> Done:
-    (done,) = executor.map([Task(f"{_STEPS}:label_clusters", {"edges": edges, "documents": documents})])
+def _labelled(executor: Executor, edges: Iterable[Done], documents: int) -> Done:
+    files = catalogued(executor, ((done.key, 0, done.result["edges"]) for done in edges))
+    (done,) = executor.map([Task(f"{_STEPS}:label_clusters", {"edges": files, "documents": documents})])
     return done
 
 
-def _without_duplicates(executor: Executor, chunks: list[Chunk], labels: Done, stage: str) -> StageOutcome:
-    known = [[chunk.key, chunk.first, chunk.documents] for chunk in chunks]
-
-    def tasks() -> Iterator[Task]:
-        for chunk in chunks:
-            arguments = {
+def _without_duplicates(executor: Executor, chunks: list[Chunk], stage: str, found: dict[str, Any]) -> StageOutcome:
+    known = catalogued(executor, ((chunk.key, chunk.first, chunk.documents) for chunk in chunks))
+    tasks = (
+        Task(
+            f"{_STEPS}:drop_duplicates",
+            {
                 "chunk": chunk.key,
                 "first": chunk.first,
-                "labels": labels.key,
+                "count": chunk.documents,
                 "chunks": known,
                 "stage": stage,
-            }
-            yield Task(f"{_STEPS}:drop_duplicates", arguments)
+                **found,
+            },
+        )
+        for chunk in chunks
+    )
+    return chunked(stage, zip((chunk.source for chunk in chunks), executor.map(tasks), strict=True))
 
-    return chunked(stage, zip((chunk.source for chunk in chunks), executor.map(tasks()), strict=True))
+
+def _documents(chunks: list[Chunk]) -> int:
+    return sum(chunk.documents for chunk in chunks)
 
 
-def _runs(dones: list[Done], chunks: list[Chunk]) -> list[list[Any]]:
-    return [[done.key, chunk.first, chunk.documents] for done, chunk in zip(dones, chunks, strict=True)]
+def _runs(dones: Iterable[Done], chunks: list[Chunk]) -> Iterator[tuple[str, int, int]]:
+    return ((done.key, chunk.first, chunk.documents) for done, chunk in zip(dones, chunks, strict=True))
 
 
 def chunked(stage: str, outcomes: Iterable[tuple[str, Done]]) -> StageOutcome:

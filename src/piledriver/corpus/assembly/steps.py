@@ -10,13 +10,24 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from piledriver.core import storage
 from piledriver.core.config import from_mapping
-from piledriver.core.errors import PiledriverError
-from piledriver.corpus.assembly.chunks import DOCUMENTS, IDS, Dropped, write_chunk
+from piledriver.corpus.assembly import chunk_index
+from piledriver.corpus.assembly.catalogue import ARRAYS, Catalogue
+from piledriver.corpus.assembly.chunks import (
+    DOCUMENTS,
+    DROPPED,
+    LEVEL,
+    Dropped,
+    chunk_documents,
+    chunk_lines,
+    write_chunk,
+)
 from piledriver.corpus.assembly.tasks import task_folder, work_of
 from piledriver.corpus.dedup import clusters, near
 from piledriver.corpus.dedup.arrays import ArrayFile, write_arrays
@@ -24,12 +35,27 @@ from piledriver.corpus.dedup.minhash import MinHashSettings
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.extract import found_in_piece
 from piledriver.corpus.filters import Drop, Filter
-from piledriver.corpus.shard_reader import read_shards, read_texts
+from piledriver.corpus.shard_writer import ShardFileWriter
 from piledriver.corpus.source import Piece
 from piledriver.corpus.sources import resolve
 from piledriver.corpus.uses import by_path, stage_settings
 
-ARRAYS = "arrays"
+
+class _Text(msgspec.Struct, gc=False):
+    """What of a line is hashed."""
+
+    text: str
+
+
+class _Named(msgspec.Struct, gc=False):
+    """What of a line the ledger needs."""
+
+    meta: dict[str, Any]
+
+
+UInt64Array = npt.NDArray[np.uint64]
+_text = msgspec.json.Decoder(_Text)
+_named = msgspec.json.Decoder(_Named)
 
 
 def checksums(folder: str, files: list[Any], payload: list[str]) -> dict[str, Any]:
@@ -69,7 +95,7 @@ def filter_chunk(
     ]
 
     def judged() -> Iterator[Document | Dropped]:
-        for document in documents_of(folder, chunk):
+        for document in chunk_documents(work_of(folder), chunk):
             licence = str(document.meta.get("licence", "unknown"))
             if not licence_allowed(licence, allow, refuse):
                 yield Dropped(document.id, document.source, "licence", "licence not allowed", licence)
@@ -104,13 +130,13 @@ def licence_allowed(licence: str, allow: list[str], refuse: list[str]) -> bool:
 
 def exact_hashes(folder: str, chunk: str) -> dict[str, Any]:
     """Two independent 64-bit hashes of each normalised text, in the order of the first."""
-    pairs = np.array([_text_hash(document.text) for document in documents_of(folder, chunk)], np.uint64).reshape(-1, 2)
+    pairs = np.array([_text_hash(text) for text in texts_of(folder, chunk)], np.uint64).reshape(-1, 2)
     order = np.argsort(pairs[:, 0], kind="stable")
     write_arrays(
         os.path.join(folder, ARRAYS),
-        hashes=np.ascontiguousarray(pairs[order, 0][None]),
-        checks=np.ascontiguousarray(pairs[order, 1][None]),
-        documents=order.astype(np.uint32)[None],
+        hashes=pairs[order, 0],
+        checks=pairs[order, 1],
+        documents=order.astype(np.uint64),
     )
     return {"documents": len(pairs)}
 
@@ -122,107 +148,132 @@ def _text_hash(text: str) -> tuple[int, int]:
     return value & 0xFFFFFFFFFFFFFFFF, value >> 64
 
 
-def exact_edges(folder: str, runs: list[list[Any]], low: int, high: int) -> dict[str, Any]:
-    """Documents with equal hashes in one range, each tied to the first of its kind."""
-    values, checks, ordinals = [], [], []
-    for run in runs_of(folder, runs):
+def exact_edges(folder: str, runs: str, low: int, high: int) -> dict[str, Any]:
+    """Documents with equal hashes in one range, each tied to the one before it."""
+    earlier, later = repeated(folder, runs, low, high)
+    write_arrays(os.path.join(folder, ARRAYS), edges=np.stack([earlier, later], axis=1))
+    return {"edges": len(later)}
+
+
+def repeated(folder: str, runs: str, low: int, high: int) -> tuple[UInt64Array, UInt64Array]:
+    """(ordinal of the one before, ordinal) of what has the same two hashes as something before it, in one range."""
+    values, checks, ordinals = ([np.empty(0, np.uint64)] for _ in range(3))
+    for run in Catalogue(work_of(folder), runs).runs():
         file = ArrayFile(run.path)
-        begin, end = file.searchsorted("hashes", 0, low), file.searchsorted("hashes", 0, high)
-        values.append(file.slice("hashes", 0, begin, end))
-        checks.append(file.slice("checks", 0, begin, end))
-        ordinals.append(file.slice("documents", 0, begin, end).astype(np.uint64) + np.uint64(run.first))
+        begin, end = file.position("hashes", low), file.position("hashes", high)
+        values.append(file.rows("hashes", begin, end))
+        checks.append(file.rows("checks", begin, end))
+        ordinals.append(file.rows("documents", begin, end) + np.uint64(run.first))
     value, check, ordinal = np.concatenate(values), np.concatenate(checks), np.concatenate(ordinals)
     order = np.lexsort((ordinal, check, value))
     value, check, ordinal = value[order], check[order], ordinal[order]
     same = (value[1:] == value[:-1]) & (check[1:] == check[:-1])
-    edges = np.stack([ordinal[:-1][same], ordinal[1:][same]], axis=1)
-    write_arrays(os.path.join(folder, ARRAYS), edges=edges)
-    return {"edges": len(edges)}
+    return ordinal[:-1][same], ordinal[1:][same]
 
 
 def near_signatures(folder: str, chunk: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Step 1 of near.py."""
-    texts = read_texts(os.path.join(task_folder(work_of(folder), chunk), DOCUMENTS))
-    return {"documents": near.sign_run(texts, _minhash(settings), os.path.join(folder, ARRAYS))}
+    return {"documents": near.sign_run(texts_of(folder, chunk), _minhash(settings), os.path.join(folder, ARRAYS))}
 
 
-def near_pairs(folder: str, runs: list[list[Any]], band: int, low: int, high: int) -> dict[str, Any]:
-    """Step 2 of near.py."""
-    return {"pairs": near.meet(runs_of(folder, runs), band, (low, high), os.path.join(folder, ARRAYS))}
+def near_bands(folder: str, runs: str, low: int, high: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """Step 2 of near.py, over the runs [low, high)."""
+    group = list(Catalogue(work_of(folder), runs).runs(low, high))
+    return {"documents": near.band_group(group, _minhash(settings), os.path.join(folder, ARRAYS))}
+
+
+def near_pairs(folder: str, groups: str, band: int, low: int, high: int) -> dict[str, Any]:
+    """Step 3 of near.py."""
+    listed = Catalogue(work_of(folder), groups).runs()
+    return {"pairs": near.meet(listed, band, (low, high), os.path.join(folder, ARRAYS))}
 
 
 def near_edges(
-    folder: str, runs: list[list[Any]], pairs: list[str], low: int, high: int, threshold: float
+    folder: str, runs: str, groups: str, pairs: str, low: int, high: int, threshold: float
 ) -> dict[str, Any]:
-    """Step 3 of near.py."""
-    candidates = [arrays_of(folder, key) for key in pairs]
-    count = near.compare(runs_of(folder, runs), candidates, low, high, threshold, os.path.join(folder, ARRAYS))
-    return {"edges": count}
+    """Step 4 of near.py, over the groups [low, high)."""
+    work = work_of(folder)
+    candidates = [run.path for run in Catalogue(work, pairs).runs()]
+    chosen = list(Catalogue(work, groups).runs(low, high))
+    signed = Catalogue(work, runs).by_number()
+    return {"edges": near.compare(signed, chosen, candidates, threshold, os.path.join(folder, ARRAYS))}
 
 
-def label_clusters(folder: str, edges: list[str], documents: int) -> dict[str, Any]:
+def label_clusters(folder: str, edges: str, documents: int) -> dict[str, Any]:
     """Edges to clusters, over the whole corpus."""
-    members = clusters.label([arrays_of(folder, key) for key in edges], documents, os.path.join(folder, ARRAYS))
-    return {"members": members}
+    files = (run.path for run in Catalogue(work_of(folder), edges).runs())
+    return {"members": clusters.label(files, documents, os.path.join(folder, ARRAYS))}
 
 
 def drop_duplicates(
-    folder: str, chunk: str, first: int, labels: str, chunks: list[list[Any]], stage: str
+    folder: str,
+    chunk: str,
+    first: int,
+    count: int,
+    labels: str,
+    chunks: str,
+    stage: str,
+    signatures: str | None = None,
+    level: int = LEVEL,
 ) -> dict[str, Any]:
-    """One chunk without the documents that are not the first of their cluster; the ledger says which was kept."""
-    documents = list(documents_of(folder, chunk))
-    members, firsts = cluster_members(arrays_of(folder, labels), first, len(documents))
-    gone = {member: kept for member, kept in zip(members, firsts, strict=True) if member != kept}
-    kept_ids = _ids(folder, chunks, sorted(set(gone.values())))
+    """One chunk without the documents that are not the first of their cluster; the ledger says which was kept.
 
-    def kept() -> Iterator[Document | Dropped]:
-        for ordinal, document in enumerate(documents, first):
-            if ordinal in gone:
-                kept_id = kept_ids[gone[ordinal]]
-                yield Dropped(document.id, document.source, stage, f"{stage} duplicate", kept=kept_id)
-            else:
-                yield document
+    What stays is copied line by line as it is written; only what goes is parsed.
+    """
+    work = work_of(folder)
+    rows = cluster_rows(arrays_of(folder, labels), first, count)
+    rows = rows[rows[:, 0] != rows[:, 1]]
+    gone = np.zeros(count, np.bool_)
+    gone[(rows[:, 0] - np.uint64(first)).astype(np.int64)] = True
+    kept_ids = _ids(work, Catalogue(work, chunks), rows[:, 1])
+    details = [""] * len(rows)
+    if signatures is not None:
+        agreeing = near.agreement(Catalogue(work, signatures).by_number(), rows)
+        details = [f"similarity about {share:.2f}" for share in agreeing.tolist()]
+    with (
+        ShardFileWriter(os.path.join(folder, DOCUMENTS), level=level) as shard,
+        ShardFileWriter(os.path.join(folder, DROPPED), level=LEVEL) as ledger,
+    ):
+        reasons = iter(zip(kept_ids, details, strict=True))
+        for line, goes in zip(chunk_lines(work, chunk), gone.tolist(), strict=True):
+            if not goes:
+                shard.write_line(line)
+                continue
+            kept, detail = next(reasons)
+            meta = _named.decode(line).meta
+            entry = Dropped(meta["id"], meta["pile_set_name"], stage, f"{stage} duplicate", detail, kept)
+            ledger.write_line(msgspec.json.encode(entry) + b"\n")
+    dropped = {f"{stage}: {stage} duplicate": len(rows)} if len(rows) else {}
+    return {"dropped": dropped, **chunk_index.write_without(folder, task_folder(work, chunk), gone)}
 
-    return write_chunk(folder, kept())
 
-
-def cluster_members(labels: str, first: int, count: int) -> tuple[list[int], list[int]]:
-    """(member, first of its cluster) of the documents with ordinals from `first` on."""
+def cluster_rows(labels: str, first: int, count: int) -> UInt64Array:
+    """Rows (member, first of its cluster) of the documents with ordinals from `first` on."""
     file = ArrayFile(labels)
-    low, high = (file.position("members", edge) for edge in (first, first + count))
-    return file.rows("members", low, high).tolist(), file.rows("firsts", low, high).tolist()
+    low, high = (file.row_position("clusters", edge) for edge in (first, first + count))
+    return file.rows("clusters", low, high)
 
 
-def _ids(folder: str, chunks: list[list[Any]], ordinals: list[int]) -> dict[int, str]:
-    """The ids of some documents by their ordinals, which are sorted; chunks are (key, first ordinal, count)."""
-    found: dict[int, str] = {}
-    wanted = np.array(ordinals, np.int64)
-    for key, first, count in chunks:
-        low, high = np.searchsorted(wanted, [first, first + count]).tolist()
-        if low < high:
-            file = ArrayFile(os.path.join(task_folder(work_of(folder), key), IDS))
-            ids = file.take("ids", wanted[low:high] - first).tolist()
-            found.update(zip(ordinals[low:high], (name.decode() for name in ids), strict=True))
-    return found
+def _ids(work: str, chunks: Catalogue, ordinals: UInt64Array) -> list[str]:
+    """The ids of some documents by their ordinals; each chunk is opened once."""
+    wanted, places = np.unique(ordinals, return_inverse=True)
+    owners = chunks.owners(wanted)
+    found: list[str] = []
+    for owner in np.unique(owners).tolist():
+        inside = (wanted[owners == owner] - np.uint64(chunks.first(owner))).astype(np.int64)
+        found += chunk_index.ids(task_folder(work, chunks.key(owner)), inside)
+    return [found[place] for place in places.tolist()]
 
 
 def _minhash(settings: dict[str, Any]) -> MinHashSettings:
     return from_mapping(MinHashSettings, settings, "near")
 
 
-def documents_of(folder: str, chunk: str) -> Iterator[Document]:
-    """The documents of a chunk, from inside a task."""
-    path = os.path.join(task_folder(work_of(folder), chunk), DOCUMENTS)
-    if not os.path.exists(path):
-        raise PiledriverError(f"{path} is missing", fix="run the build again")
-    return read_shards(path)
+def texts_of(folder: str, chunk: str) -> Iterator[str]:
+    """The texts of a chunk, from inside a task."""
+    return (_text.decode(line).text for line in chunk_lines(work_of(folder), chunk))
 
 
 def arrays_of(folder: str, key: str) -> str:
     """The array file of another task."""
     return os.path.join(task_folder(work_of(folder), key), ARRAYS)
-
-
-def runs_of(folder: str, runs: list[list[Any]]) -> list[near.Run]:
-    """Runs by the keys of the tasks that made them."""
-    return [near.Run(arrays_of(folder, key), first, count) for key, first, count in runs]

@@ -7,6 +7,8 @@ follow. Anything can read it.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,11 +26,41 @@ def write_arrays(path: storage.Location, **arrays: npt.NDArray[Any]) -> None:
     for name, array in arrays.items():
         header[name] = {"dtype": array.dtype.str, "shape": array.shape, "offset": offset}
         offset += array.nbytes
-    line = json.dumps(header).encode()
     with storage.atomic_write(path) as file:
-        file.write(line.ljust(_HEADER_BYTES - 1) + b"\n")
+        file.write(_header(header))
         for array in arrays.values():
             file.write(np.ascontiguousarray(array).data)
+
+
+@contextmanager
+def growing_array(path: storage.Location, name: str, like: npt.NDArray[Any]) -> Iterator[Callable[..., None]]:
+    """A file with one array that is written block by block, so that it need not fit into memory; `like` has its shape.
+
+    >>> import tempfile, os
+    >>> place = os.path.join(tempfile.mkdtemp(), "pairs")
+    >>> with growing_array(place, "pairs", np.empty((0, 2), np.uint64)) as append:
+    ...     append(np.array([[1, 2]]))
+    ...     append(np.array([[3, 4], [5, 6]]))
+    >>> ArrayFile(place).whole("pairs").tolist()
+    [[1, 2], [3, 4], [5, 6]]
+    """
+    rows = 0
+    with storage.atomic_write(path) as file:
+        file.write(_header({}))
+
+        def append(block: npt.NDArray[Any]) -> None:
+            nonlocal rows
+            rows += len(block)
+            file.write(np.ascontiguousarray(block, like.dtype).data)
+
+        yield append
+        file.seek(0)
+        described = {"dtype": like.dtype.str, "shape": (rows, *like.shape[1:]), "offset": _HEADER_BYTES}
+        file.write(_header({name: described}))
+
+
+def _header(described: dict[str, Any]) -> bytes:
+    return json.dumps(described).encode().ljust(_HEADER_BYTES - 1) + b"\n"
 
 
 class ArrayFile:
@@ -50,6 +82,10 @@ class ArrayFile:
             return np.empty(shape, entry["dtype"])
         return np.memmap(self.path, entry["dtype"], "r", entry["offset"], shape)
 
+    def count(self, name: str) -> int:
+        """How many rows an array has."""
+        return int(self._header[name]["shape"][0])
+
     def whole(self, name: str) -> npt.NDArray[Any]:
         """The whole array, in memory."""
         return np.array(self._map(name))
@@ -58,23 +94,22 @@ class ArrayFile:
         """Rows [low, high)."""
         return np.array(self._map(name)[low:high])
 
-    def slice(self, name: str, row: int, low: int, high: int) -> npt.NDArray[Any]:
-        """Elements [low, high) of one row."""
-        return np.array(self._map(name)[row, low:high])
-
     def take(self, name: str, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Some rows."""
         return np.array(self._map(name)[rows.astype(np.int64)])
 
-    def searchsorted(self, name: str, row: int, value: int) -> int:
-        """Where a value would stand in one sorted row of unsigned numbers."""
-        line = self._map(name)[row]
-        return len(line) if value >= 1 << 64 else int(np.searchsorted(line, np.uint64(value)))
+    def position(self, name: str, value: int, low: int = 0, high: int | None = None) -> int:
+        """Where a number would stand in a sorted array, or in the part [low, high) of it that is sorted."""
+        if value >= 1 << 64:
+            return self.count(name) if high is None else high
+        return low + int(np.searchsorted(self._map(name)[low:high], np.uint64(value)))
 
-    def searchsorted_rows(self, name: str, value: int) -> int:
-        """Where a value would stand in the first column of sorted rows."""
-        return int(np.searchsorted(self._map(name)[:, 0], np.uint64(value)))
+    def positions(self, name: str, values: npt.NDArray[Any], *, side: Any = "left") -> npt.NDArray[np.int64]:
+        """Where some numbers would stand in a sorted array."""
+        return np.searchsorted(self._map(name), values, side=side)
 
-    def position(self, name: str, value: int) -> int:
-        """Where a value would stand in a sorted array of one dimension."""
-        return int(np.searchsorted(self._map(name), np.uint64(value)))
+    def row_position(self, name: str, value: int, low: int = 0, high: int | None = None) -> int:
+        """Where a number would stand in the first column of rows, all or [low, high) of which are sorted by it."""
+        if value >= 1 << 64:
+            return self.count(name) if high is None else high
+        return low + int(np.searchsorted(self._map(name)[low:high, 0], np.uint64(value)))

@@ -9,43 +9,44 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numba
 import numpy as np
 import numpy.typing as npt
 
 from piledriver.core import storage
-from piledriver.corpus.dedup.arrays import ArrayFile, write_arrays
+from piledriver.corpus.dedup.arrays import ArrayFile, growing_array
 
 UInt64Array = npt.NDArray[np.uint64]
 
 
-def label(edge_files: Sequence[str], documents: int, path: storage.Location, *, block: int = 1 << 20) -> int:
-    """Write (document, first document of its cluster) for every document with an edge; returns how many there are."""
+def label(edge_files: Iterable[str], documents: int, path: storage.Location, *, block: int = 1 << 16) -> int:
+    """Write rows (document, first document of its cluster) for every document with an edge; returns how many."""
     table_path = f"{os.fspath(path)}.parents"
+    count = 0
     with open(table_path, "w+b") as table_file:
         table_file.truncate(8 * max(1, documents))
-        with mmap.mmap(table_file.fileno(), 0) as table:
+        with mmap.mmap(table_file.fileno(), 0) as table, growing_array(path, "clusters", _NO_ROWS) as append:
             # 0 is "no edge yet"; otherwise an entry is its parent's number plus one.
             parents = np.frombuffer(table, np.uint64)
             for edges in _blocks(edge_files, block):
                 _union(edges, parents)
                 table.madvise(mmap.MADV_DONTNEED)
-            members, firsts = [], []
             for low in range(0, documents, block):
-                inside = np.flatnonzero(parents[low : low + block]).astype(np.uint64) + np.uint64(low)
-                members.append(inside)
-                firsts.append(_roots(inside, parents))
+                members = np.flatnonzero(parents[low : low + block]).astype(np.uint64) + np.uint64(low)
+                append(np.stack([members, _roots(members, parents)], axis=1))
+                count += len(members)
                 table.madvise(mmap.MADV_DONTNEED)
             del parents
     os.unlink(table_path)
-    empty = np.empty(0, np.uint64)
-    write_arrays(path, members=np.concatenate([empty, *members]), firsts=np.concatenate([empty, *firsts]))
-    return sum(map(len, members))
+    return count
 
 
-def _blocks(edge_files: Sequence[str], block: int) -> Iterator[UInt64Array]:
+_NO_ROWS = np.empty((0, 2), np.uint64)
+
+
+def _blocks(edge_files: Iterable[str], block: int) -> Iterator[UInt64Array]:
     for edge_file in edge_files:
         file = ArrayFile(edge_file)
         low = 0

@@ -1,8 +1,8 @@
 """MinHash signatures: which share of their word shingles do two texts have in common, from a few hundred bytes each.
 
-One native pass makes words, shingles and signature. The permutations are multiply-add in 32 bits over a 64-bit shingle
-hash folded by halves, which vectorises; the constants come from a fixed stream, so a signature is the same on every
-machine and for ever.
+Words, shingles and signature are made natively. A shingle is a polynomial of its words' hashes that rolls; the
+permutations are multiply-add in 32 bits, one after the other over all shingles, which vectorises. The constants come
+from a fixed stream, so a signature is the same on every machine and for ever.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from piledriver.core.random import Stream
-from piledriver.corpus.words import Words
+from piledriver.corpus.word_scan import scan_words
 
+UInt16Array = npt.NDArray[np.uint16]
 UInt32Array = npt.NDArray[np.uint32]
 UInt64Array = npt.NDArray[np.uint64]
 
@@ -76,50 +77,54 @@ class Signer:
         self._multipliers = ((bits & np.uint64(0xFFFFFFFF)) | np.uint64(1)).astype(np.uint32)
         self._offsets = (bits >> np.uint64(32)).astype(np.uint32)
 
-    def __call__(self, text: str) -> UInt32Array:
+    def __call__(self, text: str) -> UInt16Array:
         """The signature; a text without words has one of all ones, like every other text without words."""
-        signature = np.full(self.settings.permutations, 0xFFFFFFFF, np.uint32)
-        _sign(Words(text).hashes, self.settings.shingle_words, self._multipliers, self._offsets, signature)
-        return signature
-
-    def bands(self, signature: UInt32Array) -> UInt64Array:
-        """One 64-bit hash for each band."""
-        hashes = np.empty(self.settings.bands, np.uint64)
-        _band(signature, self.settings.rows, hashes)
-        return hashes
+        smallest = np.full(self.settings.permutations, 0xFFFFFFFF, np.uint32)
+        _sign(scan_words(text)[0], self.settings.shingle_words, self._multipliers, self._offsets, smallest)
+        # Sixteen bits of each value are enough: unequal values agree in them once in 65,536.
+        return smallest.astype(np.uint16)
 
 
-def similarity(one: UInt32Array, two: UInt32Array) -> float:
+def similarity(one: UInt16Array, two: UInt16Array) -> float:
     """The estimated Jaccard similarity of two signed texts."""
     return float((one == two).mean())
 
 
 @numba.njit(cache=True, nogil=True)
-def _sign(
-    words: UInt64Array, width: int, multipliers: UInt32Array, offsets: UInt32Array, signature: UInt32Array
-) -> None:
-    count = words.size
-    # A text shorter than a shingle is one shingle.
-    for start in range(max(1, count - width + 1) if count else 0):
-        shingle = np.uint64(0x9E3779B97F4A7C15)
-        for at in range(start, min(start + width, count)):
-            shingle = (shingle ^ words[at]) * np.uint64(0xFF51AFD7ED558CCD)
-            shingle ^= shingle >> np.uint64(32)
-        folded = np.uint32(shingle & np.uint64(0xFFFFFFFF))
-        for i in range(signature.size):
-            # Casts keep the arithmetic in 32 bits, where it wraps and vectorises; numba would widen it.
-            value = np.uint32(np.uint32(multipliers[i] * folded) + offsets[i])
-            # The low bits of a product know little of the factor's high bits: fold before the minimum is taken.
-            value = np.uint32(np.uint32(value ^ (value >> np.uint32(15))) * np.uint32(0x2C1B3C6D))
-            if value < signature[i]:
-                signature[i] = value
+def band_hashes(signatures: UInt16Array, band: int, rows: int) -> UInt64Array:
+    """One 64-bit hash of a band of each signature."""
+    hashes = np.empty(len(signatures), np.uint64)
+    for document in range(len(signatures)):
+        hashed = np.uint64(band + 1) * np.uint64(0x9E3779B97F4A7C15)
+        for row in range(band * rows, band * rows + rows):
+            hashed = (hashed ^ np.uint64(signatures[document, row])) * np.uint64(0xFF51AFD7ED558CCD)
+            hashed ^= hashed >> np.uint64(32)
+        hashes[document] = hashed
+    return hashes
 
 
 @numba.njit(cache=True, nogil=True)
-def _band(signature: UInt32Array, rows: int, hashes: UInt64Array) -> None:
-    for band in range(hashes.size):
-        hashed = np.uint64(band + 1) * np.uint64(0x9E3779B97F4A7C15)
-        for row in range(rows):
-            hashed = (hashed ^ np.uint64(signature[band * rows + row])) * np.uint64(0xFF51AFD7ED558CCD)
-            hashed ^= hashed >> np.uint64(32)
-        hashes[band] = hashed
+def _sign(
+    words: UInt64Array, width: int, multipliers: UInt32Array, offsets: UInt32Array, smallest: UInt32Array
+) -> None:
+    base = np.uint64(0x9E3779B97F4A7C15)
+    power = np.uint64(1)
+    for _ in range(width):
+        power *= base
+    # A text shorter than a shingle is one shingle.
+    count = max(1, words.size - width + 1) if words.size else 0
+    shingles = np.empty(count, np.uint32)
+    rolling = np.uint64(0)
+    for at in range(words.size):
+        rolling = rolling * base + words[at]
+        if at >= width:
+            rolling -= power * words[at - width]
+        if at >= width - 1 or at == words.size - 1:
+            mixed = (rolling ^ (rolling >> np.uint64(32))) * np.uint64(0xFF51AFD7ED558CCD)
+            shingles[max(0, at - width + 1)] = np.uint32(mixed >> np.uint64(32))
+    for i in range(smallest.size):
+        best = np.uint32(0xFFFFFFFF)
+        for at in range(count):
+            # Casts keep the arithmetic in 32 bits, where it wraps and vectorises; numba would widen it.
+            best = min(best, np.uint32(np.uint32(multipliers[i] * shingles[at]) + offsets[i]))
+        smallest[i] = best

@@ -1,10 +1,14 @@
 """Spans of bytes that occur more than once in a corpus: the first stays, later ones are cut out on character borders.
 
-A span of `min_bytes` holds, wherever it stands, the same winnowed fingerprint (Schleimer et al., "Winnowing", 2003):
-of the hashes of every `min_bytes / 2` bytes, the smallest in each window. Fingerprints go to sorted runs on disk; equal
-ones meet by ranges of hashes; and each meeting is verified by comparing the texts themselves, byte by byte to the left
-and to the right, so that a hash decides nothing. In a group of equal fingerprints each is compared with the first and
-with the one before it: a span that repeats only some other member of the group by more than the fingerprint is missed.
+The rule: take every window of `min_bytes` bytes inside a document. It is repeated if the same bytes stand somewhere
+before it in the corpus, without overlap. Every byte of a repeated window goes, and no other. (That is the rule of Lee
+et al., "Deduplicating Training Data Makes Language Models Better", 2021, which needs a suffix array over everything.)
+
+How, in a fixed amount of memory. Of the hashes of every `min_bytes / 2` bytes, the smallest inside a window is its
+fingerprint (Schleimer et al., "Winnowing", 2003): equal windows have equal fingerprints at equal places, and
+neighbouring windows mostly share one, so there is one for some 50 bytes. Fingerprints go to sorted runs on disk and
+meet by ranges; only windows whose fingerprint occurs elsewhere (`windows`) are hashed as a whole, by 125 bits, and meet
+in the same way. So what occurs once costs a fingerprint in 50 bytes, and what is repeated 24 bytes a byte on disk.
 """
 
 from __future__ import annotations
@@ -20,6 +24,9 @@ UInt8Array = npt.NDArray[np.uint8]
 UInt64Array = npt.NDArray[np.uint64]
 Int64Array = npt.NDArray[np.int64]
 Span = tuple[int, int]
+
+_MERSENNE = np.uint64((1 << 61) - 1)
+_LOW = np.uint64(0xFFFFFFFF)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,20 +49,45 @@ def as_bytes(text: str) -> UInt8Array:
 
 
 def fingerprints(content: UInt8Array, min_bytes: int) -> tuple[UInt64Array, Int64Array]:
-    """(hash, place) of the winnowed fingerprints of a text."""
-    width = min_bytes // 2
-    if len(content) < min_bytes:
-        return np.empty(0, np.uint64), np.empty(0, np.int64)
-    return _winnow(content, width, min_bytes - width + 1)
+    """(hash, place) of the fingerprints of a text."""
+    hashes, chosen = _winnowed(content, min_bytes)
+    places = chosen[np.flatnonzero(np.diff(chosen, prepend=-1))]
+    return hashes[places], places
 
 
-def shared_span(later: UInt8Array, at: int, earlier: UInt8Array, other: int, same: bool) -> Span:
-    """The longest span of `later` around a place that equals one of `earlier` around another.
+def windows(content: UInt8Array, min_bytes: int, met: Int64Array) -> UInt64Array:
+    """Rows (hash, second hash, place) of the windows whose fingerprint is at one of some places, which are sorted."""
+    if not len(met):
+        return np.empty((0, 3), np.uint64)
+    _, chosen = _winnowed(content, min_bytes)
+    at = np.minimum(np.searchsorted(met, chosen), len(met) - 1)
+    return _hashed(content, min_bytes, met[at] == chosen)
 
-    Where both are one text (`same`), a span ends before it reaches into what it repeats.
+
+def repeated_windows(rows: UInt64Array, min_bytes: int) -> UInt64Array:
+    """The places, sorted, of the windows (as from `windows`, in any order) that occurred before without overlap."""
+    rows = rows[np.lexsort((rows[:, 2], rows[:, 1], rows[:, 0]))]
+    new = np.ones(len(rows), np.bool_)
+    new[1:] = (rows[1:, :2] != rows[:-1, :2]).any(axis=1)
+    firsts = np.flatnonzero(new)
+    first = rows[firsts[np.cumsum(new) - 1], 2] if len(rows) else rows[:, 2]
+    # Documents follow each other, so what is at least a window away does not overlap, in whatever document.
+    return np.sort(rows[rows[:, 2] >= first + np.uint64(min_bytes), 2])
+
+
+def spans_of(places: Iterable[int], min_bytes: int) -> list[Span]:
+    """The spans that windows at sorted places cover.
+
+    >>> spans_of([3, 4, 30], 10)
+    [(3, 14), (30, 40)]
     """
-    begin, end = _extend(later, at, earlier, other, same)
-    return int(begin), int(end)
+    spans: list[Span] = []
+    for place in places:
+        if spans and place <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], place + min_bytes)
+        else:
+            spans.append((place, place + min_bytes))
+    return spans
 
 
 def cut(text: str, spans: Iterable[Span]) -> tuple[str, int]:
@@ -80,6 +112,14 @@ def cut(text: str, spans: Iterable[Span]) -> tuple[str, int]:
     return b"".join(kept).decode("utf-8"), removed
 
 
+def _winnowed(content: UInt8Array, min_bytes: int) -> tuple[UInt64Array, Int64Array]:
+    """(hash of every few bytes, place of the smallest inside each window)."""
+    if len(content) < min_bytes:
+        return np.empty(0, np.uint64), np.empty(0, np.int64)
+    width = min_bytes // 2
+    return _winnow(content, width, min_bytes - width + 1)
+
+
 @numba.njit(cache=True, nogil=True)
 def _winnow(content: UInt8Array, width: int, window: int) -> tuple[UInt64Array, Int64Array]:
     base = np.uint64(0x9E3779B97F4A7C15)
@@ -99,8 +139,7 @@ def _winnow(content: UInt8Array, width: int, window: int) -> tuple[UInt64Array, 
     # The places of possible minima in order, smallest hash in front; of equal ones the last, as in the paper.
     queue = np.empty(count, np.int64)
     front = back = 0
-    places = np.empty(count, np.int64)
-    found, last = 0, -1
+    chosen = np.empty(count - window + 1, np.int64)
     for at in range(count):
         while back > front and hashes[queue[back - 1]] >= hashes[at]:
             back -= 1
@@ -108,25 +147,57 @@ def _winnow(content: UInt8Array, width: int, window: int) -> tuple[UInt64Array, 
         back += 1
         if queue[front] <= at - window:
             front += 1
-        if at >= window - 1 and queue[front] != last:
-            last = queue[front]
-            places[found] = last
-            found += 1
-    places = places[:found].copy()
-    return hashes[places], places
+        if at >= window - 1:
+            chosen[at - window + 1] = queue[front]
+    return hashes, chosen
 
 
 @numba.njit(cache=True, nogil=True)
-def _extend(later: UInt8Array, at: int, earlier: UInt8Array, other: int, same: bool) -> tuple[int, int]:
-    left = 0
-    while left < at and left < other and later[at - left - 1] == earlier[other - left - 1]:
-        left += 1
-    right = 0
-    most = min(later.size - at, earlier.size - other)
-    if same:
-        # The repeated span must not reach into the repetition: its end stays before our beginning.
-        left = min(left, max(0, at - other))
-        most = min(most, at - left - other)
-    while right < most and later[at + right] == earlier[other + right]:
-        right += 1
-    return at - left, at + right
+def _hashed(content: UInt8Array, width: int, wanted: npt.NDArray[np.bool_]) -> UInt64Array:
+    """Two rolling hashes of each wanted window: modulo 2^64, mixed, and modulo the prime 2^61 - 1."""
+    base, prime_base = np.uint64(0xD6E8FEB86659FD93), np.uint64(0x1F3D5B79A2C4E68)
+    power, prime_power = np.uint64(1), np.uint64(1)
+    for _ in range(width):
+        power *= base
+        prime_power = _modulo_product(prime_power, prime_base)
+    rows = np.empty((np.count_nonzero(wanted), 3), np.uint64)
+    first = second = np.uint64(0)
+    found = 0
+    for at in range(content.size):
+        byte = np.uint64(content[at]) + np.uint64(1)
+        first = first * base + byte
+        second = _modulo_product(second, prime_base) + byte
+        if at >= width:
+            gone = np.uint64(content[at - width]) + np.uint64(1)
+            first -= power * gone
+            second += _MERSENNE - _modulo_product(prime_power, gone)
+        second = (second & _MERSENNE) + (second >> np.uint64(61))
+        if second >= _MERSENNE:
+            second -= _MERSENNE
+        start = at - width + 1
+        if start >= 0 and wanted[start]:
+            mixed = (first ^ (first >> np.uint64(32))) * np.uint64(0xFF51AFD7ED558CCD)
+            rows[found, 0] = mixed ^ (mixed >> np.uint64(29))
+            rows[found, 1] = second
+            rows[found, 2] = start
+            found += 1
+    return rows
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _modulo_product(one: np.uint64, two: np.uint64) -> np.uint64:
+    """The product of two numbers up to 2^61, up to 2^61, equal modulo 2^61 - 1."""
+    high_one, low_one = one >> np.uint64(32), one & _LOW
+    high_two, low_two = two >> np.uint64(32), two & _LOW
+    middle = high_one * low_two + low_one * high_two
+    low = low_one * low_two
+    # 2^64 is 8 and 2^61 is 1 modulo the prime; the middle stands for 2^32 times itself.
+    total = (
+        ((high_one * high_two) << np.uint64(3))
+        + (middle >> np.uint64(29))
+        + ((middle & np.uint64((1 << 29) - 1)) << np.uint64(32))
+        + (low & _MERSENNE)
+        + (low >> np.uint64(61))
+    )
+    total = (total & _MERSENNE) + (total >> np.uint64(61))
+    return (total & _MERSENNE) + (total >> np.uint64(61))

@@ -42,19 +42,21 @@ class C4:
         kept = []
         sentences = 0
         for raw_line in text.split("\n"):
-            line = raw_line.strip()
-            words = line.split()
-            if len(words) < self.min_words_in_line:
-                continue
-            if len(line) > self.max_word_length and max(map(len, words)) > self.max_word_length:
-                continue
+            line = whole = raw_line.strip()
             if "[" in line:
                 line = _CITATIONS.sub("", line)
+            # The cheapest question first: most lines that go are not sentences.
             if self.end_punctuation and (not line.endswith(_ENDS) or line.endswith("...")):
+                continue
+            if len(whole.split(None, self.min_words_in_line)) < self.min_words_in_line:
+                continue
+            if len(whole) > self.max_word_length and max(map(len, whole.split()), default=0) > self.max_word_length:
                 continue
             if has_unwanted and _UNWANTED.search(line.lower()):
                 continue
-            sentences += max(1, len(_SENTENCE_END.findall(line)))
+            # How many there are matters only until there are enough.
+            if sentences < self.min_sentences:
+                sentences += max(1, len(_SENTENCE_END.findall(line)))
             kept.append(line)
         if sentences < self.min_sentences:
             return Drop("c4: too few sentences", str(sentences))

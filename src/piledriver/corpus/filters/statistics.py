@@ -10,18 +10,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from piledriver.corpus.words import (
-    BYTE_CLASSES,
-    CONTINUATION,
-    DIGIT,
-    LEAD3,
-    LETTER,
-    Int32Array,
-    UInt8Array,
-    UInt64Array,
-    Words,
-    character_at,
-)
+from piledriver.corpus.word_scan import ALPHABETIC, SIGN, Int32Array, UInt8Array, UInt64Array, scan_words
 
 
 @dataclass(frozen=True)
@@ -44,23 +33,27 @@ class Statistics:
 
 
 @lru_cache(maxsize=2)
-def _words(text: str) -> Words:
-    return Words(text)
+def _words(text: str) -> tuple[UInt64Array, Int32Array, UInt8Array]:
+    return scan_words(text)
 
 
 @lru_cache(maxsize=2)
 def statistics(text: str) -> Statistics:
     """Count a text; the last few are remembered, because filters come one after the other."""
-    words = _words(text)
-    lexical, characters, alphabetic = _count(words.content, words.starts, words.ends, BYTE_CLASSES)
-    return Statistics(len(words), lexical, characters, alphabetic, words.hashes)
+    hashes, lengths, kinds = _words(text)
+    lexical, characters, alphabetic = _count(lengths, kinds)
+    return Statistics(len(hashes), lexical, characters, alphabetic, hashes)
 
 
 def repetition(text: str, top: int, duplicate: int) -> tuple[list[float], list[float]]:
-    """Shares of the text in the most frequent n-grams of 2, 3, ... words, and in repeated ones of 5, 6, ... words."""
-    words = _words(text)
+    """Shares of the text in the most frequent n-grams of 2, 3, ... words, and in repeated ones of 5, 6, ... words.
+
+    Of the most frequent, all occurrences count; of the repeated ones, walked from the left, those that occurred before,
+    and the walk goes on after them.
+    """
+    hashes, lengths, _ = _words(text)
     shares = np.zeros(top + duplicate)
-    _repetition(words.hashes, _lengths(words.content, words.starts, words.ends), top, shares)
+    _repetition(hashes, lengths, top, shares)
     size = max(1, len(text))
     return (shares[:top] / size).tolist(), (shares[top:] / size).tolist()
 
@@ -92,40 +85,33 @@ def _how_many(wanted: UInt64Array, hashes: UInt64Array) -> int:
 
 
 @numba.njit(cache=True, nogil=True)
-def _count(content: UInt8Array, starts: Int32Array, ends: Int32Array, classes: UInt8Array) -> tuple[int, int, int]:
+def _count(lengths: Int32Array, kinds: UInt8Array) -> tuple[int, int, int]:
     lexical = characters = alphabetic = 0
-    for word in range(starts.size):
-        kind, _ = character_at(content, starts[word], classes)
-        if kind not in (LETTER, DIGIT, LEAD3):
-            continue
-        lexical += 1
-        letter = kind != DIGIT
-        for at in range(starts[word], ends[word]):
-            characters += classes[content[at]] != CONTINUATION
-            letter = letter or classes[content[at]] == LETTER or classes[content[at]] > CONTINUATION
-        alphabetic += letter
+    for word in range(lengths.size):
+        if kinds[word] != SIGN:
+            lexical += 1
+            characters += lengths[word]
+            alphabetic += kinds[word] == ALPHABETIC
     return lexical, characters, alphabetic
 
 
 @numba.njit(cache=True, nogil=True)
-def _lengths(content: UInt8Array, starts: Int32Array, ends: Int32Array) -> Int32Array:
-    lengths = np.zeros(starts.size, np.int32)
-    for word in range(starts.size):
-        for at in range(starts[word], ends[word]):
-            lengths[word] += (content[at] & 0xC0) != 0x80
-    return lengths
-
-
-@numba.njit(cache=True, nogil=True)
 def _repetition(words: UInt64Array, lengths: Int32Array, top: int, shares: npt.NDArray[np.float64]) -> None:
-    """Fill the characters in the top n-grams (from 2 words), then in repeated ones (from 5), by open hash tables."""
+    """Fill the characters in the top n-grams (from 2 words), then in repeated ones (from 5), by open hash tables.
+
+    An n-gram that occurs twice begins with a shorter one that occurs twice, and so does its rest. So each width looks
+    only at the places that the width before has left: in most texts few, soon none.
+    """
     count = words.size
     bits = 4
     while (1 << bits) < 2 * count:
         bits += 1
-    mask = np.uint64((1 << bits) - 1)
-    keys = np.zeros(1 << bits, np.uint64)
-    counts = np.zeros(1 << bits, np.int32)
+    keys = np.empty(1 << bits, np.uint64)
+    counts = np.empty(1 << bits, np.int32)
+    slots = np.empty(count, np.int32)
+    # The n-grams that may occur twice, by where they begin. At first, of one word: all.
+    places = np.arange(count)
+    left = count
     # Prefix sums: the hash and the length of any n-gram are two look-ups, whatever its width.
     base = np.uint64(0x9E3779B97F4A7C15)
     hashes = np.zeros(count + 1, np.uint64)
@@ -133,35 +119,59 @@ def _repetition(words: UInt64Array, lengths: Int32Array, top: int, shares: npt.N
     for word in range(count):
         hashes[word + 1] = hashes[word] * base + words[word]
         characters_before[word + 1] = characters_before[word] + lengths[word]
-    for row in range(shares.size):
-        is_top = row < top
-        width = row + 2 if is_top else row - top + 5
-        power = np.uint64(1)
-        for _ in range(width):
-            power *= base
-        keys[:] = 0
-        counts[:] = 0
-        best = 0
-        at = 0
-        while at + width <= count:
+    power = base
+    last_width = max(top + 1, shares.size - top + 4)
+    for width in range(2, last_width + 1):
+        power *= base
+        # Those whose rest may occur twice too: the next place is there as well.
+        kept = 0
+        for i in range(left - 1):
+            if places[i + 1] == places[i] + 1 and places[i] + width <= count:
+                places[kept] = places[i]
+                kept += 1
+        left = kept
+        if not left:
+            return
+        bits = 4
+        while (1 << bits) < 2 * left:
+            bits += 1
+        mask = np.uint64((1 << bits) - 1)
+        keys[: 1 << bits] = 0
+        counts[: 1 << bits] = 0
+        for i in range(left):
+            at = places[i]
             hashed = hashes[at + width] - hashes[at] * power
             hashed = (hashed ^ (hashed >> np.uint64(32))) * np.uint64(0xFF51AFD7ED558CCD)
-            hashed ^= hashed >> np.uint64(29)
-            characters = characters_before[at + width] - characters_before[at]
-            hashed |= np.uint64(1)
+            hashed = (hashed ^ (hashed >> np.uint64(29))) | np.uint64(1)
             slot = (hashed >> np.uint64(7)) & mask
             while keys[slot] != 0 and keys[slot] != hashed:
                 slot = (slot + np.uint64(1)) & mask
-            known = keys[slot] == hashed
             keys[slot] = hashed
             counts[slot] += 1
-            if is_top:
-                if counts[slot] > 1 and counts[slot] * characters > best:
-                    best = counts[slot] * characters
-                at += 1
-            elif known:
-                best += characters
-                at += width
-            else:
-                at += 1
-        shares[row] = best
+            slots[i] = slot
+        if width < top + 2:
+            best = 0
+            for i in range(left):
+                times = counts[slots[i]]
+                if times > 1:
+                    best = max(best, times * (characters_before[places[i] + width] - characters_before[places[i]]))
+            shares[width - 2] = best
+        kept = 0
+        for i in range(left):
+            if counts[slots[i]] > 1:
+                places[kept] = places[i]
+                slots[kept] = slots[i]
+                kept += 1
+        left = kept
+        row = top + width - 5
+        if width >= 5 and row < shares.size:
+            passed, repeated_characters = 0, 0
+            for i in range(left):
+                if places[i] < passed:
+                    continue
+                if keys[slots[i]] == 0:
+                    repeated_characters += characters_before[places[i] + width] - characters_before[places[i]]
+                    passed = places[i] + width
+                # Met: its next occurrence is a repetition.
+                keys[slots[i]] = 0
+            shares[row] = repeated_characters
