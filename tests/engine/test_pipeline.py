@@ -25,6 +25,7 @@ from piledriver.engine.layout import Schedule
 from piledriver.engine.mesh import Meshes, make_meshes
 from piledriver.engine.pipeline import split, stages_of
 from piledriver.engine.pipeline.run import Pipeline, evaluate_batch, run_batch
+from piledriver.engine.tensor import split_tensors
 from piledriver.engine.whole import whole_state
 from piledriver.engine.zero import average_gradients, shard_parameters
 from piledriver.models import ModelConfig, Transformer
@@ -48,7 +49,7 @@ class Case:
     def config(self) -> ModelConfig:
         moe = MoEConfig(experts=4, experts_per_token=2, balance_coefficient=0.1) if self.moe else None
         return ModelConfig(
-            vocab_size=32, dim=16, layers=4, heads=2, mlp_dim=32, tied=self.tied, moe=moe, max_positions=16
+            vocab_size=32, dim=16, layers=4, heads=2, mlp_dim=64, tied=self.tied, moe=moe, max_positions=16
         )
 
 
@@ -99,6 +100,7 @@ def _lay_out(case: Case, meshes: Meshes) -> tuple[nn.Module, Pipeline]:
     with torch.device("meta" if case.meta else "cpu"):
         model: nn.Module = Transformer(case.config(), seed=3)
     model = split(model, meshes, meshes.layout)
+    model = split_tensors(model, meshes, meshes.layout)
     if case.recompute:
         for block in model.blocks.values():  # type: ignore[union-attr]
             block.forward = _Recompute(block.forward)  # type: ignore[method-assign]

@@ -17,13 +17,13 @@ from torch.distributed.tensor import Placement, Replicate, Shard
 from piledriver.engine.errors import LayoutError
 from piledriver.engine.layout import Layout
 from piledriver.engine.loss_parallel import split_cross_entropy
+from piledriver.engine.pipeline import stage_borders
 from piledriver.engine.tensor_collectives import Group, copied, joined, padded, summed
 from piledriver.engine.tensor_local import OnlyOnce, SumGradient, part, place_parameter
 from piledriver.engine.tensor_stream import SplitRMSNorm, Stream, VocabularyPart, enter_parts, leave_parts
 from piledriver.models import LossSums, ModelConfig, Transformer, parameter_axes
 from piledriver.models.attention import Attention
 from piledriver.models.axes import Axes
-from piledriver.models.block import Block
 from piledriver.models.loss import cross_entropy
 from piledriver.models.masks import Mask
 from piledriver.models.moe import Experts, MoE, Routing
@@ -163,11 +163,11 @@ def _hook_ends(model: Transformer, config: ModelConfig, stream: Stream, *, vocab
         model.embedding.register_forward_hook(lambda _, args, out: stream.split(out))
     if model.position_embedding is not None:
         model.position_embedding.register_forward_hook(lambda _, args, out: stream.split(out))
-    blocks = cast(list[Block], list(model.blocks.values()))
-    if model.embedding is None and blocks:
-        blocks[0].register_forward_pre_hook(lambda _, args: _begin_stage(stream, args))
-    if model.norm is None and blocks:
-        blocks[-1].register_forward_hook(lambda _, args, out: (stream.whole(out[0]), out[1]))
+    entries, exits = stage_borders(model)
+    for name in entries:
+        model.get_submodule(name).register_forward_pre_hook(lambda _, args: _begin_stage(stream, args))
+    for name in exits:
+        model.get_submodule(name).register_forward_hook(lambda _, args, out: (stream.whole(out[0]), out[1]))
     if vocabulary_split:
         model.cross_entropy = SplitVocabularyLoss(stream, first)
         model.project = SplitVocabularyLogits(stream, config.vocab_size)

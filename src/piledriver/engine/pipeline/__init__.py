@@ -7,6 +7,6 @@ pipelining takes a second to import.
 """
 
 from piledriver.engine.pipeline.schedules import microbatches_of
-from piledriver.engine.pipeline.split import split, split_of, stages_of
+from piledriver.engine.pipeline.split import split, split_of, stage_borders, stages_of
 
-__all__ = ["microbatches_of", "split", "split_of", "stages_of"]
+__all__ = ["microbatches_of", "split", "split_of", "stage_borders", "stages_of"]

@@ -97,6 +97,20 @@ def stages_of(model: nn.Module) -> list[nn.Module]:
     return known.made
 
 
+def stage_borders(model: nn.Module) -> tuple[list[str], list[str]]:
+    """The modules of this rank that take what another stage made, and those whose output goes to another stage.
+
+    Call it before `stages_of`. A whole model has none.
+    """
+    known = split_of(model)
+    if known is None:
+        return [], []
+    chains = [[name for name in known.names[stage] if _has(model, name)] for stage in known.stages]
+    heads = [names[0] for stage, names in zip(known.stages, chains, strict=True) if stage > 0]
+    tails = [names[-1] for stage, names in zip(known.stages, chains, strict=True) if stage < len(known.names) - 1]
+    return heads, tails
+
+
 def ends(layout: Layout) -> tuple[int, int]:
     """The pipeline ranks of the first and the last stage."""
     return rank_of_stage(layout, 0), rank_of_stage(layout, layout.stages - 1)

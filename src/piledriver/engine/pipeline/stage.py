@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
 from piledriver.engine.pipeline.batches import MicroBatch
 from piledriver.engine.pipeline.shapes import Meta
+from piledriver.engine.pipeline.stage_transformer import own_memory
 
 Keywords = Callable[[MicroBatch, bool], dict[str, Any]]
 
@@ -54,7 +55,10 @@ class Stage(PipelineStage):
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module."""
-        return self.submod(*args, **self._keywords(self.microbatches[self._now], self.is_last))
+        out = self.submod(*args, **self._keywords(self.microbatches[self._now], self.is_last))
+        if isinstance(out, tuple | list):
+            return tuple(own_memory(member) if isinstance(member, Tensor) else member for member in out)
+        return own_memory(out) if isinstance(out, Tensor) else out
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """Reduce gradients that zero 3 shares out, at the end of a window of batches only."""

@@ -35,11 +35,17 @@ class TransformerStage(Transformer):
             here = torch.stack(balances).sum(0, keepdim=True) if balances else x.new_zeros(1, dtype=torch.float32)
             balance = here if balance is None else balance + here
         if self.norm is None:
+            x = own_memory(x)
             return x if balance is None else (x, balance)
         if targets is None:
             return self.logits(x)
         mean = None if balance is None else balance.sum() / self.config.layers
         return pack(self.loss(x, targets, mean))
+
+
+def own_memory(x: Tensor) -> Tensor:
+    """A copy of a view: torch detaches what stages give in place, which views do not allow."""
+    return x.clone() if x._is_view() else x
 
 
 def pack(sums: LossSums) -> Tensor:
