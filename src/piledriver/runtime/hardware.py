@@ -38,19 +38,22 @@ def find_hardware() -> Hardware:
 
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
     xpu = torch.xpu.device_count() if hasattr(torch, "xpu") and torch.xpu.is_available() else 0
-    built_for = torch.version.cuda or torch.version.hip
     return Hardware(
         cuda=cuda,
         xpu=xpu,
         mps=int(torch.backends.mps.is_available()),
         xla=_xla_count(),
         cores=usable_cores(),
-        cpu_only_reason=(
-            f"torch was built for {built_for} but sees no device"
-            if built_for
-            else "this build of torch is for CPU only"
-        ),
+        cpu_only_reason=why_cpu_only(),
     )
+
+
+def why_cpu_only() -> str:
+    """What to tell somebody who expected an accelerator."""
+    import torch
+
+    built_for = torch.version.cuda or torch.version.hip
+    return f"torch was built for {built_for} but sees no device" if built_for else "this build of torch is for CPU only"
 
 
 def usable_cores() -> int:

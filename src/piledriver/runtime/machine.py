@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from importlib import metadata
 
@@ -28,11 +27,12 @@ def _versions() -> dict[str, str]:
 def _machine() -> dict[str, str]:
     import psutil
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    from piledriver.runtime.hardware import usable_cores
+
     memory = psutil.virtual_memory()
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cores": f"{cores} (those this process may run on)",
+        "cores": f"{usable_cores()} (those this process may run on)",
         "memory": f"{memory.total / 2**30:.1f} GiB, {memory.available / 2**30:.1f} GiB available",
     }
 
@@ -52,15 +52,11 @@ def _world() -> dict[str, str]:
 def _accelerator() -> dict[str, str]:
     import torch
 
+    from piledriver.runtime.hardware import why_cpu_only
+
     device = torch.accelerator.current_accelerator(check_available=True) if hasattr(torch, "accelerator") else None
     if device is None:
-        built_for = torch.version.cuda or torch.version.hip
-        reason = (
-            f"torch was built for {built_for} but sees no device"
-            if built_for
-            else "this build of torch is for CPU only"
-        )
-        return {"device": f"cpu ({reason})", "threads": str(torch.get_num_threads())}
+        return {"device": f"cpu ({why_cpu_only()})", "threads": str(torch.get_num_threads())}
     facts = {"device": device.type, "count": str(torch.accelerator.device_count())}
     if device.type == "cuda":
         for index in range(torch.cuda.device_count()):

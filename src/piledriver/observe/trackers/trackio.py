@@ -2,41 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from piledriver.observe.trackers.base import GeneralTracker, Values, load
+from piledriver.observe.trackers.project_run import ProjectRunTracker
 
 
-class TrackioTracker(GeneralTracker):
-    """One run of the project `run_name`; further arguments go to `trackio.init`."""
+class TrackioTracker(ProjectRunTracker):
+    """Further arguments go to `trackio.init`."""
 
     name = "trackio"
-    requires_logging_directory = False
-
-    def __init__(self, run_name: str, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self.init_kwargs = kwargs
-        self.run: Any = None
-
-    @property
-    def tracker(self) -> Any:
-        """The run."""
-        return self.run
-
-    def start(self) -> None:
-        """Begin the run."""
-        self.run = load("trackio").init(project=self.run_name, **self.init_kwargs)
-
-    def store_init_configuration(self, values: Values) -> None:
-        """The run's config."""
-        self.run.config.update(dict(values))
-
-    def log(self, values: Values, step: int | None = None, **kwargs: Any) -> None:
-        """Values of one step."""
-        self.run.log(dict(values), step=step, **kwargs)
-
-    def finish(self) -> None:
-        """End the run."""
-        if self.run is not None:
-            self.run.finish()
