@@ -114,6 +114,10 @@ class Layout:
             raise LayoutError(f"{self.schedule} needs 2 or more stages a rank", fix="raise it, or use schedule 1f1b")
         if self.schedule in ("gpipe", "1f1b") and stages not in (None, 1):
             raise LayoutError(f"{self.schedule} holds 1 stage a rank, not {stages}", fix="use interleaved-1f1b")
+        # The rules of the schedules live with them, one floor of files above this one.
+        from piledriver.engine.pipeline.schedules import microbatches_of
+
+        microbatches_of(self)
 
     def on(self, world_size: int) -> Layout:
         """The same layout with every size said, for so many processes."""
