@@ -1,0 +1,154 @@
+"""bf16 weights that learn: any optimizer's update is computed in fp32 and rounded back stochastically.
+
+An update is often smaller than half the distance between two bf16 numbers; rounded to nearest it would be lost, rounded
+up or down by chance it survives in the mean. The noise of an element is a hash of (seed, step, parameter's name, index
+in the whole parameter): a resumed run, another number of processes or another split rounds the same way.
+
+The optimizer steps on fp32 copies, a few parameters at a time, so its states are fp32 and what is needed beside them is
+one bucket. `CompactAdamW` rounds by itself, in its own kernel, and keeps smaller states.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from piledriver.core.random import Stream
+from piledriver.optim import CompactAdamW, Lion, Muon
+from piledriver.optim.rounding import hash_bits, round_to_bf16
+from piledriver.optim.shards import local, local_gradient, whole_indices
+
+BUCKET_ELEMENTS = 1 << 26
+
+# Odd and large: parameters of one step get noise far from each other's.
+_APART = 0x3C6EF35F
+
+# Whose step on some parameters is independent of its step on the others. Any other optimizer steps on all at once.
+_BY_PARAMETER = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, Lion, Muon)
+
+
+def name_noise(model: nn.Module) -> None:
+    """Give each parameter a number of its name, so that its noise does not depend on which others are beside it."""
+    for name, parameter in model.named_parameters():
+        number = Stream(0, "parameter", name).below(2**31, 0)
+        for one in (parameter, getattr(parameter, "own_part", None)):
+            if isinstance(one, Tensor):
+                one.noise_number = number  # type: ignore[attr-defined]
+
+
+def round_stochastically(optimizer: Optimizer, *, seed: int = 0) -> None:
+    """Let an optimizer update bf16 parameters as said above, in place. Its handle, groups and state dict stay."""
+    if isinstance(optimizer, CompactAdamW) or not any(_is_small(p) for p in _parameters(optimizer)):
+        return
+    raw = inspect.unwrap(type(optimizer).step)
+
+    def step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        # For torch's schedulers, which ask whether the step they saw was taken.
+        self._opt_called = True  # type: ignore[attr-defined]
+        with torch.no_grad():
+            _step(self, raw, seed)
+        return loss
+
+    hooked: Any = Optimizer.profile_hook_step(step)
+    hooked._wrapped_by_lr_sched = True
+    optimizer.step = types.MethodType(hooked, optimizer)  # type: ignore[method-assign]
+    for group in optimizer.param_groups:
+        group.setdefault("rounding_step", 0)
+    dtypes = _KeepDtypes()
+    optimizer.register_load_state_dict_pre_hook(dtypes.before)
+    optimizer.register_load_state_dict_post_hook(dtypes.after)
+
+
+def _step(optimizer: Optimizer, raw: Callable[[Optimizer], Any], seed: int) -> None:
+    groups = [list(group["params"]) for group in optimizer.param_groups]
+    number = 1 + optimizer.param_groups[0]["rounding_step"]
+    salt = Stream(seed, "rounding", number).below(2**31, 0)
+    positions = {parameter: position for position, parameter in enumerate(_parameters(optimizer))}
+    try:
+        for bucket in _buckets(optimizer):
+            stand_ins = {parameter: _stand_in(parameter) for parameter in bucket if _is_small(parameter)}
+            for group, members in zip(optimizer.param_groups, groups, strict=True):
+                group["params"] = [stand_ins.get(one, one) for one in members if one in bucket]
+            for parameter, stand_in in stand_ins.items():
+                if parameter in optimizer.state:
+                    optimizer.state[stand_in] = optimizer.state.pop(parameter)
+            raw(optimizer)
+            for parameter, stand_in in stand_ins.items():
+                optimizer.state[parameter] = optimizer.state.pop(stand_in, {})
+                apart = getattr(parameter, "noise_number", _APART * positions[parameter])
+                _round_into(parameter, stand_in, salt + apart)
+    finally:
+        for group, members in zip(optimizer.param_groups, groups, strict=True):
+            group["params"] = members
+    for group in optimizer.param_groups:
+        group["rounding_step"] = number
+
+
+def _buckets(optimizer: Optimizer) -> Iterator[set[Tensor]]:
+    due = [parameter for parameter in _parameters(optimizer) if parameter.grad is not None]
+    if not isinstance(optimizer, _BY_PARAMETER):
+        yield set(due)
+        return
+    bucket: set[Tensor] = set()
+    size = 0
+    for parameter in due:
+        if bucket and size + local(parameter).numel() > BUCKET_ELEMENTS:
+            yield bucket
+            bucket, size = set(), 0
+        bucket.add(parameter)
+        size += local(parameter).numel()
+    yield bucket
+
+
+def _stand_in(parameter: Tensor) -> Tensor:
+    made = parameter.detach().float().requires_grad_()
+    gradient = local_gradient(parameter).float()
+    made.grad = DTensor(gradient, made._spec, requires_grad=False) if isinstance(made, DTensor) else gradient  # type: ignore[no-untyped-call]
+    return made
+
+
+def _round_into(parameter: Tensor, stand_in: Tensor, salt: int) -> None:
+    part = local(parameter)
+    if part.numel():
+        bits = hash_bits(whole_indices(parameter), salt)
+        part.copy_(round_to_bf16(local(stand_in).detach(), bits))
+
+
+def _is_small(parameter: Tensor) -> bool:
+    return parameter.dtype == torch.bfloat16
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+class _KeepDtypes:
+    """torch's `load_state_dict` casts states to the dtype of their parameter: they keep their own instead."""
+
+    def __init__(self) -> None:
+        self.saved: dict[Any, dict[str, Any]] = {}
+
+    def before(self, _: Optimizer, state_dict: dict[str, Any]) -> None:
+        """Remember what comes."""
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        self.saved = {place: state_dict["state"].get(number, {}) for place, number in enumerate(numbers)}
+
+    def after(self, optimizer: Optimizer) -> None:
+        """Put back what was cast."""
+        for place, parameter in enumerate(_parameters(optimizer)):
+            for key, value in self.saved.get(place, {}).items():
+                now = optimizer.state[parameter].get(key)
+                if isinstance(value, Tensor) and isinstance(now, Tensor) and now.dtype != value.dtype:
+                    optimizer.state[parameter][key] = value.detach().clone().to(now.device)
+        self.saved = {}

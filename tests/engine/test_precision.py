@@ -1,0 +1,209 @@
+"""What is computed in which precision, and bf16 weights that learn by rounding stochastically."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
+
+from piledriver.engine import stochastic
+from piledriver.engine.layout import Layout
+from piledriver.engine.precision import compute_in, mixed_precision_policy
+from piledriver.engine.stochastic import name_noise, round_stochastically
+from piledriver.models import ModelConfig, Transformer
+from piledriver.optim import CompactAdamW, Lion, Muon
+from tests.optim.problems import Net, batch, train
+
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+    "fused adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, fused=True),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-1, momentum=0.9),
+    "lion": lambda parameters: Lion(parameters, lr=1e-3),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=1e-3),
+}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "bf16-pure"])
+@pytest.mark.parametrize("made", [Net, lambda: Transformer(ModelConfig(vocab_size=20, dim=64, layers=2, heads=2))])
+def test_weights_and_activations_have_the_dtype_asked_for(precision: str, made: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    plain = made()
+    plain.register_buffer("table", torch.ones(2))
+    tokens = batch(0)[0].view(4, 16)
+    expected = plain(tokens).detach()
+    model = compute_in(copy.deepcopy(plain), None, Layout(precision=precision))  # type: ignore[arg-type]
+    seen = []
+    inner = next(m for m in model.modules() if isinstance(m, nn.Linear))
+    inner.register_forward_hook(lambda _module, _args, out: seen.append(out.dtype))
+    out = model(tokens)
+    torch.testing.assert_close(out.float(), expected, atol=0.05, rtol=0.05)
+    assert (out.float() - expected).abs().max() > 0
+    assert seen == [torch.float16 if precision == "fp16" else torch.bfloat16]
+    kept = torch.bfloat16 if precision == "bf16-pure" else torch.float32
+    assert {parameter.dtype for parameter in model.parameters()} == {kept}
+    assert model.table.dtype == torch.float32
+    assert list(model.state_dict()) == list(plain.state_dict())
+
+
+def test_what_fully_shard_is_told() -> None:
+    assert mixed_precision_policy(Layout()).param_dtype is None
+    assert mixed_precision_policy(Layout(precision="fp16")).param_dtype == torch.float16
+    assert mixed_precision_policy(Layout(precision="fp8")).param_dtype == torch.bfloat16
+    pure = mixed_precision_policy(Layout(precision="bf16-pure"))
+    assert (pure.param_dtype, pure.reduce_dtype) == (None, torch.float32)
+
+
+def pure_net() -> nn.Module:
+    model = compute_in(Net(), None, Layout(precision="bf16-pure"))
+    name_noise(model)
+    return model
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_an_update_is_the_fp32_one_rounded_up_or_down(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # One parameter a bucket: where buckets are cut makes no difference to the second run below.
+    monkeypatch.setattr(stochastic, "BUCKET_ELEMENTS", 1)
+    model, wide = pure_net(), Net()
+    optimizer = OPTIMIZERS[kind](list(model.parameters()))
+    round_stochastically(optimizer)
+    reference = OPTIMIZERS[kind](list(wide.parameters()))
+    for step in range(3):
+        train(model, optimizer, 0)
+        for ours, theirs in zip(model.parameters(), wide.parameters(), strict=True):
+            ours.grad = torch.randn(ours.shape, generator=torch.Generator().manual_seed(step)).to(torch.bfloat16)
+            theirs.data, theirs.grad = ours.detach().float(), ours.grad.float()
+        optimizer.step()
+        reference.step()
+        for ours, theirs in zip(model.parameters(), wide.parameters(), strict=True):
+            exact = theirs.detach()
+            down = (exact.view(torch.int32) & -65536).view(torch.float32)
+            up = ((exact.view(torch.int32) & -65536) + 65536).view(torch.float32)
+            assert ours.dtype == torch.bfloat16
+            assert bool(((ours.float() == down) | (ours.float() == up)).all())
+    for ours in model.parameters():
+        assert {value.dtype for value in optimizer.state[ours].values()} <= {torch.float32}
+
+
+def test_updates_too_small_for_bf16_are_not_lost() -> None:
+    weight = nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    round_stochastically(optimizer)
+    for _ in range(100):
+        weight.grad = torch.full_like(weight, 2.0**-12)
+        optimizer.step()
+    # To nearest, 1 - 2^-12 is 1 again, a hundred times.
+    assert weight.float().mean().item() == pytest.approx(1.0 - 100 * 2.0**-12, abs=2e-4)
+
+
+@pytest.mark.parametrize("scheduler_first", [True, False])
+def test_schedulers_and_resumed_runs(scheduler_first: bool) -> None:
+    def run(steps: range, saved: io.BytesIO | None = None) -> tuple[nn.Module, io.BytesIO]:
+        model = pure_net()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        if not scheduler_first:
+            round_stochastically(optimizer)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
+        if scheduler_first:
+            round_stochastically(optimizer)
+        if saved is not None:
+            saved.seek(0)
+            weights, state, schedule = torch.load(saved)
+            model.load_state_dict(weights)
+            optimizer.load_state_dict(state)
+            scheduler.load_state_dict(schedule)
+        for step in steps:
+            train(model, optimizer, 1, first=step)
+            scheduler.step()
+        file = io.BytesIO()
+        torch.save((model.state_dict(), optimizer.state_dict(), scheduler.state_dict()), file)
+        return model, file
+
+    straight, _ = run(range(4))
+    _, file = run(range(2))
+    resumed, _ = run(range(2, 4), file)
+    for ours, theirs in zip(resumed.parameters(), straight.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_pure_model_learns_like_one_in_fp32() -> None:
+    losses = {}
+    for precision in ("fp32", "bf16-pure"):
+        model = compute_in(Net(), None, Layout(precision=precision))  # type: ignore[arg-type]
+        optimizer = Muon(
+            [
+                {"params": [p for p in model.parameters() if p.dim() > 1]},
+                {"params": [p for p in model.parameters() if p.dim() == 1], "kind": "vector"},
+            ],
+            lr=1e-2,
+        )
+        round_stochastically(optimizer)
+        losses[precision] = train(model, optimizer, 30)
+    assert losses["bf16-pure"][-1] == pytest.approx(losses["fp32"][-1], rel=0.1)
+    assert losses["fp32"][-1] < 0.5 * losses["fp32"][0]
+
+
+def process(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    for kind in ("adamw", "8-bit"):
+        results = []
+        for sharded in (False, True):
+            model = pure_net()
+            if sharded:
+                fully_shard(model)
+                name_noise(model)
+            parameters = list(model.parameters())
+            optimizer: torch.optim.Optimizer = (
+                CompactAdamW(parameters, lr=1e-2) if kind == "8-bit" else torch.optim.AdamW(parameters, lr=1e-2)
+            )
+            round_stochastically(optimizer)
+            for step in range(3):
+                for number, parameter in enumerate(parameters):
+                    whole = _noise(parameter.shape, 10 * step + number)
+                    parameter.grad = _like(parameter, whole)
+                optimizer.step()
+            results.append([p.full_tensor() if isinstance(p, DTensor) else p.detach() for p in parameters])
+            if sharded and kind == "8-bit":
+                state = optimizer.state[parameters[1]]
+                assert state["exp_avg"].to_local().dtype == torch.uint8
+        for ours, theirs in zip(*results, strict=True):
+            assert torch.equal(ours, theirs), kind
+    _columns()
+    dist.destroy_process_group()
+
+
+def _columns() -> None:
+    """A split along columns rounds as the whole does."""
+    whole = nn.Parameter(_noise((6, 8), 0))
+    mesh = init_device_mesh("cpu", (2,))
+    part = nn.Parameter(distribute_tensor(whole.detach(), mesh, [Shard(1)]))
+    for parameter in (whole, part):
+        optimizer = torch.optim.SGD([parameter], lr=0.1)
+        round_stochastically(optimizer)
+        parameter.grad = _like(parameter, _noise((6, 8), 1))
+        optimizer.step()
+    assert torch.equal(part.full_tensor(), whole)  # type: ignore[attr-defined]
+
+
+def _noise(shape: tuple[int, ...] | torch.Size, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+
+
+def _like(parameter: Tensor, whole: Tensor) -> Tensor:
+    if not isinstance(parameter, DTensor):
+        return whole
+    return distribute_tensor(whole, parameter.device_mesh, parameter.placements)
+
+
+@pytest.mark.slow
+def test_shards_round_as_the_whole_does(tmp_path: Path) -> None:
+    mp.spawn(process, args=(str(tmp_path),), nprocs=2)
