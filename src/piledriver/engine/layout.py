@@ -11,6 +11,7 @@ from typing import Literal
 
 from piledriver.core.config import to_mapping
 from piledriver.engine.errors import LayoutError
+from piledriver.engine.schedule_rules import check_microbatches
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8-rowwise", "bf16-pure"]
 Activations = Literal["keep", "selective", "full", "budget"]
@@ -114,10 +115,8 @@ class Layout:
             raise LayoutError(f"{self.schedule} needs 2 or more stages a rank", fix="raise it, or use schedule 1f1b")
         if self.schedule in ("gpipe", "1f1b") and stages not in (None, 1):
             raise LayoutError(f"{self.schedule} holds 1 stage a rank, not {stages}", fix="use interleaved-1f1b")
-        # The rules of the schedules live with them, one floor of files above this one.
-        from piledriver.engine.pipeline.schedules import microbatches_of
-
-        microbatches_of(self)
+        if self.microbatches is not None:
+            check_microbatches(self.schedule, ranks=self.pp, stages=self.stages, microbatches=self.microbatches)
 
     def on(self, world_size: int) -> Layout:
         """The same layout with every size said, for so many processes."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from piledriver.engine.errors import LayoutError
 from piledriver.engine.layout import TWO_STAGES_A_RANK, Layout
 
 _CLASSES = {
@@ -50,36 +48,9 @@ def stages_of_rank(layout: Layout, rank: int) -> list[int]:
 
 
 def microbatches_of(layout: Layout) -> int:
-    """How many parts a batch is cut into; raises `LayoutError` where the schedule cannot run so many.
+    """How many parts a batch is cut into; twice the stages unless the layout says.
 
     >>> microbatches_of(Layout(pp=2))
     4
-    >>> microbatches_of(Layout(pp=4, schedule="interleaved-1f1b", microbatches=11))
-    Traceback (most recent call last):
-    piledriver.engine.errors.LayoutError: interleaved-1f1b with 8 stages on 4 ranks cannot run 11 microbatches: they \
-must fill rounds of 4 or more evenly. Fix: use microbatches=12
     """
-    if layout.microbatches is None:
-        return 2 * layout.stages
-    wanted = layout.microbatches
-    rule, why = _rule(layout)
-    if rule(wanted):
-        return wanted
-    # Counting outward finds the nearest; the larger of two equally near ones keeps the bubble smaller.
-    distance = next(d for d in range(1, wanted + 2 * layout.stages) if rule(wanted - d) or rule(wanted + d))
-    nearest = wanted + distance if rule(wanted + distance) else wanted - distance
-    raise LayoutError(
-        f"{layout.schedule} with {layout.stages} stages on {layout.pp} ranks cannot run {wanted} microbatches: {why}",
-        fix=f"use microbatches={nearest}",
-    )
-
-
-def _rule(layout: Layout) -> tuple[Callable[[int], bool], str]:
-    if layout.schedule in ("1f1b", "dualpipev"):
-        return lambda n: n >= layout.stages, f"it needs at least {layout.stages}, one for each stage"
-    if layout.schedule in ("interleaved-1f1b", "interleaved-zero-bubble"):
-        return (
-            lambda n: n >= 1 and n % max(1, n // layout.pp) == 0,
-            f"they must fill rounds of {layout.pp} or more evenly",
-        )
-    return lambda n: n >= 1, "it needs at least 1"
+    return 2 * layout.stages if layout.microbatches is None else layout.microbatches

@@ -18,7 +18,7 @@ from piledriver.engine.mesh import Meshes
 from piledriver.engine.pipeline.chains import Chain, chain_of, shell, without
 from piledriver.engine.pipeline.costs import weights
 from piledriver.engine.pipeline.partition import balanced
-from piledriver.engine.pipeline.schedules import microbatches_of, rank_of_stage, stages_of_rank
+from piledriver.engine.pipeline.schedules import rank_of_stage, stages_of_rank
 from piledriver.models.layers import Linear
 
 _NAME = "_pipeline_split"
@@ -48,7 +48,6 @@ def split(model: nn.Module, meshes: Meshes, layout: Layout, *, sequence_length: 
     stage gets room for a copy, which `Pipeline` keeps equal to the first one's."""
     if layout.pp == 1:
         return model
-    microbatches_of(layout)
     chain = chain_of(model, sequence_length)
     names = cut(chain, layout.stages)
     mine = stages_of_rank(layout, meshes.pp.get_local_rank())
