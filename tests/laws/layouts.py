@@ -58,3 +58,17 @@ ROWS: list[Row] = [
     Row(name="zero3-hybrid", layout=Layout(zero=3, dp_replicate=2), processes=4),
     Row(name="zero3-on-4", layout=Layout(zero=3), processes=4, model="plain"),
 ]
+
+ROWS += [
+    Row(name="tp", layout=Layout(tp=2)),
+    Row(name="tp-tied", layout=Layout(tp=2, sequence_parallel=False), model="tied"),
+    Row(name="pp", layout=Layout(pp=2, microbatches=2)),
+    Row(name="pp-tied", layout=Layout(pp=2, microbatches=4, schedule="gpipe"), model="tied"),
+    Row(name="ep", layout=Layout(ep=2), model="moe"),
+    Row(name="ep-zero3", layout=Layout(ep=2, zero=3), model="moe"),
+    Row(name="zero3-tp", layout=Layout(zero=3, tp=2), processes=4),
+    Row(name="zero1-tp", layout=Layout(zero=1, tp=2), processes=4),
+    Row(name="zero2-pp", layout=Layout(zero=2, pp=2, microbatches=2), processes=4),
+    Row(name="zero3-pp", layout=Layout(zero=3, pp=2, microbatches=2), processes=4),
+    Row(name="tp-pp", layout=Layout(tp=2, pp=2, microbatches=2), processes=4),
+]

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from piledriver.accelerator import Accelerator, DataLoaderConfiguration
+from piledriver.accelerator import Accelerator, DataLoaderConfiguration, GradientAccumulationPlugin
 from piledriver.data.processes import group_world
 from piledriver.models import ModelConfig, MoEConfig, Transformer
 from piledriver.optim import CompactAdamW, Lion, Muon, parameter_groups
@@ -134,7 +134,9 @@ def run_row(row: Row, folder: Path, before: str | None = None, alone: bool = Fal
         return Accelerator(
             world=group_world(),
             layout=None if alone else row.layout,
-            gradient_accumulation_steps=row.accumulate,
+            gradient_accumulation_plugin=GradientAccumulationPlugin(
+                num_steps=row.accumulate, sync_with_dataloader=False
+            ),
             dataloader_config=DataLoaderConfiguration(split_batches=True),
             **({} if alone else row.options),
         )

@@ -260,6 +260,7 @@ class Accelerator(Answers):
                 gradients=(one for model in models or self._models for one in self.strategy.gradients(model)),
                 add_up=self.strategy.add_up,
                 averaged_over=self.strategy.averaged_over,
+                loss_is_of_all=self.strategy.loss_is_of_all,
                 device=self.device,
             )
         if ends or self.gradient_state.sync_each_batch or not self.world.is_distributed:
@@ -296,6 +297,11 @@ class Accelerator(Answers):
             return
         with lost_peers_named(self.world, "averaging gradients in backward"):
             loss.backward(**kwargs)
+
+    def _loss_factor(self) -> float:
+        """What a loss will be multiplied by before backward: pipelines want to know it beforehand."""
+        scale = 1.0 if self.scaler is None else self.scaler.get_scale()
+        return float(self._item_mean.weight(self.gradient_state.num_steps)) * scale
 
     def lomo_backward(self, loss: Any, learning_rate: float) -> None:
         """Not here: LOMO fuses the step into backward, which leaves nothing to average or to clip."""

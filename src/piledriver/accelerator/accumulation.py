@@ -161,16 +161,19 @@ class ItemMean:
         gradients: Iterable[torch.Tensor],
         add_up: Callable[[torch.Tensor], torch.Tensor],
         averaged_over: int,
+        loss_is_of_all: bool = False,
         device: torch.device,
     ) -> None:
         """A batch with `count` items begins (None: weigh batches alike).
 
         `gradients` are those gathered so far, `add_up` sums a count over the `averaged_over` processes whose gradients
-        are averaged.
+        are averaged. Where a loss is that of all of them (pipelines), it counts their items.
         """
         if count is None:
             self.batch_weight = None
             return
+        if loss_is_of_all and averaged_over > 1:
+            count, averaged_over = add_up(_as_tensor(count, device)), 1
         self.counted = self.counted + count
         self.batch_weight = count
         if not window_ends:
@@ -182,6 +185,10 @@ class ItemMean:
             local(gradient).mul_(to_mean)
         self.batch_weight = count * to_mean
         self.counted = 0
+
+    def weight(self, num_steps: int) -> Count:
+        """What a batch's loss is multiplied by."""
+        return self.batch_weight if self.batch_weight is not None else 1 / num_steps
 
     def weigh(self, loss: Any, num_steps: int) -> Any:
         """The loss as it goes into backward."""

@@ -14,6 +14,7 @@ from piledriver.accelerator.errors import PreparedTwiceError
 from piledriver.accelerator.optimizer import PreparedOptimizer
 from piledriver.accelerator.replicas import reducer_of
 from piledriver.accelerator.scheduler import PreparedScheduler
+from piledriver.engine.laid_out import pipelined
 from piledriver.engine.materialise import is_on_meta
 from piledriver.engine.optimizers import follow
 from piledriver.runtime.agreement import first_difference
@@ -87,7 +88,10 @@ def ready_model(accelerator: Accelerator, model: nn.Module, placed: bool, evalua
         before = dict(model.named_parameters())
         accelerator.strategy.lay_out(model)
         follow_layout(accelerator, model, before)
-    tied.retie(model, groups)
+        if (call := pipelined(model)) is not None:
+            call.factor = accelerator._loss_factor
+    if accelerator.layout is None or accelerator.layout.pp == 1:
+        tied.retie(model, groups)
     compiling.compile_in_place(model, accelerator.dynamo_plugin)
     return model
 

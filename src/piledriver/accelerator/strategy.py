@@ -43,6 +43,10 @@ class Strategy(Protocol):
     def averaged_over(self) -> int:
         """How many processes a gradient is the mean of."""
 
+    @property
+    def loss_is_of_all(self) -> bool:
+        """Whether a model's loss is that of all processes' batches already."""
+
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """Keep gradients local within the block."""
 
@@ -57,6 +61,7 @@ class Alone:
     """One process: nothing to do."""
 
     averaged_over = 1
+    loss_is_of_all = False
 
     def lay_out(self, model: nn.Module) -> None:
         """Nothing."""
@@ -86,6 +91,8 @@ class Alone:
 
 class Replicas:
     """One copy per process, gradients averaged."""
+
+    loss_is_of_all = False
 
     def __init__(self, world: World, options: DistributedDataParallelKwargs | None = None) -> None:
         self.world = world
@@ -146,7 +153,7 @@ class LaidOut:
         return laid_out.gradients_so_far(model)
 
     def add_up(self, count: Tensor) -> Tensor:
-        """Over the processes that hold different data."""
+        """Over the processes that hold different data; a pipeline's loss is that of all of them already."""
         total = count.clone()
         for axis in self.meshes.averaged:
             dist.all_reduce(total, group=axis.get_group())
@@ -156,6 +163,11 @@ class LaidOut:
     def averaged_over(self) -> int:
         """The data axes and the context axis."""
         return self.meshes.averaged_over
+
+    @property
+    def loss_is_of_all(self) -> bool:
+        """A pipeline gives the loss of all processes' batches, not of this one's."""
+        return self.meshes.layout.pp > 1
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """Keep gradients local."""

@@ -1,4 +1,4 @@
-"""The one order in which a model is laid out. Each step is a file; each says in its docstring why it stands here."""
+"""The one order in which a model is laid out. Each step is a file of its own that says what it does and why there."""
 
 from __future__ import annotations
 
@@ -9,28 +9,49 @@ import torch.distributed as dist
 from torch import nn
 
 from piledriver.engine import zero
+from piledriver.engine.activations import save_activations
+from piledriver.engine.compiling import compile_blocks
+from piledriver.engine.experts import spread_experts
+from piledriver.engine.fp8 import use_fp8
 from piledriver.engine.laid_out import LaidOut, remember
-from piledriver.engine.materialise import Recipe, fill, is_on_meta, recipe_of
+from piledriver.engine.materialise import fill, is_on_meta, recipe_of
 from piledriver.engine.mesh import Meshes
+from piledriver.engine.pipeline import split, stages_of
+from piledriver.engine.precision import compute_in
+from piledriver.engine.tensor import split_tensors
 
 Fill = Callable[[nn.Module], None]
 
 
 def apply(model: nn.Module, meshes: Meshes, *, device: torch.device, weights: int | Fill = 0) -> nn.Module:
-    """Lay a model out, in place. All processes call this together.
+    """Lay a model out as `meshes.layout` says, in place. All processes call this together.
 
     A model on the meta device gets its memory only once it is shared out: `weights` is then the seed to initialise it
-    from, or a function that fills it (from a checkpoint). Other models start everywhere as on rank 0.
+    from, or a function that fills it (from a checkpoint). Other models start everywhere as they are on rank 0.
     """
     layout = meshes.layout
-    recipe: Recipe | None = recipe_of(model) if is_on_meta(model) else None
+    recipe = recipe_of(model) if is_on_meta(model) else None
     if recipe is None and not meshes.alone:
         _start_as_rank_0(model)
+
+    model = split(model, meshes, layout)
+    model = split_tensors(model, meshes, layout)
+    model = spread_experts(model, meshes, layout)
+    model = compute_in(model, meshes, layout)
+    model = use_fp8(model, meshes, layout)
+    model = save_activations(model, meshes, layout)
+    model = compile_blocks(model, meshes, layout)
     model = zero.shard_parameters(model, meshes, layout)
     if recipe is not None:
         fill(model, recipe, device, weights)
     averager = zero.average_gradients(model, meshes, layout)
-    remember(model, LaidOut(meshes, averager))
+
+    remember(model, LaidOut(meshes, averager, stages_of(model)))
+    if layout.pp > 1 and not meshes.alone:
+        # torch's pipelining takes a second to import.
+        from piledriver.engine.pipelined import run_as_pipeline
+
+        run_as_pipeline(model, meshes, device)
     return model
 
 

@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from piledriver.engine import parts
 from piledriver.engine.averaging import Averager
+from piledriver.engine.errors import EngineError
 from piledriver.engine.mesh import Meshes
 
 _NAME = "_laid_out"
@@ -19,9 +20,13 @@ _NAME = "_laid_out"
 class LaidOut:
     """Kept on the model; a copy of the model is in no group and has none."""
 
-    def __init__(self, meshes: Meshes, averager: Averager | None) -> None:
+    def __init__(self, meshes: Meshes, averager: Averager | None, roots: list[nn.Module]) -> None:
         self.meshes = meshes
+        self.roots = roots
+        """The modules that run: the model itself, or its stages on this rank."""
         self.averager = averager
+        self.pipeline: Any = None
+        """Runs whole batches, where the model was cut into stages."""
 
     def __deepcopy__(self, memo: Any) -> None:
         return None
@@ -41,6 +46,12 @@ def laid_out(model: nn.Module) -> LaidOut | None:
     return found
 
 
+def pipelined(model: nn.Module) -> Any:
+    """The call of a model that is a pipeline, with `factor` and `syncs`; None of others."""
+    known = laid_out(model)
+    return model.forward if known is not None and known.pipeline is not None else None
+
+
 def forget(model: nn.Module) -> None:
     """Average no longer. Parameters that are sharded stay so."""
     known = model.__dict__.pop(_NAME, None)
@@ -54,6 +65,10 @@ def forget(model: nn.Module) -> None:
 def no_sync(model: nn.Module) -> Iterator[None]:
     """Keep gradients local within the block."""
     known = laid_out(model)
+    if known is not None and known.pipeline is not None:
+        with _set(model.forward, syncs=False):
+            yield
+        return
     if known is not None and known.averager is not None:
         with known.averager.off():
             yield
@@ -72,6 +87,11 @@ def no_sync(model: nn.Module) -> Iterator[None]:
 def sync_in_backward(model: nn.Module) -> Iterator[None]:
     """Average in this backward, whatever was said around it."""
     known = laid_out(model)
+    if known is not None and known.pipeline is not None:
+        raise EngineError(
+            "a pipeline averages in the call of the model, before backward",
+            fix="call the model outside no_sync where gradients shall be averaged",
+        )
     if known is not None and known.averager is not None:
         with known.averager.on():
             yield
@@ -79,6 +99,16 @@ def sync_in_backward(model: nn.Module) -> Iterator[None]:
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(True)
     yield
+
+
+@contextmanager
+def _set(thing: Any, **values: Any) -> Iterator[None]:
+    before = {name: getattr(thing, name) for name in values}
+    thing.__dict__.update(values)
+    try:
+        yield
+    finally:
+        thing.__dict__.update(before)
 
 
 def gradients_so_far(model: nn.Module) -> Iterator[Tensor]:
@@ -89,9 +119,11 @@ def gradients_so_far(model: nn.Module) -> Iterator[Tensor]:
             yield parameter.grad
         elif part is not None and part.grad is not None:
             yield part.grad
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            yield from _kept_whole(module)
+    known = laid_out(model)
+    for root in [model] if known is None else known.roots:
+        for module in root.modules():
+            if isinstance(module, FSDPModule):
+                yield from _kept_whole(module)
 
 
 def _kept_whole(module: FSDPModule) -> Iterator[Tensor]:

@@ -12,56 +12,42 @@ N is dp_shard * cp. With dp_replicate, N processes share one copy and the copies
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from piledriver.engine import parts
 from piledriver.engine.averaging import Averager
 from piledriver.engine.blocks import blocks_of
+from piledriver.engine.experts import expert_modules
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Meshes
 from piledriver.engine.pipeline.split import stages_of
+from piledriver.engine.precision import mixed_precision_policy
 
 
 def shard_parameters(model: nn.Module, meshes: Meshes, layout: Layout) -> nn.Module:
     """Zero 3: parameters in 1 / N, gathered block by block while they are needed. Works on the meta device."""
     if layout.zero != 3 or meshes.alone or meshes.shard.size() == 1:
         return model
-    policy = policy_of(layout)
-    blocks = [block for block in blocks_of(model).values() if any(True for _ in block.parameters())]
-    for module in [*blocks, model]:
-        for experts in _expert_modules(module):
-            if not isinstance(experts, FSDPModule):
-                _shard_experts(experts, meshes, policy)
-    for block in blocks:
-        fully_shard(block, mesh=meshes.shard, reshard_after_forward=True, mp_policy=policy)
+    policy = mixed_precision_policy(layout)
     for root in stages_of(model):
-        fully_shard(root, mesh=meshes.shard, mp_policy=policy)
-    _prefetch(blocks, layout.prefetch)
+        _shard(root, meshes, policy, layout.prefetch)
     return model
 
 
-def policy_of(layout: Layout) -> MixedPrecisionPolicy:
-    """Parameters are gathered in what is computed in; gradients are summed in fp32."""
-    if layout.precision in ("bf16", "fp8", "fp8-rowwise"):
-        return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    if layout.precision == "bf16-pure":
-        return MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
-    return MixedPrecisionPolicy(cast_forward_inputs=False)
-
-
-def _expert_modules(module: nn.Module) -> list[nn.Module]:
-    return [one for one in module.modules() if any(parts.is_expert(p) for p in one.parameters(recurse=False))]
-
-
-def _shard_experts(experts: nn.Module, meshes: Meshes, policy: MixedPrecisionPolicy) -> None:
-    fully_shard(experts, mesh=meshes.expert_shard, reshard_after_forward=True, mp_policy=policy)
-    assert isinstance(experts, FSDPModule)
-    # Their gradients hold the tokens of all processes already, the mean is still over everybody's batches.
-    experts.set_gradient_divide_factor(float(meshes.averaged_over))
-    # gloo has no sum that multiplies first; elsewhere it costs one more pass over what travels.
-    experts.set_force_sum_reduction_for_comms(True)
+def _shard(root: nn.Module, meshes: Meshes, policy: MixedPrecisionPolicy, prefetch: int) -> None:
+    for experts in expert_modules(root):
+        fully_shard(experts, mesh=meshes.expert_shard, reshard_after_forward=True, mp_policy=policy)
+        assert isinstance(experts, FSDPModule)
+        # Their gradients hold the tokens of all processes already; the mean is over everybody's batches.
+        experts.set_gradient_divide_factor(float(meshes.averaged_over))
+        # gloo has no sum that multiplies first; elsewhere it costs one more pass over what travels.
+        experts.set_force_sum_reduction_for_comms(True)
+    blocks = [block for block in blocks_of(root).values() if any(True for _ in block.parameters())]
+    for block in blocks:
+        fully_shard(block, mesh=meshes.shard, reshard_after_forward=True, mp_policy=policy)
+    fully_shard(root, mesh=meshes.shard, mp_policy=policy)
+    _prefetch(blocks, prefetch)
 
 
 def _prefetch(blocks: list[nn.Module], ahead: int) -> None:
