@@ -8,13 +8,11 @@ fixed and nothing waits for the host, and what finds no room is counted and pass
 from __future__ import annotations
 
 import math
-from typing import Any, cast
 
 import torch
-import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
-from piledriver.engine.tensor_collectives import Group
+from piledriver.engine.tensor_collectives import Group, exchanged
 from piledriver.models.grouped import ROW_ALIGNMENT
 from piledriver.models.moe import Experts, Routing, mix, place
 
@@ -73,7 +71,7 @@ class AtMost:
         done = self._visit(experts, buffer[:-1], room)
         done = torch.cat((done, done.new_zeros(1, done.shape[1])))[slots]
         self._count(fits)
-        by_token = done.unflatten(0, routing.experts.t().shape).transpose(0, 1).flatten(0, 1)
+        by_token = done.view(*routing.experts.t().shape, -1).transpose(0, 1).flatten(0, 1)
         return mix(by_token, routing)
 
     def _visit(self, experts: Experts, buffer: Tensor, room: int) -> Tensor:
@@ -91,25 +89,3 @@ class AtMost:
     def _count(self, fits: Tensor) -> None:
         new = torch.stack(((~fits).sum(), fits.new_full((), fits.numel(), dtype=torch.int64)))
         self.counter = new if self.counter is None else self.counter + new
-
-
-def exchanged(x: Tensor, received: list[int] | None, sent: list[int] | None, group: Group) -> Tensor:
-    """Rows to other processes and from them; `sent` and `received` are rows per process, None where all are equal."""
-    if group.size == 1:
-        return x
-    return cast(Tensor, _Exchanged.apply(x.contiguous(), received, sent, group.name))  # type: ignore[no-untyped-call]
-
-
-class _Exchanged(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, received: list[int] | None, sent: list[int] | None, name: str) -> Tensor:
-        ctx.way = (sent, received, name)
-        return _all_to_all(x, received, sent, name)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        return _all_to_all(gradient.contiguous(), *ctx.way), None, None, None
-
-
-def _all_to_all(x: Tensor, received: list[int] | None, sent: list[int] | None, name: str) -> Tensor:
-    return cast(Tensor, funcol.wait_tensor(funcol.all_to_all_single(x, received, sent, name)))

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
-import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
-from piledriver.engine.tensor_collectives import Group
+from piledriver.engine.tensor_collectives import Group, agreed
 from piledriver.models.loss import IGNORE_INDEX, LossSums, default_chunk_tokens
 
 
@@ -78,8 +77,8 @@ def _split_loss(
     for begin in range(0, hidden.shape[0], chunk_tokens):
         chunk, goals = hidden[begin : begin + chunk_tokens], targets[begin : begin + chunk_tokens]
         logits = chunk @ compute_weight.t()
-        largest = _agree(largest_of(logits, softcap), "max", group)
-        exponentials, goal = _agree(parts_of(logits, goals, largest, first, softcap), "sum", group)
+        largest = agreed(largest_of(logits, softcap), "max", group)
+        exponentials, goal = agreed(parts_of(logits, goals, largest, first, softcap), "sum", group)
         log_z = largest + exponentials.log()
         counted = goals != ignore_index
         sums += torch.stack(
@@ -127,10 +126,6 @@ def _scale_gradients(ctx: Any, total_grad: Tensor, *_: Tensor) -> tuple[Tensor |
 
 
 _split_loss.register_autograd(_scale_gradients, setup_context=_keep_gradients)
-
-
-def _agree(x: Tensor, how: str, group: str) -> Tensor:
-    return cast(Tensor, funcol.wait_tensor(funcol.all_reduce(x, how, group)))
 
 
 def _largest(logits: Tensor, softcap: float) -> Tensor:

@@ -16,6 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+_all_reduce: Any = funcol.all_reduce
+_all_to_all: Any = funcol.all_to_all_single
+_wait: Any = funcol.wait_tensor
 # Renamed in torch 2.13.
 _all_gather: Any = getattr(funcol, "all_gather_single", None) or funcol.all_gather_tensor
 _reduce_scatter: Any = getattr(funcol, "reduce_scatter_single", None) or funcol.reduce_scatter_tensor
@@ -83,9 +86,7 @@ def padded(x: Tensor, dim: int, multiple: int) -> Tensor:
 def _exchange(x: Tensor, forward: str, backward: str, dim: int, group: Group) -> Tensor:
     if group.size == 1:
         return x
-    return cast(
-        Tensor, _Exchange.apply(x, forward, backward, dim % max(x.dim(), 1), group.name, group.size, group.rank)
-    )  # type: ignore[no-untyped-call]
+    return cast(Tensor, _apply_exchange(x, forward, backward, dim, group.name, group.size, group.rank))
 
 
 class _Exchange(torch.autograd.Function):
@@ -95,8 +96,11 @@ class _Exchange(torch.autograd.Function):
         return _run(forward, x, dim, name, size, rank)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         return (_run(ctx.backward_way, gradient, *ctx.place), *(None,) * 6)
+
+
+_apply_exchange: Any = _Exchange.apply
 
 
 def _run(way: str, x: Tensor, dim: int, name: str, size: int, rank: int) -> Tensor:
@@ -108,9 +112,39 @@ def _run(way: str, x: Tensor, dim: int, name: str, size: int, rank: int) -> Tens
     wire = x.float() if x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16) else x
     wire = wire.contiguous()
     if way == "sum":
-        out = funcol.all_reduce(wire, "sum", name)
+        out = _all_reduce(wire, "sum", name)
     elif way == "gather":
         out = _all_gather(wire, dim, name)
     else:
         out = _reduce_scatter(wire, "sum", dim, name)
-    return cast(Tensor, funcol.wait_tensor(out)).to(x.dtype)
+    return cast(Tensor, _wait(out)).to(x.dtype)
+
+
+def exchanged(x: Tensor, received: list[int] | None, sent: list[int] | None, group: Group) -> Tensor:
+    """Rows to other processes and from them; `sent` and `received` are rows per process, None where all are equal."""
+    if group.size == 1:
+        return x
+    return cast(Tensor, _apply_exchanged(x.contiguous(), received, sent, group.name))
+
+
+class _Exchanged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, received: list[int] | None, sent: list[int] | None, name: str) -> Tensor:
+        ctx.way = (sent, received, name)
+        return _run_exchanged(x, received, sent, name)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return _run_exchanged(gradient.contiguous(), *ctx.way), None, None, None
+
+
+_apply_exchanged: Any = _Exchanged.apply
+
+
+def _run_exchanged(x: Tensor, received: list[int] | None, sent: list[int] | None, name: str) -> Tensor:
+    return cast(Tensor, _wait(_all_to_all(x, received, sent, name)))
+
+
+def agreed(x: Tensor, how: str, name: str) -> Tensor:
+    """Sum or maximum over a group, outside of what gradients flow through."""
+    return cast(Tensor, _wait(_all_reduce(x, how, name)))

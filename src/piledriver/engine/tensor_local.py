@@ -77,7 +77,7 @@ class OnlyOnce:
 
     def __call__(self, parameter: Tensor) -> Tensor:
         here = part(parameter)
-        return here if self.group.rank == 0 else cast(Tensor, _Silent.apply(here))  # type: ignore[no-untyped-call]
+        return here if self.group.rank == 0 else cast(Tensor, _silent(here))
 
 
 class _Silent(torch.autograd.Function):
@@ -86,8 +86,11 @@ class _Silent(torch.autograd.Function):
         return torch.zeros_like(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return gradient
+
+
+_silent: Any = _Silent.apply
 
 
 def read_locally(module: nn.Module, name: str, reader: Reader = part) -> None:
@@ -113,7 +116,7 @@ def _reading_class(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Mod
 
 
 def _reading(name: str) -> property:
-    def read(self: Any) -> Tensor | None:
+    def read(self: Any) -> Any:
         parameter = self._parameters[name]
         return self._readers[name](parameter) if self._at_work and parameter is not None else parameter
 

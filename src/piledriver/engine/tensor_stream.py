@@ -76,7 +76,7 @@ def leave_parts(module: nn.Module, stream: Stream) -> None:
 
 
 class VocabularyPart:
-    """An embedding of which this process holds the rows from `first` on; other tokens give zeros, then all are summed."""
+    """An embedding of which this process holds the rows from `first` on: others give zeros, and all are summed."""
 
     def __init__(self, first: int, rows: int, stream: Stream) -> None:
         self.first, self.rows, self.stream = first, rows, stream
@@ -103,6 +103,8 @@ class VocabularyPart:
 
 class SplitRMSNorm(nn.Module):
     """RMSNorm over a dimension of which this process holds a part: squares are summed over all."""
+
+    weight: nn.Parameter | None
 
     def __init__(self, weight: nn.Parameter | None, dim: int, eps: float, group: Group) -> None:
         super().__init__()
