@@ -11,6 +11,7 @@ from torch import nn
 from piledriver.engine import zero
 from piledriver.engine.activations import save_activations
 from piledriver.engine.compiling import compile_blocks
+from piledriver.engine.context import split_sequences
 from piledriver.engine.experts import spread_experts
 from piledriver.engine.fp8 import use_fp8
 from piledriver.engine.laid_out import LaidOut, remember
@@ -37,6 +38,7 @@ def apply(model: nn.Module, meshes: Meshes, *, device: torch.device, weights: in
     model = split(model, meshes, layout)
     model = split_tensors(model, meshes, layout)
     model = spread_experts(model, meshes, layout)
+    model = split_sequences(model, meshes, layout)
     model = compute_in(model, meshes, layout)
     model = use_fp8(model, meshes, layout)
     model = save_activations(model, meshes, layout)

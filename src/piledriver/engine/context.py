@@ -93,8 +93,7 @@ class Parts:
         """This process's part of a whole sequence."""
         if not self.may_pad and x.shape[dim] % self.pieces:
             raise EngineError(
-                f"a sequence of {x.shape[dim]} tokens needs padding to be cut in {self.pieces}, and the load balance of "
-                "experts would count it",
+                f"{x.shape[dim]} tokens in {self.pieces} pieces need padding, which the experts' load balance would count",
                 fix=f"use lengths that {self.pieces} divides",
             )
         chunks = padded(x, dim, self.pieces).chunk(self.pieces, dim)
