@@ -20,6 +20,7 @@ from torch import nn
 from piledriver.engine.blocks import blocks_of
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Meshes
+from piledriver.engine.schedule_rules import SPLIT_BACKWARD
 
 # torch remembers this many compilations; its own 64 are few for a long run with many shapes.
 _REMEMBERED = 4096
@@ -29,6 +30,8 @@ def is_compiled(model: nn.Module, layout: Layout) -> bool:
     """Whether the layout compiles this model: as it says, else on GPUs."""
     if layout.compile is not None:
         return layout.compile
+    if layout.pp > 1 and layout.schedule in SPLIT_BACKWARD:
+        return False
     return any(parameter.device.type == "cuda" for parameter in model.parameters())
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from piledriver.core.config import to_mapping
 from piledriver.engine.errors import LayoutError
-from piledriver.engine.schedule_rules import check_microbatches
+from piledriver.engine.schedule_rules import SPLIT_BACKWARD, check_microbatches
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8-rowwise", "bf16-pure"]
 Activations = Literal["keep", "selective", "full", "budget"]
@@ -115,6 +115,10 @@ class Layout:
             raise LayoutError(f"{self.schedule} needs 2 or more stages a rank", fix="raise it, or use schedule 1f1b")
         if self.schedule in ("gpipe", "1f1b") and stages not in (None, 1):
             raise LayoutError(f"{self.schedule} holds 1 stage a rank, not {stages}", fix="use interleaved-1f1b")
+        if self.compile and self.schedule in SPLIT_BACKWARD:
+            raise LayoutError(
+                f"{self.schedule} runs the backward in two parts, which compiled blocks cannot", fix="use schedule 1f1b"
+            )
         if self.microbatches is not None:
             check_microbatches(self.schedule, ranks=self.pp, stages=self.stages, microbatches=self.microbatches)
 

@@ -1,10 +1,14 @@
-"""How many micro-batches each pipeline schedule can run."""
+"""What each pipeline schedule can run: how many micro-batches, and what kind of blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from piledriver.engine.errors import LayoutError
+
+SPLIT_BACKWARD: frozenset[str] = frozenset({"interleaved-zero-bubble", "zbv", "dualpipev"})
+"""Schedules that compute gradients of inputs first and those of weights later. The backward of a compiled block is one
+piece, so with these nothing is compiled."""
 
 
 def check_microbatches(schedule: str, *, ranks: int, stages: int, microbatches: int) -> None:

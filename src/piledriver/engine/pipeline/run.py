@@ -23,10 +23,11 @@ from piledriver.engine.pipeline.batches import MicroBatch, cut_batch
 from piledriver.engine.pipeline.borrowed import Borrowed
 from piledriver.engine.pipeline.losses import Losses, LossFunction
 from piledriver.engine.pipeline.lost import naming_the_lost
-from piledriver.engine.pipeline.schedules import microbatches_of, rank_of_stage, schedule_class, splits_backward
+from piledriver.engine.pipeline.schedules import microbatches_of, rank_of_stage, schedule_class
 from piledriver.engine.pipeline.shapes import Meta, find_shapes
 from piledriver.engine.pipeline.split import split_of, stages_of
 from piledriver.engine.pipeline.stage import Stage
+from piledriver.engine.schedule_rules import SPLIT_BACKWARD
 from piledriver.models import Transformer
 from piledriver.models.loss import LossSums
 
@@ -47,7 +48,7 @@ class Pipeline:
         self.microbatches = microbatches_of(self.layout)
         self.borrowed = Borrowed(model, self.stages, meshes, self.layout)
         self.borrowed.materialise(device)
-        if splits_backward(self.layout.schedule):
+        if self.layout.schedule in SPLIT_BACKWARD:
             _keep_gathered(self.stages.values())
         self._built: dict[Any, tuple[Any, list[Stage]]] = {}
         self._losses: Losses | None = None

@@ -15,7 +15,6 @@ _CLASSES = {
     "zbv": "ScheduleZBVZeroBubble",
     "dualpipev": "ScheduleDualPipeV",
 }
-_SPLIT_BACKWARD = frozenset({"interleaved-zero-bubble", "zbv", "dualpipev"})
 
 
 def schedule_class(name: str) -> Any:
@@ -23,11 +22,6 @@ def schedule_class(name: str) -> Any:
     from torch.distributed.pipelining import schedules
 
     return getattr(schedules, _CLASSES[name])
-
-
-def splits_backward(name: str) -> bool:
-    """Whether a schedule computes gradients of inputs first and those of weights later, to fill bubbles."""
-    return name in _SPLIT_BACKWARD
 
 
 def rank_of_stage(layout: Layout, stage: int) -> int:
