@@ -93,7 +93,7 @@ class Parts:
         """This process's part of a whole sequence."""
         if not self.may_pad and x.shape[dim] % self.pieces:
             raise EngineError(
-                f"{x.shape[dim]} tokens in {self.pieces} pieces need padding, which the experts' load balance would count",
+                f"{x.shape[dim]} tokens in {self.pieces} pieces need padding, which the balance of experts would count",
                 fix=f"use lengths that {self.pieces} divides",
             )
         chunks = padded(x, dim, self.pieces).chunk(self.pieces, dim)
@@ -151,7 +151,7 @@ def _hook(model: Transformer, parts: Parts) -> None:
         first = next(iter(model.blocks.values()))
         first.register_forward_pre_hook(lambda _, args: _note_length(parts, args[0]), prepend=True)
     if model.rotary is not None:
-        model.rotary.register_forward_hook(lambda _, args, table: _rows(parts, args[0], table))
+        model.rotary.register_forward_hook(lambda _, args, table: _rows(parts, args[0], table), prepend=True)
     if model.position_embedding is not None:
         model.position_embedding.register_forward_pre_hook(
             lambda _, args: (parts.mine(args[0], -1), *args[1:]), prepend=True
