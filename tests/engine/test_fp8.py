@@ -102,7 +102,7 @@ def test_the_activation_in_the_backward_is_that_of_the_forward() -> None:
 def test_keys_and_names_stay_and_the_head_is_left_alone(precision: str) -> None:
     model = Transformer(ModelConfig(**{**vars(SHAPE), "tied": False}))
     keys, names = list(model.state_dict()), [name for name, _ in model.named_modules()]
-    assert use_fp8(model, None, Layout(precision=precision)) is model  # type: ignore[arg-type]
+    assert use_fp8(model, None, Layout(precision=precision), worth=0) is model  # type: ignore[arg-type]
     assert list(model.state_dict()) == keys
     assert [name for name, _ in model.named_modules()] == names
     layers = ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")
@@ -114,7 +114,7 @@ def test_a_model_learns_as_without(precision: str) -> None:
     tokens = torch.randint(64, (8, 17), generator=torch.Generator().manual_seed(1))
     losses = {}
     for name in ("fp32", precision):
-        model = use_fp8(Transformer(SHAPE), None, Layout(precision=name))  # type: ignore[arg-type]
+        model = use_fp8(Transformer(SHAPE), None, Layout(precision=name), worth=0)  # type: ignore[arg-type]
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         for _ in range(30):
             sums = model(tokens[:, :-1], tokens[:, 1:])
@@ -128,7 +128,7 @@ def test_a_model_learns_as_without(precision: str) -> None:
 
 
 def test_recomputed_activations_give_the_same_gradients() -> None:
-    model = use_fp8(Transformer(SHAPE), None, Layout(precision="fp8"))
+    model = use_fp8(Transformer(SHAPE), None, Layout(precision="fp8"), worth=0)
     x = torch.randn(2, 8, 32)
     block = model.blocks["0"].mlp
     plain = torch.autograd.grad(block(x).square().sum(), list(block.parameters()))
@@ -139,7 +139,7 @@ def test_recomputed_activations_give_the_same_gradients() -> None:
 
 
 def test_autocast_decides_the_dtype() -> None:
-    layer = use_fp8(nn.Sequential(nn.Linear(32, 16)), None, Layout(precision="fp8"))
+    layer = use_fp8(nn.Sequential(nn.Linear(32, 16)), None, Layout(precision="fp8"), worth=0)
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(torch.randn(4, 32)).dtype == torch.bfloat16
     assert layer(torch.randn(4, 32)).dtype == torch.float32
@@ -196,11 +196,11 @@ class TestOnGPU:
     @pytest.mark.parametrize("precision", ["fp8", "fp8-rowwise"])
     def test_compiled_is_eager(self, precision: str) -> None:
         shape = ModelConfig(vocab_size=512, dim=128, layers=2, heads=2, mlp_dim=256, max_positions=64)
-        model = use_fp8(Transformer(shape).cuda(), None, Layout(precision=precision))  # type: ignore[arg-type]
+        model = use_fp8(Transformer(shape).cuda(), None, Layout(precision=precision), worth=0)  # type: ignore[arg-type]
         model.compute_dtype = torch.bfloat16
         tokens = torch.randint(512, (4, 65), device="cuda")
         other = copy.deepcopy(model)
-        use_fp8(other, None, Layout(precision=precision))  # type: ignore[arg-type]
+        use_fp8(other, None, Layout(precision=precision), worth=0)  # type: ignore[arg-type]
         other.compile(fullgraph=True)
         for each in (model, other):
             each(tokens[:, :-1], tokens[:, 1:]).total.backward()

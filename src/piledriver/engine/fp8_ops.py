@@ -151,7 +151,7 @@ _linear.register_autograd(_linear_gradients, setup_context=_keep_linear)
 @torch.library.custom_op("piledriver::fp8_gated_mlp", mutates_args=())
 def _gated_mlp(
     x: Tensor, gate_up: Tensor, down: Tensor, group: int, training: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The output; what the activation reads; x and both weights turned over; scales of x, these, the activation."""
     x8, x_columns, x_scale = cast(_even(x), FORWARD, columns=training)
     gu8, gu_columns, gu_scale = cast(gate_up, FORWARD, columns=training)
@@ -161,14 +161,14 @@ def _gated_mlp(
     y = product(value, down8, value_scale, down_scale, x.dtype, fast=True)
     if not training:
         hidden = hidden.new_empty(0)
-    scales = torch.cat((x_scale, gu_scale, down_scale, value_scale))
-    return y[: x.shape[0]], hidden, x_columns, gu_columns, down_columns, scales
+    scales = (x_scale, gu_scale, down_scale, value_scale)
+    return (y[: x.shape[0]], hidden, x_columns, gu_columns, down_columns, *scales)
 
 
 @_gated_mlp.register_fake
 def _(
     x: Tensor, gate_up: Tensor, down: Tensor, group: int, training: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     height = (x.shape[0] + MULTIPLE - 1) // MULTIPLE * MULTIPLE
     small = {"dtype": FORWARD}
     return (
@@ -177,7 +177,10 @@ def _(
         x.new_empty((x.shape[1], height) if training else (0,), **small),
         x.new_empty((gate_up.shape[1], gate_up.shape[0]) if training else (0,), **small),
         x.new_empty((down.shape[1], down.shape[0]) if training else (0,), **small),
-        x.new_empty(4, dtype=torch.float32),
+        x.new_empty(1, dtype=torch.float32),
+        x.new_empty(1, dtype=torch.float32),
+        x.new_empty(1, dtype=torch.float32),
+        x.new_empty(1, dtype=torch.float32),
     )
 
 
@@ -188,12 +191,14 @@ def _gated_mlp_backward(
     x: Tensor,
     gate_up: Tensor,
     down: Tensor,
-    scales: Tensor,
+    x_scale: Tensor,
+    gu_scale: Tensor,
+    down_scale: Tensor,
+    value_scale: Tensor,
     group: int,
     gate_up_dtype: torch.dtype,
     down_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    x_scale, gu_scale, down_scale, value_scale = scales.split(1)
     g8, g_columns, g_scale = cast(_even(gradient), BACKWARD)
     d_value = product(g8, down, g_scale, down_scale, gradient.dtype)
     h8, h_columns, h_scale, value = gate_backward(hidden, d_value, value_scale, group)
@@ -211,7 +216,10 @@ def _(
     x: Tensor,
     gate_up: Tensor,
     down: Tensor,
-    scales: Tensor,
+    x_scale: Tensor,
+    gu_scale: Tensor,
+    down_scale: Tensor,
+    value_scale: Tensor,
     group: int,
     gate_up_dtype: torch.dtype,
     down_dtype: torch.dtype,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import cast
+
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from piledriver.models.attention import Attention
 from piledriver.models.cache import KVCache
@@ -20,6 +24,7 @@ class Block(nn.Module):
         super().__init__()
         self.post, self.parallel = config.norm_placement == "post", config.parallel_residual
         self.window = config.window_of(layer)
+        self.recompute_norms = False
         self.attention = Attention(config, layer)
         self.attention_norm = make_norm(config)
         self.mlp = make_mlp(config)
@@ -34,14 +39,22 @@ class Block(nn.Module):
         positions: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """The new residual stream, and the load balance of the experts where there are any."""
-        attended = self.attention(x if self.post else self.attention_norm(x), rotary, mask, cache, positions)
+        attended = self.attention(
+            x if self.post else self._before(self.attention_norm, x), rotary, mask, cache, positions
+        )
         if self.post:
             attended = self.attention_norm(attended)
         middle = x if self.parallel else x + attended
-        out, balance = self._mlp(middle if self.post else self.mlp_norm(middle))
+        out, balance = self._mlp(middle if self.post else self._before(self.mlp_norm, middle))
         if self.post:
             out = self.mlp_norm(out)
         return (x + attended + out if self.parallel else middle + out), balance
+
+    def _before(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """What a sublayer reads. A compiler computes it again for the gradient of the weight, if it is told to."""
+        if self.recompute_norms and torch.is_grad_enabled() and torch.compiler.is_compiling():
+            return cast(Tensor, checkpoint(norm, x, use_reentrant=False))
+        return cast(Tensor, norm(x))
 
     def _mlp(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         if isinstance(self.mlp, MoE):

@@ -46,21 +46,23 @@ if triton is not None:
             tl.store(losses + row, 0.0)
             tl.store(squares + row, 0.0)
         else:
-            largest = -float("inf")
-            total = 0.0
-            goal = 0.0
+            # Before the stores below, with a barrier between (the reductions): they overwrite it.
+            goal = tl.load(line + target).to(tl.float32)
+            if capped:
+                goal = cap * (2.0 * tl.sigmoid(2.0 * goal / cap) - 1.0)
+            # A running softmax in every lane, brought together once: a reduction over lanes waits for all of them.
+            largest = tl.full((block,), -1e30, tl.float32)
+            total = tl.zeros((block,), tl.float32)
             for begin in range(0, vocab, block):
                 inside = begin + lanes < vocab
-                x = tl.load(line + begin + lanes, mask=inside, other=0.0).to(tl.float32)
+                x = tl.load(line + begin + lanes, mask=inside, other=-float("inf")).to(tl.float32)
                 if capped:
-                    x = cap * (2.0 * tl.sigmoid(2.0 * x / cap) - 1.0)
-                x = tl.where(inside, x, -float("inf"))
-                new = tl.maximum(largest, tl.max(x, axis=0))
-                total = total * tl.exp(largest - new) + tl.sum(tl.exp(x - new), axis=0)
+                    x = tl.where(inside, cap * (2.0 * tl.sigmoid(2.0 * x / cap) - 1.0), -float("inf"))
+                new = tl.maximum(largest, x)
+                total = total * tl.exp(largest - new) + tl.exp(x - new)
                 largest = new
-                # Picked up here, not by a load of its own, which the stores below could overtake.
-                goal += tl.sum(tl.where(begin + lanes == target, x, 0.0), axis=0)
-            log_z = largest + tl.log(total)
+            most = tl.max(largest, axis=0)
+            log_z = most + tl.log(tl.sum(total * tl.exp(largest - most), axis=0))
             tl.store(losses + row, log_z - goal)
             tl.store(squares + row, log_z * log_z)
             slope = 1.0 + 2.0 * z_loss * log_z
