@@ -101,7 +101,7 @@ def _transformer(model: Transformer, length: int) -> Chain:
 
 
 def _sequential(model: nn.Sequential, length: int) -> Chain:
-    units = [Unit((name,), cost_of(module, length)) for name, module in model.named_children()]
+    units = [Unit((name,), cost_of(module, length)) for name, module in model._modules.items() if module is not None]
     owner: dict[int, str] = {}
     for unit in units:
         for name, parameter in model.get_submodule(unit.names[0]).named_parameters():
@@ -118,7 +118,7 @@ def _huggingface(model: nn.Module, length: int) -> Chain:
     inner_name = inner_model(model)
     assert inner_name is not None
     inner = model.get_submodule(inner_name)
-    blocks = [f"{inner_name}.layers.{key}" for key, _ in inner.layers.named_children()]  # type: ignore[union-attr]
+    blocks = [f"{inner_name}.layers.{key}" for key in inner.layers._modules]  # type: ignore[union-attr]
     units = [Unit((name,), cost_of(model.get_submodule(name), length)) for name in blocks]
     embedding: Any = inner.embed_tokens
     units[0] = Unit((f"{inner_name}.embed_tokens", *units[0].names), units[0].cost + cost_of(embedding, length))

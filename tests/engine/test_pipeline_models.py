@@ -1,0 +1,181 @@
+"""Pipelines of models that are not ours, and what happens when something does not fit or somebody dies."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from piledriver.core.errors import UsageError
+from piledriver.engine import Layout, LayoutError
+from piledriver.engine.errors import EngineError
+from piledriver.engine.mesh import make_meshes
+from piledriver.engine.pipeline import split, stages_of
+from piledriver.engine.pipeline.run import Pipeline, evaluate_batch, run_batch
+from piledriver.engine.whole import whole_state
+from piledriver.models import ModelConfig, Transformer
+from piledriver.runtime.errors import LostPeerError
+from tests.engine.test_pipeline import on_processes
+
+CPU = torch.device("cpu")
+
+
+def _stack() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Embedding(16, 8), *(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(4)), nn.Linear(8, 16)
+    )
+
+
+def _mean(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def _batch(rows: int, time: int) -> tuple[Tensor, Tensor]:
+    tokens = torch.randint(0, 16, (rows, time + 1), generator=torch.Generator().manual_seed(rows))
+    targets = tokens[:, 1:].clone()
+    targets[: rows // 2, : time // 2] = -100
+    return tokens[:, :-1].contiguous(), targets
+
+
+def _user_stack() -> None:
+    """A chain of modules with a loss function that gives a mean, on batches of several shapes."""
+    layout = Layout(pp=2, schedule="interleaved-1f1b", microbatches=4)
+    meshes = make_meshes(layout, "cpu")
+    whole, model = _stack(), _stack()
+    model = split(model, meshes, layout)
+    pipeline = Pipeline(model, meshes, device=CPU)
+    want = torch.optim.SGD(whole.parameters(), lr=0.5)
+    got = torch.optim.SGD(model.parameters(), lr=0.5)
+    for rows, length in ((8, 6), (8, 5), (6, 6), (3, 6), (8, 6)):
+        x, y = _batch(rows, length)
+        expected = _mean(whole(x), y)
+        torch.testing.assert_close(evaluate_batch(pipeline, x, y, _mean), expected.detach())
+        expected.backward()
+        torch.testing.assert_close(run_batch(pipeline, x, y, _mean), expected.detach())
+        for optimizer in (want, got):
+            optimizer.step()
+            optimizer.zero_grad()
+    joined = whole_state(model, meshes)
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(joined[name], value)
+    with pytest.raises(UsageError, match="no loss of its own"):
+        run_batch(pipeline, x, y)
+
+
+def _hugging_face() -> None:
+    """A decoder of Hugging Face's, with tied weights and padding, loaded from the whole model's weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=32, tie_word_embeddings=True,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    whole = LlamaForCausalLM(config)
+    state = {name: value.clone() for name, value in whole.state_dict().items()}
+    layout = Layout(pp=2, microbatches=2)
+    meshes = make_meshes(layout, "cpu")
+    model = split(LlamaForCausalLM(config), meshes, layout)
+    stages_of(model)
+    missing, _ = model.load_state_dict(state, strict=False)
+    assert not missing
+    pipeline = Pipeline(model, meshes, device=CPU)
+    x, _ = _batch(4, 8)
+    attention = torch.ones_like(x)
+    attention[1, :3] = 0
+    labels = torch.where(attention == 1, x, -100)
+    for _ in range(2):
+        want = torch.optim.SGD(whole.parameters(), lr=0.1)
+        got = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss = whole(x, attention_mask=attention, labels=labels, use_cache=False).loss
+        loss.backward()
+        piped = run_batch(pipeline, x, labels, context={"attention_mask": attention})
+        torch.testing.assert_close(piped, loss.detach(), rtol=1e-5, atol=1e-6)
+        for optimizer in (want, got):
+            optimizer.step()
+            optimizer.zero_grad()
+    joined = whole_state(model, meshes)
+    for name, parameter in whole.named_parameters():
+        torch.testing.assert_close(joined[name], parameter.detach(), rtol=1e-5, atol=1e-6)
+
+
+def _what_does_not_fit() -> None:
+    """Every rank is told which stage cannot take what it gets; nobody hangs."""
+    layout = Layout(pp=2, microbatches=2)
+    meshes = make_meshes(layout, "cpu")
+    wrong = split(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(5, 4), nn.Linear(4, 4)), meshes, layout)
+    pipeline = Pipeline(wrong, meshes, device=CPU)
+    with pytest.raises(EngineError, match=r"stage 1 cannot take what the stage before it gives \(\(2, 4\)\)"):
+        run_batch(pipeline, torch.zeros(4, 4), torch.zeros(4, 4), F.mse_loss)
+
+
+def _documents() -> None:
+    """Packed documents travel to every stage."""
+    config = ModelConfig(vocab_size=16, dim=16, layers=3, heads=2, mlp_dim=32, max_positions=16)
+    from piledriver.models.masks import make_masks
+
+    whole = Transformer(config, seed=1)
+    layout = Layout(pp=2, microbatches=2)
+    meshes = make_meshes(layout, "cpu")
+    pipeline = Pipeline(split(Transformer(config, seed=1), meshes, layout), meshes, device=CPU)
+    x, y = _batch(4, 8)
+    ids = (torch.arange(8) > 4).long().expand(4, 8)
+    sums = whole(x, y, masks=make_masks(config, 8, "cpu", ids))
+    got = evaluate_batch(pipeline, x, y, context={"document_ids": ids})
+    torch.testing.assert_close(got, (sums.total / sums.tokens).detach())
+
+
+def _on_two() -> None:
+    _user_stack()
+    _hugging_face()
+    _what_does_not_fit()
+    _documents()
+
+
+@pytest.mark.slow
+def test_other_models_and_batches(tmp_path: Path) -> None:
+    """Stacks, Hugging Face's decoders, packed documents, new shapes, wrong shapes."""
+    pytest.importorskip("transformers")
+    on_processes(2, tmp_path, _on_two)
+
+
+def _one_dies() -> None:
+    layout = Layout(pp=3, microbatches=3)
+    meshes = make_meshes(layout, "cpu")
+    pipeline = Pipeline(split(_stack(), meshes, layout), meshes, device=CPU)
+    x, y = _batch(6, 4)
+    run_batch(pipeline, x, y, _mean)
+    if dist.get_rank() == 1:
+        os._exit(0)
+    with pytest.raises(LostPeerError, match="rank 1 of its pipeline is gone"):
+        for _ in range(100):
+            run_batch(pipeline, x, y, _mean)
+            time.sleep(0.01)
+    os._exit(0)
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_is_named_by_the_others(tmp_path: Path) -> None:
+    """Also by those who do not talk to it."""
+    on_processes(3, tmp_path, _one_dies)
+
+
+def test_a_model_that_is_no_chain_is_refused() -> None:
+    """With the reason."""
+    from piledriver.engine.pipeline.chains import chain_of
+
+    class Tree(nn.Module):
+        pass
+
+    with pytest.raises(LayoutError, match="in which order Tree runs its modules"):
+        chain_of(Tree())
+    shared = nn.Linear(4, 4)
+    with pytest.raises(LayoutError, match="share the parameter"):
+        chain_of(nn.Sequential(shared, nn.ReLU(), shared))
