@@ -13,45 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piledriver.core.errors import UsageError
-from piledriver.corpus import Document
-from piledriver.data.tokenizer import Tokenizer, open_tokenizer
+from piledriver.data.tokenizer import Tokenizer
 from piledriver.evaluate import Choice, TransformerScorer, TransformersScorer, bits_per_byte, multiple_choice, summarise
 from piledriver.evaluate.report import as_json, as_text, paper_figures, save_chart
 from piledriver.evaluate.windows import rolling_windows
-from piledriver.models import ModelConfig, Transformer
+from piledriver.models import Transformer
 
-DOCUMENTS = [
-    Document("The quick brown fox jumps over the lazy dog. " * 4, source="A"),
-    Document("naïve café, 東京 and 🙂", source="B"),
-    Document("", source="B"),
-    Document("x", source="A"),
-    Document("def f(x):\n    return x + 1\n" * 10, source="Github"),
-]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    tokenizers = pytest.importorskip("tokenizers")
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
-    )
-    made.train_from_iterator([document.text for document in DOCUMENTS], trainer)
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    made.save(str(path))
-    return open_tokenizer(path)
-
-
-@pytest.fixture(scope="module")
-def model(tokenizer: Tokenizer) -> Transformer:
-    torch.manual_seed(0)
-    made = Transformer(
-        ModelConfig(vocab_size=tokenizer.vocab_size, dim=32, layers=2, heads=2, max_positions=16, init_std=0.3)
-    )
-    return made.eval()
+from .conftest import DOCUMENTS
 
 
 def brute_force(model: Transformer, tokenizer: Tokenizer, text: str, length: int) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
+from piledriver.cli.counts import positive
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
@@ -13,28 +15,42 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--corpus", required=True, help="a shard or a folder of shards of text")
     parser.add_argument("--tokenizer", help="a tokenizer file or folder (default: the one beside the model)")
-    parser.add_argument("--length", type=int, metavar="N", help="tokens in a window (default: the model's longest)")
-    parser.add_argument("--context", type=int, default=1, metavar="N", help="tokens of context for each later window")
-    parser.add_argument("--batch-tokens", type=int, default=8192, metavar="N", help="tokens scored at once")
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N documents")
+    parser.add_argument(
+        "--length", type=positive, metavar="N", help="tokens in a window (default: the model's longest)"
+    )
+    parser.add_argument(
+        "--context", type=positive, default=1, metavar="N", help="tokens of context for each later window"
+    )
+    parser.add_argument("--batch-tokens", type=positive, default=8192, metavar="N", help="tokens scored at once")
+    parser.add_argument("--limit", type=positive, metavar="N", help="only the first N documents")
     parser.add_argument("--chart", metavar="FILE.png", help="save a bar chart")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Score and print."""
+    """Score and print. Under `piledriver launch` the processes share the documents."""
     from itertools import islice
 
+    from piledriver.core.errors import UsageError
     from piledriver.core.progress import track
     from piledriver.corpus import read_shards
     from piledriver.evaluate import bits_per_byte, open_scorer, summarise
     from piledriver.evaluate.open_model import open_model_tokenizer
     from piledriver.evaluate.report import as_json, as_text, save_chart
+    from piledriver.runtime import connect, detect_world, disconnect
 
+    world = detect_world()
     tokenizer = open_model_tokenizer(args.model, args.tokenizer)
-    scorer = open_scorer(args.model, length=args.length)
-    documents = track(islice(read_shards(args.corpus), args.limit), "score", unit="documents")
-    scores = bits_per_byte(scorer, tokenizer, documents, context=args.context, batch_tokens=args.batch_tokens)
+    scorer = open_scorer(args.model, length=args.length, device=world.device)
+    connect(world)
+    documents = islice(read_shards(args.corpus), args.limit)
+    shown = track(documents, "score", unit="documents") if world.is_main else documents
+    scores = bits_per_byte(scorer, tokenizer, shown, context=args.context, batch_tokens=args.batch_tokens, world=world)
+    disconnect()
+    if not world.is_main:
+        return
+    if not scores:
+        raise UsageError(f"{args.corpus} holds no documents", fix="give a shard or a folder of shards of text")
     figures = summarise(scores)
     if args.chart:
         save_chart(figures, args.chart)

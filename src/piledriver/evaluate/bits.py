@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from piledriver.corpus import Document
 from piledriver.data.tokenizer import Tokenizer
+from piledriver.evaluate.batches import batches
 from piledriver.evaluate.scorers import Scorer
 from piledriver.evaluate.windows import Window, rolling_windows
 from piledriver.runtime.collectives import gather_object
@@ -89,19 +89,9 @@ def _scored(
 
 
 def _score(scorer: Scorer, windows: Sequence[Window], batch_tokens: int, nats: dict[int, float]) -> None:
-    """Add the losses of the windows to their documents, in batches of about equal lengths."""
-    ordered = sorted(windows, key=lambda window: -len(window.inputs))
-    at = 0
-    while at < len(ordered):
-        longest = len(ordered[at].inputs)
-        batch = ordered[at : at + max(1, batch_tokens // longest)]
-        at += len(batch)
-        inputs = torch.zeros(len(batch), longest, dtype=torch.long)
-        targets = torch.full((len(batch), longest), -100, dtype=torch.long)
-        for row, window in enumerate(batch):
-            inputs[row, : len(window.inputs)] = torch.from_numpy(window.inputs)
-            targets[row, : len(window.targets)] = torch.from_numpy(window.targets)
-        losses = scorer.losses(inputs.to(scorer.device), targets.to(scorer.device)).double().sum(dim=1).tolist()
+    """Add the losses of the windows to their documents."""
+    for batch, inputs, targets in batches(windows, batch_tokens, scorer.device):
+        losses = scorer.losses(inputs, targets).double().sum(dim=1).tolist()
         for window, loss in zip(batch, losses, strict=True):
             nats[window.document] += loss
 

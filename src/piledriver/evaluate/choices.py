@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from piledriver.data.tokenizer import Tokenizer
+from piledriver.evaluate.batches import batches
 from piledriver.evaluate.scorers import Scorer
+from piledriver.evaluate.windows import continuation_window
 
 
 @dataclass(frozen=True)
@@ -30,32 +31,39 @@ class ChoiceResult:
     accuracy_by_bytes: float
 
 
-def continuation_nats(scorer: Scorer, tokenizer: Tokenizer, context: str, continuation: str) -> float:
-    """Negative log-likelihood of the continuation.
+def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[list[int], list[int]]:
+    """The ids of a context and of its continuation, cut where the context's own ids end.
 
-    Context and continuation are encoded together and cut where the context's own tokens end, so that a token across the
-    border is scored with the continuation. What does not fit the window is cut from the left.
+    They are encoded together, so that a token across the border counts with the continuation; spaces at the end of the
+    context belong to the continuation's first word. As in the evaluation harness.
     """
-    whole = tokenizer.encode(context + continuation)
-    border = len(tokenizer.encode(context)) if context else 0
-    sequence = np.concatenate([[tokenizer.boundary()], np.asarray(whole, np.int64)])
-    fresh = len(whole) - border
-    inputs = sequence[:-1][-scorer.length :]
-    targets = np.full(len(inputs), -100)
-    fresh = min(fresh, len(inputs))
-    targets[len(inputs) - fresh :] = sequence[len(sequence) - fresh :]
-    batch = torch.from_numpy(np.ascontiguousarray(inputs))[None].to(scorer.device)
-    losses = scorer.losses(batch, torch.from_numpy(targets)[None].to(scorer.device))
-    return float(losses.double().sum())
+    spaces = len(context) - len(context.rstrip())
+    if spaces:
+        context, continuation = context[:-spaces], context[-spaces:] + continuation
+    whole = tokenizer.encode(context + continuation).tolist()
+    border = min(len(tokenizer.encode(context)), len(whole) - 1) if context and whole else 0
+    return whole[:border], whole[border:]
 
 
-def multiple_choice(scorer: Scorer, tokenizer: Tokenizer, choices: Sequence[Choice]) -> ChoiceResult:
-    """Accuracy over some questions."""
-    right = right_by_bytes = 0
+def multiple_choice(
+    scorer: Scorer, tokenizer: Tokenizer, choices: Sequence[Choice], *, batch_tokens: int = 8192
+) -> ChoiceResult:
+    """Accuracy over some questions; every context begins with the token between documents."""
+    pairs = [(number, answer) for number, choice in enumerate(choices) for answer in choice.answers]
+    windows = []
+    for at, (number, answer) in enumerate(pairs):
+        context, continuation = encode_pair(tokenizer, choices[number].context, answer)
+        windows.append(continuation_window(at, [tokenizer.boundary(), *context], continuation, scorer.length))
+    nats = np.zeros(len(pairs))
+    for batch, inputs, targets in batches(windows, batch_tokens, scorer.device):
+        losses = scorer.losses(inputs, targets).double().sum(dim=1).tolist()
+        nats[[window.document for window in batch]] = losses
+    right = right_by_bytes = at = 0
     for choice in choices:
-        nats = [continuation_nats(scorer, tokenizer, choice.context, answer) for answer in choice.answers]
-        sizes = [max(1, len(answer.encode("utf-8"))) for answer in choice.answers]
-        right += int(np.argmin(nats)) == choice.correct
-        right_by_bytes += int(np.argmin(np.array(nats) / np.array(sizes))) == choice.correct
+        mine = nats[at : at + len(choice.answers)]
+        sizes = np.array([max(1, len(answer.encode("utf-8"))) for answer in choice.answers])
+        right += int(np.argmin(mine)) == choice.correct
+        right_by_bytes += int(np.argmin(mine / sizes)) == choice.correct
+        at += len(choice.answers)
     count = max(1, len(choices))
     return ChoiceResult(len(choices), right / count, right_by_bytes / count)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from piledriver.models import Transformer, token_losses
+from piledriver.models import KVCache, Transformer, token_losses
 
 _ROWS_AT_ONCE = 512
 
@@ -22,6 +23,12 @@ class Scorer(Protocol):
 
     def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Nats of each target given the inputs up to it, [batch, time], fp32; 0 where the target is -100."""
+
+    def judge(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The losses, and whether each target is the likeliest token; true where the target is -100."""
+
+    def greedy(self, ids: Sequence[int], most: int, is_done: Callable[[list[int]], bool]) -> list[int]:
+        """The likeliest next token, again and again, until there are so many or `is_done` of those so far."""
 
 
 class TransformerScorer:
@@ -38,6 +45,26 @@ class TransformerScorer:
         hidden, _ = self._model.hidden(inputs)
         return token_losses(hidden, self._model.output_weight(), targets, softcap=self._model.config.logit_softcap)
 
+    @torch.no_grad()
+    def judge(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Scorer`."""
+        hidden, _ = self._model.hidden(inputs)
+        return _judged((self._model.logits(rows) for rows in torch.split(hidden.flatten(0, 1), _ROWS_AT_ONCE)), targets)
+
+    @torch.no_grad()
+    def greedy(self, ids: Sequence[int], most: int, is_done: Callable[[list[int]], bool]) -> list[int]:
+        """See `Scorer`."""
+        model, total = self._model, len(ids) + most
+        weight = next(model.parameters())
+        cache = KVCache(model.config, 1, total, device=weight.device, dtype=model.compute_dtype or weight.dtype)
+        fresh, drawn = torch.tensor([list(ids)], device=weight.device), list[int]()
+        while len(drawn) < most and not is_done(drawn):
+            begin = len(ids) + len(drawn) - fresh.shape[1]
+            positions = torch.arange(begin, begin + fresh.shape[1], device=weight.device)[None]
+            fresh = model(fresh, cache=cache, positions=positions)[:, -1:].argmax(dim=-1)
+            drawn.append(int(fresh))
+        return drawn
+
 
 class TransformersScorer:
     """A causal language model of the `transformers` library, or anything that maps `input_ids` to `.logits`."""
@@ -52,9 +79,29 @@ class TransformersScorer:
     @torch.no_grad()
     def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """See `Scorer`."""
+        return self.judge(inputs, targets)[0]
+
+    @torch.no_grad()
+    def judge(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Scorer`."""
         logits = self._model(input_ids=inputs).logits.flatten(0, 1)
-        goals = targets.flatten()
-        # In parts, so that only a part of the logits is ever held in fp32.
-        parts = zip(torch.split(logits, _ROWS_AT_ONCE), torch.split(goals, _ROWS_AT_ONCE), strict=True)
-        losses = [F.cross_entropy(rows.float(), goal, ignore_index=-100, reduction="none") for rows, goal in parts]
-        return torch.cat(losses).view_as(targets)
+        return _judged(iter(torch.split(logits, _ROWS_AT_ONCE)), targets)
+
+    @torch.no_grad()
+    def greedy(self, ids: Sequence[int], most: int, is_done: Callable[[list[int]], bool]) -> list[int]:
+        """See `Scorer`."""
+        fresh, past, drawn = torch.tensor([list(ids)], device=self.device), None, list[int]()
+        while len(drawn) < most and not is_done(drawn):
+            out = self._model(input_ids=fresh, past_key_values=past, use_cache=True)
+            fresh, past = out.logits[:, -1:].argmax(dim=-1), out.past_key_values
+            drawn.append(int(fresh))
+        return drawn
+
+
+def _judged(logits: Iterator[Tensor], targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Losses and hits from the logits of a few rows at a time: all of them in fp32 would not fit."""
+    losses, hits = [], []
+    for rows, goal in zip(logits, torch.split(targets.flatten(), _ROWS_AT_ONCE), strict=True):
+        losses.append(F.cross_entropy(rows.float(), goal, ignore_index=-100, reduction="none"))
+        hits.append((rows.argmax(dim=-1) == goal) | (goal == -100))
+    return torch.cat(losses).view_as(targets), torch.cat(hits).view_as(targets)

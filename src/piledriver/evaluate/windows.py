@@ -46,3 +46,18 @@ def rolling_windows(document: int, ids: npt.ArrayLike, prefix: int, length: int,
         targets[: end - begin - fresh] = -100
         yield Window(document, sequence[begin:end], targets)
         scored = end
+
+
+def continuation_window(index: int, context: npt.ArrayLike, continuation: npt.ArrayLike, length: int) -> Window:
+    """One window that scores the continuation only; what does not fit is cut from the left.
+
+    >>> window = continuation_window(0, [1, 2, 3], [4, 5], length=3)
+    >>> window.inputs.tolist(), window.targets.tolist()
+    ([2, 3, 4], [-100, 4, 5])
+    """
+    sequence = np.concatenate([np.asarray(context, np.int64), np.asarray(continuation, np.int64)])
+    fresh = min(len(np.asarray(continuation)), length, len(sequence) - 1)
+    inputs = np.ascontiguousarray(sequence[:-1][-length:])
+    targets = np.full(len(inputs), -100, np.int64)
+    targets[len(inputs) - fresh :] = sequence[len(sequence) - fresh :]
+    return Window(index, inputs, targets)

@@ -1,0 +1,68 @@
+"""`piledriver evaluate lm-eval --model MODEL --tasks TASK,...`: a model under EleutherAI's evaluation harness."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from piledriver.cli.counts import positive
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments."""
+    parser.add_argument(
+        "--model", required=True, help="a folder with config.json and safetensors (ours or transformers')"
+    )
+    parser.add_argument(
+        "--tasks", required=True, metavar="TASK,...", help="names of the harness's tasks, or of your own"
+    )
+    parser.add_argument("--include", metavar="DIR", help="a folder with tasks of your own")
+    parser.add_argument("--tokenizer", help="a tokenizer file or folder (default: the one beside the model)")
+    parser.add_argument(
+        "--length", type=positive, metavar="N", help="tokens in a window (default: the model's longest)"
+    )
+    parser.add_argument("--few-shot", type=int, metavar="N", help="examples before each question (default: the task's)")
+    parser.add_argument("--limit", type=positive, metavar="N", help="only the first N documents of each task")
+    parser.add_argument("--batch-tokens", type=positive, default=8192, metavar="N", help="tokens scored at once")
+    parser.add_argument(
+        "--no-boundary", action="store_true", help="no token between documents before a context, as in the harness's hf"
+    )
+    parser.add_argument("--json", action="store_true", help="print the harness's results as JSON")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Evaluate and print."""
+    from piledriver.evaluate.harness import model_class, run_tasks
+    from piledriver.runtime import connect, detect_world, disconnect
+
+    world = detect_world()
+    connect(world)
+    model = model_class()(
+        args.model,
+        tokenizer=args.tokenizer,
+        length=args.length,
+        batch_tokens=args.batch_tokens,
+        boundary=not args.no_boundary,
+        device=str(world.device),
+        world=world,
+    )
+    options = {"num_fewshot": args.few_shot, "limit": args.limit, "log_samples": False}
+    results = run_tasks(model, args.tasks.split(","), include=args.include, **options)
+    disconnect()
+    if results is None:
+        return
+    if args.json:
+        print(
+            json.dumps(
+                {"model": args.model, "results": results["results"], "n-samples": results["n-samples"]}, indent=2
+            )
+        )
+        return
+    width = max(len(task) for task in results["results"])
+    for task, figures in results["results"].items():
+        for name, value in figures.items():
+            metric, _, filter_name = name.partition(",")
+            if isinstance(value, float) and not metric.endswith("_stderr"):
+                error = figures.get(f"{metric}_stderr,{filter_name}")
+                spread = f" ± {error:.4f}" if isinstance(error, float) else ""
+                print(f"{task:<{width}}  {metric:<16} {value:.4f}{spread}")
