@@ -121,8 +121,8 @@ def test_breaks_and_recompiles_are_counted_with_their_reasons() -> None:
 
 def test_when_and_what() -> None:
     model = small()
-    assert not is_compiled(model, Layout())
-    assert is_compiled(model, Layout(compile=True))
+    assert not is_compiled(model, None, Layout())
+    assert is_compiled(model, None, Layout(compile=True))
     compile_blocks(model, None, Layout())
     assert "forward" not in model.blocks["0"].__dict__
     # Nothing repeats: the model itself. A copy computes with its own weights.

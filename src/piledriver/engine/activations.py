@@ -53,7 +53,7 @@ def save_activations(model: nn.Module, meshes: Meshes | None, layout: Layout) ->
             f"{type(model).__name__} has no repeated blocks whose activations could be recomputed",
             fix="use activations='keep', or put the repeated modules in a ModuleList",
         )
-    _recompute(model, blocks, layout)
+    _recompute(model, blocks, meshes, layout)
     if layout.activation_offload:
         shelf = Shelf()
         # The backward begins with the last block: what it saved would come back before it had left.
@@ -62,8 +62,8 @@ def save_activations(model: nn.Module, meshes: Meshes | None, layout: Layout) ->
     return model
 
 
-def _recompute(model: nn.Module, blocks: list[nn.Module], layout: Layout) -> None:
-    if layout.activations == "budget" and is_compiled(model, layout):
+def _recompute(model: nn.Module, blocks: list[nn.Module], meshes: Meshes | None, layout: Layout) -> None:
+    if layout.activations == "budget" and is_compiled(model, meshes, layout):
         # The compiler chooses operator by operator: `compile_blocks` tells it the budget.
         return
     if layout.activations == "budget":

@@ -26,12 +26,14 @@ from piledriver.engine.schedule_rules import SPLIT_BACKWARD
 _REMEMBERED = 4096
 
 
-def is_compiled(model: nn.Module, layout: Layout) -> bool:
+def is_compiled(model: nn.Module, meshes: Meshes | None, layout: Layout) -> bool:
     """Whether the layout compiles this model: as it says, else on GPUs."""
     if layout.compile is not None:
         return layout.compile
     if layout.pp > 1 and layout.schedule in SPLIT_BACKWARD:
         return False
+    if meshes is not None:
+        return meshes.device_type == "cuda"
     return any(parameter.device.type == "cuda" for parameter in model.parameters())
 
 
@@ -40,7 +42,7 @@ def compile_blocks(model: nn.Module, meshes: Meshes | None, layout: Layout, **op
 
     `options` are those of `torch.compile`.
     """
-    if is_compiled(model, layout):
+    if is_compiled(model, meshes, layout):
         budget = layout.activation_budget if layout.activations == "budget" else None
         compile_modules(list(blocks_of(model).values()) or [model], activation_budget=budget, **options)
     return model

@@ -98,8 +98,6 @@ class Layout:
     def _check_data_parallel(self) -> None:
         if self.zero == 0 and (self.dp_shard or 1) > 1:
             raise LayoutError(f"dp_shard {self.dp_shard} with zero 0 shares nothing out", fix="use zero 1, 2 or 3")
-        if self.offload != "none" and self.precision == "fp16" and self.zero == 0:
-            raise LayoutError("fp16 with offload needs unscaled gradients on the host", fix="use bf16")
         if self.ep > 1 and self.zero in (1, 2):
             raise LayoutError(
                 f"experts over ep {self.ep} with zero {self.zero}: they are not on every process", fix="use zero 0 or 3"
@@ -132,6 +130,11 @@ class Layout:
             raise LayoutError(
                 f"{world_size} processes cannot be divided by pp {self.pp} * cp {self.cp} * tp {self.tp} = {fixed}",
                 fix=f"use {choices} processes",
+            )
+        if self.offload != "none" and self.zero != 3 and world_size > 1:
+            raise LayoutError(
+                f"offload={self.offload!r} with zero {self.zero} on {world_size} processes keeps a copy on each",
+                fix="use zero=3",
             )
         replicate, shard = self._share(left)
         if replicate * shard != left:

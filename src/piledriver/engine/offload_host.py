@@ -1,0 +1,75 @@
+"""A parameter's master in host memory: what the optimizer steps on, in fp32, with the way to the device and back."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from piledriver.optim.shards import local
+
+
+class Master:
+    """The fp32 master of one parameter on the host, and beside it what the device is sent.
+
+    The optimizer holds `tensor`, under which the rest of the engine finds it as `parameter.own_part`.
+    """
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self.parameter = parameter
+        part = local(parameter).detach()
+        self.device = part.device
+        host = part.to("cpu", torch.float32, copy=True)
+        pin(host)
+        whole: Tensor = host
+        if isinstance(parameter, DTensor):
+            # Not `from_local`, which would move it to the device of the mesh.
+            whole = DTensor(host, parameter._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+        self.tensor = nn.Parameter(whole, requires_grad=parameter.requires_grad)
+        self.tensor.is_own_part = True  # type: ignore[attr-defined]
+        parameter.own_part = self.tensor  # type: ignore[attr-defined]
+        self.sent_version = self.tensor._version
+        self.gradient: Tensor | None = None
+        """Kept between steps, so that host memory is not asked for anew."""
+
+    @torch.no_grad()
+    def send(self) -> None:
+        """The new weight to the device; nobody waits for it but the device."""
+        local(self.parameter).copy_(local(self.tensor).to(self.device, non_blocking=True))
+        self.sent_version = self.tensor._version
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the device has not seen the newest weight (a checkpoint was loaded)."""
+        return self.sent_version != self.tensor._version
+
+    @torch.no_grad()
+    def add_gradient(self, came: Tensor) -> None:
+        """Put a gradient beside the master, in fp32, or add it to the one that is there."""
+        if self.tensor.grad is not None:
+            local(self.tensor.grad).add_(came)
+            return
+        if self.gradient is None:
+            self.gradient = torch.empty_like(local(self.tensor).detach())
+        self.gradient.copy_(came)
+        wrapped: Tensor = self.gradient
+        if isinstance(self.tensor, DTensor):
+            wrapped = DTensor(self.gradient, self.tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+        self.tensor.grad = wrapped
+
+
+def pin(tensor: Tensor) -> None:
+    """Lock memory in place so that devices can read it at full speed. Nothing where there is no GPU.
+
+    torch's own pinned memory is rounded up to a power of two, which for large weights is up to twice what they need.
+    """
+    if not torch.cuda.is_available() or tensor.nbytes == 0 or tensor.is_pinned():
+        return
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address = tensor.untyped_storage().data_ptr()
+    failed = int(runtime.cudaHostRegister(address, tensor.untyped_storage().nbytes(), 0)) != 0
+    if not failed:
+        weakref.finalize(tensor.untyped_storage(), runtime.cudaHostUnregister, address)
