@@ -16,18 +16,14 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from piledriver.engine import Layout
+from piledriver.engine.apply import apply
 from piledriver.engine.clipping import total_norm
-from piledriver.engine.laid_out import LaidOut, remember, stepped_on
-from piledriver.engine.layout import Schedule
+from piledriver.engine.laid_out import laid_out, stepped_on
 from piledriver.engine.mesh import Meshes, make_meshes
-from piledriver.engine.pipeline import split, stages_of
-from piledriver.engine.pipeline.run import Pipeline, evaluate_batch, run_batch
-from piledriver.engine.tensor import split_tensors
+from piledriver.engine.pipeline.run import Pipeline
 from piledriver.engine.whole import whole_state
-from piledriver.engine.zero import average_gradients, shard_parameters
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.config import MoEConfig
 
@@ -42,7 +38,6 @@ class Case:
     tied: bool = False
     moe: bool = False
     rows: int = 16
-    recompute: bool = False
     meta: bool = False
     accumulate: int = 1
 
@@ -99,28 +94,10 @@ def _reference(case: Case, data_size: int, microbatches: int) -> tuple[list[floa
 def _lay_out(case: Case, meshes: Meshes) -> tuple[nn.Module, Pipeline]:
     with torch.device("meta" if case.meta else "cpu"):
         model: nn.Module = Transformer(case.config(), seed=3)
-    model = split(model, meshes, meshes.layout)
-    model = split_tensors(model, meshes, meshes.layout)
-    if case.recompute:
-        for block in model.blocks.values():  # type: ignore[union-attr]
-            block.forward = _Recompute(block.forward)  # type: ignore[method-assign]
-    stages_of(model)
-    model = shard_parameters(model, meshes, meshes.layout)
-    if case.meta:
-        from piledriver.models import initialise
-
-        model.to_empty(device="cpu")
-        initialise(model, 3)
-    remember(model, LaidOut(meshes, average_gradients(model, meshes, meshes.layout)))
-    return model, Pipeline(model, meshes, device=CPU)
-
-
-class _Recompute:
-    def __init__(self, forward: Any) -> None:
-        self.forward = forward
-
-    def __call__(self, *args: Any) -> Any:
-        return checkpoint(self.forward, *args, use_reentrant=False)
+    model = apply(model, meshes, device=CPU, weights=3)
+    known = laid_out(model)
+    assert known is not None
+    return model, known.pipeline
 
 
 def _train(case: Case) -> None:
@@ -155,30 +132,64 @@ def _train(case: Case) -> None:
         torch.testing.assert_close(got[name], value, rtol=1e-4, atol=2e-5, msg=lambda m, n=name: f"{case} {n}: {m}")
 
 
-SCHEDULES: tuple[Schedule, ...] = (
-    "gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev",
-)  # fmt: skip
-
-
-def _process(rank: int, work: Callable[[], None], count: int, folder: str) -> None:
+def _process(rank: int, work: Callable[..., None], count: int, folder: str, args: tuple[object, ...]) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", count)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=timedelta(seconds=60))
-    work()
+    work(*args)
     dist.destroy_process_group()
 
 
-def on_processes(count: int, folder: Path, work: Callable[[], None]) -> None:
+def on_processes(count: int, folder: Path, work: Callable[..., None], *args: object) -> None:
     """Run a function on several processes that are connected."""
-    mp.start_processes(_process, (work, count, str(folder)), nprocs=count, start_method="fork")
+    mp.start_processes(_process, (work, count, str(folder), args), nprocs=count, start_method="fork")
 
 
-def _on_two() -> None:
-    for schedule in SCHEDULES:
-        _train(Case(Layout(pp=2, schedule=schedule, microbatches=4), tied=schedule in ("1f1b", "zbv")))
+def _train_all(cases: list[Case]) -> None:
+    for case in cases:
+        _train(case)
+
+
+def _two(**sizes: Any) -> Layout:
+    return Layout(pp=2, microbatches=4, **sizes)
+
+
+ON_TWO = [
+    Case(_two(schedule="gpipe")),
+    Case(_two(schedule="gpipe"), rows=3),
+    Case(_two(), rows=14, tied=True),
+    Case(_two(activations="full"), meta=True),
+    Case(_two(), tied=True, accumulate=2),
+    Case(_two(), moe=True),
+    Case(_two(schedule="interleaved-1f1b"), tied=True, meta=True),
+    Case(_two(schedule="looped-bfs")),
+    Case(_two(schedule="interleaved-zero-bubble"), tied=True),
+    Case(_two(schedule="zbv"), tied=True),
+    Case(_two(schedule="zbv", activations="full"), moe=True),
+    Case(_two(schedule="dualpipev"), tied=True),
+]
+
+ON_FOUR = [
+    Case(_two(), tied=True),
+    Case(_two(zero=1), tied=True),
+    Case(_two(zero=2), tied=True, accumulate=2),
+    Case(_two(zero=3), meta=True, tied=True),
+    Case(_two(zero=3, schedule="interleaved-1f1b"), tied=True, accumulate=2),
+    Case(_two(zero=3, schedule="zbv"), tied=True, meta=True),
+    Case(_two(tp=2)),
+    Case(_two(tp=2, schedule="zbv"), tied=True),
+    Case(Layout(pp=4, microbatches=4), tied=True),
+    Case(Layout(pp=4, microbatches=2, schedule="gpipe")),
+]
 
 
 @pytest.mark.slow
 def test_two_processes_train_like_one(tmp_path: Path) -> None:
-    """Every schedule."""
-    on_processes(2, tmp_path, _on_two)
+    """Every schedule, tied or not, with experts, recomputation, accumulation and rows that do not divide."""
+    on_processes(2, tmp_path, _train_all, ON_TWO)
+
+
+@pytest.mark.slow
+def test_four_processes_train_like_one(tmp_path: Path) -> None:
+    """Replicas, every stage of zero and tensor parallel inside a stage; four stages on four ranks."""
+    on_processes(4, tmp_path, _train_all, ON_FOUR)
