@@ -43,12 +43,14 @@ def apply(model: nn.Module, meshes: Meshes, *, device: torch.device, weights: in
     model = use_fp8(model, meshes, layout)
     model = save_activations(model, meshes, layout)
     model = compile_blocks(model, meshes, layout)
+    # From here on the model shows a tied weight once, where it is owned.
+    stages = stages_of(model)
     model = zero.shard_parameters(model, meshes, layout)
     if recipe is not None:
         fill(model, recipe, device, weights)
     averager = zero.average_gradients(model, meshes, layout)
 
-    remember(model, LaidOut(meshes, averager, stages_of(model)))
+    remember(model, LaidOut(meshes, averager, stages))
     if layout.pp > 1 and not meshes.alone:
         # torch's pipelining takes a second to import.
         from piledriver.engine.pipelined import run_as_pipeline
