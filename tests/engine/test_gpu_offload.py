@@ -1,0 +1,138 @@
+"""On a CUDA device: what is on the host costs no device memory and changes no result."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from piledriver.engine import activations_offload
+from piledriver.engine.activations import save_activations
+from piledriver.engine.compiling import compile_blocks, compile_report
+from piledriver.engine.layout import Layout
+from piledriver.engine.loss_scale import LossScale, LossScaler
+from piledriver.engine.offload import offload_model, offload_optimizer
+from piledriver.engine.precision import compute_in
+from piledriver.engine.stochastic import round_stochastically
+from piledriver.models import ModelConfig, Transformer
+from piledriver.optim import clip_gradients
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+CUDA = torch.device("cuda")
+CONFIG = ModelConfig(vocab_size=512, dim=512, layers=8, heads=8)
+
+
+def run(layout: Layout, steps: int = 4, *, batch: int = 4, config: ModelConfig = CONFIG) -> tuple[list[float], int]:
+    """Losses, and the most device memory of the last step."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    model = Transformer(config)
+    if layout.offload != "parameters":
+        model.to(CUDA)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    compute_in(model, None, layout)
+    save_activations(model, None, layout)
+    compile_blocks(model, None, layout)
+    offload_model(model, None, layout, device=CUDA)
+    offload_optimizer(optimizer, [model])
+    tokens = torch.randint(512, (steps, batch, 257), generator=torch.Generator().manual_seed(0)).to(CUDA)
+    losses = []
+    for step in range(steps):
+        torch.cuda.reset_peak_memory_stats()
+        sums = model(tokens[step, :, :-1], targets=tokens[step, :, 1:])
+        (sums.total / sums.tokens).backward()
+        held = [getattr(parameter, "own_part", parameter) for parameter in model.parameters()]
+        clip_gradients(held, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append((sums.total / sums.tokens).item())
+    return losses, torch.cuda.max_memory_allocated()
+
+
+def test_states_and_weights_on_the_host() -> None:
+    model_bytes = sum(p.numel() for p in Transformer(CONFIG).parameters()) * 4
+    plain, all_here = run(Layout(compile=False))
+    states, less = run(Layout(compile=False, offload="optimizer"))
+    weights, least = run(Layout(compile=False, offload="parameters"))
+    assert states == pytest.approx(plain, rel=1e-4)
+    assert weights == pytest.approx(plain, rel=1e-4)
+    # Two moments; gradients, which leave as they are made; then all blocks but two.
+    assert all_here - less > 2.5 * model_bytes
+    assert less - least > 0.5 * model_bytes
+
+
+def test_bf16_weights_on_the_device_with_masters_on_the_host() -> None:
+    plain, all_here = run(Layout(compile=False, precision="bf16"))
+    for offload in ("optimizer", "parameters"):
+        losses, less = run(Layout(compile=False, precision="bf16", offload=offload))  # type: ignore[arg-type]
+        assert losses == pytest.approx(plain, rel=1e-2)
+        assert less < 0.6 * all_here
+
+
+@pytest.mark.parametrize("offload", ["none", "optimizer", "parameters"])
+def test_with_compiled_blocks(offload: Any) -> None:
+    torch._dynamo.reset()
+    plain, _ = run(Layout(compile=False, precision="bf16"))
+    layout = Layout(compile=True, precision="bf16", offload=offload, activations="selective", activation_offload=True)
+    losses, _ = run(layout)
+    assert losses == pytest.approx(plain, rel=1e-2)
+    assert not compile_report().breaks
+
+
+def gradients(layout: Layout) -> tuple[list[Tensor], int]:
+    gc.collect()
+    torch.cuda.empty_cache()
+    model = Transformer(CONFIG).to(CUDA)
+    save_activations(model, None, layout)
+    tokens = torch.randint(512, (16, 257), generator=torch.Generator().manual_seed(0)).to(CUDA)
+    for _ in range(2):
+        model.zero_grad()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        sums = model(tokens[:, :-1], targets=tokens[:, 1:])
+        (sums.total / sums.tokens).backward()
+    return [p.grad for p in model.parameters() if p.grad is not None], torch.cuda.max_memory_allocated() - before
+
+
+def test_activations_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activations_offload, "SMALLEST_BYTES", 1 << 16)
+    expected, all_here = gradients(Layout())
+    for activations in ("keep", "full"):
+        found, less = gradients(Layout(activations=activations, activation_offload=True))  # type: ignore[arg-type]
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+        assert less < 0.7 * all_here, activations
+
+
+def test_rounding_is_the_same_on_every_device() -> None:
+    results = []
+    for device in ("cpu", "cuda"):
+        weight = nn.Parameter(torch.linspace(-1, 1, 4096, device=device).to(torch.bfloat16))
+        optimizer = torch.optim.SGD([weight], lr=2.0**-10)
+        round_stochastically(optimizer)
+        for _ in range(3):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+        results.append(weight.detach().cpu())
+    assert torch.equal(*results)
+
+
+def test_fp16_finds_its_scale() -> None:
+    model = Transformer(CONFIG).to(CUDA)
+    compute_in(model, None, Layout(precision="fp16"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    scaler = LossScaler(LossScale(initial=2.0**40, hysteresis=1), device=CUDA, models=[model])
+    tokens = torch.randint(512, (4, 129), device=CUDA)
+    losses = []
+    for _ in range(40):
+        optimizer.zero_grad()
+        sums = model(tokens[:, :-1], targets=tokens[:, 1:])
+        scaler.scale(sums.total / sums.tokens).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append((sums.total / sums.tokens).item())
+    assert 0 < scaler.skipped < 35
+    assert losses[-1] < losses[0]
