@@ -213,7 +213,7 @@ class Runs:
                 self._run([other for other in self.wanted if other.processes == processes], processes)
         result = self.folder / f"{row.name}.result"
         if not result.exists():
-            said = [path.read_text() for path in sorted(self.folder.glob(f"{row.name}.*.error"))]
+            said = dict.fromkeys(path.read_text() for path in sorted(self.folder.glob(f"{row.name}.*.error")))
             pytest.fail("\n".join(said) or "a process ended without a word", pytrace=False)
         return pickle.loads(result.read_bytes())
 

@@ -39,7 +39,14 @@ from piledriver.accelerator.options import (
     ProjectConfiguration,
     TorchDynamoPlugin,
 )
-from piledriver.accelerator.precision import autocast_context, check_precision, grad_scaler, resolve_precision
+from piledriver.accelerator.plugins import layout_of_plugins
+from piledriver.accelerator.precision import (
+    autocast_context,
+    check_precision,
+    grad_scaler,
+    is_unscaled,
+    resolve_precision,
+)
 from piledriver.accelerator.saving import StateSaver
 from piledriver.accelerator.settings import (
     Handlers,
@@ -52,9 +59,13 @@ from piledriver.accelerator.strategy import Strategy, choose_strategy
 from piledriver.accelerator.tracking import Trackers
 from piledriver.accelerator.unwrap import unwrap
 from piledriver.engine import Layout, clipping
+from piledriver.engine.finite import check_finite
+from piledriver.engine.laid_out import stepped_on
+from piledriver.engine.loss_scale import LossScaler
 from piledriver.engine.memory import MemoryReport, measure
 from piledriver.engine.mesh import Meshes, make_meshes
 from piledriver.engine.whole import whole_state
+from piledriver.runtime.agreement import check_agreement
 from piledriver.runtime.collectives import gather, lost_peers_named, pad_across_processes, reduce
 from piledriver.runtime.connection import connect, disconnect
 from piledriver.runtime.trigger import Trigger
@@ -104,14 +115,17 @@ class Accelerator(Answers):
         world: World | None = None,
     ) -> None:
         say_what_is_missing(
-            deepspeed_plugin=deepspeed_plugin or deepspeed_plugins,
-            fsdp_plugin=fsdp_plugin,
-            torch_tp_plugin=torch_tp_plugin,
-            megatron_lm_plugin=megatron_lm_plugin,
-            parallelism_config=parallelism_config,
+            deepspeed_plugin=deepspeed_plugin or deepspeed_plugins, megatron_lm_plugin=megatron_lm_plugin
         )
         handlers = Handlers.sorted_out(kwargs_handlers)
         self._enter_world(cpu, handlers.process_group, mixed_precision, world)
+        layout = layout_of_plugins(
+            layout,
+            self.world,
+            fsdp_plugin=self._fsdp_plugin(fsdp_plugin),
+            torch_tp_plugin=torch_tp_plugin,
+            parallelism=parallelism_config,
+        )
         self.layout = agreed_layout(layout, self.mixed_precision)
         self.meshes: Meshes | None = None if self.layout is None else make_meshes(self.layout, self.device.type)
         check_precision(self.mixed_precision, self.device, engine=self.layout is not None)
@@ -130,7 +144,7 @@ class Accelerator(Answers):
         if dynamo_plugin is not None and dynamo_backend is not None:
             raise OptionError("both dynamo_plugin and dynamo_backend were given", fix="give one of them")
         self.dynamo_plugin = dynamo_plugin or TorchDynamoPlugin(backend=dynamo_backend)
-        self.scaler = grad_scaler(self.mixed_precision, self.device, self.scaler_handler)
+        self.scaler: Any = grad_scaler(self.mixed_precision, self.device, self.scaler_handler, self.layout)
         self.native_amp = self.mixed_precision in ("fp16", "bf16")
         self.project_configuration = resolve_project(project_config, project_dir)
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
@@ -143,6 +157,8 @@ class Accelerator(Answers):
         self._schedulers: list[Any] = []
         self._dataloaders: list[Any] = []
         self._item_mean = ItemMean()
+        self._last_loss: torch.Tensor | None = None
+        self._backwards = 0
         self._trigger = Trigger(self.world)
         self._saver = StateSaver()
         self._tracking = self._make_trackers(log_with)
@@ -155,6 +171,10 @@ class Accelerator(Answers):
         self._mixed_precision = resolve_precision(precision)
         self.state: Any = RunState(self.world, self._mixed_precision)
         connect(self.world, timeout=process_group.timeout if process_group is not None else None)
+
+    def _fsdp_plugin(self, given: Any) -> Any:
+        """The compatible subclass looks into the environment where none was given."""
+        return given
 
     def _make_gradient_state(self, plugin: GradientAccumulationPlugin) -> GradientState:
         return GradientState(plugin)
@@ -188,6 +208,8 @@ class Accelerator(Answers):
         model = prepare.ready_model(self, model, placed and not _is_dispatched(model), evaluation_mode)
         model._is_accelerate_prepared = True  # type: ignore[assignment]
         self._models.append(model)
+        if isinstance(self.scaler, LossScaler):
+            self.scaler.models = self._models
         return model
 
     def prepare_optimizer(self, optimizer: Any, device_placement: bool | None = None) -> Any:
@@ -289,6 +311,10 @@ class Accelerator(Answers):
             raise NotPreparedError(
                 "backward was called before any model was prepared", fix="call accelerator.prepare(model, ...) first"
             )
+        self._last_loss = loss.detach() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else None
+        self._backwards += 1
+        if self.world.debug or (self.layout is not None and self.layout.debug):
+            check_agreement(self.world.with_debug(), f"backward number {self._backwards}", self._last_loss)
         loss = self._item_mean.weigh(loss, self.gradient_state.num_steps)
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
@@ -314,20 +340,31 @@ class Accelerator(Answers):
         wanted = self._optimizers if optimizer is None else optimizer
         for one in wanted if isinstance(wanted, (list, tuple)) else [wanted]:
             inner = getattr(one, "optimizer", one)
-            if self.scaler._per_optimizer_states[id(inner)]["stage"].value == 0:
+            if not is_unscaled(self.scaler, inner):
                 self.scaler.unscale_(inner)
 
     def clip_grad_norm_(
-        self, parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float, norm_type: float = 2
+        self,
+        parameters: torch.Tensor | Iterable[torch.Tensor],
+        max_norm: float,
+        norm_type: float = 2,
+        *,
+        error_if_nonfinite: bool = False,
     ) -> torch.Tensor:
-        """Clip the norm of all gradients together, over every process and axis that holds a part of them."""
+        """Clip the norm of all gradients together, over every process and axis that holds a part of them.
+
+        With `error_if_nonfinite` a norm that is not a number stops all processes, naming the rank that it came from.
+        """
         self.unscale_gradients()
-        return clipping.clip_grad_norm(parameters, max_norm, norm_type, self.meshes)
+        norm = clipping.clip_grad_norm(parameters, max_norm, norm_type, self.meshes)
+        if error_if_nonfinite:
+            check_finite(self._models, norm, loss=self._last_loss)
+        return norm
 
     def clip_grad_value_(self, parameters: torch.Tensor | Iterable[torch.Tensor], clip_value: float) -> None:
         """Clip each gradient's values."""
         self.unscale_gradients()
-        nn.utils.clip_grad_value_(parameters, clip_value)
+        nn.utils.clip_grad_value_(stepped_on(parameters), clip_value)
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
@@ -372,10 +409,14 @@ class Accelerator(Answers):
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """The same without samples that only fill up the last batch."""
-        return gather_for_metrics(self.world, self.gradient_state, input_data, use_gather_object)
+        some = self.meshes is not None and self.meshes.copies_of_batch > 1
+        readers = self.meshes.readers if some and self.meshes is not None else None
+        return gather_for_metrics(self.world, self.gradient_state, input_data, use_gather_object, readers)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """The sum or mean over processes."""
+        """The sum or mean over processes; those that read the same batch (tensor axis and others) count as one."""
+        if reduction == "sum" and self.meshes is not None:
+            scale /= self.meshes.copies_of_batch
         return reduce(self.world, tensor, reduction, scale)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:

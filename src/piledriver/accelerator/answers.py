@@ -6,13 +6,17 @@ from typing import Any
 
 from piledriver.accelerator.facts import ProcessFacts
 from piledriver.accelerator.options import DataLoaderConfiguration, ProjectConfiguration
+from piledriver.engine.layout import Layout
+from piledriver.engine.mesh import Meshes
 
 
 class Answers(ProcessFacts):
-    """What was asked for, and what follows from there being one copy of the model per process."""
+    """What was asked for, and where this process stands in it."""
 
     dataloader_config: DataLoaderConfiguration
     project_configuration: ProjectConfiguration
+    layout: Layout | None
+    meshes: Meshes | None
     _mixed_precision: str
 
     @property
@@ -76,28 +80,28 @@ class Answers(ProcessFacts):
 
     @property
     def parallelism_config(self) -> Any:
-        """None: layouts come with the engine."""
+        """None: a `Layout` says it, see `layout`."""
         return None
 
     @property
     def torch_device_mesh(self) -> Any:
-        """None where there is one copy of the model per process."""
-        return None
+        """(pp, dp_replicate, dp_shard, cp, tp) of the layout; None where there is one copy of the model per process."""
+        return None if self.meshes is None else self.meshes.batch
 
     @property
     def is_fsdp2(self) -> bool:
         """Whether parameters are sharded."""
-        return False
+        return self.layout is not None and self.layout.zero == 3
 
     @property
     def is_composable_parallelism_enabled(self) -> bool:
         """Whether parameters are sharded over a mesh."""
-        return False
+        return self.is_fsdp2
 
     @property
     def fp8_backend(self) -> Any:
-        """None: fp8 comes with the engine."""
-        return None
+        """ "ENGINE" where our own layers compute in fp8; None elsewhere."""
+        return "ENGINE" if self.layout is not None and self.layout.precision.startswith("fp8") else None
 
     @property
     def deepspeed_plugin(self) -> Any:
@@ -112,24 +116,29 @@ class Answers(ProcessFacts):
     @property
     def tensor_parallel_rank(self) -> int:
         """Place on the tensor axis."""
-        return 0
+        return self._place("tp")
 
     @property
     def pipeline_parallel_rank(self) -> int:
         """Place on the pipeline axis."""
-        return 0
+        return self._place("pp")
 
     @property
     def context_parallel_rank(self) -> int:
         """Place on the context axis."""
-        return 0
+        return self._place("cp")
 
     @property
     def data_parallel_rank(self) -> int:
-        """Place on the data axis: every process is a replica."""
-        return self.process_index
+        """Which of the batches that are read at once this process reads."""
+        return self.process_index if self.meshes is None else self.meshes.data_rank
 
     @property
     def data_parallel_shard_rank(self) -> int:
         """Place on the sharding axis."""
-        return 0
+        return self._place("dp_shard")
+
+    def _place(self, axis: str) -> int:
+        if self.meshes is None or self.meshes.alone:
+            return 0
+        return int(self.meshes.batch[axis].get_local_rank())

@@ -6,6 +6,7 @@ nothing has to be guessed from the length of the dataset.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -16,15 +17,24 @@ from piledriver.runtime.nested import leaves, map_tensors
 from piledriver.runtime.world import World
 
 
-def gather_for_metrics(world: World, state: GradientState, data: Any, use_gather_object: bool = False) -> Any:
+def gather_for_metrics(
+    world: World,
+    state: GradientState,
+    data: Any,
+    use_gather_object: bool = False,
+    readers: Collection[int] | None = None,
+) -> Any:
     """Every process's samples in rank order, without those that only fill up.
 
     Anything that is not all tensors is gathered as objects: each process gives a list with one entry per sample.
+    Where some processes read the same batches (tensor, context and pipeline axes), `readers` are the ranks that count.
     """
     as_objects = use_gather_object or not all(isinstance(leaf, torch.Tensor) for _, leaf in leaves(data))
-    if not state.end_of_dataloader:
+    if not state.end_of_dataloader and readers is None:
         return _objects(world, data) if as_objects else gather(world, data)
     counts = _valid_counts(world, state)
+    if readers is not None:
+        counts = [count if rank in readers else 0 for rank, count in enumerate(counts)]
     if as_objects:
         parts = gather_object(world, data)
         if not all(hasattr(part, "__len__") and hasattr(part, "__getitem__") for part in parts):
@@ -38,7 +48,7 @@ def gather_for_metrics(world: World, state: GradientState, data: Any, use_gather
 def _valid_counts(world: World, state: GradientState) -> list[int | None]:
     """Per process: how many of its samples are real; None where all of them are."""
     loader = state.active_dataloader
-    mine = getattr(loader, "valid_count", None)
+    mine = getattr(loader, "valid_count", None) if state.end_of_dataloader else None
     return gather_object(world, mine) if world.is_distributed else [mine]
 
 

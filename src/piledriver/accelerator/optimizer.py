@@ -21,7 +21,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
         self,
         optimizer: Any,
         device_placement: bool = True,
-        scaler: torch.amp.GradScaler | None = None,
+        scaler: Any = None,
         gradient_state: GradientState | None = None,
         device: torch.device | None = None,
     ) -> None:

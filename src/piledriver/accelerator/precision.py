@@ -12,6 +12,8 @@ from torch import nn
 
 from piledriver.accelerator.errors import PrecisionError
 from piledriver.accelerator.options import AutocastKwargs, GradScalerKwargs, PrecisionType
+from piledriver.engine.layout import Layout
+from piledriver.engine.loss_scale import LossScaler, torch_like
 from piledriver.runtime import environment
 from piledriver.runtime.nested import to_float32
 
@@ -45,10 +47,6 @@ def check_precision(name: str, device: torch.device, *, engine: bool = False) ->
         )
     if name == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
         raise PrecisionError("bf16 mixed precision requires a newer GPU than this one", fix="use fp16")
-    if name == "fp8":
-        raise PrecisionError(
-            "fp8 comes with the engine and is not there yet", fix="use bf16, or convert the model with torchao yourself"
-        )
 
 
 def autocast_context(
@@ -63,11 +61,24 @@ def autocast_context(
     )
 
 
-def grad_scaler(name: str, device: torch.device, options: GradScalerKwargs | None) -> torch.amp.GradScaler | None:
-    """The scaler that fp16 gradients need; None for other precisions."""
-    if name != "fp16":
+def grad_scaler(
+    name: str, device: torch.device, options: GradScalerKwargs | None, layout: Layout | None = None
+) -> torch.amp.GradScaler | LossScaler | None:
+    """The scaler that fp16 gradients need; None for other precisions. With a layout all processes skip together."""
+    if layout is not None and layout.precision == "fp16":
+        told = options.to_kwargs() if options is not None else {}
+        enabled = bool(told.pop("enabled", True))
+        return LossScaler(torch_like(**told), device=device, enabled=enabled)
+    if layout is not None or name != "fp16":
         return None
     return torch.amp.GradScaler(device.type, **(options.to_kwargs() if options is not None else {}))
+
+
+def is_unscaled(scaler: Any, optimizer: Any) -> bool:
+    """Whether an optimizer's gradients were unscaled since the last step."""
+    if isinstance(scaler, LossScaler):
+        return scaler.is_unscaled(optimizer)
+    return bool(scaler._per_optimizer_states[id(optimizer)]["stage"].value != 0)
 
 
 class ComputeIn:

@@ -99,7 +99,9 @@ def ready_model(accelerator: Accelerator, model: nn.Module, placed: bool, evalua
 def follow_layout(accelerator: Accelerator, model: nn.Module, before: dict[str, nn.Parameter]) -> None:
     """Remember which parameter took whose place, for optimizers that were made for the old ones."""
     now = dict(model.named_parameters())
-    replaced = {old: now[name] for name, old in before.items() if name in now and now[name] is not old}
+    replaced: dict[torch.Tensor, torch.Tensor] = {
+        old: now[name] for name, old in before.items() if name in now and now[name] is not old
+    }
     gone = {old for name, old in before.items() if name not in now}
     accelerator._replaced.update(replaced)
     accelerator._gone |= gone

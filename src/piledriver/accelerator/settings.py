@@ -90,6 +90,8 @@ def agreed_layout(layout: Layout | None, mixed_precision: str) -> Layout | None:
     >>> agreed_layout(Layout(zero=3), "bf16")
     Layout(zero=3, precision='bf16')
     """
+    if layout is None and mixed_precision == "fp8":
+        return Layout(precision="fp8")
     if layout is None or mixed_precision == "no" or layout.precision.startswith(mixed_precision):
         return layout
     if layout.precision != "fp32":
@@ -105,6 +107,6 @@ def say_what_is_missing(**plugins: Any) -> None:
     for name, value in plugins.items():
         if value is not None:
             raise OptionError(
-                f"{name} asks for a sharded or foreign engine, which this Accelerator does not drive yet",
-                fix=f"leave {name} out: every process gets one copy of the model",
+                f"{name} asks for a foreign engine, which comes in a later issue",
+                fix="say the same with layout=Layout(zero=..., tp=..., pp=...)",
             )

@@ -44,7 +44,7 @@ class Averager:
         self._arrived: set[int] = set()
         self._sent = 0
         self._watching = False
-        self._handles = [parameter.register_post_accumulate_grad_hook(self._on_gradient) for parameter in held]
+        self._handles = [_watched(parameter, self._on_gradient) for parameter in held]
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -85,7 +85,7 @@ class Averager:
             return
         if not self._watching:
             self._watching = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         self._arrived.add(id(parameter))
         # In one order on every process, whatever order the gradients come in.
         while self._sent < len(self.buckets) and self.buckets[self._sent].keys <= self._arrived:
@@ -195,6 +195,10 @@ class Bucket:
             if there:
                 parts.add_own_gradient(parameter, numbers[begin : begin + length])
             begin += length
+
+
+def _watched(parameter: Any, hook: Any) -> Any:
+    return parameter.register_post_accumulate_grad_hook(hook)
 
 
 def _settled(parameter: nn.Parameter) -> Tensor | None:

@@ -57,6 +57,7 @@ def forget(model: nn.Module) -> None:
     known = model.__dict__.pop(_NAME, None)
     if known is not None and known.averager is not None:
         known.averager.release()
+    model.__dict__.pop("zero_grad", None)
     for parameter in model.parameters():
         parameter.__dict__.pop("own_part", None)
 

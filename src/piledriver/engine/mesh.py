@@ -97,6 +97,16 @@ class Meshes:
         _, replicate, shard, _, _ = self._place()
         return replicate * self.batch["dp_shard"].size() + shard
 
+    @property
+    def readers(self) -> list[int]:
+        """One rank for each of the batches that are read at once, in their order."""
+        return [0] if self.alone else [int(rank) for rank in self.batch.mesh[0, :, :, 0, 0].flatten().tolist()]
+
+    @property
+    def copies_of_batch(self) -> int:
+        """How many processes read the same batch."""
+        return self.layout.pp * self.layout.cp * self.layout.tp
+
     def _place(self) -> tuple[int, ...]:
         place = self.batch.get_coordinate()
         assert place is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -49,7 +48,12 @@ def share_states(optimizer: torch.optim.Optimizer, meshes: Meshes) -> None:
         parts.show_own_gradient(parameter)
     optimizer.register_step_pre_hook(_Before(whole))
     optimizer.register_step_post_hook(_After(whole, meshes))
-    optimizer.zero_grad = _ZeroGrad(optimizer, whole)  # type: ignore[method-assign]
+    optimizer.zero_grad = _ZeroGrad(whole)  # type: ignore[method-assign]
+
+
+def clear_parts_too(model: nn.Module) -> None:
+    """`model.zero_grad()` clears the gradients of the own rows too, which are not the model's parameters."""
+    model.zero_grad = _ZeroGrad(list(model.parameters()))  # type: ignore[method-assign]
 
 
 class _Before:
@@ -85,18 +89,20 @@ class _After:
 class _ZeroGrad:
     """Clears the whole gradients together with those of the rows."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
-        functools.update_wrapper(self, type(optimizer).zero_grad)
-        self.optimizer, self.parameters = optimizer, parameters
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
 
     def __call__(self, set_to_none: bool = True) -> None:
         for parameter in self.parameters:
             # A view of what is being cleared, or rows of their own: gone in both cases.
-            parameter.own_part.grad = None  # type: ignore[attr-defined]
+            parts.forget_own_gradient(parameter)
             if set_to_none:
                 parameter.grad = None
             elif parameter.grad is not None:
                 parameter.grad.detach_().zero_()
+
+    def __deepcopy__(self, memo: Any) -> _ZeroGrad:
+        return _ZeroGrad([])
 
 
 def _of_at_most(parameters: list[nn.Parameter], most_bytes: int) -> list[list[nn.Parameter]]:

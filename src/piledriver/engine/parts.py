@@ -67,7 +67,7 @@ def own_part(parameter: nn.Parameter, meshes: Meshes) -> DTensor:
         stride=torch.empty(parameter.shape, device="meta").stride(),
     )
     part.requires_grad_(parameter.requires_grad)
-    part.is_own_part = True
+    part.is_own_part = True  # type: ignore[attr-defined]
     parameter.own_part = part  # type: ignore[attr-defined]
     return part
 
@@ -119,6 +119,13 @@ def add_own_gradient(parameter: nn.Parameter, padded: Tensor) -> None:
         part.grad = _as(part, came)
     else:
         local(part.grad).add_(came)
+
+
+def forget_own_gradient(parameter: nn.Parameter) -> None:
+    """There is none any more."""
+    part: DTensor | None = getattr(parameter, "own_part", None)
+    if part is not None:
+        part.grad = None
 
 
 def _as(part: DTensor, rows: Tensor) -> DTensor:

@@ -69,8 +69,10 @@ class PipelinedForward:
         if targets is None:
             raise UsageError("a pipeline computes losses, and was given no targets", fix="call model(tokens, targets)")
         loss_fn = context.pop("loss_fn", None)
+        sums: LossSums
         if not torch.is_grad_enabled():
-            return known.pipeline.evaluate(inputs, targets, loss_fn=loss_fn, context=context)
+            sums = known.pipeline.evaluate(inputs, targets, loss_fn=loss_fn, context=context)
+            return sums
         expected = float(self.factor())
         assert self.model is not None
         fresh = not any(True for _ in gradients_so_far(self.model))

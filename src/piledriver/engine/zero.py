@@ -21,6 +21,7 @@ from piledriver.engine.blocks import blocks_of
 from piledriver.engine.experts import expert_modules
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Meshes
+from piledriver.engine.optimizers import clear_parts_too
 from piledriver.engine.pipeline.split import stages_of
 from piledriver.engine.precision import mixed_precision_policy
 
@@ -75,4 +76,5 @@ def average_gradients(model: nn.Module, meshes: Meshes, layout: Layout) -> Avera
             if not parts.local(parameter).is_contiguous():
                 parameter.data = parameter.data.contiguous()
             parts.own_part(parameter, meshes)
+        clear_parts_too(model)
     return Averager(model.parameters(), meshes, scatter=layout.zero == 2)

@@ -52,6 +52,14 @@ class Accelerator(_Accelerator):
             mixed_precision=precision, cpu=cpu, _from_accelerator=True, **options
         )
 
+    def _fsdp_plugin(self, given: Any) -> Any:
+        """The one that was given, or what `accelerate launch --use_fsdp` has set."""
+        if given is not None or environment.snapshot().get("ACCELERATE_USE_FSDP", "").lower() != "true":
+            return given
+        from piledriver.compat.accelerate.utils.dataclasses import FullyShardedDataParallelPlugin
+
+        return FullyShardedDataParallelPlugin()
+
     def _make_gradient_state(self, plugin: GradientAccumulationPlugin) -> GradientState:
         return GradientState(plugin)
 

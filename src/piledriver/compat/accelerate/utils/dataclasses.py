@@ -1,10 +1,10 @@
-"""Options and enumerations. Those of engines that ours replaces are names only: `Accelerator` refuses them."""
+"""Options and enumerations. Those of DeepSpeed and Megatron are names only: `Accelerator` refuses them."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -26,6 +26,7 @@ from piledriver.accelerator.options import (
     RNGType,
     TorchDynamoPlugin,
 )
+from piledriver.runtime import environment
 
 BaseEnum = NamedEnum
 
@@ -144,8 +145,23 @@ class DeepSpeedSequenceParallelConfig(_Given):
     """DeepSpeed's sequence parallelism."""
 
 
-class FullyShardedDataParallelPlugin(_Given):
-    """FSDP; the engine's zero stage 3 does what it does."""
+class FullyShardedDataParallelPlugin:
+    """FSDP, which `Accelerator` reads as a `Layout`. What is not given comes from what `accelerate launch` has set."""
+
+    _from_environment: ClassVar[dict[str, str]] = {
+        "fsdp_version": "FSDP_VERSION",
+        "sharding_strategy": "FSDP_SHARDING_STRATEGY",
+        "reshard_after_forward": "FSDP_RESHARD_AFTER_FORWARD",
+        "cpu_offload": "FSDP_OFFLOAD_PARAMS",
+        "activation_checkpointing": "FSDP_ACTIVATION_CHECKPOINTING",
+        "forward_prefetch": "FSDP_FORWARD_PREFETCH",
+    }
+
+    def __init__(self, **options: Any) -> None:
+        environ = environment.snapshot()
+        for name, variable in self._from_environment.items():
+            setattr(self, name, environ.get(variable))
+        self.__dict__.update(options)
 
 
 class MegatronLMPlugin(_Given):
