@@ -41,16 +41,17 @@ class Offloaded:
         self.masters: dict[nn.Parameter, Master] = {}
         for parameter in model.parameters():
             if parameter.is_floating_point():
-                self.masters[parameter] = Master(parameter)
+                self.masters[parameter] = Master(parameter, device)
                 if dtype is not None and parameter.dim() > 1 and not isinstance(parameter, DTensor):
                     # Vectors (norms, biases) stay fp32: they are few, and computed with in fp32.
                     parameter.data = parameter.data.to(dtype)
         self.blocks: StreamedBlocks | None = None
         if layout.offload == "parameters":
             self.blocks = StreamedBlocks(list(blocks_of(model).values()), self.masters, device)
-            for parameter, master in self.masters.items():
-                if parameter not in self.blocks.streamed:
-                    parameter.data, master.device = parameter.data.to(device), device
+            streamed = self.blocks.streamed
+            for parameter in model.parameters():
+                if parameter not in streamed:
+                    parameter.data = parameter.data.to(device)
             for buffer in model.buffers():
                 buffer.data = buffer.data.to(device)
         self.gradients = GradientStream(list(self.masters.values()))

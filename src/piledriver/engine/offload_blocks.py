@@ -98,12 +98,11 @@ class StreamedWeight:
     def __init__(self, master: Master, device: torch.device) -> None:
         self.master = master
         parameter = master.parameter
-        master.device = device
         host = master.tensor.detach()
         self.source = host
         if parameter.dtype != host.dtype:
             self.source = host.to(parameter.dtype)
-            pin(self.source)
+            pin(self.source, owner=self)
         parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
         self._bytes = parameter.untyped_storage().nbytes()
         self.arrived: torch.cuda.Event | None = None

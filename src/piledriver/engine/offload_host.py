@@ -18,12 +18,11 @@ class Master:
     The optimizer holds `tensor`, under which the rest of the engine finds it as `parameter.own_part`.
     """
 
-    def __init__(self, parameter: nn.Parameter) -> None:
-        self.parameter = parameter
-        part = local(parameter).detach()
-        self.device = part.device
-        host = part.to("cpu", torch.float32, copy=True)
-        pin(host)
+    def __init__(self, parameter: nn.Parameter, device: torch.device) -> None:
+        self.parameter, self.device = parameter, device
+        # What is on the host and will leave for a device may become the master as it is.
+        host = local(parameter).detach().to("cpu", torch.float32, copy=device.type == "cpu")
+        pin(host, owner=self)
         whole: Tensor = host
         if isinstance(parameter, DTensor):
             # Not `from_local`, which would move it to the device of the mesh.
@@ -61,8 +60,8 @@ class Master:
         self.tensor.grad = wrapped
 
 
-def pin(tensor: Tensor) -> None:
-    """Lock memory in place so that devices can read it at full speed. Nothing where there is no GPU.
+def pin(tensor: Tensor, *, owner: object) -> None:
+    """Lock memory in place, as long as its owner lives, so that devices read it at full speed. Nothing without a GPU.
 
     torch's own pinned memory is rounded up to a power of two, which for large weights is up to twice what they need.
     """
@@ -70,6 +69,5 @@ def pin(tensor: Tensor) -> None:
         return
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address = tensor.untyped_storage().data_ptr()
-    failed = int(runtime.cudaHostRegister(address, tensor.untyped_storage().nbytes(), 0)) != 0
-    if not failed:
-        weakref.finalize(tensor.untyped_storage(), runtime.cudaHostUnregister, address)
+    if int(runtime.cudaHostRegister(address, tensor.untyped_storage().nbytes(), 0)) == 0:
+        weakref.finalize(owner, runtime.cudaHostUnregister, address)
