@@ -38,7 +38,7 @@ def run(layout: Layout, steps: int = 4, *, batch: int = 4, config: ModelConfig =
     save_activations(model, None, layout)
     compile_blocks(model, None, layout)
     offload_model(model, None, layout, device=CUDA)
-    offload_optimizer(optimizer, [model])
+    offload_optimizer(optimizer)
     tokens = torch.randint(512, (steps, batch, 257), generator=torch.Generator().manual_seed(0)).to(CUDA)
     losses = []
     for step in range(steps):

@@ -32,7 +32,7 @@ def make(layout: Layout, *, tied: bool = False) -> tuple[nn.Module, torch.optim.
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.8)
     compute_in(model, None, layout)
     offload_model(model, None, layout, device=CPU)
-    offload_optimizer(optimizer, [model])
+    offload_optimizer(optimizer)
     return model, optimizer, scheduler
 
 
@@ -144,7 +144,7 @@ def test_a_state_that_was_there_goes_along_and_scaled_gradients_are_unscaled() -
     train(plain, range(1))
     train((model, optimizer, scheduler), range(1))
     offload_model(model, None, Layout(offload="optimizer"), device=CPU)
-    offload_optimizer(optimizer, [model])
+    offload_optimizer(optimizer)
     assert train((model, optimizer, scheduler), range(1, 3)) == train(plain, range(1, 3))
 
     scaler, reached = LossScaler(LossScale(initial=8.0)), []
@@ -170,7 +170,7 @@ def process(rank: int, folder: str) -> None:
             fully_shard(module, offload_policy=offload_policy(layout, "cpu"))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
         offload_model(model, None, layout, device=CPU)
-        offload_optimizer(optimizer, [model])
+        offload_optimizer(optimizer)
         for step in range(3):
             optimizer.zero_grad()
             model(

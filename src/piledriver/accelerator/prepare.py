@@ -80,7 +80,8 @@ def ready_model(accelerator: Accelerator, model: nn.Module, placed: bool, evalua
             fix="use one Accelerator, or free_memory() of the other first",
         )
     groups = tied.find_tied(model)
-    if placed and not is_on_meta(model):
+    stays_on_host = accelerator.layout is not None and accelerator.layout.offload == "parameters"
+    if placed and not is_on_meta(model) and not stays_on_host:
         strategy.place(model, accelerator.device)
     if accelerator.layout is None:
         precision.compute_in(model, accelerator.mixed_precision, accelerator.device, accelerator.autocast_handler)

@@ -19,7 +19,9 @@ from piledriver.accelerator.options import DistributedDataParallelKwargs
 from piledriver.engine import laid_out
 from piledriver.engine.apply import apply
 from piledriver.engine.mesh import Meshes
+from piledriver.engine.offload import offload_optimizer
 from piledriver.engine.optimizers import share_states
+from piledriver.engine.stochastic import round_stochastically
 from piledriver.runtime.collectives import reduce
 from piledriver.runtime.world import World
 
@@ -144,9 +146,13 @@ class LaidOut:
         apply(model, self.meshes, device=self.device)
 
     def lay_out_optimizer(self, optimizer: Any) -> None:
-        """Zero 1 and 2 share out its states; zero 3 has done so with the parameters."""
+        """Zero 1 and 2 share out its states; zero 3 has done so with the parameters. Then host memory and rounding."""
         if self.meshes.layout.zero in (1, 2) and not self.meshes.alone:
             share_states(optimizer, self.meshes)
+        if self.meshes.layout.offload != "none":
+            offload_optimizer(optimizer)
+        if self.meshes.layout.precision == "bf16-pure":
+            round_stochastically(optimizer)
 
     def gradients(self, model: nn.Module) -> Iterator[Tensor]:
         """Also those that are kept whole until a window ends."""

@@ -17,8 +17,10 @@ from piledriver.engine.fp8 import use_fp8
 from piledriver.engine.laid_out import LaidOut, remember
 from piledriver.engine.materialise import fill, is_on_meta, recipe_of
 from piledriver.engine.mesh import Meshes
+from piledriver.engine.offload import offload_model
 from piledriver.engine.pipeline import split, stages_of
 from piledriver.engine.precision import compute_in
+from piledriver.engine.stochastic import name_noise
 from piledriver.engine.tensor import split_tensors
 
 Fill = Callable[[nn.Module], None]
@@ -47,8 +49,10 @@ def apply(model: nn.Module, meshes: Meshes, *, device: torch.device, weights: in
     stages = stages_of(model)
     model = zero.shard_parameters(model, meshes, layout)
     if recipe is not None:
-        fill(model, recipe, device, weights)
+        fill(model, recipe, torch.device("cpu") if layout.offload == "parameters" else device, weights)
     averager = zero.average_gradients(model, meshes, layout)
+    model = offload_model(model, meshes, layout, device=device)
+    name_noise(model)
 
     remember(model, LaidOut(meshes, averager, stages))
     if layout.pp > 1 and not meshes.alone:

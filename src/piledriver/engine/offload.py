@@ -12,7 +12,6 @@ With zero 3 on several processes each holds the masters of its shards; `paramete
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -41,7 +40,7 @@ class Offloaded:
         self.masters: dict[nn.Parameter, Master] = {}
         for parameter in model.parameters():
             if parameter.is_floating_point():
-                self.masters[parameter] = Master(parameter, device)
+                self.masters[parameter] = Master(parameter, device, home=self)
                 if dtype is not None and parameter.dim() > 1 and not isinstance(parameter, DTensor):
                     # Vectors (norms, biases) stay fp32: they are few, and computed with in fp32.
                     parameter.data = parameter.data.to(dtype)
@@ -52,8 +51,7 @@ class Offloaded:
             for parameter in model.parameters():
                 if parameter not in streamed:
                     parameter.data = parameter.data.to(device)
-            for buffer in model.buffers():
-                buffer.data = buffer.data.to(device)
+            _move_buffers(model, device)
         self.gradients = GradientStream(list(self.masters.values()))
 
     def send(self, *, only_stale: bool = False) -> None:
@@ -87,6 +85,7 @@ def offload_model(model: nn.Module, meshes: Meshes | None, layout: Layout, *, de
         return model
     if layout.offload == "parameters" and any(isinstance(p, DTensor) for p in model.parameters()):
         # Sharded with `offload_policy`: the parameters themselves are on the host.
+        _move_buffers(model, device)
         return model
     offloaded = Offloaded(model, layout, device)
     model.__dict__[_NAME] = offloaded
@@ -99,20 +98,31 @@ def offload_model(model: nn.Module, meshes: Meshes | None, layout: Layout, *, de
     return model
 
 
-def offload_optimizer(optimizer: Optimizer, models: Iterable[nn.Module]) -> None:
-    """Let an optimizer step on the masters of offloaded models, its states beside them; in place."""
-    offloaded = [found for model in models if (found := model.__dict__.get(_NAME)) is not None]
-    masters = {parameter: master for one in offloaded for parameter, master in one.masters.items()}
+def _move_buffers(model: nn.Module, device: torch.device) -> None:
+    for buffer in model.buffers():
+        buffer.data = buffer.data.to(device)
+
+
+def offload_optimizer(optimizer: Optimizer) -> None:
+    """Let an optimizer step on the masters of offloaded models, its states beside them; in place.
+
+    It may be called again when more of the optimizer's parameters were offloaded.
+    """
+    masters: list[Master] = []
     for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter in masters and parameter in optimizer.state:
+        for place, parameter in enumerate(group["params"]):
+            master: Master | None = getattr(parameter, "on_host", None)
+            if master is None:
+                continue
+            masters.append(master)
+            group["params"][place] = master.tensor
+            if parameter in optimizer.state:
                 state = optimizer.state.pop(parameter)
-                optimizer.state[masters[parameter].tensor] = {key: _on_host(value) for key, value in state.items()}
-        group["params"] = [masters[one].tensor if one in masters else one for one in group["params"]]
+                optimizer.state[master.tensor] = {key: _on_host(value) for key, value in state.items()}
     use_fused_on_host(optimizer)
-    if offloaded:
-        optimizer.register_step_pre_hook(_Settle(offloaded))
-        optimizer.register_step_post_hook(_Send(offloaded))
+    for home in dict.fromkeys(master.home for master in masters):
+        optimizer.register_step_pre_hook(_Settle(home))
+        optimizer.register_step_post_hook(_Send(home))
 
 
 def use_fused_on_host(optimizer: Optimizer) -> None:
@@ -139,21 +149,19 @@ class _SendWhatWasLoaded:
 
 
 class _Settle:
-    def __init__(self, offloaded: list[Offloaded]) -> None:
-        self.offloaded = offloaded
+    def __init__(self, home: Offloaded) -> None:
+        self.home = home
 
     def __call__(self, *_: Any) -> None:
-        for one in self.offloaded:
-            one.gradients.settle()
+        self.home.gradients.settle()
 
 
 class _Send:
-    def __init__(self, offloaded: list[Offloaded]) -> None:
-        self.offloaded = offloaded
+    def __init__(self, home: Offloaded) -> None:
+        self.home = home
 
     def __call__(self, *_: Any) -> None:
-        for one in self.offloaded:
-            one.send()
+        self.home.send()
 
 
 class _ZeroGrad:

@@ -15,11 +15,12 @@ from piledriver.optim.shards import local
 class Master:
     """The fp32 master of one parameter on the host, and beside it what the device is sent.
 
-    The optimizer holds `tensor`, under which the rest of the engine finds it as `parameter.own_part`.
+    The optimizer holds `tensor`, which the rest of the engine finds as `parameter.own_part`; what sends and receives is
+    `parameter.on_host`.
     """
 
-    def __init__(self, parameter: nn.Parameter, device: torch.device) -> None:
-        self.parameter, self.device = parameter, device
+    def __init__(self, parameter: nn.Parameter, device: torch.device, *, home: Any) -> None:
+        self.parameter, self.device, self.home = parameter, device, home
         # What is on the host and will leave for a device may become the master as it is.
         host = local(parameter).detach().to("cpu", torch.float32, copy=device.type == "cpu")
         pin(host, owner=self)
@@ -30,9 +31,14 @@ class Master:
         self.tensor = nn.Parameter(whole, requires_grad=parameter.requires_grad)
         self.tensor.is_own_part = True  # type: ignore[attr-defined]
         parameter.own_part = self.tensor  # type: ignore[attr-defined]
+        parameter.on_host = self  # type: ignore[attr-defined]
         self.sent_version = self.tensor._version
         self.gradient: Tensor | None = None
         """Kept between steps, so that host memory is not asked for anew."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A parameter that is pickled leaves its host memory here.
+        return type(None), ()
 
     @torch.no_grad()
     def send(self) -> None:

@@ -45,7 +45,9 @@ def name_noise(model: nn.Module) -> None:
 
 def round_stochastically(optimizer: Optimizer, *, seed: int = 0) -> None:
     """Let an optimizer update bf16 parameters as said above, in place. Its handle, groups and state dict stay."""
-    if isinstance(optimizer, CompactAdamW) or not any(_is_small(p) for p in _parameters(optimizer)):
+    if isinstance(optimizer, CompactAdamW) or getattr(optimizer.step, "_rounds", False):
+        return
+    if not any(_is_small(parameter) for parameter in _parameters(optimizer)):
         return
     raw = inspect.unwrap(type(optimizer).step)
 
@@ -61,7 +63,7 @@ def round_stochastically(optimizer: Optimizer, *, seed: int = 0) -> None:
         return loss
 
     hooked: Any = Optimizer.profile_hook_step(step)
-    hooked._wrapped_by_lr_sched = True
+    hooked._wrapped_by_lr_sched = hooked._rounds = True
     optimizer.step = types.MethodType(hooked, optimizer)  # type: ignore[method-assign]
     for group in optimizer.param_groups:
         group.setdefault("rounding_step", 0)
