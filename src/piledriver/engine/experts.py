@@ -4,8 +4,9 @@ What equals one process: outputs, losses and gradients where nothing is dropped,
 and probabilities are means over the tokens of one forward on all data-parallel processes, as if one had them all.
 (Micro-batches are balanced one by one, as they are on one process.)
 
-Gradients of experts arrive as sums over the tokens of all processes of ep; whoever averages them divides by all
-processes that read data, as for every other parameter (`Meshes.averaged_over`).
+Gradients of experts are sums over the tokens of all processes of ep, and must be divided by all processes that read
+data, as every other parameter's (`Meshes.averaged_over`). Our own averaging does that; `fully_shard` divides by the
+processes that share one expert out, so with zero 3 the gradients come to it divided by ep already.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Meshes
 from piledriver.engine.parts import is_expert
 from piledriver.engine.tensor_collectives import Group, summed_both_ways
-from piledriver.engine.tensor_local import place_parameter
+from piledriver.engine.tensor_local import ScaleGradient, part, place_parameter
 from piledriver.engine.tensor_transformer import PartOfEachExpert
 from piledriver.models.moe import Experts, MoE
 
@@ -87,10 +88,13 @@ class MeanOverData:
 
 
 def _place(experts: Experts, meshes: Meshes, layout: Layout, placed: dict[nn.Parameter, nn.Parameter]) -> None:
+    reader = ScaleGradient(1 / layout.ep) if layout.zero == 3 else part
     mesh: DeviceMesh = meshes.experts["ep", "tp"] if layout.tp > 1 else meshes.ep
     for name, dim in _TP_DIM.items():
         placements: list[Placement] = [Shard(0), Shard(dim)] if layout.tp > 1 else [Shard(0)]
-        place_parameter(experts, name, mesh, placements, placed)
+        place_parameter(
+            experts, name, mesh, placements, placed, ScaleGradient(1 / layout.ep) if layout.zero == 3 else part
+        )
 
 
 def _carry(mixture: MoE, carrier: Callable[..., Tensor]) -> None:

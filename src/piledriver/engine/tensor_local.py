@@ -66,6 +66,30 @@ class SumGradient:
         return copied(part(parameter), self.group)
 
 
+class ScaleGradient:
+    """Reads a part whose gradient is to be multiplied by a factor."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, parameter: Tensor) -> Tensor:
+        return cast(Tensor, _scaled(part(parameter), self.factor))
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.factor, None
+
+
+_scaled: Any = _Scaled.apply
+
+
 class OnlyOnce:
     """Reads a bias that every process would add before a sum: all but the first add zeros.
 

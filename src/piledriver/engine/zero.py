@@ -12,8 +12,10 @@ N is dp_shard * cp. With dp_replicate, N processes share one copy and the copies
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from piledriver.engine import parts
 from piledriver.engine.averaging import Averager
@@ -21,6 +23,7 @@ from piledriver.engine.blocks import blocks_of
 from piledriver.engine.experts import expert_modules
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Meshes
+from piledriver.engine.offload import offload_policy
 from piledriver.engine.optimizers import clear_parts_too
 from piledriver.engine.pipeline.split import stages_of
 from piledriver.engine.precision import mixed_precision_policy
@@ -30,24 +33,22 @@ def shard_parameters(model: nn.Module, meshes: Meshes, layout: Layout) -> nn.Mod
     """Zero 3: parameters in 1 / N, gathered block by block while they are needed. Works on the meta device."""
     if layout.zero != 3 or meshes.alone or meshes.shard.size() == 1:
         return model
-    policy = mixed_precision_policy(layout)
+    options = {
+        "mp_policy": mixed_precision_policy(layout),
+        "offload_policy": offload_policy(layout, meshes.device_type),
+    }
     for root in stages_of(model):
-        _shard(root, meshes, policy, layout.prefetch)
+        _shard(root, meshes, options, layout.prefetch)
     return model
 
 
-def _shard(root: nn.Module, meshes: Meshes, policy: MixedPrecisionPolicy, prefetch: int) -> None:
+def _shard(root: nn.Module, meshes: Meshes, options: dict[str, Any], prefetch: int) -> None:
     for experts in expert_modules(root):
-        fully_shard(experts, mesh=meshes.expert_shard, reshard_after_forward=True, mp_policy=policy)
-        assert isinstance(experts, FSDPModule)
-        # Their gradients hold the tokens of all processes already; the mean is over everybody's batches.
-        experts.set_gradient_divide_factor(float(meshes.averaged_over))
-        # gloo has no sum that multiplies first; elsewhere it costs one more pass over what travels.
-        experts.set_force_sum_reduction_for_comms(True)
+        fully_shard(experts, mesh=meshes.expert_shard, reshard_after_forward=True, **options)
     blocks = [block for block in blocks_of(root).values() if any(True for _ in block.parameters())]
     for block in blocks:
-        fully_shard(block, mesh=meshes.shard, reshard_after_forward=True, mp_policy=policy)
-    fully_shard(root, mesh=meshes.shard, mp_policy=policy)
+        fully_shard(block, mesh=meshes.shard, reshard_after_forward=True, **options)
+    fully_shard(root, mesh=meshes.shard, **options)
     _prefetch(blocks, prefetch)
 
 
