@@ -89,3 +89,31 @@ ROWS += [
     Row(name="ep-tp", layout=Layout(ep=2, tp=2), processes=4, model="moe"),
     Row(name="cp-pp", layout=Layout(cp=2, pp=2, microbatches=2), processes=4),
 ]
+
+ROWS += [
+    Row(name="pp-zbv", layout=Layout(pp=2, microbatches=4, schedule="zbv"), model="tied"),
+    Row(
+        name="zero3-pp-interleaved",
+        layout=Layout(zero=3, pp=2, microbatches=2, schedule="interleaved-1f1b"),
+        processes=4,
+        model="tied",
+    ),
+]
+
+ROWS += [
+    Row(name="full-offload", layout=Layout(activations="full", offload="parameters"), processes=1),
+    Row(name="zero3-full", layout=Layout(zero=3, activations="full", activation_offload=True)),
+    Row(name="zero3-selective", layout=Layout(zero=3, activations="selective"), model="tied"),
+    Row(name="zero1-budget", layout=Layout(zero=1, activations="budget")),
+    Row(name="tp-selective", layout=Layout(tp=2, activations="selective")),
+    Row(name="pp-full", layout=Layout(pp=2, microbatches=2, activations="full", activation_every=2)),
+    Row(name="zero3-offload", layout=Layout(zero=3, offload="optimizer"), accumulate=2),
+    Row(name="zero3-offload-parameters", layout=Layout(zero=3, offload="parameters"), model="tied"),
+    Row(name="zero3-8bit", layout=Layout(zero=3), optimizer="compact", loss=2e-3, weight=2e-2),
+    # The tolerance of bf16: 8 bits, added up over the blocks and 20 steps.
+    Row(name="zero2-bf16", layout=Layout(zero=2, precision="bf16"), loss=5e-3, weight=2e-2),
+    Row(name="zero3-bf16", layout=Layout(zero=3, precision="bf16"), model="plain", loss=5e-3, weight=2e-2),
+    Row(name="zero1-fp16", layout=Layout(zero=1, precision="fp16"), loss=5e-3, weight=2e-2),
+    Row(name="zero2-pure", layout=Layout(zero=2, precision="bf16-pure"), loss=2e-2, weight=5e-2),
+    Row(name="zero3-pure", layout=Layout(zero=3, precision="bf16-pure"), loss=2e-2, weight=5e-2),
+]
