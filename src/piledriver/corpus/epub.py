@@ -167,10 +167,8 @@ def _plain_chapter(content: bytes) -> str | None:
     kinds = b" ".join(_KIND.findall(content)).decode("ascii", "replace").split()
     if not start or body[:1] != b"<" or not _UTF8.match(content) or not _NO_TEXT.isdisjoint(kinds):
         return None
-    if unseen_hints(body):
-        return None
     try:
-        return plain_text(body.decode("utf-8"), body)
+        return plain_text(body, unseen_hints)
     except UnicodeDecodeError:
         return None
 

@@ -51,7 +51,7 @@ def fragment_to_text(html: str) -> str:
     if "<" not in html:
         return " ".join(entities.unescape(html).split())
     content = html.encode("utf-8", "replace")
-    text = None if unseen_hints(content) else plain_text(html, content)
+    text = plain_text(content, unseen_hints)
     return tree_text(html) if text is None else text
 
 

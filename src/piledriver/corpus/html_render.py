@@ -181,8 +181,11 @@ def _special(writer: TextWriter, element: Any, tag: str) -> bool:
         return _script(writer, element, tag)
     elif tag == "hr":
         writer.rule()
+    elif tag == "code":
+        writer.open_code()
+        return False
     else:
-        writer.inline.append({"code": "`", "q": "“", "rt": "("}[tag])
+        writer.inline.append("“" if tag == "q" else "(")
         return False
     return True
 

@@ -30,6 +30,7 @@ class TextWriter:
     quotes_before = 0
     # Data tables are not nested (one that holds another is layout), so one row at a time is enough.
     in_table = False
+    code_depth = 0
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -69,6 +70,17 @@ class TextWriter:
                 self.flush()
         if gap > self.gap and not self.marks:
             self.gap = gap
+
+    def paragraphs(self, paragraphs: list[str]) -> None:
+        """Several at once, outside of lists and quotations, with nothing in the line."""
+        if self.gap > 1 and self.lines:
+            self.lines.append("")
+        written = "\n\n".join(paragraphs)
+        if BREAK in written:
+            written = "\n\n".join("\n".join(broken(paragraph)) for paragraph in paragraphs)
+        self.lines.append(written)
+        self.gap = 2
+        self.quotes_before = 0
 
     def open_heading(self, level: int) -> None:
         """A heading begins."""
@@ -166,12 +178,21 @@ class TextWriter:
         self.in_table = True
         self.need(1)
 
+    def open_code(self) -> None:
+        """Code within a line; inside other code it is more of the same."""
+        self.code_depth += 1
+        if self.code_depth == 1:
+            self.inline.append("`")
+
     def close_code(self) -> None:
-        """The end of code within a line, which began with a backquote."""
+        """The end of it."""
+        self.code_depth -= 1
         # Empty code, or code that only wraps blocks which were written already, leaves no quotes behind.
-        if self.inline and self.inline[-1] == "`":
+        if self.code_depth or not self.inline:
+            return
+        if self.inline[-1] == "`":
             self.inline.pop()
-        elif self.inline:
+        else:
             self.inline.append("`")
 
     def rule(self) -> None:

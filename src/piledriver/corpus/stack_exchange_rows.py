@@ -22,7 +22,10 @@ _BUCKET_POSTS = 100_000
 # A quotation mark inside a value is always an entity, so the first one before `/>` ends the row.
 _ROW_END = re.compile(rb"\"\s*/>")
 # Those that the dumps are full of; `&amp;` must come last.
-_ENTITIES = ((b"&lt;", b"<"), (b"&gt;", b">"), (b"&quot;", b'"'), (b"&#xA;", b"\n"), (b"&#xD;", b"\r"))
+_ENTITIES = (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&#xA;", "\n"), ("&#xD;", "\r"))
+_ATTRIBUTE = re.compile(r' ([A-Za-z]+)="([^"]*)"')
+# How nearly every row begins; where one does not, its numbers are looked for one by one.
+_BEGINNING = re.compile(rb'<row Id="(\d{1,18})" PostTypeId="(\d{1,18})"(?: ParentId="(\d{1,18})")?')
 
 
 def rows(stream: BinaryIO, origin: str) -> Iterator[bytes | Refusal]:
@@ -70,42 +73,48 @@ def field(row: bytes, name: bytes) -> int | None:
     return int(value) if value.isdigit() and len(value) < 19 else None
 
 
-class Row:
-    """The attributes of a row under `get`, each read when it is asked for.
+def attributes(row: str) -> dict[str, str]:
+    """The attributes of a row.
 
-    Values are in double quotes and hold none, so a name between a space and `="` is always an attribute.
-
-    >>> Row(b'<row Id="7" Title="a &amp;lt; b" />').get("Title")
-    'a &lt; b'
+    >>> attributes('<row Id="7" Title="a &amp;lt; b" />')
+    {'Id': '7', 'Title': 'a &lt; b'}
     """
+    found = dict(_ATTRIBUTE.findall(row))
+    if "&" in row:
+        for name, value in found.items():
+            if "&" in value:
+                found[name] = _unescaped(value)
+    return found
 
-    def __init__(self, content: bytes) -> None:
-        self._content = content
 
-    def get(self, name: str, default: str = "") -> str:
-        """The value of an attribute."""
-        mark = f' {name}="'.encode()
-        start = self._content.find(mark)
-        if start < 0:
-            return default
-        start += len(mark)
-        value = self._content[start : self._content.find(b'"', start)]
-        if b"&" not in value:
-            return value.decode("utf-8", "replace")
-        # Bytes are quicker to look through than text.
-        for entity, character in _ENTITIES:
+def _unescaped(value: str) -> str:
+    for entity, character in _ENTITIES:
+        if entity in value:
             value = value.replace(entity, character)
-        entities = value.count(b"&")
-        if entities == value.count(b"&amp;"):
-            return (value.replace(b"&amp;", b"&") if entities else value).decode("utf-8", "replace")
-        return html.unescape(value.decode("utf-8", "replace"))
+    entities = value.count("&")
+    if entities == value.count("&amp;"):
+        return value.replace("&amp;", "&") if entities else value
+    return html.unescape(value)
+
+
+def numbers(row: bytes) -> tuple[int | None, int | None, int | None]:
+    """The id, kind and parent of a post.
+
+    >>> numbers(b'<row Id="7" PostTypeId="2" ParentId="3" />')
+    (7, 2, 3)
+    """
+    if found := _BEGINNING.match(row):
+        parent = found[3]
+        if parent is not None or found[2] != b"2":
+            return int(found[1]), int(found[2]), int(parent) if parent is not None else None
+    return field(row, b"Id"), field(row, b"PostTypeId"), field(row, b"ParentId")
 
 
 class Threads:
     """Rows by the question that they belong to. Small sites stay in memory, large ones go through files."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="piledriver-posts-")
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._waiting: dict[int, list[bytes]] = {}
         self._waiting_bytes = 0
         self._buckets: set[int] = set()
@@ -114,7 +123,8 @@ class Threads:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._folder.cleanup()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def add(self, question: int, row: bytes) -> None:
         """One row, to be found again under its question."""
@@ -132,14 +142,17 @@ class Threads:
         for bucket in sorted(self._buckets):
             threads: dict[int, list[bytes]] = {}
             for row in self._rows(bucket):
-                if field(row, b"PostTypeId") == 2:
-                    threads.setdefault(field(row, b"ParentId") or 0, []).append(row)
+                number, kind, parent = numbers(row)
+                if kind == 2:
+                    threads.setdefault(parent or 0, []).append(row)
                 else:
-                    threads.setdefault(field(row, b"Id") or 0, []).insert(0, row)
+                    threads.setdefault(number or 0, []).insert(0, row)
             for question in sorted(threads):
                 yield question, threads[question]
 
     def _spill(self) -> None:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="piledriver-posts-")
         for bucket, waiting in self._waiting.items():
             with (Path(self._folder.name) / str(bucket)).open("ab") as file:
                 for row in waiting:
@@ -149,8 +162,8 @@ class Threads:
         self._waiting_bytes = 0
 
     def _rows(self, bucket: int) -> Iterator[bytes]:
-        path = Path(self._folder.name) / str(bucket)
-        if path.exists():
+        path = Path(self._folder.name) / str(bucket) if self._folder is not None else None
+        if path is not None and path.exists():
             with path.open("rb") as file:
                 while size := file.read(4):
                     yield file.read(int.from_bytes(size, "little"))

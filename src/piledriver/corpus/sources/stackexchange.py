@@ -11,7 +11,7 @@ from typing import Any
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.html import fragment_to_text
 from piledriver.corpus.source import Found, Piece, Source, each
-from piledriver.corpus.stack_exchange_rows import Row, Threads, field, rows
+from piledriver.corpus.stack_exchange_rows import Threads, attributes, field, numbers, rows
 from piledriver.corpus.streams import RawStream
 
 MIN_SCORE = 3
@@ -39,9 +39,8 @@ def split(stream: RawStream) -> Iterator[Piece | Refusal]:
             if isinstance(row, Refusal):
                 yield row
                 continue
-            kind = field(row, b"PostTypeId")
-            number = field(row, b"Id")
-            question = field(row, b"ParentId") if kind == _ANSWER else number
+            number, kind, parent = numbers(row)
+            question = parent if kind == _ANSWER else number
             if question is None or number is None or kind is None:
                 yield Refusal("row without id", stream.origin, row[:200].decode("utf-8", "replace"))
             elif kind not in (_QUESTION, _ANSWER):
@@ -103,8 +102,8 @@ def _thread(row: bytes, answer_rows: list[bytes], piece: Piece) -> Found:
     if not best:
         return Refusal("no accepted or well scored answer", origin)
     best.sort(key=lambda found: (-found[0], found[1] != accepted, found[1] or 0))
-    question = Row(row)
-    kept = [Row(answer) for _, _, answer in best[:MOST_ANSWERS]]
+    used = [row, *(answer for _, _, answer in best[:MOST_ANSWERS])]
+    question, *kept = (attributes(post.decode("utf-8", "replace")) for post in used)
     title = " ".join(html.unescape(question.get("Title", "")).split())
     parts = [f"Q:\n\n{title}\n\n{fragment_to_text(question.get('Body', ''))}"]
     parts += [f"A:\n\n{fragment_to_text(answer.get('Body', ''))}" for answer in kept]
@@ -116,7 +115,7 @@ def _thread(row: bytes, answer_rows: list[bytes], piece: Piece) -> Found:
         "licence": f"CC-BY-SA-{versions[-1]}",
         "site": site or None,
         "question_id": number,
-        "answer_ids": [int(answer.get("Id")) for answer in kept],
+        "answer_ids": [int(answer["Id"]) for answer in kept],
         "title": title,
         "tags": _TAG.findall(question.get("Tags", "")),
         "score": _score(question),
