@@ -92,9 +92,7 @@ def _place(experts: Experts, meshes: Meshes, layout: Layout, placed: dict[nn.Par
     mesh: DeviceMesh = meshes.experts["ep", "tp"] if layout.tp > 1 else meshes.ep
     for name, dim in _TP_DIM.items():
         placements: list[Placement] = [Shard(0), Shard(dim)] if layout.tp > 1 else [Shard(0)]
-        place_parameter(
-            experts, name, mesh, placements, placed, ScaleGradient(1 / layout.ep) if layout.zero == 3 else part
-        )
+        place_parameter(experts, name, mesh, placements, placed, reader)
 
 
 def _carry(mixture: MoE, carrier: Callable[..., Tensor]) -> None:
