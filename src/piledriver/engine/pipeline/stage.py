@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
@@ -59,6 +60,11 @@ class Stage(PipelineStage):
         if isinstance(out, tuple | list):
             return tuple(own_memory(member) if isinstance(member, Tensor) else member for member in out)
         return own_memory(out) if isinstance(out, Tensor) else out
+
+    def _get_init_p2p_neighbors_ops(self) -> list[Any]:
+        """The first contact between neighbours. torch 2.11 lets a rank with two neighbouring stages call itself too,
+        which gloo cannot."""
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.peer != dist.get_rank()]
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """Reduce gradients that zero 3 shares out, at the end of a window of batches only."""
