@@ -1,10 +1,10 @@
-"""Near-duplicates of many short synthetic documents: seconds, memory of all processes together, disk; and are all found.
+"""Near-duplicates of many short synthetic documents: seconds, memory of all processes, disk, and whether all are found.
 
     python benchmarks/near_dedup_scale.py [--documents 200000] [--workers 2] [--folder DIR]
 
 `corpus dedup` as a user runs it, from shards to shards. Documents have 60 to 100 words of a vocabulary of 50,000; a
-tenth are exact copies of earlier ones, a tenth edits of two words. What is an edit's true Jaccard similarity (5-word
-shingles) is computed for each, so recall is over the pairs of 0.8 and more. Memory is sampled every 50 ms over the
+tenth are exact copies of earlier ones, a tenth edits of two words. What an edit's true Jaccard similarity is (5-word
+shingles) follows from its places, so recall is over the pairs of 0.8 and more. Memory is sampled every 50 ms over the
 command and its workers: what each holds for itself (resident less shared), and their proportional set sizes, which
 count pages of mapped files too, however many the system lets stay.
 """
@@ -19,66 +19,60 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pyarrow.parquet as pq
 
-from piledriver.corpus import Document, ShardWriter
+from piledriver.corpus import ShardWriter
 
 BLOCK = 10_000
-COPY, EDIT = 1, 2
+COPY = 1
 BUDGET_BYTES = 2 << 30
-
-
-def blocks(documents: int) -> Iterator[tuple[int, list[list[str]], np.ndarray]]:
-    """(number of the first, words of each document, kind of each); copies and edits are of the document before."""
-    vocabulary = np.array([f"{a}{b}{c}" for a in "bcdfghjklm" for b in "aeiou" for c in range(1000)])
-    for block in range(-(-documents // BLOCK)):
-        luck = np.random.default_rng(block)
-        count = min(BLOCK, documents - block * BLOCK)
-        kinds = luck.choice(3, count, p=[0.8, 0.1, 0.1])
-        kinds[0] = 0
-        lengths = luck.integers(60, 101, count)
-        words = vocabulary[luck.integers(0, len(vocabulary), (count, 100))]
-        texts: list[list[str]] = []
-        for at in range(count):
-            if kinds[at] == 0:
-                texts.append(words[at, : lengths[at]].tolist())
-                continue
-            text = list(texts[at - 1])
-            if kinds[at] == EDIT:
-                for place in luck.choice(len(text), 2, replace=False):
-                    text[place] = f"edit{luck.integers(1 << 30)}"
-            texts.append(text)
-        yield block * BLOCK, texts, kinds
 
 
 def write(documents: int, folder: Path) -> tuple[int, int]:
     """Write the shards; returns how many exact copies there are and how many edits that must be found.
 
-    A document's id says what it is: a copy's ends in "c", that of an edit of similarity 0.8 or more in "e".
+    Copies and edits are of the document before. An id says what it is: a copy's ends in "c", that of an edit of
+    similarity 0.8 or more in "e".
     """
-    copies = edits = 0
-    with ShardWriter(folder, shard_bytes=1 << 28) as writer:
-        for first, texts, kinds in blocks(documents):
-            for at, (text, kind) in enumerate(zip(texts, kinds.tolist(), strict=True)):
+    vocabulary = [f"{a}{b}{c}" for a in "bcdfghjklm" for b in "aeiou" for c in range(1000)]
+    found = {"c": 0, "e": 0, "n": 0, "x": 0}
+    with ShardWriter(folder, shard_bytes=1 << 28, level=1) as writer:
+        for block in range(-(-documents // BLOCK)):
+            luck = np.random.default_rng(block)
+            count = min(BLOCK, documents - block * BLOCK)
+            kinds = luck.choice(3, count, p=[0.8, 0.1, 0.1]).tolist()
+            lengths = luck.integers(60, 101, count).tolist()
+            drawn = luck.integers(0, len(vocabulary), (count, 100)).tolist()
+            edits = luck.integers(0, 1 << 30, (count, 4)).tolist()
+            words: list[str] = []
+            for at, (kind, length, numbers, edit) in enumerate(zip(kinds, lengths, drawn, edits, strict=True)):
                 mark = "n"
-                if kind == COPY:
-                    mark, copies = "c", copies + 1
-                elif kind == EDIT and _jaccard(text, texts[at - 1]) >= 0.8:
-                    mark, edits = "e", edits + 1
-                elif kind == EDIT:
-                    mark = "x"
-                writer.write(Document(" ".join(text), f"{first + at:012d}{mark}", "Synthetic"))
-    return copies, edits
+                if kind == 0 or not words:
+                    words = [vocabulary[number] for number in numbers[:length]]
+                elif kind == COPY:
+                    mark = "c"
+                else:
+                    places = edit[0] % len(words), edit[1] % len(words)
+                    words = list(words)
+                    for place, number in zip(places, edit[2:], strict=True):
+                        words[place] = f"edit{number}"
+                    mark = "e" if _jaccard(len(words), places) >= 0.8 else "x"
+                found[mark] += 1
+                text = " ".join(words)
+                meta = f'{{"pile_set_name":"Synthetic","id":"{block * BLOCK + at:012d}{mark}"}}'
+                writer.write_line(f'{{"text":"{text}","meta":{meta}}}\n'.encode())
+    return found["c"], found["e"]
 
 
-def _jaccard(one: list[str], two: list[str]) -> float:
-    first, second = ({tuple(words[at : at + 5]) for at in range(len(words) - 4)} for words in (one, two))
-    return len(first & second) / len(first | second)
+def _jaccard(words: int, edited: tuple[int, int]) -> float:
+    """The similarity of two texts without repeated shingles of 5 words, of which one has edits at two places."""
+    touched = {shingle for place in edited for shingle in range(max(0, place - 4), min(place, words - 5) + 1)}
+    shared = words - 4 - len(touched)
+    return shared / (words - 4 + len(touched))
 
 
 def watch(process: subprocess.Popen[bytes]) -> tuple[int, int]:

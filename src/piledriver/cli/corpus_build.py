@@ -14,7 +14,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="a YAML file, or the name of a recipe that we ship")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="change keys of the recipe")
     parser.add_argument("-o", "--out", required=True, metavar="DIR", help="the corpus to make or to go on with")
-    parser.add_argument("--executor", choices=("local", "ray"), default="local", help="who runs the tasks")
+    parser.add_argument(
+        "--executor",
+        default="local",
+        metavar="local|ray|ray:HOST:PORT",
+        help="who runs the tasks: processes, a Ray cluster on this machine, or one that runs",
+    )
     add_workers(parser)
     parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
 

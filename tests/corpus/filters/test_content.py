@@ -180,3 +180,59 @@ def test_the_pareto_rule_keeps_its_share(alpha: float, share: float) -> None:
 def test_no_text_breaks_a_filter(text: str) -> None:
     for name in ("language", "urls", "code", "pii"):
         assert isinstance(FILTERS[name]()(Document(text, meta={"url": text})), (Document, Drop))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "host 93.184.216.34",
+        "ping 8.8.8.8",
+        "Connected to 8.8.4.4 on port 53",
+        "http://1.1.1.1/dns-query",
+        "root@5.9.10.11:~#",
+        "5.9.10.11:8080",
+        "5.9.10.0/24 is announced",
+        "Received: from mail ([93.184.216.34])",
+        "93.184.216.34 - - [10/Oct/2000:13:55:36] GET /",
+        "server=9.9.9.9",
+        "DNS servers 9.9.9.9 and 1.1.1.1",
+        "seen at 203.119.3.7 twice",
+        "see 93.184.216.34 for the list",
+        "[n=user@83.72.201.52.exetel.example] has joined",
+    ],
+)
+def test_addresses_go(text: str) -> None:
+    assert "<IP>" in Pii(kinds=["ip"])(Document(text)).text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "version 1.2.3.4",
+        "Version: 12.200.3.45",
+        "v. 11.2.0.40 of the driver",
+        "versions 9.50.1.2, 9.50.1.3 and 9.50.1.4 are affected",
+        "upgraded to 4.35.100.2",
+        "firmware 2.40.5030.1 and build 6.1.76.1",
+        "from release 8.45.0.1 to 8.46.0.1",
+        "Chrome/96.0.46.110 Safari",
+        "openssl 1.1.1.1",
+        "Section 4.120.3.2 applies",
+        "see section 1.2.3.45(b)",
+        "§ 25.1.2.34",
+        "Rule 11.140.2.1",
+        "clause (5.38.2.1)",
+        "Figure 3.45.1.2 shows",
+        "OID 1.3.6.100",
+        "oid = 1.3.6.1.4.1.311",
+        "4.5.2.50 Scope of the clause",
+        "alcohol dehydrogenases\n    1.1.1.62 17beta-estradiol",
+        "package 1.200.3.4-rc1",
+        "1.2.3.40.jar and 2.3.4.50-beta2",
+        "192.168.1.1, 127.0.0.1, 10.200.3.4 and 0.0.0.0",
+        "999.1.1.1 or 01.02.03.04",
+        "EC 1.14.13.39",
+    ],
+)
+def test_versions_and_sections_stay(text: str) -> None:
+    assert Pii(kinds=["ip"])(Document(text)).text == text

@@ -9,13 +9,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from piledriver.core.errors import MissingDependencyError, PiledriverError, UnknownNameError
+from piledriver.core.errors import MissingDependencyError, PiledriverError, UnknownNameError, UsageError
 from piledriver.corpus.assembly.tasks import Done, Task, finished, run_task
 from piledriver.corpus.workers import Lost, Workers
 
 _RUN = "piledriver.corpus.assembly.tasks:run_task"
 # Whatever kills workers from outside may strike a few times in a row; a task that kills its own is told soon enough.
 _ATTEMPTS = 8
+_OBJECT_STORE_BYTES = 200 << 20
 
 
 class Executor(Protocol):
@@ -55,7 +56,7 @@ class RayExecutor:
 
     def __init__(self, work: str, ray: Any) -> None:
         self._work, self._ray = work, ray
-        # A lost node costs its tasks another attempt; they are pure, so any number of attempts is safe.
+        # A lost worker or node costs its tasks another attempt; they are pure, so any number of attempts is safe.
         self._remote = ray.remote(num_cpus=1, max_retries=-1)(run_task)
 
     def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
@@ -75,7 +76,13 @@ class RayExecutor:
         try:
             done: Done = self._ray.get(item)
         except self._ray.exceptions.RayTaskError as error:
-            raise error.cause if isinstance(getattr(error, "cause", None), PiledriverError) else error from None
+            # What went wrong is what the task said, not that Ray ran it.
+            raise error.cause if isinstance(error.cause, Exception) else error from None
+        except self._ray.exceptions.RayError as error:
+            said = str(error).strip().split("\n")[0]
+            raise PiledriverError(
+                f"Ray lost a task: {said}", fix="run the build again when the cluster is well; what is done is kept"
+            ) from error
         return done
 
     def _most_in_flight(self) -> int:
@@ -84,19 +91,20 @@ class RayExecutor:
 
 @contextmanager
 def executor(name: str, work: str, workers: int) -> Iterator[Executor]:
-    """Open an executor by name: `local` or `ray`."""
+    """Open an executor by name: `local`; `ray`, a cluster of this machine alone; `ray:HOST:PORT`, one that runs."""
     os.makedirs(work, exist_ok=True)
+    kind, _, address = name.partition(":")
     if name == "local":
         with Workers(workers, _RUN, task_seconds=24 * 3600.0, memory_bytes=1 << 40) as pool:
             yield LocalExecutor(work, pool)
-    elif name == "ray":
+    elif kind == "ray":
         try:
             import ray
         except ImportError as error:
             raise MissingDependencyError("ray", extra="ray", purpose="the ray executor") from error
         ours = not ray.is_initialized()
         if ours:
-            ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            _connect(ray, address, workers)
         try:
             yield RayExecutor(os.path.abspath(work), ray)
         finally:
@@ -104,3 +112,19 @@ def executor(name: str, work: str, workers: int) -> Iterator[Executor]:
                 ray.shutdown()
     else:
         raise UnknownNameError("executor", name, ["local", "ray"])
+
+
+def _connect(ray: Any, address: str, workers: int) -> None:
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if not address:
+        # Results are a few hundred bytes: what tasks make is in files.
+        store = _OBJECT_STORE_BYTES
+        ray.init("local", num_cpus=workers, object_store_memory=store, include_dashboard=False, **quiet)
+        return
+    try:
+        ray.init(address, **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"no Ray cluster answers at {address}: {str(error).strip().splitlines()[0]}",
+            fix="start one (`ray start --head`) and give its address as ray:HOST:PORT",
+        ) from error

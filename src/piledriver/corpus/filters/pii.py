@@ -2,12 +2,12 @@
 
 Every pattern has bounded repetitions, so its time is linear in the text, and each is tried only where a cheap search
 has found what it cannot do without ("@", a digit, a known prefix). Numbers are checked before they are taken: cards by
-Luhn's sum and their issuer's prefix, addresses by being public, telephone numbers by their shape.
+Luhn's sum and their issuer's prefix, addresses by what stands around them (addresses.py), telephone numbers by their
+shape.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +17,7 @@ import msgspec
 
 from piledriver.core.errors import UsageError
 from piledriver.corpus.document import Document
+from piledriver.corpus.filters.addresses import is_address
 
 _EMAIL = re.compile(
     r"(?<![\w.+-])[A-Za-z0-9](?:[\w.+-]{0,62}[\w+-])?@"
@@ -87,33 +88,12 @@ def _replaced(text: str, kind: str, replacement: str, found: Counter[str]) -> st
             continue
         pieces, at = [], 0
         for match in pattern.finditer(text):
-            if accepts(match.group()):
+            if accepts(match):
                 pieces += [text[at : match.start()], replacement]
                 at = match.end()
                 found[kind] += 1
         text = "".join([*pieces, text[at:]])
     return text
-
-
-def is_public_address(text: str) -> bool:
-    """Whether it is an address that belongs to somebody: not private, local, reserved or for documentation.
-
-    Four numbers under 32 are a version or a section far more often than an address (one address in 4,000 has them), and
-    `C::` is code.
-
-    >>> is_public_address("93.184.216.34"), is_public_address("192.168.0.1"), is_public_address("2.6.8.1")
-    (True, False, False)
-    """
-    groups = text.replace(":", ".").split(".")
-    if ":" in text:
-        if sum(map(bool, groups)) < 3:
-            return False
-    elif all(int(group) < 32 for group in groups):
-        return False
-    try:
-        return ipaddress.ip_address(text).is_global
-    except ValueError:
-        return False
 
 
 def is_card_number(text: str) -> bool:
@@ -129,11 +109,19 @@ def is_card_number(text: str) -> bool:
     return (sum(digits[-1::-2]) + sum(doubled)) % 10 == 0
 
 
-def _is_telephone(text: str) -> bool:
-    return 8 <= sum(map(str.isdigit, text)) <= 15
+def _is_card(match: re.Match[str]) -> bool:
+    return is_card_number(match.group())
 
 
-def _any(_: str) -> bool:
+def _is_telephone(match: re.Match[str]) -> bool:
+    return 8 <= sum(map(str.isdigit, match.group())) <= 15
+
+
+def _is_address(match: re.Match[str]) -> bool:
+    return is_address(match.string, *match.span())
+
+
+def _any(_: re.Match[str]) -> bool:
     return True
 
 
@@ -145,11 +133,11 @@ def _has_key(text: str) -> bool:
     return any(hint in text for hint in _KEY_HINTS)
 
 
-_Test = Callable[[str], bool]
-_RULES: dict[str, tuple[tuple[_Test, re.Pattern[str], _Test], ...]] = {
+_Rule = tuple[Callable[[str], bool], re.Pattern[str], Callable[[re.Match[str]], bool]]
+_RULES: dict[str, tuple[_Rule, ...]] = {
     "key": ((_has_key, _KEY, _any),),
     "email": ((lambda text: "@" in text, _EMAIL, _any),),
-    "card": ((_has_digit, _CARD, is_card_number),),
-    "ip": ((_has_digit, _IPV4, is_public_address), (lambda text: ":" in text, _IPV6, is_public_address)),
+    "card": ((_has_digit, _CARD, _is_card),),
+    "ip": ((_has_digit, _IPV4, _is_address), (lambda text: ":" in text, _IPV6, _is_address)),
     "phone": ((_has_digit, _PHONE, _is_telephone),),
 }
