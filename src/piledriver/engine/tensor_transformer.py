@@ -20,6 +20,7 @@ from piledriver.engine.loss_parallel import split_cross_entropy
 from piledriver.engine.pipeline import stage_borders
 from piledriver.engine.tensor_collectives import Group, copied, joined, padded, summed
 from piledriver.engine.tensor_local import OnlyOnce, SumGradient, part, place_parameter
+from piledriver.engine.tensor_roles import check_heads
 from piledriver.engine.tensor_stream import SplitRMSNorm, Stream, VocabularyPart, enter_parts, leave_parts
 from piledriver.models import LossSums, ModelConfig, Transformer, parameter_axes
 from piledriver.models.attention import Attention
@@ -65,12 +66,7 @@ def placement_of(axes: Axes, split: frozenset[str]) -> Placement:
 
 def check_divisible(config: ModelConfig, tp: int) -> None:
     """Refuse a tp that would cut a head or a block of gate rows."""
-    if config.kv_heads % tp:
-        nearest = max(n for n in range(1, min(tp, config.kv_heads) + 1) if config.kv_heads % n == 0)
-        raise LayoutError(
-            f"tp {tp} does not divide the {config.kv_heads} key-value heads (of {config.heads} heads)",
-            fix=f"use tp={nearest}",
-        )
+    check_heads(config.heads, config.kv_heads, tp)
     step = config.gate_block if config.mlp == "gated" else 1
     if config.mlp_dim % (tp * step):
         parts = config.mlp_dim // step

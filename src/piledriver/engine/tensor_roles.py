@@ -1,0 +1,223 @@
+"""What each layer of a model that we did not write does under tensor parallel: read from its modules and their names.
+
+Hugging Face models say it themselves (`tp_plan`); for others the names of the projections tell, or a pair of linear
+layers with nothing but an elementwise function between them. What is not understood stays whole on every process.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from enum import Enum
+from typing import Any
+
+from torch import nn
+
+from piledriver.engine.errors import LayoutError
+
+
+class Role(Enum):
+    """How a layer is split."""
+
+    ROWS = "rows"
+    """Each process computes a part of the outputs, which the next layers go on with."""
+    COLUMNS = "columns"
+    """Each process reads a part of the inputs; outputs are summed."""
+    ROWS_JOINED = "rows joined"
+    """A part of the outputs, put together again: the layers behind do not know of the split."""
+    COLUMNS_CUT = "columns cut"
+    """As COLUMNS, from inputs that are whole."""
+    VOCABULARY = "vocabulary"
+    """An embedding, each process with a part of its rows."""
+    HEAD = "head"
+    """The output layer: as ROWS_JOINED, or its parts go into a loss that knows of the split."""
+    HEAD_NORM = "head norm"
+    """A norm of single heads: whole, used for the heads of this process."""
+
+
+_STYLES = {
+    "colwise": Role.ROWS,
+    "rowwise": Role.COLUMNS,
+    "colwise_gather_output": Role.ROWS_JOINED,
+    "colwise_rep": Role.ROWS_JOINED,
+    "rowwise_split_input": Role.COLUMNS_CUT,
+    "rowwise_rep": Role.COLUMNS_CUT,
+    "embedding_rowwise": Role.VOCABULARY,
+    "replicated_with_grad_allreduce": Role.HEAD_NORM,
+}
+"""The words of `transformers` for it."""
+
+_QUERY, _KEY, _VALUE = (
+    {"q_proj", "query", "wq", "q_lin", "q"},
+    {"k_proj", "key", "wk", "k_lin", "k"},
+    {"v_proj", "value", "wv", "v_lin", "v"},
+)
+_FUSED = {"c_attn", "qkv_proj", "query_key_value", "Wqkv", "wqkv", "qkv", "in_proj", "attn_qkv"}
+_ATTENTION_OUT = {"o_proj", "out_proj", "dense", "c_proj", "wo", "out_lin", "proj", "out"}
+_UP = {"gate_proj", "up_proj", "fc1", "c_fc", "w1", "w3", "dense_h_to_4h", "fc_in", "lin1", "linear1", "up", "gate"}
+_FUSED_UP = {"gate_up_proj", "gate_up", "w12"}
+_DOWN = {"down_proj", "fc2", "c_proj", "w2", "dense_4h_to_h", "fc_out", "lin2", "linear2", "down"}
+_HEADS = {"lm_head", "head", "embed_out", "output", "unembed"}
+_ELEMENTWISE = (
+    nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Hardswish,
+    nn.Identity,
+)  # fmt: skip
+
+
+def infer_roles(model: nn.Module, tp: int) -> dict[str, Role]:
+    """The role of every layer that is split, by name."""
+    roles = _from_transformers(model)
+    if not roles:
+        for name, module in model.named_modules():
+            prefix = f"{name}." if name else ""
+            found = _attention(module, tp) or _mlp(module) or _pairs(module)
+            roles |= {prefix + child: role for child, role in found.items()}
+    roles |= _ends(model)
+    _check_config(model, roles, tp)
+    return {name: role for name, role in roles.items() if _fits(model.get_submodule(name), role, tp)}
+
+
+def is_linear(module: nn.Module | None) -> bool:
+    """A linear layer: torch's, or the transposed one of GPT-2."""
+    return isinstance(module, nn.Linear) or (module is not None and is_transposed(module))
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """`Conv1D` of transformers keeps its weight as [inputs, outputs]."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+
+
+def features(module: nn.Module) -> tuple[int, int]:
+    """Inputs and outputs of a linear layer."""
+    weight: Any = module.weight
+    rows, columns = weight.shape
+    return (rows, columns) if is_transposed(module) else (columns, rows)
+
+
+def _from_transformers(model: nn.Module) -> dict[str, Role]:
+    plan = getattr(model, "tp_plan", None)
+    if not isinstance(plan, dict) or not any(style in _STYLES for style in plan.values()):
+        return {}
+    strange = {style for style in plan.values() if style not in _STYLES}
+    if strange:
+        raise LayoutError(
+            f"{type(model).__name__} asks for {sorted(strange)[0]!r}, which is not known here", fix="use zero 3 instead"
+        )
+    return {
+        name: _STYLES[style]
+        for name, module in model.named_modules()
+        for pattern, style in plan.items()
+        if fnmatch.fnmatchcase(name, pattern) and any(True for _ in module.parameters(recurse=False))
+    }
+
+
+def _attention(module: nn.Module, tp: int) -> dict[str, Role]:
+    names = {name for name, child in module.named_children() if is_linear(child)}
+    out = next((name for name in sorted(_ATTENTION_OUT) if name in names), None)
+    if out is None:
+        return {}
+    parts = [next((name for name in sorted(kind) if name in names), None) for kind in (_QUERY, _KEY, _VALUE)]
+    separate = [name for name in parts if name is not None]
+    if len(separate) == 3 and _knows_its_heads(module):
+        size = _head_size(module)
+        assert size is not None
+        counts = [features(module.get_submodule(name))[1] // size for name in separate]
+        check_heads(counts[0], min(counts), tp)
+        norms = {n: Role.HEAD_NORM for n in ("q_norm", "k_norm") if getattr(module, n, None) is not None}
+        return {**dict.fromkeys(separate, Role.ROWS), out: Role.COLUMNS, **norms}
+    # How a fused projection is arranged is not known from outside, nor how heads are counted: join what it gives.
+    whole = [*separate, *sorted(_FUSED & names)]
+    return {**dict.fromkeys(whole, Role.ROWS_JOINED), out: Role.COLUMNS_CUT} if whole else {}
+
+
+def _knows_its_heads(module: nn.Module) -> bool:
+    """Attention that is written with a head size goes on with as many heads as it is given."""
+    head = _head_size(module)
+    norms = [getattr(getattr(module, name, None), "weight", None) for name in ("q_norm", "k_norm")]
+    return head is not None and all(weight is None or weight.shape == (head,) for weight in norms)
+
+
+def _head_size(module: nn.Module) -> int | None:
+    size = getattr(module, "head_dim", getattr(module, "head_size", None))
+    return size if isinstance(size, int) else None
+
+
+def _mlp(module: nn.Module) -> dict[str, Role]:
+    children = {name: child for name, child in module.named_children() if is_linear(child)}
+    down = next((name for name in sorted(_DOWN) if name in children), None)
+    if down is None:
+        return {}
+    wide = features(children[down])[0]
+    fused = [n for n in sorted(_FUSED_UP & set(children)) if features(children[n])[1] == 2 * wide]
+    if fused:
+        return {fused[0]: Role.ROWS_JOINED, down: Role.COLUMNS_CUT}
+    ups = [n for n in sorted(_UP & set(children)) if features(children[n])[1] == wide and n != down]
+    return {**dict.fromkeys(ups, Role.ROWS), down: Role.COLUMNS} if ups else {}
+
+
+def _pairs(module: nn.Module) -> dict[str, Role]:
+    """Linear, elementwise, Linear in a sequence: the first by rows, the second by columns."""
+    if not isinstance(module, nn.Sequential):
+        return {}
+    roles: dict[str, Role] = {}
+    waiting: str | None = None
+    for name, child in module.named_children():
+        if is_linear(child):
+            if waiting is not None:
+                roles |= {waiting: Role.ROWS, name: Role.COLUMNS}
+                waiting = None
+            else:
+                waiting = name
+        elif not isinstance(child, _ELEMENTWISE):
+            waiting = None
+    return roles
+
+
+def _ends(model: nn.Module) -> dict[str, Role]:
+    names = {module: name for name, module in model.named_modules()}
+    embeddings = [m for m in names if type(m) is nn.Embedding and m.max_norm is None and not m.sparse]
+    first = _asked(model, "get_input_embeddings")
+    if isinstance(first, nn.Embedding):
+        embeddings = [first]
+    last = _asked(model, "get_output_embeddings")
+    heads = [m for m, n in names.items() if isinstance(m, nn.Linear) and n.rpartition(".")[2] in _HEADS]
+    heads = [last] if isinstance(last, nn.Linear) else heads
+    tied = {id(m.weight) for m in embeddings}
+    heads += [m for m in names if isinstance(m, nn.Linear) and id(m.weight) in tied and m not in heads]
+    return {**{names[m]: Role.VOCABULARY for m in embeddings}, **{names[m]: Role.HEAD for m in heads}}
+
+
+def _asked(model: nn.Module, question: str) -> Any:
+    answer = getattr(model, question, None)
+    try:
+        return answer() if callable(answer) else None
+    except (NotImplementedError, AttributeError):
+        return None
+
+
+def _check_config(model: nn.Module, roles: dict[str, Role], tp: int) -> None:
+    """Where a model's config counts the heads, and its attention is split by heads."""
+    config = getattr(model, "config", None)
+    heads = getattr(config, "num_attention_heads", None)
+    shared = getattr(config, "num_key_value_heads", None)
+    split = any(role is Role.ROWS and name.rpartition(".")[2] in _QUERY | _FUSED for name, role in roles.items())
+    if split and isinstance(heads, int):
+        check_heads(heads, shared if isinstance(shared, int) else heads, tp)
+
+
+def check_heads(heads: int, kv_heads: int, tp: int) -> None:
+    """Refuse a tp that would cut a head."""
+    if kv_heads % tp:
+        nearest = max(n for n in range(1, min(tp, kv_heads) + 1) if kv_heads % n == 0)
+        raise LayoutError(
+            f"tp {tp} does not divide the {kv_heads} key-value heads (of {heads} heads)", fix=f"use tp={nearest}"
+        )
+
+
+def _fits(module: nn.Module, role: Role, tp: int) -> bool:
+    """Whether the split dimension divides. Two layers of a pair share that dimension, so both stay whole or none."""
+    if role in (Role.VOCABULARY, Role.HEAD, Role.HEAD_NORM):
+        return True
+    if not is_linear(module):
+        return False
+    inputs, outputs = features(module)
+    return (outputs if role in (Role.ROWS, Role.ROWS_JOINED) else inputs) % tp == 0
