@@ -130,8 +130,10 @@ class TestRealPackages:
         parameters = {m["param"]["paramName"]: m["param"]["paramValue"] for m in messages if "param" in m}
         assert parameters.items() >= CONFIG.items()
 
-    def test_dvclive(self, tmp_path: Path) -> None:
+    def test_dvclive(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.importorskip("dvclive")
+        # It makes the repository around the working directory a DVC repository.
+        monkeypatch.chdir(tmp_path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             hub = TrackerHub([made("dvclive", tmp_path, dir=str(tmp_path), save_dvc_exp=False, dvcyaml=None)])
