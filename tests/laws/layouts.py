@@ -109,11 +109,12 @@ ROWS += [
     Row(name="pp-full", layout=Layout(pp=2, microbatches=2, activations="full", activation_every=2)),
     Row(name="zero3-offload", layout=Layout(zero=3, offload="optimizer"), accumulate=2),
     Row(name="zero3-offload-parameters", layout=Layout(zero=3, offload="parameters"), model="tied"),
-    Row(name="zero3-8bit", layout=Layout(zero=3), optimizer="compact", loss=2e-3, weight=2e-2),
+    Row(name="zero3-8bit", layout=Layout(zero=3), optimizer="compact", loss=2e-3, weight=5e-2),
     # The tolerance of bf16: 8 bits, added up over the blocks and 20 steps.
     Row(name="zero2-bf16", layout=Layout(zero=2, precision="bf16"), loss=5e-3, weight=2e-2),
     Row(name="zero3-bf16", layout=Layout(zero=3, precision="bf16"), model="plain", loss=5e-3, weight=2e-2),
-    Row(name="zero1-fp16", layout=Layout(zero=1, precision="fp16"), loss=5e-3, weight=2e-2),
+    # Others have no loss scale to go on from.
+    Row(name="zero1-fp16", layout=Layout(zero=1, precision="fp16"), loss=5e-3, weight=2e-2, moves=False),
     Row(name="zero2-pure", layout=Layout(zero=2, precision="bf16-pure"), loss=2e-2, weight=5e-2),
     Row(name="zero3-pure", layout=Layout(zero=3, precision="bf16-pure"), loss=2e-2, weight=5e-2),
 ]

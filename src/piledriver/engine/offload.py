@@ -89,7 +89,8 @@ def offload_model(model: nn.Module, meshes: Meshes | None, layout: Layout, *, de
         return model
     offloaded = Offloaded(model, layout, device)
     model.__dict__[_NAME] = offloaded
-    model.register_forward_pre_hook(_SendWhatWasLoaded(offloaded))
+    # Before the hook that gathers shards.
+    model.register_forward_pre_hook(_SendWhatWasLoaded(offloaded), prepend=True)
     model.zero_grad = _ZeroGrad(model)  # type: ignore[method-assign]
     for module in model.modules():
         if any(True for _ in module.parameters(recurse=False)):
@@ -181,19 +182,23 @@ class _ZeroGrad:
 
 def _give_masters(module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
     for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-        part, known = getattr(parameter, "own_part", None), state.get(prefix + name)
-        if part is not None and known is not None:
+        master: Master | None = getattr(parameter, "on_host", None)
+        known = state.get(prefix + name)
+        if master is not None and known is not None:
             # What asked for variables gets the variable, what asked for values the value.
-            state[prefix + name] = part if known.requires_grad else part.detach()
+            state[prefix + name] = master.tensor if known.requires_grad else master.tensor.detach()
+            master.was_given_out = True
 
 
 @torch.no_grad()
 def _load_masters(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-        part, came = getattr(parameter, "own_part", None), state.get(prefix + name)
-        if part is None or came is None or came.shape != part.shape:
+        master: Master | None = getattr(parameter, "on_host", None)
+        came = state.get(prefix + name)
+        if master is None or came is None or came.shape != master.tensor.shape:
             continue
-        part.copy_(came)
+        master.tensor.copy_(came)
+        master.was_given_out = True
         storage = local(parameter).untyped_storage()
         if storage.nbytes() == 0:
             # torch goes on to copy into the weight itself, which is not there now; the next forward evicts it again.

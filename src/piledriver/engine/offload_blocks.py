@@ -133,7 +133,7 @@ class StreamedWeight:
         if self.source.data_ptr() != self.master.tensor.data_ptr():
             self.source.copy_(self.master.tensor)
         self.release()
-        self.master.sent_version = self.master.tensor._version
+        self.master.sent()
 
 
 class _Before:

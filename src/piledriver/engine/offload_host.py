@@ -32,6 +32,7 @@ class Master:
         self.tensor.is_own_part = True  # type: ignore[attr-defined]
         parameter.own_part = self.tensor  # type: ignore[attr-defined]
         parameter.on_host = self  # type: ignore[attr-defined]
+        self.was_given_out = False
         self.sent_version = self.tensor._version
         self.gradient: Tensor | None = None
         """Kept between steps, so that host memory is not asked for anew."""
@@ -44,12 +45,19 @@ class Master:
     def send(self) -> None:
         """The new weight to the device; nobody waits for it but the device."""
         local(self.parameter).copy_(local(self.tensor).to(self.device, non_blocking=True))
-        self.sent_version = self.tensor._version
+        self.sent()
 
     @property
     def is_stale(self) -> bool:
-        """Whether the device has not seen the newest weight (a checkpoint was loaded)."""
-        return self.sent_version != self.tensor._version
+        """Whether the master may hold what the device has not seen: a checkpoint was loaded.
+
+        Who was given a shard may write into it through an alias that no version counter tells of.
+        """
+        return self.was_given_out or self.sent_version != self.tensor._version
+
+    def sent(self) -> None:
+        """The device has the newest weight."""
+        self.was_given_out, self.sent_version = False, self.tensor._version
 
     @torch.no_grad()
     def add_gradient(self, came: Tensor) -> None:
