@@ -14,6 +14,9 @@ from piledriver.engine.pipeline.batches import MicroBatch
 from piledriver.engine.pipeline.shapes import Meta
 from piledriver.engine.pipeline.stage_transformer import own_memory
 
+# Before 2.13 torch cannot take up a backward again at a custom autograd function, which our loss and layers have.
+CAN_SPLIT_BACKWARD = torch.__version__ >= "2.13"
+
 Keywords = Callable[[MicroBatch, bool], dict[str, Any]]
 
 
@@ -40,6 +43,8 @@ class Stage(PipelineStage):
             input_args=tuple(meta.on_meta() for meta in inputs),
             output_args=tuple(meta.on_meta() for meta in outputs),
             group=group,
+            # The part that computes the weights' gradients: nothing, where the first part has done it all.
+            dw_builder=None if CAN_SPLIT_BACKWARD else lambda: _nothing,
         )
         self.microbatches: list[MicroBatch] = []
         self.reduces = True
@@ -70,3 +75,7 @@ class Stage(PipelineStage):
         """Reduce gradients that zero 3 shares out, at the end of a window of batches only."""
         if self.reduces and self.has_backward:
             super().perform_reduce_grad(grad_scale_factor)
+
+
+def _nothing() -> None:
+    pass
