@@ -57,7 +57,9 @@ def total_norm(parameters: list[Tensor], norm_type: float = 2.0, meshes: Meshes 
     )
     total = torch.zeros((), device=device)
     for key in sorted(groups, key=str):
-        norm = nn.utils.get_total_norm(groups[key], norm_type).to(device=device, dtype=torch.float32)
+        # A process with fewer rows than others may hold none of a parameter, and nothing has no largest number.
+        held = [gradient for gradient in groups[key] if gradient.numel()]
+        norm = nn.utils.get_total_norm(held, norm_type).to(device=device, dtype=torch.float32)
         part = norm if infinite else norm**norm_type
         mesh, dims = key
         for dim in dims:
