@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib import resources
 from typing import Any
 
 import yaml
 
 from piledriver.corpus.card import CardFacts
 
-# The Hub's names of licences, for those of ours that have one; everything else is "other".
-_HUB_LICENCES = re.compile(
-    r"(cc0-1\.0|cc-by(?:-sa|-nc|-nd|-nc-sa|-nc-nd)?-(?:2\.0|2\.5|3\.0|4\.0)|mit|apache-2\.0|bsd-[23]-clause|isc|zlib|"
-    r"unlicense|wtfpl|bsl-1\.0|mpl-2\.0|epl-[12]\.0|(?:l|a)?gpl-[23]\.0|artistic-2\.0|postgresql|ncsa|ofl-1\.1|osl-3\.0)"
-)
+# What our names are called there.
+_CALLED = {"public-domain": "pddl", "odc-by-1.0": "odc-by", "odbl-1.0": "odbl", "pddl-1.0": "pddl", "gfdl-1.3": "gfdl"}
+# Codes of the detector that are not ISO's of today.
+_LANGUAGES = {"iw": "he", "jw": "jv", "mo": "ro", "in": "id", "ji": "yi"}
 _SIZES = (("n<1K", 10**3), ("1K<n<10K", 10**4), ("10K<n<100K", 10**5), ("100K<n<1M", 10**6), ("1M<n<10M", 10**7))
 _MORE_SIZES = (("10M<n<100M", 10**8), ("100M<n<1B", 10**9), ("1B<n<10B", 10**10), ("10B<n<100B", 10**11))
 
@@ -22,14 +23,16 @@ _MORE_SIZES = (("10M<n<100M", 10**8), ("100M<n<1B", 10**9), ("1B<n<10B", 10**10)
 def header(facts: CardFacts) -> dict[str, Any]:
     """The metadata: languages, licences, size, and which files are which split."""
     licences = sorted({hub_licence(licence) for licence in facts.licences}) or ["other"]
-    languages = [code for code, count in facts.languages.most_common() if re.fullmatch("[a-z]{2,3}", code)]
+    codes = [_LANGUAGES.get(code, code) for code, _ in facts.languages.most_common()]
+    languages = list(dict.fromkeys(code for code in codes if re.fullmatch("[a-z]{2,3}", code)))
     documents = sum(facts.splits.values())
     made: dict[str, Any] = {"pretty_name": facts.manifest.name}
     if languages:
         made["language"] = languages
     made["license"] = licences if len(licences) > 1 else licences[0]
-    if licences == ["other"]:
-        made["license_name"] = "per-document"
+    if "other" in licences:
+        # It asks for a name and a place: the section below has the licences by number of documents.
+        made["license_name"], made["license_link"] = "per-document", "README.md"
     made["task_categories"] = ["text-generation"]
     made["size_categories"] = [size_category(documents)]
     files = [{"split": split, "path": f"{split}/*.jsonl.zst"} for split, count in facts.splits.items() if count]
@@ -43,11 +46,17 @@ def hub_licence(licence: str) -> str:
     >>> hub_licence("CC-BY-4.0"), hub_licence("public-domain"), hub_licence("yours")
     ('cc-by-4.0', 'pddl', 'other')
     """
-    name = licence.lower()
-    if name == "public-domain":
-        # The Hub has no entry for works without rights; this is its dedication to the public domain.
-        return "pddl"
-    return name if _HUB_LICENCES.fullmatch(name) else "other"
+    # Ours are SPDX's names, which say "or later" and "only" where the Hub does not.
+    name = re.sub(r"(?:-or-later|-only|\+)$", "", licence.lower())
+    name = _CALLED.get(name, name)
+    return name if name in _hub_licences() else "other"
+
+
+@cache
+def _hub_licences() -> frozenset[str]:
+    """The Hub refuses every other name."""
+    lines = (resources.files("piledriver.corpus") / "hub_licences.txt").read_text(encoding="utf-8").splitlines()
+    return frozenset(line for line in lines if not line.startswith("#"))
 
 
 def size_category(documents: int) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import json
 import random
 import re
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -105,6 +108,35 @@ def test_the_readme_has_a_header_that_the_hub_takes(corpus: Path) -> None:
     assert r"\<i\>One\</i\>" in body
     rows = [line for line in body.splitlines() if line.startswith("|")]
     assert all(line.count("|") - line.count(r"\|") in (3, 4, 6) for line in rows)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("huggingface_hub") is None, reason="huggingface_hub is not installed")
+def test_the_hubs_own_library_reads_the_card(corpus: Path) -> None:
+    from huggingface_hub import DatasetCard, DatasetCardData
+
+    facts = card_facts(corpus)
+    facts.licences = {"CC-BY-4.0": 3, "GPL-2.0-or-later": 1, "CC-BY-SA-2.5": 1, "yours": 1, "public-domain": 1}
+    facts.languages = Counter({"en": 3, "iw": 2, "zh-Hant": 1, "unknown": 1})
+    card = DatasetCard(readme(facts))
+    assert isinstance(card.data, DatasetCardData)
+    assert card.data.to_dict() == header(facts)
+    assert card.data.license == ["cc-by-4.0", "gpl-2.0", "other", "pddl"]
+    assert card.data.language == ["en", "he"]
+    assert card.data.license_name == "per-document"
+    assert card.text.strip().startswith("# A \\<b\\>bold")
+    # What the library does not know as a field would be kept apart without a word.
+    known = set(inspect.signature(DatasetCardData.__init__).parameters) | {"configs", "license_name", "license_link"}
+    assert set(header(facts)) <= known
+
+
+@pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="datasets is not installed")
+def test_the_splits_of_the_header_load(corpus: Path, tmp_path: Path) -> None:
+    from datasets import load_dataset
+
+    assert main(["corpus", "card", str(corpus)]) in (0, None)
+    loaded = load_dataset(str(corpus), cache_dir=str(tmp_path))
+    expected = {split: count for split, count in card_facts(corpus).splits.items() if count}
+    assert {split: rows.num_rows for split, rows in loaded.items()} == expected
 
 
 def test_sizes_have_the_hubs_names() -> None:

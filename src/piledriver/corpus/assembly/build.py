@@ -151,13 +151,14 @@ def over_all(
 
 
 def _split_labels(opened: Executor, recipe: Recipe, chunks: list[Chunk]) -> Done | None:
-    """Clusters for the splits. Where near-duplicates were dropped over everything, each document is its own cluster."""
+    """Clusters for the splits: what says the same or nearly the same goes the same way.
+
+    They are made of the documents as they are after all stages: what a stage cut may have made two of them alike, and
+    the recipe may have looked for near-duplicates in some sources only, or less strictly, or not at all.
+    """
     if recipe.splits.validation + recipe.splits.test == 0:
         return None
-    if any(stage.use == "near" and not stage.sources for stage in recipe.stages):
-        return None
-    labels, _ = stages.near_labels(opened, chunks, near_settings({}), recipe.memory_bytes)
-    return labels
+    return stages.alike(opened, chunks, near_settings({}), recipe.memory_bytes)
 
 
 def account(outcome: StageOutcome) -> dict[str, Any]:

@@ -132,15 +132,17 @@ def filters(
 def exact(executor: Executor, chunks: list[Chunk], memory_bytes: int, level: int = LEVEL) -> StageOutcome:
     """Whole documents that say the same: the first is kept."""
     chunks = numbered(chunks)
+    labels = _labelled(executor, _exact_edges(executor, chunks, memory_bytes), _documents(chunks))
+    return _without_duplicates(executor, chunks, "exact", {"labels": labels.key, "level": level})
+
+
+def _exact_edges(executor: Executor, chunks: list[Chunk], memory_bytes: int) -> Iterator[Done]:
     hashed = executor.map(Task(f"{_STEPS}:exact_hashes", {"chunk": chunk.key}) for chunk in chunks)
     runs = catalogued(executor, _runs(hashed, chunks))
-    total = _documents(chunks)
-    edges = (
+    return executor.map(
         Task(f"{_STEPS}:exact_edges", {"runs": runs, "low": low, "high": high})
-        for low, high in hash_ranges(total, memory_bytes)
+        for low, high in hash_ranges(_documents(chunks), memory_bytes)
     )
-    labels = _labelled(executor, executor.map(edges), total)
-    return _without_duplicates(executor, chunks, "exact", {"labels": labels.key, "level": level})
 
 
 def near(
@@ -148,15 +150,23 @@ def near(
 ) -> StageOutcome:
     """Documents that say nearly the same: the first of each cluster is kept."""
     chunks = numbered(chunks)
-    labels, signatures = near_labels(executor, chunks, settings, memory_bytes)
+    edges, signatures = _near_edges(executor, chunks, settings, memory_bytes)
+    labels = _labelled(executor, edges, _documents(chunks))
     found = {"labels": labels.key, "signatures": signatures, "level": level}
     return _without_duplicates(executor, chunks, "near", found)
 
 
-def near_labels(
+def alike(executor: Executor, chunks: list[Chunk], settings: MinHashSettings, memory_bytes: int) -> Done:
+    """Clusters of what says the same or nearly the same, over chunks that have their ordinals."""
+    near_edges, _ = _near_edges(executor, chunks, settings, memory_bytes)
+    edges = [*_exact_edges(executor, chunks, memory_bytes), *near_edges]
+    return _labelled(executor, edges, _documents(chunks))
+
+
+def _near_edges(
     executor: Executor, chunks: list[Chunk], minhash: MinHashSettings, memory_bytes: int
-) -> tuple[Done, str]:
-    """(clusters of near-duplicates, catalogue of signatures) over chunks that have their ordinals: near.py's steps."""
+) -> tuple[Iterator[Done], str]:
+    """(edges between near-duplicates, catalogue of signatures), by the steps of near.py; chunks have their ordinals."""
     described = asdict(minhash)
     signed = executor.map(
         Task(f"{_STEPS}:near_signatures", {"chunk": chunk.key, "settings": described}) for chunk in chunks
@@ -186,7 +196,7 @@ def near_labels(
         Task(f"{_STEPS}:near_edges", {**found, "low": low, "high": min(low + GROUPS_COMPARED, len(grouped))})
         for low in range(0, len(grouped), GROUPS_COMPARED)
     )
-    return _labelled(executor, compared, total), runs
+    return compared, runs
 
 
 def _groups(chunks: list[Chunk], most: int) -> Iterator[tuple[int, int]]:

@@ -225,7 +225,7 @@ def drop_duplicates(
     rows = rows[rows[:, 0] != rows[:, 1]]
     gone = np.zeros(count, np.bool_)
     gone[(rows[:, 0] - np.uint64(first)).astype(np.int64)] = True
-    kept_ids = _ids(work, Catalogue(work, chunks), rows[:, 1])
+    kept_ids = ids_of(work, Catalogue(work, chunks), rows[:, 1])
     details = [""] * len(rows)
     if signatures is not None:
         agreeing = near.agreement(Catalogue(work, signatures).by_number(), rows)
@@ -254,7 +254,7 @@ def cluster_rows(labels: str, first: int, count: int) -> UInt64Array:
     return file.rows("clusters", low, high)
 
 
-def _ids(work: str, chunks: Catalogue, ordinals: UInt64Array) -> list[str]:
+def ids_of(work: str, chunks: Catalogue, ordinals: UInt64Array) -> list[str]:
     """The ids of some documents by their ordinals; each chunk is opened once."""
     wanted, places = np.unique(ordinals, return_inverse=True)
     owners = chunks.owners(wanted)
