@@ -115,6 +115,6 @@ class _Total(torch.autograd.Function):
         return total.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
         ctx.correction(float(gradient))
         return None, None
