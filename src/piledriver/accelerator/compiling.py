@@ -7,6 +7,8 @@ from typing import Any
 from torch import nn
 
 from piledriver.accelerator.options import DynamoBackend, TorchDynamoPlugin
+from piledriver.engine.blocks import blocks_of
+from piledriver.engine.compiling import compile_modules
 
 
 def compile_in_place(model: nn.Module, plugin: TorchDynamoPlugin) -> None:
@@ -14,9 +16,11 @@ def compile_in_place(model: nn.Module, plugin: TorchDynamoPlugin) -> None:
     if plugin.backend == DynamoBackend.NO or plugin.disable:
         return
     options = plugin.to_kwargs()
-    blocks = repeated_blocks(model) if plugin.use_regional_compilation else []
-    for module in blocks or [model]:
-        module.compile(**options)
+    blocks = (list(blocks_of(model).values()) or repeated_blocks(model)) if plugin.use_regional_compilation else []
+    if blocks:
+        compile_modules(blocks, **options)
+    else:
+        model.compile(**options)
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:

@@ -58,7 +58,8 @@ def compile_modules(modules: list[nn.Module], *, activation_budget: float | None
         # What moves saved tensors has to see them leave the graph, so it stays around it.
         while getattr(outer.forward, "stays_outside_compiled", False):
             outer = outer.forward
-        outer.forward = Compiled(outer.forward, options, activation_budget)
+        if not isinstance(outer.forward, Compiled):
+            outer.forward = Compiled(outer.forward, options, activation_budget)
 
 
 class Compiled:

@@ -64,10 +64,11 @@ def _loss(loss: Tensor | float | None) -> str | None:
 def _parameter(models: Iterable[nn.Module]) -> str | None:
     """The parameters whose gradient here is not finite: the last one in the model, which the backward met first."""
     bad = [
-        (name, local(parameter.grad))
+        (name, part)
         for model in models
         for name, parameter in model.named_parameters()
-        if parameter.grad is not None and not bool(local(parameter.grad).isfinite().all())
+        for part in _gradient(parameter)
+        if not bool(part.isfinite().all())
     ]
     if not bad:
         return None
@@ -75,3 +76,11 @@ def _parameter(models: Iterable[nn.Module]) -> str | None:
     count = int((~part.isfinite()).sum())
     others = f" and of {len(bad) - 1} others" if len(bad) > 1 else ""
     return f"{count} of {part.numel()} numbers in the gradient of {name}{others}"
+
+
+def _gradient(parameter: Tensor) -> list[Tensor]:
+    """The local gradient, of the part that the optimizer steps on where the parameter has none."""
+    for one in (parameter, getattr(parameter, "own_part", None)):
+        if one is not None and one.grad is not None:
+            return [local(one.grad)]
+    return []
