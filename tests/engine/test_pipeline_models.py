@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from pathlib import Path
@@ -14,7 +15,11 @@ from torch import Tensor, nn
 
 from piledriver.core.errors import UsageError
 from piledriver.engine import Layout, LayoutError
+from piledriver.engine.apply import apply
+from piledriver.engine.blocks import blocks_of
 from piledriver.engine.errors import EngineError
+from piledriver.engine.laid_out import laid_out
+from piledriver.engine.layout import Schedule
 from piledriver.engine.mesh import make_meshes
 from piledriver.engine.pipeline import split, stages_of
 from piledriver.engine.pipeline.run import Pipeline, evaluate_batch, run_batch
@@ -132,7 +137,51 @@ def _documents() -> None:
     torch.testing.assert_close(got, (sums.total / sums.tokens).detach())
 
 
+class Own(nn.Module):
+    """A user's model: a list of blocks that its forward runs, with something between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(16, 8)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(5))
+        self.head = nn.Linear(8, 16)
+        self.example_input_array = torch.zeros(2, 6, dtype=torch.long)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens) * 2
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)
+
+
+def _own_model(schedule: Schedule) -> None:
+    """Cut by torch's tracer, with recomputation and without."""
+    torch.manual_seed(2)
+    whole = Own()
+    layout = Layout(pp=2, microbatches=4, schedule=schedule, activations="full" if schedule == "1f1b" else "keep")
+    meshes = make_meshes(layout, "cpu")
+    model = apply(copy.deepcopy(whole), meshes, device=CPU)
+    known = laid_out(model)
+    assert known is not None
+    assert blocks_of(model)
+    for optimizer in (want := torch.optim.SGD(whole.parameters(), lr=0.5), torch.optim.SGD(model.parameters(), lr=0.5)):
+        x, y = _batch(8, 6)
+        loss = _mean(whole(x), y) if optimizer is want else run_batch(known.pipeline, x, y, _mean)
+        if optimizer is want:
+            loss.backward()
+            expected = loss.detach()
+        else:
+            torch.testing.assert_close(loss, expected)
+        optimizer.step()
+    joined = whole_state(model, meshes)
+    assert set(joined) == set(whole.state_dict())
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(joined[name], value)
+
+
 def _on_two() -> None:
+    _own_model("1f1b")
+    _own_model("zbv")
     _user_stack()
     _hugging_face()
     _what_does_not_fit()

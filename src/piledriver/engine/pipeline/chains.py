@@ -17,6 +17,7 @@ from piledriver.engine.errors import LayoutError
 from piledriver.engine.pipeline.costs import Cost, cost_of, output_cost
 from piledriver.engine.pipeline.stage_huggingface import inner_model, make_huggingface_stage
 from piledriver.engine.pipeline.stage_transformer import make_transformer_stage
+from piledriver.engine.pipeline.traced import EXAMPLE, example_of, traced_units
 from piledriver.models import Transformer
 
 LONGEST = 4096
@@ -51,9 +52,12 @@ def chain_of(model: nn.Module, sequence_length: int | None = None) -> Chain:
         return _sequential(model, length)
     if inner_model(model) is not None:
         return _huggingface(model, length)
+    if example_of(model) is not None:
+        units = [Unit(names, cost) for names, cost in traced_units(model, length)]
+        return Chain("traced", units, {}, lambda made: made)
     raise LayoutError(
         f"cannot tell in which order {type(model).__name__} runs its modules, so it cannot be cut into stages",
-        fix="make it an nn.Sequential, use a decoder of Hugging Face's (model.layers), or use pp=1",
+        fix=f"make it an nn.Sequential, or give it {EXAMPLE}: inputs of a micro-batch, with which it is traced",
     )
 
 

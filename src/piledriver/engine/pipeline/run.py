@@ -104,10 +104,12 @@ class Pipeline:
 
     def _prepare(self, inputs: Any, targets: Any, loss_fn: LossFunction | None, context: Any) -> Losses:
         own = self.kind == "transformer" and loss_fn is None
-        if loss_fn is None and self.kind == "sequential":
-            raise UsageError("a model that is an nn.Sequential has no loss of its own", fix="give loss_fn")
-        if context and self.kind == "sequential":
-            raise UsageError(f"an nn.Sequential takes no {next(iter(context))!r}", fix="leave context out")
+        if loss_fn is None and self.kind in ("sequential", "traced"):
+            raise UsageError(f"a pipeline of a {type(self.model).__name__} has no loss of its own", fix="give loss_fn")
+        if context and self.kind in ("sequential", "traced"):
+            raise UsageError(
+                f"stages of a {type(self.model).__name__} take no {next(iter(context))!r}", fix="leave it out"
+            )
         cut = cut_batch(inputs, targets, dict(context or {}), self.microbatches)
         if isinstance(self.model, Transformer) and self.model.config.moe and cut[-1].rows != cut[0].rows:
             rows, parts = sum(part.rows for part in cut), self.microbatches

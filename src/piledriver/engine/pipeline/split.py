@@ -19,6 +19,7 @@ from piledriver.engine.pipeline.chains import Chain, chain_of, shell, without
 from piledriver.engine.pipeline.costs import weights
 from piledriver.engine.pipeline.partition import balanced
 from piledriver.engine.pipeline.schedules import rank_of_stage, stages_of_rank
+from piledriver.engine.pipeline.traced import adopt, trace
 from piledriver.models.layers import Linear
 
 _NAME = "_pipeline_split"
@@ -51,11 +52,27 @@ def split(model: nn.Module, meshes: Meshes, layout: Layout, *, sequence_length: 
     chain = chain_of(model, sequence_length)
     names = cut(chain, layout.stages)
     mine = stages_of_rank(layout, meshes.pp.get_local_rank())
+    if chain.kind == "traced":
+        return _split_traced(model, chain, names, mine, layout)
     kept = {name for stage in mine for name in names[stage]}
     if chain.borrows and layout.stages - 1 in mine:
         _make_room(model, chain)
     without(model, [name for stage in names for name in stage if name not in kept and _has(model, name)])
     model.__dict__[_NAME] = Split(chain, names, mine, [])
+    return model
+
+
+def _split_traced(
+    model: nn.Module, chain: Chain, names: list[tuple[str, ...]], mine: list[int], layout: Layout
+) -> nn.Module:
+    if layout.tp > 1:
+        raise LayoutError(
+            f"tp {layout.tp} in stages of a {type(model).__name__}, which are known by a trace only", fix="use tp=1"
+        )
+    every = trace(model, [stage[0] for stage in names[1:]])
+    stages = [every[number] for number in mine]
+    adopt(model, stages, [name for stage in names for name in stage])
+    model.__dict__[_NAME] = Split(chain, names, mine, stages)
     return model
 
 
