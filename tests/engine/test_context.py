@@ -1,0 +1,129 @@
+"""Context parallel: sequences in parts give the losses, weights and logits of whole ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from piledriver.engine import EngineError, Layout, LayoutError
+from piledriver.engine.context import Parts, check_model, split_sequences
+from piledriver.engine.context_kernels import attend_part, attend_part_backward, merge
+from piledriver.engine.context_ring import ring_attention
+from piledriver.engine.mesh import make_meshes
+from piledriver.engine.tensor_collectives import Group
+from piledriver.models import MoEConfig, Transformer, make_masks
+from tests.checkpoint.processes import run
+from tests.engine.parallel_steps import assert_like_one_process, config, lay_out
+
+RING, HEADS = Layout(cp=2), Layout(cp=2, cp_method="all-to-all")
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**31), st.sampled_from(["cpu", "formula"]))
+def test_parts_of_the_keys_merge_into_the_whole(first: int, second: int, seed: int, kernel: str) -> None:
+    """Output, and gradients from the log-sum-exp over all keys; by torch's kernel and by the formula."""
+    from piledriver.engine import context_kernels
+
+    forward = attend_part if kernel == "cpu" else context_kernels._formula
+    backward = attend_part_backward if kernel == "cpu" else context_kernels._formula_backward
+    generator = torch.Generator().manual_seed(seed)
+    keys = first + second
+    q, k, v = (torch.randn(2, 4, n, 8, generator=generator, requires_grad=True) for n in (5, keys, keys))
+    whole = F.scaled_dot_product_attention(q, k, v, scale=0.3)
+    gradient = torch.randn(whole.shape, generator=generator)
+    whole.backward(gradient)
+    with torch.no_grad():
+        parts = [(k[:, :, :first], v[:, :, :first]), (k[:, :, first:], v[:, :, first:])]
+        (out, lse), more = (forward(q, *part, False, 0.3) for part in parts)
+        out, lse = merge(out, lse, *more)
+        torch.testing.assert_close(out, whole.detach())
+        grads = [backward(gradient, q, *part, out, lse, False, 0.3) for part in parts]
+    torch.testing.assert_close(grads[0][0] + grads[1][0], q.grad, rtol=1e-4, atol=1e-5)
+    for i, wanted in ((1, k.grad), (2, v.grad)):
+        torch.testing.assert_close(torch.cat([grad[i] for grad in grads], 2), wanted, rtol=1e-4, atol=1e-5)
+
+
+@given(st.integers(1, 5), st.integers(1, 40), st.booleans())
+def test_every_token_is_in_one_part(size: int, time: int, zigzag: bool) -> None:
+    tokens = torch.arange(1, time + 1)[None]
+    parts = [Parts(Group("", size, rank), zigzag=zigzag).mine(tokens, 1) for rank in range(size)]
+    found = torch.cat(parts, 1)
+    assert sorted(found[found != 0].tolist()) == tokens[0].tolist()
+    assert len({part.shape for part in parts}) == 1
+
+
+def _on_two(rank: int) -> None:
+    for options in ({"kv_heads": 2}, {"positions": "learned"}, {"kv_heads": 1, "qk_norm": "full", "tied": False}):
+        for layout in (RING, HEADS):
+            assert_like_one_process(config(**options), layout)
+    for options in ({"positions": "alibi"}, {"sliding_window": 5, "attention_softcap": 4.0}, {"kv_heads": 2}):
+        assert_like_one_process(config(**options), HEADS, documents=True)
+    assert_like_one_process(config(), Layout(cp=2, zero=3))
+    model = Transformer(config(moe=MoEConfig(experts=2, experts_per_token=1)))
+    lay_out(model, RING)
+    with pytest.raises(EngineError, match="7 tokens in 4 pieces need padding"):
+        model(torch.zeros(1, 7, dtype=torch.long))
+    model = Transformer(config())
+    lay_out(model, RING)
+    masks = make_masks(model.config, 8, "cpu", torch.zeros(1, 8, dtype=torch.long))
+    with pytest.raises(EngineError, match=r"not documents\. Fix: use cp_method='all-to-all'"):
+        model(torch.zeros(1, 8, dtype=torch.long), masks=masks)
+    with pytest.raises(LayoutError, match="cp 2 needs to know where Linear uses positions"):
+        split_sequences(nn.Linear(2, 2), make_meshes(RING, "cpu"), RING)
+
+
+@pytest.mark.slow
+def test_sequences_in_two_parts() -> None:
+    run(2, _on_two)
+
+
+def _on_four(rank: int) -> None:
+    for layout in (
+        Layout(cp=4),
+        Layout(cp=4, cp_method="all-to-all"),
+        Layout(cp=2, tp=2),
+        Layout(cp=2, dp_replicate=2),
+    ):
+        assert_like_one_process(config(kv_heads=2), layout)
+    assert_like_one_process(config(positions="alibi"), Layout(cp=2, tp=2, cp_method="all-to-all"))
+    _ring_in_half_precision(rank)
+
+
+def _ring_in_half_precision(rank: int) -> None:
+    """Parts are merged in fp32: the ring is no further off than one kernel in the same precision."""
+    generator = torch.Generator().manual_seed(0)
+    whole = [torch.randn(1, 2, 32, 16, generator=generator) for _ in range(3)]
+    exact = F.scaled_dot_product_attention(*whole, is_causal=True, scale=0.25)
+    parts = Parts(Group.of(make_meshes(Layout(cp=4), "cpu").cp), zigzag=True)
+    q, k, v = (parts.mine(x, 2).bfloat16() for x in whole)
+    out = ring_attention(q, k, v, 0.25, parts.group)
+    plain = F.scaled_dot_product_attention(*(x.bfloat16() for x in whole), is_causal=True, scale=0.25)
+    assert (out.float() - parts.mine(exact, 2)).abs().max() <= 2 * (plain.float() - exact).abs().max()
+
+
+@pytest.mark.slow
+def test_sequences_in_four_parts_and_beside_other_axes() -> None:
+    run(4, _on_four)
+
+
+@pytest.mark.parametrize(
+    ("options", "layout", "reason"),
+    [
+        ({"positions": "alibi"}, RING, "ring attention has no kernel for ALiBi. Fix: use cp_method='all-to-all'"),
+        ({"sliding_window": 4}, RING, "ring attention has no kernel for a sliding window"),
+        (
+            {"heads": 4},
+            Layout(cp=8, cp_method="all-to-all"),
+            "does not divide the 4 heads that tp 1 leaves. Fix: use cp=4",
+        ),
+    ],
+)
+def test_what_a_method_cannot_do_is_refused(options: dict[str, Any], layout: Layout, reason: str) -> None:
+    with pytest.raises(LayoutError, match=reason):
+        check_model(config(**options), layout)
