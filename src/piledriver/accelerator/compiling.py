@@ -7,14 +7,15 @@ from typing import Any
 from torch import nn
 
 from piledriver.accelerator.options import DynamoBackend, TorchDynamoPlugin
-from piledriver.engine.blocks import blocks_of
-from piledriver.engine.compiling import compile_modules
 
 
 def compile_in_place(model: nn.Module, plugin: TorchDynamoPlugin) -> None:
     """Compile the model, or its repeated blocks, as the plugin says; `state_dict` keys do not change."""
     if plugin.backend == DynamoBackend.NO or plugin.disable:
         return
+    from piledriver.engine.blocks import blocks_of
+    from piledriver.engine.compiling import compile_modules
+
     options = plugin.to_kwargs()
     blocks = (list(blocks_of(model).values()) or repeated_blocks(model)) if plugin.use_regional_compilation else []
     if blocks:

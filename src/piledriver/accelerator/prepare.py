@@ -14,8 +14,7 @@ from piledriver.accelerator.errors import PreparedTwiceError
 from piledriver.accelerator.optimizer import PreparedOptimizer
 from piledriver.accelerator.replicas import reducer_of
 from piledriver.accelerator.scheduler import PreparedScheduler
-from piledriver.engine.laid_out import pipelined
-from piledriver.engine.materialise import is_on_meta
+from piledriver.engine.laid_out import is_on_meta, pipelined
 from piledriver.engine.optimizers import follow
 from piledriver.runtime.agreement import first_difference
 from piledriver.runtime.collectives import gather_object

@@ -1,7 +1,7 @@
 """How a model is laid out over the processes: the seam where the engine's layouts plug in.
 
 A strategy takes the user's model as it is and returns nothing new: what it changes, it changes inside. `Alone` is one
-process, `Replicas` one copy per process, `LaidOut` whatever a `Layout` says.
+process, `Replicas` one copy per process; `layouts.LaidOut` is whatever a `Layout` says.
 """
 
 from __future__ import annotations
@@ -11,17 +11,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from piledriver.accelerator import replicas
 from piledriver.accelerator.options import DistributedDataParallelKwargs
-from piledriver.engine import laid_out
-from piledriver.engine.apply import apply
 from piledriver.engine.mesh import Meshes
-from piledriver.engine.offload import offload_optimizer
-from piledriver.engine.optimizers import share_states
-from piledriver.engine.stochastic import round_stochastically
 from piledriver.runtime.collectives import reduce
 from piledriver.runtime.world import World
 
@@ -134,65 +128,14 @@ class Replicas:
         replicas.forget(model)
 
 
-class LaidOut:
-    """As a `Layout` says: the engine does it."""
-
-    def __init__(self, meshes: Meshes, device: torch.device) -> None:
-        self.meshes = meshes
-        self.device = device
-
-    def lay_out(self, model: nn.Module) -> None:
-        """All of the engine's steps, in its order."""
-        apply(model, self.meshes, device=self.device)
-
-    def lay_out_optimizer(self, optimizer: Any) -> None:
-        """Zero 1 and 2 share out its states; zero 3 has done so with the parameters. Then host memory and rounding."""
-        if self.meshes.layout.zero in (1, 2) and not self.meshes.alone:
-            share_states(optimizer, self.meshes)
-        if self.meshes.layout.offload != "none":
-            offload_optimizer(optimizer)
-        if self.meshes.layout.precision == "bf16-pure":
-            round_stochastically(optimizer)
-
-    def gradients(self, model: nn.Module) -> Iterator[Tensor]:
-        """Also those that are kept whole until a window ends."""
-        return laid_out.gradients_so_far(model)
-
-    def add_up(self, count: Tensor) -> Tensor:
-        """Over the processes that hold different data; a pipeline's loss is that of all of them already."""
-        total = count.clone()
-        for axis in self.meshes.averaged:
-            dist.all_reduce(total, group=axis.get_group())
-        return total
-
-    @property
-    def averaged_over(self) -> int:
-        """The data axes and the context axis."""
-        return self.meshes.averaged_over
-
-    @property
-    def loss_is_of_all(self) -> bool:
-        """A pipeline gives the loss of all processes' batches, not of this one's."""
-        return self.meshes.layout.pp > 1
-
-    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Keep gradients local."""
-        return laid_out.no_sync(model)
-
-    def sync_in_backward(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Average in this backward."""
-        return laid_out.sync_in_backward(model)
-
-    def release(self, model: nn.Module) -> None:
-        """Average no longer."""
-        laid_out.forget(model)
-
-
 def choose_strategy(
     world: World, options: DistributedDataParallelKwargs | None = None, meshes: Meshes | None = None
 ) -> Strategy:
     """The layout's, or one copy per process where the user gave none."""
     if meshes is not None:
+        # The engine and the models that it knows take as long to import as torch: only for those who use them.
+        from piledriver.accelerator.layouts import LaidOut
+
         return LaidOut(meshes, world.device)
     return Replicas(world, options) if world.is_distributed else Alone()
 

@@ -52,6 +52,11 @@ def pipelined(model: nn.Module) -> Any:
     return model.forward if known is not None and known.pipeline is not None else None
 
 
+def is_on_meta(model: nn.Module) -> bool:
+    """Whether a model has no memory yet."""
+    return any(tensor.is_meta for tensor in model.parameters())
+
+
 def forget(model: nn.Module) -> None:
     """Average no longer. Parameters that are sharded stay so."""
     known = model.__dict__.pop(_NAME, None)

@@ -26,11 +26,6 @@ class Recipe:
     modules: dict[str, nn.Module]
 
 
-def is_on_meta(model: nn.Module) -> bool:
-    """Whether a model has no memory yet."""
-    return any(tensor.is_meta for tensor in model.parameters())
-
-
 def recipe_of(model: nn.Module) -> Recipe:
     """Copies of the modules that hold parameters or buffers of their own: on the meta device they cost nothing."""
     held = {

@@ -1,0 +1,72 @@
+"""A model laid out as a `Layout` says: the strategy that asks the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from piledriver.engine import laid_out
+from piledriver.engine.apply import apply
+from piledriver.engine.mesh import Meshes
+from piledriver.engine.offload import offload_optimizer
+from piledriver.engine.optimizers import share_states
+from piledriver.engine.stochastic import round_stochastically
+
+
+class LaidOut:
+    """As a `Layout` says: the engine does it."""
+
+    def __init__(self, meshes: Meshes, device: torch.device) -> None:
+        self.meshes = meshes
+        self.device = device
+
+    def lay_out(self, model: nn.Module) -> None:
+        """All of the engine's steps, in its order."""
+        apply(model, self.meshes, device=self.device)
+
+    def lay_out_optimizer(self, optimizer: Any) -> None:
+        """Zero 1 and 2 share out its states; zero 3 has done so with the parameters. Then host memory and rounding."""
+        if self.meshes.layout.zero in (1, 2) and not self.meshes.alone:
+            share_states(optimizer, self.meshes)
+        if self.meshes.layout.offload != "none":
+            offload_optimizer(optimizer)
+        if self.meshes.layout.precision == "bf16-pure":
+            round_stochastically(optimizer)
+
+    def gradients(self, model: nn.Module) -> Iterator[Tensor]:
+        """Also those that are kept whole until a window ends."""
+        return laid_out.gradients_so_far(model)
+
+    def add_up(self, count: Tensor) -> Tensor:
+        """Over the processes that hold different data; a pipeline's loss is that of all of them already."""
+        total = count.clone()
+        for axis in self.meshes.averaged:
+            dist.all_reduce(total, group=axis.get_group())
+        return total
+
+    @property
+    def averaged_over(self) -> int:
+        """The data axes and the context axis."""
+        return self.meshes.averaged_over
+
+    @property
+    def loss_is_of_all(self) -> bool:
+        """A pipeline gives the loss of all processes' batches, not of this one's."""
+        return self.meshes.layout.pp > 1
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Keep gradients local."""
+        return laid_out.no_sync(model)
+
+    def sync_in_backward(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Average in this backward."""
+        return laid_out.sync_in_backward(model)
+
+    def release(self, model: nn.Module) -> None:
+        """Average no longer."""
+        laid_out.forget(model)
