@@ -456,6 +456,9 @@ class Accelerator(Answers):
         """Save weights as Hugging Face does: safetensors, in shards with an index where they are large."""
         from piledriver.accelerator.files import save_model_files
 
+        if self.meshes is not None and self.meshes.layout.pp > 1:
+            # Each rank has other weights: bring them together, so that all see the same.
+            model = whole_state(self.unwrap_model(model), self.meshes)
         save_model_files(model, save_directory, max_shard_size, safe_serialization)
 
     def register_for_checkpointing(self, *objects: Any) -> None:
