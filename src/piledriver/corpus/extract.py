@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 import signal
+import tarfile
 import zipfile
 import zlib
 from collections import Counter
@@ -13,13 +14,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
+import zstandard
 
 from piledriver.core import storage
 from piledriver.core.errors import PiledriverError, UsageError
 from piledriver.core.progress import progress
+from piledriver.corpus.careful import DAMAGE
 from piledriver.corpus.document import Document, Refusal, make_document, to_line
 from piledriver.corpus.shard_writer import SUFFIX, ShardFileWriter
-from piledriver.corpus.source import DAMAGE, Found, Piece, Source, piece_bytes
+from piledriver.corpus.source import Found, Piece, Source, piece_bytes
 from piledriver.corpus.sources import SOURCES
 from piledriver.corpus.streams import OnBytes, RawStream, local_files, raw_streams
 from piledriver.corpus.text import normalise, normalise_code
@@ -227,12 +230,13 @@ def _finished(source: Source, draft: Document, piece: Piece) -> Found:
     return make_document(text, source=source.name, origin=origin, licence=licence, **meta)
 
 
+_BROKEN = (zlib.error, lzma.LZMAError, zstandard.ZstdError, tarfile.TarError, zipfile.BadZipFile)
 _REASONS: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
     ((TimeoutError,), "took too long"),
     ((MemoryError,), "needs too much memory"),
     ((RecursionError,), "nested too deeply"),
     ((UnicodeError,), "undecodable text"),
-    ((zlib.error, lzma.LZMAError, zipfile.BadZipFile, EOFError, OSError, PiledriverError), "damaged data"),
+    ((*_BROKEN, EOFError, OSError, PiledriverError), "damaged data"),
     ((SyntaxError,), "invalid markup"),  # what lxml's errors are
     ((ValueError, KeyError, IndexError), "malformed record"),
 )

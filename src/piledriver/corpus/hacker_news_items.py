@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from piledriver.corpus.careful import read_whole
 from piledriver.corpus.document import Refusal
 from piledriver.corpus.line_pieces import line_pieces, lines_of
 from piledriver.corpus.peek import peeked
@@ -35,7 +36,7 @@ def items(stream: RawStream) -> Iterator[Item | Refusal]:
                 else:
                     yield from _decoded(line[1], f"{stream.origin}#{line[0]}")
         return
-    content = rest.read(MAX_PIECE_BYTES + 1)
+    content = read_whole(rest, MAX_PIECE_BYTES)
     if len(content) > MAX_PIECE_BYTES:
         yield Refusal("too large", stream.origin, "one JSON value; write one item a line instead")
     else:
@@ -84,6 +85,8 @@ def _flat(value: Any, origin: str) -> Iterator[Item | Refusal]:
             if isinstance(children, list):
                 nested = [child for child in children if isinstance(child, dict)]
                 item["kids"] = [_number(child.get("id")) for child in nested]
+                for child in nested:
+                    child.setdefault("parent_id", item["id"])
                 waiting += reversed(nested)
             yield item
         elif value is not None:

@@ -378,7 +378,7 @@ def _block(
         state[_OPENED] += 1
         mark = LINE_GAP if kind == _DIV else GAP if kind == _FIGURE else QUOTE
         if kind == _H:
-            mark = HEADING - 1 + np.int64(name & np.uint64(15))
+            mark = HEADING - 1 + int(name & np.uint64(15))
         elif kind == _UL or kind == _OL:
             mark = LIST
             number = 1
@@ -539,7 +539,7 @@ def _preformatted(content: Bytes, start: int, at: int, classed: bool, state: Int
     backquotes = 0
     size = content.size
     while at < size and content[at] != _LT:
-        point = np.int64(content[at])
+        point = int(content[at])
         if point == _AMP:
             point, at = _entity(content, at)
             if at < 0:

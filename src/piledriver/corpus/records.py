@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import lzma
-import zlib
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-import zstandard
-
+from piledriver.corpus.careful import DAMAGE
 from piledriver.corpus.document import Refusal
 from piledriver.corpus.source import Piece
 from piledriver.corpus.streams import RawStream
@@ -66,7 +63,7 @@ def _blocks(file: BinaryIO) -> Iterator[bytes | Exception]:
             if size >= PIECE_BYTES:
                 yield b"".join(parts)
                 parts, size = [], 0
-    except (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
+    except DAMAGE as error:
         yield b"".join(parts)
         yield error
         return

@@ -8,22 +8,18 @@ does the real work (parse, convert). The output order is the order of the pieces
 from __future__ import annotations
 
 import io
-import lzma
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 import msgspec
 
-from piledriver.core.errors import PiledriverError
+from piledriver.corpus.careful import DAMAGE, read_whole
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.streams import FileRange, RawStream, decompressed
 
 MAX_PIECE_BYTES = 1 << 28
-DAMAGE = (EOFError, OSError, ValueError, SyntaxError, zlib.error, lzma.LZMAError, PiledriverError)
-"""What reading a damaged file raises."""
 Item = TypeVar("Item")
 
 
@@ -55,7 +51,7 @@ class Piece(msgspec.Struct, frozen=True):
     def read(self, limit_bytes: int = MAX_PIECE_BYTES) -> bytes:
         """All the (decompressed) bytes; more than the limit is a `ValueError`, which refuses the piece."""
         with self.open() as stream:
-            content = stream.read(limit_bytes + 1)
+            content = read_whole(stream, limit_bytes)
         if len(content) > limit_bytes:
             raise ValueError(f"larger than {limit_bytes} bytes")
         return content
@@ -126,7 +122,12 @@ def until_damaged(origin: str, found: Iterable[Item]) -> Iterator[Item | Refusal
     try:
         yield from found
     except DAMAGE as error:
-        yield Refusal("damaged data", origin, f"{type(error).__name__}: {error}"[:500])
+        yield damaged(origin, error)
+
+
+def damaged(origin: str, error: BaseException) -> Refusal:
+    """The refusal of a file that cannot be read, or not to its end."""
+    return Refusal("damaged data", origin, f"{type(error).__name__}: {error}"[:500])
 
 
 def whole(stream: RawStream) -> Iterator[Piece | Refusal]:
@@ -134,7 +135,7 @@ def whole(stream: RawStream) -> Iterator[Piece | Refusal]:
     if stream.path is not None:
         yield Piece(stream.origin, path=stream.path)
         return
-    content = stream.file.read(MAX_PIECE_BYTES + 1)
+    content = read_whole(stream.file, MAX_PIECE_BYTES)
     if len(content) > MAX_PIECE_BYTES:
         yield Refusal("too large", stream.origin, f"more than {MAX_PIECE_BYTES} bytes")
     else:

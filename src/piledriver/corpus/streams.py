@@ -20,11 +20,12 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import zstandard
 
 from piledriver.core.errors import StorageError, UsageError
+from piledriver.corpus.careful import DAMAGE, CarefulRaw, CarefulReader
 from piledriver.corpus.document import Refusal
 
 MAX_DEPTH = 4
@@ -137,15 +138,7 @@ def _archive(file: BinaryIO, kind: str, origin: str, wants: Wants, depth: int) -
                     yield Refusal("archives nested too deeply", member.origin, f"more than {MAX_DEPTH} levels")
                 else:
                     yield from _archive(member.raw, inner, member.origin, wants, depth + 1)
-    except (
-        tarfile.TarError,
-        zipfile.BadZipFile,
-        lzma.LZMAError,
-        zstandard.ZstdError,
-        EOFError,
-        OSError,
-        ValueError,
-    ) as error:
+    except DAMAGE as error:
         yield Refusal("damaged archive", origin, f"{type(error).__name__}: {error}")
 
 
@@ -167,9 +160,7 @@ def _tar_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
             content = archive.extractfile(entry)
             assert content is not None
             # What tarfile gives in stream mode has no working `seekable`: read it through a stream that has.
-            yield _member(
-                origin, entry.name, cast(BinaryIO, io.BufferedReader(_Readable(cast(BinaryIO, content)), 1 << 16))
-            )
+            yield _member(origin, entry.name, cast(BinaryIO, CarefulReader(_Readable(content), 1 << 16)))
 
 
 def _zip_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
@@ -214,26 +205,23 @@ def decompressed(file: BinaryIO, origin: str) -> BinaryIO:
         )
     else:
         return file
-    return io.BufferedReader(_Guarded(opened, file, origin), 1 << 18)
+    return cast(BinaryIO, CarefulReader(_Guarded(opened, file, origin), 1 << 18))
 
 
-class _Guarded(io.RawIOBase):
+class _Guarded(CarefulRaw):
     """A decompressed stream that stops when it has grown beyond what text can."""
 
     def __init__(self, inner: BinaryIO, outer: BinaryIO, origin: str) -> None:
-        self._inner, self._outer, self._origin = inner, outer, origin
+        super().__init__(inner)
+        self._outer, self._origin = outer, origin
         self._given = 0
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        content = self._inner.read(len(buffer))
-        buffer[: len(content)] = content
-        self._given += len(content)
+    def readinto(self, buffer: bytearray | memoryview, /) -> int:  # type: ignore[override]
+        count = super().readinto(buffer)
+        self._given += count
         if self._given > _EXPANSION_GRACE_BYTES and self._given > MAX_EXPANSION * max(1, self._outer.tell()):
             raise StorageError(f"{self._origin} is a compression bomb: it grows more than {MAX_EXPANSION} times")
-        return len(content)
+        return count
 
     def close(self) -> None:
         self._inner.close()
@@ -303,25 +291,21 @@ def _peek(file: BinaryIO, size: int) -> tuple[bytes, BinaryIO]:
         head = file.read(size)
         file.seek(at)
         return head, file
-    buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(_Readable(file), 1 << 18)
+    buffered = file if isinstance(file, io.BufferedReader) else CarefulReader(_Readable(file), 1 << 18)
     return buffered.peek(size)[:size], cast(BinaryIO, buffered)
 
 
-class _Readable(io.RawIOBase):
-    """Anything with `read`, as a raw stream that can be buffered."""
+class _Readable(CarefulRaw):
+    """Anything with `read`, as a raw stream that can be buffered and says how far it was read."""
 
-    def __init__(self, inner: BinaryIO) -> None:
-        self._inner = inner
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
         self._given = 0
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        content = self._inner.read(len(buffer))
-        buffer[: len(content)] = content
-        self._given += len(content)
-        return len(content)
+    def readinto(self, buffer: bytearray | memoryview, /) -> int:  # type: ignore[override]
+        count = super().readinto(buffer)
+        self._given += count
+        return count
 
     def tell(self) -> int:
         return self._given

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from piledriver.corpus.careful import DAMAGE
 from piledriver.corpus.document import Refusal
-from piledriver.corpus.source import Piece
+from piledriver.corpus.source import Piece, damaged
 
 BATCH_BYTES = 1 << 21
 MAX_MESSAGE_BYTES = 1 << 26
@@ -21,7 +22,15 @@ def mbox_pieces(stream: BinaryIO, origin: str) -> Iterator[Piece | Refusal]:
     """Batches of whole messages; `extra` is the number of the first one in the file."""
     buffer = b""
     number = 0
-    while chunk := stream.read(BATCH_BYTES):
+    while True:
+        try:
+            chunk = stream.read(BATCH_BYTES)
+        except DAMAGE as error:
+            # The message that the damage cuts is the last one of the buffer.
+            yield damaged(f"{origin}#{number}", error)
+            return
+        if not chunk:
+            break
         buffer += chunk
         starts = [found.start() for found in _SEPARATOR.finditer(buffer)]
         if len(starts) > 1:

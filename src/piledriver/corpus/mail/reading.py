@@ -7,12 +7,13 @@ import os
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+from piledriver.corpus.careful import DAMAGE, read_whole
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.lines import bounded_lines
 from piledriver.corpus.mail.mbox import mbox_pieces, messages_in
 from piledriver.corpus.mail.message import UnreadableError, body_text, meta_of, split_headers
 from piledriver.corpus.peek import peeked
-from piledriver.corpus.source import Found, Piece
+from piledriver.corpus.source import Found, Piece, damaged, ends_with, until_damaged
 from piledriver.corpus.streams import RawStream
 
 BATCH_MESSAGES = 200
@@ -20,6 +21,7 @@ BATCH_BYTES = 1 << 20
 MAX_MESSAGE_BYTES = 1 << 26
 
 Raw = tuple[str, bytes | None, str | None]
+_is_table = ends_with(".csv")
 
 
 def mail_pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
@@ -27,27 +29,36 @@ def mail_pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
     batch: list[Raw] = []
     held = 0
     for stream in streams:
-        head, opened = peeked(stream.file, 5)
-        with opened:
-            if stream.name.lower().removesuffix(".gz").endswith(".csv"):
-                yield from csv_pieces(opened, stream.origin)
-            elif head == b"From " and not stream.name.lower().endswith(".eml"):
-                yield from mbox_pieces(opened, stream.origin)
-            elif stream.path is not None:
-                batch.append((stream.origin, None, stream.path))
-                held += os.path.getsize(stream.path)
+        for found in until_damaged(stream.origin, _read(stream)):
+            if isinstance(found, tuple):
+                message, size = found
+                batch.append(message)
+                held += size
             else:
-                content = opened.read(MAX_MESSAGE_BYTES + 1)
-                if len(content) > MAX_MESSAGE_BYTES:
-                    yield Refusal("message too large", stream.origin, f"more than {MAX_MESSAGE_BYTES} bytes")
-                    continue
-                batch.append((stream.origin, content, None))
-                held += len(content)
+                yield found
         if len(batch) >= BATCH_MESSAGES or held >= BATCH_BYTES:
             yield Piece(batch[0][0], extra=batch, length=held)
             batch, held = [], 0
     if batch:
         yield Piece(batch[0][0], extra=batch, length=held)
+
+
+def _read(stream: RawStream) -> Iterator[Piece | Refusal | tuple[Raw, int]]:
+    """The pieces of a file of many messages, or the one message that a file is, with its size."""
+    head, opened = peeked(stream.file, 5)
+    with opened:
+        if _is_table(stream.name):
+            yield from csv_pieces(opened, stream.origin)
+        elif head == b"From " and not stream.name.lower().endswith(".eml"):
+            yield from mbox_pieces(opened, stream.origin)
+        elif stream.path is not None:
+            yield (stream.origin, None, stream.path), os.path.getsize(stream.path)
+        else:
+            content = read_whole(opened, MAX_MESSAGE_BYTES)
+            if len(content) > MAX_MESSAGE_BYTES:
+                yield Refusal("message too large", stream.origin, f"more than {MAX_MESSAGE_BYTES} bytes")
+            else:
+                yield (stream.origin, content, None), len(content)
 
 
 def csv_pieces(stream: BinaryIO, origin: str) -> Iterator[Piece | Refusal]:
@@ -82,8 +93,8 @@ def csv_pieces(stream: BinaryIO, origin: str) -> Iterator[Piece | Refusal]:
             if held >= BATCH_BYTES:
                 yield Piece(origin, extra=batch, length=held)
                 batch, held = [], 0
-    except csv.Error as error:
-        yield Refusal("damaged table", origin, str(error))
+    except DAMAGE as error:
+        yield Refusal("damaged table", origin, f"{type(error).__name__}: {error}"[:500])
     yield from refused
     if batch:
         yield Piece(origin, extra=batch, length=held)
@@ -100,8 +111,8 @@ def mail_documents(piece: Piece) -> Iterator[Found]:
         if content is None:
             try:
                 content = Piece(origin, path=path).read(MAX_MESSAGE_BYTES)
-            except (OSError, EOFError, ValueError) as error:
-                yield Refusal("unreadable file", origin, str(error))
+            except DAMAGE as error:
+                yield damaged(origin, error)
                 continue
         yield read_message(content, origin)
 

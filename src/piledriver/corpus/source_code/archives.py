@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 
+from piledriver.corpus.careful import read_whole
 from piledriver.corpus.document import Refusal
 from piledriver.corpus.git.pack import DamagedError
 from piledriver.corpus.git.packed import PackedRepositories
@@ -54,7 +55,7 @@ class ArchiveBatches:
             yield from self._storage().add(stored.group(1), stored.group(2), stream.raw, stream.origin)
             return
         opened = stream.file
-        content = opened.read(MAX_BYTES + 1)
+        content = read_whole(opened, MAX_BYTES)
         if stored is not None:
             # Perhaps the storage of a bare repository, perhaps a file that is called `config`: the end will tell.
             whole = io.BytesIO(content + opened.read(_REFERENCES_BYTES))

@@ -13,7 +13,7 @@ from typing import Any
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.git.pack import DamagedError
 from piledriver.corpus.licences import spdx_header
-from piledriver.corpus.source import Found, Piece
+from piledriver.corpus.source import Found, Piece, until_damaged
 from piledriver.corpus.source_code.archives import ArchiveBatches
 from piledriver.corpus.source_code.disk import Disk, base_of, is_alone, origin_of
 from piledriver.corpus.source_code.files import BATCH_BYTES, BATCH_FILES, FILE_BYTES, File, Tree, content_of
@@ -36,7 +36,7 @@ def tree_pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
     for stream in streams:
         if stream.path is None:
             yield from batch.flush()
-            yield from archive.add(stream)
+            yield from until_damaged(stream.origin, archive.add(stream))
             continue
         yield from archive.end()
         base = base_of(stream)

@@ -11,10 +11,11 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
+from piledriver.corpus.careful import DAMAGE, read_whole
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.latex import gathered, main_files, to_text
 from piledriver.corpus.latex.comments import Aside
-from piledriver.corpus.source import MAX_PIECE_BYTES, Found, Piece, Source
+from piledriver.corpus.source import MAX_PIECE_BYTES, Found, Piece, Source, damaged, until_damaged
 from piledriver.corpus.streams import RawStream, archive_kind
 from piledriver.corpus.text import decode
 
@@ -47,14 +48,18 @@ def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
             yield Piece(home, extra=group)
             group, size = [], 0
         if not own:
-            yield from _submission(stream)
+            yield from until_damaged(stream.origin, _submission(stream))
             continue
         home = own
         name = stream.origin[len(home) + 1 :]
         if stream.path is not None:
             group.append((name, stream.path))
             continue
-        content = stream.file.read(MAX_TEXT_BYTES - size + 1)
+        try:
+            content = read_whole(stream.file, MAX_TEXT_BYTES - size)
+        except DAMAGE as error:
+            yield damaged(stream.origin, error)
+            continue
         size += len(content)
         if size > MAX_TEXT_BYTES:
             yield Refusal("too large", stream.origin, f"the archive holds more than {MAX_TEXT_BYTES} bytes of TeX")
@@ -75,7 +80,7 @@ def _submission(stream: RawStream) -> Iterator[Piece | Refusal]:
     if stream.path is not None:
         yield Piece(stream.origin, path=stream.path)
         return
-    content = stream.raw.read(MAX_PIECE_BYTES + 1)
+    content = read_whole(stream.raw, MAX_PIECE_BYTES)
     if len(content) > MAX_PIECE_BYTES:
         yield Refusal("too large", stream.origin, f"more than {MAX_PIECE_BYTES} bytes")
     else:

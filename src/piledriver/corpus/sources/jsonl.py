@@ -8,6 +8,7 @@ from typing import BinaryIO, cast
 
 import msgspec
 
+from piledriver.corpus.careful import DAMAGE, read_whole
 from piledriver.corpus.document import Refusal
 from piledriver.corpus.lines import MAX_LINE_BYTES, bounded_lines
 from piledriver.corpus.peek import peeked
@@ -25,7 +26,7 @@ def split(stream: RawStream) -> Iterator[Piece | Refusal]:
     head, opened = peeked(stream.file, 64)
     with opened:
         if head.lstrip().startswith(b"[") or stream.name.lower().endswith(".json"):
-            content = opened.read(_ARRAY_BYTES + 1)
+            content = read_whole(opened, _ARRAY_BYTES)
             if len(content) > _ARRAY_BYTES:
                 detail = "an array is read whole; write one object a line and call the file .jsonl"
                 yield Refusal("too large", stream.origin, detail)
@@ -56,7 +57,7 @@ def _batches(opened: BinaryIO, origin: str) -> Iterator[Piece | Refusal]:
                 yield Piece(origin, data=b"".join(batch), extra=offset)
                 offset += held
                 batch, held = [], 0
-    except (OSError, EOFError, ValueError) as error:
+    except DAMAGE as error:
         yield Refusal("damaged file", origin, f"{type(error).__name__}: {error}")
     if batch:
         yield Piece(origin, data=b"".join(batch), extra=offset)

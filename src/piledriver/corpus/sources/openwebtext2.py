@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from piledriver.corpus.careful import read_whole
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.html import page_to_text
 from piledriver.corpus.html_scripts import words
@@ -81,7 +82,7 @@ def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
 
 def _pages(stream: RawStream, submissions: Submissions) -> Iterator[Piece | Refusal]:
     if not is_web_archive(stream.name):
-        content = stream.file.read(MAX_PAGE_BYTES + 1)
+        content = read_whole(stream.file, MAX_PAGE_BYTES)
         if len(content) > MAX_PAGE_BYTES:
             yield Refusal("too large", stream.origin, f"more than {MAX_PAGE_BYTES} bytes")
             return

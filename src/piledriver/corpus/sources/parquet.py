@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from piledriver.core.errors import MissingDependencyError
+from piledriver.corpus.careful import read_whole
 from piledriver.corpus.document import Refusal
 from piledriver.corpus.rows import record_document
 from piledriver.corpus.source import MAX_PIECE_BYTES, Found, Piece, Source, each, ends_with
@@ -17,7 +18,7 @@ _ROWS_AT_ONCE = 256
 def split(stream: RawStream) -> Iterator[Piece | Refusal]:
     """One piece for each row group of a file, which workers read themselves; a member of an archive whole."""
     if stream.path is None:
-        content = stream.raw.read(MAX_PIECE_BYTES + 1)
+        content = read_whole(stream.raw, MAX_PIECE_BYTES)
         if len(content) > MAX_PIECE_BYTES:
             yield Refusal("too large", stream.origin, f"more than {MAX_PIECE_BYTES} bytes in an archive")
         else:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from piledriver.corpus.careful import DAMAGE, read_whole
 from piledriver.corpus.character_entities import with_character_entities
 from piledriver.corpus.creative_commons import licence_id
 from piledriver.corpus.document import Document, Refusal
@@ -15,7 +16,7 @@ from piledriver.corpus.pdf_filter import filtered
 from piledriver.corpus.pdf_lines import UnreadablePdfError
 from piledriver.corpus.pdf_text import pdf_to_text
 from piledriver.corpus.records import MAX_RECORD_BYTES, cut
-from piledriver.corpus.source import Found, Piece, Source, ends_with, whole
+from piledriver.corpus.source import Found, Piece, Source, damaged, ends_with, until_damaged, whole
 from piledriver.corpus.streams import RawStream
 from piledriver.corpus.xml import XmlError, parse
 
@@ -47,7 +48,11 @@ def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
     for stream in streams:
         stem = os.path.splitext(stream.origin)[0]
         if waiting is not None and os.path.splitext(waiting.origin)[0] == stem and not _is_pdf(stream.origin):
-            record = stream.file.read(MAX_RECORD_BYTES)
+            try:
+                record: bytes | None = read_whole(stream.file, MAX_RECORD_BYTES)
+            except DAMAGE as error:
+                record = None
+                yield damaged(stream.origin, error)
             yield Piece(waiting.origin, data=waiting.data, path=waiting.path, extra=record)
             waiting = None
             continue
@@ -55,9 +60,9 @@ def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
             yield waiting
             waiting = None
         if not _is_pdf(stream.origin):
-            yield from cut(stream, _last_end)
+            yield from until_damaged(stream.origin, cut(stream, _last_end))
             continue
-        for piece in whole(stream):
+        for piece in until_damaged(stream.origin, whole(stream)):
             if isinstance(piece, Piece):
                 waiting = piece
             else:

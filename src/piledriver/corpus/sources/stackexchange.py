@@ -10,7 +10,7 @@ from typing import Any
 
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.html import fragment_to_text
-from piledriver.corpus.source import Found, Piece, Source, each
+from piledriver.corpus.source import Found, Piece, Source, each, until_damaged
 from piledriver.corpus.stack_exchange_rows import Threads, attributes, field, numbers, rows
 from piledriver.corpus.streams import RawStream
 
@@ -35,7 +35,7 @@ def split(stream: RawStream) -> Iterator[Piece | Refusal]:
     """Whole threads, several to a piece, by the number of the question."""
     site = site_of(stream.origin) or _site_of_folder(stream.path)
     with Threads() as threads:
-        for row in rows(stream.file, stream.origin):
+        for row in until_damaged(stream.origin, rows(stream.file, stream.origin)):
             if isinstance(row, Refusal):
                 yield row
                 continue

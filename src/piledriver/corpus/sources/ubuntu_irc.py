@@ -10,9 +10,10 @@ from datetime import date
 from typing import Any
 from urllib.parse import unquote
 
+from piledriver.corpus.careful import DAMAGE, read_whole
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.peek import peeked
-from piledriver.corpus.source import Found, Piece, Source, ends_with
+from piledriver.corpus.source import Found, Piece, Source, damaged, ends_with
 from piledriver.corpus.streams import RawStream
 
 MAX_DAY_BYTES = 1 << 26
@@ -49,11 +50,16 @@ def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
         if day is None:
             yield Refusal("no date in the name", stream.origin)
             continue
-        head, opened = peeked(stream.file, 1 << 16)
-        channel = _channel_of(stream.origin, head)
         content = None
-        if stream.path is None:
-            content = opened.read(MAX_DAY_BYTES + 1)
+        try:
+            head, opened = peeked(stream.file, 1 << 16)
+            if stream.path is None:
+                content = read_whole(opened, MAX_DAY_BYTES)
+        except DAMAGE as error:
+            yield damaged(stream.origin, error)
+            continue
+        channel = _channel_of(stream.origin, head)
+        if content is not None:
             if len(content) > MAX_DAY_BYTES:
                 yield Refusal("too large", stream.origin, f"more than {MAX_DAY_BYTES} bytes")
                 continue
@@ -77,8 +83,8 @@ def documents(piece: Piece) -> Iterator[Found]:
     for day, origin, path, content in days:
         try:
             raw = content if content is not None else Piece(origin, path=path).read(MAX_DAY_BYTES)
-        except (OSError, EOFError, ValueError) as error:
-            yield Refusal("unreadable day", origin, str(error))
+        except DAMAGE as error:
+            yield damaged(origin, error)
             continue
         lines = day_lines(raw)
         if lines is None:

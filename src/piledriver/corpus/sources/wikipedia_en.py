@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, cast
 
+from piledriver.corpus.careful import DAMAGE, read_whole
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.peek import peeked
 from piledriver.corpus.source import Found, Piece, Source, each, ends_with
@@ -61,7 +62,7 @@ def split(stream: RawStream) -> Iterator[Piece | Refusal]:
     head, opened = peeked(stream.file, _HEAD_BYTES)
     with opened:
         if b"<mediawiki" not in head[:4096] and b"<page>" not in head:
-            content = opened.read(MAX_CHARACTERS + 1)
+            content = read_whole(opened, MAX_CHARACTERS)
             if len(content) > MAX_CHARACTERS:
                 yield Refusal("page too large", stream.origin, f"more than {MAX_CHARACTERS} bytes")
             else:
@@ -99,7 +100,7 @@ def _batches(opened: BinaryIO, origin: str, part: _Part) -> Iterator[Piece | Ref
             if batched >= BATCH_BYTES:
                 yield Piece(origin, data=b"".join(batch), extra=part)
                 batch, batched = [], 0
-    except (OSError, EOFError, ValueError) as error:
+    except DAMAGE as error:
         yield Refusal("damaged file", origin, f"{type(error).__name__}: {error}")
     if batch:
         yield Piece(origin, data=b"".join(batch), extra=part)

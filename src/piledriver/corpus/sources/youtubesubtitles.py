@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from piledriver.core.random import Stream
+from piledriver.corpus.careful import DAMAGE, read_whole
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.source import Found, Piece, Source, ends_with
+from piledriver.corpus.source import Found, Piece, Source, damaged, ends_with
 from piledriver.corpus.streams import RawStream
 from piledriver.corpus.subtitles.cues import Cue
 from piledriver.corpus.subtitles.formats import read_captions
@@ -38,8 +39,12 @@ def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
         return Piece(files[0][0] if len(files) == 1 else video, length=size, extra=(video, files))
 
     for stream in streams:
-        with stream.file as opened:
-            content = opened.read(MAX_FILE_BYTES + 1)
+        try:
+            with stream.file as opened:
+                content = read_whole(opened, MAX_FILE_BYTES)
+        except DAMAGE as error:
+            yield damaged(stream.origin, error)
+            continue
         if len(content) > MAX_FILE_BYTES:
             yield Refusal("too large", stream.origin, f"more than {MAX_FILE_BYTES} bytes")
             continue
