@@ -46,6 +46,17 @@ if triton is not None:
         return tl.minimum(tl.maximum(x * factor, -limit), limit).to(dtype)
 
     @triton.jit
+    def _pack(packed, value, part: tl.constexpr):
+        """Four rows of bytes as one row of words."""
+        return packed | (value.to(tl.uint8, bitcast=True).to(tl.int32) << (8 * part))
+
+    @triton.jit
+    def _store_turned(out, packed, four, place, rows, inside):
+        """Words of four rows each become runs along the columns. Turning bytes themselves is wrong in Triton 3.6."""
+        there = place[:, None] * (rows // 4) + four[None, :]
+        tl.store(out + there, tl.trans(packed), mask=inside[:, None] & (four[None, :] < rows // 4))
+
+    @triton.jit
     def _cast_kernel(
         x,
         partial,
@@ -62,15 +73,19 @@ if triton is not None:
         wide: tl.constexpr,
     ):
         factor = _factor(partial, scale, limit, programs)
-        row = tl.program_id(0).to(tl.int64) * tall + tl.arange(0, tall)
+        four = tl.program_id(0).to(tl.int64) * (tall // 4) + tl.arange(0, tall // 4)
         column = tl.program_id(1) * wide + tl.arange(0, wide)
-        inside = (row[:, None] < rows) & (column[None, :] < columns)
-        here = row[:, None] * columns + column[None, :]
-        value = _cast(tl.load(x + here, mask=inside, other=0.0).to(tl.float32), factor, limit, dtype)
-        tl.store(rows_out + here, value, mask=inside)
+        packed = tl.zeros((tall // 4, wide), tl.int32)
+        for part in tl.static_range(4):
+            row = four * 4 + part
+            inside = (row[:, None] < rows) & (column[None, :] < columns)
+            here = row[:, None] * columns + column[None, :]
+            value = _cast(tl.load(x + here, mask=inside, other=0.0).to(tl.float32), factor, limit, dtype)
+            tl.store(rows_out + here, value, mask=inside)
+            if want_columns:
+                packed = _pack(packed, value, part)
         if want_columns:
-            there = column.to(tl.int64)[:, None] * rows + row[None, :]
-            tl.store(columns_out + there, tl.trans(value), mask=(column[:, None] < columns) & (row[None, :] < rows))
+            _store_turned(columns_out, packed, four, column.to(tl.int64), rows, column < columns)
 
     @triton.jit
     def _row_kernel(x, out, scale, columns, limit, dtype: tl.constexpr, block: tl.constexpr):
@@ -177,22 +192,28 @@ if triton is not None:
         """The gradient as rows and columns, and the activation again as columns, at the scale it had."""
         factor = _factor(partial, scale, limit, programs)
         value_factor = 1.0 / tl.load(value_scale)
-        row = tl.program_id(0).to(tl.int64) * tall + tl.arange(0, tall)
+        four = tl.program_id(0).to(tl.int64) * (tall // 4) + tl.arange(0, tall // 4)
         column = tl.program_id(1) * wide + tl.arange(0, wide)
-        inside = (row[:, None] < rows) & (column[None, :] < width)
-        gate, up, place = _gate_and_up(gate_up, row[:, None], column[None, :], inside, width, group)
-        slope = tl.load(gradient + row[:, None] * width + column[None, :], mask=inside, other=0.0).to(tl.float32)
-        by_gate, by_up, value = _gate_gradients(gate, up, slope)
-        by_gate, by_up = _cast(by_gate, factor, limit, dtype), _cast(by_up, factor, limit, dtype)
-        tl.store(rows_out + place, by_gate, mask=inside)
-        tl.store(rows_out + place + group, by_up, mask=inside)
-        turned = (column[:, None] < width) & (row[None, :] < rows)
+        packed_gate = tl.zeros((tall // 4, wide), tl.int32)
+        packed_up = tl.zeros((tall // 4, wide), tl.int32)
+        packed_value = tl.zeros((tall // 4, wide), tl.int32)
+        for part in tl.static_range(4):
+            row = four * 4 + part
+            inside = (row[:, None] < rows) & (column[None, :] < width)
+            gate, up, place = _gate_and_up(gate_up, row[:, None], column[None, :], inside, width, group)
+            slope = tl.load(gradient + row[:, None] * width + column[None, :], mask=inside, other=0.0).to(tl.float32)
+            by_gate, by_up, value = _gate_gradients(gate, up, slope)
+            by_gate, by_up = _cast(by_gate, factor, limit, dtype), _cast(by_up, factor, limit, dtype)
+            tl.store(rows_out + place, by_gate, mask=inside)
+            tl.store(rows_out + place + group, by_up, mask=inside)
+            packed_gate = _pack(packed_gate, by_gate, part)
+            packed_up = _pack(packed_up, by_up, part)
+            packed_value = _pack(packed_value, _cast(value, value_factor, value_limit, value_dtype), part)
         long = column.to(tl.int64)
-        there = ((long // group) * 2 * group + long % group)[:, None] * rows + row[None, :]
-        tl.store(columns_out + there, tl.trans(by_gate), mask=turned)
-        tl.store(columns_out + there + rows * group, tl.trans(by_up), mask=turned)
-        value = _cast(value, value_factor, value_limit, value_dtype)
-        tl.store(value_columns_out + long[:, None] * rows + row[None, :], tl.trans(value), mask=turned)
+        there = (long // group) * 2 * group + long % group
+        _store_turned(columns_out, packed_gate, four, there, rows, column < width)
+        _store_turned(columns_out, packed_up, four, there + group, rows, column < width)
+        _store_turned(value_columns_out, packed_value, four, long, rows, column < width)
 
     _TRITON = {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}
 
@@ -209,7 +230,10 @@ def _amax(x: Tensor) -> Tensor:
 
 
 def cast(x: Tensor, dtype: torch.dtype, columns: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """[rows, columns] to fp8, the same turned over ([columns, rows], or empty), and the scale of the way back."""
+    """[rows, columns] to fp8, the same turned over ([columns, rows], or empty), and the scale of the way back.
+
+    Rows come in fours.
+    """
     partial, scale = _amax(x), torch.empty(1, dtype=torch.float32, device=x.device)
     height, width = x.shape
     rows_out = torch.empty_like(x, dtype=dtype)
@@ -219,7 +243,7 @@ def cast(x: Tensor, dtype: torch.dtype, columns: bool) -> tuple[Tensor, Tensor, 
         partial,
         scale,
         rows_out,
-        columns_out,
+        columns_out.view(torch.int32),
         height,
         width,
         torch.finfo(dtype).max,
@@ -288,8 +312,8 @@ def gate_backward(
         scale,
         value_scale,
         rows_out,
-        columns_out,
-        value_columns,
+        columns_out.view(torch.int32),
+        value_columns.view(torch.int32),
         rows,
         width,
         torch.finfo(dtype).max,

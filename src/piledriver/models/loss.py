@@ -140,9 +140,12 @@ def token_losses(
 
 
 def default_chunk_tokens(vocab_size: int, device_type: str) -> int:
-    """A power of two of tokens whose logits fill 2^28 numbers on a GPU, 2^22 on a CPU."""
-    budget = 1 << (22 if device_type == "cpu" else 28)
-    return 1 << max(budget // vocab_size, 64).bit_length() - 1
+    """A power of two of tokens whose logits fill 2^28 numbers on a GPU, 2^22 on a CPU.
+
+    On a GPU not under 4,096: each chunk reads and writes the whole gradient of the weight.
+    """
+    budget, least = (1 << 22, 64) if device_type == "cpu" else (1 << 28, 4096)
+    return 1 << max(budget // vocab_size, least).bit_length() - 1
 
 
 def _capped(logits: Tensor, softcap: float | None) -> Tensor:

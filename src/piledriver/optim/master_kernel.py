@@ -73,7 +73,7 @@ if triton is not None:
         if split:
             whole = value.to(tl.int32, bitcast=True)
             # The nearest upper half; what it is off by fits the lower half, with its sign.
-            high = (whole + 0x8000) >> 16
+            high = tl.where(value == value, (whole + 0x8000) >> 16, 0x7FC0)
             tl.store(weight + here, high.to(tl.int16).to(tl.bfloat16, bitcast=True), mask=inside)
             tl.store(low + here, (whole - (high << 16)).to(tl.int16), mask=inside)
         else:

@@ -1,0 +1,212 @@
+"""Pretraining through `piledriver train` on real token files, against what one would use instead, on one GPU.
+
+    python benchmarks/pretrain.py --tokens TOKENS            # a folder that `piledriver tokenize` made
+
+Both shapes; data loading, logging and checks included: the rate is tokens over wall time between two steps. Rows:
+`accelerate` and `accelerate-inductor` (transformers' Llama, bf16, fused AdamW), `plain` (a hand-written compiled model in
+a plain torch loop), `bf16` and `fp8` (ours). Ours keep bf16 weights and, in the optimizer, their other half
+(`adamw_master_bf16`); norms are recomputed in the backward. `ours` is bf16, `peer` the best of the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import in_turn
+import model_step
+
+from piledriver.engine import Layout
+from piledriver.engine.fp8 import use_fp8
+from piledriver.engine.precision import make_pure
+from piledriver.models import ModelConfig, Transformer
+from piledriver.models.presets import preset
+from piledriver.models.sizes import flops_per_token
+from piledriver.optim import OptimizerConfig
+from piledriver.train import DataConfig, TrainConfig
+from piledriver.train.loop import _Run
+
+PEERS, OURS = ("accelerate", "accelerate-inductor", "plain"), ("bf16", "fp8")
+WARM_UP = 6
+
+
+class Run(_Run):
+    """`piledriver train` with a precision that its config does not name."""
+
+    fp8 = False
+
+    def _make_model(self) -> Transformer:
+        model = super()._make_model()
+        make_pure(model)
+        if self.fp8:
+            use_fp8(model, None, Layout(precision="fp8"))
+        for block in model.blocks.values():
+            block.recompute_norms = True  # type: ignore[assignment]
+        return model
+
+
+def ours(shape: str, tokens: str, fp8: bool, steps: int) -> dict[str, Any]:
+    """Train; the validation hook is where the run waits for its turn, and where it ends."""
+    batch, length = model_step.SHAPES[shape]
+    begun = [0.0]
+    losses: list[float] = []
+
+    def validate(model: nn.Module, world: Any) -> dict[str, float]:
+        if not begun[0]:
+            in_turn.my_turn()
+            begun[0] = time.monotonic()
+            return {}
+        torch.cuda.synchronize()
+        seconds = time.monotonic() - begun[0]
+        print(json.dumps(result(steps * batch * length, seconds, steps)), flush=True)
+        sys.stdout.flush()
+        os._exit(0)  # what follows is saving
+
+    with tempfile.TemporaryDirectory() as out:
+        config = TrainConfig(
+            model=shape,
+            data=DataConfig(tokens=tokens, packing="joined", seq_len=length),
+            batch_tokens=batch * length,
+            micro_batch_tokens=batch * length,
+            budget_tokens=batch * length * (2 * steps),
+            out=out,
+            precision="bf16",
+            optimizer=OptimizerConfig(kind="adamw_master_bf16", lr=3e-4),
+            validate_steps=steps,
+            trackers=(),
+            plots=False,
+        )
+        run = type("ThisRun", (Run,), {"fp8": fp8})(config, validate)
+        in_turn.with_patience(run.go)
+    return {"losses": losses}
+
+
+def result(tokens: int, seconds: float, steps: int) -> dict[str, Any]:
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    milliseconds = 1000 * seconds / steps
+    return {
+        "tokens_per_second": round(tokens / seconds),
+        "milliseconds": round(milliseconds, 2),
+        "peak_gib": round(peak, 2),
+    }
+
+
+def batches(tokens: str, batch: int, length: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Windows of the same files, one after the other."""
+    ids = np.concatenate([np.load(path) for path in sorted(Path(tokens).glob("*.tokens.npy"))])
+    size = batch * length
+    while True:
+        for begin in range(0, len(ids) - size - 1, size):
+            rows = torch.from_numpy(ids[begin : begin + size + 1].astype(np.int64)).pin_memory()
+            rows = rows.to("cuda", non_blocking=True)
+            yield rows[:-1].view(batch, length), rows[1:].view(batch, length)
+
+
+def theirs(shape: str, tokens: str, row: str, steps: int) -> dict[str, Any]:
+    config = preset(shape)
+    batch, length = model_step.SHAPES[shape]
+    data = batches(tokens, batch, length)
+    if row == "plain":
+        step = model_step.hand_step(config, "cuda", argparse.Namespace(compile="model", mode=None))
+    else:
+        step = accelerate_step(config, compiled=row == "accelerate-inductor")
+    for _ in range(WARM_UP):
+        in_turn.with_patience(lambda: float(step(*next(data))))
+    in_turn.my_turn()
+    begun = time.monotonic()
+    for _ in range(steps):
+        step(*next(data))
+    torch.cuda.synchronize()
+    return result(steps * batch * length, time.monotonic() - begun, steps)
+
+
+def accelerate_step(config: ModelConfig, *, compiled: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    """A loop as Accelerate's documentation writes it."""
+    from accelerate import Accelerator
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    accelerator = Accelerator(mixed_precision="bf16", dynamo_backend="inductor" if compiled else "no")
+    model: Any = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.dim,
+            intermediate_size=config.mlp_dim,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            num_key_value_heads=config.kv_heads,
+            max_position_embeddings=config.max_positions,
+            tie_word_embeddings=config.tied,
+            use_cache=False,
+        )
+    )
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    model, optimizer = accelerator.prepare(model.to(accelerator.device), optimizer)
+
+    def step(tokens: Tensor, targets: Tensor) -> Tensor:
+        loss: Tensor = model(input_ids=tokens, labels=tokens).loss
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", required=True, help="token shards, from `piledriver tokenize`")
+    parser.add_argument("--shape", choices=["gpt2-124m", "llama-1.2b"], action="append")
+    parser.add_argument("--rows", nargs="+", default=[*PEERS, *OURS], choices=[*PEERS, *OURS])
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--one", help="used within")
+    options = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    if options.one:
+        shape, row = options.one.split(":")
+        steps = max(8, options.steps // (1 if shape == "gpt2-124m" else 2))
+        of = theirs(shape, options.tokens, row, steps) if row in PEERS else None
+        print(json.dumps(of or ours(shape, options.tokens, row == "fp8", steps)), flush=True)
+        return
+    shapes = options.shape or ["gpt2-124m", "llama-1.2b"]
+    names = [f"{shape}:{row}" for shape in shapes for row in options.rows]
+    # What needs no compiling, and most memory, comes when the others are gone.
+    late = [name for name in names if name.endswith(":accelerate")]
+    given = ["--tokens", options.tokens, "--steps", str(options.steps)]
+    found: dict[str, dict[str, Any]] = {}
+    for some in ([name for name in names if name not in late], *([name] for name in late)):
+        for name, numbers in in_turn.measure(__file__, some, given):
+            found[name] = numbers
+            print(name, numbers, file=sys.stderr, flush=True)
+    for shape in shapes:
+        rows = {row: found[f"{shape}:{row}"] for row in options.rows}
+        rates = {row: numbers.get("tokens_per_second") for row, numbers in rows.items()}
+        peer = max((rates[row] or 0 for row in PEERS if row in rates), default=None)
+        flops = flops_per_token(preset(shape), model_step.SHAPES[shape][1])
+        line = {
+            "row": f"pretrain {shape}",
+            "unit": "tokens/s",
+            "ours": rates.get("bf16"),
+            "peer": peer,
+            "limit": round(model_step.PEAK_FLOPS / flops),
+            "rows": rows,
+        }
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
