@@ -7,6 +7,7 @@ code, compiled or with fp8 kernels, needs to know nothing of parallelism.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -124,7 +125,8 @@ def read_locally(module: nn.Module, name: str, reader: Reader = part) -> None:
         module.__dict__["_readers"] = {}
         module.__dict__["_at_work"] = False
         module.register_forward_pre_hook(_begin, prepend=True)
-        module.register_forward_hook(_end, always_call=True)
+        # Not called after an error: that would be a guard on the hook's number, and a compilation for every block.
+        module.register_forward_hook(_end)
     module.__dict__["_readers"][name] = reader
     kind = type(module)
     if name not in kind.__dict__.get("_local_names", ()):
@@ -133,6 +135,7 @@ def read_locally(module: nn.Module, name: str, reader: Reader = part) -> None:
         module.__class__ = _reading_class(base, names)
 
 
+@functools.cache  # one class for all blocks, so that one compilation serves them all
 def _reading_class(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
     space: dict[str, Any] = {name: _reading(name) for name in names}
     space["_local_names"] = names
