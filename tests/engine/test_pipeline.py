@@ -26,6 +26,7 @@ from piledriver.engine.pipeline.run import Pipeline
 from piledriver.engine.whole import whole_state
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.config import MoEConfig
+from piledriver.models.sizes import parameter_count
 
 STEPS, TIME, CPU = 3, 8, torch.device("cpu")
 
@@ -100,9 +101,17 @@ def _lay_out(case: Case, meshes: Meshes) -> tuple[nn.Module, Pipeline]:
     return model, known.pipeline
 
 
+def _each_parameter_has_one_owner(case: Case, model: nn.Module, meshes: Meshes) -> None:
+    """So no rank has another's, and norms, optimizers and checkpoints meet a tied weight once."""
+    held = torch.tensor(sum(parameter.numel() for parameter in model.parameters()))
+    dist.all_reduce(held, group=meshes.pp.get_group())
+    assert int(held) == parameter_count(case.config())
+
+
 def _train(case: Case) -> None:
     meshes = make_meshes(case.layout, "cpu")
     model, pipeline = _lay_out(case, meshes)
+    _each_parameter_has_one_owner(case, model, meshes)
     size = meshes.layout.data_size
     want_losses, want_norms, want = _reference(case, size, pipeline.microbatches)
     optimizer = torch.optim.AdamW(stepped_on(model.parameters()), lr=0.01)

@@ -32,11 +32,14 @@ class Losses:
     ) -> None:
         self.microbatches, self.own = microbatches, own
         self._loss_fn = loss_fn or shifted_cross_entropy
-        weights = [counted(part.targets) for part in microbatches]
-        if loss_fn is None and not own:
-            weights = [counted(part.targets[:, 1:]) for part in microbatches]
-        self._weights = weights
-        total = torch.stack([torch.as_tensor(weight, device=device, dtype=torch.float64) for weight in weights]).sum()
+        # Hugging Face's loss does not count the first label: it is nobody's next token.
+        first = 1 if loss_fn is None and not own else 0
+        weights = torch.stack(
+            [torch.as_tensor(counted(_from_label(part.targets, first)), device=device) for part in microbatches]
+        ).double()
+        # Our own loss counts for itself; for others the host has to know, and asks once a batch.
+        self._weights = [] if own else weights.tolist()
+        total = weights.sum()
         for axis in meshes.averaged:
             dist.all_reduce(total, group=axis.get_group())
         self.weight = total
@@ -63,18 +66,18 @@ class Losses:
             dist.all_reduce(self._sums, group=axis.get_group())
         return unpack(self._sums)
 
-    def _sums_of(self, output: Any, micro: MicroBatch, weight: Any) -> Tensor:
+    def _sums_of(self, output: Any, micro: MicroBatch, weight: float) -> Tensor:
         if micro.rows < micro.filled:
             output = _first_rows(output, micro.rows)
-        if int(weight) == 0:
+        if weight == 0:
             # A mean over nothing is not a number, and neither would its gradient be.
-            return torch.stack([_touch(output).double() * 0.0, *output_zeros(self._sums)])
+            return torch.stack([_touch(output).double() * 0.0, *self._sums.new_zeros(4)])
         value = self._loss_fn(output, micro.targets)
         if isinstance(value, LossSums):
             return pack(value)
-        total = value.double() * int(weight)
+        total = value.double() * weight
         nothing = torch.zeros_like(total).detach()
-        return torch.stack([total, total.detach(), nothing, nothing, nothing + int(weight)])
+        return torch.stack([total, total.detach(), nothing, nothing, nothing + weight])
 
 
 def shifted_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -82,9 +85,8 @@ def shifted_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
 
 
-def output_zeros(like: Tensor) -> list[Tensor]:
-    """Four zeros."""
-    return [like.new_zeros(()) for _ in range(4)]
+def _from_label(targets: Any, first: int) -> Any:
+    return targets[:, first:] if first else targets
 
 
 def _touch(output: Any) -> Tensor:

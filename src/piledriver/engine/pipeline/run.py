@@ -34,6 +34,9 @@ from piledriver.models.loss import LossSums
 # Schedules are kept for so many shapes of batches: each holds buffers for what its stages receive.
 KEPT_SHAPES = 4
 
+SETTINGS = ("z_loss", "chunk_tokens")
+"""Attributes of our `Transformer` that may change between batches."""
+
 
 class Pipeline:
     """This rank's stages of a model that was split and laid out, and the schedule that runs them."""
@@ -120,6 +123,10 @@ class Pipeline:
         return Losses(cut, loss_fn, own=own, meshes=self.meshes, device=self.device)
 
     def _run(self, losses: Losses, *, training: bool, sync: bool) -> None:
+        # Stages are copies: what the user says to the model about its loss is said to them too.
+        settings = {name: vars(self.model)[name] for name in SETTINGS if name in vars(self.model)}
+        for stage_module in self.stages.values():
+            vars(stage_module).update(settings)
         schedule, stages = self._schedule(losses, training)
         self._losses = losses
         for stage in stages:

@@ -59,7 +59,9 @@ def trace(model: nn.Module, starts: list[str]) -> list[nn.Module]:
             warnings.simplefilter("ignore")
             pipe = pipeline(model, example, split_spec=dict.fromkeys(starts, SplitPoint.BEGINNING))
     except Exception as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        # torch says in general terms that it failed; what failed is the cause.
+        cause = error.__cause__ or error
+        reason = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
         raise LayoutError(
             f"{type(model).__name__} cannot be traced: {reason}", fix="make it an nn.Sequential, or use pp=1"
         ) from error
