@@ -12,7 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from piledriver.cli.main import main
 from piledriver.core.errors import ConfigError
+from piledriver.data import open_tokens
+from piledriver.data.record import open_segment, read_record, segment_of
 from piledriver.train.batching import cut_batch
 
 from .corpus import make_tokens
@@ -93,22 +96,27 @@ def test_two_processes_take_the_same_steps_and_one_can_go_on(tokens: Path, undis
 
 
 @pytest.mark.slow
-def test_the_trace_names_the_documents_that_were_in_the_batch(tokens: Path, undisturbed: Path) -> None:
-    from piledriver.data import open_tokens, trace_step
-    from piledriver.data.record import open_segment, read_record, segment_of
-
-    tokenizer = open_tokens(tokens).tokenizer()
+def test_the_trace_names_the_documents_that_were_in_the_batch(
+    tokens: Path, undisturbed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a user asks, with `piledriver trace`; checked against the windows of the step, decoded."""
+    token_set = open_tokens(tokens)
+    tokenizer = token_set.tokenizer()
     for step in (0, 7, STEPS - 1):
         segment = segment_of(read_record(undisturbed), step)
         windows = open_segment(segment).read_at(np.array(segment.indices(step)))
-        traced = trace_step(undisturbed, step)
-        assert {part.window for part in traced} == set(range(8))
-        for part in traced:
-            (place, *_) = open_tokens(tokens).find(part.document)
-            document = tokenizer.decode_bytes(open_tokens(tokens).document(place.shard, place.row))
-            assert part.bytes is not None
-            inside = document[slice(*part.bytes)]
-            assert inside in tokenizer.decode_bytes(windows.inputs[part.window])
+        assert main(["trace", str(undisturbed), "--step", str(step), "--json"]) == 0
+        traced = json.loads(capsys.readouterr().out)
+        assert {part["window"] for part in traced} == set(range(8))
+        for window in range(8):
+            parts = [part for part in traced if part["window"] == window]
+            texts = []
+            for part in parts:
+                (place, *_) = token_set.find(part["document"])
+                document = tokenizer.decode_bytes(token_set.document(place.shard, place.row))
+                texts.append(document[slice(*part["bytes"])])
+            seen = tokenizer.decode_bytes(windows.inputs[window]).split(b"<|endoftext|>")
+            assert [text for text in texts if text] == [text for text in seen if text], "all of it, and nothing else"
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import argparse
 
+from piledriver.cli.counts import positive
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     parser.add_argument("config", help="a YAML file; see docs/train.md")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="change keys of the config")
-    parser.add_argument("--validation", metavar="CORPUS", help="text shards for bits per byte as training goes on")
     parser.add_argument(
-        "--validation-documents", type=int, default=100, metavar="N", help="how many of them (default 100)"
+        "--validation",
+        metavar="CORPUS",
+        help="text shards for bits per byte as training goes on (default: the corpus's)",
+    )
+    parser.add_argument(
+        "--validation-documents", type=positive, default=100, metavar="N", help="how many of them (default 100)"
     )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
@@ -24,19 +30,32 @@ def run(args: argparse.Namespace) -> int:
     from piledriver.core.config import load_config, to_yaml
     from piledriver.train import TrainConfig, train
     from piledriver.train.stopping import STOPPED_EXIT_CODE
+    from piledriver.train.text import split_of, tokens_folder
 
     config = load_config(TrainConfig, args.config, args.overrides)
+    held_out = args.validation or (split_of(config.data.corpus, "validation") if config.data.corpus else None)
     validate = None
-    if args.validation:
+    if held_out:
         from piledriver.evaluate.validation import validation
 
-        validate = validation(args.validation, config.data.tokens, documents=args.validation_documents)
-    if not args.json:
-        print(to_yaml(config))
+        validate = validation(held_out, tokens_folder(config), documents=args.validation_documents)
+    is_main = _is_main()
+    if is_main and not args.json:
+        print(to_yaml(config), flush=True)
     summary = train(config, validate=validate)
-    if args.json:
+    if is_main and args.json:
         print(json.dumps(asdict(summary), indent=2))
-    else:
+    elif is_main:
         done = "finished" if summary.finished else "stopped; run the same command to go on"
-        print(f"{summary.out}: {summary.steps} steps, {summary.tokens} tokens, loss {summary.loss:.4f}, {done}")
+        left_out = f", {summary.skipped_batches} batches left out" if summary.skipped_batches else ""
+        print(
+            f"{summary.out}: {summary.steps} steps, {summary.tokens} tokens, loss {summary.loss:.4f}{left_out}, {done}"
+        )
     return 0 if summary.finished else STOPPED_EXIT_CODE
+
+
+def _is_main() -> bool:
+    """Every process of a launch runs this verb; one of them prints."""
+    from piledriver.runtime import detect_world
+
+    return bool(detect_world().is_main)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import html
 import io
-import json
-from pathlib import Path
 from typing import Any
 
 from piledriver.core import storage
 from piledriver.demo.result import DemoResult
+from piledriver.train.metrics import read_metrics
+from piledriver.train.plots import loss_plot, validation_plot
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c2733; }
@@ -37,7 +37,8 @@ def write_page(result: DemoResult, path: storage.Location) -> None:
         _table(result),
         _image(_bars(result), "bits per byte by domain"),
         "<h2>Training</h2>",
-        _image(_curve(result), "loss by tokens"),
+        "<p>The loss of every step, and what the model made of text that it never trained on as it went along.</p>",
+        *(_image(figure, description) for description, figure in _curves(result).items()),
         "<h2>The corpus</h2>",
         _corpus(result),
         "<h2>What it writes</h2>",
@@ -119,14 +120,9 @@ def _bars(result: DemoResult) -> Any:
     return figure
 
 
-def _curve(result: DemoResult) -> Any:
-    lines = Path(result.out, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    figure, axes = _figure(3.2)
-    axes.plot([row["tokens"] for row in rows], [row["loss"] for row in rows], color="#2f6f9f", linewidth=1.2)
-    axes.set_xlabel("tokens")
-    axes.set_ylabel("loss (nats per token)")
-    return figure
+def _curves(result: DemoResult) -> dict[str, Any]:
+    rows = read_metrics(result.summary.out)
+    return {"loss by tokens": loss_plot(rows), "validation bits per byte by tokens": validation_plot(rows)}
 
 
 def _image(figure: Any, description: str) -> str:

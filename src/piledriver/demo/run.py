@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from piledriver.demo.domains import Domain, find_domains
 from piledriver.demo.page import write_page
 from piledriver.demo.result import DemoResult
 from piledriver.evaluate import Figures, TransformerScorer, bits_per_byte, summarise
+from piledriver.evaluate.validation import on_documents
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.interchange import load_folder
 from piledriver.optim import OptimizerConfig
@@ -52,8 +53,9 @@ def run_demo(out: str, *, minutes: float = 2.0, workers: int = 1, say: Callable[
     with clock("bits per byte before training"):
         assert isinstance(config.model, ModelConfig)
         before = _scored(Transformer(config.model, seed=config.seed), tokenizer, test)
+    held_out = _few(read_shards(os.path.join(out, "corpus", "validation")))
     with clock("training"):
-        summary = train(config)
+        summary = train(config, validate=on_documents(held_out, tokenizer))
     model = load_folder(os.path.join(out, "run", "model"))
     with clock("bits per byte after training"):
         after = _scored(model, tokenizer, test)
@@ -93,8 +95,17 @@ def _config(out: str, tokens: TokenSet, tokenizer: Tokenizer, minutes: float) ->
         out=os.path.join(out, "run"),
         optimizer=OptimizerConfig(kind="muon", lr=0.01),
         checkpoint_minutes=60,
-        log_steps=5,
     )
+
+
+def _few(documents: Iterable[Document], each: int = 4, characters: int = 2000) -> list[Document]:
+    """The beginnings of a few documents of each domain: what can be scored often without holding up the training."""
+    chosen: dict[str, list[Document]] = {}
+    for document in documents:
+        of_domain = chosen.setdefault(document.source, [])
+        if len(of_domain) < each:
+            of_domain.append(Document(document.text[:characters], source=document.source))
+    return [document for name in sorted(chosen) for document in chosen[name]]
 
 
 def _scored(model: Transformer, tokenizer: Tokenizer, documents: list[Document]) -> dict[str, Figures]:

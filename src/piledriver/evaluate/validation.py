@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 
 from piledriver.core import storage
+from piledriver.core.errors import UsageError
 from piledriver.corpus import Document, read_shards
 from piledriver.data.token_set import open_tokens
 from piledriver.data.tokenizer import Tokenizer
@@ -19,10 +21,14 @@ def validation(
 ) -> Callable[[Transformer, World], dict[str, float]]:
     """A function from a model to its bits per byte by source, on documents spread over a corpus.
 
-    The processes of the world that it is given share the documents and all get the figures.
+    The processes of the world that it is given share the documents and all get the figures. The tokenizer of the token
+    shards is looked for at the first call: the run makes them.
     """
-    tokenizer = open_tokens(tokens).tokenizer()
-    return on_documents(spread(read_shards(corpus), documents), tokenizer)
+    chosen = spread(read_shards(corpus), documents)
+    if not chosen:
+        raise UsageError(f"{corpus} holds no documents", fix="give --validation a shard or a folder of shards of text")
+    made = cache(lambda: on_documents(chosen, open_tokens(tokens).tokenizer()))
+    return lambda model, world: made()(model, world)
 
 
 def spread(documents: Iterable[Document], count: int) -> list[Document]:

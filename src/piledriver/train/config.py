@@ -28,8 +28,12 @@ _POSITIVE = (
 class DataConfig:
     """Which tokens, in which order."""
 
-    tokens: str
-    """The folder of token shards that `piledriver tokenize` made."""
+    corpus: str | None = None
+    """Text: a shard, a folder of them, or what `piledriver corpus build` made; tokenised into the run's folder."""
+    tokenizer: str | None = None
+    """With a corpus: the tokenizer; one of the model's vocabulary is learned from the corpus where not given."""
+    tokens: str | None = None
+    """Instead of a corpus: the folder of token shards that `piledriver tokenize` made."""
     seq_len: int | None = None
     """Tokens in a window; the model's longest where not given."""
     packing: Packing = "packed"
@@ -38,6 +42,14 @@ class DataConfig:
     """Share of each source; as much as there is where not given."""
     exclude_sources: tuple[str, ...] = ()
     exclude_licences: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.corpus is None) == (self.tokens is None):
+            raise ConfigError(
+                "give one of data.corpus and data.tokens", fix="text is a corpus, token shards are tokens"
+            )
+        if self.tokenizer is not None and self.corpus is None:
+            raise ConfigError("data.tokenizer goes with data.corpus", fix="token shards have theirs: leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ from piledriver.models.presets import preset
 from piledriver.models.sizes import flops_per_token, parameter_count
 from piledriver.observe.flops import measured_peak, peak_flops
 from piledriver.observe.memory import memory_use
+from piledriver.observe.trackers import choose
 from piledriver.optim import ScheduleConfig, ScheduledLR, build_optimizer
 from piledriver.runtime.collectives import any_rank, gather_object
 from piledriver.runtime.seeds import set_seed
@@ -43,6 +44,7 @@ from piledriver.train.plots import save_plots
 from piledriver.train.rollback import Skip, SkipList, Snapshot
 from piledriver.train.spikes import SpikeWatch
 from piledriver.train.stopping import stop_on_signals
+from piledriver.train.text import make_tokens
 
 CHECKPOINTS, CONFIG, MODEL = "checkpoints", "config.yaml", "model"
 Validate = Callable[[Transformer, World], dict[str, float]]
@@ -85,6 +87,7 @@ class _Run:
 
     def __init__(self, config: TrainConfig, validate: Validate | None) -> None:
         self.config, self.validate = config, validate
+        choose([*(config.trackers or ())], logging_dir=config.out)  # a name that is none, before any work
         self.accelerator = Accelerator(mixed_precision="fp16" if config.precision == "fp16" else "no")
         self.world = self.accelerator.world
         self.device = self.accelerator.device
@@ -106,8 +109,9 @@ class _Run:
 
     def _open_stream(self, seq_len: int) -> TokenStream:
         data = self.config.data
+        self.tokens = make_tokens(self.config, self.shape.vocab_size, self.world)
         wanted = StreamConfig(
-            tokens=data.tokens,
+            tokens=self.tokens,
             seq_len=seq_len,
             seed=self.config.seed,
             packing=data.packing,
@@ -423,9 +427,9 @@ class _Run:
         """The finished model as a folder that `transformers` and `piledriver evaluate` read, with its tokenizer."""
         folder = os.path.join(self.config.out, MODEL)
         save_folder(self.model, folder)
-        for name in os.listdir(self.config.data.tokens):
+        for name in os.listdir(self.tokens):
             if name.startswith("tokenizer"):
-                content = storage.read_bytes(os.path.join(self.config.data.tokens, name))
+                content = storage.read_bytes(os.path.join(self.tokens, name))
                 storage.write_bytes(os.path.join(folder, name), content)
 
 

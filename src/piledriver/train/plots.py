@@ -47,20 +47,22 @@ def loss_plot(rows: Rows) -> Any:
     good = [row for row in rows if row["loss"] is not None]
     tokens, losses = [row["tokens"] for row in good], [row["loss"] for row in good]
     axes.plot(tokens, losses, color=_PALE, linewidth=0.9)
-    axes.plot(tokens, _running_mean(losses), color=_BLUE, linewidth=1.8)
+    learned = [(row["tokens"], row["loss"]) for row in good if not row.get("skipped")]
+    means = _running_mean([loss for _, loss in learned])
+    axes.plot([at for at, _ in learned], means, color=_BLUE, linewidth=1.8)
     left_out = [row for row in good if row.get("skipped")]
     if left_out:
         xs, ys = [row["tokens"] for row in left_out], [row["loss"] for row in left_out]
         axes.plot(xs, ys, "x", color=_RED, markersize=6, label="update left out")
         axes.legend(frameon=False)
-    if losses:
+    if means:
         # A first loss of ten or a spike of a thousand must not flatten the rest.
         ordered = sorted(losses)
         high = ordered[int(0.995 * (len(ordered) - 1))]
         span = max(high - ordered[0], 1e-6)
         axes.set_ylim(ordered[0] - 0.05 * span, high + 0.05 * span)
         axes.annotate(
-            f"{_running_mean(losses)[-1]:.3f}", (tokens[-1], _running_mean(losses)[-1]), xytext=(4, 0),
+            f"{means[-1]:.3f}", (learned[-1][0], means[-1]), xytext=(4, 0),
             textcoords="offset points", va="center", color=_BLUE, annotation_clip=False,
         )  # fmt: skip
     return figure
