@@ -13,12 +13,14 @@ The names and arguments are those of Hugging Face Accelerate; docs/accelerate.md
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
+from os import PathLike
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from piledriver.accelerator import prepare, uneven
 from piledriver.accelerator.accumulation import Count, GradientState, ItemMean
@@ -150,8 +152,9 @@ class Accelerator(Answers):
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.rng_types = list(rng_types) if rng_types is not None else ["generator"]
         self.strategy: Strategy = choose_strategy(self.world, self.ddp_handler, self.meshes)
-        self._replaced: dict[torch.Tensor, torch.Tensor] = {}
-        self._gone: set[torch.Tensor] = set()
+        # Weakly: the whole parameters must go once no optimizer refers to them.
+        self._replaced: MutableMapping[torch.Tensor, torch.Tensor] = WeakIdKeyDictionary()
+        self._gone: MutableMapping[torch.Tensor, bool] = WeakIdKeyDictionary()
         self._models: list[nn.Module] = []
         self._optimizers: list[Any] = []
         self._schedulers: list[Any] = []
@@ -198,14 +201,23 @@ class Accelerator(Answers):
         return ready if len(ready) > 1 else ready[0] if ready else ready
 
     def prepare_model(
-        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+        self,
+        model: nn.Module,
+        device_placement: bool | None = None,
+        evaluation_mode: bool = False,
+        *,
+        weights: int | str | PathLike[str] | Callable[[nn.Module], Any] = 0,
     ) -> nn.Module:
-        """Place a model, set its precision, average its gradients over processes: in place."""
+        """Place a model, set its precision, lay it out over the processes: in place.
+
+        `weights` are for a model on the meta device: the seed to initialise it from, a folder or file to load, each
+        process its own part, or a function that fills it.
+        """
         if any(model is known for known in self._models):
             return model
         self._check_quantised(model)
         placed = self.device_placement if device_placement is None else device_placement
-        model = prepare.ready_model(self, model, placed and not _is_dispatched(model), evaluation_mode)
+        model = prepare.ready_model(self, model, placed and not _is_dispatched(model), evaluation_mode, weights)
         model._is_accelerate_prepared = True  # type: ignore[assignment]
         self._models.append(model)
         if isinstance(self.scaler, LossScaler):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from piledriver.engine import laid_out
 from piledriver.engine.apply import apply
+from piledriver.engine.local_step import step_locally
 from piledriver.engine.mesh import Meshes
 from piledriver.engine.offload import offload_optimizer
 from piledriver.engine.optimizers import share_states
@@ -25,9 +26,9 @@ class LaidOut:
         self.meshes = meshes
         self.device = device
 
-    def lay_out(self, model: nn.Module) -> None:
+    def lay_out(self, model: nn.Module, weights: Any = 0) -> None:
         """All of the engine's steps, in its order."""
-        apply(model, self.meshes, device=self.device)
+        apply(model, self.meshes, device=self.device, weights=weights)
 
     def lay_out_optimizer(self, optimizer: Any) -> None:
         """Zero 1 and 2 share out its states; zero 3 has done so with the parameters. Then host memory and rounding."""
@@ -37,6 +38,8 @@ class LaidOut:
             offload_optimizer(optimizer)
         if self.meshes.layout.precision == "bf16-pure":
             round_stochastically(optimizer)
+        else:
+            step_locally(optimizer)
 
     def gradients(self, model: nn.Module) -> Iterator[Tensor]:
         """Also those that are kept whole until a window ends."""

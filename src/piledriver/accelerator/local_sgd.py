@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from piledriver.accelerator.errors import OptionError
 from piledriver.runtime.collectives import reduce
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ class LocalSGD:
     """`with LocalSGD(accelerator, model, local_sgd_steps=8) as local: ... local.step()`."""
 
     def __init__(self, accelerator: Accelerator, model: nn.Module, local_sgd_steps: int, enabled: bool = True) -> None:
+        if accelerator.layout is not None and enabled:
+            raise OptionError("local steps need a whole copy of the model on each process", fix="leave layout out")
         self.enabled = enabled and accelerator.use_distributed
         self.num_steps = 0
         self.local_sgd_steps = local_sgd_steps

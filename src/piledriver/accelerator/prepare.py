@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,11 +11,12 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from piledriver.accelerator import compiling, precision, strategy, tied
-from piledriver.accelerator.errors import PreparedTwiceError
+from piledriver.accelerator.errors import OptionError, PreparedTwiceError
 from piledriver.accelerator.optimizer import PreparedOptimizer
 from piledriver.accelerator.replicas import reducer_of
 from piledriver.accelerator.scheduler import PreparedScheduler
-from piledriver.engine.laid_out import is_on_meta, pipelined
+from piledriver.checkpoint import load_model
+from piledriver.engine.laid_out import is_on_meta, laid_out, pipelined
 from piledriver.engine.optimizers import follow
 from piledriver.runtime.agreement import first_difference
 from piledriver.runtime.collectives import gather_object
@@ -71,9 +73,11 @@ def _size(thing: Any) -> tuple[int, ...]:
     return (sum(p.numel() for p in thing.parameters()),) if isinstance(thing, nn.Module) else ()
 
 
-def ready_model(accelerator: Accelerator, model: nn.Module, placed: bool, evaluation_mode: bool) -> nn.Module:
+def ready_model(
+    accelerator: Accelerator, model: nn.Module, placed: bool, evaluation_mode: bool, weights: Any = 0
+) -> nn.Module:
     """Place, set the precision, lay out, compile: all in place. Tied parameters are tied afterwards as before."""
-    if reducer_of(model) is not None:
+    if reducer_of(model) is not None or laid_out(model) is not None:
         raise PreparedTwiceError(
             f"the model {type(model).__name__} was prepared by another Accelerator",
             fix="use one Accelerator, or free_memory() of the other first",
@@ -86,7 +90,7 @@ def ready_model(accelerator: Accelerator, model: nn.Module, placed: bool, evalua
         precision.compute_in(model, accelerator.mixed_precision, accelerator.device, accelerator.autocast_handler)
     if not evaluation_mode:
         before = dict(model.named_parameters())
-        accelerator.strategy.lay_out(model)
+        accelerator.strategy.lay_out(model, _filler(weights))
         follow_layout(accelerator, model, before)
         if (call := pipelined(model)) is not None:
             call.factor = accelerator._loss_factor
@@ -96,15 +100,24 @@ def ready_model(accelerator: Accelerator, model: nn.Module, placed: bool, evalua
     return model
 
 
+def _filler(weights: Any) -> Any:
+    """A seed or a function as it is; a path as the function that loads from there."""
+    if callable(weights) or isinstance(weights, int):
+        return weights
+    return functools.partial(load_model, path=weights)
+
+
 def follow_layout(accelerator: Accelerator, model: nn.Module, before: dict[str, nn.Parameter]) -> None:
     """Remember which parameter took whose place, for optimizers that were made for the old ones."""
     now = dict(model.named_parameters())
     replaced: dict[torch.Tensor, torch.Tensor] = {
         old: now[name] for name, old in before.items() if name in now and now[name] is not old
     }
-    gone = {old for name, old in before.items() if name not in now}
-    accelerator._replaced.update(replaced)
-    accelerator._gone |= gone
+    for old, new in replaced.items():
+        accelerator._replaced[old] = new
+    for name, old in before.items():
+        if name not in now:
+            accelerator._gone[old] = True
     for known in accelerator._optimizers:
         _lay_out_optimizer(accelerator, known.optimizer)
 
@@ -149,6 +162,15 @@ def ready_scheduler(accelerator: Accelerator, scheduler: Any) -> PreparedSchedul
     )
 
 
+def _dispatches(wanted: bool | None, meshes: Any) -> bool | None:
+    """One process reading for all deals out by rank: where several ranks take the same batch, each reads for itself."""
+    if meshes is None or meshes.copies_of_batch == 1:
+        return wanted
+    if wanted:
+        raise OptionError("dispatch_batches with tensor, context or pipeline axes", fix="leave dispatch_batches out")
+    return False
+
+
 def ready_data_loader(accelerator: Accelerator, loader: Any, placed: bool, slice_fn: Any) -> Any:
     """This process's share of a loader, that tells us when it is at its end."""
     from piledriver.data import prepare_data_loader
@@ -159,10 +181,11 @@ def ready_data_loader(accelerator: Accelerator, loader: Any, placed: bool, slice
         accelerator.device,
         num_processes=accelerator.num_processes if meshes is None else meshes.layout.data_size,
         process_index=accelerator.process_index if meshes is None else meshes.data_rank,
+        torch_device_mesh=accelerator.torch_device_mesh,
         split_batches=config.split_batches,
         put_on_device=placed,
         rng_types=list(accelerator.rng_types),
-        dispatch_batches=config.dispatch_batches,
+        dispatch_batches=_dispatches(config.dispatch_batches, meshes),
         even_batches=config.even_batches,
         slice_fn_for_dispatch=slice_fn,
         use_seedable_sampler=config.use_seedable_sampler,

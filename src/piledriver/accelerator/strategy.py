@@ -23,8 +23,11 @@ from piledriver.runtime.world import World
 class Strategy(Protocol):
     """What the Accelerator asks of a layout."""
 
-    def lay_out(self, model: nn.Module) -> None:
-        """Spread a model over the processes, in place. Its parameters may become other objects."""
+    def lay_out(self, model: nn.Module, weights: Any = 0) -> None:
+        """Spread a model over the processes, in place. Its parameters may become other objects.
+
+        `weights` fill a model that has no memory yet.
+        """
 
     def lay_out_optimizer(self, optimizer: Any) -> None:
         """Let an optimizer, whose parameters are the laid-out ones, hold its share of the states."""
@@ -59,7 +62,7 @@ class Alone:
     averaged_over = 1
     loss_is_of_all = False
 
-    def lay_out(self, model: nn.Module) -> None:
+    def lay_out(self, model: nn.Module, weights: Any = 0) -> None:
         """Nothing."""
 
     def lay_out_optimizer(self, optimizer: Any) -> None:
@@ -111,7 +114,7 @@ class Replicas:
         """All processes."""
         return self.world.size
 
-    def lay_out(self, model: nn.Module) -> None:
+    def lay_out(self, model: nn.Module, weights: Any = 0) -> None:
         """Hook the reducer onto the model."""
         replicas.replicate(model, self.options)
 

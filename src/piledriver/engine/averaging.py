@@ -112,8 +112,11 @@ class Bucket:
         self.axes = meshes.experts_averaged if parts.is_expert(parameters[0]) else meshes.averaged
         self.divisor = meshes.averaged_over
         self.scatter = scatter
+        # Sums of 16-bit numbers would lose what single processes added, and gloo has none.
+        self.travels_in = torch.float32 if parameters[0].dtype.itemsize == 2 else parameters[0].dtype
         self._flat: Tensor | None = None
         self._work: Any = None
+        self._missing: list[bool] = []
 
     @torch.no_grad()
     def send(self) -> None:
@@ -121,8 +124,8 @@ class Bucket:
         gradients = [_settled(parameter) for parameter in self.parameters]
         if all(gradient is None for gradient in gradients) and not self.axes:
             return
-        like = parts.local(self.parameters[0])
-        flags = like.new_tensor([float(gradient is not None) for gradient in gradients])
+        self._missing = [gradient is None for gradient in gradients]
+        flags = self._flags()
         if self.scatter:
             self._send_rows(gradients, flags)
         else:
@@ -132,7 +135,7 @@ class Bucket:
                 else gradient.flatten()
                 for parameter, gradient in zip(self.parameters, gradients, strict=True)
             ]
-            self._flat = torch.cat([*pieces, flags])
+            self._flat = torch.cat([*pieces, flags]).to(self.travels_in)
             del pieces, gradients
             self._show_views()
             if self.axes:
@@ -144,7 +147,7 @@ class Bucket:
             parts.rows_in_chunks(parts.local(parameter) if gradient is None else gradient, size, zero=gradient is None)
             for parameter, gradient in zip(self.parameters, gradients, strict=True)
         ]
-        buffer = torch.cat([*rows, flags.expand(size, -1)], dim=1)
+        buffer = torch.cat([*rows, flags.expand(size, -1)], dim=1).to(self.travels_in)
         del rows, gradients
         for parameter in self.parameters:
             parameter.grad = None
@@ -168,19 +171,44 @@ class Bucket:
         if self.scatter:
             self._keep_rows(numbers, flags)
             return
-        absent = [i for i, missing in enumerate(self._missing) if missing]
-        # Only where something is missing here does the host have to know whether it was there elsewhere.
-        present = flags.tolist() if absent else []
-        for i in absent:
-            if present[i] == 0:
-                self.parameters[i].grad = None
-        for parameter in self.parameters:
+        if self._flat_dtype_differs:
+            self._bring_back(numbers)
+        for parameter, there in zip(self.parameters, self._present(flags), strict=True):
+            if not there:
+                parameter.grad = None
             parts.show_own_gradient(parameter)
+
+    @property
+    def _flat_dtype_differs(self) -> bool:
+        return self.travels_in != self.parameters[0].dtype
+
+    def _bring_back(self, numbers: Tensor) -> None:
+        """From the dtype that travelled to the parameters' own."""
+        begin = 0
+        for parameter in self.parameters:
+            shape = parts.local(parameter).shape
+            mean = numbers[begin : begin + shape.numel()].view(shape).to(parameter.dtype)
+            parameter.grad = parts.wrapped_like(parameter, mean)
+            begin += shape.numel()
+
+    def _flags(self) -> Tensor:
+        """Ones where there is a gradient, made on the device: a copy from the host would wait for the device."""
+        like = parts.local(self.parameters[0]).detach()
+        if not any(self._missing):
+            return like.new_ones(len(self.parameters))
+        return torch.cat([like.new_zeros(1) if missing else like.new_ones(1) for missing in self._missing])
+
+    def _present(self, flags: Tensor) -> list[bool]:
+        """Which gradients some process had. The host has to ask only where something is missing here."""
+        if not any(self._missing):
+            return [True] * len(self.parameters)
+        return [there > 0 for there in flags.tolist()]
 
     def _show_views(self) -> None:
         """Gradients become views of the buffer: what is summed there needs no copy back, and no memory twice."""
         assert self._flat is not None
-        self._missing = [parameter.grad is None for parameter in self.parameters]
+        if self._flat_dtype_differs:
+            return
         begin = 0
         for parameter in self.parameters:
             shape = parts.local(parameter).shape
@@ -188,12 +216,11 @@ class Bucket:
             begin += shape.numel()
 
     def _keep_rows(self, numbers: Tensor, flags: Tensor) -> None:
-        present = flags.tolist() if numbers.device.type == "cpu" else [1.0] * len(self.parameters)
         begin = 0
-        for parameter, there in zip(self.parameters, present, strict=True):
+        for parameter, there in zip(self.parameters, self._present(flags), strict=True):
             length = parts.chunk_elements(parameter, self.axes[0].size())
             if there:
-                parts.add_own_gradient(parameter, numbers[begin : begin + length])
+                parts.add_own_gradient(parameter, numbers[begin : begin + length].to(parameter.dtype))
             begin += length
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from piledriver.engine.averaging import BUCKET_BYTES
 from piledriver.engine.mesh import Meshes
 
 
-def follow(optimizer: torch.optim.Optimizer, replaced: Mapping[Tensor, Tensor], gone: Collection[Tensor] = ()) -> None:
+def follow(optimizer: torch.optim.Optimizer, replaced: Mapping[Tensor, Tensor], gone: Container[Tensor] = ()) -> None:
     """Put each new parameter where the old one was, with its state where there is one already.
 
     `gone` are those that other pipeline stages hold.
