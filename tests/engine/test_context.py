@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from piledriver.engine import EngineError, Layout, LayoutError
+from piledriver.engine import EngineError, Layout, LayoutError, zero
 from piledriver.engine.context import Parts, check_model, split_sequences
 from piledriver.engine.context_kernels import attend_part, attend_part_backward, merge
 from piledriver.engine.context_ring import ring_attention
@@ -20,6 +20,7 @@ from piledriver.engine.tensor_collectives import Group
 from piledriver.models import MoEConfig, Transformer, make_masks
 from tests.checkpoint.processes import run
 from tests.engine.parallel_steps import assert_like_one_process, config, lay_out
+from tests.engine.test_tensor import hugging_face_configs
 
 RING, HEADS = Layout(cp=2), Layout(cp=2, cp_method="all-to-all")
 
@@ -81,6 +82,42 @@ def _on_two(rank: int) -> None:
 @pytest.mark.slow
 def test_sequences_in_two_parts() -> None:
     run(2, _on_two)
+
+
+def _hugging_face(rank: int) -> None:
+    """Loss, gradients and logits; a model that was made from the same config keeps its own attention."""
+    from transformers import AutoModelForCausalLM
+
+    tokens = torch.arange(26).view(2, 13)
+    labels = tokens.clone()
+    labels[:, :4] = -100
+    shapes = hugging_face_configs()
+    for layout in (RING, HEADS):
+        meshes = make_meshes(layout, "cpu")
+        for name in ("llama", "qwen3", "gpt_neox", "gpt2"):
+            torch.manual_seed(0)
+            spread = AutoModelForCausalLM.from_config(shapes[name])
+            alone = AutoModelForCausalLM.from_config(shapes[name])
+            alone.load_state_dict(spread.state_dict())
+            split_sequences(spread, meshes, meshes.layout)
+            averager = zero.average_gradients(spread, meshes, meshes.layout)
+            found, wanted = spread(tokens, labels=labels).loss, alone(tokens, labels=labels).loss
+            torch.testing.assert_close(found, wanted)
+            found.backward()
+            wanted.backward()
+            for mine, theirs in zip(spread.parameters(), alone.parameters(), strict=True):
+                torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-6, msg=name)
+            with torch.no_grad():
+                torch.testing.assert_close(spread(input_ids=tokens).logits, alone(tokens).logits)
+            with pytest.raises(EngineError, match="padding in attention_mask"):
+                spread(tokens, attention_mask=tokens > 3)
+            assert averager is not None
+
+
+@pytest.mark.slow
+def test_hugging_face_models_in_parts() -> None:
+    pytest.importorskip("transformers")
+    run(2, _hugging_face)
 
 
 def _on_four(rank: int) -> None:

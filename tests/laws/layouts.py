@@ -75,12 +75,14 @@ ROWS += [
 
 ROWS += [
     Row(name="tp-moe", layout=Layout(tp=2, loss_parallel=False), model="moe"),
+    Row(name="tp-plain", layout=Layout(tp=2), model="plain"),
     Row(name="cp", layout=Layout(cp=2)),
     Row(name="cp-heads", layout=Layout(cp=2, cp_method="all-to-all"), model="tied"),
     Row(name="cp-zero3", layout=Layout(cp=2, zero=3), accumulate=2),
     Row(name="cp-zero1", layout=Layout(cp=2, zero=1)),
     Row(name="cp-ep", layout=Layout(cp=2, ep=2), model="moe"),
     Row(name="tp-on-4", layout=Layout(tp=2, dp_replicate=2), processes=4),
+    Row(name="zero3-tp-plain", layout=Layout(zero=3, tp=2), processes=4, model="plain"),
     Row(name="cp-on-4", layout=Layout(cp=4), processes=4),
     Row(name="cp-zero3-on-4", layout=Layout(cp=2, zero=3, cp_method="all-to-all"), processes=4),
     Row(name="cp-tp", layout=Layout(cp=2, tp=2), processes=4),

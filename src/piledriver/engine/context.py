@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from piledriver.engine.context_heads import HeadsForSequence
+from piledriver.engine.context_huggingface import is_language_model, split_language_model
 from piledriver.engine.context_ring import ring_attention
 from piledriver.engine.errors import EngineError, LayoutError
 from piledriver.engine.layout import Layout
@@ -37,13 +38,20 @@ from piledriver.models.masks import Mask
 
 
 def split_sequences(model: nn.Module, meshes: Meshes, layout: Layout) -> nn.Module:
-    """Split the sequences of a `Transformer` over cp, in place. Comes after `split_tensors`, which it wraps."""
+    """Split the sequences of a model over cp, in place. Comes after `split_tensors`, which it wraps.
+
+    Our `Transformer`, and causal language models of `transformers` (`context_huggingface`).
+    """
     if layout.cp == 1 or meshes.alone:
+        return model
+    if is_language_model(model):
+        parts = Parts(Group.of(meshes.cp), zigzag=layout.cp_method == "ring")
+        split_language_model(model, parts, layout)
         return model
     if not isinstance(model, Transformer):
         raise LayoutError(
             f"cp {layout.cp} needs to know where {type(model).__name__} uses positions, masks and targets",
-            fix="use our Transformer (models.interchange reads Hugging Face folders), or cp=1 with zero and tp",
+            fix="use our Transformer or a causal language model of transformers, or cp=1 with zero and tp",
         )
     check_model(model.config, layout)
     balanced = model.config.moe is not None and model.config.moe.balance_coefficient != 0

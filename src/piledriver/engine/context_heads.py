@@ -32,7 +32,7 @@ class HeadsForSequence:
         if q.shape[2] != k.shape[2]:
             raise EngineError("a cache of keys is not split over cp", fix="generate with cp=1")
         group, time = self.parts.group, q.shape[2]
-        k, v = (_enough_heads(x, q.shape[1], group.size) for x in (k, v))
+        k, v = (with_enough_heads(x, q.shape[1], group.size) for x in (k, v))
         q, k, v = (to_heads(x, group).narrow(2, 0, self.parts.length) for x in (q, k, v))
         mask, slopes = heads_of(mask, slopes, group.rank * q.shape[1], q.shape[1])
         out = self.inner(q, k, v, mask, slopes=slopes, **options)
@@ -56,7 +56,7 @@ def to_sequence(x: Tensor, group: Group) -> Tensor:
     return came.transpose(0, 1).reshape(batch, heads * group.size, -1, width)
 
 
-def _enough_heads(x: Tensor, heads: int, size: int) -> Tensor:
+def with_enough_heads(x: Tensor, heads: int, size: int) -> Tensor:
     """Keys and values with fewer heads than processes are repeated until every process gets one."""
     times = size // math.gcd(x.shape[1], size)
     if times > 1 and heads % (x.shape[1] * times):
