@@ -40,8 +40,8 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tokens(tmp_path_factory.mktemp("tokens"))
 
 
-def begin(tokens: Path, out: Path, processes: int = 1) -> subprocess.Popen[str]:
-    return start(CONFIG.format(tokens=tokens, budget=256 * STEPS), out, processes)
+def begin(tokens: Path, out: Path, processes: int = 1, *overrides: str) -> subprocess.Popen[str]:
+    return start(CONFIG.format(tokens=tokens, budget=256 * STEPS), out, processes, *overrides)
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +93,21 @@ def test_two_processes_take_the_same_steps_and_one_can_go_on(tokens: Path, undis
     assert list(before.values()) == pytest.approx([curve(undisturbed)[step] for step in before], rel=1e-4)
     record = json.loads((out / "stream.json").read_text())
     assert len(record["segments"]) == 1, "another number of processes reads the same stream"
+
+
+@pytest.mark.slow
+def test_a_sharded_model_takes_the_same_steps_and_one_process_can_go_on(
+    tokens: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    process = begin(tokens, out, 2, "layout={zero: 3}")
+    assert kill_when(process, (out / "checkpoints" / "step-8" / "header.json").exists)
+    before = curve(out)
+    assert list(before.values()) == pytest.approx([curve(undisturbed)[step] for step in before], rel=1e-4)
+    assert finish(begin(tokens, out)) == 0
+    assert list(curve(out).values()) == pytest.approx(list(curve(undisturbed).values()), rel=1e-4)
+    header = json.loads((out / "checkpoints" / "step-24" / "header.json").read_text())
+    assert header["layout"] is None
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from typing import Literal
 
 from piledriver.core.errors import ConfigError
 from piledriver.data.stream import Packing
+from piledriver.engine import Layout
 from piledriver.models.config import ModelConfig
 from piledriver.optim import OptimizerConfig, ScheduleConfig
 
@@ -97,6 +98,8 @@ class TrainConfig:
     """Weight of the squared log-partition function."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """What is computed in: bf16 on a GPU, fp32 on a CPU where not given."""
+    layout: Layout | None = None
+    """How the model sits on the processes, e.g. {zero: 3, tp: 2}; each a whole copy where not given."""
     micro_batch_tokens: int | None = None
     """Tokens that one process takes at once; derived where not given."""
     compile: bool | None = None
@@ -126,6 +129,11 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} is {value}", fix="it must be positive")
+        if self.layout is not None and self.precision not in ("auto", self.layout.precision):
+            raise ConfigError(
+                f"precision is {self.precision} and layout.precision {self.layout.precision}",
+                fix="with a layout, say it there and leave precision out",
+            )
         steps, snapshots = self.checkpoint_steps, self.spikes.snapshot_steps
         if self.spikes.action == "rollback" and steps is not None and steps % snapshots:
             raise ConfigError(

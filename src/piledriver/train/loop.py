@@ -15,12 +15,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from piledriver.accelerator import Accelerator
 from piledriver.checkpoint import Checkpointer, Contents, folder_for, is_complete, latest, read_header
 from piledriver.core import storage
-from piledriver.core.config import save_config
+from piledriver.core.config import save_config, to_mapping
 from piledriver.core.errors import MissingDependencyError, PiledriverError
 from piledriver.data.record import record_stream
 from piledriver.data.stream import StreamConfig, TokenStream, open_stream
@@ -88,15 +87,19 @@ class _Run:
     def __init__(self, config: TrainConfig, validate: Validate | None) -> None:
         self.config, self.validate = config, validate
         choose([*(config.trackers or ())], logging_dir=config.out)  # a name that is none, before any work
-        self.accelerator = Accelerator(mixed_precision="fp16" if config.precision == "fp16" else "no")
+        self.accelerator = self._make_accelerator()
         self.world = self.accelerator.world
+        meshes = self.accelerator.meshes
+        # Processes that split a matrix, a sequence or the blocks among them read the same batch.
+        self.data_rank = self.world.rank if meshes is None else meshes.data_rank
+        self.data_size = self.world.size if meshes is None else meshes.layout.data_size
         self.device = self.accelerator.device
         set_seed(config.seed)
         torch.use_deterministic_algorithms(config.deterministic, warn_only=not config.deterministic)
         self.shape = preset(config.model) if isinstance(config.model, str) else config.model
         seq_len = config.data.seq_len or self.shape.max_positions
         self.batching = cut_batch(
-            config.batch_tokens, seq_len, self.world.size, config.micro_batch_tokens, self.device.type
+            config.batch_tokens, seq_len, self.data_size, config.micro_batch_tokens, self.device.type
         )
         self.accelerator.gradient_accumulation_steps = self.batching.accumulation
         self.stream = self._open_stream(seq_len)
@@ -106,6 +109,13 @@ class _Run:
         self.saver = Checkpointer()
         self.peak = self._peak_flops()
         self.flops_per_token = flops_per_token(self.shape, seq_len)
+
+    def _make_accelerator(self) -> Accelerator:
+        layout = self.config.layout
+        if layout is None:
+            return Accelerator(mixed_precision="fp16" if self.config.precision == "fp16" else "no")
+        compiled = self.config.compile
+        return Accelerator(layout=layout if compiled is None else replace(layout, compile=compiled))
 
     def _open_stream(self, seq_len: int) -> TokenStream:
         data = self.config.data
@@ -124,21 +134,26 @@ class _Run:
     def _make_model(self) -> Transformer:
         model = Transformer(self.shape, seed=self.config.seed).to(self.device)
         precision = self.config.precision
-        if precision == "bf16" or (precision == "auto" and self.device.type == "cuda"):
+        # A layout sets its own when it is applied.
+        if self.config.layout is None and (precision == "bf16" or (precision == "auto" and self.device.type == "cuda")):
             model.compute_dtype = torch.bfloat16
         model.z_loss = self.config.z_loss
         return model
 
     def _peak_flops(self) -> float:
         """What MFU is a part of: the device's datasheet, or what large matrix products reach here."""
-        dtype = self.model.compute_dtype or torch.float32
+        layout = self.config.layout
+        wide = self.model.compute_dtype is None if layout is None else layout.precision == "fp32"
+        dtype = torch.float32 if wide else torch.bfloat16
         known = peak_flops(torch.cuda.get_device_name(), dtype) if self.device.type == "cuda" else None
         return known or measured_peak(self.device, dtype, size=512, seconds=0.05)
 
     def go(self) -> RunSummary:
         """Set up, resume, loop, finish."""
         config = self.config
-        if config.compile if config.compile is not None else self.device.type == "cuda":
+        # A layout says itself what of it is compiled.
+        wanted = config.compile if config.compile is not None else self.device.type == "cuda"
+        if wanted and config.layout is None:
             self.model.compile()
         total_steps = self._total_steps()
         optimizer = build_optimizer(self.model, config.optimizer, lr_scales=learning_rate_scales(self.model))
@@ -150,8 +165,8 @@ class _Run:
         self.loader = TokenLoader(
             self.stream,
             batch_size=self.batching.windows_per_micro_batch,
-            rank=self.world.rank,
-            size=self.world.size,
+            rank=self.data_rank,
+            size=self.data_size,
             device=self.device,
         )
         self.contents = Contents(
@@ -264,7 +279,7 @@ class _Run:
                 if stopped:
                     break
             self.saver.wait()
-        if self.world.is_main and step == total_steps:
+        if step == total_steps:
             self._publish()
         if self.world.is_main and config.plots:
             _plotted(config.out)
@@ -398,11 +413,21 @@ class _Run:
         }
 
     def _validated(self) -> dict[str, float]:
+        """Each process scores a share of the documents, with the whole model."""
         assert self.validate is not None
-        self.model.eval()
-        # Where each process holds a part of the weights they must all do the same; else each takes a share.
-        sharded = any(isinstance(parameter, DTensor) for parameter in self.model.parameters())
-        return self.validate(self.model, replace(self.world, rank=0, size=1) if sharded else self.world)
+        model = self._whole_model()
+        model.eval()
+        figures = self.validate(model, self.world)
+        self.model.train()
+        return figures
+
+    def _whole_model(self) -> Transformer:
+        """The model itself, or a whole copy of one that is laid out over processes."""
+        if self.accelerator.meshes is None:
+            return self.model
+        whole = self._make_model()
+        whole.load_state_dict(self.accelerator.get_state_dict(self.model))
+        return whole
 
     def _is_time_to_save(self, step: int, last_saved: float) -> bool:
         if self.config.checkpoint_steps is not None:
@@ -419,14 +444,23 @@ class _Run:
         if is_complete(folder):
             return  # went back to where it was saved already
         extra = {"total_steps": total_steps, "batching": asdict(self.batching)}
+        meshes = self.accelerator.meshes
         self.saver.save(
-            folder, self.contents, step=step, extra=extra, asynchronous=True, total_limit=self.config.keep_checkpoints
+            folder,
+            self.contents,
+            step=step,
+            layout=None if meshes is None else to_mapping(meshes.layout),
+            extra=extra,
+            asynchronous=True,
+            total_limit=self.config.keep_checkpoints,
         )
 
     def _publish(self) -> None:
         """The finished model as a folder that `transformers` and `piledriver evaluate` read, with its tokenizer."""
-        folder = os.path.join(self.config.out, MODEL)
-        save_folder(self.model, folder)
+        folder, model = os.path.join(self.config.out, MODEL), self._whole_model()
+        if not self.world.is_main:
+            return
+        save_folder(model, folder)
         for name in os.listdir(self.tokens):
             if name.startswith("tokenizer"):
                 content = storage.read_bytes(os.path.join(self.tokens, name))
