@@ -3,8 +3,8 @@
     python benchmarks/pretrain.py --tokens TOKENS            # a folder that `piledriver tokenize` made
 
 Both shapes; data loading, logging and checks included: the rate is tokens over wall time between two steps. Rows:
-`accelerate` and `accelerate-inductor` (transformers' Llama, bf16, fused AdamW), `plain` (a hand-written compiled model in
-a plain torch loop), `bf16` and `fp8` (ours). Ours keep bf16 weights and, in the optimizer, their other half
+`accelerate` and `accelerate-inductor` (transformers' Llama, bf16, fused AdamW), `plain` (a hand-written compiled model
+in a plain torch loop), `bf16` and `fp8` (ours). Ours keep bf16 weights and, in the optimizer, their other half
 (`adamw_master_bf16`); norms are recomputed in the backward. `ours` is bf16, `peer` the best of the others.
 """
 
@@ -45,25 +45,29 @@ WARM_UP = 6
 
 
 class Run(_Run):
-    """`piledriver train` with a precision that its config does not name."""
-
-    fp8 = False
+    """`piledriver train` with a precision that its config does not name: bf16 weights."""
 
     def _make_model(self) -> Transformer:
         model = super()._make_model()
         make_pure(model)
-        if self.fp8:
-            use_fp8(model, None, Layout(precision="fp8"))
         for block in model.blocks.values():
             block.recompute_norms = True  # type: ignore[assignment]
         return model
 
 
-def ours(shape: str, tokens: str, fp8: bool, steps: int) -> dict[str, Any]:
+class Fp8Run(Run):
+    """The same with fp8 products."""
+
+    def _make_model(self) -> Transformer:
+        model = super()._make_model()
+        use_fp8(model, None, Layout(precision="fp8"))
+        return model
+
+
+def ours(shape: str, tokens: str, fp8: bool, steps: int) -> None:
     """Train; the validation hook is where the run waits for its turn, and where it ends."""
     batch, length = model_step.SHAPES[shape]
     begun = [0.0]
-    losses: list[float] = []
 
     def validate(model: nn.Module, world: Any) -> dict[str, float]:
         if not begun[0]:
@@ -76,23 +80,23 @@ def ours(shape: str, tokens: str, fp8: bool, steps: int) -> dict[str, Any]:
         sys.stdout.flush()
         os._exit(0)  # what follows is saving
 
-    with tempfile.TemporaryDirectory() as out:
+    def go() -> None:
         config = TrainConfig(
             model=shape,
             data=DataConfig(tokens=tokens, packing="joined", seq_len=length),
             batch_tokens=batch * length,
             micro_batch_tokens=batch * length,
             budget_tokens=batch * length * (2 * steps),
-            out=out,
+            out=tempfile.mkdtemp(),
             precision="bf16",
             optimizer=OptimizerConfig(kind="adamw_master_bf16", lr=3e-4),
             validate_steps=steps,
             trackers=(),
             plots=False,
         )
-        run = type("ThisRun", (Run,), {"fp8": fp8})(config, validate)
-        in_turn.with_patience(run.go)
-    return {"losses": losses}
+        (Fp8Run if fp8 else Run)(config, validate).go()
+
+    in_turn.with_patience(go)
 
 
 def result(tokens: int, seconds: float, steps: int) -> dict[str, Any]:
@@ -179,8 +183,10 @@ def main() -> None:
     if options.one:
         shape, row = options.one.split(":")
         steps = max(8, options.steps // (1 if shape == "gpt2-124m" else 2))
-        of = theirs(shape, options.tokens, row, steps) if row in PEERS else None
-        print(json.dumps(of or ours(shape, options.tokens, row == "fp8", steps)), flush=True)
+        if row in PEERS:
+            print(json.dumps(theirs(shape, options.tokens, row, steps)), flush=True)
+        else:
+            ours(shape, options.tokens, row == "fp8", steps)
         return
     shapes = options.shape or ["gpt2-124m", "llama-1.2b"]
     names = [f"{shape}:{row}" for shape in shapes for row in options.rows]

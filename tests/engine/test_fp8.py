@@ -105,8 +105,15 @@ def test_keys_and_names_stay_and_the_head_is_left_alone(precision: str) -> None:
     assert use_fp8(model, None, Layout(precision=precision), worth=0) is model  # type: ignore[arg-type]
     assert list(model.state_dict()) == keys
     assert [name for name, _ in model.named_modules()] == names
-    layers = ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")
+    whole = () if precision == "fp8-rowwise" else ("mlp",)
+    layers = ("attention.qkv", "attention.out", *whole, "mlp.gate_up", "mlp.down")
     assert fp8_layers(model) == [f"blocks.{block}.{layer}" for block in "01" for layer in layers]
+
+
+def test_layers_that_would_lose_are_left_alone() -> None:
+    config = ModelConfig(vocab_size=64, dim=768, layers=1, heads=12, mlp_dim=2048, max_positions=16)
+    model = use_fp8(Transformer(config), None, Layout(precision="fp8"))
+    assert fp8_layers(model) == ["blocks.0.mlp", "blocks.0.mlp.gate_up"]
 
 
 @pytest.mark.parametrize("precision", ["fp8", "fp8-rowwise"])

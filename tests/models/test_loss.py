@@ -171,5 +171,5 @@ def test_equal_on_a_gpu(weight_dtype: torch.dtype, softcap: float | None) -> Non
 
 def test_default_chunks() -> None:
     assert default_chunk_tokens(50304, "cuda") == 4096
-    assert default_chunk_tokens(128256, "cuda") == 2048
+    assert default_chunk_tokens(128256, "cuda") == 4096
     assert default_chunk_tokens(10**9, "cpu") == 64
