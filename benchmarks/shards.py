@@ -1,9 +1,10 @@
 """Reading shards of text, one core, against what a user would take instead, in the same run.
 
-    python benchmarks/shards.py [--megabytes 150]
+    python benchmarks/shards.py [--megabytes 150] [--documents 10000000]
 
 The limit is decompressing (zstandard, streaming) and parsing (a simdjson loop over the lines, text only) one after the
 other. Figures are characters of text per CPU-second. One big file read by two processes from its frames is wall time.
+With `--documents` only the opening of a file of so many (short) documents is measured, at its first and its last one.
 """
 
 from __future__ import annotations
@@ -148,10 +149,31 @@ def opening(path: Path, document: int) -> float:
     return best
 
 
+def opening_of_many(documents: int) -> dict[str, object]:
+    """How long the first and the last document of a file of so many take to be there."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "00000.jsonl.zst"
+        with ShardFileWriter(path) as shard:
+            for number in range(documents + 1):
+                shard.write_line(b'{"text": "Document %d of many.", "meta": {"pile_set_name": "Many"}}\n' % number)
+        last = next(read_texts(path, start=documents))
+        return {
+            "row": "shards: opening",
+            "opening_ms": {f"document {n}": round(1e3 * opening(path, n), 2) for n in (0, documents)},
+            "last": last,
+            "bytes": path.stat().st_size,
+        }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=150)
-    size = parser.parse_args().megabytes
+    parser.add_argument("--documents", type=int)
+    arguments = parser.parse_args()
+    if arguments.documents:
+        print(json.dumps(opening_of_many(arguments.documents)))
+        return
+    size = arguments.megabytes
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "00000.jsonl.zst"
         characters = write_corpus(path, size)

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, cast
 import msgspec
 
 from piledriver.core.errors import MissingDependencyError
+from piledriver.corpus.content_encoding import without_content_encoding
 from piledriver.corpus.document import Refusal
 from piledriver.corpus.source import Piece
 from piledriver.corpus.streams import FileRange, RawStream, decompressed
@@ -193,7 +194,8 @@ def _records(stream: BinaryIO, origin: str, base: int) -> Iterator[tuple[int, Pa
         raise MissingDependencyError("fastwarc", extra="corpus", purpose="reading WARC files") from error
     seekable = stream if stream.seekable() else cast(BinaryIO, _Forward(stream))
     try:
-        for record in ArchiveIterator(seekable, parse_http=True, auto_decode="all", quirks_mode=True):
+        # Only the chunks: with a compressed body inside them the reader would lose the records that follow.
+        for record in ArchiveIterator(seekable, parse_http=True, auto_decode="transfer", quirks_mode=True):
             position = base + record.stream_pos
             yield position, _page(record, f"{origin}#{position}")
     except BaseException as error:
@@ -250,6 +252,8 @@ def _page(record: Any, origin: str) -> Page | Refusal | None:
         media, found = declared.partition(";")[0], _CHARSET.search(declared)
         charset = found[1] if found else None
     content = record.reader.read(MAX_PAGE_BYTES + 1)
+    if status is not None:
+        content = without_content_encoding(content, record.http_headers.get("Content-Encoding") or "", MAX_PAGE_BYTES)
     if len(content) > MAX_PAGE_BYTES:
         return Refusal("too large", origin, f"more than {MAX_PAGE_BYTES} bytes")
     page = Page(
@@ -308,12 +312,14 @@ def _answered(page: Page) -> Page:
     header = head.decode("latin-1")
     charset, code = _CHARSET.search(header), header.split(None, 2)[1:2]
     media = re.search(r"^content-type:[ \t]*([^;\r\n]{1,200})", header, re.IGNORECASE | re.MULTILINE)
+    encoding = re.search(r"^content-encoding:[ \t]*([^\r\n]{1,100})", header, re.IGNORECASE | re.MULTILINE)
+    content = _unchunked(body) if "chunked" in header.lower() else body
     return msgspec.structs.replace(
         page,
         kind=media[1].strip().lower() if media else page.kind,
         charset=charset[1] if charset else None,
         status=int(code[0]) if code and code[0].isdecimal() else None,
-        content=_unchunked(body) if "chunked" in header.lower() else body,
+        content=without_content_encoding(content, encoding[1] if encoding else "", MAX_PAGE_BYTES),
     )
 
 

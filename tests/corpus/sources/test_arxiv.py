@@ -267,3 +267,24 @@ def test_no_source_breaks_the_converter(source: bytes) -> None:
 @pytest.mark.parametrize("unit", ["{", "\\emph{", "\\begin{itemize}", "\\footnote{", "\\iftrue ", "\\[", "\\section{"])
 def test_depth_is_no_danger(unit: str) -> None:
     parse_without_failure("arxiv", paper(unit * 3000).encode(), "x.gz")
+
+
+def test_plain_tex_has_lines_items_notes_and_fonts() -> None:
+    source = (
+        "\\magnification=1200\n\\font\\big=cmbx10 scaled\\magstep2\n\\centerline{\\big A Title}\n\\centerline{J. Doe}\n"
+        "Words\\footnote{$^1$}{a note} $$x=y\\eqno(1)$$\n\\item{(a)} first\n\\item{(b)} second\n\\bye\n"
+    )
+    documents, _ = extract_bytes("arxiv", "9201001.tex", source.encode())
+    assert documents[0].text == (
+        "A Title\n\nJ. Doe\n\nWords[^1]\n\n$$x=y\\tag{1}$$\n\n(a) first\n\n(b) second\n\n[^1]: a note"
+    )
+
+
+def test_of_a_condition_one_branch_is_read() -> None:
+    body = (
+        "\\ifx\\unknown\\undefined one\\else two\\fi, \\ifpdf three\\else four\\fi, "
+        "\\ifx\\pdfoutput\\undefined five\\else six\\fi"
+    )
+    source = f"\\documentclass{{article}}\\begin{{document}}{body}\\end{{document}}"
+    documents, _ = extract_bytes("arxiv", "paper.tex", source.encode())
+    assert documents[0].text == "one, three, six"

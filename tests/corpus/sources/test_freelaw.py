@@ -114,3 +114,23 @@ def test_any_bytes_end_in_documents_or_refusals(noise: bytes, name: str) -> None
     extract_bytes("freelaw", name, noise)
     extract_bytes("freelaw", name, b"id,plain_text\n" + noise)
     extract_bytes("freelaw", name, opinion()[:-2] + noise)
+
+
+def test_notes_keep_their_numbers_and_words_go_on_after_a_page() -> None:
+    harvard = (
+        '<opinion><p>The judg-<page-number label="12">*12</page-number>ment stands.<footnotemark>1</footnotemark></p>'
+        '<footnote label="1"><p>See below.</p></footnote></opinion>'
+    )
+    linked = (
+        '<p>The judg-<span class="star-pagination">*12</span>ment stands.<a class="footnote" href="#fn1">1</a></p>'
+        '<div class="footnote" id="fn1"><a class="footnote" href="#fn1_ref">1</a><p>See below.</p></div>'
+    )
+    for field, markup in (("xml_harvard", harvard), ("html_with_citations", linked)):
+        documents, _ = extract_bytes("freelaw", "1.json", json.dumps({"id": 1, field: markup}).encode())
+        assert documents[0].text == "The judgment stands.[1]\n\n[1] See below."
+
+
+def test_words_broken_at_the_end_of_a_line_are_whole() -> None:
+    text = "a corpo-\n   ration, and a well-\nknown one; well-known"
+    documents, _ = extract_bytes("freelaw", "1.json", json.dumps({"id": 1, "plain_text": text}).encode())
+    assert documents[0].text == "a corporation,\n   and a well-\nknown one; well-known"

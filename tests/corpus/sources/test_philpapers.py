@@ -75,3 +75,13 @@ def test_a_pdf_takes_the_fields_of_the_record_of_its_name(tmp_path: Path) -> Non
 @given(mutations(RECORD.encode()))
 def test_mutated_records_never_raise(content: bytes) -> None:
     parse_without_failure("philpapers", content, "x.xml")
+
+
+def test_markup_inside_a_field_is_read_and_formulas_stay() -> None:
+    fields = (
+        "<dc:title>On &amp;quot;Being&amp;quot;</dc:title>"
+        "<dc:description>One.&lt;br/&gt;Two &lt;i&gt;x&lt;/i&gt;, a &lt; b and c&lt;d&gt;e</dc:description>"
+    )
+    record = f"<record><header><identifier>1</identifier></header><metadata><dc>{fields}</dc></metadata></record>"
+    documents, _ = extract_bytes("philpapers", "a.xml", f"<OAI-PMH>{record}</OAI-PMH>".encode())
+    assert documents[0].text == 'On "Being"\n\nOne.\nTwo x, a < b and c<d>e'

@@ -173,3 +173,25 @@ def test_any_bytes_end_in_documents_or_refusals(noise: bytes, at: int, name: str
     extract_bytes("pile-cc", name, noise)
     extract_bytes("pile-cc", name, VALID[:at] + noise + VALID[at:])
     extract_bytes("pile-cc", name, record(PAGE.encode())[:at] + noise)
+
+
+def test_compressed_bodies_are_unpacked_and_the_next_record_is_found() -> None:
+    import zlib
+
+    import brotli
+
+    body = PAGE.encode()
+    packed = gzip.compress(body)
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (packed[:50], packed[50:])) + b"0\r\n\r\n"
+    answers = [
+        record(chunks, http=f"{OK}\r\nContent-Encoding: gzip\r\nTransfer-Encoding: chunked"),
+        record(zlib.compress(body), http=f"{OK}\r\nContent-Encoding: deflate"),
+        record(zlib.compress(body)[2:-4], http=f"{OK}\r\nContent-Encoding: deflate"),
+        record(brotli.compress(body), http=f"{OK}\r\nContent-Encoding: br"),
+        record(zstandard.compress(body), http=f"{OK}\r\nContent-Encoding: zstd"),
+        record(body, http=f"{OK}\r\nContent-Encoding: gzip"),
+    ]
+    for archive in (b"".join(answers), b"".join(map(gzip.compress, answers))):
+        documents, refusals = extract_bytes("pile-cc", "a.warc", archive)
+        assert [document.text for document in documents] == [PROSE.strip()] * len(answers)
+        assert not refusals

@@ -15,6 +15,7 @@ from piledriver.corpus.latex.environments import write_environment
 from piledriver.corpus.latex.labels import Citations, Labels, resolved
 from piledriver.corpus.latex.macros import expanded
 from piledriver.corpus.latex.mathematics import display_math, inline_math
+from piledriver.corpus.latex.plain_tex import prepared
 from piledriver.corpus.latex.symbols import ACCENTS, SYMBOLS, accented
 from piledriver.corpus.latex.text_commands import SPECIAL, cite, reference, section
 from piledriver.corpus.latex.tokens import environment, is_paragraph, is_word, joined, pair, tokenize
@@ -40,7 +41,7 @@ def to_text(source: str, aside: Aside) -> str:
     >>> to_text(r"\section{One}Let $x>0$.\begin{itemize}\item a\item b\end{itemize}", Aside())
     '## One\n\nLet $x>0$.\n\n- a\n- b'
     """
-    tokens, closing = pair(expanded(tokenize(source)))
+    tokens, closing = pair(expanded(tokenize(prepared(source))))
     converter = Converter(tokens, closing, aside)
     converter.labels.equations_within_sections = _NUMBER_WITHIN.search(source) is not None
     if re.search(r"\\document(?:class|style)[^{]{0,200}\{[^}]{0,200}(revtex|aps)", source):

@@ -55,7 +55,7 @@ class _Expansion:
         self._reader.push(tokens)
         self._macros: dict[str, Macro] = {}
         self._environments: dict[str, tuple[Macro, list[str]]] = {}
-        self._flags: dict[str, bool] = {"\\iffalse": False, "\\iftrue": True}
+        self._flags: dict[str, bool] = {"\\iffalse": False, "\\iftrue": True, **_ENGINE}
         self._starred: set[str] = set()
         self._bools: dict[str, bool] = {}
         self._out: list[str] = []
@@ -238,6 +238,20 @@ class _Expansion:
         if name.startswith("\\if"):
             self._flags[name] = False
 
+    def _if_same(self) -> None:
+        """`\\ifx`: whether two commands are the same, most often whether one is defined."""
+        self._reader.skip_space()
+        first = self._reader.next() or ""
+        self._reader.skip_space()
+        second = self._reader.next() or ""
+        if second in _UNDEFINED:
+            first, second = second, first
+        if first in _UNDEFINED:
+            self._conditional(second not in self._macros and second not in _DEFINED)
+        else:
+            one, other = self._macros.get(first), self._macros.get(second)
+            self._conditional(first == second or (one is not None and one == other))
+
     def _new_bool(self) -> None:
         self._bools.setdefault("".join(self._reader.argument()).strip(), False)
 
@@ -303,6 +317,7 @@ _OTHERS = {
     "\\newenvironment*": _Expansion._new_environment,
     "\\renewenvironment": _Expansion._new_environment,
     "\\newif": _Expansion._new_if,
+    "\\ifx": _Expansion._if_same,
     **dict.fromkeys(("\\newbool", "\\providebool", "\\newboolean", "\\provideboolean"), _Expansion._new_bool),
     **dict.fromkeys(("\\setbool", "\\setboolean"), _Expansion._set_bool),
     "\\ifbool": _Expansion._if_bool,
@@ -320,4 +335,11 @@ _KNOWN_ENVIRONMENTS = frozenset(
         "abstract document figure table proof itemize enumerate description quote thebibliography acknowledgments"
     )
 )
+# arXiv runs pdfTeX.
+_ENGINE = {
+    **dict.fromkeys(("\\ifpdf", "\\ifPDFTeX", "\\ifpdftex"), True),
+    **dict.fromkeys(("\\ifxetex", "\\ifXeTeX", "\\ifluatex", "\\ifLuaTeX", "\\iftutex", "\\ifTUTeX"), False),
+}
+_UNDEFINED = frozenset(("\\undefined", "\\@undefined", "\\relax"))
+_DEFINED = frozenset(("\\pdfoutput", "\\pdftexversion", "\\documentclass", "\\section", "\\chapter"))
 _NOT_CONDITIONS = frozenset(("\\ifthenelse", "\\iff", "\\ifbool", "\\ifstrempty", "\\ifdefempty"))

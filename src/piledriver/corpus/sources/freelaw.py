@@ -36,11 +36,29 @@ _HARVARD_BLOCK = re.compile(
     r"<(/?)(?:casebody|headmatter|opinion|author|parties|attorneys|judges|summary|syllabus|headnotes|docketnumber|"
     r"decisiondate|otherdate|court|citation|history|correction|disposition|footnote)\b"
 )
+# Notes: where one is called for, and the note itself with its number, as Harvard and CourtListener write them.
+_NOTE_MARK = re.compile(
+    r"<footnotemark\b[^<>]{0,100}>\s{0,9}([^<>\s]{1,8})\s{0,9}</footnotemark>"
+    r"|<a\b(?=[^<>]{0,200}class=\"footnote\")[^<>]{0,200}>([^<>\s]{1,8})</a>"
+)
+_NOTE_BLOCK = re.compile(r"<footnote\b[^<>]{0,100}label=\"([^\"<>]{1,8})\"[^<>]{0,100}>\s{0,99}(<p\b[^<>]{0,200}>)?")
+_NOTE = re.compile(
+    r"(<div\b[^<>]{0,100}class=\"footnote\"[^<>]{0,100}>)\s{0,99}<a\b[^<>]{0,200}>([^<>\s]{1,8})</a>\s{0,99}"
+    r"(<p\b[^<>]{0,200}>)?"
+)
+# A word that goes on after the mark of a page.
+_WORD_ACROSS_PAGES = re.compile(
+    r"(?<=[a-z])-\s{0,9}(<(?:page-number\b[^<>]{0,200}|(?:span|a)\b[^<>]{0,200}pag(?:e-|ination)[^<>]{0,200})>"
+    r"[^<>]{0,20}</[a-z-]+>)\s{0,9}(?=[a-z])"
+)
 _page_marks = etree.XPath(
-    "//page-number | //@class[contains(.,'star-pagination') or contains(.,'page-number') or .='num']"
+    "//page-number | //@class[contains(.,'star-pagination') or contains(.,'page-number') or .='page-label'"
+    " or .='num']"
     "/parent::*[not(self::div)]"
 )
 _PAGE_NUMBER = re.compile(r"\n[ \t]{0,90}-?[ \t]{0,9}(?:Page )?\d{1,4}(?: of \d{1,4})?[ \t]{0,9}-?[ \t]{0,90}(?=\n*\f)")
+_COMPOUND = re.compile(r"\b[A-Za-z]{1,40}-[A-Za-z]{1,40}\b")
+_BROKEN_WORD = re.compile(r"\b([A-Za-z]{0,39}[a-z])-\n([ \t]{0,60})([a-z]{1,40})([^\s\w-]{0,4})[ \t]{0,3}(?=[^\s-])")
 _JURISDICTION = re.compile(r"/(?:jurisdiction|courts)/([\w-]{1,40})/?$")
 
 
@@ -140,6 +158,11 @@ def _opinion(opinion: dict[str, Any], origin: str) -> Found:
 
 
 def _marked_up(markup: str) -> str:
+    if "footnote" in markup:
+        markup = _NOTE.sub(r"\1\3[\2] ", _NOTE_BLOCK.sub(r"<div>\2[\1] ", markup))
+        markup = _NOTE_MARK.sub(lambda mark: f"[{mark[1] or mark[2]}]", markup)
+    if "-" in markup:
+        markup = _WORD_ACROSS_PAGES.sub(r"\1", markup)
     if "<opinion" in markup or "<casebody" in markup or "<author" in markup:
         markup = _HARVARD_BLOCK.sub(r"<\1div", markup)
     tree = parse(markup)
@@ -154,7 +177,29 @@ def _marked_up(markup: str) -> str:
 def _plain(text: str) -> str:
     """Text of a PDF, without the numbers of its pages."""
     text = text.replace("\r\n", "\n")
-    return _PAGE_NUMBER.sub("\n", text).replace("\f", "\n") if "\f" in text else text
+    text = _PAGE_NUMBER.sub("\n", text).replace("\f", "\n") if "\f" in text else text
+    return without_hyphenation(text)
+
+
+def without_hyphenation(text: str) -> str:
+    """Words that are broken at the ends of lines made whole, on the line where they begin.
+
+    A hyphen that the word has elsewhere in the text is its own.
+
+    >>> without_hyphenation("a corpo-\\n   ration, and well-\\nknown is well-known")
+    'a corporation,\\n   and well-\\nknown is well-known'
+    """
+    if "-\n" not in text:
+        return text
+    compounds = {found.lower() for found in _COMPOUND.findall(text)}
+
+    def joined(found: re.Match[str]) -> str:
+        before, margin, after, behind = found.groups()
+        if f"{before}-{after}".lower() in compounds:
+            return found[0]
+        return f"{before}{after}{behind}\n{margin}"
+
+    return _BROKEN_WORD.sub(joined, text)
 
 
 def _meta(opinion: dict[str, Any], origin: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from piledriver.corpus.careful import DAMAGE, read_whole
 from piledriver.corpus.character_entities import with_character_entities
 from piledriver.corpus.creative_commons import licence_id
 from piledriver.corpus.document import Document, Refusal
+from piledriver.corpus.html import fragment_to_text
 from piledriver.corpus.jats_inline import flat, strip_namespaces
 from piledriver.corpus.pdf_filter import filtered
 from piledriver.corpus.pdf_lines import UnreadablePdfError
@@ -28,6 +30,10 @@ _ONLY_CLOSING = re.compile(rb"(?:\s|</[\w:.-]+\s*>|<resumptionToken[^<>]*>[^<>]*
 _START_PREFIX = re.compile(rb"<[A-Za-z_][\w.-]*:")
 _END_PREFIX = re.compile(rb"</[A-Za-z_][\w.-]*:")
 _PREFIXED = re.compile(rb"\s[A-Za-z_][\w.-]*:[\w.-]+\s*=\s*(?:\"[^\"<]*\"|'[^'<]*')")
+_NAMES = r"(?:p|br|i|b|u|em|strong|sub|sup|span|div|a|ul|ol|li|blockquote|h[1-6]|jats:[a-z]{1,12})"
+_HTML_TAG = re.compile(rf"</?{_NAMES}(?:\s+[a-z-]+=[^<>]{{0,200}})?\s?/?>", re.IGNORECASE)
+_NO_TAG = re.compile(rf"<(?!/?{_NAMES}(?:\s+[a-z-]+=[^<>]{{0,200}})?\s?/?>)", re.IGNORECASE)
+_ENTITY = re.compile(r"&(?:#\d{1,7}|#x[0-9a-fA-F]{1,6}|[a-zA-Z]{2,8});")
 _LISTS = (
     "creator",
     "subject",
@@ -153,12 +159,27 @@ def _record(record: Any, origin: str, number: str) -> Found:
     return Document("\n\n".join([*fields.get("title", [])[:1], *abstracts]), meta={**_meta(fields), "origin": origin})
 
 
+def _without_markup(text: str) -> str:
+    """A field whose text is HTML, escaped once more than XML asks for; a formula with `<` in it is none.
+
+    >>> _without_markup("First &quot;one&quot;.<br/>Second <i>two</i>, a<b and c>d")
+    'First "one".\\nSecond two, a<b and c>d'
+    """
+    if _HTML_TAG.search(text):
+        # What is no tag stays as it is.
+        return fragment_to_text(_NO_TAG.sub("&lt;", text))
+    return html.unescape(text) if _ENTITY.search(text) else text
+
+
 def _fields(record: Any) -> dict[str, list[str]]:
     """The texts of a record's elements by their names, in one walk; its header is not of them."""
     fields: dict[str, list[str]] = {}
     for element in record.iter("title", "description", "date", "language", *_LISTS):
         parent = element.getparent()
-        if (text := flat(element)) and (parent is None or parent.tag != "header"):
+        text = flat(element)
+        if "&" in text or "<" in text:
+            text = _without_markup(text)
+        if text and (parent is None or parent.tag != "header"):
             fields.setdefault(element.tag, []).append(text)
     return fields
 

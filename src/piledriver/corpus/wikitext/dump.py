@@ -6,6 +6,7 @@ has to be parsed to cut a dump into parts, any part can be read alone, and damag
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -18,6 +19,7 @@ from piledriver.corpus.wikitext.site import Site
 MAX_PAGE_BYTES = 1 << 26
 _CHUNK_BYTES = 1 << 20
 _NAMESPACE = re.compile(rb'<namespace key="(-?\d+)"[^>]*>([^<]*)</namespace>')
+_NUMBERED = re.compile(r"&#(?:\d{1,7}|x[0-9a-fA-F]{1,6});")
 _TEXT = re.compile(rb"<text\b[^>]*>")
 
 
@@ -131,4 +133,6 @@ def _unescaped(text: str) -> str:
     if "&" not in text:
         return text
     text = text.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", '"').replace("&apos;", "'")
-    return text.replace("&#039;", "'").replace("&amp;", "&")
+    if "&#" in text:
+        text = _NUMBERED.sub(lambda found: html.unescape(found[0]), text)
+    return text.replace("&amp;", "&")

@@ -10,7 +10,8 @@ _QUOTES = re.compile("'{2,}")
 _LABELLED = re.compile(r"\[(?:https?:|ftps?:|mailto:|irc:|news:|gopher:)?//?[^\s\[\]<>\"]*[ \t]*([^\[\]\n]*)\]")
 _MAIL = re.compile(r"\[mailto:[^\s\[\]]*[ \t]*([^\[\]\n]*)\]")
 _BARE_START = re.compile(r"\[(?:https?:|ftps?:)//[^\s\[\]<>\"]*[ \t]?")
-_SWITCH = re.compile(r"__[A-Z]{3,30}__")
+# Switches, and the tildes of a signature.
+_SWITCH = re.compile(r"__[A-Z]{3,30}__|~{3,5}")
 _SCRIPT = re.compile(r"<su([bp])(?:\s[^<>]*)?>([^<>]{0,60})</su[bp]\s*>", re.IGNORECASE)
 _TAG = re.compile(r"</?([a-zA-Z][a-zA-Z0-9]*)\b[^<>]*>")
 _SUPERSCRIPT = str.maketrans("0123456789+-=()n", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿ", "")
@@ -50,7 +51,7 @@ def inline_to_text(text: str) -> str:
         text = _BARE_START.sub("", text)
     if "[mailto:" in text:
         text = _MAIL.sub(_label, text)
-    if "__" in text:
+    if "__" in text or "~~~" in text:
         text = _SWITCH.sub("", text)
     if "<" in text:
         text = _SCRIPT.sub(script, text)
