@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader
 
 from piledriver.accelerator import Accelerator, GradientAccumulationPlugin
 from piledriver.checkpoint import load_model, save_model
@@ -46,7 +49,11 @@ def memory_follows_the_formula() -> None:
     for zero in (0, 1, 2, 3):
         run = accelerator(Layout(zero=zero))
         model = Transformer(CONFIG)
+        before = weakref.ref(model.blocks["0"].attention.qkv.weight)
         model, optimizer = run.prepare(model, torch.optim.AdamW(model.parameters()))
+        gc.collect()
+        # Nobody keeps the whole parameter that a part took the place of.
+        assert (before() is None) == (zero == 3)
         tokens = torch.randint(256, (2, 8))
         for step in range(2):
             sums = model(tokens, tokens)
@@ -96,6 +103,13 @@ def a_model_without_memory(rank: int, folder: str) -> None:
             for name, value in model.state_dict().items():
                 assert isinstance(value, DTensor)
                 assert torch.equal(value.full_tensor(), whole.state_dict()[name]), name
+    with torch.device("meta"):
+        model = Transformer(CONFIG)
+    run = accelerator(Layout(zero=3))
+    model = run.prepare_model(model, weights=folder)
+    assert all(torch.equal(value, whole.state_dict()[name]) for name, value in run.get_state_dict(model).items())
+    run.save_model(model, Path(folder) / "again")
+    assert load_model(Transformer(CONFIG, seed=9), Path(folder) / "again").exact
 
 
 class Own(nn.Module):
@@ -185,7 +199,9 @@ def two_processes(rank: int) -> None:
     for layout in (Layout(), Layout(zero=1), Layout(zero=2), Layout(zero=3), Layout(tp=2), Layout(cp=2, zero=3)):
         windows_weigh_every_item_alike(rank, layout)
     for zero in (1, 2, 3):
+        windows_weigh_every_item_alike(rank, Layout(zero=zero), sync_each_batch=True)
         the_optimizer_may_come_before_or_after(zero)
+    metrics_count_each_sample_once(rank)
 
 
 def branches(rank: int, zero: Any) -> None:
@@ -218,7 +234,17 @@ def branches(rank: int, zero: Any) -> None:
     run.free_memory()
 
 
-def windows_weigh_every_item_alike(rank: int, layout: Layout) -> None:
+def metrics_count_each_sample_once(rank: int) -> None:
+    for layout in (Layout(), Layout(zero=3), Layout(tp=2), Layout(cp=2), Layout(pp=2)):
+        run = accelerator(layout)
+        loader = run.prepare(DataLoader(torch.arange(7), batch_size=2))
+        seen = [number for batch in loader for number in run.gather_for_metrics(batch).tolist()]
+        assert seen == list(range(7)), layout
+        total = run.reduce(torch.tensor([1.0]), "sum").item()
+        assert total == run.meshes.layout.data_size
+
+
+def windows_weigh_every_item_alike(rank: int, layout: Layout, sync_each_batch: bool = False) -> None:
     """Counted windows give the gradient of one process with all items at once, whoever holds them."""
     generator = torch.Generator().manual_seed(3)
     lengths = [3, 1, 4, 2]
@@ -230,7 +256,7 @@ def windows_weigh_every_item_alike(rank: int, layout: Layout) -> None:
     reference = Transformer(CONFIG)
     sums = reference(tokens.flatten(0, 1), targets.flatten(0, 1))
     (sums.total / sums.tokens).backward()
-    plugin = GradientAccumulationPlugin(num_steps=2, sync_with_dataloader=False)
+    plugin = GradientAccumulationPlugin(num_steps=2, sync_with_dataloader=False, sync_each_batch=sync_each_batch)
     run = accelerator(layout, gradient_accumulation_plugin=plugin)
     model = run.prepare(Transformer(CONFIG))
     assert run.meshes is not None
