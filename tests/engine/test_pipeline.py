@@ -116,6 +116,9 @@ def _train(case: Case) -> None:
     want_losses, want_norms, want = _reference(case, size, pipeline.microbatches)
     optimizer = torch.optim.AdamW(stepped_on(model.parameters()), lr=0.01)
     batches = _batches(case)
+    if case.accumulate == 1:
+        sums = pipeline.evaluate(*_mine(batches[0], meshes.data_rank, size))
+        assert abs(float(sums.total / sums.tokens) - want_losses[0]) < 1e-5 * want_losses[0], (case, sums)
     for step in range(STEPS):
         window = batches[step * case.accumulate : (step + 1) * case.accumulate]
         tokens = sum(int((targets != -100).sum()) for _, targets in window)

@@ -113,6 +113,11 @@ class Layout:
             raise LayoutError(f"{self.schedule} needs 2 or more stages a rank", fix="raise it, or use schedule 1f1b")
         if self.schedule in ("gpipe", "1f1b") and stages not in (None, 1):
             raise LayoutError(f"{self.schedule} holds 1 stage a rank, not {stages}", fix="use interleaved-1f1b")
+        if self.offload != "none":
+            # Gradients leave for the host as a backward makes them; a schedule adds up several, and tied weights later.
+            raise LayoutError(
+                f"offload {self.offload!r} with pp {self.pp}", fix="use pp=1, or more processes and zero=3"
+            )
         if self.compile and self.schedule in SPLIT_BACKWARD:
             raise LayoutError(
                 f"{self.schedule} runs the backward in two parts, which compiled blocks cannot", fix="use schedule 1f1b"

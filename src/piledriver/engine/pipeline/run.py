@@ -7,7 +7,7 @@ gradients are those of one process with the whole batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,12 +21,13 @@ from piledriver.engine.laid_out import laid_out
 from piledriver.engine.mesh import Meshes
 from piledriver.engine.pipeline.batches import MicroBatch, cut_batch
 from piledriver.engine.pipeline.borrowed import Borrowed
+from piledriver.engine.pipeline.forward import Forward, run_forward
 from piledriver.engine.pipeline.losses import Losses, LossFunction
 from piledriver.engine.pipeline.lost import naming_the_lost
 from piledriver.engine.pipeline.schedules import microbatches_of, rank_of_stage, schedule_class
 from piledriver.engine.pipeline.shapes import Meta, find_shapes
 from piledriver.engine.pipeline.split import split_of, stages_of
-from piledriver.engine.pipeline.stage import Stage
+from piledriver.engine.pipeline.stage import Keywords, Stage
 from piledriver.engine.schedule_rules import SPLIT_BACKWARD
 from piledriver.models import Transformer
 from piledriver.models.loss import LossSums
@@ -53,6 +54,8 @@ class Pipeline:
         self.borrowed.materialise(device)
         if self.layout.schedule in SPLIT_BACKWARD:
             _keep_gathered(self.stages.values())
+        self.rank_of = [rank_of_stage(self.layout, stage) for stage in range(self.layout.stages)]
+        self._found: dict[Any, list[tuple[Meta, ...]]] = {}
         self._built: dict[Any, tuple[Any, list[Stage]]] = {}
         self._losses: Losses | None = None
         self._window_open = False
@@ -82,7 +85,7 @@ class Pipeline:
                 self.borrowed.lend()
             self._window_open = not sync
             with averager.off() if averager is not None else nullcontext():
-                self._run(losses, training=True, sync=sync)
+                self._train(losses, sync=sync)
             if sync:
                 self.borrowed.give_back()
                 if averager is not None:
@@ -102,7 +105,7 @@ class Pipeline:
         losses = self._prepare(inputs, targets, loss_fn, context)
         with naming_the_lost(self.meshes.pp, "a pipeline's evaluation"):
             self.borrowed.lend()
-            self._run(losses, training=False, sync=False)
+            self._forward(losses)
             return losses.everywhere(self.meshes)
 
     def _prepare(self, inputs: Any, targets: Any, loss_fn: LossFunction | None, context: Any) -> Losses:
@@ -122,34 +125,52 @@ class Pipeline:
             )
         return Losses(cut, loss_fn, own=own, meshes=self.meshes, device=self.device)
 
-    def _run(self, losses: Losses, *, training: bool, sync: bool) -> None:
-        # Stages are copies: what the user says to the model about its loss is said to them too.
+    def _pass_settings_on(self) -> None:
+        """Stages are copies: what the user says to the model about its loss is said to them too."""
         settings = {name: vars(self.model)[name] for name in SETTINGS if name in vars(self.model)}
-        for stage_module in self.stages.values():
-            vars(stage_module).update(settings)
-        schedule, stages = self._schedule(losses, training)
+        for stage in self.stages.values():
+            vars(stage).update(settings)
+
+    def _train(self, losses: Losses, *, sync: bool) -> None:
+        schedule, stages = self._schedule(losses)
         self._losses = losses
         for stage in stages:
             stage.microbatches, stage.reduces = losses.microbatches, sync
-        # torch cuts this into numbers of micro-batches, by which losses find their targets.
-        numbers = torch.arange(self.microbatches)
         try:
-            if training:
-                schedule.step(target=numbers, return_outputs=False)
-            else:
-                schedule.eval(target=numbers, return_outputs=False)
+            # torch cuts this into numbers of micro-batches, by which losses find their targets.
+            schedule.step(target=torch.arange(self.microbatches), return_outputs=False)
         finally:
             self._losses = None
             for stage in stages:
                 stage.microbatches = []
                 stage.clear_runtime_states()
-        if not training:
-            for stage_module in self.stages.values():
-                _reshard(stage_module)
 
-    def _schedule(self, losses: Losses, training: bool) -> tuple[Any, list[Stage]]:
-        first = losses.microbatches[0]
-        key = (training, losses.own, _shape_key(first))
+    def _forward(self, losses: Losses) -> None:
+        keywords, last = self._keywords_of(losses.own), self.layout.stages - 1
+        run_forward(
+            {number: _with_keywords(module, keywords, number == last) for number, module in self.stages.items()},
+            losses.microbatches,
+            self._shapes(losses),
+            self.rank_of,
+            group=self.meshes.pp.get_group(),
+            device=self.device,
+            finish=losses.of,
+        )
+        for stage in self.stages.values():
+            _reshard(stage)
+
+    def _shapes(self, losses: Losses) -> list[tuple[Meta, ...]]:
+        """What travels between stages for batches of this shape."""
+        first, last = losses.microbatches[0], self.layout.stages - 1
+        key = (losses.own, _shape_key(first))
+        if key not in self._found:
+            keywords = self._keywords_of(losses.own)
+            runs = {number: _with_keywords(m, keywords, number == last) for number, m in self.stages.items()}
+            self._found[key] = find_shapes(self.stages, runs, self.rank_of, first, self.meshes.pp, self.device)
+        return self._found[key]
+
+    def _schedule(self, losses: Losses) -> tuple[Any, list[Stage]]:
+        key = (losses.own, _shape_key(losses.microbatches[0]))
         if key not in self._built:
             while len(self._built) >= KEPT_SHAPES:
                 del self._built[next(iter(self._built))]
@@ -157,24 +178,19 @@ class Pipeline:
         return self._built[key]
 
     def _build(self, losses: Losses) -> tuple[Any, list[Stage]]:
-        first, count = losses.microbatches[0], self.layout.stages
-        keywords = self._keywords_of(losses.own)
-        runs = {
-            number: _with_keywords(module, keywords(first, number == count - 1))
-            for number, module in self.stages.items()
-        }
-        rank_of = [rank_of_stage(self.layout, stage) for stage in range(count)]
-        outputs = find_shapes(self.stages, runs, rank_of, first.inputs, self.meshes.pp, self.device)
-        inputs = [tuple(Meta.of(tensor) for tensor in first.inputs), *outputs]
+        outputs = self._shapes(losses)
+        inputs = [tuple(Meta.of(tensor) for tensor in losses.microbatches[0].inputs), *outputs]
         stages = [
             Stage(
                 module,
                 number,
-                count,
+                self.layout.stages,
                 device=self.device,
                 inputs=inputs[number],
                 outputs=outputs[number],
-                keywords=keywords,
+                keywords=self._keywords_of(losses.own),
+                # In two parts it would recompute twice; torch's selective recomputation cannot do that at all.
+                splits_backward=self.layout.activations == "keep",
                 group=self.meshes.pp.get_group(),
             )
             for number, module in self.stages.items()
@@ -190,7 +206,7 @@ class Pipeline:
         assert self._losses is not None
         return self._losses.of(output, int(number))
 
-    def _keywords_of(self, own: bool) -> Callable[[MicroBatch, bool], dict[str, Any]]:
+    def _keywords_of(self, own: bool) -> Keywords:
         def keywords(micro: MicroBatch, last: bool) -> dict[str, Any]:
             named = dict(micro.context)
             if self.kind == "transformer":
@@ -239,8 +255,8 @@ def evaluate_batch(
     return (sums.total / sums.tokens).float()
 
 
-def _with_keywords(module: nn.Module, keywords: dict[str, Any]) -> Callable[[tuple[Tensor, ...]], Any]:
-    return lambda inputs: module(*inputs, **keywords)
+def _with_keywords(module: nn.Module, keywords: Keywords, last: bool) -> Forward:
+    return lambda inputs, micro: module(*inputs, **keywords(micro, last))
 
 
 def _shape_key(micro: MicroBatch) -> Any:

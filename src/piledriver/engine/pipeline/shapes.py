@@ -18,8 +18,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from piledriver.engine.errors import EngineError
+from piledriver.engine.pipeline.batches import MicroBatch
 
-Run = Callable[[tuple[Tensor, ...]], Any]
+Run = Callable[[tuple[Tensor, ...], MicroBatch], Any]
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def find_shapes(
     stages: dict[int, nn.Module],
     runs: dict[int, Run],
     rank_of: list[int],
-    first_inputs: tuple[Tensor, ...],
+    example: MicroBatch,
     pp: DeviceMesh,
     device: torch.device,
 ) -> list[tuple[Meta, ...]]:
@@ -57,8 +58,8 @@ def find_shapes(
     for number, owner in enumerate(rank_of):
         told: list[Any] = [None]
         if number in runs:
-            inputs = first_inputs if number == 0 else tuple(meta.zeros(device) for meta in found[-1])
-            told = [_try(number, stages[number], runs[number], inputs)]
+            inputs = example.inputs if number == 0 else tuple(meta.zeros(device) for meta in found[-1])
+            told = [_try(number, stages[number], runs[number], inputs, example)]
         dist.broadcast_object_list(told, src=dist.get_global_rank(group, owner), group=group)
         if isinstance(told[0], str):
             raise EngineError(told[0], fix="make each module take what the one before it gives")
@@ -66,7 +67,9 @@ def find_shapes(
     return found
 
 
-def _try(number: int, stage: nn.Module, run: Run, inputs: tuple[Tensor, ...]) -> tuple[Meta, ...] | str:
+def _try(
+    number: int, stage: nn.Module, run: Run, inputs: tuple[Tensor, ...], example: MicroBatch
+) -> tuple[Meta, ...] | str:
     try:
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
@@ -75,7 +78,7 @@ def _try(number: int, stage: nn.Module, run: Run, inputs: tuple[Tensor, ...]) ->
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.callback(_restore_modes, {module: module.training for module in stage.modules()})
             stage.eval()
-            outputs = run(inputs)
+            outputs = run(inputs, example)
         tensors = outputs if isinstance(outputs, tuple | list) else (outputs,)
         strange = next((type(one).__name__ for one in tensors if not isinstance(one, Tensor)), None)
         if strange is not None:

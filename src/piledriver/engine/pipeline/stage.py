@@ -33,6 +33,7 @@ class Stage(PipelineStage):
         inputs: tuple[Meta, ...],
         outputs: tuple[Meta, ...],
         keywords: Keywords,
+        splits_backward: bool,
         group: Any,
     ) -> None:
         super().__init__(
@@ -44,7 +45,7 @@ class Stage(PipelineStage):
             output_args=tuple(meta.on_meta() for meta in outputs),
             group=group,
             # The part that computes the weights' gradients: nothing, where the first part has done it all.
-            dw_builder=None if CAN_SPLIT_BACKWARD else lambda: _nothing,
+            dw_builder=None if splits_backward and CAN_SPLIT_BACKWARD else lambda: _nothing,
         )
         self.microbatches: list[MicroBatch] = []
         self.reduces = True
