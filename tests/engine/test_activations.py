@@ -156,6 +156,41 @@ def test_casts_of_parameters_count_as_parameters() -> None:
     assert not activations_offload.is_of_parameter(torch.ones(2))
 
 
+class Cache:
+    """What Hugging Face gives to blocks, in training too."""
+
+    def __init__(self) -> None:
+        self.held: list[Tensor] = []
+
+    def get_seq_length(self) -> int:
+        return len(self.held)
+
+    def update(self, x: Tensor) -> Tensor:
+        self.held.append(x)
+        return torch.stack(self.held).sum(0)
+
+
+class Remembers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
+        x = self.inner(x)
+        return (x if cache is None else cache.update(x)).sin()
+
+
+def test_a_recomputed_block_does_not_add_to_a_cache_twice() -> None:
+    model = nn.ModuleList(Remembers() for _ in range(2))
+    found = []
+    for layout in (Layout(), Layout(activations="full")):
+        save_activations(model, None, layout)
+        model.zero_grad()
+        model[1](model[0](BATCH, Cache()), cache=Cache()).sum().backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
 def test_a_model_without_blocks_is_refused() -> None:
     with pytest.raises(LayoutError, match="Linear has no repeated blocks"):
         save_activations(nn.Linear(2, 2), None, Layout(activations="full"))

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from piledriver.engine import activations_offload
 from piledriver.engine.activations import save_activations
 from piledriver.engine.compiling import compile_blocks, compile_report, is_compiled
 from piledriver.engine.layout import Layout
+from piledriver.engine.mesh import make_meshes
+from piledriver.engine.tensor import split_tensors
+from piledriver.engine.zero import shard_parameters
 from piledriver.models import ModelConfig, Transformer
 
 # dynamo looks at the gradients of everything it guards, and expects that warnings are not errors.
@@ -133,3 +140,38 @@ def test_when_and_what() -> None:
         other.bias.zero_()
     assert other(torch.ones(1, 2)).abs().sum() == 0
     assert single(torch.ones(1, 2)).abs().sum() != 0
+
+
+LAYOUTS = [
+    Layout(zero=3, compile=True, activations="full", activation_offload=True),
+    Layout(tp=2, compile=True, activations="selective"),
+]
+
+
+def process(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    activations_offload.SMALLEST_BYTES = 1
+    inputs, targets = TOKENS[:, :-1], TOKENS[:, 1:]
+    expected = small()(inputs, targets=targets).total.item()
+    for layout in LAYOUTS:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        meshes = make_meshes(layout, "cpu")
+        model = split_tensors(small(), meshes, layout)
+        save_activations(model, meshes, layout)
+        compile_blocks(model, meshes, layout, backend="aot_eager")
+        shard_parameters(model, meshes, layout)
+        for _ in range(2):
+            loss = model(inputs, targets=targets).total
+            loss.backward()
+        assert loss.item() == pytest.approx(expected, rel=1e-5)
+        report = compile_report()
+        assert (report.graphs, report.breaks) == (1, {}), f"{layout}: {report}"
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_blocks_that_are_shared_out_share_one_graph_too(tmp_path: Path) -> None:
+    mp.spawn(process, args=(str(tmp_path),), nprocs=2)

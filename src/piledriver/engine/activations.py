@@ -87,7 +87,17 @@ class Recompute:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.forward(*args, **kwargs)
-        return checkpoint(self.forward, *args, use_reentrant=False, **self.options, **kwargs)
+        given = [None if _is_cache(one) else one for one in args]
+        named: dict[str, Any] = {name: None if _is_cache(one) else one for name, one in kwargs.items()}
+        return checkpoint(self.forward, *given, use_reentrant=False, **self.options, **named)
+
+
+def _is_cache(given: Any) -> bool:
+    """Whether a block was given a Hugging Face cache of keys and values.
+
+    Computed again it would add to it twice, so it gets none, as under their own gradient checkpointing.
+    """
+    return hasattr(given, "get_seq_length") and hasattr(given, "update")
 
 
 def keep_the_dear(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:

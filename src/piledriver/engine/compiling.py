@@ -88,7 +88,7 @@ class Compiled:
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What torch.compile did in this process since it began, or since `torch._dynamo.reset()`."""
+    """What torch.compile did in this process until now."""
 
     graphs: int = 0
     """Different graphs that were captured."""

@@ -74,6 +74,30 @@ def torch_like(
     )
 
 
+def deepspeed_like(
+    *,
+    loss_scale: float = 0,
+    initial_scale_power: int = 16,
+    loss_scale_window: int = 1000,
+    hysteresis: int = 2,
+    consecutive_hysteresis: bool = False,
+    min_loss_scale: float = 1,
+) -> LossScale:
+    """The settings of DeepSpeed's `fp16` section by its own names; a `loss_scale` other than 0 is a static one.
+
+    >>> deepspeed_like(loss_scale=128).static, deepspeed_like(initial_scale_power=8).initial
+    (128.0, 256.0)
+    """
+    return LossScale(
+        static=float(loss_scale) or None,
+        initial=2.0**initial_scale_power,
+        window=loss_scale_window,
+        hysteresis=hysteresis,
+        consecutive_hysteresis=consecutive_hysteresis,
+        minimum=float(min_loss_scale),
+    )
+
+
 @dataclass(frozen=True)
 class ScaleState:
     """Where a scaler stands."""
