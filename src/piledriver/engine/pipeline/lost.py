@@ -17,6 +17,9 @@ from piledriver.runtime.collectives import is_lost_peer
 from piledriver.runtime.errors import LostPeerError
 
 ROLL_SECONDS = 5.0
+"""How long to wait for signatures where several ranks have not signed."""
+LEAST_SECONDS = 1.0
+"""How long to wait at least: those who only now fail are alive."""
 
 
 @contextmanager
@@ -31,10 +34,9 @@ def naming_the_lost(pp: DeviceMesh, doing: str) -> Iterator[None]:
         if cause is None:
             raise
         missing = _call_the_roll(pp)
-        who = f"rank {', '.join(map(str, missing))}" if missing else "a rank"
+        who = f"rank {', '.join(map(str, missing))} of its pipeline" if missing else "another rank"
         raise LostPeerError(
-            f"rank {dist.get_rank()}: {doing} stopped because {who} of its pipeline is gone: "
-            f"{next(iter(str(cause).splitlines()), '')}",
+            f"rank {dist.get_rank()}: {doing} stopped because {who} is gone: {next(iter(str(cause).splitlines()), '')}",
             fix="look at that rank's log; raise the timeout if it was only slow",
         ) from error
 
@@ -50,12 +52,11 @@ def _call_the_roll(pp: DeviceMesh) -> list[int]:
         store.set(f"{prefix}/{dist.get_rank()}", "here")
         with suppress(RuntimeError):
             group.abort()
-        deadline = time.monotonic() + ROLL_SECONDS
+        start = time.monotonic()
         while True:
             missing = [rank for rank in ranks if not store.check([f"{prefix}/{rank}"])]
-            if len(missing) <= 1 and time.monotonic() > deadline - ROLL_SECONDS * 0.8:
-                return missing
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - start
+            if waited > (LEAST_SECONDS if len(missing) <= 1 else ROLL_SECONDS):
                 return missing
             time.sleep(0.05)
     except (dist.DistError, RuntimeError):
