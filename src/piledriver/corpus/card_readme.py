@@ -47,7 +47,7 @@ def hub_licence(licence: str) -> str:
     ('cc-by-4.0', 'pddl', 'other')
     """
     # Ours are SPDX's names, which say "or later" and "only" where the Hub does not.
-    name = re.sub(r"(?:-or-later|-only|\+)$", "", licence.lower())
+    name = re.sub(r"(?:-or-later|-only|\+)$", "", "-".join(licence.lower().split()))
     name = _CALLED.get(name, name)
     return name if name in _hub_licences() else "other"
 

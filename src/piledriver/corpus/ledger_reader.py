@@ -19,9 +19,10 @@ def read_ledger(
     path = storage.join(folder, LEDGER)
     if not storage.exists(path):
         raise StorageError(f"{folder} has no {LEDGER}", fix="give the folder of a corpus that was built to its end")
-    with storage.open_read(path) as file, pq.ParquetFile(file) as ledger:
+    # In this thread: a pool of threads for a small file may still be starting when the program ends, and abort it.
+    with storage.open_read(path) as file, pq.ParquetFile(file, pre_buffer=False) as ledger:
         for group in range(ledger.num_row_groups):
-            for row in ledger.read_row_group(group).to_pylist():
+            for row in ledger.read_row_group(group, use_threads=False).to_pylist():
                 if (
                     source in (None, row["source"])
                     and stage in (None, row["stage"])

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -117,67 +113,6 @@ def test_the_ledger_names_every_document_that_went_and_what_was_kept(
     assert all(row["kept"] in kept and row["id"] not in kept for row in rows)
 
 
-_BUILD = """
-import sys
-from piledriver.corpus.assembly import stages
-from piledriver.corpus.assembly.build import build_corpus
-from piledriver.corpus.recipe import load_recipe
-stages.CHUNK_BYTES = 20_000
-build_corpus(load_recipe(sys.argv[1]), sys.argv[2], workers=2)
-"""
-
-
-@pytest.fixture(scope="module")
-def small_chunks(place: Path) -> dict[str, bytes]:
-    """The undisturbed corpus of a build with many small tasks: some hundred places to be killed in."""
-    subprocess.run([sys.executable, "-c", _BUILD, str(place / "recipe.yaml"), str(place / "small")], check=True)
-    return content(place / "small")
-
-
-def test_kill_9_of_the_build_at_random_moments_changes_nothing(
-    place: Path, tmp_path: Path, small_chunks: dict[str, bytes]
-) -> None:
-    luck = random.Random(1)
-    kills, corpus = 0, 0
-    while kills < 24:
-        out = tmp_path / str(corpus)
-        process = subprocess.Popen([sys.executable, "-c", _BUILD, str(place / "recipe.yaml"), str(out)])
-        try:
-            assert process.wait(timeout=luck.uniform(0.3, 2.5)) == 0
-            corpus += 1
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            kills += 1
-    subprocess.run([sys.executable, "-c", _BUILD, str(place / "recipe.yaml"), str(tmp_path / str(corpus))], check=True)
-    for made in range(corpus + 1):
-        assert content(tmp_path / str(made)) == small_chunks
-
-
-def test_kill_9_of_its_workers_does_not_stop_a_build(
-    place: Path, tmp_path: Path, small_chunks: dict[str, bytes]
-) -> None:
-    luck = random.Random(2)
-    kills = 0
-    with subprocess.Popen([sys.executable, "-c", _BUILD, str(place / "recipe.yaml"), str(tmp_path / "out")]) as process:
-        while process.poll() is None:
-            time.sleep(luck.uniform(0.8, 2.0))
-            victims = _children(process.pid)
-            if victims and kills < 6:
-                os.kill(luck.choice(victims), signal.SIGKILL)
-                kills += 1
-    assert process.returncode == 0
-    assert kills >= 1
-    assert content(tmp_path / "out") == small_chunks
-
-
-def _children(pid: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except FileNotFoundError:
-        return []
-
-
 def test_only_what_a_change_touches_runs_again(place: Path, tmp_path: Path) -> None:
     out = tmp_path / "corpus"
     raw_files(tmp_path / "raw")
@@ -236,16 +171,6 @@ def test_a_wrong_recipe_is_refused_with_its_fix(
     with pytest.raises(error, match=said):
         build_corpus(load_recipe(tmp_path / "recipe.yaml"), str(tmp_path / "out"))
     assert not (tmp_path / "out" / "manifest.json").exists()
-
-
-def test_two_builds_do_not_write_one_corpus(place: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _BUILD, str(place / "recipe.yaml"), str(tmp_path / "out")]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as first:
-        while not (tmp_path / "out" / ".work").exists():
-            time.sleep(0.05)
-        with pytest.raises(UsageError, match="another build is writing"):
-            build_corpus(load_recipe(place / "recipe.yaml"), str(tmp_path / "out"))
-        first.kill()
 
 
 def test_a_task_runs_once_and_its_folder_is_whole(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from piledriver.corpus.document import Document
 from piledriver.corpus.shard_reader import read_shards
 from piledriver.corpus.shard_writer import ShardFileWriter
 
-DOCUMENTS, DROPPED, _PART, _INPUTS = "documents.jsonl.zst", "dropped.jsonl.zst", "part.json", "inputs"
+# Not called shards: who reads all shards below a corpus must not find these.
+DOCUMENTS, DROPPED, _PART, _INPUTS = "documents.zst", "dropped.zst", "part.json", "inputs"
 CHUNK_BYTES = 32 << 20
 # Chunks are read a few times and thrown away: speed before size.
 LEVEL = 1
@@ -99,15 +100,15 @@ def write_part(folder: str, work: str, name: str, first: int, count: int) -> dic
 
 def place_input(work: str, name: str, path: str) -> None:
     """Let the parts of a shard find it: its place may change between two runs, its content may not."""
-    link = _input(work, name)
-    os.makedirs(os.path.dirname(link), exist_ok=True)
-    if os.path.lexists(link):
-        os.unlink(link)
-    os.symlink(os.path.abspath(path), link)
+    storage.write_text(_where(work, name), json.dumps({"path": os.path.abspath(path)}))
 
 
 def _input(work: str, name: str) -> str:
-    return os.path.join(work, _INPUTS, name)
+    return str(json.loads(storage.read_text(_where(work, name)))["path"])
+
+
+def _where(work: str, name: str) -> str:
+    return os.path.join(work, _INPUTS, f"{name}.json")
 
 
 def chunk_documents(work: str, key: str) -> Iterator[Document]:

@@ -92,7 +92,7 @@ def read_chunks(opened: Executor, work: str, paths: Sequence[str], checksums: Se
 
     def tasks() -> Iterator[Task]:
         for path, checksum in zip(paths, checksums, strict=True):
-            name = os.path.join(checksum, os.path.basename(path))
+            name = f"{checksum}-{os.path.basename(path)}"
             place_input(work, name, path)
             for first in range(0, count_documents(path), _CHUNK_DOCUMENTS):
                 yield Task(f"{__name__}:read_part", {"name": name, "first": first, "count": _CHUNK_DOCUMENTS})

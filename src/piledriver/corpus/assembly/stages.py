@@ -167,7 +167,8 @@ def _near_edges(
     executor: Executor, chunks: list[Chunk], minhash: MinHashSettings, memory_bytes: int
 ) -> tuple[Iterator[Done], str]:
     """(edges between near-duplicates, catalogue of signatures), by the steps of near.py; chunks have their ordinals."""
-    described = asdict(minhash)
+    # What two thresholds have in common need not be done twice.
+    described = {name: value for name, value in asdict(minhash).items() if name != "threshold"}
     signed = executor.map(
         Task(f"{_STEPS}:near_signatures", {"chunk": chunk.key, "settings": described}) for chunk in chunks
     )
