@@ -135,6 +135,13 @@ def _documents() -> None:
     sums = whole(x, y, masks=make_masks(config, 8, "cpu", ids))
     got = evaluate_batch(pipeline, x, y, context={"document_ids": ids})
     torch.testing.assert_close(got, (sums.total / sums.tokens).detach())
+    # What is said to the model afterwards reaches the stage that computes the loss.
+    whole.z_loss = pipeline.model.z_loss = 0.1
+    sums = whole(x, y)
+    torch.testing.assert_close(evaluate_batch(pipeline, x, y), (sums.total / sums.tokens).detach())
+    # Where nothing counts nothing is learned.
+    run_batch(pipeline, x, torch.full_like(y, -100))
+    assert all(not parameter.grad.any() for parameter in pipeline.model.parameters())
 
 
 class Own(nn.Module):

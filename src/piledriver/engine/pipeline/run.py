@@ -60,11 +60,6 @@ class Pipeline:
         self._losses: Losses | None = None
         self._window_open = False
 
-    @property
-    def holds_last(self) -> bool:
-        """Whether the last stage, which computes the loss, is here."""
-        return self.layout.stages - 1 in self.stages
-
     def step(
         self,
         inputs: Tensor | tuple[Tensor, ...],
@@ -77,10 +72,11 @@ class Pipeline:
         sync: bool = True,
     ) -> LossSums:
         """Forward and backward of a batch; gradients are added to what is there. See `run_batch`."""
-        losses = self._prepare(inputs, targets, loss_fn, context)
-        losses.divide_by(losses.weight if divisor is None else divisor, scale)
         averager = getattr(laid_out(self.model), "averager", None)
         with naming_the_lost(self.meshes.pp, "a pipeline step"):
+            losses = self._prepare(inputs, targets, loss_fn, context)
+            # A batch in which nothing counts leaves no gradient rather than one that is not a number.
+            losses.divide_by(losses.weight.clamp(min=1.0) if divisor is None else divisor, scale)
             if not self._window_open:
                 self.borrowed.lend()
             self._window_open = not sync
@@ -102,20 +98,21 @@ class Pipeline:
         context: Mapping[str, Any] | None = None,
     ) -> LossSums:
         """The loss sums of a batch, forward only."""
-        losses = self._prepare(inputs, targets, loss_fn, context)
         with naming_the_lost(self.meshes.pp, "a pipeline's evaluation"):
+            losses = self._prepare(inputs, targets, loss_fn, context)
             self.borrowed.lend()
             self._forward(losses)
             return losses.everywhere(self.meshes)
 
     def _prepare(self, inputs: Any, targets: Any, loss_fn: LossFunction | None, context: Any) -> Losses:
         own = self.kind == "transformer" and loss_fn is None
-        if loss_fn is None and self.kind in ("sequential", "traced"):
-            raise UsageError(f"a pipeline of a {type(self.model).__name__} has no loss of its own", fix="give loss_fn")
-        if context and self.kind in ("sequential", "traced"):
-            raise UsageError(
-                f"stages of a {type(self.model).__name__} take no {next(iter(context))!r}", fix="leave it out"
-            )
+        if self.kind in ("sequential", "traced"):
+            name = type(self.model).__name__
+            if loss_fn is None:
+                raise UsageError(f"a pipeline of a {name} has no loss of its own", fix="give loss_fn")
+            if context:
+                raise UsageError(f"stages of a {name} take no {next(iter(context))!r}", fix="leave it out")
+        self._pass_settings_on()
         cut = cut_batch(inputs, targets, dict(context or {}), self.microbatches)
         if isinstance(self.model, Transformer) and self.model.config.moe and cut[-1].rows != cut[0].rows:
             rows, parts = sum(part.rows for part in cut), self.microbatches
