@@ -16,7 +16,7 @@ from piledriver.engine.activations_budget import budget_of
 from piledriver.engine.activations_bytes import HeldBytes
 from piledriver.engine.activations_offload import KeepOnHost
 from piledriver.engine.blocks import blocks_of
-from piledriver.engine.errors import LayoutError
+from piledriver.engine.errors import EngineError, LayoutError
 from piledriver.engine.layout import Layout
 
 LAYERS = 4
@@ -189,6 +189,10 @@ def test_a_recomputed_block_does_not_add_to_a_cache_twice() -> None:
         model[1](model[0](BATCH, Cache()), cache=Cache()).sum().backward()
         found.append([parameter.grad for parameter in model.parameters()])
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+    full = Cache()
+    full.update(torch.ones(()))
+    with pytest.raises(EngineError, match="use activations='keep'"):
+        model[0](BATCH, full)
 
 
 def test_a_model_without_blocks_is_refused() -> None:

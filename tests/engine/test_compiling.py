@@ -126,6 +126,44 @@ def test_breaks_and_recompiles_are_counted_with_their_reasons() -> None:
     assert sum(compile_report().recompiles.values()) >= 1
 
 
+class Counts(nn.Module):
+    """A block that counts itself in a cache, as Hugging Face's do."""
+
+    def __init__(self, layer: int) -> None:
+        super().__init__()
+        self.layer, self.inner = layer, nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, cache: Any) -> Tensor:
+        x = self.inner(x)
+        return x if cache is None else cache.update(x, self.layer)
+
+
+class Cache:
+    def __init__(self) -> None:
+        self.layers: list[Tensor] = []
+
+    def get_seq_length(self) -> int:
+        return len(self.layers)
+
+    def update(self, x: Tensor, layer: int) -> Tensor:
+        assert layer == len(self.layers)
+        self.layers.append(x)
+        return x
+
+
+def test_an_empty_cache_costs_no_compilation_for_each_layer() -> None:
+    model = nn.ModuleList(Counts(layer) for layer in range(3))
+    compile_blocks(model, None, Layout(compile=True), backend="eager")
+    x, cache = torch.ones(2, 4, requires_grad=True), Cache()
+    for layer in model:
+        x = layer(x, cache)
+    assert not compile_report().recompiles
+    with torch.no_grad():
+        for layer in model:
+            x = layer(x, cache)
+    assert len(cache.layers) == 3
+
+
 def test_when_and_what() -> None:
     model = small()
     assert not is_compiled(model, None, Layout())

@@ -19,6 +19,7 @@ from piledriver.engine.activations_budget import Budget, KeepWithinBudget
 from piledriver.engine.activations_offload import KeepOnHost, Shelf
 from piledriver.engine.blocks import blocks_of
 from piledriver.engine.compiling import is_compiled
+from piledriver.engine.empty_caches import refuse_caches, without_empty_caches
 from piledriver.engine.errors import LayoutError
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Meshes
@@ -87,17 +88,10 @@ class Recompute:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.forward(*args, **kwargs)
-        given = [None if _is_cache(one) else one for one in args]
-        named: dict[str, Any] = {name: None if _is_cache(one) else one for name, one in kwargs.items()}
-        return checkpoint(self.forward, *given, use_reentrant=False, **self.options, **named)
-
-
-def _is_cache(given: Any) -> bool:
-    """Whether a block was given a Hugging Face cache of keys and values.
-
-    Computed again it would add to it twice, so it gets none, as under their own gradient checkpointing.
-    """
-    return hasattr(given, "get_seq_length") and hasattr(given, "update")
+        if not torch.compiler.is_compiling():
+            args, kwargs = without_empty_caches(args, kwargs)
+            refuse_caches(args, kwargs)
+        return checkpoint(self.forward, *args, use_reentrant=False, **self.options, **kwargs)
 
 
 def keep_the_dear(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:

@@ -18,6 +18,7 @@ import torch._functorch.config
 from torch import nn
 
 from piledriver.engine.blocks import blocks_of
+from piledriver.engine.empty_caches import without_empty_caches
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Meshes
 from piledriver.engine.schedule_rules import SPLIT_BACKWARD
@@ -73,6 +74,8 @@ class Compiled:
         self.compiled = torch.compile(plain if plain is forward else plain.__get__(forward), **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            args, kwargs = without_empty_caches(args, kwargs)
         if self.activation_budget is None:
             return self.compiled(*args, **kwargs)
         # A setting of the process, so it is made only around this call: other models have other budgets.
