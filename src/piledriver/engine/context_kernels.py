@@ -38,7 +38,8 @@ def attend_part_backward(
     if q.device.type == "cpu":
         grads = _flash_cpu_backward(gradient, q, k, v, out, lse, 0.0, causal, scale=scale)
     elif _has_flash(q):
-        seed = torch.zeros(2, dtype=torch.uint64, device=q.device)
+        # Of a dropout that there is not; the kernel asks for room only.
+        seed = torch.empty(2, dtype=torch.uint64, device=q.device)
         sizes = (q.shape[2], k.shape[2])
         grads = _flash_backward(
             gradient, q, k, v, out, lse, None, None, *sizes, 0.0, causal, seed, torch.empty_like(seed), scale=scale
