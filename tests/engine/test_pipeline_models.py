@@ -6,6 +6,7 @@ import copy
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,20 +75,23 @@ def _user_stack() -> None:
         run_batch(pipeline, x, y)
 
 
-def _hugging_face() -> None:
-    """A decoder of Hugging Face's, with tied weights and padding, loaded from the whole model's weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+HUGGING_FACE: dict[str, Any] = {
+    "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 32, "tie_word_embeddings": True,
+}  # fmt: skip
 
-    config = LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=32, tie_word_embeddings=True,
-    )  # fmt: skip
+
+def _hugging_face() -> None:
+    """A decoder of Hugging Face's, with tied weights, capped logits and padding, loaded from the whole's weights."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    config = Gemma2Config(**HUGGING_FACE, final_logit_softcapping=0.5, attn_implementation="eager")
     torch.manual_seed(0)
-    whole = LlamaForCausalLM(config)
+    whole = Gemma2ForCausalLM(config)
     state = {name: value.clone() for name, value in whole.state_dict().items()}
     layout = Layout(pp=2, microbatches=2)
     meshes = make_meshes(layout, "cpu")
-    model = split(LlamaForCausalLM(config), meshes, layout)
+    model = split(Gemma2ForCausalLM(config), meshes, layout)
     stages_of(model)
     missing, _ = model.load_state_dict(state, strict=False)
     assert not missing
@@ -199,7 +203,7 @@ def _on_two() -> None:
 def test_other_models_and_batches(tmp_path: Path) -> None:
     """Stacks, Hugging Face's decoders, packed documents, new shapes, wrong shapes."""
     # Imported before the processes are, so that it is once.
-    pytest.importorskip("transformers.models.llama.modeling_llama")
+    pytest.importorskip("transformers.models.gemma2.modeling_gemma2")
     on_processes(2, tmp_path, _on_two)
 
 
@@ -233,6 +237,11 @@ def test_a_model_that_is_no_chain_is_refused() -> None:
 
     with pytest.raises(LayoutError, match="in which order Tree runs its modules"):
         chain_of(Tree())
+    transformers = pytest.importorskip("transformers")
+    with torch.device("meta"):
+        scaled = transformers.GraniteForCausalLM(transformers.GraniteConfig(**HUGGING_FACE, embedding_multiplier=2.0))
+    with pytest.raises(LayoutError, match="GraniteModel changes hidden states outside its layers"):
+        chain_of(scaled)
     shared = nn.Linear(4, 4)
     with pytest.raises(LayoutError, match="share the parameter"):
         chain_of(nn.Sequential(shared, nn.ReLU(), shared))

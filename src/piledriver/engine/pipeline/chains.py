@@ -15,7 +15,7 @@ from torch import nn
 
 from piledriver.engine.errors import LayoutError
 from piledriver.engine.pipeline.costs import Cost, cost_of, output_cost
-from piledriver.engine.pipeline.stage_huggingface import inner_model, make_huggingface_stage
+from piledriver.engine.pipeline.stage_huggingface import changes_between_layers, inner_model, make_huggingface_stage
 from piledriver.engine.pipeline.stage_transformer import make_transformer_stage
 from piledriver.engine.pipeline.traced import EXAMPLE, example_of, traced_units
 from piledriver.models import Transformer
@@ -122,6 +122,11 @@ def _huggingface(model: nn.Module, length: int) -> Chain:
     inner_name = inner_model(model)
     assert inner_name is not None
     inner = model.get_submodule(inner_name)
+    if changes_between_layers(inner):
+        raise LayoutError(
+            f"{type(inner).__name__} changes hidden states outside its layers, which every stage would do again",
+            fix="use pp=1",
+        )
     blocks = [f"{inner_name}.layers.{key}" for key in inner.layers._modules]  # type: ignore[union-attr]
     units = [Unit((name,), cost_of(model.get_submodule(name), length)) for name in blocks]
     embedding: Any = inner.embed_tokens

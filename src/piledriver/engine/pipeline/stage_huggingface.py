@@ -6,8 +6,10 @@ positions for the layers that are left.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -28,9 +30,25 @@ class HuggingFaceStage(nn.Module):
         inner: Any = self.model
         if inner.embed_tokens is not None:
             x = inner.embed_tokens(x)
-        hidden = inner(inputs_embeds=x, use_cache=False, **context).last_hidden_state
-        head: Any = self.lm_head
-        return hidden if head is None else head(hidden)
+        if self.lm_head is not None:
+            # The model's own forward knows what is done to its logits (scaling, soft-capping).
+            whole: Any = super()
+            return whole.forward(inputs_embeds=x, use_cache=False, **context).logits
+        return inner(inputs_embeds=x, use_cache=False, **context).last_hidden_state
+
+
+@torch.no_grad()
+def changes_between_layers(inner: nn.Module) -> bool:
+    """Whether a decoder without layers and norm changes hidden states (scales them, say): each stage would again."""
+    bare: Any = copy.copy(inner)
+    bare._modules = {**inner._modules, "layers": nn.ModuleList(), "norm": nn.Identity(), "embed_tokens": None}
+    bare = copy.deepcopy(bare)
+    if any(tensor.is_meta for tensor in [*bare.parameters(), *bare.buffers()]):
+        bare.to_empty(device="cpu")
+    hidden = torch.linspace(-1.0, 1.0, 2 * bare.config.hidden_size).view(1, 2, -1)
+    found = next((tensor.device for tensor in [*bare.parameters(), *bare.buffers()]), torch.device("cpu"))
+    out = bare(inputs_embeds=hidden.to(found), use_cache=False).last_hidden_state
+    return not torch.equal(out.cpu(), hidden)
 
 
 def make_huggingface_stage(shell: nn.Module) -> nn.Module:
