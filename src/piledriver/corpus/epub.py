@@ -154,6 +154,9 @@ def chapter_text(content: bytes) -> str:
             if element.tag in ("body", "html"):
                 return ""
             remove(element)
+        elif "noteref" in kinds and not len(element) and (element.text or "").strip().isdigit():
+            # The number of a note would be one with the word before it.
+            element.text = f"[{element.text.strip()}]"
     remove_unseen(root, content)
     body = root.find("body")
     return render(root if body is None else body)
@@ -165,7 +168,13 @@ def _plain_chapter(content: bytes) -> str | None:
     # Anchors with nothing in them, where a page of print began, are neither seen nor hidden.
     body = _EMPTY_ANCHOR.sub(b"", content[start : content.rfind(b"</body>")].lstrip())
     kinds = b" ".join(_KIND.findall(content)).decode("ascii", "replace").split()
-    if not start or body[:1] != b"<" or not _UTF8.match(content) or not _NO_TEXT.isdisjoint(kinds):
+    if (
+        b"noteref" in body
+        or not start
+        or body[:1] != b"<"
+        or not _UTF8.match(content)
+        or not _NO_TEXT.isdisjoint(kinds)
+    ):
         return None
     try:
         return plain_text(body, unseen_hints)

@@ -116,3 +116,10 @@ def test_any_bytes_end_in_a_document_or_a_refusal(noise: bytes, at: int) -> None
     for content in (noise, VALID[:at] + noise + VALID[at + len(noise) :], VALID[:at]):
         documents, refusals = extract_bytes("epub", "a.epub", content)
         assert len(documents) + len(refusals) == 1
+
+
+def test_the_number_of_a_note_stays_apart_from_the_word() -> None:
+    assert (
+        epub.chapter_text(chapter('<p>Once<a epub:type="noteref" href="#n">1</a> upon a time.</p>').encode())
+        == "Once[1] upon a time."
+    )

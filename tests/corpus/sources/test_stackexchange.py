@@ -134,3 +134,16 @@ def test_any_bytes_end_in_documents_or_refusals(noise: bytes, at: int) -> None:
     extract_bytes("stackexchange", "Posts.xml", noise)
     extract_bytes("stackexchange", "Posts.xml", VALID[:at] + noise + VALID[at:])
     extract_bytes("stackexchange", "Posts.xml", VALID[:at])
+
+
+def test_tags_of_old_and_new_dumps_and_the_site_in_the_name_of_the_file() -> None:
+    for tags in ("|python|c++|", "&lt;python&gt;&lt;c++&gt;"):
+        rows = (
+            f'<row Id="1" PostTypeId="1" Score="5" Title="t" Tags="{tags}" Body="q" />'
+            '<row Id="2" PostTypeId="2" ParentId="1" Score="9" Body="a" />'
+        )
+        documents, _ = extract_bytes(
+            "stackexchange", "math.stackexchange.com-Posts.xml", f"<posts>{rows}</posts>".encode()
+        )
+        assert documents[0].meta["tags"] == ["python", "c++"]
+        assert documents[0].meta["site"] == "math.stackexchange.com"

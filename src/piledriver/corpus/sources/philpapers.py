@@ -29,6 +29,7 @@ _ONLY_CLOSING = re.compile(rb"(?:\s|</[\w:.-]+\s*>|<resumptionToken[^<>]*>[^<>]*
 # Two patterns with fixed replacements: many times as fast as one with a group.
 _START_PREFIX = re.compile(rb"<[A-Za-z_][\w.-]*:")
 _END_PREFIX = re.compile(rb"</[A-Za-z_][\w.-]*:")
+_WITH_PREFIXED = re.compile(rb"<[\w.-]+\s[^<>]{0,2000}?\w:\w[^<>]{0,9000}>")
 _PREFIXED = re.compile(rb"\s[A-Za-z_][\w.-]*:[\w.-]+\s*=\s*(?:\"[^\"<]*\"|'[^'<]*')")
 _NAMES = r"(?:p|br|i|b|u|em|strong|sub|sup|span|div|a|ul|ol|li|blockquote|h[1-6]|jats:[a-z]{1,12})"
 _HTML_TAG = re.compile(rf"</?{_NAMES}(?:\s+[a-z-]+=[^<>]{{0,200}})?\s?/?>", re.IGNORECASE)
@@ -104,8 +105,10 @@ def documents(piece: Piece) -> Iterator[Found]:
 
 def _parsed(record: bytes, origin: str, number: str) -> Found:
     """One record by itself: its prefixes are declared on the answer around it, so they go."""
+    bare = _END_PREFIX.sub(b"</", _START_PREFIX.sub(b"<", record))
+    # Few tags have attributes with a prefix; to look for them everywhere takes longer than to parse.
+    bare = _WITH_PREFIXED.sub(lambda tag: _PREFIXED.sub(b"", tag[0]), bare)
     try:
-        bare = _PREFIXED.sub(b"", _END_PREFIX.sub(b"</", _START_PREFIX.sub(b"<", record)))
         root = parse(with_character_entities(bare))
     except XmlError as error:
         return Refusal("invalid xml", f"{origin}#{number}", str(error))

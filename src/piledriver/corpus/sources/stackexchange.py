@@ -19,7 +19,8 @@ MOST_ANSWERS = 3
 _PIECE_BYTES = 1 << 19
 _BETWEEN, _BETWEEN_THREADS = b"\x00", b"\x00\x00"
 _QUESTION, _ANSWER = 1, 2
-_TAG = re.compile(r"[<|]([^<>|]+)[>|]?")
+_TAG_MARKS = re.compile(r"[<>|]+")
+_NAMED_POSTS = re.compile(r"(.+)[-._]posts\.xml(?:\.(?:gz|bz2|xz|zst))?", re.IGNORECASE)
 _VERSION = re.compile(r"CC[ -]BY-SA[ -](\d\.\d)", re.IGNORECASE)
 
 
@@ -65,7 +66,9 @@ def site_of(origin: str) -> str:
     >>> site_of("stackoverflow.com-Posts.7z!Posts.xml"), site_of("dump/french.meta/Posts.xml")
     ('stackoverflow.com', 'french.meta')
     """
-    parts = re.split(r"[!/\\]", origin)[:-1]
+    *parts, file = re.split(r"[!/\\]", origin)
+    if named := _NAMED_POSTS.fullmatch(file):
+        return named[1]
     if not parts:
         return ""
     name = parts[-1] if not parts[-1].lower().endswith((".tar", ".zip")) or len(parts) == 1 else parts[-2]
@@ -117,7 +120,7 @@ def _thread(row: bytes, answer_rows: list[bytes], piece: Piece) -> Found:
         "question_id": number,
         "answer_ids": [int(answer["Id"]) for answer in kept],
         "title": title,
-        "tags": _TAG.findall(question.get("Tags", "")),
+        "tags": [tag for tag in _TAG_MARKS.split(question.get("Tags", "")) if tag],
         "score": _score(question),
         "date": question.get("CreationDate") or None,
         "authors": [_author(post) for post in (question, *kept)],

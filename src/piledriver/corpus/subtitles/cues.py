@@ -30,6 +30,9 @@ def seconds(clock: str) -> float:
     """
     total = 0.0
     try:
+        if ":" not in clock and clock[-1:].isdigit() and "," not in clock:
+            total = float(clock)
+            return total if 0 <= total < 1e8 else 0.0
         for part in clock.strip().rstrip("s").replace(",", ".").split(":"):
             total = total * 60 + float(part)
     except ValueError:

@@ -154,6 +154,8 @@ def _xml(root: Any) -> Captions:
 
 
 def _said(element: Any) -> str:
+    if not len(element):
+        return element.text or ""
     parts = [element.text or ""]
     for child in element.iter():
         if child is element:
