@@ -69,7 +69,7 @@ def infer_roles(model: nn.Module, tp: int) -> dict[str, Role]:
     if not roles:
         for name, module in model.named_modules():
             prefix = f"{name}." if name else ""
-            found = _attention(module, tp) or _mlp(module) or _pairs(module)
+            found = {**_pairs(module), **_mlp(module), **_attention(module, tp)}
             roles |= {prefix + child: role for child, role in found.items()}
     roles |= _ends(model)
     _check_config(model, roles, tp)
