@@ -123,6 +123,12 @@ def _what_does_not_fit() -> None:
     pipeline = Pipeline(wrong, meshes, device=CPU)
     with pytest.raises(EngineError, match=r"stage 1 cannot take what the stage before it gives \(\(2, 4\)\)"):
         run_batch(pipeline, torch.zeros(4, 4), torch.zeros(4, 4), F.mse_loss)
+    layout = Layout(pp=2, microbatches=2, debug=True)
+    meshes = make_meshes(layout, "cpu")
+    pipeline = Pipeline(split(_stack(), meshes, layout), meshes, device=CPU)
+    x, y = _batch(4 + dist.get_rank(), 4)
+    with pytest.raises(EngineError, match="ranks 0 and 1 of a pipeline were given different batches"):
+        run_batch(pipeline, x, y, _mean)
 
 
 def _documents() -> None:

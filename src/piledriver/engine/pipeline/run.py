@@ -19,7 +19,7 @@ from piledriver.core.errors import UsageError
 from piledriver.engine.errors import EngineError
 from piledriver.engine.laid_out import laid_out
 from piledriver.engine.mesh import Meshes
-from piledriver.engine.pipeline.batches import MicroBatch, cut_batch
+from piledriver.engine.pipeline.batches import MicroBatch, check_same_batch, cut_batch
 from piledriver.engine.pipeline.borrowed import Borrowed
 from piledriver.engine.pipeline.forward import Forward, run_forward
 from piledriver.engine.pipeline.losses import Losses, LossFunction
@@ -113,6 +113,8 @@ class Pipeline:
             if context:
                 raise UsageError(f"stages of a {name} take no {next(iter(context))!r}", fix="leave it out")
         self._pass_settings_on()
+        if self.layout.debug:
+            check_same_batch(inputs, targets, self.meshes.pp)
         cut = cut_batch(inputs, targets, dict(context or {}), self.microbatches)
         if isinstance(self.model, Transformer) and self.model.config.moe and cut[-1].rows != cut[0].rows:
             rows, parts = sum(part.rows for part in cut), self.microbatches
