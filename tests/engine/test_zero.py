@@ -202,6 +202,7 @@ def two_processes(rank: int) -> None:
         windows_weigh_every_item_alike(rank, Layout(zero=zero), sync_each_batch=True)
         the_optimizer_may_come_before_or_after(zero)
     metrics_count_each_sample_once(rank)
+    a_backward_that_failed_leaves_nothing_behind(rank)
 
 
 def branches(rank: int, zero: Any) -> None:
@@ -232,6 +233,35 @@ def branches(rank: int, zero: Any) -> None:
     optimizer.zero_grad()
     assert all(p.grad is None for p in model.parameters())
     run.free_memory()
+
+
+class Breaks(torch.autograd.Function):
+    """A backward that fails half way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        raise MemoryError("made up")
+
+
+def a_backward_that_failed_leaves_nothing_behind(rank: int) -> None:
+    for zero in (0, 2):
+        torch.manual_seed(0)
+        run = accelerator(Layout(zero=zero))
+        model = run.prepare(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
+        with pytest.raises(MemoryError):
+            run.backward(model[1](Breaks.apply(model[0](torch.ones(1, 3)))).sum())
+        model.zero_grad()
+        run.backward(model(torch.full((1, 3), float(rank))).sum())
+        held = getattr(model[0].weight, "own_part", model[0].weight).grad
+        everyone: list[Any] = [None, None]
+        dist.all_gather_object(everyone, held.full_tensor() if isinstance(held, DTensor) else held)
+        assert torch.equal(everyone[0], everyone[1])
+        assert everyone[0].abs().sum() > 0
+        run.free_memory()
 
 
 def metrics_count_each_sample_once(rank: int) -> None:

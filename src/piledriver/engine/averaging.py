@@ -40,10 +40,9 @@ class Averager:
             Bucket(members, meshes, scatter=scatter and parts.shard_axis(members[0], meshes) is not None)
             for members in _alike(held[::-1], bucket_bytes)
         ]
-        self._bucket_of = {id(p): bucket for bucket in self.buckets for p in bucket.parameters}
         self._arrived: set[int] = set()
         self._sent = 0
-        self._watching = False
+        self._backward: int | None = None
         self._handles = [_watched(parameter, self._on_gradient) for parameter in held]
 
     @contextmanager
@@ -83,8 +82,10 @@ class Averager:
     def _on_gradient(self, parameter: Tensor) -> None:
         if not self.enabled:
             return
-        if not self._watching:
-            self._watching = True
+        backward = torch._C._current_graph_task_id()
+        if backward != self._backward:
+            # The one before may have ended in an error (out of memory, caught by the loop), without a last word.
+            self._begin(backward)
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         self._arrived.add(id(parameter))
         # In one order on every process, whatever order the gradients come in.
@@ -92,15 +93,20 @@ class Averager:
             self.buckets[self._sent].send()
             self._sent += 1
 
+    def _begin(self, backward: int | None) -> None:
+        self._backward = backward
+        self._arrived.clear()
+        self._sent = 0
+        for bucket in self.buckets:
+            bucket.drop()
+
     @torch.no_grad()
     def _finish(self) -> None:
-        self._watching = False
         for bucket in self.buckets[self._sent :]:
             bucket.send()
         for bucket in self.buckets:
             bucket.receive()
-        self._arrived.clear()
-        self._sent = 0
+        self._begin(None)
 
 
 class Bucket:
@@ -153,6 +159,12 @@ class Bucket:
             parameter.grad = None
         self._flat = buffer.new_empty(buffer.shape[1])
         self._work = parts.reduce_scatter(self._flat, buffer.flatten(), group=self.axes[0].get_group())
+
+    def drop(self) -> None:
+        """Forget what is underway."""
+        if self._work is not None:
+            self._work.wait()
+        self._flat = self._work = None
 
     @torch.no_grad()
     def receive(self) -> None:
