@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
-from piledriver.engine.offload_host import Master, pin
+from piledriver.engine.offload_host import Master, host_copy
 
 
 class StreamedBlocks:
@@ -101,8 +101,7 @@ class StreamedWeight:
         host = master.tensor.detach()
         self.source = host
         if parameter.dtype != host.dtype:
-            self.source = host.to(parameter.dtype)
-            pin(self.source, owner=self)
+            self.source = host_copy(host, parameter.dtype, owner=self)
         parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
         self._bytes = parameter.untyped_storage().nbytes()
         self.arrived: torch.cuda.Event | None = None
@@ -123,7 +122,9 @@ class StreamedWeight:
             self.master.parameter.copy_(self.source, non_blocking=True)
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Give the memory back; not before what is on its way into it has arrived."""
+        if self.arrived is not None:
+            torch.cuda.current_stream(self.master.device).wait_event(self.arrived)
         self.master.parameter.untyped_storage().resize_(0)
         self.arrived = None
 

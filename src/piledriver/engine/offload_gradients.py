@@ -50,7 +50,9 @@ class GradientStream:
     def _copy(self, gradient: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
         if not gradient.is_cuda:
             return gradient, None
-        stream = self._streams.setdefault(gradient.device, _new_stream(gradient.device))
+        if gradient.device not in self._streams:
+            self._streams[gradient.device] = torch.cuda.Stream(gradient.device)  # type: ignore[no-untyped-call]
+        stream = self._streams[gradient.device]
         staged = torch.empty(gradient.shape, dtype=gradient.dtype, pin_memory=True)
         stream.wait_stream(torch.cuda.current_stream(gradient.device))
         with torch.cuda.stream(stream):
@@ -77,7 +79,3 @@ def _add(master: Master, staged: Tensor, arrived: torch.cuda.Event | None) -> No
     if arrived is not None:
         arrived.synchronize()
     master.add_gradient(staged)
-
-
-def _new_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

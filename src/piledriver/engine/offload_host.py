@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import weakref
 from typing import Any
 
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from piledriver.optim.shards import local
+
+# Below this a lock costs more than it gains.
+_SMALLEST_PINNED = 1 << 16
 
 
 class Master:
@@ -21,9 +25,11 @@ class Master:
 
     def __init__(self, parameter: nn.Parameter, device: torch.device, *, home: Any) -> None:
         self.parameter, self.device, self.home = parameter, device, home
-        # What is on the host and will leave for a device may become the master as it is.
-        host = local(parameter).detach().to("cpu", torch.float32, copy=device.type == "cpu")
-        pin(host, owner=self)
+        part = local(parameter).detach()
+        host = host_copy(part, torch.float32, owner=self)
+        if part.device.type == "cpu" != device.type and not isinstance(parameter, DTensor):
+            # The weight itself will leave for the device: until then it need not be on the host twice.
+            parameter.data = host
         whole: Tensor = host
         if isinstance(parameter, DTensor):
             # Not `from_local`, which would move it to the device of the mesh.
@@ -74,14 +80,27 @@ class Master:
         self.tensor.grad = wrapped
 
 
-def pin(tensor: Tensor, *, owner: object) -> None:
-    """Lock memory in place, as long as its owner lives, so that devices read it at full speed. Nothing without a GPU.
+def host_copy(tensor: Tensor, dtype: torch.dtype, *, owner: object) -> Tensor:
+    """A copy in host memory, locked in place as long as its owner lives where a GPU gains from that.
 
     torch's own pinned memory is rounded up to a power of two, which for large weights is up to twice what they need.
+    So large ones get pages of their own, and these are registered with the driver.
     """
-    if not torch.cuda.is_available() or tensor.nbytes == 0 or tensor.is_pinned():
-        return
+    if not torch.cuda.is_available() or tensor.numel() * dtype.itemsize < _SMALLEST_PINNED:
+        return tensor.detach().to("cpu", dtype, copy=True)
+    host = pages(tensor.shape, dtype)
+    host.copy_(tensor.detach())
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    address = tensor.untyped_storage().data_ptr()
-    if int(runtime.cudaHostRegister(address, tensor.untyped_storage().nbytes(), 0)) == 0:
-        weakref.finalize(owner, runtime.cudaHostUnregister, address)
+    if int(runtime.cudaHostRegister(host.data_ptr(), host.nbytes, 0)) == 0:
+        weakref.finalize(owner, runtime.cudaHostUnregister, host.data_ptr())
+    return host
+
+
+def pages(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """A tensor that shares no page of memory with another.
+
+    >>> pages(torch.Size((2, 3)), torch.bfloat16).fill_(1).sum()
+    tensor(6., dtype=torch.bfloat16)
+    """
+    memory = mmap.mmap(-1, shape.numel() * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
