@@ -28,7 +28,7 @@ from piledriver.models import Transformer, learning_rate_scales, make_masks
 from piledriver.models.interchange import save_folder
 from piledriver.models.presets import preset
 from piledriver.models.sizes import flops_per_token, parameter_count
-from piledriver.observe.flops import measured_peak, peak_flops
+from piledriver.observe.flops import peak_flops
 from piledriver.observe.memory import memory_use
 from piledriver.observe.trackers import choose
 from piledriver.optim import ScheduleConfig, ScheduledLR, build_optimizer
@@ -140,13 +140,13 @@ class _Run:
         model.z_loss = self.config.z_loss
         return model
 
-    def _peak_flops(self) -> float:
-        """What MFU is a part of: the device's datasheet, or what large matrix products reach here."""
+    def _peak_flops(self) -> float | None:
+        """What MFU is a part of, from the device's datasheet; what a CPU could do depends on who else uses it."""
+        if self.device.type != "cuda":
+            return None
         layout = self.config.layout
         wide = self.model.compute_dtype is None if layout is None else layout.precision == "fp32"
-        dtype = torch.float32 if wide else torch.bfloat16
-        known = peak_flops(torch.cuda.get_device_name(), dtype) if self.device.type == "cuda" else None
-        return known or measured_peak(self.device, dtype, size=512, seconds=0.05)
+        return peak_flops(torch.cuda.get_device_name(), torch.float32 if wide else torch.bfloat16)
 
     def go(self) -> RunSummary:
         """Set up, resume, loop, finish."""
@@ -406,7 +406,7 @@ class _Run:
             "gradient_norm": result.norm,
             "learning_rate": self.scheduler.get_last_lr()[0],
             "tokens_per_second": rate,
-            "mfu": self.flops_per_token * rate / (self.peak * self.world.size),
+            **({} if self.peak is None else {"mfu": self.flops_per_token * rate / (self.peak * self.world.size)}),
             "memory_gib": (memory.device_peak or memory.host_rss) / 2**30,
             "skipped": result.skipped,
             "skipped_batches": self._skipped_batches(),
