@@ -53,6 +53,7 @@ build_corpus(load_recipe(recipe), out, executor_name=executor, workers=1)
 _SETTINGS = {
     **os.environ,
     "RAY_raylet_start_wait_time_s": "180",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
