@@ -130,6 +130,12 @@ def prepared(row: Row, accelerator: Accelerator) -> tuple[Any, ...]:
     return tuple(accelerator.prepare(model, make_optimizer(row.optimizer, model), batches()))
 
 
+def leave(accelerator: Accelerator) -> None:
+    """Give back what one row holds, but stay connected for the next one."""
+    accelerator._saver.close()
+    accelerator.free_memory()
+
+
 def run_row(row: Row, folder: Path, before: str | None = None, alone: bool = False) -> dict[str, Any]:
     """Losses and weights of one row, and of going on from the checkpoint that `before` saved."""
 
@@ -154,8 +160,8 @@ def run_row(row: Row, folder: Path, before: str | None = None, alone: bool = Fal
         again.load_state(folder / before)
         result["losses_after"] = train(row, again, went_on, None)
         result["weights_after"] = {key: value.clone() for key, value in again.get_state_dict(went_on[0]).items()}
-        again.free_memory()
-    first.free_memory()
+        leave(again)
+    leave(first)
     return result
 
 

@@ -136,7 +136,18 @@ def make_meshes(layout: Layout, device_type: str) -> Meshes:
     return Meshes(
         layout,
         device,
-        init_device_mesh(device, dense, mesh_dim_names=("pp", "dp_replicate", "dp_shard", "tp")),
-        init_device_mesh(device, batch, mesh_dim_names=("pp", "dp_replicate", "dp_shard", "cp", "tp")),
-        init_device_mesh(device, experts, mesh_dim_names=("pp", "dp_replicate", "dp_shard", "ep", "tp")),
+        _mesh(device, dense, ("pp", "dp_replicate", "dp_shard", "tp")),
+        _mesh(device, batch, ("pp", "dp_replicate", "dp_shard", "cp", "tp")),
+        _mesh(device, experts, ("pp", "dp_replicate", "dp_shard", "ep", "tp")),
     )
+
+
+_made: dict[tuple[Any, ...], tuple[Any, DeviceMesh]] = {}
+"""Meshes never change, and each costs threads and connections: those of one shape are made once per connected world."""
+
+
+def _mesh(device: str, sizes: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+    world, key = dist.group.WORLD, (device, sizes, names)
+    if key not in _made or _made[key][0] is not world:
+        _made[key] = world, init_device_mesh(device, sizes, mesh_dim_names=names)
+    return _made[key][1]
