@@ -23,6 +23,7 @@ from piledriver.engine.laid_out import laid_out
 from piledriver.engine.layout import Schedule
 from piledriver.engine.mesh import make_meshes
 from piledriver.engine.pipeline import split, stages_of
+from piledriver.engine.pipeline.chains import chain_of
 from piledriver.engine.pipeline.run import Pipeline, evaluate_batch, run_batch
 from piledriver.engine.whole import whole_state
 from piledriver.models import ModelConfig, Transformer
@@ -209,7 +210,12 @@ def _on_two() -> None:
 def test_other_models_and_batches(tmp_path: Path) -> None:
     """Stacks, Hugging Face's decoders, packed documents, new shapes, wrong shapes."""
     # Imported before the processes are, so that it is once.
-    pytest.importorskip("transformers.models.gemma2.modeling_gemma2")
+    transformers = pytest.importorskip("transformers")
+    with torch.device("meta"):
+        transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**HUGGING_FACE))
+        scaled = transformers.GraniteForCausalLM(transformers.GraniteConfig(**HUGGING_FACE, embedding_multiplier=2.0))
+    with pytest.raises(LayoutError, match="GraniteModel changes hidden states outside its layers"):
+        chain_of(scaled)
     on_processes(2, tmp_path, _on_two)
 
 
@@ -236,18 +242,12 @@ def test_a_rank_that_dies_is_named_by_the_others(tmp_path: Path) -> None:
 
 def test_a_model_that_is_no_chain_is_refused() -> None:
     """With the reason."""
-    from piledriver.engine.pipeline.chains import chain_of
 
     class Tree(nn.Module):
         pass
 
     with pytest.raises(LayoutError, match="in which order Tree runs its modules"):
         chain_of(Tree())
-    transformers = pytest.importorskip("transformers")
-    with torch.device("meta"):
-        scaled = transformers.GraniteForCausalLM(transformers.GraniteConfig(**HUGGING_FACE, embedding_multiplier=2.0))
-    with pytest.raises(LayoutError, match="GraniteModel changes hidden states outside its layers"):
-        chain_of(scaled)
     shared = nn.Linear(4, 4)
     with pytest.raises(LayoutError, match="share the parameter"):
         chain_of(nn.Sequential(shared, nn.ReLU(), shared))
