@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from piledriver.engine import Layout, LayoutError
+from piledriver.engine.fp8 import fp8_layers, use_fp8
 from piledriver.engine.mesh import Meshes, make_meshes
 from piledriver.engine.tensor import split_tensors
 from piledriver.engine.tensor_infer import split_logits
@@ -126,6 +127,7 @@ def _on_two(rank: int) -> None:
     with pytest.raises(LayoutError, match=r"split over tp 2, the module 'block.fc2' does not compute"):
         split_tensors(Liar(), meshes, meshes.layout)
     _compiled(meshes)
+    _fp8(meshes)
 
 
 def _tied_stay_tied(meshes: Meshes) -> None:
@@ -151,6 +153,21 @@ def _stacks(meshes: Meshes) -> None:
         F.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
     for mine, theirs in zip(split.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(mine.grad.full_tensor(), theirs.grad)
+
+
+def _fp8(meshes: Meshes) -> None:
+    """Each process scales its own part: as near to fp8 on one process as that is to fp32."""
+    shape = config(dim=64, tied=False)
+    tokens = torch.arange(32).view(2, 16)
+    exact, alone, split = (Transformer(shape) for _ in range(3))
+    split_tensors(split, meshes, meshes.layout)
+    for precision in ("fp8", "fp8-rowwise"):
+        for model in (alone, split):
+            use_fp8(model, None, Layout(precision=precision), worth=0.0)
+        assert "blocks.0.attention.qkv" in fp8_layers(split)
+        wanted, near, found = (model(tokens, tokens).total for model in (exact, alone, split))
+        assert abs(found - wanted) <= 2 * abs(near - wanted) + 1e-3 * wanted
+        found.backward()
 
 
 def _compiled(meshes: Meshes) -> None:

@@ -13,14 +13,13 @@ import functools
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-from piledriver.engine.errors import LayoutError
 from piledriver.engine.fp8_matmul import MULTIPLE
 from piledriver.engine.fp8_ops import fp8_gated_mlp, fp8_linear
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Meshes
 from piledriver.models.mlp import GatedMLP
+from piledriver.optim.shards import local
 
 FP8_PRECISIONS = ("fp8", "fp8-rowwise")
 WORTH = 600.0
@@ -43,11 +42,9 @@ def use_fp8(model: nn.Module, meshes: Meshes | None, layout: Layout, *, worth: f
     for name, module in model.named_modules():
         if isinstance(module, GatedMLP):
             if not rowwise and _fuses(module, worth):
-                _refuse_split(name, module.gate_up, layout)
                 module.forward = functools.partial(_mlp_forward, module)  # type: ignore[method-assign]
             module.fuse = not _fits("", module.down, worth)
         if isinstance(module, nn.Linear) and _fits(name, module, worth):
-            _refuse_split(name, module, layout)
             module.forward = functools.partial(_linear_forward, module, rowwise)  # type: ignore[method-assign]
     return model
 
@@ -60,15 +57,9 @@ def fp8_layers(model: nn.Module) -> list[str]:
     ]
 
 
-def _refuse_split(name: str, layer: nn.Linear, layout: Layout) -> None:
-    if isinstance(layer.weight, DTensor):
-        raise LayoutError(
-            f"{name} is split over processes (tp) and precision is {layout.precision}", fix="use bf16, or tp=1"
-        )
-
-
 def _fits(name: str, layer: nn.Linear, worth: float) -> bool:
-    sizes = layer.in_features, layer.out_features
+    # Where tp splits a layer, what counts is the part that this process multiplies; it is scaled by itself.
+    sizes = local(layer.weight).shape
     if name.rpartition(".")[2] in _HEADS or any(size % MULTIPLE for size in sizes):
         return False
     return sizes[0] * sizes[1] >= worth * sum(sizes)
