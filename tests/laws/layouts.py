@@ -120,3 +120,10 @@ ROWS += [
     Row(name="zero2-pure", layout=Layout(zero=2, precision="bf16-pure"), loss=2e-2, weight=5e-2),
     Row(name="zero3-pure", layout=Layout(zero=3, precision="bf16-pure"), loss=2e-2, weight=5e-2),
 ]
+
+ROWS += [
+    Row(name="zero2-tp", layout=Layout(zero=2, tp=2), processes=4, model="tied"),
+    Row(name="zero3-cp-tp", layout=Layout(zero=3, cp=2, tp=2), processes=4),
+    Row(name="zero3-ep-tp", layout=Layout(zero=3, ep=2, tp=2), processes=4, model="moe"),
+    Row(name="zero3-pp-ep", layout=Layout(zero=3, pp=2, ep=2, microbatches=2), processes=4, model="moe"),
+]
