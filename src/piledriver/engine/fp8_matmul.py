@@ -59,7 +59,7 @@ def gate(gate_up: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """silu(gate) * up in fp8, with its scale; the two alternate in groups of columns."""
     if has_units(gate_up.device):
         return fp8_kernels.gate(gate_up, group, FORWARD)
-    gates, ups = gate_up.float().unflatten(-1, (-1, 2, group)).unbind(-2)
+    gates, ups = torch.unflatten(gate_up.float(), -1, (-1, 2, group)).unbind(-2)
     small, _, scale = cast((F.silu(gates) * ups).flatten(-2), FORWARD, columns=False)
     return small, scale
 
@@ -70,8 +70,8 @@ def gate_backward(
     """The gradient by `gate_up` as rows and as columns, its scale, and what `gate` gave, as columns."""
     if has_units(gate_up.device):
         return fp8_kernels.gate_backward(gate_up, gradient.contiguous(), value_scale, group, BACKWARD, FORWARD)
-    gates, ups = gate_up.float().unflatten(-1, (-1, 2, group)).unbind(-2)
-    slope = gradient.float().unflatten(-1, (-1, group))
+    gates, ups = torch.unflatten(gate_up.float(), -1, (-1, 2, group)).unbind(-2)
+    slope = torch.unflatten(gradient.float(), -1, (-1, group))
     sigmoid = gates.sigmoid()
     swish = gates * sigmoid
     by_gate, by_up = slope * ups * (sigmoid + swish * (1.0 - sigmoid)), slope * swish

@@ -24,14 +24,14 @@ def fp8_linear(x: Tensor, weight: Tensor, *, rowwise: bool = False) -> Tensor:
     """
     rows = x.flatten(0, -2)
     y = _linear(rows, weight, rowwise, _needs_gradient(x, weight))[0]
-    return y.unflatten(0, x.shape[:-1])
+    return torch.unflatten(y, 0, x.shape[:-1])
 
 
 def fp8_gated_mlp(x: Tensor, gate_up: Tensor, down: Tensor, group: int) -> Tensor:
     """(silu(gate) * up) @ down.T with gate and up from x @ gate_up.T, one scale per tensor."""
     rows = x.flatten(0, -2)
     y = _gated_mlp(rows, gate_up, down, group, _needs_gradient(x, gate_up, down))[0]
-    return y.unflatten(0, x.shape[:-1])
+    return torch.unflatten(y, 0, x.shape[:-1])
 
 
 def _needs_gradient(*tensors: Tensor) -> bool:
@@ -170,13 +170,12 @@ def _(
     x: Tensor, gate_up: Tensor, down: Tensor, group: int, training: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     height = (x.shape[0] + MULTIPLE - 1) // MULTIPLE * MULTIPLE
-    small = {"dtype": FORWARD}
     return (
         x.new_empty(x.shape[0], down.shape[0]),
         x.new_empty((height, gate_up.shape[0]) if training else (0,)),
-        x.new_empty((x.shape[1], height) if training else (0,), **small),
-        x.new_empty((gate_up.shape[1], gate_up.shape[0]) if training else (0,), **small),
-        x.new_empty((down.shape[1], down.shape[0]) if training else (0,), **small),
+        x.new_empty((x.shape[1], height) if training else (0,), dtype=FORWARD),
+        x.new_empty((gate_up.shape[1], gate_up.shape[0]) if training else (0,), dtype=FORWARD),
+        x.new_empty((down.shape[1], down.shape[0]) if training else (0,), dtype=FORWARD),
         x.new_empty(1, dtype=torch.float32),
         x.new_empty(1, dtype=torch.float32),
         x.new_empty(1, dtype=torch.float32),

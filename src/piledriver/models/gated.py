@@ -30,8 +30,8 @@ def gated_linear(gate_up: Tensor, weight: Tensor, group: int) -> Tensor:
     >>> torch.allclose(gated_linear(gate_up, weight, 2), expected, atol=1e-5)
     True
     """
-    out: Tensor = _GatedLinear.apply(gate_up.flatten(0, -2), weight, group)
-    return out.unflatten(0, gate_up.shape[:-1])
+    out: Tensor = _GatedLinear.apply(gate_up.flatten(0, -2), weight, group)  # type: ignore[no-untyped-call]
+    return torch.unflatten(out, 0, gate_up.shape[:-1])
 
 
 class _GatedLinear(torch.autograd.Function):
@@ -45,17 +45,22 @@ class _GatedLinear(torch.autograd.Function):
         ctx.save_for_backward(gate_up, weight)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         gate_up, weight = ctx.saved_tensors
         by_gate_up, value = _gate_backward(gate_up, (gradient @ weight).contiguous(), ctx.group)
         return by_gate_up, gradient.t() @ value if ctx.needs_input_grad[1] else None, None
+
+
+def _halves(gate_up: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    gates, ups = torch.unflatten(gate_up.float(), -1, (-1, 2, group)).unbind(-2)
+    return gates, ups
 
 
 @torch.library.custom_op("piledriver::gate", mutates_args=())
 def _gate(gate_up: Tensor, group: int) -> Tensor:
     if can_fuse(gate_up, "silu"):
         return gate_kernel.forward(gate_up.contiguous(), group)
-    gates, ups = gate_up.float().unflatten(-1, (-1, 2, group)).unbind(-2)
+    gates, ups = _halves(gate_up, group)
     return (F.silu(gates) * ups).flatten(-2).to(gate_up.dtype)
 
 
@@ -68,8 +73,8 @@ def _(gate_up: Tensor, group: int) -> Tensor:
 def _gate_backward(gate_up: Tensor, gradient: Tensor, group: int) -> tuple[Tensor, Tensor]:
     if can_fuse(gate_up, "silu"):
         return gate_kernel.backward(gate_up.contiguous(), gradient, group)
-    gates, ups = gate_up.float().unflatten(-1, (-1, 2, group)).unbind(-2)
-    slope = gradient.float().unflatten(-1, (-1, group))
+    gates, ups = _halves(gate_up, group)
+    slope = torch.unflatten(gradient.float(), -1, (-1, group))
     sigmoid = gates.sigmoid()
     swish = gates * sigmoid
     by_gate_up = torch.stack((slope * ups * (sigmoid + swish * (1.0 - sigmoid)), slope * swish), dim=-2).flatten(1)

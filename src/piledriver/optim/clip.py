@@ -32,9 +32,10 @@ def gradient_norm(parameters: Iterable[Tensor], groups: Sequence[dist.ProcessGro
             mesh = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
             by_mesh.setdefault(mesh, []).append(parameter.grad)
     norms = []
-    for mesh, gradients in by_mesh.items():
-        if mesh is None and len({gradient.device for gradient in gradients}) == 1:
-            # The norm of each in fp32 also where gradients are bf16, which would round it.
+    for shared_over, gradients in by_mesh.items():
+        halves = all(gradient.dtype in (torch.bfloat16, torch.float16) for gradient in gradients)
+        if shared_over is None and halves and len({gradient.device for gradient in gradients}) == 1:
+            # Each norm in fp32: bf16 would round it.
             norms.append(torch.stack(torch._foreach_norm(gradients, 2.0, dtype=torch.float32)).norm())
             continue
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
