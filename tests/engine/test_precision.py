@@ -20,7 +20,7 @@ from piledriver.engine.layout import Layout
 from piledriver.engine.precision import compute_in, mixed_precision_policy
 from piledriver.engine.stochastic import name_noise, round_stochastically
 from piledriver.models import ModelConfig, Transformer
-from piledriver.optim import CompactAdamW, Lion, Muon
+from piledriver.optim import CompactAdamW, Lion, MasterAdamW, Muon
 from tests.optim.problems import Net, batch, train
 
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
@@ -91,6 +91,14 @@ def test_an_update_is_the_fp32_one_rounded_up_or_down(kind: str, monkeypatch: py
             assert bool(((ours.float() == down) | (ours.float() == up)).all())
     for ours in model.parameters():
         assert {value.dtype for value in optimizer.state[ours].values()} <= {torch.float32}
+
+
+def test_optimizers_that_round_by_themselves_are_left_alone() -> None:
+    for kind in (CompactAdamW, MasterAdamW):
+        optimizer = kind(list(pure_net().parameters()))
+        round_stochastically(optimizer)
+        assert "step" not in optimizer.__dict__
+        assert "rounding_step" not in optimizer.param_groups[0]
 
 
 def test_updates_too_small_for_bf16_are_not_lost() -> None:
