@@ -4,7 +4,8 @@ Ours is the whole of an extraction but the writing of the shard: open, cut into 
 (`source_peers/<slug>.py`) gets the bytes in memory and gives back text. CPU time counts, with that of child processes
 (pandoc is one); the best of several turns of each, taken in alternation, so that a busy moment of the machine hurts
 both. A turn is as many passes over the samples as fill a fifth of a second: one pass over a few small files would
-measure how cold the caches are after the other side's turn. The similarity is the F1 of the words of the two texts: low where the original kept boilerplate or lost text.
+measure how cold the caches are after the other side's turn. The similarity is the F1 of the words of the two texts: low
+where the original kept boilerplate or lost text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the original used for Enron: mail-parser, here on the messages of a CSV (a row each, as the corpus is handed round).
+"""What the original used for Enron: mail-parser, here on the messages of a CSV, one in each row.
 
 In the maildir every message is a file of its own, and opening half a million of them takes longer than parsing.
 """

@@ -1,4 +1,4 @@
-"""What the original used for YoutubeSubtitles: youtube-transcript-api's parser of the timed text, cues put into minutes.
+"""What the original used for YoutubeSubtitles: youtube-transcript-api's parser (ElementTree, in C), then minutes.
 
 The library downloads and parses in one; this is what its parser does with the answer: ElementTree (in C), entities and
 tags taken out of each line by `html.unescape` and a pattern. `made` writes real captions as that XML.
@@ -12,7 +12,8 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 CASES: list[str] = []
-_CUE = re.compile(r"\d+\n(\d\d):(\d\d):(\d\d)[,.](\d{3}) --> (\d\d):(\d\d):(\d\d)[,.](\d{3})\n(.*?)(?:\n\n|\Z)", re.DOTALL)
+_TIME = r"(\d\d):(\d\d):(\d\d)[,.](\d{3})"
+_CUE = re.compile(rf"\d+\n{_TIME} --> {_TIME}\n(.*?)(?:\n\n|\Z)", re.DOTALL)
 _TAG = re.compile(r"<[^>]*>")
 
 

@@ -35,7 +35,7 @@ def _inflated(content: bytes, limit_bytes: int) -> bytes:
 
 
 def _unbrotlied(content: bytes, limit_bytes: int) -> bytes:
-    import brotli
+    import brotli  # type: ignore[import-untyped]
 
     reader = brotli.Decompressor()
     found = bytearray()

@@ -70,6 +70,8 @@ def extract(
     refused: Counter[str] = Counter()
     licences: Counter[str] = Counter()
     text_bytes = 0
+    if source.prepare is not None:
+        source.prepare()
     with ExitStack() as stack:
         bar = stack.enter_context(progress(f"extract {slug}", total=total_bytes or None, unit="bytes"))
         pool = stack.enter_context(Workers(workers, _TARGET))
@@ -169,6 +171,8 @@ def extract_batch(task: tuple[str, list[Piece | Refusal]]) -> _Result:
     refusals: list[Refusal] = []
     licences: Counter[str] = Counter()
     text_bytes = 0
+    if source.prepare is not None:
+        source.prepare()
     signal.signal(signal.SIGALRM, _too_long)
     for piece in pieces:
         if isinstance(piece, Refusal):

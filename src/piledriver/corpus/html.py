@@ -48,11 +48,18 @@ def fragment_to_text(html: str) -> str:
     >>> fragment_to_text("<h2>Area</h2><p>In m<sup>2</sup>&nbsp;&mdash; see:<ol><li>one<ul><li>inner</ul><li>two</ol>")
     '## Area\\n\\nIn m² — see:\\n\\n1. one\\n   - inner\\n2. two'
     """
-    if "<" not in html:
-        return " ".join(entities.unescape(html).split())
-    content = html.encode("utf-8", "replace")
-    text = plain_text(content, unseen_hints)
-    return tree_text(html) if text is None else text
+    return fragment_bytes_to_text(html.encode("utf-8", "replace"))
+
+
+def fragment_bytes_to_text(html: bytes) -> str:
+    """The same of UTF-8."""
+    if b"<" not in html:
+        return " ".join(entities.unescape(html.decode("utf-8", "replace")).split())
+    try:
+        text = plain_text(html, unseen_hints)
+    except UnicodeDecodeError:
+        text = None
+    return tree_text(html.decode("utf-8", "replace")) if text is None else text
 
 
 def tree_text(html: str) -> str:

@@ -6,6 +6,7 @@ tree can be built and walked. Whatever it is not sure of it leaves to the tree, 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 
@@ -30,3 +31,9 @@ def plain_text(content: bytes, classes_hide: Callable[[bytes], object]) -> str |
         return None
     length, text = written(marked, length)
     return text[:length].tobytes().decode("utf-8") if length >= 0 else None
+
+
+@functools.cache
+def compiled() -> None:
+    """Compile the scanner, which takes some seconds the first time on a machine."""
+    plain_text(b"<p>a</p>", lambda _: False)

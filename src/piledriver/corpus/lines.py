@@ -8,6 +8,7 @@ from typing import BinaryIO
 from piledriver.corpus.document import Refusal
 
 MAX_LINE_BYTES = 1 << 26
+_BLOCK_BYTES = 1 << 18
 
 
 def bounded_lines(stream: BinaryIO, origin: str, max_bytes: int = MAX_LINE_BYTES) -> Iterator[bytes | Refusal]:
@@ -19,11 +20,29 @@ def bounded_lines(stream: BinaryIO, origin: str, max_bytes: int = MAX_LINE_BYTES
     [b'a\\n', 'f#2', b'c']
     """
     number = 0
-    while line := stream.readline(max_bytes):
-        number += 1
-        if len(line) == max_bytes and not line.endswith(b"\n"):
-            while (rest := stream.readline(max_bytes)) and not rest.endswith(b"\n"):
-                pass
-            yield Refusal("line too long", f"{origin}#{number}", f"more than {max_bytes} bytes")
-        else:
-            yield line
+    # Parts of a line that goes on in the next block, joined once; `skipped` where it is too long already.
+    parts: list[bytes] = []
+    held, skipped = 0, False
+    while block := stream.read(_BLOCK_BYTES):
+        *lines, rest = block.split(b"\n")
+        for line in lines:
+            number += 1
+            if parts:
+                line = b"".join((*parts, line))
+                parts, held = [], 0
+            if skipped or len(line) >= max_bytes:
+                yield Refusal("line too long", f"{origin}#{number}", f"more than {max_bytes} bytes")
+                skipped = False
+            else:
+                yield line + b"\n"
+        if skipped:
+            continue
+        if rest:
+            parts.append(rest)
+            held += len(rest)
+        if held > max_bytes:
+            parts, held, skipped = [], 0, True
+    if skipped or held >= max_bytes:
+        yield Refusal("line too long", f"{origin}#{number + 1}", f"more than {max_bytes} bytes")
+    elif parts:
+        yield b"".join(parts)

@@ -92,6 +92,9 @@ class Source:
     citation: str = ""
     generate: Callable[[dict[str, str]], Iterator[Piece]] | None = None
     """For a source that can be made here: `generate:key=value,...` in place of a path."""
+    prepare: Callable[[], object] | None = None
+    """Run once in each process before its first piece, outside of the time that a piece may take: what must be
+    compiled is compiled here, and first of all in the parent, so that workers find it in the cache."""
     text_kind: Literal["prose", "code"] = "prose"
     """Prose is normalised; code is kept as it is but for bytes that no text may hold."""
 

@@ -4,7 +4,6 @@ question.
 
 from __future__ import annotations
 
-import html
 import re
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from types import TracebackType
 from typing import BinaryIO
 
 from piledriver.corpus.document import Refusal
+from piledriver.corpus.xml_unescape import unescaped
 
 MAX_ROW_BYTES = 1 << 24
 _BLOCK_BYTES = 1 << 20
@@ -21,9 +21,7 @@ _MEMORY_BYTES = 1 << 26
 _BUCKET_POSTS = 100_000
 # A quotation mark inside a value is always an entity, so the first one before `/>` ends the row.
 _ROW_END = re.compile(rb"\"\s*/>")
-# Those that the dumps are full of; `&amp;` must come last.
-_ENTITIES = (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&#xA;", "\n"), ("&#xD;", "\r"))
-_ATTRIBUTE = re.compile(r' ([A-Za-z]+)="([^"]*)"')
+_ATTRIBUTE = re.compile(rb' ([A-Za-z]+)="([^"]*)"')
 # How nearly every row begins; where one does not, its numbers are looked for one by one.
 _BEGINNING = re.compile(rb'<row Id="(\d{1,18})" PostTypeId="(\d{1,18})"(?: ParentId="(\d{1,18})")?')
 
@@ -73,28 +71,16 @@ def field(row: bytes, name: bytes) -> int | None:
     return int(value) if value.isdigit() and len(value) < 19 else None
 
 
-def attributes(row: str) -> dict[str, str]:
-    """The attributes of a row.
+def attributes(row: bytes) -> dict[str, bytes]:
+    """The attributes of a row, as they were meant.
 
-    >>> attributes('<row Id="7" Title="a &amp;lt; b" />')
-    {'Id': '7', 'Title': 'a &lt; b'}
+    >>> attributes(b'<row Id="7" Title="a &amp;lt; b" />')
+    {'Id': b'7', 'Title': b'a &lt; b'}
     """
-    found = dict(_ATTRIBUTE.findall(row))
-    if "&" in row:
-        for name, value in found.items():
-            if "&" in value:
-                found[name] = _unescaped(value)
+    found: dict[str, bytes] = {}
+    for name, value in _ATTRIBUTE.findall(row):
+        found[name.decode()] = unescaped(value) if b"&" in value else value
     return found
-
-
-def _unescaped(value: str) -> str:
-    for entity, character in _ENTITIES:
-        if entity in value:
-            value = value.replace(entity, character)
-    entities = value.count("&")
-    if entities == value.count("&amp;"):
-        return value.replace("&amp;", "&") if entities else value
-    return html.unescape(value)
 
 
 def numbers(row: bytes) -> tuple[int | None, int | None, int | None]:

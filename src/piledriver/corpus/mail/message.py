@@ -7,6 +7,7 @@ part of plain text, so that here a message is a split at the first blank line; o
 from __future__ import annotations
 
 import re
+from datetime import date, time
 from typing import Any
 
 import msgspec
@@ -19,6 +20,11 @@ MAX_DEPTH = 12
 MAX_PARTS = 2000
 
 _FOLD = re.compile(r"\n[ \t]+")
+_HEADER = re.compile(r"^([!-9;-~]{1,76})[ \t]*:(.*)$", re.MULTILINE)
+_DATE = re.compile(
+    r"(?:[A-Z][a-z]{2}, {1,2})?(\d{1,2}) ([A-Z][a-z]{2}) (\d{4}) (\d\d:\d\d:\d\d) ([+-]\d\d)(\d\d)(?: \([A-Z]{1,5}\))?"
+)
+_MONTHS = {name: number for number, name in enumerate(str.split("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec"), 1)}
 _PARAMETER = re.compile(r""";\s*([\w-]{1,40})(?:\*\d*\*?)?\s*=\s*(?:"([^"]{0,400})"|([^\s;"]{1,400}))""")
 _BLANK_START = re.compile(r"\A(?:[ \t\xa0]*\n)+")
 _GUESSED_BOUNDARY = re.compile(rb"(?:\A|\n)--([!-~]{1,70}?)[ \t]*\n(?=Content-[A-Za-z-]{1,40}:)")
@@ -50,7 +56,14 @@ def split_headers(raw: bytes) -> Part:
     if "\n " in text or "\n\t" in text:
         text = _FOLD.sub(" ", text)
     headers: dict[str, str] = {}
-    for number, line in enumerate(text.split("\n")):
+    lines = text.split("\n")
+    pairs = _HEADER.findall(text)
+    if len(pairs) == len(lines):
+        # Every line is a header, as in nearly all messages. The first of a name counts.
+        for name, value in reversed(pairs):
+            headers[name.lower()] = _header_text(value.strip()) if "=?" in value else value.strip()
+        return Part(headers, content)
+    for number, line in enumerate(lines):
         name, colon, value = line.partition(":")
         name = name.rstrip()
         if not colon or not name or " " in name or len(name) > 76 or not name.isascii():
@@ -70,9 +83,12 @@ def split_headers(raw: bytes) -> Part:
 
 def body_text(part: Part) -> str:
     """The words of a message: its plain text, or its HTML where there is nothing else; attachments are left out."""
+    texts = _texts(part)
+    if len(texts) == 1:
+        return _BLANK_START.sub("", texts[0], count=1) if texts[0] and not texts[0].isspace() else ""
     kept: list[str] = []
     seen: set[str] = set()
-    for text in _texts(part):
+    for text in texts:
         # The same words again, as plain text and as HTML, but not declared as alternatives.
         words = " ".join(text.split())
         if words and words not in seen:
@@ -217,8 +233,6 @@ def _unflowed(text: str, delete_space: bool) -> str:
 
 def meta_of(headers: dict[str, str]) -> dict[str, Any]:
     """The headers that say what a message is: who to whom, when, about what."""
-    from email.utils import parsedate_to_datetime
-
     meta: dict[str, Any] = {}
     for name, key in (
         ("message-id", "message_id"), ("from", "from"), ("to", "to"), ("cc", "cc"), ("subject", "subject"),
@@ -226,9 +240,22 @@ def meta_of(headers: dict[str, str]) -> dict[str, Any]:
     ):  # fmt: skip
         if value := headers.get(name):
             meta[key] = " ".join(value.split()) if "  " in value or "\t" in value else value
-    if date := headers.get("date"):
-        try:
-            meta["date"] = parsedate_to_datetime(date).isoformat()
-        except (ValueError, TypeError, IndexError, OverflowError):
-            meta["date"] = date
+    if sent := headers.get("date"):
+        meta["date"] = iso_date(sent)
     return meta
+
+
+def iso_date(text: str) -> str:
+    """The date of a message as ISO 8601; one that cannot be read as it is.
+
+    >>> iso_date("Mon, 14 May 2001 16:39:00 -0700 (PDT)"), iso_date("yesterday")
+    ('2001-05-14T16:39:00-07:00', 'yesterday')
+    """
+    try:
+        if (found := _DATE.fullmatch(text)) and (month := _MONTHS.get(found[2])):
+            return f"{date(int(found[3]), month, int(found[1]))}T{time.fromisoformat(found[4])}{found[5]}:{found[6]}"
+        from email.utils import parsedate_to_datetime
+
+        return parsedate_to_datetime(text).isoformat()
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return text

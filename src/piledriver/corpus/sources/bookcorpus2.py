@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from piledriver.corpus.epub import book_documents
+from piledriver.corpus.html_plain import compiled
 from piledriver.corpus.source import Source, each, ends_with, whole
 
 SOURCE = Source(
@@ -23,5 +24,6 @@ SOURCE = Source(
     citation="Gao et al. 2020, The Pile, arXiv:2101.00027; Zhu et al. 2015, BookCorpus, arXiv:1506.06724",
     wants=ends_with(".epub"),
     pieces=each(whole),
+    prepare=compiled,
     documents=book_documents,
 )

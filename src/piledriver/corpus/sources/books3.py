@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from piledriver.corpus.epub import book_documents
+from piledriver.corpus.html_plain import compiled
 from piledriver.corpus.source import Source, each, ends_with, whole
 
 SOURCE = Source(
@@ -24,5 +25,6 @@ SOURCE = Source(
     citation="Gao et al. 2020, The Pile, arXiv:2101.00027",
     wants=ends_with(".epub"),
     pieces=each(whole),
+    prepare=compiled,
     documents=book_documents,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from piledriver.corpus.html_plain import compiled
 from piledriver.corpus.mail.reading import mail_documents, mail_pieces
 from piledriver.corpus.source import Source, ends_with
 
@@ -33,5 +34,6 @@ SOURCE = Source(
     citation="Klimt and Yang, The Enron Corpus, ECML 2004; https://www.cs.cmu.edu/~enron/",
     wants=wants,
     pieces=mail_pieces,
+    prepare=compiled,
     documents=mail_documents,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from piledriver.corpus.epub import book_documents
+from piledriver.corpus.html_plain import compiled
 from piledriver.corpus.source import Source, each, ends_with, whole
 
 SOURCE = Source(
@@ -21,5 +22,6 @@ SOURCE = Source(
     ),
     wants=ends_with(".epub"),
     pieces=each(whole),
+    prepare=compiled,
     documents=book_documents,
 )

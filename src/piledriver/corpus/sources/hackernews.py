@@ -13,6 +13,7 @@ import msgspec
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.hacker_news_items import Item, Threads, items
 from piledriver.corpus.html import fragment_to_text
+from piledriver.corpus.html_plain import compiled
 from piledriver.corpus.source import Found, Piece, Source, ends_with, until_damaged
 from piledriver.corpus.streams import RawStream
 
@@ -145,5 +146,6 @@ SOURCE = Source(
     citation="Y Combinator, Hacker News API, github.com/HackerNews/API",
     wants=ends_with(".json", ".jsonl", ".ndjson"),
     pieces=pieces,
+    prepare=compiled,
     documents=documents,
 )

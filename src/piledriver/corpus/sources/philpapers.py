@@ -13,6 +13,7 @@ from piledriver.corpus.character_entities import with_character_entities
 from piledriver.corpus.creative_commons import licence_id
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.html import fragment_to_text
+from piledriver.corpus.html_plain import compiled
 from piledriver.corpus.jats_inline import flat, strip_namespaces
 from piledriver.corpus.pdf_filter import filtered
 from piledriver.corpus.pdf_lines import UnreadablePdfError
@@ -214,6 +215,7 @@ SOURCE = Source(
     ),
     wants=ends_with(".xml", ".pdf"),
     pieces=pieces,
+    prepare=compiled,
     documents=documents,
     citation="https://philpapers.org/help/oai.html",
 )

@@ -6,14 +6,15 @@ import html
 import os
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.html import fragment_to_text
+from piledriver.corpus.html import fragment_bytes_to_text
+from piledriver.corpus.html_plain import compiled
 from piledriver.corpus.source import Found, Piece, Source, each, until_damaged
 from piledriver.corpus.stack_exchange_rows import Threads, attributes, field, numbers, rows
 from piledriver.corpus.streams import RawStream
 
+Post = dict[str, bytes]
 MIN_SCORE = 3
 MOST_ANSWERS = 3
 _PIECE_BYTES = 1 << 19
@@ -106,10 +107,10 @@ def _thread(row: bytes, answer_rows: list[bytes], piece: Piece) -> Found:
         return Refusal("no accepted or well scored answer", origin)
     best.sort(key=lambda found: (-found[0], found[1] != accepted, found[1] or 0))
     used = [row, *(answer for _, _, answer in best[:MOST_ANSWERS])]
-    question, *kept = (attributes(post.decode("utf-8", "replace")) for post in used)
-    title = " ".join(html.unescape(question.get("Title", "")).split())
-    parts = [f"Q:\n\n{title}\n\n{fragment_to_text(question.get('Body', ''))}"]
-    parts += [f"A:\n\n{fragment_to_text(answer.get('Body', ''))}" for answer in kept]
+    question, *kept = map(attributes, used)
+    title = " ".join(html.unescape(_said(question, "Title")).split())
+    parts = [f"Q:\n\n{title}\n\n{fragment_bytes_to_text(question.get('Body', b''))}"]
+    parts += [f"A:\n\n{fragment_bytes_to_text(answer.get('Body', b''))}" for answer in kept]
     versions = sorted({licence_version(post) for post in (question, *kept)})
     site: str = piece.extra or ""
     meta = {
@@ -120,35 +121,39 @@ def _thread(row: bytes, answer_rows: list[bytes], piece: Piece) -> Found:
         "question_id": number,
         "answer_ids": [int(answer["Id"]) for answer in kept],
         "title": title,
-        "tags": [tag for tag in _TAG_MARKS.split(question.get("Tags", "")) if tag],
+        "tags": [tag for tag in _TAG_MARKS.split(_said(question, "Tags")) if tag],
         "score": _score(question),
-        "date": question.get("CreationDate") or None,
+        "date": _said(question, "CreationDate") or None,
         "authors": [_author(post) for post in (question, *kept)],
         "url": f"https://{site}/q/{number}" if "." in site and not site.endswith(".meta") else None,
     }
     return Document("\n\n".join(parts) + "\n", meta={name: value for name, value in meta.items() if value is not None})
 
 
-def _score(post: Any) -> int:
+def _said(post: Post, name: str) -> str:
+    return post.get(name, b"").decode("utf-8", "replace")
+
+
+def _score(post: Post) -> int:
     try:
         return int(post.get("Score") or 0)
     except ValueError:
         return 0
 
 
-def _author(post: Any) -> str:
-    return str(post.get("OwnerUserId") or post.get("OwnerDisplayName") or "")
+def _author(post: Post) -> str:
+    return _said(post, "OwnerUserId") or _said(post, "OwnerDisplayName")
 
 
-def licence_version(post: Any) -> str:
+def licence_version(post: Post) -> str:
     """The version of CC BY-SA of a post: what it says, else what was in force when it was written.
 
-    >>> licence_version({"CreationDate": "2012-05-01T00:00:00"}), licence_version({"ContentLicense": "CC BY-SA 4.0"})
+    >>> licence_version({"CreationDate": b"2012-05-01T00:00:00"}), licence_version({"ContentLicense": b"CC BY-SA 4.0"})
     ('3.0', '4.0')
     """
-    if said := _VERSION.search(post.get("ContentLicense", "")):
+    if said := _VERSION.search(_said(post, "ContentLicense")):
         return said[1]
-    date = post.get("CreationDate", "")
+    date = _said(post, "CreationDate")
     return "2.5" if date < "2011-04-08" else "3.0" if date < "2018-05-02" else "4.0"
 
 
@@ -171,5 +176,6 @@ SOURCE = Source(
     citation="Stack Exchange Inc., Stack Exchange Data Dump, archive.org/details/stackexchange",
     wants=wants,
     pieces=each(split),
+    prepare=compiled,
     documents=documents,
 )
