@@ -30,7 +30,7 @@ class Layout:
     >>> Layout(tp=3).on(8)
     Traceback (most recent call last):
     piledriver.engine.errors.LayoutError: 8 processes cannot be divided by pp 1 * cp 1 * tp 3 = 3. Fix: use 6 or 9 processes
-    """
+    """  # noqa: E501
 
     zero: Literal[0, 1, 2, 3] = 0
     """What data-parallel processes share out: 0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters."""
