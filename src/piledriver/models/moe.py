@@ -101,7 +101,7 @@ def visit(experts: Experts, tokens: Tensor, routing: Routing) -> Tensor:
 
 def mix(done: Tensor, routing: Routing) -> Tensor:
     """The weighted sum over the choices of each token of [tokens * k, dim]."""
-    done = done.unflatten(0, routing.experts.shape)
+    done = done.view(*routing.experts.shape, -1)
     return (done * routing.weights.to(done.dtype).unsqueeze(-1)).sum(dim=1)
 
 
