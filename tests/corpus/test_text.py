@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import unicodedata
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piledriver.corpus.text import decode, normalise, normalise_code
+from piledriver.corpus.text import _MAY_NOT_BE_NFC, decode, normalise, normalise_code
 
 
 @given(st.text())
@@ -42,3 +44,24 @@ def test_controls_line_breaks_and_blank_lines_are_put_in_one_form() -> None:
 
 def test_code_is_left_alone() -> None:
     assert normalise_code("a\r\n\tb  \n\n\n\n\x0cc\x00") == "a\n\tb  \n\n\n\n\x0cc"
+
+
+def test_whatever_may_not_be_composed_is_looked_at() -> None:
+    """The quick look at bytes misses no character that stands for another, combines or can be combined with."""
+    seconds = {
+        int(parts[1], 16)
+        for code in range(0x110000)
+        if len(parts := unicodedata.decomposition(chr(code)).split()) == 2 and parts[0][0] != "<"
+    }
+    jamo = {*range(0x1161, 0x1176), *range(0x11A8, 0x11C3)}
+    for code in range(0x80, 0x110000):
+        character = chr(code)
+        if 0xD800 <= code < 0xE000:
+            continue
+        if (
+            code in seconds
+            or code in jamo
+            or unicodedata.combining(character)
+            or not unicodedata.is_normalized("NFC", character)
+        ):
+            assert _MAY_NOT_BE_NFC.search(character.encode()), hex(code)
