@@ -81,7 +81,7 @@ def _on_two(rank: int) -> None:
 
 @pytest.mark.slow
 def test_sequences_in_two_parts() -> None:
-    run(2, _on_two)
+    run(2, _on_two, timeout_s=400)
 
 
 def _hugging_face(rank: int) -> None:
@@ -117,7 +117,7 @@ def _hugging_face(rank: int) -> None:
 @pytest.mark.slow
 def test_hugging_face_models_in_parts() -> None:
     pytest.importorskip("transformers")
-    run(2, _hugging_face)
+    run(2, _hugging_face, timeout_s=400)
 
 
 def _on_four(rank: int) -> None:
@@ -146,7 +146,7 @@ def _ring_in_half_precision(rank: int) -> None:
 
 @pytest.mark.slow
 def test_sequences_in_four_parts_and_beside_other_axes() -> None:
-    run(4, _on_four)
+    run(4, _on_four, timeout_s=400)
 
 
 @pytest.mark.parametrize(
