@@ -127,3 +127,11 @@ values = st.recursive(
 @given(st.lists(values, max_size=4))
 def test_any_json_ends_in_documents_or_refusals(items: list[Any]) -> None:
     extract_bytes("hackernews", "a.jsonl", lines(story(), comment(2, 1), *items))
+
+
+def test_a_nested_reply_belongs_to_what_it_is_nested_in() -> None:
+    reply = {"id": 2, "type": "comment", "author": "bob", "text": "Yes."}
+    nested = {"id": 1, "type": "story", "author": "ann", "title": "T", "points": 3, "children": [reply]}
+    documents, refusals = extract_bytes("hackernews", "1.json", json.dumps(nested).encode())
+    assert documents[0].text == "T - ann\n======\nbob\nYes."
+    assert not refusals
