@@ -37,10 +37,8 @@ _HARVARD_BLOCK = re.compile(
     r"decisiondate|otherdate|court|citation|history|correction|disposition|footnote)\b"
 )
 # Notes: where one is called for, and the note itself with its number, as Harvard and CourtListener write them.
-_NOTE_MARK = re.compile(
-    r"<footnotemark\b[^<>]{0,100}>\s{0,9}([^<>\s]{1,8})\s{0,9}</footnotemark>"
-    r"|<a\b(?=[^<>]{0,200}class=\"footnote\")[^<>]{0,200}>([^<>\s]{1,8})</a>"
-)
+_NOTE_MARK = re.compile(r"<footnotemark\b[^<>]{0,100}>\s{0,9}([^<>\s]{1,8})\s{0,9}</footnotemark>")
+_NOTE_LINK = re.compile(r"<a\b(?=[^<>]{0,200}class=\"footnote\")[^<>]{0,200}>([^<>\s]{1,8})</a>")
 _NOTE_BLOCK = re.compile(r"<footnote\b[^<>]{0,100}label=\"([^\"<>]{1,8})\"[^<>]{0,100}>\s{0,99}(<p\b[^<>]{0,200}>)?")
 _NOTE = re.compile(
     r"(<div\b[^<>]{0,100}class=\"footnote\"[^<>]{0,100}>)\s{0,99}<a\b[^<>]{0,200}>([^<>\s]{1,8})</a>\s{0,99}"
@@ -48,7 +46,7 @@ _NOTE = re.compile(
 )
 # A word that goes on after the mark of a page.
 _WORD_ACROSS_PAGES = re.compile(
-    r"(?<=[a-z])-\s{0,9}(<(?:page-number\b[^<>]{0,200}|(?:span|a)\b[^<>]{0,200}pag(?:e-|ination)[^<>]{0,200})>"
+    r"-(?<=[a-z]-)\s{0,9}(<(?:page-number\b[^<>]{0,200}|(?:span|a)\b[^<>]{0,200}pag(?:e-|ination)[^<>]{0,200})>"
     r"[^<>]{0,20}</[a-z-]+>)\s{0,9}(?=[a-z])"
 )
 _page_marks = etree.XPath(
@@ -158,10 +156,11 @@ def _opinion(opinion: dict[str, Any], origin: str) -> Found:
 
 
 def _marked_up(markup: str) -> str:
-    if "footnote" in markup:
-        markup = _NOTE.sub(r"\1\3[\2] ", _NOTE_BLOCK.sub(r"<div>\2[\1] ", markup))
-        markup = _NOTE_MARK.sub(lambda mark: f"[{mark[1] or mark[2]}]", markup)
-    if "-" in markup:
+    if "<footnote" in markup:
+        markup = _NOTE_MARK.sub(r"[\1]", _NOTE_BLOCK.sub(r"<div>\2[\1] ", markup))
+    if 'class="footnote"' in markup:
+        markup = _NOTE_LINK.sub(r"[\1]", _NOTE.sub(r"\1\3[\2] ", markup))
+    if "-<" in markup or "- <" in markup or "-\n" in markup:
         markup = _WORD_ACROSS_PAGES.sub(r"\1", markup)
     if "<opinion" in markup or "<casebody" in markup or "<author" in markup:
         markup = _HARVARD_BLOCK.sub(r"<\1div", markup)
