@@ -98,7 +98,7 @@ def _config(out: str, tokens: TokenSet, tokenizer: Tokenizer, minutes: float) ->
     )
 
 
-def _few(documents: Iterable[Document], each: int = 4, characters: int = 2000) -> list[Document]:
+def _few(documents: Iterable[Document], each: int = 2, characters: int = 1500) -> list[Document]:
     """The beginnings of a few documents of each domain: what can be scored often without holding up the training."""
     chosen: dict[str, list[Document]] = {}
     for document in documents:
