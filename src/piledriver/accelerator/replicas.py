@@ -19,20 +19,21 @@ from piledriver.accelerator.errors import PreparedTwiceError
 from piledriver.accelerator.options import DDPCommunicationHookType, DistributedDataParallelKwargs
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _outside_graphs(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """The reducer's bookkeeping, which a compiler must not trace."""
-    return function(*args, **kwargs)
-
-
 class _BeforeForward:
     """Tells the reducer that a forward pass begins. A copy of the model is not in the group: it gets no reducer."""
 
     def __init__(self, reducer: DistributedDataParallel | None) -> None:
         self.reducer = reducer
+        # The reducer's bookkeeping, which a compiler must not trace. Not a decorator: that would import the compiler.
+        self.tell = None if reducer is None else torch.compiler.disable(self.bookkeeping(reducer))  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def bookkeeping(reducer: DistributedDataParallel) -> Any:
+        """What the reducer is told."""
+        return reducer._pre_forward
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        return None if self.reducer is None else _outside_graphs(self.reducer._pre_forward, *args, **kwargs)
+        return None if self.reducer is None or self.tell is None else self.tell(*args, **kwargs)
 
     def __deepcopy__(self, memo: Any) -> _BeforeForward:
         return type(self)(None)
@@ -44,8 +45,13 @@ class _BeforeForward:
 class _AfterForward(_BeforeForward):
     """Tells the reducer what the forward pass gave, so that it can expect its gradients."""
 
+    @staticmethod
+    def bookkeeping(reducer: DistributedDataParallel) -> Any:
+        """What the reducer is told."""
+        return reducer._post_forward
+
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        return output if self.reducer is None else _outside_graphs(self.reducer._post_forward, output)
+        return output if self.reducer is None or self.tell is None else self.tell(output)
 
 
 def replicate(model: nn.Module, options: DistributedDataParallelKwargs | None = None) -> None:
