@@ -6,8 +6,6 @@ import os
 
 from piledriver.core import storage
 from piledriver.core.errors import StorageError
-from piledriver.data.tokenize import tokenize_corpus
-from piledriver.data.tokenizer_training import TokenizerTraining, train_tokenizer
 from piledriver.runtime.hardware import find_hardware
 from piledriver.runtime.order import main_process_first
 from piledriver.runtime.world import World
@@ -36,6 +34,10 @@ def make_tokens(config: TrainConfig, vocab_size: int, world: World) -> str:
     folder, corpus = tokens_folder(config), config.data.corpus
     if corpus is None:
         return folder
+    # Here, because a run on token shards needs nothing that reads text.
+    from piledriver.data.tokenize import tokenize_corpus
+    from piledriver.data.tokenizer_training import TokenizerTraining, train_tokenizer
+
     if not os.path.exists(corpus):
         raise StorageError(f"{corpus} does not exist", fix="data.corpus must be a shard or a folder of shards of text")
     text = split_of(corpus, "train") or corpus
