@@ -2,7 +2,7 @@
 
 `tests/laws/test_layouts.py` runs each row for 20 steps through `Accelerator(layout=...)` and compares the loss of every
 step and the final weights with one process; then it loads the checkpoint that the row before saved at step 10 and goes
-on from there. To run some of them: pytest tests/laws/test_layouts.py -k "zero3".
+on from there. To run some of them: LAYOUTS="zero3 zero3-plain" pytest tests/laws/test_layouts.py.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
 """Law 1: every layout trains like one process. Laws 3 and 4: and goes on from any other's checkpoint.
 
-The rows are in `layouts.py`. All rows of one number of processes share one start of processes, which costs more than
-what they do; if one fails, the others run in new processes.
+The rows are in `layouts.py`. All rows of one number of processes are one test and share one start of processes, which
+costs more than what they do; if one fails, the others run in new processes. `LAYOUTS="zero3 zero3-tp"` in the environment
+runs only these.
 """
 
 from __future__ import annotations
 
-import functools
+import os
 import pickle
 import queue
-import tempfile
 import traceback
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -175,7 +174,7 @@ def predecessors(rows: list[Row]) -> dict[str, str | None]:
     last: dict[tuple[str, str, bool], str] = {}
     for row in rows:
         exact = row.loss < EXACT
-        alone = f"one-{row.model}-{row.optimizer}"
+        alone = one_process(row).name
         found[row.name] = last.get((row.model, row.optimizer, exact), alone) if row.moves else None
         if row.moves:
             for kind in {exact, False}:
@@ -183,14 +182,9 @@ def predecessors(rows: list[Row]) -> dict[str, str | None]:
     return found
 
 
-def row_of(name: str) -> Row:
-    return next(row for row in ROWS if row.name == name)
-
-
-@functools.cache
-def reference(model: str, optimizer: str, folder: str) -> dict[str, Any]:
-    row = Row(name=f"one-{model}-{optimizer}", layout=ROWS[0].layout, model=model, optimizer=optimizer)
-    return run_row(row, Path(folder), alone=True)
+def one_process(row: Row) -> Row:
+    """What a row is compared with."""
+    return Row(name=f"one-{row.model}-{row.optimizer}", layout=ROWS[0].layout, model=row.model, optimizer=row.optimizer)
 
 
 def _work(rank: int, names: dict[str, str | None], folder: str) -> None:
@@ -208,70 +202,59 @@ def _work(rank: int, names: dict[str, str | None], folder: str) -> None:
         dist.barrier()
 
 
-class Runs:
-    """Runs the rows that were asked for, when the first of them is."""
-
-    def __init__(self, folder: Path, wanted: list[Row]) -> None:
-        self.folder = folder
-        self.wanted = wanted
-        self.before = predecessors(wanted)
-        self.started: set[int] = set()
-
-    def __getitem__(self, row: Row) -> dict[str, Any]:
-        for processes in sorted({other.processes for other in self.wanted}):
-            if processes not in self.started and processes <= row.processes:
-                self.started.add(processes)
-                self._run([other for other in self.wanted if other.processes == processes], processes)
-        result = self.folder / f"{row.name}.result"
-        if not result.exists():
-            said = dict.fromkeys(path.read_text() for path in sorted(self.folder.glob(f"{row.name}.*.error")))
-            pytest.fail("\n".join(said) or "a process ended without a word", pytrace=False)
-        return pickle.loads(result.read_bytes())
-
-    def _run(self, rows: list[Row], processes: int) -> None:
-        for row in rows:
-            reference(row.model, row.optimizer, str(self.folder))
-        left = {name: before for name, before in self.before.items() if name in {row.name for row in rows}}
-        while left:
-            # A row that failed says so in its own test.
-            with suppress(AssertionError, queue.Empty):
-                on_ranks(processes, _work, left, str(self.folder), timeout_s=400, patience=PATIENCE)
-            began = [name for name in left if any(self.folder.glob(f"{name}.*.began"))]
-            # Nobody goes on from a row that failed.
-            failed = {name for name in began if not (self.folder / f"{name}.result").exists()}
-            left = {
-                name: f"one-{row_of(name).model}-{row_of(name).optimizer}" if before in failed else before
-                for name, before in left.items()
-                if name not in began
-            }
-            if not began:
-                return
+def run_rows(rows: list[Row], processes: int, folder: Path) -> None:
+    """Run all rows; what each found, or said when it failed, is left in the folder."""
+    by_name = {row.name: row for row in rows}
+    left = predecessors(rows)
+    while left:
+        with suppress(AssertionError, queue.Empty):
+            on_ranks(processes, _work, left, str(folder), timeout_s=400, patience=PATIENCE)
+        began = [name for name in left if any(folder.glob(f"{name}.*.began"))]
+        # Nobody goes on from a row that failed.
+        failed = {name for name in began if not (folder / f"{name}.result").exists()}
+        left = {
+            name: one_process(by_name[name]).name if before in failed else before
+            for name, before in left.items()
+            if name not in began
+        }
+        if not began:
+            return
 
 
-@pytest.fixture(scope="module")
-def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
-    wanted = {_parameters(item)["row"].name for item in request.session.items if "row" in _parameters(item)}
-    with tempfile.TemporaryDirectory() as folder:
-        rows = sorted((row for row in ROWS if row.name in wanted), key=lambda row: row.processes)
-        yield Runs(Path(folder), rows)
-
-
-def _parameters(item: pytest.Item) -> dict[str, Any]:
-    return getattr(getattr(item, "callspec", None), "params", {})
+def complaint(row: Row, alone: dict[str, Any], folder: Path) -> str | None:
+    """What is wrong with a row, if anything is."""
+    result = folder / f"{row.name}.result"
+    if not result.exists():
+        said = dict.fromkeys(path.read_text() for path in sorted(folder.glob(f"{row.name}.*.error")))
+        return "\n".join(said) or "a process ended without a word"
+    found = pickle.loads(result.read_bytes())
+    try:
+        assert found["losses"] == pytest.approx(alone["losses"], rel=row.loss)
+        assert found["weights"].keys() == alone["weights"].keys()
+        _near(found["weights"], alone["weights"], row.weight)
+        if row.moves:
+            assert found["losses_after"] == pytest.approx(alone["losses"][HALF:], rel=row.loss)
+            _near(found["weights_after"], alone["weights"], row.weight)
+    except AssertionError as error:
+        return str(error)
+    return None
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_a_layout_trains_like_one_process(row: Row, runs: Runs) -> None:
-    found = runs[row]
-    alone = reference(row.model, row.optimizer, str(runs.folder))
-    assert found["losses"] == pytest.approx(alone["losses"], rel=row.loss)
-    assert found["weights"].keys() == alone["weights"].keys()
-    _near(found["weights"], alone["weights"], row.weight)
-    if row.moves:
-        assert found["losses_after"] == pytest.approx(alone["losses"][HALF:], rel=row.loss)
-        _near(found["weights_after"], alone["weights"], row.weight)
+@pytest.mark.parametrize("processes", sorted({row.processes for row in ROWS}))
+def test_layouts_train_like_one_process(processes: int, tmp_path: Path) -> None:
+    rows = [
+        row for row in ROWS if row.processes == processes and row.name in os.environ.get("LAYOUTS", row.name).split()
+    ]
+    references = {
+        one.name: run_row(one, tmp_path, alone=True)
+        for one in {one_process(row).name: one_process(row) for row in rows}.values()
+    }
+    run_rows(rows, processes, tmp_path)
+    wrong = {row.name: complaint(row, references[one_process(row).name], tmp_path) for row in rows}
+    said = [f"{name}: {what}" for name, what in wrong.items() if what is not None]
+    assert not said, "\n\n".join(said)
 
 
 def _near(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], tolerance: float) -> None:
