@@ -1,8 +1,8 @@
 """Law 1: every layout trains like one process. Laws 3 and 4: and goes on from any other's checkpoint.
 
 The rows are in `layouts.py`. All rows of one number of processes are one test and share one start of processes, which
-costs more than what they do; if one fails, the others run in new processes. `LAYOUTS="zero3 zero3-tp"` in the environment
-runs only these.
+costs more than what they do; if one fails, the others run in new processes. `LAYOUTS="zero3 zero3-tp"` in the
+environment runs only these.
 """
 
 from __future__ import annotations
