@@ -4,8 +4,6 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH := .venv-bench
-# Tests of several processes wait for each other: one worker more than cores keeps the cores busy.
-WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 ROWS := $(filter-out benchmarks/corpus_texts.py,$(wildcard benchmarks/*.py))
 
 .PHONY: demo test check bench clean
@@ -14,7 +12,7 @@ demo: $(READY)          ## the whole way on this machine's own files
 	$(BIN)/piledriver demo
 
 test: $(READY)          ## every test, fast ones first
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 check: $(READY)         ## style, types, floors
 	$(BIN)/ruff check .
