@@ -153,8 +153,8 @@ def _process(rank: int, work: Callable[..., None], count: int, folder: str, args
 
 
 def on_processes(count: int, folder: Path, work: Callable[..., None], *args: object) -> None:
-    """Run a function on several processes that are connected."""
-    mp.start_processes(_process, (work, count, str(folder), args), nprocs=count, start_method="fork")
+    """Run a function on several processes that are connected. Not forked: other tests leave threads in this one."""
+    mp.start_processes(_process, (work, count, str(folder), args), nprocs=count, start_method="forkserver")
 
 
 def _train_all(cases: list[Case]) -> None:
