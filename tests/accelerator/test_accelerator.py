@@ -245,3 +245,10 @@ def test_freeing_forgets_everything() -> None:
     assert accelerator.free_memory(*ready) == [None] * 4
     kept = [accelerator._models, accelerator._optimizers, accelerator._schedulers, accelerator._dataloaders]
     assert not any(kept)
+
+
+def test_an_accelerator_can_be_pickled_with_what_it_prepared() -> None:
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(DataLoader(TensorDataset(torch.arange(4.0))))
+    (loader,) = pickle.loads(pickle.dumps(accelerator))._dataloaders
+    assert [batch[0].item() for batch in loader] == [0.0, 1.0, 2.0, 3.0]

@@ -185,6 +185,13 @@ class Accelerator(Answers):
     def _make_trackers(self, log_with: Any) -> Trackers:
         return Trackers(log_with, self.logging_dir)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Which tensor took whose place is known by identity, which a copy does not share.
+        return {name: value for name, value in self.__dict__.items() if name not in ("_replaced", "_gone")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _replaced=WeakIdKeyDictionary(), _gone=WeakIdKeyDictionary())
+
     # Prepare.
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
