@@ -42,14 +42,12 @@ def clip_grad_norm(
 def total_norm(parameters: list[Tensor], norm_type: float = 2.0, meshes: Meshes | None = None) -> Tensor:
     """The norm of all gradients as one vector, the same on every process.
 
-    Each is measured where it lies; what is sharded is added up over the axes that share it, what several stages hold
-    (tied weights) is counted once.
+    Each is measured where it lies; what is sharded is added up over the axes that share it. A weight that two stages
+    use belongs to one of them.
     """
     infinite = math.isinf(norm_type)
     groups: dict[Any, list[Tensor]] = {}
     for parameter in parameters:
-        if getattr(parameter, "counted_elsewhere", False):
-            continue
         gradient, key = _settled(parameter)
         groups.setdefault(key, []).append(gradient)
     device = (

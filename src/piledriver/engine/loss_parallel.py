@@ -10,13 +10,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from piledriver.engine.tensor_collectives import Group, agreed
-from piledriver.models.loss import IGNORE_INDEX, LossSums, default_chunk_tokens
+from piledriver.models.loss import (
+    IGNORE_INDEX,
+    LossSums,
+    default_chunk_tokens,
+    empty_results,
+    keep_gradients,
+    scale_gradients,
+)
 
 
 def split_cross_entropy(
@@ -106,26 +112,10 @@ def _(
     hidden_grad: bool,
     weight_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    d_hidden = torch.empty_like(hidden) if hidden_grad else hidden.new_empty(0)
-    d_weight = torch.empty_like(weight) if weight_grad else weight.new_empty(0)
-    total, entropy, squares = (hidden.new_empty((), dtype=torch.float32) for _ in range(3))
-    return total, entropy, squares, d_hidden, d_weight
+    return empty_results(hidden, weight, hidden_grad, weight_grad)
 
 
-def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.hidden_grad, ctx.weight_grad = inputs[-2], inputs[-1]
-    ctx.save_for_backward(output[3], output[4])
-
-
-def _scale_gradients(ctx: Any, total_grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    d_hidden, d_weight = ctx.saved_tensors
-    # The factor is one over a number of tokens, which bf16 would round: multiply in fp32.
-    scaled_hidden = (d_hidden.float() * total_grad).to(d_hidden.dtype) if ctx.hidden_grad else None
-    scaled_weight = d_weight * total_grad.to(d_weight.dtype) if ctx.weight_grad else None
-    return (scaled_hidden, scaled_weight, *(None,) * 9)
-
-
-_split_loss.register_autograd(_scale_gradients, setup_context=_keep_gradients)
+_split_loss.register_autograd(scale_gradients, setup_context=keep_gradients)
 
 
 def _largest(logits: Tensor, softcap: float) -> Tensor:

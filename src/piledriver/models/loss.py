@@ -197,6 +197,13 @@ def _(
     hidden_grad: bool,
     weight_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return empty_results(hidden, weight, hidden_grad, weight_grad)
+
+
+def empty_results(
+    hidden: Tensor, weight: Tensor, hidden_grad: bool, weight_grad: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Shapes of what a chunked loss returns: total, cross-entropy, log(Z)^2, and the gradients that are wanted."""
     d_hidden = torch.empty_like(hidden) if hidden_grad else hidden.new_empty(0)
     d_weight = torch.empty_like(weight) if weight_grad else weight.new_empty(0)
     total, entropy, squares = (hidden.new_empty((), dtype=torch.float32) for _ in range(3))
@@ -209,20 +216,23 @@ def _flops(hidden: Any, weight: Any, *settings: Any, out_shape: Any = None, **_:
     return int(2 * products * hidden[0] * hidden[1] * weight[0])
 
 
-def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """A chunked loss made its gradients in the forward; its last two inputs say which."""
+    ctx.settings = len(inputs) - 2
     ctx.hidden_grad, ctx.weight_grad = inputs[-2], inputs[-1]
     ctx.save_for_backward(output[3], output[4])
 
 
-def _scale_gradients(ctx: Any, total_grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+def scale_gradients(ctx: Any, total_grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    """They only need the factor that the loss was multiplied by."""
     d_hidden, d_weight = ctx.saved_tensors
     # The factor is one over a number of tokens, which bf16 would round: multiply in fp32.
     scaled_hidden = (d_hidden.float() * total_grad).to(d_hidden.dtype) if ctx.hidden_grad else None
     scaled_weight = d_weight * total_grad.to(d_weight.dtype) if ctx.weight_grad else None
-    return (scaled_hidden, scaled_weight, *(None,) * 7)
+    return (scaled_hidden, scaled_weight, *(None,) * ctx.settings)
 
 
-_chunked_loss.register_autograd(_scale_gradients, setup_context=_keep_gradients)
+_chunked_loss.register_autograd(scale_gradients, setup_context=keep_gradients)
 
 
 def _turn_into_gradient(

@@ -25,13 +25,10 @@ from piledriver.optim.quantise import (
     quantise_signed,
     quantise_unsigned,
 )
-from piledriver.optim.rounding import noise_bits, round_to_bf16
+from piledriver.optim.rounding import APART, noise_bits, round_to_bf16
 from piledriver.optim.shards import first_row, like, local, local_gradient
 
 States = Literal["int8", "bf16", "fp32"]
-
-# Odd and large: parameters of one step get noise far from each other's.
-_APART = 0x3C6EF35F
 
 
 class CompactAdamW(Optimizer):
@@ -92,7 +89,7 @@ class CompactAdamW(Optimizer):
             {name: moment.view(-1, 1 if name.endswith("scale") else block) for name, moment in moments.items()},
             rates,
             (*group["betas"], group["eps"]),
-            salt + getattr(parameter, "noise_number", number * _APART),
+            salt + getattr(parameter, "noise_number", number * APART),
             first,
         )
 

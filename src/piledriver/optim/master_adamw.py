@@ -19,13 +19,10 @@ from torch.optim import Optimizer
 from piledriver.core.random import Stream
 from piledriver.optim import master_kernel
 from piledriver.optim.adamw import Params
-from piledriver.optim.rounding import noise_bits, round_to_bf16
+from piledriver.optim.rounding import APART, noise_bits, round_to_bf16
 from piledriver.optim.shards import first_row, like, local, local_gradient
 
 Moments = Literal["fp32", "bf16"]
-
-# Odd and large: parameters of one step get noise far from each other's.
-_APART = 0x3C6EF35F
 
 
 class MasterAdamW(Optimizer):
@@ -98,7 +95,7 @@ class MasterAdamW(Optimizer):
         count = int(state["step"])
         lr, (beta1, beta2) = float(group["lr"]), group["betas"]
         rates = (lr, 1.0 - lr * group["weight_decay"], beta1, beta2, 1.0 - beta1**count, 1.0 - beta2**count)
-        salt = (Stream(group["seed"], "rounding", count).below(2**31, 0) + number * _APART) & 0x7FFFFFFF
+        salt = (Stream(group["seed"], "rounding", count).below(2**31, 0) + number * APART) & 0x7FFFFFFF
         take = master_kernel.step if weight.is_cuda and master_kernel.available() else master_step
         take(
             weight,

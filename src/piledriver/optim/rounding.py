@@ -12,6 +12,10 @@ from torch import Tensor
 _LOW_32 = 0xFFFFFFFF
 
 
+APART = 0x3C6EF35F
+"""Odd and large: with its number times this, each parameter of a step gets noise far from the others'."""
+
+
 def noise_bits(rows: int, columns: int, first_index: Tensor | int, salt: Tensor | int, device: torch.device) -> Tensor:
     """[rows, columns] of 32 random bits each (as int64), for consecutive indices from `first_index` on."""
     row_index = torch.arange(rows, device=device, dtype=torch.int64)[:, None] * columns
