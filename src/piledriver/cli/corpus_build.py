@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 
 from piledriver.cli.counts import add_workers
 
@@ -42,7 +43,11 @@ def run(args: argparse.Namespace) -> None:
                 + (f"  dropped: {dropped}" if dropped else "")
             )
     for source, share in manifest.mix.items():
-        print(f"mix       {source:<20} {share['got_bytes']:>9} bytes of {share['asked_bytes']:.0f} asked for")
+        unit = "tokens" if "asked_tokens" in share else "bytes"
+        got, asked = share[f"got_{unit}"], share[f"asked_{unit}"]
+        print(f"mix       {source:<20} {got:>9} {unit} of {asked:.0f} asked for")
+        if not got:
+            print(f"warning: nothing of {source} is in the corpus; see above what dropped it", file=sys.stderr)
     for split in ("train", "validation", "test"):
         shards = [entry for entry in manifest.outputs if entry.get("split") == split]
         print(f"{split}: {sum(entry['documents'] for entry in shards)} documents in {len(shards)} shards")

@@ -26,16 +26,19 @@ class SourceEntry:
     epochs: float | None = None
     """How many times the whole source goes into the training split (2.5: twice, and half of it a third time)."""
     weight: float | None = None
-    """Its share of `total_bytes`, relative to the other weights."""
+    """Its share of `total_bytes` or `total_tokens`, relative to the other weights."""
     bytes: int | None = None
     """A budget of text in bytes."""
+    tokens: int | None = None
+    """A budget of text in tokens of the recipe's tokenizer."""
     name: str | None = None
     """Call it by another pile_set_name; two entries of one source need different names."""
 
     def __post_init__(self) -> None:
-        given = [key for key in ("epochs", "weight", "bytes") if getattr(self, key) is not None]
+        amounts = ("epochs", "weight", "bytes", "tokens")
+        given = [key for key in amounts if getattr(self, key) is not None]
         if len(given) > 1:
-            raise ValueError(f"source {self.source!r} has {' and '.join(given)}; give one of epochs, weight, bytes")
+            raise ValueError(f"source {self.source!r} has {' and '.join(given)}; give one of {', '.join(amounts)}")
         for key in given:
             if getattr(self, key) < 0:
                 raise ValueError(f"source {self.source!r}: {key} is {getattr(self, key)}; it must not be negative")
@@ -88,6 +91,10 @@ class Recipe:
     licences: Licences = field(default_factory=Licences)
     total_bytes: int | None = None
     """The size of the training split where sources have weights."""
+    total_tokens: int | None = None
+    """The same in tokens."""
+    tokenizer: str | None = None
+    """What tokens are counted by: a `tokenizer.json`, or a folder with one."""
     shard_bytes: int = 1 << 30
     """About so much text in an output shard."""
     memory_bytes: int = 2 << 30
@@ -104,8 +111,11 @@ class Recipe:
         weighted = [entry.weight is not None for entry in self.sources]
         if any(weighted) and not all(weighted):
             raise ValueError("some sources have weights and some have not; give all of them a weight, or none")
-        if any(weighted) and self.total_bytes is None:
-            raise ValueError("sources have weights but total_bytes is not given")
+        if any(weighted) and (self.total_bytes is None) == (self.total_tokens is None):
+            raise ValueError("sources have weights; give one of total_bytes and total_tokens")
+        counted = self.total_tokens is not None or any(entry.tokens is not None for entry in self.sources)
+        if counted and self.tokenizer is None:
+            raise ValueError("a budget is in tokens but no tokenizer is given; add tokenizer: path/to/tokenizer.json")
 
 
 def source_name(entry: SourceEntry) -> str:
@@ -137,7 +147,8 @@ def load_recipe(path_or_name: storage.Location, overrides: list[str] | None = No
         for entry in recipe.sources
     ]
     stages = [from_mapping(StageEntry, {**vars(stage), "settings": _placed(stage, base)}) for stage in recipe.stages]
-    return from_mapping(Recipe, {**vars(recipe), "sources": entries, "stages": stages})
+    tokenizer = None if recipe.tokenizer is None else _relative(recipe.tokenizer, base)
+    return from_mapping(Recipe, {**vars(recipe), "sources": entries, "stages": stages, "tokenizer": tokenizer})
 
 
 def _placed(stage: StageEntry, base: Path) -> dict[str, Any]:

@@ -80,8 +80,12 @@ def by_path(use: str, settings: Mapping[str, Any], places: Mapping[str, str] | N
     plain = dict(settings)
     for name in file_settings(use):
         if plain.get(name) is not None:
-            path = (places or {})[plain[name]]
-            if storage.sha256(path) != plain[name]:
-                raise PiledriverError(f"{path} changed while the corpus was built", fix="run the build again")
-            plain[name] = path
+            plain[name] = unchanged((places or {})[plain[name]], plain[name])
     return plain
+
+
+def unchanged(path: str, checksum: str) -> str:
+    """The path of a file that still has this checksum."""
+    if storage.sha256(path) != checksum:
+        raise PiledriverError(f"{path} changed while the corpus was built", fix="run the build again")
+    return path

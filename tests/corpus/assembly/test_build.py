@@ -80,6 +80,30 @@ def test_the_bytes_are_the_same_for_any_number_of_workers(place: Path, undisturb
     assert verify(place / "three") == []
 
 
+def test_a_budget_in_tokens(place: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    (place / "tokenizer").mkdir()
+    words.save(str(place / "tokenizer" / "tokenizer.json"))
+    counted = RECIPE.format(seed=7).replace("epochs: 2.5", "tokens: 30_000")
+    with pytest.raises(ConfigError, match="no tokenizer is given"):
+        (place / "tokens.yaml").write_text(counted)
+        load_recipe(place / "tokens.yaml")
+    (place / "tokens.yaml").write_text(counted + "tokenizer: tokenizer\n")
+    manifest = build_corpus(load_recipe(place / "tokens.yaml"), str(place / "tokens"))
+    mine = [d.text for d in read_shards(place / "tokens" / "train") if d.source == "One"]
+    got = sum(len(text.split()) for text in mine)
+    size = sum(len(text.encode()) for text in mine)
+    assert manifest.mix["One"] == {"asked_tokens": 30_000, "got_tokens": got, "got_bytes": size}
+    assert abs(got - 30_000) <= max(len(text.split()) for text in mine), "within one document"
+    assert manifest.recipe["tokenizer"] == "tokenizer", "no path of the machine"
+    damaged = place / "tokenizer" / "tokenizer.json"
+    damaged.write_text("{}")
+    with pytest.raises(PiledriverError, match="is not a tokenizer"):
+        build_corpus(load_recipe(place / "tokens.yaml"), str(place / "tokens"))
+
+
 def test_everything_asked_for_is_there_exactly(place: Path, undisturbed: dict[str, bytes]) -> None:
     manifest = load_manifest(place / "undisturbed")
     near = next(stage for stage in manifest.stages if stage["stage"] == "near")["sources"]

@@ -27,6 +27,7 @@ from piledriver.corpus.assembly.tasks import Done, remove_leftovers
 from piledriver.corpus.manifest import MANIFEST, Manifest
 from piledriver.corpus.recipe import Recipe, StageEntry, source_name
 from piledriver.corpus.sources import resolve
+from piledriver.corpus.token_counts import TokenCounter, tokenizer_file
 from piledriver.corpus.uses import WHOLE_CORPUS, file_settings, near_settings, stage_settings
 
 WORK = ".work"
@@ -66,7 +67,7 @@ def build_corpus(recipe: Recipe, out: str, *, executor_name: str = "local", work
             {"source": file.source, "origin": file.origin, "size": file.size, "sha256": file.sha256} for file in inputs
         ],
         stages=[account(outcome) for outcome in outcomes],
-        mix={name: {"asked_bytes": share.asked_bytes, "got_bytes": share.got_bytes} for name, share in shares.items()},
+        mix={name: share.account() for name, share in shares.items()},
         outputs=[*published, ledger],
     )
     manifest.save(out)
@@ -78,6 +79,8 @@ def check(recipe: Recipe) -> None:
     names = {source_name(entry) for entry in recipe.sources}
     for source in recipe.sources:
         resolve(source.source)
+    if recipe.tokenizer is not None:
+        TokenCounter(tokenizer_file(recipe.tokenizer))
     for stage in recipe.stages:
         settings = stage_settings(stage.use, stage.settings)
         for name in getattr(settings, "FILES", ()):
@@ -182,6 +185,8 @@ def _portable(recipe: Recipe) -> dict[str, Any]:
         entry["paths"] = [
             os.path.basename(path.rstrip("/")) if not path.startswith("generate:") else path for path in entry["paths"]
         ]
+    if recipe.tokenizer is not None:
+        plain["tokenizer"] = os.path.basename(recipe.tokenizer.rstrip("/"))
     for stage in plain["stages"]:
         for name in file_settings(stage["use"]):
             given = stage["settings"].get(name)
