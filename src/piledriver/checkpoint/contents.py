@@ -9,7 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from piledriver.checkpoint import names, rng, tree
+from piledriver.checkpoint import names, tree
+from piledriver.runtime.seeds import capture_rng
 
 
 @runtime_checkable
@@ -78,7 +79,7 @@ def own_state(contents: Contents) -> dict[str, tree.Json]:
     }
     own |= {f"per_rank/{name}": thing.state_dict() for name, thing in contents.per_rank.items()}
     if contents.rng:
-        own["rng"] = rng.capture()
+        own["rng"] = capture_rng()
     return {name: tree.encode(state, name, lambda _, tensor: tree.inline(tensor)) for name, state in own.items()}
 
 

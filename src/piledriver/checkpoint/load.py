@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from piledriver.checkpoint import accelerate_folder, names, rng, tree
+from piledriver.checkpoint import accelerate_folder, names, tree
 from piledriver.checkpoint.catalog import read_into
 from piledriver.checkpoint.contents import Contents, is_torch_optimizer
 from piledriver.checkpoint.errors import CheckpointError
@@ -19,6 +19,7 @@ from piledriver.checkpoint.optimizer_load import OptimizerMatch, match_optimizer
 from piledriver.checkpoint.report import LoadReport
 from piledriver.checkpoint.snapshot import Snapshot, open_ours
 from piledriver.core.errors import UsageError
+from piledriver.runtime.seeds import restore_rng
 
 KINDS = ("models", "optimizers", "schedulers", "loaders", "custom", "scaler", "rng", "per_rank")
 KeyMap = Mapping[str, str] | Callable[[str], str | None]
@@ -228,7 +229,7 @@ def _random(matching: Matching) -> None:
         return
     state = tree.rebuild(saved, tree.from_inline)
     # Last, so that nothing that the other objects do while loading draws from the restored generators.
-    matching.finishers.append(lambda: matching.notes.extend(rng.restore(state)))
+    matching.finishers.append(lambda: matching.notes.extend(restore_rng(state)))
     matching.matched.append("rng")
 
 

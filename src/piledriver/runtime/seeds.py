@@ -7,7 +7,7 @@ Our own code draws from counter-based streams (`core.random`), which have no sta
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,8 @@ from piledriver.core.errors import UnknownNameError
 from piledriver.runtime.collectives import broadcast, broadcast_object
 from piledriver.runtime.world import World
 
-KINDS = ("torch", "cuda", "xpu", "mps", "numpy", "python", "generator")
+_DEVICES = ("cuda", "xpu", "mps")
+KINDS = ("torch", *_DEVICES, "numpy", "python", "generator")
 
 
 def set_seed(seed: int, *, rank: int | None = None, deterministic: bool = False) -> int:
@@ -40,39 +41,40 @@ def set_seed(seed: int, *, rank: int | None = None, deterministic: bool = False)
 
 
 def capture_rng() -> dict[str, Any]:
-    """The state of every generator as tensors, numbers and strings: what `torch.load(weights_only=True)` can read."""
-    version, words, gauss = random.getstate()
-    numpy_state = np.random.get_state(legacy=False)
+    """The state of every generator that exists here, as each library gives it."""
     state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
         "torch": torch.get_rng_state(),
-        "python": {"version": version, "words": list(words), "gauss": gauss},
-        "numpy": {
-            "algorithm": str(numpy_state["bit_generator"]),
-            "keys": torch.from_numpy(numpy_state["state"]["key"].astype(np.int64)),
-            "position": int(numpy_state["state"]["pos"]),
-            "has_gauss": int(numpy_state["has_gauss"]),
-            "cached": float(numpy_state["gauss"]),
-        },
     }
     for kind, device in _devices():
-        state[kind] = device.get_rng_state_all() if kind != "mps" else device.get_rng_state()
+        # A device that was not used yet stays so: its context costs memory and forbids forking.
+        if getattr(device, "is_initialized", lambda: True)():
+            # MPS has one device and no `_all`.
+            state[kind] = device.get_rng_state_all() if hasattr(device, "get_rng_state_all") else device.get_rng_state()
     return state
 
 
-def restore_rng(state: dict[str, Any]) -> None:
-    """Put back what `capture_rng` took. Generators of devices that are not here are left alone."""
+def restore_rng(state: Mapping[str, Any]) -> list[str]:
+    """Put back what `capture_rng` took, or some of it. Returns notes on the generators that this machine has not.
+
+    >>> saved = capture_rng(); drawn = torch.rand(1), random.random(), np.random.random()
+    >>> restore_rng(saved); drawn == (torch.rand(1), random.random(), np.random.random())
+    []
+    True
+    """
+    if "python" in state:
+        random.setstate(state["python"])
+    if "numpy" in state:
+        np.random.set_state(state["numpy"])
     if "torch" in state:
         torch.set_rng_state(state["torch"].cpu())
-    if "python" in state:
-        python = state["python"]
-        random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
-    if "numpy" in state:
-        saved = state["numpy"]
-        keys = saved["keys"].numpy().astype(np.uint32)
-        np.random.set_state((saved["algorithm"], keys, saved["position"], saved["has_gauss"], saved["cached"]))
-    for kind, device in _devices():
+    here = dict(_devices())
+    missing = [kind for kind in _DEVICES if kind in state and kind not in here]
+    for kind, device in here.items():
         if kind in state:
-            _restore_device(kind, device, state[kind])
+            _restore_device(device, state[kind])
+    return [f"the {kind} generator was saved but there is no such device" for kind in missing]
 
 
 def synchronise_rng(world: World, kinds: Iterable[str], generator: torch.Generator | None = None) -> None:
@@ -105,19 +107,13 @@ def _shared(world: World, state: torch.Tensor) -> torch.Tensor:
 
 
 def _devices() -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    if torch.cuda.is_available():
-        found.append(("cuda", torch.cuda))
-    if hasattr(torch, "xpu") and torch.xpu.is_available():
-        found.append(("xpu", torch.xpu))
-    if torch.backends.mps.is_available():
-        found.append(("mps", torch.mps))
-    return found
+    modules = ((kind, getattr(torch, kind, None)) for kind in _DEVICES)
+    return [(kind, module) for kind, module in modules if module is not None and module.is_available()]
 
 
-def _restore_device(kind: str, device: Any, saved: Any) -> None:
-    if kind == "mps":
-        device.set_rng_state(saved)
+def _restore_device(device: Any, saved: Any) -> None:
+    if not isinstance(saved, list):
+        device.set_rng_state(saved.cpu())
         return
     # A run may resume on fewer devices: the states of those that are here are put back.
     for index, one in enumerate(saved[: device.device_count()]):
