@@ -37,6 +37,8 @@ _DEAR = frozenset(
         "aten::_efficient_attention_forward",
         "flex_attention",
         "torch_attn::_varlen_attn",
+        "piledriver::fp8_linear",
+        "piledriver::fp8_gated_mlp",
         "_c10d_functional::reduce_scatter_tensor",
         "_c10d_functional::all_to_all_single",
         "_c10d_functional::all_reduce",

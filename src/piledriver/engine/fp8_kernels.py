@@ -4,6 +4,9 @@
 The matrix units of Hopper take both operands along the summed dimension, so a matrix that is multiplied from both sides
 is needed twice. Largest magnitudes are written per program and reduced by whoever reads them: no zeroing, no atomics.
 The gated MLP computes its activation inside the casts: neither it nor its gradient exists in 16 bits.
+
+Divisions are rounded to nearest (`div_rn`), not the fast ones: of numbers that came in bf16 many lie exactly between
+two fp8 numbers, and one unit in the last place of the factor would send all of them the other way.
 """
 
 from __future__ import annotations
@@ -38,8 +41,8 @@ if triton is not None:
         """What to multiply by; the first program notes what to multiply by on the way back."""
         largest = tl.maximum(tl.max(tl.load(partial + tl.arange(0, programs)), axis=0), 1e-12)
         if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
-            tl.store(scale, largest / limit)
-        return limit / largest
+            tl.store(scale, tl.div_rn(largest, limit))
+        return tl.div_rn(limit, largest)
 
     @triton.jit
     def _cast(x, factor, limit, dtype: tl.constexpr):
@@ -98,11 +101,12 @@ if triton is not None:
             value = tl.load(x + row * columns + begin + lanes, mask=inside, other=0.0).to(tl.float32)
             largest = tl.maximum(largest, tl.abs(value))
         most = tl.maximum(tl.max(largest, axis=0), 1e-12)
-        tl.store(scale + row, most / limit)
+        tl.store(scale + row, tl.div_rn(most, limit))
+        factor = tl.div_rn(limit, most)
         for begin in range(0, columns, block):
             inside = begin + lanes < columns
             value = tl.load(x + row * columns + begin + lanes, mask=inside, other=0.0).to(tl.float32)
-            tl.store(out + row * columns + begin + lanes, _cast(value, limit / most, limit, dtype), mask=inside)
+            tl.store(out + row * columns + begin + lanes, _cast(value, factor, limit, dtype), mask=inside)
 
     @triton.jit
     def _gate_and_up(gate_up, row, column, inside, width, group: tl.constexpr):
@@ -191,7 +195,7 @@ if triton is not None:
     ):
         """The gradient as rows and columns, and the activation again as columns, at the scale it had."""
         factor = _factor(partial, scale, limit, programs)
-        value_factor = 1.0 / tl.load(value_scale)
+        value_factor = tl.div_rn(1.0, tl.load(value_scale))
         four = tl.program_id(0).to(tl.int64) * (tall // 4) + tl.arange(0, tall // 4)
         column = tl.program_id(1) * wide + tl.arange(0, wide)
         packed_gate = tl.zeros((tall // 4, wide), tl.int32)

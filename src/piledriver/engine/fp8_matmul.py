@@ -29,7 +29,7 @@ def cast(x: Tensor, dtype: torch.dtype, *, columns: bool = True) -> tuple[Tensor
         return fp8_kernels.cast(x.contiguous(), dtype, columns)
     limit = torch.finfo(dtype).max
     largest = x.abs().amax().float().clamp(min=_SMALLEST)
-    small = (x.float() * (limit / largest)).clamp(-limit, limit).to(dtype)
+    small = (x.float() * _factor(largest, limit)).clamp(-limit, limit).to(dtype)
     return small, small.t().contiguous() if columns else small.new_empty(0), (largest / limit).reshape(1)
 
 
@@ -39,7 +39,12 @@ def cast_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return fp8_kernels.cast_rows(x.contiguous(), dtype)
     limit = torch.finfo(dtype).max
     largest = x.abs().amax(dim=1, keepdim=True).float().clamp(min=_SMALLEST)
-    return (x.float() * (limit / largest)).clamp(-limit, limit).to(dtype), largest / limit
+    return (x.float() * _factor(largest, limit)).clamp(-limit, limit).to(dtype), largest / limit
+
+
+def _factor(largest: Tensor, limit: float) -> Tensor:
+    # Rounded once, as the kernels do. A number divided by a tensor is its reciprocal times the number: rounded twice.
+    return torch.full_like(largest, limit) / largest
 
 
 def product(
@@ -77,5 +82,5 @@ def gate_backward(
     by_gate, by_up = slope * ups * (sigmoid + swish * (1.0 - sigmoid)), slope * swish
     rows, columns, scale = cast(torch.stack((by_gate, by_up), dim=-2).flatten(1), BACKWARD)
     limit = torch.finfo(FORWARD).max
-    value = ((swish * ups).flatten(-2) / value_scale).clamp(-limit, limit).to(FORWARD)
+    value = ((swish * ups).flatten(-2) * value_scale.reciprocal()).clamp(-limit, limit).to(FORWARD)
     return rows, columns, scale, value.t().contiguous()
