@@ -4,6 +4,7 @@
 - `adamw`: torch's, fused; `muon`: Muon with AdamW for the rest; `lion`; `compact_adamw`: 8-bit and bf16 states;
   `master_adamw`: bf16 weights with exact fp32 updates, clipping included
 - `quantise`, `rounding`: the arithmetic of small states; `shards`: what all of them need to run on sharded parameters
+- `leaving_out`: steps that the device leaves out by itself; `step_numbers`: what then follows from their number
 - `schedule`: the learning rate as a function of progress; `clip`: the global gradient norm
 """
 
@@ -11,6 +12,7 @@ from piledriver.optim.build import OptimizerConfig, build_optimizer
 from piledriver.optim.clip import clip_gradients, clip_in_step, gradient_norm
 from piledriver.optim.compact_adamw import CompactAdamW
 from piledriver.optim.groups import parameter_groups
+from piledriver.optim.leaving_out import can_leave_out, step_unless
 from piledriver.optim.lion import Lion
 from piledriver.optim.master_adamw import MasterAdamW
 from piledriver.optim.muon import Muon
@@ -25,9 +27,11 @@ __all__ = [
     "ScheduleConfig",
     "ScheduledLR",
     "build_optimizer",
+    "can_leave_out",
     "clip_gradients",
     "clip_in_step",
     "gradient_norm",
     "parameter_groups",
     "scale_at",
+    "step_unless",
 ]

@@ -45,7 +45,9 @@ def make_adamw(
     )
 
 
-def adamw_update(parameters: list[Tensor], state: dict[Tensor, Any], group: dict[str, Any]) -> None:
+def adamw_update(
+    parameters: list[Tensor], state: dict[Tensor, Any], group: dict[str, Any], left_out: Tensor | None = None
+) -> None:
     """One AdamW step on these parameters, local parts only, exactly torch's."""
     for parameter in parameters:
         if not state[parameter]:
@@ -68,6 +70,7 @@ def adamw_update(parameters: list[Tensor], state: dict[Tensor, Any], group: dict
         moved,
         foreach=not fused,
         fused=fused,
+        found_inf=None if left_out is None else left_out.float(),
         amsgrad=False,
         beta1=group["betas"][0],
         beta2=group["betas"][1],

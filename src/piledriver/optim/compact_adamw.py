@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from piledriver.core.random import Stream
 from piledriver.optim.adamw import Params
+from piledriver.optim.leaving_out import put, with_closure
 from piledriver.optim.quantise import (
     block_size,
     dequantise_signed,
@@ -27,6 +27,7 @@ from piledriver.optim.quantise import (
 )
 from piledriver.optim.rounding import APART, noise_bits, round_to_bf16
 from piledriver.optim.shards import first_row, like, local, local_gradient
+from piledriver.optim.step_numbers import StepNumbers
 
 States = Literal["int8", "bf16", "fp32"]
 
@@ -36,6 +37,8 @@ class CompactAdamW(Optimizer):
 
     Vectors, and matrices whose last dimension no block of 64 divides, keep fp32 states: they are few.
     """
+
+    leaves_out_on_device = True
 
     def __init__(
         self,
@@ -52,27 +55,31 @@ class CompactAdamW(Optimizer):
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "states": states, "seed": seed}
         super().__init__(params, defaults)
         self._compile = compile
+        self._numbers = StepNumbers()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("_compile", None)
+        self._numbers = StepNumbers()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step on every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        number, shared = 0, _PerStep()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                number += 1
-                if parameter.grad is not None:
-                    self._update(parameter, group, number, shared)
+        loss = with_closure(closure)
+        numbered = enumerate(((group, one) for group in self.param_groups for one in group["params"]), start=1)
+        due = [(number, group, one) for number, (group, one) in numbered if one.grad is not None]
+        for _, group, parameter in due:
+            if not self.state[parameter]:
+                self._begin(parameter, group["states"])
+        self._numbers.begin(self, [(group, parameter) for _, group, parameter in due])
+        rates = _Rates()
+        for number, group, parameter in due:
+            self._update(parameter, group, number, rates)
+        self._numbers.end()
         return loss
 
-    def _update(self, parameter: Tensor, group: dict[str, Any], number: int, shared: _PerStep) -> None:
+    def _update(self, parameter: Tensor, group: dict[str, Any], number: int, rates: _Rates) -> None:
         state = self.state[parameter]
-        if not state:
-            self._begin(parameter, group["states"])
-        state["step"] += 1
         weight, gradient = local(parameter), local_gradient(parameter)
         if weight.numel() == 0:
             return
@@ -81,16 +88,17 @@ class CompactAdamW(Optimizer):
         width = weight.shape[-1] if weight.dim() else 1
         block = weight.numel() // moments["exp_avg_scale"].numel() if "exp_avg_scale" in moments else width
         first = first_row(parameter) * (weight[0].numel() if weight.dim() else 1)
-        rates, salt = shared.of(group, int(state["step"]), weight.device)
+        facts = self._numbers.facts(parameter)
         update = _compiled_update() if self._use_compiler(weight.device) else adam_step
         update(
             weight.view(-1, block),
             gradient.reshape(-1, block),
             {name: moment.view(-1, 1 if name.endswith("scale") else block) for name, moment in moments.items()},
-            rates,
+            (*rates.of(group, weight.device), *facts.corrections),
             (*group["betas"], group["eps"]),
-            salt + getattr(parameter, "noise_number", number * APART),
+            facts.salt + getattr(parameter, "noise_number", number * APART),
             first,
+            facts.left_out,
         )
 
     def _begin(self, parameter: Tensor, states: States) -> None:
@@ -122,24 +130,21 @@ class CompactAdamW(Optimizer):
                 self.state[parameter][name] = value.detach().clone().to(device)
 
 
-class _PerStep:
-    """What all parameters of a group share in one step: tensors on the device, made once.
+class _Rates:
+    """The learning rate of a group and what its decay leaves, in one step, made once for each device.
 
     As tensors, so that a changing learning rate neither waits for the device nor makes the compiler start again.
     """
 
     def __init__(self) -> None:
-        self._made: dict[tuple[int, int, torch.device], tuple[tuple[Tensor, ...], Tensor]] = {}
+        self._made: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
 
-    def of(self, group: dict[str, Any], step: int, device: torch.device) -> tuple[tuple[Tensor, ...], Tensor]:
-        """(learning rate, what decay leaves, the two bias corrections), and the salt of the step's noise."""
-        key = (id(group), step, device)
+    def of(self, group: dict[str, Any], device: torch.device) -> tuple[Tensor, Tensor]:
+        key = (id(group), device)
         if key not in self._made:
-            lr, (beta1, beta2) = group["lr"], group["betas"]
-            values = (lr, 1.0 - lr * group["weight_decay"], 1.0 - beta1**step, 1.0 - beta2**step)
-            salt = Stream(group["seed"], "rounding", step).below(2**31, 0)
-            rates = tuple(torch.full((), value, device=device) for value in values)
-            self._made[key] = rates, torch.full((), salt, dtype=torch.int64, device=device)
+            lr = group["lr"]
+            kept = 1.0 - lr * group["weight_decay"]
+            self._made[key] = torch.full((), lr, device=device), torch.full((), kept, device=device)
         return self._made[key]
 
 
@@ -151,6 +156,7 @@ def adam_step(
     constants: tuple[float, float, float],
     salt: Tensor,
     first_index: int,
+    left_out: Tensor | None = None,
 ) -> None:
     """The update on [rows, columns], in place; `moments` says by its dtypes how the states are kept."""
     lr, shrink, correction1, correction2 = rates
@@ -166,12 +172,12 @@ def adam_step(
     if rounded or stored != torch.float32:
         bits = noise_bits(weight.shape[0], weight.shape[1], first_index, salt, weight.device)
         # Three roundings from one hash: the low half for the weight, the high half for the moments.
-        weight.copy_(round_to_bf16(new, bits) if rounded else new)
-        _write_moments(moments, first, second, bits)
+        put(weight, round_to_bf16(new, bits) if rounded else new, left_out)
+        _write_moments(moments, first, second, bits, left_out)
     else:
-        weight.copy_(new)
-        moments["exp_avg"].copy_(first)
-        moments["exp_avg_sq"].copy_(second)
+        put(weight, new, left_out)
+        put(moments["exp_avg"], first, left_out)
+        put(moments["exp_avg_sq"], second, left_out)
 
 
 def _read_moments(moments: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -181,20 +187,22 @@ def _read_moments(moments: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     return first, dequantise_unsigned(moments["exp_avg_sq"], moments["exp_avg_sq_scale"])
 
 
-def _write_moments(moments: dict[str, Tensor], first: Tensor, second: Tensor, bits: Tensor) -> None:
+def _write_moments(
+    moments: dict[str, Tensor], first: Tensor, second: Tensor, bits: Tensor, left_out: Tensor | None
+) -> None:
     # The second moment gets the same bits turned round, which are as good as others.
     other = ((bits >> 16) | (bits << 16)) & 0xFFFFFFFF
     if "exp_avg_scale" not in moments:
         small = moments["exp_avg"].dtype == torch.bfloat16
-        moments["exp_avg"].copy_(round_to_bf16(first, bits) if small else first)
-        moments["exp_avg_sq"].copy_(round_to_bf16(second, other) if small else second)
+        put(moments["exp_avg"], round_to_bf16(first, bits) if small else first, left_out)
+        put(moments["exp_avg_sq"], round_to_bf16(second, other) if small else second, left_out)
         return
     codes, scale = quantise_signed(first, bits.float() * 2.0**-32)
-    moments["exp_avg"].copy_(codes)
-    moments["exp_avg_scale"].copy_(scale)
+    put(moments["exp_avg"], codes, left_out)
+    put(moments["exp_avg_scale"], scale, left_out)
     codes, scale = quantise_unsigned(second, other.float() * 2.0**-32)
-    moments["exp_avg_sq"].copy_(codes)
-    moments["exp_avg_sq_scale"].copy_(scale)
+    put(moments["exp_avg_sq"], codes, left_out)
+    put(moments["exp_avg_sq_scale"], scale, left_out)
 
 
 @functools.cache

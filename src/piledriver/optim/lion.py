@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from piledriver.optim.adamw import Params
+from piledriver.optim.leaving_out import put, verdict_of, with_closure
 from piledriver.optim.shards import local, local_gradient
 
 
@@ -23,6 +25,8 @@ class Lion(Optimizer):
     tensor([0.9000, 1.1000])
     """
 
+    leaves_out_on_device = True
+
     def __init__(
         self, params: Params, lr: float = 1e-4, *, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.3
     ) -> None:
@@ -31,24 +35,33 @@ class Lion(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step on every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss, left_out = with_closure(closure), verdict_of(self)
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if not parameters:
-                continue
             for parameter in parameters:
                 if not self.state[parameter]:
                     self.state[parameter]["exp_avg"] = torch.zeros_like(parameter)
-            weights = [local(parameter) for parameter in parameters]
-            gradients = [local_gradient(parameter) for parameter in parameters]
-            momenta = [local(self.state[parameter]["exp_avg"]) for parameter in parameters]
-            first, second = group["betas"]
-            directions = torch._foreach_lerp(gradients, momenta, first)
-            torch._foreach_sign_(directions)
-            torch._foreach_mul_(weights, 1.0 - group["lr"] * group["weight_decay"])
+            # What may be left out is computed beside the old numbers: one by one, or there would be two of everything.
+            for together in [parameters] if left_out is None else [[parameter] for parameter in parameters]:
+                if together:
+                    self._update(together, group, left_out)
+        return loss
+
+    def _update(self, parameters: list[Tensor], group: dict[str, Any], left_out: Tensor | None) -> None:
+        weights = [local(parameter) for parameter in parameters]
+        gradients = [local_gradient(parameter) for parameter in parameters]
+        momenta = [local(self.state[parameter]["exp_avg"]) for parameter in parameters]
+        first, second = group["betas"]
+        directions = torch._foreach_lerp(gradients, momenta, first)
+        torch._foreach_sign_(directions)
+        kept = 1.0 - group["lr"] * group["weight_decay"]
+        if left_out is None:
+            torch._foreach_mul_(weights, kept)
             torch._foreach_add_(weights, directions, alpha=-group["lr"])
             torch._foreach_lerp_(momenta, gradients, 1.0 - second)
-        return loss
+            return
+        moved = torch._foreach_mul(weights, kept)
+        torch._foreach_add_(moved, directions, alpha=-group["lr"])
+        averaged = torch._foreach_lerp(momenta, gradients, 1.0 - second)
+        for old, new in zip([*weights, *momenta], [*moved, *averaged], strict=True):
+            put(old, new, left_out)

@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
-from piledriver.core.random import Stream
 from piledriver.optim import master_kernel
 from piledriver.optim.adamw import Params
+from piledriver.optim.leaving_out import put, with_closure
 from piledriver.optim.rounding import APART, noise_bits, round_to_bf16
 from piledriver.optim.shards import first_row, like, local, local_gradient
+from piledriver.optim.step_numbers import Facts, StepNumbers
 
 Moments = Literal["fp32", "bf16"]
 
@@ -36,6 +37,8 @@ class MasterAdamW(Optimizer):
     >>> weight[0].item(), round(optimizer.master(weight)[0].item(), 6)  # bf16 alone would never move
     (1.0, 0.9995)
     """
+
+    leaves_out_on_device = True
 
     def __init__(
         self,
@@ -57,7 +60,15 @@ class MasterAdamW(Optimizer):
             "seed": seed,
         }
         super().__init__(params, defaults)
+        self._forget()
+
+    def _forget(self) -> None:
         self._factors: dict[torch.device, Tensor] = {}
+        self._numbers = StepNumbers()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget()
 
     def clip(self, factor: Tensor) -> None:
         """Multiply gradients by this in the next step, while they are read; they themselves stay as they are."""
@@ -71,31 +82,24 @@ class MasterAdamW(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step on every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        number = 0
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                number += 1
-                if parameter.grad is not None:
-                    self._update(parameter, group, number)
+        loss = with_closure(closure)
+        numbered = enumerate(((group, one) for group in self.param_groups for one in group["params"]), start=1)
+        due = [(number, group, one) for number, (group, one) in numbered if one.grad is not None]
+        for _, group, parameter in due:
+            if not self.state[parameter]:
+                self._begin(parameter, group["moments"])
+        self._numbers.begin(self, [(group, parameter) for _, group, parameter in due])
+        for number, group, parameter in due:
+            self._update(parameter, group, number)
+        self._numbers.end()
         self._factors = {}
         return loss
 
     def _update(self, parameter: Tensor, group: dict[str, Any], number: int) -> None:
-        state = self.state[parameter]
-        if not state:
-            self._begin(parameter, group["moments"])
-        state["step"] += 1
-        weight = local(parameter)
+        state, weight = self.state[parameter], local(parameter)
         if weight.numel() == 0:
             return
-        count = int(state["step"])
         lr, (beta1, beta2) = float(group["lr"]), group["betas"]
-        rates = (lr, 1.0 - lr * group["weight_decay"], beta1, beta2, 1.0 - beta1**count, 1.0 - beta2**count)
-        salt = (Stream(group["seed"], "rounding", count).below(2**31, 0) + number * APART) & 0x7FFFFFFF
         take = master_kernel.step if weight.is_cuda and master_kernel.available() else master_step
         take(
             weight,
@@ -104,9 +108,10 @@ class MasterAdamW(Optimizer):
             local(state["exp_avg"]),
             local(state["exp_avg_sq"]),
             self._factor(weight.device),
-            (*rates, group["eps"]),
+            (lr, 1.0 - lr * group["weight_decay"], beta1, beta2, group["eps"]),
+            self._numbers.facts(parameter),
             first_row(parameter) * (weight[0].numel() if weight.dim() else 1),
-            salt,
+            (number * APART) & 0x7FFFFFFF,
         )
         increment_version(parameter)
 
@@ -168,24 +173,27 @@ def master_step(
     second: Tensor,
     factor: Tensor,
     rates: tuple[float, ...],
+    facts: Facts,
     first_index: int,
-    salt: int,
+    apart: int,
 ) -> None:
     """What the kernel does, operator by operator."""
-    lr, shrink, beta1, beta2, correction1, correction2, eps = rates
+    lr, shrink, beta1, beta2, eps = rates
+    correction1, correction2 = facts.corrections
     whole = weight.float() if low is None else join(weight, low)
     slope = gradient.float() * factor
-    m = first.float().mul_(beta1).add_(slope, alpha=1.0 - beta1)
-    v = second.float().mul_(beta2).addcmul_(slope, slope, value=1.0 - beta2)
+    m = (first.float() * beta1).add_(slope, alpha=1.0 - beta1)
+    v = (second.float() * beta2).addcmul_(slope, slope, value=1.0 - beta2)
     whole = whole * shrink - lr * (m / correction1) / ((v / correction2).sqrt() + eps)
     if first.dtype == torch.bfloat16:
+        salt = (facts.salt + apart) & 0x7FFFFFFF
         bits = noise_bits(1, first.numel(), first_index, salt, first.device).view_as(m)
         m, v = round_to_bf16(m, bits), round_to_bf16(v, bits >> 16)
-    first.copy_(m)
-    second.copy_(v)
+    put(first, m, facts.left_out)
+    put(second, v, facts.left_out)
     if low is None:
-        weight.copy_(whole)
+        put(weight, whole, facts.left_out)
     else:
         high, rest = split(whole)
-        weight.copy_(high)
-        low.copy_(rest)
+        put(weight, high, facts.left_out)
+        put(low, rest, facts.left_out)

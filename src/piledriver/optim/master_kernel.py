@@ -3,7 +3,12 @@
 
 from __future__ import annotations
 
+import functools
+
+import torch
 from torch import Tensor
+
+from piledriver.optim.step_numbers import Facts
 
 try:
     import triton
@@ -42,17 +47,19 @@ if triton is not None:
         shrink,
         beta1,
         beta2,
-        correction1,
-        correction2,
         eps,
+        corrections,
+        step_salt,
+        left_out,
         first_index,
-        salt,
+        apart,
         split: tl.constexpr,
         rounded: tl.constexpr,
         block: tl.constexpr,
     ):
         here = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-        inside = here < size
+        # A step that is left out reads and writes nothing.
+        inside = here < tl.where(tl.load(left_out) == 0, size, 0)
         if split:
             high = tl.load(weight + here, mask=inside, other=0.0).to(tl.int16, bitcast=True).to(tl.int32)
             value = (high << 16) + tl.load(low + here, mask=inside, other=0).to(tl.int32)
@@ -62,9 +69,10 @@ if triton is not None:
         slope = tl.load(gradient + here, mask=inside, other=0.0).to(tl.float32) * tl.load(factor)
         m = beta1 * tl.load(first + here, mask=inside, other=0.0).to(tl.float32) + (1.0 - beta1) * slope
         v = beta2 * tl.load(second + here, mask=inside, other=0.0).to(tl.float32) + (1.0 - beta2) * slope * slope
-        value = value * shrink - lr * (m / correction1) / (tl.sqrt(v / correction2) + eps)
+        value = value * shrink - lr * (m / tl.load(corrections)) / (tl.sqrt(v / tl.load(corrections + 1)) + eps)
         if rounded:
-            bits = _hash((first_index + here).to(tl.uint32), salt)
+            salt = (tl.load(step_salt) + apart) & 0x7FFFFFFF
+            bits = _hash((first_index + here).to(tl.uint32), salt.to(tl.uint32))
             tl.store(first + here, _round(m, bits), mask=inside)
             tl.store(second + here, _round(v, bits >> 16), mask=inside)
         else:
@@ -93,10 +101,12 @@ def step(
     second: Tensor,
     factor: Tensor,
     rates: tuple[float, ...],
+    facts: Facts,
     first_index: int,
-    salt: int,
+    apart: int,
 ) -> None:
-    """`rates` are lr, shrink, beta1, beta2, the two bias corrections and eps."""
+    """`rates` are lr, shrink, beta1, beta2 and eps; `apart` is what this parameter's noise differs by from others'."""
+    left_out = _never(weight.device) if facts.left_out is None else facts.left_out.view(torch.uint8)
     _master_adamw_kernel[(triton.cdiv(weight.numel(), _BLOCK),)](
         weight,
         weight if low is None else low,
@@ -106,10 +116,19 @@ def step(
         factor,
         weight.numel(),
         *rates,
+        facts.corrections,
+        facts.salt,
+        left_out,
         first_index,
-        salt,
+        apart,
         split=low is not None,
         rounded=first.element_size() == 2,
         block=_BLOCK,
         num_warps=4,
     )
+
+
+@functools.cache
+def _never(device: torch.device) -> Tensor:
+    """For steps that nobody may leave out."""
+    return torch.zeros((), dtype=torch.uint8, device=device)

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from piledriver.core.errors import UsageError
 from piledriver.optim.adamw import Params, adamw_update
+from piledriver.optim.leaving_out import put, verdict_of, with_closure
 from piledriver.optim.shards import like, local, local_gradient
 
 # The quintic whose slope at zero is largest while all singular values stay near one.
@@ -53,6 +54,8 @@ class Muon(Optimizer):
     that one learning rate suits both halves (Liu et al., 2025). `dtype` is what the iteration runs in: in bf16 the last
     bit of a gradient can turn a direction of small singular value, so runs that must be compared want fp32.
     """
+
+    leaves_out_on_device = True
 
     def __init__(
         self,
@@ -92,34 +95,37 @@ class Muon(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step on every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss, left_out = with_closure(closure), verdict_of(self)
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if group["kind"] == "matrix":
-                self._muon(parameters, group)
+                self._muon(parameters, group, left_out)
             else:
-                adamw_update(parameters, self.state, group)
+                adamw_update(parameters, self.state, group, left_out)
         return loss
 
-    def _muon(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+    def _muon(self, parameters: list[Tensor], group: dict[str, Any], left_out: Tensor | None) -> None:
         for together in _batches(parameters):
-            momenta = torch.stack([self._momentum(parameter, group) for parameter in together])
+            momenta = torch.stack([self._momentum(parameter, group, left_out) for parameter in together])
             turned = orthogonalise(momenta, steps=group["newton_schulz_steps"], dtype=self._dtype)
             for parameter, update in zip(together, turned, strict=True):
                 weight = local(parameter)
-                weight.mul_(1.0 - group["lr"] * group["weight_decay"])
-                weight.add_(_share(update, parameter), alpha=-group["lr"] * _adjustment(parameter, group["adjust"]))
+                moved = weight if left_out is None else weight.clone()
+                moved.mul_(1.0 - group["lr"] * group["weight_decay"])
+                moved.add_(_share(update, parameter), alpha=-group["lr"] * _adjustment(parameter, group["adjust"]))
+                if left_out is not None:
+                    put(weight, moved, left_out)
 
-    def _momentum(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
+    def _momentum(self, parameter: Tensor, group: dict[str, Any], left_out: Tensor | None) -> Tensor:
         """The (Nesterov) momentum of the whole matrix."""
         state = self.state[parameter]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
-        gradient, buffer = local_gradient(parameter), local(state["momentum_buffer"])
+        gradient, kept = local_gradient(parameter), local(state["momentum_buffer"])
+        buffer = kept if left_out is None else kept.clone()
         buffer.lerp_(gradient, 1.0 - group["momentum"])
+        if left_out is not None:
+            put(kept, buffer, left_out)
         update = gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
         whole = like(parameter, update)
         return whole.full_tensor() if isinstance(whole, DTensor) else whole
