@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from piledriver.engine import activations_offload
 from piledriver.engine.activations import save_activations
 from piledriver.engine.compiling import compile_blocks, compile_report, is_compiled
+from piledriver.engine.errors import LayoutError
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import make_meshes
 from piledriver.engine.tensor import split_tensors
@@ -54,6 +55,8 @@ POLICIES: list[dict[str, Any]] = [
     {},
     {"activations": "selective"},
     {"activations": "full", "activation_offload": True},
+    {"recompute_norms": True},
+    {"recompute_norms": True, "compile": "model"},
 ]
 
 
@@ -62,7 +65,7 @@ def test_equal_blocks_share_one_graph_whatever_they_save(
     policy: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(activations_offload, "SMALLEST_BYTES", 1)
-    layout = Layout(compile=True, **policy)
+    layout = Layout(**{"compile": True, **policy})
     model = small()
     names = list(model.state_dict())
     expected = gradients(copy.deepcopy(model))
@@ -170,6 +173,8 @@ def test_when_and_what() -> None:
     assert is_compiled(model, None, Layout(compile=True))
     compile_blocks(model, None, Layout())
     assert "forward" not in model.blocks["0"].__dict__
+    with pytest.raises(LayoutError, match="compile 'model' with tp 2"):
+        Layout(compile="model", tp=2)
     # Nothing repeats: the model itself. A copy computes with its own weights.
     single = compile_blocks(nn.Linear(2, 2), None, Layout(compile=True), backend="eager")
     other = copy.deepcopy(single)

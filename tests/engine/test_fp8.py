@@ -16,7 +16,9 @@ from piledriver.engine.activations import save_activations
 from piledriver.engine.fp8 import fp8_layers, use_fp8
 from piledriver.engine.fp8_matmul import BACKWARD, FORWARD, cast, cast_rows, gate, gate_backward, product
 from piledriver.engine.fp8_ops import fp8_gated_mlp, fp8_linear
+from piledriver.engine.precision import compute_in
 from piledriver.models import ModelConfig, Transformer
+from piledriver.optim import MasterAdamW
 
 SHAPE = ModelConfig(vocab_size=64, dim=32, layers=2, heads=2, mlp_dim=64, max_positions=16)
 
@@ -112,7 +114,7 @@ def test_the_activation_in_the_backward_is_that_of_the_forward() -> None:
     assert torch.equal(again.float(), value.float().t())
 
 
-@pytest.mark.parametrize("precision", ["fp8", "fp8-rowwise"])
+@pytest.mark.parametrize("precision", ["fp8", "fp8-rowwise", "fp8-pure"])
 def test_keys_and_names_stay_and_the_head_is_left_alone(precision: str) -> None:
     model = Transformer(ModelConfig(**{**vars(SHAPE), "tied": False}))
     keys, names = list(model.state_dict()), [name for name, _ in model.named_modules()]
@@ -130,13 +132,17 @@ def test_layers_that_would_lose_are_left_alone() -> None:
     assert fp8_layers(model) == ["blocks.0.mlp", "blocks.0.mlp.gate_up"]
 
 
-@pytest.mark.parametrize("precision", ["fp8", "fp8-rowwise"])
+@pytest.mark.parametrize("precision", ["fp8", "fp8-rowwise", "fp8-pure"])
 def test_a_model_learns_as_without(precision: str) -> None:
     tokens = torch.randint(64, (8, 17), generator=torch.Generator().manual_seed(1))
     losses = {}
     for name in ("fp32", precision):
-        model = use_fp8(Transformer(SHAPE), None, Layout(precision=name), worth=0)  # type: ignore[arg-type]
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        layout = Layout(precision=name)  # type: ignore[arg-type]
+        model = Transformer(SHAPE)
+        if layout.has_bf16_weights:
+            compute_in(model, None, layout)
+        use_fp8(model, None, layout, worth=0)
+        optimizer = MasterAdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.999), weight_decay=0.01)
         for _ in range(30):
             sums = model(tokens[:, :-1], tokens[:, 1:])
             loss = sums.total / sums.tokens

@@ -32,7 +32,7 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16", "bf16-pure"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "bf16-pure", "fp8-pure"])
 @pytest.mark.parametrize("made", [Net, lambda: Transformer(ModelConfig(vocab_size=20, dim=64, layers=2, heads=2))])
 def test_weights_and_activations_have_the_dtype_asked_for(precision: str, made: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
@@ -48,7 +48,7 @@ def test_weights_and_activations_have_the_dtype_asked_for(precision: str, made: 
     torch.testing.assert_close(out.float(), expected, atol=0.05, rtol=0.05)
     assert (out.float() - expected).abs().max() > 0
     assert seen == [torch.float16 if precision == "fp16" else torch.bfloat16]
-    kept = torch.bfloat16 if precision == "bf16-pure" else torch.float32
+    kept = torch.bfloat16 if precision.endswith("-pure") else torch.float32
     assert {parameter.dtype for parameter in model.parameters()} == {kept}
     assert model.table.dtype == torch.float32
     assert list(model.state_dict()) == list(plain.state_dict())

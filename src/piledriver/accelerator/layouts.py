@@ -36,7 +36,7 @@ class LaidOut:
             share_states(optimizer, self.meshes)
         if self.meshes.layout.offload != "none":
             offload_optimizer(optimizer)
-        if self.meshes.layout.precision == "bf16-pure":
+        if self.meshes.layout.has_bf16_weights:
             round_stochastically(optimizer)
         else:
             step_locally(optimizer)

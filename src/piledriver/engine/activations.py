@@ -23,6 +23,7 @@ from piledriver.engine.empty_caches import refuse_caches, without_empty_caches
 from piledriver.engine.errors import LayoutError
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Meshes
+from piledriver.models.block import Block
 
 # Operators whose outputs selective checkpointing keeps: matrix products, attention and communication. The rest is
 # elementwise and reductions, which cost little to do again.
@@ -48,6 +49,9 @@ _DEAR = frozenset(
 
 def save_activations(model: nn.Module, meshes: Meshes | None, layout: Layout) -> nn.Module:
     """Make the blocks of a model keep what the layout says; in place."""
+    for module in model.modules() if layout.recompute_norms else ():
+        if isinstance(module, Block):
+            module.recompute_norms = True
     if layout.activations == "keep" and not layout.activation_offload:
         return model
     blocks = list(blocks_of(model).values())

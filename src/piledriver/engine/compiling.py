@@ -30,7 +30,7 @@ _REMEMBERED = 4096
 def is_compiled(model: nn.Module, meshes: Meshes | None, layout: Layout) -> bool:
     """Whether the layout compiles this model: as it says, else on GPUs."""
     if layout.compile is not None:
-        return layout.compile
+        return bool(layout.compile)
     if layout.pp > 1 and layout.schedule in SPLIT_BACKWARD:
         return False
     if meshes is not None:
@@ -39,13 +39,14 @@ def is_compiled(model: nn.Module, meshes: Meshes | None, layout: Layout) -> bool
 
 
 def compile_blocks(model: nn.Module, meshes: Meshes | None, layout: Layout, **options: Any) -> nn.Module:
-    """Compile every block of a model where the layout says so, or the model itself where nothing repeats; in place.
+    """Compile every block of a model where the layout says so, in place; or the model, if asked or nothing repeats.
 
     `options` are those of `torch.compile`.
     """
     if is_compiled(model, meshes, layout):
         budget = layout.activation_budget if layout.activations == "budget" else None
-        compile_modules(list(blocks_of(model).values()) or [model], activation_budget=budget, **options)
+        blocks = [] if layout.compile == "model" else list(blocks_of(model).values())
+        compile_modules(blocks or [model], activation_budget=budget, **options)
     return model
 
 

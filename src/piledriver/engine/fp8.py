@@ -21,7 +21,7 @@ from piledriver.engine.mesh import Meshes
 from piledriver.models.mlp import GatedMLP
 from piledriver.optim.shards import local
 
-FP8_PRECISIONS = ("fp8", "fp8-rowwise")
+FP8_PRECISIONS = ("fp8", "fp8-rowwise", "fp8-pure")
 WORTH = 600.0
 """Casts cost by the sum of a layer's sizes, products save by their product: it pays where product / sum is above this
 (measured on an H200: 768 to 768 loses, 768 to 2304 breaks even, 2048 to 2048 wins). A gated MLP, whose activation is

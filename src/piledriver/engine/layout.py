@@ -13,7 +13,7 @@ from piledriver.core.config import to_mapping
 from piledriver.engine.errors import LayoutError
 from piledriver.engine.schedule_rules import SPLIT_BACKWARD, check_microbatches
 
-Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8-rowwise", "bf16-pure"]
+Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8-rowwise", "bf16-pure", "fp8-pure"]
 Activations = Literal["keep", "selective", "full", "budget"]
 Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev"]
 
@@ -48,7 +48,7 @@ class Layout:
     """Processes that split the experts among them."""
 
     precision: Precision = "fp32"
-    """What is computed in. Weights stay fp32 (master weights) but in bf16-pure, which rounds stochastically."""
+    """What is computed in. Weights stay fp32 (master weights) but in bf16-pure and fp8-pure, where they are bf16."""
     activations: Activations = "keep"
     """What the backward finds: everything; what is dear to recompute; block inputs; or what fits the budget."""
     activation_every: int = 1
@@ -57,6 +57,8 @@ class Layout:
     """With `budget`: the share of the activations' bytes that may be kept."""
     activation_offload: bool = False
     """Keep saved activations in host memory until the backward needs them."""
+    recompute_norms: bool = False
+    """Where compiled: the norms before attention and MLP are computed again in the backward, not kept."""
     offload: Literal["none", "optimizer", "parameters"] = "none"
     """What lives in host memory: optimizer states, or these and the parameters."""
 
@@ -76,8 +78,8 @@ class Layout:
     stages_per_rank: int | None = None
     """With pp: stages that a rank holds; None: what the schedule asks for."""
 
-    compile: bool | None = None
-    """Compile each block; None: on GPUs."""
+    compile: bool | Literal["blocks", "model"] | None = None
+    """Compile each block (true is the same), or the model as one graph; None: each block, on GPUs."""
     prefetch: int = 1
     """With zero 3: blocks whose parameters are gathered ahead."""
     debug: bool = False
@@ -90,6 +92,7 @@ class Layout:
                 raise LayoutError(f"{axis} is {size}", fix="sizes are 1 or more")
         self._check_data_parallel()
         self._check_stages()
+        self._check_one_graph()
         if not 0.0 < self.activation_budget <= 1.0:
             raise LayoutError(
                 f"activation_budget is {self.activation_budget}", fix="give the share to keep, above 0 and at most 1"
@@ -124,6 +127,18 @@ class Layout:
             )
         if self.microbatches is not None:
             check_microbatches(self.schedule, ranks=self.pp, stages=self.stages, microbatches=self.microbatches)
+
+    def _check_one_graph(self) -> None:
+        """What acts between two blocks cannot be inside one graph."""
+        if self.compile != "model":
+            return
+        between = {"zero": self.zero == 3, "tp": self.tp > 1, "pp": self.pp > 1, "cp": self.cp > 1, "ep": self.ep > 1}
+        between |= {"offload": self.offload != "none", "activation_offload": self.activation_offload}
+        for name in (name for name, acts in between.items() if acts):
+            raise LayoutError(
+                f"compile 'model' with {name} {getattr(self, name)!r}, which acts between blocks",
+                fix="use 'blocks'",
+            )
 
     def on(self, world_size: int) -> Layout:
         """The same layout with every size said, for so many processes."""
@@ -169,6 +184,11 @@ class Layout:
             return 1
         several = self.schedule in TWO_STAGES_A_RANK | MANY_STAGES_A_RANK
         return self.pp * (self.stages_per_rank or (2 if several else 1))
+
+    @property
+    def has_bf16_weights(self) -> bool:
+        """Whether weights are kept in what is computed in; others are fp32."""
+        return self.precision in ("bf16-pure", "fp8-pure")
 
     @property
     def data_size(self) -> int:

@@ -1,4 +1,4 @@
-"""What a model computes in. Weights stay fp32 (masters) but in bf16-pure; what flows through the blocks is smaller.
+"""What a model computes in. Weights stay fp32 (masters) but in the pure ones; what flows through the blocks is smaller.
 
 Our own models take a compute dtype where the embedding enters the residual stream: each layer casts its weight on the
 way, which the compiler fuses. Other models compute under autocast, their outputs in fp32. Step of `apply.py`: after
@@ -25,6 +25,7 @@ _COMPUTED_IN = {
     "bf16-pure": torch.bfloat16,
     "fp8": torch.bfloat16,
     "fp8-rowwise": torch.bfloat16,
+    "fp8-pure": torch.bfloat16,
     "fp16": torch.float16,
 }
 
@@ -46,7 +47,7 @@ def mixed_precision_policy(layout: Layout) -> MixedPrecisionPolicy:
     dtype = compute_dtype(layout)
     if dtype is None:
         return MixedPrecisionPolicy(cast_forward_inputs=False)
-    gathered = None if layout.precision == "bf16-pure" else dtype
+    gathered = None if layout.has_bf16_weights else dtype
     return MixedPrecisionPolicy(param_dtype=gathered, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 
@@ -55,7 +56,7 @@ def compute_in(model: nn.Module, meshes: Meshes | None, layout: Layout) -> nn.Mo
     dtype = compute_dtype(layout)
     if dtype is None:
         return model
-    if layout.precision == "bf16-pure":
+    if layout.has_bf16_weights:
         make_pure(model)
     for module in model.modules():
         if isinstance(module, Transformer):
