@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from piledriver.corpus.html import fragment_to_text, tree_text, unseen_hints
+from piledriver.corpus.html import fragment_to_text, tree_text
 from piledriver.corpus.html_plain import plain_text
 
 words = st.sampled_from(
@@ -56,7 +56,7 @@ blocks = st.recursive(
 @given(st.lists(blocks | line, max_size=4).map("".join))
 @settings(max_examples=400, deadline=None)
 def test_the_scanner_agrees_with_the_tree(html: str) -> None:
-    text = plain_text(html.encode(), unseen_hints)
+    text = plain_text(html.encode())
     assert text is None or text == tree_text(html)
 
 
@@ -82,10 +82,10 @@ FOR_THE_TREE = {
 
 @pytest.mark.parametrize("html", PLAIN.values(), ids=PLAIN)
 def test_plain_markup_needs_no_tree(html: str) -> None:
-    assert plain_text(html.encode(), unseen_hints) == tree_text(html)
+    assert plain_text(html.encode()) == tree_text(html)
 
 
 @pytest.mark.parametrize("html", FOR_THE_TREE.values(), ids=FOR_THE_TREE)
 def test_other_markup_goes_to_the_tree(html: str) -> None:
-    assert plain_text(html.encode(), unseen_hints) is None
+    assert plain_text(html.encode()) is None
     assert fragment_to_text(html) == tree_text(html)

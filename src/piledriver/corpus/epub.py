@@ -17,7 +17,7 @@ from piledriver.corpus.character_entities import with_character_entities
 from piledriver.corpus.creative_commons import licence_id
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.gutenberg import without_boilerplate
-from piledriver.corpus.html import fragment_to_text, remove, remove_unseen, unseen_hints
+from piledriver.corpus.html import fragment_to_text, remove, remove_unseen
 from piledriver.corpus.html_plain import plain_text
 from piledriver.corpus.html_render import render
 from piledriver.corpus.html_scripts import words
@@ -177,7 +177,7 @@ def _plain_chapter(content: bytes) -> str | None:
     ):
         return None
     try:
-        return plain_text(body, unseen_hints)
+        return plain_text(body)
     except UnicodeDecodeError:
         return None
 

@@ -56,7 +56,7 @@ def fragment_bytes_to_text(html: bytes) -> str:
     if b"<" not in html:
         return " ".join(entities.unescape(html.decode("utf-8", "replace")).split())
     try:
-        text = plain_text(html, unseen_hints)
+        text = plain_text(html)
     except UnicodeDecodeError:
         text = None
     return tree_text(html.decode("utf-8", "replace")) if text is None else text

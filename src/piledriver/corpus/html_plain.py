@@ -7,33 +7,29 @@ tree can be built and walked. Whatever it is not sure of it leaves to the tree, 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 
-def plain_text(content: bytes, classes_hide: Callable[[bytes], object]) -> str | None:
+def plain_text(content: bytes) -> str | None:
     """The text of markup (as UTF-8); None where only a tree can tell.
 
-    `classes_hide` is asked whether any class may hide text, where there are classes at all.
-
-    >>> plain_text(b"<p>One <b>or</b> two</p><ul><li>x &lt; y</li></ul>", lambda _: False)
+    >>> plain_text(b"<p>One <b>or</b> two</p><ul><li>x &lt; y</li></ul>")
     'One or two\\n\\n- x < y'
     """
     import numpy as np
 
     from piledriver.corpus.html_marks import written
-    from piledriver.corpus.html_scan import HAS_CLASSES, scan
+    from piledriver.corpus.html_scan import scan
 
-    raw = np.frombuffer(content, np.uint8)
-    length, marked = scan(raw, False)
-    if length == HAS_CLASSES and not classes_hide(content):
-        length, marked = scan(raw, True)
+    marked = np.empty(3 * len(content) + 64, np.uint8)
+    length = scan(np.frombuffer(content, np.uint8), marked, np.empty((64, 2), np.int64), np.empty((64, 2), np.int64))
     if length < 0:
         return None
-    length, text = written(marked, length)
-    return text[:length].tobytes().decode("utf-8") if length >= 0 else None
+    text = np.empty(3 * length + 1024, np.uint8)
+    length = written(marked, length, text, np.empty((64, 4), np.int64), np.empty(64, np.int64))
+    return str(text[:length].data, "utf-8") if length >= 0 else None
 
 
 @functools.cache
 def compiled() -> None:
     """Compile the scanner, which takes some seconds the first time on a machine."""
-    plain_text(b"<p>a</p>", lambda _: False)
+    plain_text(b"<p>a</p>")

@@ -3,18 +3,20 @@ are made of.
 
 Words stay, white space is collapsed, and one byte stands where a tag meant something; `html_marks` makes lines of it.
 Whatever it is not sure of it leaves to the tree, by giving up: other tags, tags that cross, names in capitals, hidden
-text, odd entities, scripts that Unicode has no characters for. Compiled by numba on first use and cached; no compiler
-is needed.
+text, classes that may hide text, odd entities, scripts that Unicode has no characters for. Compiled by numba on first
+use and cached; no compiler is needed.
+
+One long function on purpose: a call that is given an array counts its references, which takes longer than to read a
+tag, and a function is compiled again inside of each that calls it. What is rare has functions of its own.
 """
 
-# ruff: noqa: SIM109, SIM110, SIM114 (plain comparisons compile faster)
+# ruff: noqa: SIM109 (plain comparisons compile faster)
 from __future__ import annotations
 
 from html.entities import name2codepoint
 
 import numba
 import numpy as np
-import numpy.typing as npt
 
 from piledriver.corpus.html_marks import (
     BREAK,
@@ -37,8 +39,7 @@ from piledriver.corpus.html_marks import (
     Ints,
 )
 
-UInt64s = npt.NDArray[np.uint64]
-GAVE_UP, HAS_CLASSES = -1, -2
+GAVE_UP = -1
 _MEANINGLESS, _P, _BR, _HR, _IMG, _CODE, _PRE, _SUB, _SUP, _LI, _UL, _OL, _BLOCKQUOTE, _DIV, _FIGURE, _H = range(16)
 _TAGS = {
     _MEANINGLESS: (
@@ -48,6 +49,11 @@ _TAGS = {
     _UL: "ul", _OL: "ol", _BLOCKQUOTE: "blockquote", _FIGURE: "figure", _H: "h1 h2 h3 h4 h5 h6",
     _DIV: "div section article main header footer aside figcaption center",
 }  # fmt: skip
+# How the names begin of which one must look whether they hide something (`html._UNSEEN_HINTS`), at most eight letters.
+_HINTS = (
+    *("sr-only", "visually", "screen-r", "gutter", "lineno", "line-num", "blob-num", "editsect", "headerli"),
+    *("anchorjs", "pagen", "MathJax", "katex-ht", "mwe-math"),
+)
 
 
 def _code_of(name: str) -> int:
@@ -55,367 +61,443 @@ def _code_of(name: str) -> int:
     return int.from_bytes(name.encode()[-8:], "big")
 
 
-_NAMES = sorted((_code_of(name), kind) for kind, names in _TAGS.items() for name in names.split())
-_TAG_CODES = np.array([code for code, _ in _NAMES], np.uint64)
-_TAG_KINDS = np.array([kind for _, kind in _NAMES], np.int64)
-_ENTITIES = sorted((_code_of(name), point) for name, point in name2codepoint.items())
-_ENTITY_CODES = np.array([code for code, _ in _ENTITIES], np.uint64)
-_ENTITY_POINTS = np.array([point for _, point in _ENTITIES], np.int64)
+def _table(values: dict[int, int], slots: int) -> Ints:
+    """(code, value) rows to be found by the remainder of the code, or in the rows after that."""
+    table = np.zeros((2 * slots, 2), np.int64)
+    for code, value in values.items():
+        slot = code % slots
+        while table[slot, 0]:
+            slot += 1
+        table[slot] = code, value
+    return table
+
+
+_TAG_SLOTS, _ENTITY_SLOTS = 131, 1021
+_TAG_TABLE = _table({_code_of(name): kind for kind, names in _TAGS.items() for name in names.split()}, _TAG_SLOTS)
+_ENTITY_TABLE = _table({_code_of(name): point for name, point in name2codepoint.items()}, _ENTITY_SLOTS)
+_HINT_CODES = np.array([_code_of(hint) for hint in _HINTS], np.int64)
+_HINT_MASKS = np.array([-1 if len(hint) == 8 else (1 << 8 * len(hint)) - 1 for hint in _HINTS], np.int64)
 _NO_LANGUAGES = np.array(
-    [_code_of(name) for name in ("default", "none", "source", "text", "plain", "code", "auto")], np.uint64
+    [_code_of(name) for name in ("default", "none", "source", "text", "plain", "code", "auto")], np.int64
 )
-_CLASS, _STYLE, _HIDDEN, _START, _VALUE, _TYPE, _LANGUAGE, _OPEN_CODE, _CLOSE_CODE, _CLOSE_PRE = (
-    np.frombuffer(word, np.uint8)
-    for word in (
-        *(b"class=", b"style=", b"hidden", b' start="', b' value="', b" type=", b' class="lang-'),
-        *(b"<code>", b"</code>", b"</pre>"),
-    )
+_A, _CODE_NAME, _PRE_NAME = (_code_of(name) for name in ("a", "code", "pre"))
+_HIDDEN, _STYLE, _CLASS = (_code_of(word) for word in ("hidden", "style=", "class="))
+_SIX_LETTERS = (1 << 48) - 1
+_START, _VALUE, _TYPE, _LANGUAGE = (
+    np.frombuffer(word, np.uint8) for word in (b' start="', b' value="', b" type=", b' class="lang-')
 )
-_RAISED = np.array([0x2070, 0xB9, 0xB2, 0xB3, *range(0x2074, 0x207A)], np.int64)
 _LT, _GT, _AMP, _SEMICOLON, _SLASH, _QUOTE_MARK, _APOSTROPHE = (ord(mark) for mark in "<>&;/\"'")
-_SPACE, _NEWLINE, _BACKQUOTE = (ord(mark) for mark in " \n`")
-
-
-# Places in the state: bytes marked so far, depth of code within a line and where it began, open tags, open lists,
-# whether a paragraph is open.
-_USED, _IN_CODE, _CODE_START, _OPENED, _LISTS, _IN_P = range(6)
+_SPACE, _NEWLINE, _TAB, _BACKQUOTE = (ord(mark) for mark in " \n\t`")
+# What a byte is: part of a word, white space, the first byte of what may be a space that does not break, none of these.
+_WORD, _WHITE, _C2, _OTHER = range(4)
+_BYTE_KINDS = np.array([_OTHER] * 32 + [_WORD] * 224, np.uint8)
+_BYTE_KINDS[[9, 10, 12, 13, 32]] = _WHITE
+_BYTE_KINDS[[_LT, _AMP]] = _OTHER
+_BYTE_KINDS[0xC2] = _C2
 
 
 @numba.njit(cache=True, nogil=True)
-def scan(content: Bytes, classes_do_not_matter: bool) -> tuple[int, Bytes]:
-    """(length, marked text) of markup, both UTF-8; a length below 0 is why there is no text.
+def scan(content: Bytes, out: Bytes, opened: Ints, lists: Ints) -> int:
+    """Writes marked text from the second byte of `out` on, both UTF-8; returns where it ends, below 0 if it gave up.
 
-    `classes_do_not_matter`: no class hides anything; without it the first one found ends the scan.
+    `opened` is room for (name, kind) of each open tag, `lists` for (kind, number of the next item) of each open list.
     """
     size = content.size
-    # No mark is longer than its tag, but for a number at an item.
-    out = np.empty(3 * size + 64, np.uint8)
-    state = np.zeros(6, np.int64)
-    opened = np.zeros((DEEPEST + 4, 2), np.uint64)
-    # (kind of list, the number of its next item) of each open list.
-    lists = np.zeros((DEEPEST + 4, 2), np.int64)
+    # The first byte says that nothing stands before.
+    out[0] = 0
+    used = 1
+    depth = list_depth = code_depth = code_start = 0
+    in_paragraph = classes = in_verbatim = verbatim_code = fence = False
+    verbatim_start = body = 0
     leading = True
-    classes = False
     at = 0
     while at < size:
         byte = content[at]
-        if byte == _LT:
-            closing = at + 1 < size and content[at + 1] == _SLASH
-            begin = at + 2 if closing else at + 1
-            name, end = _name(content, begin)
-            place = _place(_TAG_CODES, name)
-            stop, empty, classed = _attributes(content, end)
-            if end == begin or place < 0 or stop < 0:
-                return GAVE_UP, out
-            kind = _TAG_KINDS[place]
-            if classed:
-                if not classes_do_not_matter:
-                    return HAS_CLASSES, out
-                if kind == _IMG:
-                    return GAVE_UP, out
-                classes = classes or kind != _PRE
-            at = stop + 1
-            if kind == _MEANINGLESS or kind == _IMG:
-                continue
-            if empty and kind != _BR and kind != _HR:
-                return GAVE_UP, out
-            if kind == _PRE:
-                if closing or classes or not _may_hold_blocks(state, opened):
-                    return GAVE_UP, out
-                at = _preformatted(content, end, at, classed, state, out)
-            elif kind == _SUB or kind == _SUP:
-                at = -1 if closing else _script(content, at, kind, name, state, out)
-            elif kind == _BR:
-                out[state[_USED]] = BREAK
-                state[_USED] += 1
-            elif kind == _CODE:
-                if not _code(closing, state, out):
-                    return GAVE_UP, out
-            else:
-                if leading and state[_USED] > 0 and (kind == _DIV or kind == _FIGURE):
-                    # Text at the very beginning is a paragraph of its own, which the tree knows.
-                    return GAVE_UP, out
-                leading = False
-                if not _block(content, end, stop, kind, name, closing, state, out, lists, opened):
-                    return GAVE_UP, out
-            if at < 0:
-                return GAVE_UP, out
-        elif byte == _AMP:
-            point, at = _entity(content, at)
-            if at < 0:
-                return GAVE_UP, out
-            if point == 32 or point == 160:
-                _space(state, out)
-            else:
-                state[_USED] = _put_point(out, state[_USED], point)
-        elif byte >= 32:
-            # Most of all bytes are those of words and the spaces between them, so a loop of their own.
-            used = state[_USED]
-            while byte >= 32 and byte != _LT and byte != _AMP and byte != 0xC2:
-                if byte != _SPACE or (used > 0 and out[used - 1] > _SPACE):
-                    out[used] = byte
-                    used += 1
+        what = _BYTE_KINDS[byte]
+        if what == _WORD:
+            # Most of all bytes are those of words, so a loop of their own.
+            while True:
+                out[used] = byte
+                used += 1
                 at += 1
                 if at == size:
                     break
                 byte = content[at]
-            state[_USED] = used
-            if at + 1 < size and byte == 0xC2:
-                if content[at + 1] == 0xA0:
-                    _space(state, out)
-                else:
-                    out[used] = byte
-                    out[used + 1] = content[at + 1]
-                    state[_USED] += 2
-                at += 2
-            elif at + 1 == size and byte == 0xC2:
-                return GAVE_UP, out
-        elif byte == 9 or byte == 10 or byte == 12 or byte == 13:
-            _space(state, out)
+                if _BYTE_KINDS[byte] != _WORD:
+                    break
+            continue
+        point = 0
+        if what == _WHITE:
             at += 1
-        else:
-            return GAVE_UP, out
-    return (GAVE_UP if state[_OPENED] > 0 or state[_IN_CODE] > 0 else state[_USED]), out
+            point = _SPACE
+            if in_verbatim:
+                if byte == 12 or byte == 13:
+                    return GAVE_UP
+                if byte != _NEWLINE or used > body:
+                    out[used] = byte
+                    used += 1
+                continue
+        elif what == _C2:
+            if at + 1 == size:
+                return GAVE_UP
+            if content[at + 1] != 0xA0:
+                out[used] = byte
+                out[used + 1] = content[at + 1]
+                used += 2
+                at += 2
+                continue
+            at += 2
+            point = _SPACE
+        elif byte == _AMP:
+            at += 1
+            begin = at
+            code = 0
+            if at < size and content[at] == 35:
+                at += 1
+                base = 16 if at < size and content[at] == 120 else 10
+                begin = at + 1 if base == 16 else at
+                at = begin
+                while at < size and at - begin < 7:
+                    digit = int(content[at]) - 48
+                    if base == 16 and 97 <= (content[at] | 32) <= 102:
+                        digit = (content[at] | 32) - 87
+                    elif digit < 0 or digit > 9:
+                        break
+                    point = point * base + digit
+                    at += 1
+                if point < 32 or 126 < point < 160 or 0xD7FF < point < 0xE000 or point > 0x10FFFF:
+                    return GAVE_UP
+            else:
+                while at < size and at - begin < 9:
+                    letter = content[at]
+                    if not (97 <= (letter | 32) <= 122 or 48 <= letter <= 57):
+                        break
+                    code = (code << 8) | letter
+                    at += 1
+                if at == begin or at - begin > 8:
+                    return GAVE_UP
+                slot = code % _ENTITY_SLOTS
+                while _ENTITY_TABLE[slot, 0] != code and _ENTITY_TABLE[slot, 0] != 0:
+                    slot += 1
+                point = _ENTITY_TABLE[slot, 1]
+            if at == begin or at >= size or content[at] != _SEMICOLON or point == 0:
+                return GAVE_UP
+            at += 1
+            if point == 160:
+                point = _SPACE
+        elif byte != _LT:
+            return GAVE_UP
+        if point > 0:
+            # A character as UTF-8: an entity is never shorter. Of white space there is one space, none at a beginning.
+            if point == _SPACE:
+                if in_verbatim or out[used - 1] > _SPACE:
+                    out[used] = _SPACE
+                    used += 1
+            elif point < 0x80:
+                out[used] = point
+                used += 1
+            else:
+                if point < 0x800:
+                    out[used] = 0xC0 | (point >> 6)
+                    used += 1
+                else:
+                    if point < 0x10000:
+                        out[used] = 0xE0 | (point >> 12)
+                    else:
+                        out[used] = 0xF0 | (point >> 18)
+                        out[used + 1] = 0x80 | ((point >> 12) & 63)
+                        used += 1
+                    out[used + 1] = 0x80 | ((point >> 6) & 63)
+                    used += 2
+                out[used] = 0x80 | (point & 63)
+                used += 1
+            continue
 
-
-@numba.njit(cache=True, nogil=True)
-def _space(state: Ints, out: Bytes) -> None:
-    """A space, unless nothing or another one stands before it in the line."""
-    used = state[_USED]
-    if used > 0 and out[used - 1] > _SPACE:
-        out[used] = _SPACE
-        state[_USED] = used + 1
-
-
-@numba.njit(cache=True, nogil=True)
-def _name(content: Bytes, at: int) -> tuple[np.uint64, int]:
-    """(the last letters of a name as a number, where it ends)."""
-    code = np.uint64(0)
-    while at < content.size:
-        byte = content[at]
-        if not (97 <= byte <= 122 or 48 <= byte <= 57):
-            break
-        code = (code << np.uint64(8)) | np.uint64(byte)
+        # A tag: its name, then its attributes. What may hide the element, and names in capitals, are for the tree.
+        closing = at + 1 < size and content[at + 1] == _SLASH
+        at += 2 if closing else 1
+        begin = at
+        name = 0
+        while at < size:
+            letter = content[at]
+            if not (97 <= letter <= 122 or 48 <= letter <= 57):
+                break
+            name = (name << 8) | letter
+            at += 1
+        start = at
+        slot = name % _TAG_SLOTS
+        while _TAG_TABLE[slot, 0] != name and _TAG_TABLE[slot, 0] != 0:
+            slot += 1
+        kind = _TAG_TABLE[slot, 1]
+        if begin == at or at >= size or _TAG_TABLE[slot, 0] == 0:
+            return GAVE_UP
+        if not (content[at] == _GT or content[at] == _SLASH or content[at] <= 32):
+            return GAVE_UP
+        quoted = classed = unsure = False
+        code = 0
+        while at < size and content[at] != _GT and content[at] != _LT:
+            byte = content[at]
+            at += 1
+            if byte == _QUOTE_MARK:
+                quoted = not quoted
+            elif not quoted and (byte == _APOSTROPHE or 65 <= byte <= 90):
+                unsure = True
+            code = (code << 8) | byte
+            six = code & _SIX_LETTERS
+            if six == _CLASS:
+                classed = True
+            elif six == _HIDDEN or six == _STYLE:
+                unsure = True
+            elif classed:
+                for hint in range(_HINT_CODES.size):
+                    unsure = unsure or (code & _HINT_MASKS[hint]) == _HINT_CODES[hint]
+        if at == size or content[at] == _LT:
+            return GAVE_UP
+        stop = at
+        empty = content[at - 1] == _SLASH
         at += 1
-    return code, at
+        if name == _A and not closing and stop > start and (unsure or classed):
+            # An anchor with nothing in it, where a page of print began, is neither seen nor hidden.
+            if at + 3 < size and content[at] == _LT and content[at + 1] == _SLASH and content[at + 2] == 97:
+                empty = empty or content[at + 3] == _GT
+            if empty:
+                continue
+        if unsure or quoted:
+            return GAVE_UP
+        if classed:
+            if kind == _IMG:
+                return GAVE_UP
+            classes = classes or kind != _PRE
+        if in_verbatim:
+            # Nothing but its own end, and before it that of the code in it.
+            if not closing or stop != start or name != (_CODE_NAME if verbatim_code else _PRE_NAME):
+                return GAVE_UP
+            if verbatim_code:
+                verbatim_code = False
+                while at < size and (content[at] == _NEWLINE or content[at] == _SPACE):
+                    at += 1
+                if at == size or content[at] != _LT:
+                    return GAVE_UP
+                continue
+            in_verbatim = False
+            backquotes = 0
+            for place in range(body, used):
+                backquotes = backquotes + 1 if out[place] == _BACKQUOTE else 0
+                if backquotes > 2:
+                    return GAVE_UP
+            while used > body and (out[used - 1] == _NEWLINE or out[used - 1] == _SPACE or out[used - 1] == _TAB):
+                used -= 1
+            if used == body:
+                # Nothing was in it, but what stands before and behind is not one line.
+                out[verbatim_start] = LINE_GAP
+                used = verbatim_start + 1
+                continue
+            if fence:
+                out[used] = _NEWLINE
+                out[used + 1] = out[used + 2] = out[used + 3] = _BACKQUOTE
+                used += 4
+            out[used] = END
+            used += 1
+            continue
+        if kind == _MEANINGLESS or kind == _IMG:
+            continue
+        if kind == _BR:
+            out[used] = BREAK
+            used += 1
+            continue
+        if empty and kind != _HR:
+            return GAVE_UP
+        if kind == _CODE:
+            # Inside other code it is more of the same; empty code leaves no quotes behind.
+            code_depth += -1 if closing else 1
+            if code_depth < 0:
+                return GAVE_UP
+            if code_depth == 1 and not closing:
+                out[used] = _BACKQUOTE
+                used += 1
+                code_start = used
+            elif code_depth == 0:
+                if used == code_start:
+                    used -= 1
+                else:
+                    out[used] = _BACKQUOTE
+                    used += 1
+            continue
+        if kind == _SUB or kind == _SUP:
+            # Raised or lowered text without markup: digits by their own characters, small print as it is.
+            begin = at
+            while at < size and content[at] < 0x80 and _BYTE_KINDS[content[at]] != _OTHER:
+                at += 1
+            stop = at
+            if closing or at + 5 >= size or content[at] != _LT or content[at + 1] != _SLASH or content[at + 5] != _GT:
+                return GAVE_UP
+            if (content[at + 2] << 16 | content[at + 3] << 8 | content[at + 4]) != name:
+                return GAVE_UP
+            at += 6
+            while stop > begin and content[stop - 1] <= _SPACE:
+                stop -= 1
+            while begin < stop and content[begin] <= _SPACE:
+                begin += 1
+            spaces = digits = 0
+            for place in range(begin, stop):
+                spaces += content[place] <= _SPACE
+                digits += 48 <= content[place] <= 57
+            before = out[used - 1]
+            if begin == stop or before <= _SPACE or spaces > 0:
+                for place in range(begin, stop):
+                    if content[place] > _SPACE or out[used - 1] > _SPACE:
+                        out[used] = max(content[place], _SPACE)
+                        used += 1
+                if before == BREAK:
+                    return GAVE_UP
+                continue
+            if digits < stop - begin or digits > 40:
+                return GAVE_UP
+            # Three bytes at most, which the buffer allows for every byte of the markup.
+            for place in range(begin, stop):
+                digit = int(content[place]) - 48
+                if kind == _SUP and 1 <= digit <= 3:
+                    out[used] = 0xC2
+                    out[used + 1] = 0xB9 if digit == 1 else 0xB0 + digit
+                    used += 2
+                else:
+                    out[used] = 0xE2
+                    out[used + 1] = 0x81 if kind == _SUP else 0x82
+                    out[used + 2] = 0xB0 + digit if kind == _SUP else 0x80 + digit
+                    used += 3
+            continue
 
-
-@numba.njit(cache=True, nogil=True)
-def _place(codes: UInt64s, code: np.uint64) -> int:
-    """Where in a sorted table something stands; -1 where it does not."""
-    low, high = 0, codes.size
-    while low < high:
-        middle = (low + high) // 2
-        if codes[middle] < code:
-            low = middle + 1
-        else:
-            high = middle
-    return low if low < codes.size and codes[low] == code else -1
-
-
-@numba.njit(cache=True, nogil=True)
-def _is(content: Bytes, at: int, word: Bytes) -> bool:
-    if at + word.size > content.size:
-        return False
-    for place in range(word.size):
-        if content[at + place] != word[place]:
-            return False
-    return True
-
-
-@numba.njit(cache=True, nogil=True)
-def _attributes(content: Bytes, at: int) -> tuple[int, bool, bool]:
-    """(where the tag ends or -1, whether it closes itself, whether it has a class).
-
-    Quotation marks in pairs, no bracket between them; what may hide the element, and names in capitals, are for the
-    tree.
-    """
-    size = content.size
-    if at >= size or not (content[at] == _GT or content[at] == _SLASH or content[at] <= 32):
-        return -1, False, False
-    quoted = classed = False
-    while at < size:
-        byte = content[at]
-        if byte == _LT:
-            return -1, False, False
-        if byte == _GT:
-            return (-1 if quoted else at), content[at - 1] == _SLASH, classed
-        if byte == _QUOTE_MARK:
-            quoted = not quoted
-        elif not quoted and (byte == _APOSTROPHE or 65 <= byte <= 90):
-            return -1, False, False
-        elif byte == 104 and _is(content, at, _HIDDEN):
-            return -1, False, False
-        elif byte == 115 and _is(content, at, _STYLE):
-            return -1, False, False
-        elif byte == 99 and _is(content, at, _CLASS):
-            classed = True
-        at += 1
-    return -1, False, False
+        # A block. Whether one may begin here, as far as we dare to say:
+        around = opened[depth - 1, 1] if depth > 0 else _DIV
+        fits = depth < DEEPEST and (around == _LI or around == _BLOCKQUOTE or around == _DIV or around == _FIGURE)
+        if code_depth > 0:
+            return GAVE_UP
+        if kind == _PRE:
+            if closing or classes or not fits:
+                return GAVE_UP
+            in_paragraph = False
+            in_verbatim = True
+            verbatim_start = used
+            out[used] = VERBATIM
+            used += 1
+            language = _find(content, start, at, _LANGUAGE) if classed else 0
+            verbatim_code = at + 6 <= size and content[at] == _LT and content[at + 5] == _GT
+            for place in range(4):
+                verbatim_code = verbatim_code and content[at + 1 + place] == (_CODE_NAME >> 8 * (3 - place)) & 255
+            at += 6 if verbatim_code else 0
+            fence = verbatim_code or language > 0
+            if fence:
+                out[used] = out[used + 1] = out[used + 2] = _BACKQUOTE
+                used += 3
+                if language > 0:
+                    used = _put_language(content, language, out, used)
+                if used < 0:
+                    return GAVE_UP
+                out[used] = _NEWLINE
+                used += 1
+            body = used
+            if language < 0:
+                return GAVE_UP
+            continue
+        if leading and used > 1 and (kind == _DIV or kind == _FIGURE):
+            # Text at the very beginning is a paragraph of its own, which the tree knows.
+            return GAVE_UP
+        leading = False
+        if kind == _P or kind == _HR:
+            if not fits or (closing and kind == _HR):
+                return GAVE_UP
+            in_paragraph = kind == _P and not closing
+            if kind == _P:
+                out[used] = GAP
+            else:
+                out[used] = RULE
+                out[used + 1] = out[used + 2] = out[used + 3] = 45
+                out[used + 4] = END
+                used += 4
+            used += 1
+            continue
+        if in_paragraph:
+            # Its end tag was left out: HTML ends it here, XML would not.
+            if not closing and (kind == _DIV or kind == _FIGURE or (list_depth > 0 and (kind == _UL or kind == _OL))):
+                return GAVE_UP
+            out[used] = GAP
+            used += 1
+            in_paragraph = False
+        if closing:
+            if depth == 0 or opened[depth - 1, 0] != name:
+                return GAVE_UP
+            depth -= 1
+            mark = LINE_GAP if kind == _DIV else GAP if kind == _FIGURE else ITEM_END if kind == _LI else HEADING_END
+            if kind == _UL or kind == _OL:
+                list_depth -= 1
+                mark = LIST_END
+            elif kind == _BLOCKQUOTE:
+                mark = QUOTE_END
+            out[used] = mark
+            used += 1
+            continue
+        if kind != _LI and not fits:
+            return GAVE_UP
+        if kind != _LI or around != _LI or depth == 0:
+            opened[depth, 0] = name
+            opened[depth, 1] = kind
+            depth += 1
+        if kind != _LI:
+            mark = LINE_GAP if kind == _DIV else GAP if kind == _FIGURE else QUOTE
+            if kind == _H:
+                mark = HEADING - 1 + (name & 15)
+            elif kind == _UL or kind == _OL:
+                mark = LIST
+                number = 1
+                if kind == _OL and stop > start:
+                    number = _number_at(content, _find(content, start, stop, _START), int(number))
+                    if number < 0 or _find(content, start, stop, _TYPE) >= 0:
+                        return GAVE_UP
+                lists[list_depth, 0] = kind
+                lists[list_depth, 1] = number
+                list_depth += 1
+            out[used] = mark
+            used += 1
+            continue
+        # An item of the innermost list; the end tag of the one before may have been left out.
+        if depth < 2 or not (around == _LI or around == _UL or around == _OL):
+            return GAVE_UP
+        if around == _LI:
+            out[used] = ITEM_END
+            used += 1
+        number = lists[list_depth - 1, 1]
+        if lists[list_depth - 1, 0] == _UL:
+            out[used] = BULLET
+            used += 1
+            continue
+        if stop > start:
+            number = _number_at(content, _find(content, start, stop, _VALUE), int(number))
+            if number < 0:
+                return GAVE_UP
+        lists[list_depth - 1, 1] = number + 1
+        out[used] = NUMBER
+        digits = 1
+        while number >= 10**digits:
+            digits += 1
+        for place in range(digits):
+            out[used + digits - place] = 48 + number % 10
+            number //= 10
+        out[used + digits + 1] = 46
+        out[used + digits + 2] = END
+        used += digits + 3
+    return GAVE_UP if depth > 0 or code_depth > 0 or in_verbatim else used
 
 
 @numba.njit(cache=True, nogil=True)
 def _find(content: Bytes, start: int, end: int, word: Bytes) -> int:
     """Where behind a word one is, between two places; -1 where it is not."""
     for at in range(start, end - word.size):
-        if _is(content, at, word):
-            return at + word.size
+        place = 0
+        while place < word.size and content[at + place] == word[place]:
+            place += 1
+        if place == word.size:
+            return at + place
     return -1
-
-
-@numba.njit(cache=True, nogil=True)
-def _entity(content: Bytes, at: int) -> tuple[int, int]:
-    """(character, where the entity ends or -1)."""
-    at += 1
-    size = content.size
-    if at >= size:
-        return 0, -1
-    point = 0
-    if content[at] == 35:
-        at += 1
-        sixteen = at < size and content[at] == 120
-        begin = at + 1 if sixteen else at
-        at = begin
-        while at < size and at - begin < 7:
-            byte = content[at]
-            if 48 <= byte <= 57:
-                digit = byte - 48
-            elif sixteen and 97 <= (byte | 32) <= 102:
-                digit = (byte | 32) - 87
-            else:
-                break
-            point = point * (16 if sixteen else 10) + digit
-            at += 1
-        if at == begin or point < 32 or 126 < point < 160 or 0xD7FF < point < 0xE000 or point > 0x10FFFF:
-            return 0, -1
-    else:
-        code = np.uint64(0)
-        begin = at
-        while at < size and at - begin < 9:
-            byte = content[at]
-            if not (97 <= (byte | 32) <= 122 or 48 <= byte <= 57):
-                break
-            code = (code << np.uint64(8)) | np.uint64(byte)
-            at += 1
-        place = _place(_ENTITY_CODES, code)
-        if at - begin > 8 or place < 0:
-            return 0, -1
-        point = _ENTITY_POINTS[place]
-    if at >= size or content[at] != _SEMICOLON:
-        return 0, -1
-    return point, at + 1
-
-
-@numba.njit(cache=True, nogil=True)
-def _put_point(out: Bytes, at: int, point: int) -> int:
-    """A character as UTF-8; returns where it ends. An entity is never shorter than its character."""
-    if point < 0x80:
-        out[at] = point
-        return at + 1
-    if point < 0x800:
-        out[at] = 0xC0 | (point >> 6)
-        out[at + 1] = 0x80 | (point & 63)
-        return at + 2
-    if point < 0x10000:
-        out[at] = 0xE0 | (point >> 12)
-        out[at + 1] = 0x80 | ((point >> 6) & 63)
-        out[at + 2] = 0x80 | (point & 63)
-        return at + 3
-    out[at] = 0xF0 | (point >> 18)
-    out[at + 1] = 0x80 | ((point >> 12) & 63)
-    out[at + 2] = 0x80 | ((point >> 6) & 63)
-    out[at + 3] = 0x80 | (point & 63)
-    return at + 4
-
-
-@numba.njit(cache=True, nogil=True)
-def _may_hold_blocks(state: Ints, opened: UInt64s) -> bool:
-    """Whether a block may begin here as far as we dare to say."""
-    if state[_IN_CODE] > 0 or state[_OPENED] >= DEEPEST:
-        return False
-    kind = opened[state[_OPENED] - 1, 1] if state[_OPENED] > 0 else np.uint64(_DIV)
-    return bool(kind == _LI or kind == _BLOCKQUOTE or kind == _DIV or kind == _FIGURE)
-
-
-@numba.njit(cache=True, nogil=True)
-def _block(
-    content: Bytes, start: int, end: int, kind: int, name: np.uint64, closing: bool, state: Ints, out: Bytes,
-    lists: Ints, opened: UInt64s,
-) -> bool:  # fmt: skip
-    """The mark of a block that begins or ends; `start` to `end` are its attributes. False where it does not fit."""
-    if state[_IN_CODE] > 0:
-        return False
-    mark = 0
-    if kind == _P or kind == _HR:
-        if not _may_hold_blocks(state, opened) or (closing and kind == _HR):
-            return False
-        mark = GAP if kind == _P else RULE
-        state[_IN_P] = kind == _P and not closing
-    elif state[_IN_P] == 1:
-        # Its end tag was left out: HTML ends it here, XML would not.
-        if not closing and (kind == _DIV or kind == _FIGURE or (state[_LISTS] > 0 and (kind == _UL or kind == _OL))):
-            return False
-        out[state[_USED]] = GAP
-        state[_USED] += 1
-        state[_IN_P] = 0
-    if mark == 0 and closing:
-        if state[_OPENED] == 0 or opened[state[_OPENED] - 1, 0] != name:
-            return False
-        state[_OPENED] -= 1
-        mark = LINE_GAP if kind == _DIV else GAP if kind == _FIGURE else ITEM_END if kind == _LI else HEADING_END
-        if kind == _UL or kind == _OL:
-            state[_LISTS] -= 1
-            mark = LIST_END
-        elif kind == _BLOCKQUOTE:
-            mark = QUOTE_END
-    elif mark == 0 and kind == _LI:
-        return _item(content, start, end, name, state, out, lists, opened)
-    elif mark == 0:
-        if not _may_hold_blocks(state, opened):
-            return False
-        opened[state[_OPENED], 0] = name
-        opened[state[_OPENED], 1] = kind
-        state[_OPENED] += 1
-        mark = LINE_GAP if kind == _DIV else GAP if kind == _FIGURE else QUOTE
-        if kind == _H:
-            mark = HEADING - 1 + int(name & np.uint64(15))
-        elif kind == _UL or kind == _OL:
-            mark = LIST
-            number = 1
-            if kind == _OL and end > start:
-                number = _number_at(content, _find(content, start, end, _START), 1)
-                if number < 0 or _find(content, start, end, _TYPE) >= 0:
-                    return False
-            lists[state[_LISTS], 0] = kind
-            lists[state[_LISTS], 1] = number
-            state[_LISTS] += 1
-    used = state[_USED]
-    out[used] = mark
-    used += 1
-    if mark == RULE:
-        out[used] = out[used + 1] = out[used + 2] = 45
-        out[used + 3] = END
-        used += 4
-    state[_USED] = used
-    return True
-
-
-@numba.njit(cache=True, nogil=True)
-def _code(closing: bool, state: Ints, out: Bytes) -> bool:
-    """Code within a line; inside other code it is more of the same. Empty code leaves no quotes behind."""
-    state[_IN_CODE] += -1 if closing else 1
-    depth = state[_IN_CODE]
-    if depth == 1 and not closing:
-        out[state[_USED]] = _BACKQUOTE
-        state[_USED] += 1
-        state[_CODE_START] = state[_USED]
-    elif depth == 0:
-        if state[_USED] == state[_CODE_START]:
-            state[_USED] -= 1
-        else:
-            out[state[_USED]] = _BACKQUOTE
-            state[_USED] += 1
-    return bool(depth >= 0)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -432,169 +514,17 @@ def _number_at(content: Bytes, at: int, default: int) -> int:
 
 
 @numba.njit(cache=True, nogil=True)
-def _item(
-    content: Bytes, start: int, end: int, name: np.uint64, state: Ints, out: Bytes, lists: Ints, opened: UInt64s
-) -> bool:
-    """An item of the innermost list; the end tag of the one before may have been left out."""
-    kind = opened[state[_OPENED] - 1, 1] if state[_OPENED] > 0 else np.uint64(_P)
-    used = state[_USED]
-    if kind == _LI:
-        out[used] = ITEM_END
-        used += 1
-    elif kind == _UL or kind == _OL:
-        opened[state[_OPENED], 0] = name
-        opened[state[_OPENED], 1] = _LI
-        state[_OPENED] += 1
-    else:
-        return False
-    place = state[_LISTS] - 1
-    if lists[place, 0] == _UL:
-        out[used] = BULLET
-        state[_USED] = used + 1
-        return True
-    number = lists[place, 1]
-    if end > start:
-        number = _number_at(content, _find(content, start, end, _VALUE), number)
-        if number < 0:
-            return False
-    lists[place, 1] = number + 1
-    out[used] = NUMBER
-    used += 1
-    digits = 1
-    while number >= 10**digits:
-        digits += 1
-    for digit in range(digits):
-        out[used + digits - 1 - digit] = 48 + number % 10
-        number //= 10
-    out[used + digits] = 46
-    out[used + digits + 1] = END
-    state[_USED] = used + digits + 2
-    return True
-
-
-@numba.njit(cache=True, nogil=True)
-def _script(content: Bytes, at: int, kind: int, name: np.uint64, state: Ints, out: Bytes) -> int:
-    """Raised or lowered text without markup: digits by their own characters, small print as it is.
-
-    Returns where the end tag ends, or -1 where it is for the tree to say how it is to be written.
-    """
-    begin = at
-    while at < content.size and content[at] != _LT and content[at] != _AMP and content[at] < 0x80:
-        at += 1
-    closed, end = _name(content, at + 2)
-    if not (at + 1 < content.size and content[at] == _LT and content[at + 1] == _SLASH):
-        return -1
-    if closed != name or end >= content.size or content[end] != _GT:
-        return -1
-    stop = at
-    while stop > begin and content[stop - 1] <= _SPACE:
-        stop -= 1
-    while begin < stop and content[begin] <= _SPACE:
-        begin += 1
-    spaces = digits = 0
-    for place in range(begin, stop):
-        spaces += content[place] <= _SPACE
-        digits += 48 <= content[place] <= 57
-    used = state[_USED]
-    if begin == stop or used == 0 or out[used - 1] <= _SPACE or spaces > 0:
-        for place in range(begin, stop):
-            if content[place] > _SPACE:
-                out[state[_USED]] = content[place]
-                state[_USED] += 1
-            else:
-                _space(state, out)
-        return -1 if used > 0 and out[used - 1] == BREAK else end + 1
-    if digits < stop - begin or digits > 40:
-        return -1
-    # A raised digit takes three bytes, which the buffer allows for every byte of the markup.
-    for place in range(begin, stop):
-        digit = content[place] - 48
-        state[_USED] = _put_point(out, state[_USED], _RAISED[digit] if kind == _SUP else 0x2080 + digit)
-    return end + 1
-
-
-@numba.njit(cache=True, nogil=True)
-def _preformatted(content: Bytes, start: int, at: int, classed: bool, state: Ints, out: Bytes) -> int:
-    """A block of text as it is, in a fence where it is code; returns where its end tag ends, or -1."""
-    state[_IN_P] = 0
-    begun = used = state[_USED]
-    out[used] = VERBATIM
-    used += 1
-    language = _find(content, start, at, _LANGUAGE) if classed else 0
-    if language < 0:
-        return -1
-    code = _is(content, at, _OPEN_CODE)
-    at += _OPEN_CODE.size if code else 0
-    fence = code or language > 0
-    if fence:
-        out[used] = out[used + 1] = out[used + 2] = _BACKQUOTE
-        used += 3
-        if language > 0:
-            used = _put_language(content, language, out, used)
-            if used < 0:
-                return -1
-        out[used] = _NEWLINE
-        used += 1
-    body = used
-    backquotes = 0
-    size = content.size
-    while at < size and content[at] != _LT:
-        point = int(content[at])
-        if point == _AMP:
-            point, at = _entity(content, at)
-            if at < 0:
-                return -1
-            used = _put_point(out, used, 32 if point == 160 else point)
-        elif point == 0xC2 and at + 1 < size and content[at + 1] == 0xA0:
-            out[used] = _SPACE
-            used += 1
-            at += 2
-        elif point < 32 and point != _NEWLINE and point != 9:
-            return -1
-        else:
-            at += 1
-            if point != _NEWLINE or used > body:
-                out[used] = point
-                used += 1
-        backquotes = backquotes + 1 if point == _BACKQUOTE else 0
-        if backquotes > 2:
-            return -1
-    if code:
-        if not _is(content, at, _CLOSE_CODE):
-            return -1
-        at += _CLOSE_CODE.size
-        while at < size and (content[at] == _NEWLINE or content[at] == _SPACE):
-            at += 1
-    if not _is(content, at, _CLOSE_PRE):
-        return -1
-    while used > body and (out[used - 1] == _NEWLINE or out[used - 1] == _SPACE or out[used - 1] == 9):
-        used -= 1
-    if used == body:
-        # Nothing was in it, but what stands before and behind is not one line.
-        out[begun] = LINE_GAP
-        state[_USED] = begun + 1
-        return at + _CLOSE_PRE.size
-    if fence:
-        out[used] = _NEWLINE
-        out[used + 1] = out[used + 2] = out[used + 3] = _BACKQUOTE
-        used += 4
-    out[used] = END
-    state[_USED] = used + 1
-    return at + _CLOSE_PRE.size
-
-
-@numba.njit(cache=True, nogil=True)
 def _put_language(content: Bytes, at: int, out: Bytes, used: int) -> int:
     """The language that a class names, in small letters; returns where it ends, or -1."""
     begin = at
-    code = np.uint64(0)
+    code = 0
     while at < content.size and content[at] != _QUOTE_MARK and content[at] != _SPACE:
         byte = content[at]
         if 65 <= byte <= 90:
             byte = byte + 32
         if not (97 <= byte <= 122 or 48 <= byte <= 57 or byte == 43 or byte == 35 or byte == 45):
             return -1
-        code = (code << np.uint64(8)) | np.uint64(byte)
+        code = (code << 8) | byte
         out[used] = byte
         used += 1
         at += 1
