@@ -3,8 +3,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 BENCH := .venv-bench
 ROWS := $(filter-out benchmarks/corpus_texts.py,$(wildcard benchmarks/*.py))
+
+# Packages are compiled when they are first imported, so Python must be allowed to keep what it compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test check bench clean
 
@@ -26,9 +30,13 @@ bench: $(BENCH)/.ready  ## one JSON line per row of the scoreboard, side by side
 clean:
 	rm -rf $(VENV) $(BENCH)
 
+# Half of a set-up was an old pip reading index pages, and compiling what is never imported. So: a pip of today; every
+# pinned package, with nothing to resolve; then the project, which looks whether the pins are complete and fit together.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) pip==26.3 setuptools==84.2.1
+	$(PIP) --no-deps -r constraints.txt
+	$(PIP) --no-build-isolation -c constraints.txt -e '.[dev]'
 	touch $(READY)
 
 $(BENCH)/.ready: pyproject.toml benchmarks/requirements.txt
