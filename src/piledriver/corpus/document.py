@@ -56,6 +56,19 @@ def document_id(text: str, source: str, origin: str) -> str:
 def to_line(document: Document) -> bytes:
     """One line of a shard: `{"text": ..., "meta": {"pile_set_name": ..., "id": ..., ...}}` with its newline."""
     row = {"text": document.text, "meta": {"pile_set_name": document.source, "id": document.id, **document.meta}}
+    return _line(row)
+
+
+def refusal_line(refusal: Refusal) -> bytes:
+    """One line of a file of rejects, with its newline.
+
+    >>> refusal_line(Refusal("invalid csv", "a.csv#line 2", "odd \\udc92"))
+    b'{"reason":"invalid csv","origin":"a.csv#line 2","detail":"odd \\xef\\xbf\\xbd","source":""}\\n'
+    """
+    return _line(msgspec.structs.asdict(refusal))
+
+
+def _line(row: dict[str, Any]) -> bytes:
     try:
         return _encoder.encode(row) + b"\n"
     except (UnicodeEncodeError, ValueError):

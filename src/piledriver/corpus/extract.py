@@ -13,14 +13,13 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import msgspec
 import zstandard
 
 from piledriver.core import storage
 from piledriver.core.errors import PiledriverError, UsageError
 from piledriver.core.progress import progress
 from piledriver.corpus.careful import DAMAGE
-from piledriver.corpus.document import Document, Refusal, make_document, to_line
+from piledriver.corpus.document import Document, Refusal, make_document, refusal_line, to_line
 from piledriver.corpus.shard_writer import SUFFIX, ShardFileWriter
 from piledriver.corpus.source import Found, Piece, Source, piece_bytes
 from piledriver.corpus.sources import SOURCES
@@ -33,7 +32,6 @@ _BATCH_PIECES = 256
 _BATCH_BYTES = 1 << 20
 _PIECE_SECONDS = 120
 _TARGET = "piledriver.corpus.extract:extract_batch"
-_refusal_line = msgspec.json.Encoder()
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ def extract(
             for refusal in refusals:
                 refused[refusal.reason] += 1
                 if rejected is not None:
-                    rejected.write_line(_refusal_line.encode(refusal) + b"\n")
+                    rejected.write_line(refusal_line(refusal))
             licences += found_licences
             text_bytes += found_bytes
             bar.note(f"{sum(licences.values())} documents, {sum(refused.values())} refused")

@@ -18,6 +18,7 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, BinaryIO, cast
@@ -163,8 +164,19 @@ def _tar_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
             yield _member(origin, entry.name, cast(BinaryIO, CarefulReader(_Readable(content), 1 << 16)))
 
 
-def _zip_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
-    with zipfile.ZipFile(_sought(file)) as archive:
+def _zip_members(unsought: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
+    with _sought(unsought) as file:
+        yield from _listed_zip_members(file, origin)
+
+
+def _listed_zip_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
+    try:
+        opened = zipfile.ZipFile(file)
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError) as error:
+        yield Refusal("damaged archive", origin, f"{type(error).__name__}: {error}")
+        yield from _scanned_zip_members(file, origin)
+        return
+    with opened as archive:
         for entry in archive.infolist():
             if entry.is_dir():
                 continue
@@ -182,11 +194,34 @@ def _zip_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
             yield _member(origin, entry.filename, content)
 
 
-def _seven_zip_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
-    from piledriver.corpus.seven_zip import members
+def _scanned_zip_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
+    """What stands in a zip archive before it breaks off."""
+    from piledriver.corpus.zip_scan import MemberError, scanned_members
 
-    for name, content in members(_sought(file)):
-        yield _member(origin, name, content)
+    for found in scanned_members(file):
+        if isinstance(found, MemberError):
+            reason = "encrypted member" if str(found) == "encrypted" else "damaged member"
+            yield Refusal(reason, f"{origin}!{found.name}", str(found))
+        else:
+            name, content = found
+            guarded = _Guarded(content, cast(BinaryIO, _Place(file)), origin)
+            yield _member(origin, name, cast(BinaryIO, CarefulReader(guarded, 1 << 16)))
+
+
+def _seven_zip_members(unsought: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
+    from piledriver.corpus.seven_zip import EncryptedError, MemberError, members
+
+    with _sought(unsought) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        try:
+            for found in members(file, lambda length: length > max(_EXPANSION_GRACE_BYTES, MAX_EXPANSION * size)):
+                if isinstance(found, MemberError):
+                    yield Refusal(found.reason, f"{origin}!{found.name}", str(found))
+                else:
+                    yield _member(origin, *found)
+        except EncryptedError as error:
+            yield Refusal("encrypted archive", origin, str(error))
 
 
 def decompressed(file: BinaryIO, origin: str) -> BinaryIO:
@@ -227,6 +262,16 @@ class _Guarded(CarefulRaw):
         self._inner.close()
         self._outer.close()
         super().close()
+
+
+class _Place:
+    """Where a file is read that others go on to read: a member does not close its archive."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.tell = file.tell
+
+    def close(self) -> None:
+        """Nothing."""
 
 
 class FileRange(io.BufferedIOBase):
@@ -275,14 +320,18 @@ def _seekable(file: BinaryIO) -> bool:
         return False
 
 
-def _sought(file: BinaryIO) -> BinaryIO:
+@contextmanager
+def _sought(file: BinaryIO) -> Iterator[BinaryIO]:
     """The same content in a file that can be sought in: zip and 7z have their directory at the end."""
     if _seekable(file):
-        return file
-    spooled = tempfile.TemporaryFile()
-    shutil.copyfileobj(file, spooled, 1 << 20)
-    spooled.seek(0)
-    return cast(BinaryIO, spooled)
+        yield file
+        return
+    with tempfile.TemporaryFile() as spooled:
+        # What can be read of a damaged one may still hold members.
+        with suppress(*DAMAGE):
+            shutil.copyfileobj(file, spooled, 1 << 20)
+        spooled.seek(0)
+        yield cast(BinaryIO, spooled)
 
 
 def _peek(file: BinaryIO, size: int) -> tuple[bytes, BinaryIO]:

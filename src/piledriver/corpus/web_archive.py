@@ -27,6 +27,9 @@ MAX_PAGE_BYTES = 1 << 24
 _GZIP = b"\x1f\x8b\x08"
 _RECORD = re.compile(rb"WARC/[01]\.\d+\r?\n(?:WARC|Content)-", re.IGNORECASE)
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
+_WRONG_LENGTH = "wrong record length"
+# What the end of a record looks like that says it is longer than it is, by a few bytes.
+_RUNS_ON = re.compile(rb"\r\n\r\nW(?:A(?:R(?:C/?)?)?)?\Z")
 _SCAN_BYTES = 1 << 20
 
 
@@ -93,19 +96,24 @@ def _is_cut(path: str) -> bool:
     if not head.startswith(_GZIP):
         return head[:5].upper() == b"WARC/"
     inflate = zlib.decompressobj(31)
+    first = b""
     try:
-        first = inflate.decompress(head, 1 << 24)
+        for at in range(0, len(head), 1 << 8):
+            first += inflate.decompress(head[at : at + (1 << 8)])
+            if inflate.eof or len(first) > 1 << 24:
+                break
     except zlib.error:
-        return True
+        return len(_RECORD.findall(first)) <= 1
     return inflate.eof and len(_RECORD.findall(first)) <= 1
 
 
 def _pages_in_part(piece: Piece) -> Iterator[Page | Refusal]:
     if piece.path is None or piece.length is None:
         raw = piece.open_raw()
-        packed = raw.read(6).startswith((b"BZh", b"\xfd7zXZ"))
+        # One stream of gzip too: the reader of archives loses all before a damaged byte. What is compressed record by
+        # record it unpacks itself.
+        packed = raw.read(6).startswith((b"BZh", b"\xfd7zXZ", _GZIP))
         raw.seek(0)
-        # What the reader of archives can unpack itself it unpacks record by record.
         yield from _pages(decompressed(raw, piece.origin) if packed else raw, piece.origin)
         return
     end = piece.offset + piece.length
@@ -126,7 +134,11 @@ def _pages_in_part(piece: Piece) -> Iterator[Page | Refusal]:
                     reached, first = position, False
                     if page is not None:
                         yield page
-                return
+                    if isinstance(page, Refusal) and page.reason == _WRONG_LENGTH:
+                        # It may have swallowed others: look for them from where it begins.
+                        break
+                else:
+                    return
             except (OSError, ValueError, RuntimeError) as error:
                 where = f"{piece.origin}#{reached}" if first else f"{piece.origin}#after {reached}"
                 damage = Refusal("damaged record", where, str(error)[:200])
@@ -252,6 +264,15 @@ def _page(record: Any, origin: str) -> Page | Refusal | None:
         media, found = declared.partition(";")[0], _CHARSET.search(declared)
         charset = found[1] if found else None
     content = record.reader.read(MAX_PAGE_BYTES + 1)
+    if (
+        len(content) < record.content_length <= MAX_PAGE_BYTES
+        or b"\r\n\r\nWARC/1." in content
+        or _RUNS_ON.search(content)
+    ):
+        # Chunks are shorter without their frames.
+        chunked = status is not None and "chunked" in (record.http_headers.get("Transfer-Encoding") or "").lower()
+        if not chunked:
+            return Refusal(_WRONG_LENGTH, origin, f"{record.content_length} bytes are declared")
     if status is not None:
         content = without_content_encoding(content, record.http_headers.get("Content-Encoding") or "", MAX_PAGE_BYTES)
     if len(content) > MAX_PAGE_BYTES:
@@ -288,6 +309,10 @@ def _arc_pages(stream: BinaryIO, origin: str) -> Iterator[Page | Refusal]:
         length = int(size)
         content = stream.read(min(length, MAX_PAGE_BYTES + 1))
         place += length
+        if 100 * len(content) < 99 * min(length, MAX_PAGE_BYTES + 1):
+            # A few bytes less are an address that was mended by hand in a line that counted them.
+            yield Refusal("truncated record", where, f"{len(content)} of {length} bytes")
+            continue
         if length > MAX_PAGE_BYTES:
             left = length - len(content)
             while left > 0 and (skipped := stream.read(min(left, _SCAN_BYTES))):

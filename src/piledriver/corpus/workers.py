@@ -154,7 +154,11 @@ def serve(descriptor: int, target: str, memory_bytes: int) -> None:
     module, _, attribute = target.partition(":")
     run: Callable[[Any], Any] = getattr(importlib.import_module(module), attribute)
     pipe = connection.Connection(descriptor)
-    pipe.send((True, "started"))
+    try:
+        pipe.send((True, "started"))
+    except (BrokenPipeError, ConnectionError):
+        # All tasks were done by others before this process stood ready.
+        return
     while True:
         try:
             task = pipe.recv()

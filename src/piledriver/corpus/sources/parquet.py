@@ -27,7 +27,7 @@ def split(stream: RawStream) -> Iterator[Piece | Refusal]:
     try:
         groups = _opened(stream.path).num_row_groups
     except (OSError, ValueError) as error:
-        yield Refusal("invalid parquet", stream.origin, str(error)[:200])
+        yield _refused(stream.origin, error)
         return
     for group in range(groups):
         yield Piece(stream.origin, path=stream.path, extra=group)
@@ -40,14 +40,24 @@ def documents(piece: Piece) -> Iterator[Found]:
     try:
         file = _opened(piece.path if piece.path is not None else io.BytesIO(piece.data or b""))
         groups = [piece.extra] if piece.extra is not None else range(file.num_row_groups)
-        for group in groups:
-            row = 0
+    except (OSError, ValueError) as error:
+        yield _refused(piece.origin, error)
+        return
+    for group in groups:
+        row = 0
+        # A damaged row group costs itself, from the rows on that cannot be read.
+        try:
             for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=[group]):
                 for record in batch.to_pylist():
                     yield record_document(record, f"{piece.origin}#{group}:{row}")
                     row += 1
-    except (OSError, ValueError) as error:
-        yield Refusal("invalid parquet", piece.origin, str(error)[:200])
+        except (OSError, ValueError) as error:
+            yield _refused(f"{piece.origin}#{group}:{row}", error)
+
+
+def _refused(origin: str, error: Exception) -> Refusal:
+    said = " ".join(str(error).split())[:200]
+    return Refusal("encrypted file" if "encrypt" in said.lower() else "invalid parquet", origin, said)
 
 
 def _opened(where: Any) -> Any:
@@ -55,7 +65,7 @@ def _opened(where: Any) -> Any:
         import pyarrow.parquet as pq
     except ImportError:
         raise MissingDependencyError("pyarrow", extra="corpus", purpose="reading parquet") from None
-    return pq.ParquetFile(where)
+    return pq.ParquetFile(where, page_checksum_verification=True)
 
 
 SOURCE = Source(
