@@ -9,11 +9,9 @@ import torch
 from torch import nn
 
 from piledriver.accelerator import Accelerator
+from tests.engine.gpu import ON_GPU
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = ON_GPU
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])

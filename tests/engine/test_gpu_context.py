@@ -14,8 +14,9 @@ from piledriver.engine.context_kernels import attend_part, attend_part_backward,
 from piledriver.engine.loss_parallel import split_cross_entropy
 from piledriver.engine.tensor_collectives import Group
 from piledriver.models.loss import plain_cross_entropy
+from tests.engine.gpu import ON_GPU
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = ON_GPU
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -49,7 +50,8 @@ def test_parts_of_the_keys_merge_into_the_whole(dtype: torch.dtype, heads: int) 
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[Group]:
-    dist.init_process_group("nccl", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    here = {"rank": 0, "world_size": 1, "device_id": torch.device("cuda", 0)}
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path / 'store'}", **here)
     yield Group(str(dist.group.WORLD.group_name), 1, 0)
     dist.destroy_process_group()
 

@@ -19,8 +19,9 @@ from piledriver.engine.fp8 import use_fp8
 from piledriver.engine.fp8_matmul import BACKWARD, FORWARD, cast, cast_rows, gate, gate_backward, has_units, product
 from piledriver.engine.fp8_ops import fp8_gated_mlp, fp8_linear
 from piledriver.models import ModelConfig, Transformer
+from tests.engine.gpu import ON_GPU
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = ON_GPU
 
 NEEDED_BYTES = 2 * 2**30
 

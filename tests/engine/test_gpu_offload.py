@@ -19,8 +19,9 @@ from piledriver.engine.precision import compute_in
 from piledriver.engine.stochastic import round_stochastically
 from piledriver.models import ModelConfig, Transformer
 from piledriver.optim import clip_gradients
+from tests.engine.gpu import ON_GPU
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = ON_GPU
 
 CUDA = torch.device("cuda")
 CONFIG = ModelConfig(vocab_size=512, dim=512, layers=8, heads=8)
@@ -61,8 +62,8 @@ def test_states_and_weights_on_the_host() -> None:
     assert states == pytest.approx(plain, rel=1e-4)
     assert weights == pytest.approx(plain, rel=1e-4)
     # Two moments; gradients, which leave as they are made; then all blocks but two.
-    assert all_here - less > 2.5 * model_bytes
-    assert less - least > 0.5 * model_bytes
+    assert all_here - less > 2.5 * model_bytes, (all_here, less, least, model_bytes)
+    assert less - least > 0.5 * model_bytes, (all_here, less, least, model_bytes)
 
 
 def test_bf16_weights_on_the_device_with_masters_on_the_host() -> None:
@@ -70,12 +71,13 @@ def test_bf16_weights_on_the_device_with_masters_on_the_host() -> None:
     for offload in ("optimizer", "parameters"):
         losses, less = run(Layout(compile=False, precision="bf16", offload=offload))  # type: ignore[arg-type]
         assert losses == pytest.approx(plain, rel=1e-2)
-        assert less < 0.6 * all_here
+        assert less < 0.6 * all_here, (offload, less, all_here)
 
 
 @pytest.mark.parametrize("offload", ["none", "optimizer", "parameters"])
 def test_with_compiled_blocks(offload: Any) -> None:
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     plain, _ = run(Layout(compile=False, precision="bf16"))
     layout = Layout(compile=True, precision="bf16", offload=offload, activations="selective", activation_offload=True)
     losses, _ = run(layout)
@@ -103,8 +105,10 @@ def test_activations_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     expected, all_here = gradients(Layout())
     for activations in ("keep", "full"):
         found, less = gradients(Layout(activations=activations, activation_offload=True))  # type: ignore[arg-type]
-        assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
-        assert less < 0.7 * all_here, activations
+        for ours, theirs in zip(found, expected, strict=True):
+            # Equal bits are proved on the CPU: here attention adds up its gradients in any order.
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5 * theirs.abs().max().item())
+        assert less < 0.7 * all_here, (activations, less, all_here)
 
 
 def test_rounding_is_the_same_on_every_device() -> None:

@@ -96,6 +96,7 @@ def test_new_documents_need_no_new_graph(backend: str) -> None:
     torch.compiler.reset()
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script", "ignore:.*use of fork", "ignore:TensorFloat32 tensor cores")
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("backend", ["auto", "flex", "varlen", "dense"])
