@@ -47,6 +47,16 @@ def test_the_bytes_are_the_same_for_any_number_of_workers(raw: Path, tmp_path: P
     }
 
 
+def test_what_is_not_of_the_source_is_said(raw: Path, tmp_path: Path) -> None:
+    for name in ("a.pdf", "sub/b.PDF", "README"):
+        (raw / name).parent.mkdir(exist_ok=True)
+        (raw / name).write_bytes(b"x")
+    summary = extract("text", [str(raw)], tmp_path / "o.jsonl.zst")
+    assert summary.passed_over == {".pdf": 2, "README": 1}
+    with pytest.raises(PiledriverError, match=r"passed over 1 \.pdf"):
+        extract("text", [str(raw / "sub")], tmp_path / "p.jsonl.zst")
+
+
 def test_a_piece_that_kills_its_worker_is_refused_and_the_rest_goes_on(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

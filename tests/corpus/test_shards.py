@@ -215,3 +215,13 @@ def test_lone_surrogates_cannot_break_a_shard(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl.zst", [Document("bad \ud800 text", id="1", meta={"k\udfff": ["\ud800"]})])
     (found,) = read_shards(tmp_path / "a.jsonl.zst")
     assert found.text == "bad \ufffd text"
+
+
+def test_hidden_folders_are_not_read(tmp_path: Path) -> None:
+    top = tmp_path / ".cache" / "corpus"
+    for name in ("a.jsonl", "sub/b.jsonl", ".work/c.jsonl", "sub/.old/d.jsonl", ".e.jsonl"):
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+        (top / name).write_text('{"text": "x"}\n')
+    assert [os.path.relpath(path, top) for path in shard_reader.shard_paths(top)] == ["a.jsonl", "sub/b.jsonl"]
+    assert shard_reader.shard_paths(top / ".work") == [str(top / ".work" / "c.jsonl")]
+    assert len(shard_reader.shard_paths(f"{top}/", f"file://{top}")) == 4

@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> None:
         print(json.dumps(summary.as_dict(), indent=2, ensure_ascii=False))
         return
     print(f"{summary.documents} documents, {summary.text_bytes} bytes of text -> {summary.out}")
-    for title, counts in (("licences", summary.licences), ("refused", summary.refused)):
+    found = (("licences", summary.licences), ("refused", summary.refused), ("passed over", summary.passed_over))
+    for title, counts in found:
         if counts:
             print(f"{title}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))

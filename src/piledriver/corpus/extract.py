@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import os
 import signal
 import tarfile
 import zipfile
@@ -23,7 +24,7 @@ from piledriver.corpus.document import Document, Refusal, make_document, refusal
 from piledriver.corpus.shard_writer import SUFFIX, ShardFileWriter
 from piledriver.corpus.source import Found, Piece, Source, piece_bytes
 from piledriver.corpus.sources import SOURCES
-from piledriver.corpus.streams import OnBytes, RawStream, local_files, raw_streams
+from piledriver.corpus.streams import OnBytes, OnPassed, RawStream, local_files, raw_streams
 from piledriver.corpus.text import normalise, normalise_code
 from piledriver.corpus.workers import Lost, Workers
 
@@ -46,6 +47,8 @@ class ExtractSummary:
     sha256: str
     refused: dict[str, int]
     licences: dict[str, int]
+    passed_over: dict[str, int]
+    """Files in the folders that are no raw data of this source, by the ends of their names."""
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
@@ -67,7 +70,12 @@ def extract(
     total_bytes = sum(storage.size(path) for path, _, _ in local_files(p for p in paths if not p.startswith(_GENERATE)))
     refused: Counter[str] = Counter()
     licences: Counter[str] = Counter()
+    passed_over: Counter[str] = Counter()
     text_bytes = 0
+
+    def on_passed(origin: str) -> None:
+        passed_over[os.path.splitext(origin)[1].lower() or os.path.basename(origin)] += 1
+
     if source.prepare is not None:
         source.prepare()
     with ExitStack() as stack:
@@ -75,7 +83,7 @@ def extract(
         pool = stack.enter_context(Workers(workers, _TARGET))
         shard = stack.enter_context(ShardFileWriter(out, threads=workers))
         rejected = stack.enter_context(ShardFileWriter(rejects)) if rejects is not None else None
-        for lines, refusals, found_licences, found_bytes in _results(pool, source, paths, bar.advance):
+        for lines, refusals, found_licences, found_bytes in _results(pool, source, paths, bar.advance, on_passed):
             for line in lines:
                 shard.write_line(line)
             for refusal in refusals:
@@ -87,6 +95,8 @@ def extract(
             bar.note(f"{sum(licences.values())} documents, {sum(refused.values())} refused")
         if not licences:
             reasons = ", ".join(f"{count} {reason}" for reason, count in refused.most_common(3)) or "no file fits"
+            if passed_over:
+                reasons += f"; passed over {', '.join(f'{count} {end}' for end, count in passed_over.most_common(5))}"
             raise PiledriverError(
                 f"no {slug} document in {', '.join(paths)} ({reasons})", fix=f"it reads {source.raw_format}"
             )
@@ -100,6 +110,7 @@ def extract(
         sha256=summary.sha256,
         refused=dict(refused.most_common()),
         licences=dict(licences.most_common()),
+        passed_over=dict(passed_over.most_common()),
     )
 
 
@@ -112,7 +123,9 @@ def found_in(source: Source, paths: Sequence[str], on_bytes: OnBytes | None = No
             yield from found_in_piece(source, piece)
 
 
-def pieces_of(source: Source, paths: Sequence[str], on_bytes: OnBytes | None = None) -> Iterator[Piece | Refusal]:
+def pieces_of(
+    source: Source, paths: Sequence[str], on_bytes: OnBytes | None = None, on_passed: OnPassed | None = None
+) -> Iterator[Piece | Refusal]:
     """The pieces of the raw files, with what could not even be opened as refusals between them."""
     aside: list[Refusal] = []
     # The file that is being read; none while the next one is looked for.
@@ -120,7 +133,8 @@ def pieces_of(source: Source, paths: Sequence[str], on_bytes: OnBytes | None = N
 
     def streams() -> Iterator[RawStream]:
         nonlocal reading
-        for item in raw_streams([path for path in paths if not path.startswith(_GENERATE)], source.wants, on_bytes):
+        named = [path for path in paths if not path.startswith(_GENERATE)]
+        for item in raw_streams(named, source.wants, on_bytes, on_passed):
             if isinstance(item, Refusal):
                 aside.append(item)
             else:
@@ -188,9 +202,11 @@ def extract_batch(task: tuple[str, list[Piece | Refusal]]) -> _Result:
     return lines, refusals, licences, text_bytes
 
 
-def _results(pool: Workers, source: Source, paths: Sequence[str], on_bytes: OnBytes) -> Iterator[_Result]:
+def _results(
+    pool: Workers, source: Source, paths: Sequence[str], on_bytes: OnBytes, on_passed: OnPassed
+) -> Iterator[_Result]:
     """Batches of pieces through the pool; a batch that cost its worker is tried again, piece by piece."""
-    tasks = ((source.slug, batch) for batch in _batches(pieces_of(source, paths, on_bytes)))
+    tasks = ((source.slug, batch) for batch in _batches(pieces_of(source, paths, on_bytes, on_passed)))
     for result in pool.map(tasks):
         if isinstance(result, Lost):
             yield from _rescued(source, result.task[1])

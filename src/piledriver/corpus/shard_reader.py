@@ -64,17 +64,31 @@ class Part:
 
 
 def shard_paths(*locations: storage.Location) -> list[str]:
-    """The shard files that files and folders stand for, in reading order. A name that stands for none is an error."""
+    """The shard files that files and folders stand for, in reading order. A name that stands for none is an error.
+
+    Hidden files and folders below a folder are not read: a build keeps its work there.
+    """
     paths: list[str] = []
     for location in locations:
         if not storage.is_remote(location) and os.path.isfile(location):
             paths.append(str(location))
             continue
-        found = [path for path in storage.files_below(location) if path.endswith(_SUFFIXES)]
+        found = [
+            path
+            for path in storage.files_below(location)
+            if path.endswith(_SUFFIXES) and not _is_hidden(path, location)
+        ]
         if not found:
             raise UsageError(f"no shards at {location}", fix=f"give a file or folder with {', '.join(_SUFFIXES)}")
         paths += found
     return paths
+
+
+def _is_hidden(path: str, below: storage.Location) -> bool:
+    top = str(below).rstrip("/")
+    # What stands before the folder is the user's to name; a remote path may come back in another spelling.
+    inside = path.removeprefix(top) if path.startswith(top) else path.rpartition(top.rpartition("/")[2])[2]
+    return any(part.startswith(".") for part in inside.strip("/").split("/"))
 
 
 def count_documents(path: storage.Location) -> int:

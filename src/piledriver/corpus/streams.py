@@ -37,6 +37,7 @@ _EXPANSION_GRACE_BYTES = 1 << 27
 
 Wants = Callable[[str], bool]
 OnBytes = Callable[[int], None]
+OnPassed = Callable[[str], None]
 
 
 @dataclass
@@ -72,8 +73,12 @@ class RawStream:
                 getattr(self, name).close()
 
 
-def raw_streams(paths: Iterable[str], wants: Wants, on_bytes: OnBytes | None = None) -> Iterator[RawStream | Refusal]:
-    """Every wanted file below the paths and in the archives there, in a fixed order."""
+def raw_streams(
+    paths: Iterable[str], wants: Wants, on_bytes: OnBytes | None = None, on_passed: OnPassed | None = None
+) -> Iterator[RawStream | Refusal]:
+    """Every wanted file below the paths and in the archives there, in a fixed order; `on_passed` hears of the files in
+    folders that are not wanted.
+    """
     for path, origin, named in local_files(paths):
         if on_bytes is not None:
             on_bytes(os.path.getsize(path))
@@ -86,6 +91,8 @@ def raw_streams(paths: Iterable[str], wants: Wants, on_bytes: OnBytes | None = N
             stream = RawStream(origin, os.path.basename(path), path)
             yield stream
             stream.close()
+        elif on_passed is not None:
+            on_passed(origin)
 
 
 def local_files(paths: Iterable[str]) -> Iterator[tuple[str, str, bool]]:

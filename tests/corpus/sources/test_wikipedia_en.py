@@ -41,6 +41,14 @@ def test_an_article_has_title_text_and_where_it_is_from() -> None:
     assert documents[0].meta["licence"] == "CC-BY-SA-3.0"
 
 
+def test_characters_by_number_and_signatures() -> None:
+    escaped = "caf&#233; &amp;#65; &lt;nowiki/&gt;and &quot;so&quot; on. ~~~~"
+    raw = page("It&#039;s &#x41;", "TEXT").replace("TEXT", escaped)
+    documents, _ = extract_bytes("wikipedia-en", "d.xml", (HEAD + raw).encode())
+    # The dump's own escapes are undone once, then those of the wikitext; what only a signature stood for goes.
+    assert documents[0].text == 'It\'s A\n\ncafé A and "so" on.'
+
+
 def test_the_licence_follows_the_date_of_the_revision() -> None:
     documents, _ = extract_bytes("wikipedia-en", "d.xml", (HEAD + page("A", "b", when="2024-01-01")).encode())
     assert documents[0].meta["licence"] == "CC-BY-SA-4.0"
