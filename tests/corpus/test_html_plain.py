@@ -13,7 +13,32 @@ words = st.sampled_from(
     [
         *("one", " two ", "x &lt; y", "&amp;lt;", "a\n  b", "&nbsp;", "", " ", "é", "&eacute;", "3 > 2", "#", "\xa0"),
         *("&#8212;", "&#x2F;", "\u3000", "x<sub>2</sub>", "10<sup>12</sup>", "<sub> small print </sub>", "`", "漢"),
-        *("𝑥", "¶"),
+        *(
+            "𝑥",
+            "¶",
+            "4<sup>th</sup>",
+            "y<sup>e</sup>",
+            "9<sup>e</sup>",
+            "a<sub>max</sub>",
+            "e<sup>-n+1</sup>",
+            "\u2009",
+        ),
+        *('w<sup><a href="u">1</a></sup>', "<sub>one <b>é</b> <code>x</code></sub>", "x<sup>[2]</sup>", "<sup>2</sup>"),
+        *(
+            "<sub> <sup>1</sup> é</sub>",
+            "x<sup>1<b>2</sup>3</b>",
+            "x<sup> a&nbsp;</sup>",
+            "<time>noon</time>",
+            "<sup>TM</sup>",
+        ),
+        *(
+            "x<sub>ij</sub>",
+            "x<sup>é</sup>",
+            "x<sup></sup>",
+            "x<sup>*</sup>",
+            "x<sup>\u3000a b</sup>",
+            "x<sub>(1)=n</sub>",
+        ),
     ]
 )
 inline = st.recursive(
@@ -54,7 +79,7 @@ blocks = st.recursive(
 
 
 @given(st.lists(blocks | line, max_size=4).map("".join))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=600, deadline=None)
 def test_the_scanner_agrees_with_the_tree(html: str) -> None:
     text = plain_text(html.encode())
     assert text is None or text == tree_text(html)
@@ -65,6 +90,10 @@ PLAIN = {
     "a post": "<p>Use <code>f(x)</code>:</p>\n\n<ul>\n<li>a</li>\n<li><p>b</p><p>c</p></li>\n</ul>\n<hr><p>A&amp;T</p>",
     "a chapter": '<div class="c"><h2>I.</h2><blockquote><p>So<br/>it goes</p></blockquote><img src="a.png"/></div>',
     "a language": '<pre class="lang-py"><code>x</code></pre>',
+    "a title in lines": "<h1>The<br/>\nBook</h1>",
+    "the mark of a note": '<p>said<sup><a href="#n">12</a></sup> so x<sub>max</sub> e<sup>n-1</sup> 4<sup>th</sup></p>',
+    "small print": "<p><sub>1. comme <b>ça</b> : x<sup>2</sup></sub></p>",
+    "an anchor that marks a page": '<p>x<a class="pageno" id="p2"></a> y<a\n class="pageno" /> z</p>',
     "a quoted bracket": '<p><a title="1 &lt; 2">x</a></p>',
 }
 FOR_THE_TREE = {
@@ -75,6 +104,8 @@ FOR_THE_TREE = {
     "a style": '<p style="display:none">x</p><p>y</p>',
     "an unknown entity": "<p>&fjlig;</p>",
     "a comment": "<p>a<!-- b --></p>",
+    "a class that hides": '<p>x <span class="y sr-only">z</span></p>',
+    "crossed scripts": "<p>x<sub>1<sup>2</sub>3</sup></p>",
     "an image of a formula": '<img class="latex" alt="x^2">',
     "code by the class around": '<div class="highlight"><pre>x</pre></div>',
 }

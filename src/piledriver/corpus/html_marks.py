@@ -28,12 +28,12 @@ Ints = npt.NDArray[np.int64]
 
 @numba.njit(cache=True, nogil=True)
 def written(marked: Bytes, length: int, out: Bytes, blocks: Ints, fresh: Ints) -> int:
-    """Writes the lines of marked text, which begins at the second byte; returns where they end, -1 where a heading is
-    more than a line of words, or lines stand so deep that `out` is too small.
+    """Writes the lines of marked text, which begins at the second byte; returns where they end, -1 where a heading may
+    end in a link to itself, or lines stand so deep that `out` is too small.
 
     `blocks` is room for four numbers of each open block, `fresh` for one of each list: that no item was seen yet.
     """
-    used = needed = quotes_before = prefixes = pending = lists = heading = 0
+    used = begun = needed = quotes_before = prefixes = pending = lists = heading = 0
     verbatim = False
     at = 1
     while at <= length:
@@ -47,13 +47,12 @@ def written(marked: Bytes, length: int, out: Bytes, blocks: Ints, fresh: Ints) -
                 at += 1
         end = at
         divider = _NEWLINE if verbatim else BREAK
-        any_line = blank = broken = False
+        any_line = blank = False
         while start <= end:
             first = start
             while start < end and marked[start] != divider:
                 start += 1
             last = start
-            broken = broken or start < end
             start += 1
             if not verbatim:
                 first, last = _trimmed(marked, int(first), int(last))
@@ -63,7 +62,6 @@ def written(marked: Bytes, length: int, out: Bytes, blocks: Ints, fresh: Ints) -
             if used + (last - first) + 40 * _MOST_PREFIXES + 2 * DEEPEST > out.size:
                 return -1
             if not any_line:
-                any_line = True
                 quotes = 0
                 for place in range(prefixes):
                     quotes += blocks[place, _IS_QUOTE]
@@ -80,6 +78,12 @@ def written(marked: Bytes, length: int, out: Bytes, blocks: Ints, fresh: Ints) -
             # Each line behind the marks of the blocks that it stands in, which are shown once and then are only space.
             lines = 2 if blank else 1
             blank = False
+            if heading > 0 and any_line:
+                # A heading is one line.
+                out[used] = _SPACE
+                used += 1
+                lines = 0
+            any_line = True
             while lines > 0:
                 lines -= 1
                 if used > 0:
@@ -99,26 +103,27 @@ def written(marked: Bytes, length: int, out: Bytes, blocks: Ints, fresh: Ints) -
                         used += 1
                     out[used] = _SPACE
                     used += 1
-                if lines == 0:
+                while lines > 0 and used > begun and out[used - 1] == _SPACE:
+                    used -= 1
+                if heading > 0:
                     for _ in range(heading):
                         out[used] = _HASH
                         used += 1
-                    if heading > 0:
-                        out[used] = _SPACE
-                        used += 1
-                    for place in range(first, last):
-                        out[used] = marked[place]
-                        used += 1
-                if prefixes > 0:
-                    while used > begun and (out[used - 1] == _SPACE or out[used - 1] == _TAB):
-                        used -= 1
-                    for place in range(prefixes):
-                        blocks[place, _IS_PENDING] = 0
-                    pending = 0
+                    out[used] = _SPACE
+                    used += 1
+            for place in range(first, last):
+                out[used] = marked[place]
+                used += 1
+            if prefixes > 0:
+                while used > begun and (out[used - 1] == _SPACE or out[used - 1] == _TAB):
+                    used -= 1
+                for place in range(prefixes):
+                    blocks[place, _IS_PENDING] = 0
+                pending = 0
         if any_line and heading > 0:
             # The last character of a heading may be the link to it that programs put there.
             last_byte, before = out[used - 1], out[used - 2]
-            if broken or last_byte == _HASH or (before == 0xC2 and (last_byte == 0xB6 or last_byte == 0xA7)):
+            if last_byte == _HASH or (before == 0xC2 and (last_byte == 0xB6 or last_byte == 0xA7)):
                 return -1
             if last_byte == 0x97 and before == 0x94:
                 return -1
@@ -175,14 +180,14 @@ def _trimmed(text: Bytes, start: int, end: int) -> tuple[int, int]:
     while start < end:
         if text[start] == _SPACE:
             start += 1
-        elif end - start > 2 and text[start] > 0xE0 and _is_wide_space(text[start], text[start + 1], text[start + 2]):
+        elif end - start > 2 and text[start] > 0xE0 and is_wide_space(text[start], text[start + 1], text[start + 2]):
             start += 3
         else:
             break
     while start < end:
         if text[end - 1] == _SPACE:
             end -= 1
-        elif end - start > 2 and text[end - 1] > 0x7F and _is_wide_space(text[end - 3], text[end - 2], text[end - 1]):
+        elif end - start > 2 and text[end - 1] > 0x7F and is_wide_space(text[end - 3], text[end - 2], text[end - 1]):
             end -= 3
         else:
             break
@@ -190,7 +195,7 @@ def _trimmed(text: Bytes, start: int, end: int) -> tuple[int, int]:
 
 
 @numba.njit(cache=True, nogil=True)
-def _is_wide_space(first: int, second: int, third: int) -> bool:
+def is_wide_space(first: int, second: int, third: int) -> bool:
     """Whether three bytes are a space of another width than the usual one."""
     if first == 0xE3:
         return bool(second == 0x80 and third == 0x80)

@@ -3,7 +3,7 @@ are made of.
 
 Words stay, white space is collapsed, and one byte stands where a tag meant something; `html_marks` makes lines of it.
 Whatever it is not sure of it leaves to the tree, by giving up: other tags, tags that cross, names in capitals, hidden
-text, classes that may hide text, odd entities, scripts that Unicode has no characters for. Compiled by numba on first
+text, classes that may hide text, odd entities, words in other letters as an exponent. Compiled by numba on first
 use and cached; no compiler is needed.
 
 One long function on purpose: a call that is given an array counts its references, which takes longer than to read a
@@ -37,13 +37,16 @@ from piledriver.corpus.html_marks import (
     VERBATIM,
     Bytes,
     Ints,
+    is_wide_space,
 )
+from piledriver.corpus.html_scripts import ORNAMENTAL
 
 GAVE_UP = -1
 _MEANINGLESS, _P, _BR, _HR, _IMG, _CODE, _PRE, _SUB, _SUP, _LI, _UL, _OL, _BLOCKQUOTE, _DIV, _FIGURE, _H = range(16)
 _TAGS = {
     _MEANINGLESS: (
-        "a abbr b big cite del dfn em font i ins kbd mark s samp small span strike strong tt u var"
+        "a abbr acronym b bdi bdo big cite data del dfn em font i ins kbd label mark nobr s samp small span strike"
+        " strong time tt u var wbr"
     ),
     _P: "p", _BR: "br", _HR: "hr", _IMG: "img", _CODE: "code", _PRE: "pre", _SUB: "sub", _SUP: "sup", _LI: "li",
     _UL: "ul", _OL: "ol", _BLOCKQUOTE: "blockquote", _FIGURE: "figure", _H: "h1 h2 h3 h4 h5 h6",
@@ -80,6 +83,8 @@ _HINT_MASKS = np.array([-1 if len(hint) == 8 else (1 << 8 * len(hint)) - 1 for h
 _NO_LANGUAGES = np.array(
     [_code_of(name) for name in ("default", "none", "source", "text", "plain", "code", "auto")], np.int64
 )
+# Ordinal endings, titles and trade marks are raised for looks only.
+_ORNAMENTS = np.array(sorted(_code_of(word) for word in ORNAMENTAL if word.isascii()), np.int64)
 _A, _CODE_NAME, _PRE_NAME = (_code_of(name) for name in ("a", "code", "pre"))
 _HIDDEN, _STYLE, _CLASS = (_code_of(word) for word in ("hidden", "style=", "class="))
 _SIX_LETTERS = (1 << 48) - 1
@@ -107,6 +112,9 @@ def scan(content: Bytes, out: Bytes, opened: Ints, lists: Ints) -> int:
     out[0] = 0
     used = 1
     depth = list_depth = code_depth = code_start = 0
+    # Open `sub` and `sup`, two bits each; where the outermost began; tags that are open in it.
+    script = script_start = script_tags = 0
+    linked = False
     in_paragraph = classes = in_verbatim = verbatim_code = fence = False
     verbatim_start = body = 0
     leading = True
@@ -190,7 +198,7 @@ def scan(content: Bytes, out: Bytes, opened: Ints, lists: Ints) -> int:
         if point > 0:
             # A character as UTF-8: an entity is never shorter. Of white space there is one space, none at a beginning.
             if point == _SPACE:
-                if in_verbatim or out[used - 1] > _SPACE:
+                if in_verbatim or (out[used - 1] > _SPACE and used != script_start):
                     out[used] = _SPACE
                     used += 1
             elif point < 0x80:
@@ -261,6 +269,7 @@ def scan(content: Bytes, out: Bytes, opened: Ints, lists: Ints) -> int:
             if at + 3 < size and content[at] == _LT and content[at + 1] == _SLASH and content[at + 2] == 97:
                 empty = empty or content[at + 3] == _GT
             if empty:
+                linked = True
                 continue
         if unsure or quoted:
             return GAVE_UP
@@ -299,6 +308,13 @@ def scan(content: Bytes, out: Bytes, opened: Ints, lists: Ints) -> int:
             out[used] = END
             used += 1
             continue
+        if script > 0 and kind != _SUB and kind != _SUP:
+            # Raised or lowered text: what is inside it is only text, of elements that begin and end there.
+            script_tags += -1 if closing else 1
+            linked = linked or name == _A
+            if script_tags < 0 or not (kind == _MEANINGLESS or kind == _CODE):
+                return GAVE_UP
+            continue
         if kind == _MEANINGLESS or kind == _IMG:
             continue
         if kind == _BR:
@@ -324,47 +340,23 @@ def scan(content: Bytes, out: Bytes, opened: Ints, lists: Ints) -> int:
                     used += 1
             continue
         if kind == _SUB or kind == _SUP:
-            # Raised or lowered text without markup: digits by their own characters, small print as it is.
-            begin = at
-            while at < size and content[at] < 0x80 and _BYTE_KINDS[content[at]] != _OTHER:
-                at += 1
-            stop = at
-            if closing or at + 5 >= size or content[at] != _LT or content[at + 1] != _SLASH or content[at + 5] != _GT:
-                return GAVE_UP
-            if (content[at + 2] << 16 | content[at + 3] << 8 | content[at + 4]) != name:
-                return GAVE_UP
-            at += 6
-            while stop > begin and content[stop - 1] <= _SPACE:
-                stop -= 1
-            while begin < stop and content[begin] <= _SPACE:
-                begin += 1
-            spaces = digits = 0
-            for place in range(begin, stop):
-                spaces += content[place] <= _SPACE
-                digits += 48 <= content[place] <= 57
-            before = out[used - 1]
-            if begin == stop or before <= _SPACE or spaces > 0:
-                for place in range(begin, stop):
-                    if content[place] > _SPACE or out[used - 1] > _SPACE:
-                        out[used] = max(content[place], _SPACE)
-                        used += 1
-                if before == BREAK:
+            if not closing:
+                if script == 0:
+                    script_start = used
+                    script_tags = 0
+                    linked = False
+                script = script << 2 | (1 if kind == _SUB else 2)
+                if script >= 1 << 40:
                     return GAVE_UP
                 continue
-            if digits < stop - begin or digits > 40:
+            if script & 3 != (1 if kind == _SUB else 2):
                 return GAVE_UP
-            # Three bytes at most, which the buffer allows for every byte of the markup.
-            for place in range(begin, stop):
-                digit = int(content[place]) - 48
-                if kind == _SUP and 1 <= digit <= 3:
-                    out[used] = 0xC2
-                    out[used + 1] = 0xB9 if digit == 1 else 0xB0 + digit
-                    used += 2
-                else:
-                    out[used] = 0xE2
-                    out[used + 1] = 0x81 if kind == _SUP else 0x82
-                    out[used + 2] = 0xB0 + digit if kind == _SUP else 0x80 + digit
-                    used += 3
+            script >>= 2
+            if script == 0:
+                used = _scripted(out, int(script_start), int(used), kind == _SUP, linked)
+                script_start = 0
+                if used < 0 or script_tags != 0:
+                    return GAVE_UP
             continue
 
         # A block. Whether one may begin here, as far as we dare to say:
@@ -485,7 +477,7 @@ def scan(content: Bytes, out: Bytes, opened: Ints, lists: Ints) -> int:
         out[used + digits + 1] = 46
         out[used + digits + 2] = END
         used += digits + 3
-    return GAVE_UP if depth > 0 or code_depth > 0 or in_verbatim else used
+    return GAVE_UP if depth > 0 or code_depth > 0 or script > 0 or in_verbatim else used
 
 
 @numba.njit(cache=True, nogil=True)
@@ -511,6 +503,90 @@ def _number_at(content: Bytes, at: int, default: int) -> int:
         number = number * 10 + content[at] - 48
         at += 1
     return number if 0 < at - begin < 9 and at < content.size and content[at] == _QUOTE_MARK else -1
+
+
+@numba.njit(cache=True, nogil=True)
+def _scripted(out: Bytes, start: int, end: int, raised: bool, linked: bool) -> int:
+    """Raised or lowered text that stands at the end of `out`, in the form that `html_scripts` gives it; returns where
+    it ends then, -1 where it is for the tree to say.
+    """
+    while end > start and out[end - 1] == _SPACE:
+        end -= 1
+    size = end - start
+    if size == 0:
+        return -1
+    spaces = wide = digits = signs = 0
+    code = 0
+    for place in range(start, end):
+        byte = int(out[place])
+        spaces += byte == _SPACE
+        wide += byte >= 0x80
+        digits += 48 <= byte <= 57
+        # + - = ( ) and, raised, n.
+        signs += byte == 43 or byte == 45 or byte == 61 or byte == 40 or byte == 41 or (raised and byte == 110)
+        code = (code << 8) | (byte + 32 if 65 <= byte <= 90 else byte)
+    if wide > 0 and size > 2:
+        # White space of other widths goes where it stands at an end.
+        if is_wide_space(out[start], out[start + 1], out[start + 2]):
+            return -1
+        if is_wide_space(out[end - 3], out[end - 2], out[end - 1]):
+            return -1
+    if spaces > 0:
+        # Small print.
+        return end
+    before = out[start - 1]
+    if wide > 0 or before == BREAK or (before >= 0x80 and is_wide_space(out[start - 3], out[start - 2], before)):
+        return -1
+    if linked and raised:
+        # The mark of a note.
+        if digits == size:
+            for place in range(size):
+                out[end - place] = out[end - 1 - place]
+            out[start] = 91
+            out[end + 1] = 93
+            end += 2
+        return end
+    if before <= _SPACE or size > 40:
+        return end
+    if digits + signs == size:
+        # Three bytes a character at most, which the buffer allows for; from the last on, so that none is overwritten.
+        length = 0
+        for place in range(start, end):
+            length += 2 if raised and 49 <= out[place] <= 51 else 3
+        at = start + length
+        for place in range(size):
+            byte = int(out[end - 1 - place])
+            sign = 10 if byte == 43 else 11 if byte == 45 else 12 if byte == 61 else 13 if byte == 40 else 14
+            digit = byte - 48 if 48 <= byte <= 57 else 15 if byte == 110 else sign
+            if raised and 1 <= digit <= 3:
+                at -= 2
+                out[at] = 0xC2
+                out[at + 1] = 0xB9 if digit == 1 else 0xB0 + digit
+            else:
+                at -= 3
+                out[at] = 0xE2
+                out[at + 1] = 0x81 if raised else 0x82
+                out[at + 2] = 0xB0 + digit if raised else 0x80 + digit
+        return start + length
+    if raised:
+        if size == 1 and before >= 0x80:
+            return -1
+        for place in range(_ORNAMENTS.size):
+            if _ORNAMENTS[place] == code and size < 9 and (size > 1 or 48 <= before <= 57):
+                return end
+        first = out[start]
+        if first == 91 or first == 42 or first == 35:
+            return end
+    if size > 12:
+        return end
+    extra = 1 if size == 1 else 2
+    for place in range(size):
+        out[end - 1 - place + extra] = out[end - 1 - place]
+    out[start] = 94 if raised else 95
+    if extra == 2:
+        out[start + 1] = 123
+        out[end + 2] = 125
+    return end + (1 if size == 1 else 3)
 
 
 @numba.njit(cache=True, nogil=True)

@@ -13,7 +13,7 @@ _LOWERED = str.maketrans("0123456789+-−=()aeijoruvx", "₀₁₂₃₄₅₆�
 _RAISABLE = frozenset("0123456789+-−=()n")
 _LOWERABLE = frozenset("0123456789+-−=()")
 # Ordinal endings, titles and trade marks are raised for looks only.
-_ORNAMENTAL = words(
+ORNAMENTAL = words(
     "st nd rd th d r s t e er ère ère re ème nde os as o a º ª tm sm ® ™ © mr mrs dr jr sr c bis ter le lle me mme"
 )
 _LONGEST = 40
@@ -32,7 +32,7 @@ def superscript(text: str, before: str, linked: bool = False) -> str:
     if _RAISABLE.issuperset(text):
         return text.translate(_RAISED)
     if (
-        (text.lower() in _ORNAMENTAL and (len(text) > 1 or not text.isascii() or before.isdigit()))
+        (text.lower() in ORNAMENTAL and (len(text) > 1 or not text.isascii() or before.isdigit()))
         or text[0] in "[*†‡§¶#"
         or not _is_script(text)
     ):

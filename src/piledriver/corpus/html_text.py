@@ -30,7 +30,7 @@ class TextWriter:
     quotes_before = 0
     # Data tables are not nested (one that holds another is layout), so one row at a time is enough.
     in_table = False
-    code_depth = 0
+    code_depth = code_start = 0
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -183,6 +183,7 @@ class TextWriter:
         self.code_depth += 1
         if self.code_depth == 1:
             self.inline.append("`")
+            self.code_start = len(self.inline)
 
     def close_code(self) -> None:
         """The end of it."""
@@ -190,7 +191,7 @@ class TextWriter:
         # Empty code, or code that only wraps blocks which were written already, leaves no quotes behind.
         if self.code_depth or not self.inline:
             return
-        if self.inline[-1] == "`":
+        if len(self.inline) == self.code_start and self.inline[-1] == "`":
             self.inline.pop()
         else:
             self.inline.append("`")
