@@ -6,7 +6,9 @@ import functools
 import io
 import posixpath
 import re
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
@@ -27,12 +29,15 @@ from piledriver.corpus.source import Found, Piece
 MAX_MEMBER_BYTES = 1 << 25
 MAX_BOOK_BYTES = 1 << 27
 MAX_CHAPTERS = 20_000
+# Of what stands before each file in the archive: the mark, how long its name is and what is added to it.
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
 _CONTAINER = "META-INF/container.xml"
 _ENCRYPTION = "META-INF/encryption.xml"
 _FONT_OBFUSCATION = (b"http://www.idpf.org/2008/embedding", b"http://ns.adobe.com/pdf/enc#RC")
 _XMLNS = re.compile(rb"\sxmlns\s*=\s*(?:\"[^\"]{0,300}\"|'[^']{0,300}')")
 _UTF8 = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml(?![^>]*encoding=[\"'](?!utf-8))|<(?:!DOCTYPE|html))", re.IGNORECASE)
-_EMPTY_ANCHOR = re.compile(rb"<a\s[^<>]*(?:/>|></a>)")
+# Anchors with nothing in them, where a page of print began.
+_EMPTY_ANCHORS = re.compile(rb"(?:\s*<a\s[^<>]*(?:/>|></a>))*\s*")
 _KIND = re.compile(rb":type\s*=\s*[\"']([^\"'<>]*)")
 _DOCTYPE = re.compile(rb"<!DOCTYPE[^>\[]{0,1000}>", re.IGNORECASE)
 _EPUB_TYPE = "{http://www.idpf.org/2007/ops}type"
@@ -44,16 +49,16 @@ _CHAPTER_KINDS = ("application/xhtml+xml", "text/html", "application/x-dtbook+xm
 def book_documents(piece: Piece) -> Iterator[Found]:
     """The one book of an EPUB file, or why it cannot be read."""
     try:
-        with zipfile.ZipFile(io.BytesIO(piece.read())) as archive:
-            yield _book(archive, piece.origin)
+        content = piece.read()
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            yield _book(_Members(archive, content), piece.origin)
     except (zipfile.BadZipFile, NotImplementedError) as error:
         yield Refusal("damaged epub", piece.origin, str(error))
     except etree.XMLSyntaxError as error:
         yield Refusal("invalid xml", piece.origin, str(error))
 
 
-def _book(archive: zipfile.ZipFile, origin: str) -> Found:
-    members = _Members(archive)
+def _book(members: _Members, origin: str) -> Found:
     if members.find(_ENCRYPTION) and _is_locked(members.read(_ENCRYPTION)):
         return Refusal("encrypted", origin, "it has digital rights management")
     package_path = _package_path(members)
@@ -73,8 +78,8 @@ def _book(archive: zipfile.ZipFile, origin: str) -> Found:
 class _Members:
     """The files of the archive under the names that the package uses, and no more bytes of them than a book has."""
 
-    def __init__(self, archive: zipfile.ZipFile) -> None:
-        self._archive = archive
+    def __init__(self, archive: zipfile.ZipFile, packed: bytes) -> None:
+        self._archive, self._packed = archive, packed
         self._names = {name.lower(): name for name in archive.namelist()} | {n: n for n in archive.namelist()}
         self._left = MAX_BOOK_BYTES
 
@@ -89,12 +94,34 @@ class _Members:
         if name is None:
             raise zipfile.BadZipFile(f"{path} is missing")
         limit = min(MAX_MEMBER_BYTES, self._left)
-        with self._archive.open(name) as file:
-            content = file.read(limit + 1)
+        content = self._inflated(name, limit)
+        if content is None:
+            with self._archive.open(name) as file:
+                content = file.read(limit + 1)
         if len(content) > limit:
             raise zipfile.BadZipFile(f"{path} is larger than {limit} bytes")
         self._left -= len(content)
         return content
+
+    def _inflated(self, name: str, limit: int) -> bytes | None:
+        """A member as nearly all are, in half of the time that `zipfile` takes; None for it to read, or to say what is
+        wrong.
+        """
+        member = self._archive.getinfo(name)
+        if member.compress_type != zipfile.ZIP_DEFLATED or member.flag_bits & 1:
+            return None
+        header = self._packed[member.header_offset : member.header_offset + _LOCAL_HEADER.size]
+        if len(header) < _LOCAL_HEADER.size:
+            return None
+        mark, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
+        start = member.header_offset + len(header) + name_bytes + extra_bytes
+        inflate = zlib.decompressobj(-zlib.MAX_WBITS)
+        try:
+            content = inflate.decompress(self._packed[start : start + member.compress_size], limit + 1)
+        except zlib.error:
+            return None
+        whole = mark == b"PK\3\4" and inflate.eof and zlib.crc32(content) == member.CRC
+        return content if whole and len(content) == member.file_size else None
 
 
 def _is_locked(encryption: bytes) -> bool:
@@ -165,19 +192,15 @@ def chapter_text(content: bytes) -> str:
 def _plain_chapter(content: bytes) -> str | None:
     """The text of a chapter that is plain enough to be read without a tree."""
     start = content.find(b">", content.find(b"<body")) + 1
-    # Anchors with nothing in them, where a page of print began, are neither seen nor hidden.
-    body = _EMPTY_ANCHOR.sub(b"", content[start : content.rfind(b"</body>")].lstrip())
-    kinds = b" ".join(_KIND.findall(content)).decode("ascii", "replace").split()
-    if (
-        b"noteref" in body
-        or not start
-        or body[:1] != b"<"
-        or not _UTF8.match(content)
-        or not _NO_TEXT.isdisjoint(kinds)
-    ):
+    begin = _EMPTY_ANCHORS.match(content, start)
+    if not start or begin is None or content[begin.end() : begin.end() + 1] != b"<" or not _UTF8.match(content):
         return None
+    if b":type" in content:
+        kinds = b" ".join(_KIND.findall(content)).decode("ascii", "replace").split()
+        if "noteref" in kinds or not _NO_TEXT.isdisjoint(kinds):
+            return None
     try:
-        return plain_text(body)
+        return plain_text(content[begin.end() : content.rfind(b"</body>")])
     except UnicodeDecodeError:
         return None
 

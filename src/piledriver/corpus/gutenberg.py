@@ -80,8 +80,8 @@ def without_boilerplate(text: str) -> str:
     >>> without_boilerplate(book + "\\n\\nEnd of Project Gutenberg's X\\n\\nthe licence")
     'Call me.'
     """
-    if "gutenberg" not in text.lower():
-        # Their header and their licence both name them, and a word is found much sooner than a pattern.
+    if b"gutenberg" not in text.encode("utf-8", "replace").lower():
+        # Their header and their licence both name them; a word is found much sooner than a pattern, and among bytes.
         return text
     start = _start(text)
     end = _end(text, start)

@@ -37,6 +37,7 @@ _UNSEEN_HINTS = (
     *(b"sr-only", b"visually", b"screen-reader", b"gutter", b"lineno", b"line-num", b"blob-num", b"editsection"),
     *(b"headerlink", b"anchorjs", b"pagen", b"MathJax", b"katex-html", b"mwe-math-fallback"),
 )
+_CLASSES = re.compile(rb"class\s{0,9}=\s{0,9}(\"[^\"<>]*|'[^'<>]*|[^\s<>]*)")
 _styled = etree.XPath("//@style/..")
 _hidden = etree.XPath("//@hidden/.. | //@aria-hidden/.. | //mjx-math")
 _CONTROL_BYTES = bytes((*range(9), 11, *range(14, 32)))
@@ -112,8 +113,11 @@ def remove_unseen(tree: Any, content: bytes) -> None:
 
 
 def unseen_hints(content: bytes) -> tuple[bytes, ...]:
-    """Which words of a page say that some of its classes may stand for what is not seen."""
-    return tuple(hint for hint in _UNSEEN_HINTS if hint in content) if b"class=" in content else ()
+    """Which words among the classes of a page say that some of them may stand for what is not seen."""
+    classes = b" ".join(_CLASSES.findall(content))
+    if b"CLASS" in content:
+        classes = content
+    return tuple(hint for hint in _UNSEEN_HINTS if hint in classes)
 
 
 @functools.lru_cache(256)
