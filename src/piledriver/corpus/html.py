@@ -73,7 +73,7 @@ def parse(html: str) -> Any:
     """The tree of an HTML text without what a reader does not see; None where there is no element at all."""
     parser = _parser()
     content = html.encode("utf-8", "replace").translate(None, _CONTROL_BYTES)
-    if len(content) > _LONGEST_TAG and max(map(len, content.split(b">"))) > _LONGEST_TAG:
+    if _may_have_a_huge_tag(content):
         content = _HUGE_TAG.sub(_without_attributes, content)
     tree = etree.fromstring(content, parser)
     if content.count(b"<") > _DEEPEST and _gave_up(parser):
@@ -82,6 +82,16 @@ def parse(html: str) -> Any:
     if tree is not None:
         remove_unseen(tree, content)
     return tree
+
+
+def _may_have_a_huge_tag(content: bytes) -> bool:
+    """Whether somewhere no tag ends for longer than a tag should be; looks at a few bytes of each such stretch."""
+    at = 0
+    while len(content) - at > _LONGEST_TAG:
+        at = content.rfind(b">", at, at + _LONGEST_TAG + 1) + 1
+        if not at:
+            return True
+    return False
 
 
 def _without_attributes(tag: re.Match[bytes]) -> bytes:

@@ -19,6 +19,7 @@ _NEVER = words(
     " noscript noframes frameset map input nav menu dialog"
 )
 _SIDE = words("footer aside")
+_CONTENT_TAGS = words("body article main html")
 _HEADINGS = words("h1 h2 h3 h4 h5 h6")
 _MAY_BE_SHORT = words("td th dt dd h1 h2 h3 h4 h5 h6 figcaption caption")
 _CONTAINERS = words("div section ul ol dl table tbody form fieldset header center article")
@@ -64,24 +65,32 @@ def main_content(body: Any) -> tuple[Any, list[Any]]:
     suspect: list[float] = [0.0] * count
     links = [False] * count
     index_of = {body: 0}
+    # The loop that all pages spend their time in: nothing is called for white space, which most of the text is.
     for index in range(1, count):
         element = elements[index]
-        parent = index_of[element.getparent()]
-        index_of[element] = index
-        parents[index] = parent
-        tag = element.tag
+        parents[index] = parent = index_of[element.getparent()]
+        if len(element):
+            index_of[element] = index
         if suspect[parent] >= _CERTAIN:
             suspect[index] = _CERTAIN
             continue
-        links[index] = links[parent]
+        tag = element.tag
+        in_link = links[parent]
+        block = index
+        limit = 0.0
         if tag in _INLINE:
-            blocks[index] = blocks[parent]
-            links[index] = links[parent] or tag == "a"
+            block = blocks[index] = blocks[parent]
+            links[index] = in_link or tag == "a"
         else:
-            suspect[index] = _CERTAIN if tag in _NEVER else _suspicion(element, tag)
-        if suspect[index] < _CERTAIN:
-            _count(element.text, blocks[index], links[index], text, linked, stops)
-        _count(element.tail, blocks[parent], links[parent], text, linked, stops)
+            links[index] = in_link
+            if tag in _NEVER:
+                suspect[index] = limit = _CERTAIN
+            elif tag not in _CONTENT_TAGS:
+                suspect[index] = limit = _suspicion(element, tag)
+        if limit < _CERTAIN and (found := element.text) and (found := found.strip()):
+            _count(found, block, links[index], text, linked, stops)
+        if (found := element.tail) and (found := found.strip()):
+            _count(found, blocks[parent], in_link, text, linked, stops)
     cards = [0] * count
     for index in range(1, count):
         if elements[index].tag in _HEADINGS and text[index] and linked[index] > 0.8 * text[index]:
@@ -106,12 +115,7 @@ def _dropped(parents: list[int], weights: list[float], suspect: list[float], car
     return dropped
 
 
-def _count(found: str | None, block: int, in_link: bool, text: list[int], linked: list[int], stops: list[int]) -> None:
-    if found is None:
-        return
-    found = found.strip()
-    if not found:
-        return
+def _count(found: str, block: int, in_link: bool, text: list[int], linked: list[int], stops: list[int]) -> None:
     length = len(found)
     text[block] += length
     if in_link:
@@ -171,18 +175,14 @@ def _weight(tag: str, length: int, linked: int, stops: int) -> float:
 
 def _suspicion(element: Any, tag: str) -> float:
     """The share of the page's prose up to which an element is taken for boilerplate."""
-    attributes = element.attrib
-    if tag in ("body", "article", "main", "html"):
-        return 0.0
     found = 0.4 if tag in _SIDE else 0.0
-    if not attributes:
-        return found
-    if attributes.get("role") in _ROLES:
+    attribute = element.get
+    if attribute("role") in _ROLES:
         return 0.4
-    name = attributes.get("class")
+    name = attribute("class")
     if name:
         found = max(found, _suspicious_name(name))
-    name = attributes.get("id")
+    name = attribute("id")
     if name and tag != "section" and tag not in _HEADINGS:
         found = max(found, _suspicious_name(name))
     return found
