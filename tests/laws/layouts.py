@@ -21,7 +21,8 @@ class Row:
     layout: Layout
     processes: int = 2
     model: str = "transformer"
-    """transformer, plain (a user's own stack), tied (tied embeddings) or moe: see `test_layouts.make_model`."""
+    """transformer, plain (a user's own stack), tied (tied embeddings), deep (tied, twice as many blocks) or moe: see
+    `test_layouts.make_model`."""
     optimizer: str = "adamw"
     """adamw, muon, lion, compact (8-bit states): see `test_layouts.make_optimizer`."""
     loss: float = 2e-5
@@ -41,7 +42,7 @@ ROWS: list[Row] = [
     Row(name="zero1", layout=Layout(zero=1)),
     Row(name="zero2", layout=Layout(zero=2)),
     Row(name="zero3", layout=Layout(zero=3)),
-    Row(name="zero3-prefetch", layout=Layout(zero=3, prefetch=2), model="tied"),
+    Row(name="zero3-prefetch", layout=Layout(zero=3, prefetch=2), model="deep"),
     Row(name="zero0-plain", layout=Layout(), model="plain"),
     Row(name="zero1-plain", layout=Layout(zero=1), model="plain"),
     Row(name="zero2-plain", layout=Layout(zero=2), model="plain"),
@@ -93,12 +94,12 @@ ROWS += [
 ]
 
 ROWS += [
-    Row(name="pp-zbv", layout=Layout(pp=2, microbatches=4, schedule="zbv"), model="tied"),
+    Row(name="pp-zbv", layout=Layout(pp=2, microbatches=4, schedule="zbv"), model="deep"),
     Row(
         name="zero3-pp-interleaved",
         layout=Layout(zero=3, pp=2, microbatches=2, schedule="interleaved-1f1b"),
         processes=4,
-        model="tied",
+        model="deep",
     ),
 ]
 
@@ -108,7 +109,11 @@ ROWS += [
     Row(name="zero3-selective", layout=Layout(zero=3, activations="selective"), model="tied"),
     Row(name="zero1-budget", layout=Layout(zero=1, activations="budget")),
     Row(name="tp-selective", layout=Layout(tp=2, activations="selective")),
-    Row(name="pp-full", layout=Layout(pp=2, microbatches=2, activations="full", activation_every=2)),
+    Row(
+        name="pp-full",
+        layout=Layout(pp=2, microbatches=2, activations="full", activation_every=2),
+        model="deep",
+    ),
     Row(name="zero3-offload", layout=Layout(zero=3, offload="optimizer"), accumulate=2),
     Row(name="zero3-offload-parameters", layout=Layout(zero=3, offload="parameters"), model="tied"),
     Row(name="zero3-8bit", layout=Layout(zero=3), optimizer="compact", loss=2e-3, weight=5e-2),

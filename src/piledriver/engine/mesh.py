@@ -7,6 +7,7 @@ dp_replicate, dp_shard / ep, ep, tp). Batches are read by (dp_replicate, dp_shar
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ class Meshes:
     """Where this process stands in a layout. An axis of size 1 has a mesh of one process.
 
     A process that is alone has no process group and so no meshes: steps look at the layout's sizes before they ask.
+    Axes are cut out once: torch takes milliseconds each time, and they are asked for by every parameter.
     """
 
     layout: Layout
@@ -34,34 +36,45 @@ class Meshes:
     experts: DeviceMesh
     """(pp, dp_replicate, dp_shard, ep, tp): experts; dp_shard * ep here are what share them out."""
 
-    @property
+    @functools.cached_property
     def tp(self) -> DeviceMesh:
         """Processes that split each matrix."""
         return self.dense["tp"]
 
-    @property
+    @functools.cached_property
     def pp(self) -> DeviceMesh:
         """One process of each pipeline rank."""
         return self.dense["pp"]
 
-    @property
+    @functools.cached_property
     def cp(self) -> DeviceMesh:
         """Processes that split each sequence."""
         return self.batch["cp"]
 
-    @property
+    @functools.cached_property
     def ep(self) -> DeviceMesh:
         """Processes that split the experts."""
         return self.experts["ep"]
 
-    @property
+    @functools.cached_property
     def shard(self) -> DeviceMesh:
         """Over what dense parameters are averaged and shared out: one dimension, or (replicate, shard)."""
         return (
             self.dense["dp_replicate", "dp_shard"] if self.dense["dp_replicate"].size() > 1 else self.dense["dp_shard"]
         )
 
-    @property
+    @functools.cached_property
+    def sharing(self) -> DeviceMesh:
+        """The processes that share out one copy of the dense parameters."""
+        return self.dense["dp_shard"]
+
+    @functools.cached_property
+    def parts(self) -> DeviceMesh:
+        """What the own rows of dense parameters (zero 1 and 2) are laid over: `shard`, and tp where there is one."""
+        names = [*(["dp_replicate"] if self.dense["dp_replicate"].size() > 1 else []), "dp_shard"]
+        return self.dense[(*names, "tp")] if self.tp.size() > 1 else self.shard
+
+    @functools.cached_property
     def expert_shard(self) -> DeviceMesh:
         """The same for experts."""
         hybrid = self.experts["dp_replicate"].size() > 1
@@ -72,19 +85,19 @@ class Meshes:
         """Whether there is one process and so nothing to talk to."""
         return self.dense is None
 
-    @property
+    @functools.cached_property
     def averaged(self) -> list[DeviceMesh]:
         """The axes over which gradients of dense parameters are averaged, the sharing one first."""
         axes = [] if self.alone else [self.dense["dp_shard"], self.dense["dp_replicate"]]
         return [axis for axis in axes if axis.size() > 1]
 
-    @property
+    @functools.cached_property
     def experts_averaged(self) -> list[DeviceMesh]:
         """The same for experts: processes that hold the same ones."""
         axes = [] if self.alone else [self.experts["dp_shard"], self.experts["dp_replicate"]]
         return [axis for axis in axes if axis.size() > 1]
 
-    @property
+    @functools.cached_property
     def averaged_over(self) -> int:
         """How many processes hold parts of the data that one gradient is the mean of."""
         return 1 if self.alone else self.dense["dp_shard"].size() * self.dense["dp_replicate"].size()

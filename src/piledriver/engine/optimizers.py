@@ -72,7 +72,7 @@ class _After:
     """Everybody's new rows, bucket by bucket."""
 
     def __init__(self, parameters: list[nn.Parameter], meshes: Meshes) -> None:
-        self.axis = meshes.dense["dp_shard"]
+        self.axis = meshes.sharing
         self.buckets: list[list[nn.Parameter]] = []
         alike: dict[tuple[Any, ...], list[nn.Parameter]] = {}
         for parameter in parameters:

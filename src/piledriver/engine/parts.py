@@ -38,7 +38,7 @@ def shard_axis(parameter: Tensor, meshes: Meshes) -> DeviceMesh | None:
     """The axis that shares out a parameter's state; None where there is nothing to share out."""
     if meshes.alone or parameter.dim() == 0 or is_expert(parameter):
         return None
-    axis = meshes.dense["dp_shard"]
+    axis = meshes.sharing
     return axis if axis.size() > 1 else None
 
 
@@ -48,19 +48,17 @@ def own_part(parameter: nn.Parameter, meshes: Meshes) -> DTensor:
     if known is not None:
         return known
     whole = local(parameter).detach()
-    names = ["dp_replicate", "dp_shard"] if meshes.dense["dp_replicate"].size() > 1 else ["dp_shard"]
-    placements: list[Placement] = [Replicate() for _ in names]
+    placements: list[Placement] = [Replicate()] * meshes.shard.ndim
     axis = shard_axis(parameter, meshes)
     rows = whole
     if axis is not None:
         placements[-1] = _rows_placement(parameter)
         rows = _chunk(whole, axis)
-    if meshes.dense["tp"].size() > 1:
-        names.append("tp")
+    if meshes.tp.size() > 1:
         placements.append(parameter.placements[0] if isinstance(parameter, DTensor) else Replicate())
     part = DTensor.from_local(
         rows,
-        meshes.dense[tuple(names)],
+        meshes.parts,
         placements,
         run_check=False,
         shape=parameter.shape,
