@@ -49,17 +49,24 @@ def fields(document: str) -> Iterator[tuple[str, str]]:
     """
     code = ""
     parts: list[str] = []
+
+    def joined() -> str:
+        if code != "TBL":
+            return " ".join(parts)
+        # A table is drawn with spaces; the rules between its parts are underscores.
+        return "\n".join(part for part in parts if part.strip("_ "))
+
     for line in document.split("\n"):
         line = line.rstrip()
         found = _FIELD.match(line) if line[:1].isupper() else None
         if found is not None and (found[2] is None or line[len(found[1]) : len(found[1]) + 1] == " "):
             if code:
-                yield code, " ".join(parts)
+                yield code, joined()
             code, parts = found[1], [found[2].strip()] if found[2] else []
         elif line.strip():
-            parts.append(line.strip())
+            parts.append(line[5:] if code == "TBL" and line[:5].isspace() else line.strip())
     if code:
-        yield code, " ".join(parts)
+        yield code, joined()
 
 
 def characters(text: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import lzma
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -21,6 +22,8 @@ from piledriver.core.errors import PiledriverError
 DAMAGE = (
     *(EOFError, OSError, ValueError, SyntaxError, PiledriverError, csv.Error),
     *(zlib.error, lzma.LZMAError, zstandard.ZstdError, tarfile.TarError, zipfile.BadZipFile),
+    # What the standard library's readers of archives let slip when a length or a name is not what it should be.
+    *(struct.error, IndexError, KeyError, OverflowError, NotImplementedError),
 )
 """What reading a damaged file raises."""
 

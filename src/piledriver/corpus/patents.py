@@ -26,6 +26,7 @@ _NOT_OF_BACKGROUND = re.compile(
     r"summary|brief\s+description|detailed|disclosure|object|drawing|embodiment|claim|invention\s*$", re.IGNORECASE
 )
 _INVENTION_OF = re.compile(r"(?:field|background|state|technical|prior|related)[\w\s]*", re.IGNORECASE)
+_SECTION_NAME = re.compile(r"\b(?:BACKGROUND|SUMMARY|PRIOR ART|FIELD OF|DESCRIPTION|OBJECTS? OF|OF THE INVENTION)\b")
 _SECTIONS_OF_APS = frozenset(
     str.split("PATN INVT ASSG PRIR REIS RLAP CLAS UREF FREF OREF LREP PCTA ABST GOVT PARN BSUM DRWD DETD CLMS DCLM")
 )
@@ -110,9 +111,16 @@ def from_aps(document: str) -> Patent:
             if code == "PAC":
                 lines.append(Line(characters(text), 1))
             elif code.startswith("PA"):
+                lines.append(Line(characters(text), 1 if _is_heading(text) else 0))
+            elif code == "TBL":
                 lines.append(Line(characters(text)))
     patent.meta["abstract"] = " ".join(abstract)
     return patent
+
+
+def _is_heading(text: str) -> bool:
+    """Whether a paragraph is a heading that was not marked as one: capitals that name a section."""
+    return len(text) < 90 and text.isupper() and _SECTION_NAME.search(text) is not None and text[-1:] != "."
 
 
 def _aps_number(text: str) -> str:

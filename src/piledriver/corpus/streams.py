@@ -185,7 +185,7 @@ def _listed_zip_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Ref
         return
     with opened as archive:
         for entry in archive.infolist():
-            if entry.is_dir():
+            if not entry.filename or entry.filename.endswith("/"):
                 continue
             if entry.flag_bits & 1:
                 yield Refusal("encrypted member", f"{origin}!{entry.filename}")

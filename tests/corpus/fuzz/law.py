@@ -138,6 +138,8 @@ def check(source: Source, item: Any) -> None:
     if not isinstance(item, Document):
         raise BrokenLawError(f"neither document nor refusal: {type(item)}")
     row = msgspec.json.decode(to_line(item))
+    if row["meta"]["id"] != item.id or row["meta"]["pile_set_name"] != source.name:
+        raise BrokenLawError(f"meta that hides the document's own id or name: {item.meta}")
     if row["text"] != item.text or not item.text.strip() or "\x00" in item.text:
         raise BrokenLawError(f"a text that does not survive writing: {item.text[:80]!r}")
     if item.source != source.name or not item.id or not item.meta.get("origin") or not item.meta.get("licence"):

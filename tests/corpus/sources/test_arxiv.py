@@ -288,3 +288,8 @@ def test_of_a_condition_one_branch_is_read() -> None:
     source = f"\\documentclass{{article}}\\begin{{document}}{body}\\end{{document}}"
     documents, _ = extract_bytes("arxiv", "paper.tex", source.encode())
     assert documents[0].text == "one, three, six"
+
+
+def test_the_origin_of_a_file_by_itself_is_its_name() -> None:
+    documents, _ = extract_bytes("arxiv", "main.tex", paper("Words.").encode())
+    assert documents[0].meta["origin"] == "main.tex"

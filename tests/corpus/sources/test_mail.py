@@ -164,3 +164,23 @@ def test_samples() -> None:
     in_table = by_file["enron-emails/3_one_forwarded_example.csv#allen-p/_sent_mail/102."]
     assert in_table == by_file["enron-emails/maildir/allen-p/_sent_mail/102_"]
     assert in_table.startswith("---------------------- Forwarded by Phillip K Allen/HOU/ECT")
+
+
+def test_frames_of_signatures_and_archives_are_no_text() -> None:
+    signed = (
+        b"Subject: s\n\n-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA1\n\nSigned text.\n- -- dash\n"
+        b"-----BEGIN PGP SIGNATURE-----\nVersion: GnuPG\n\niEYEAR\n-----END PGP SIGNATURE-----\n_____\nlist foot\n"
+    )
+    assert body(signed) == "Signed text.\n-- dash\n_____\nlist foot"
+    # An answer that quotes a frame is left alone.
+    assert body(b"Subject: s\n\n> -----BEGIN PGP SIGNED MESSAGE-----\nYes.\n").endswith("Yes.")
+    scrubbed = b"Subject: s\n\nHi.\n-------------- next part --------------\nA non-text attachment was scrubbed...\n"
+    assert body(scrubbed + b"Name: a.png\nURL: <http://x/a>\n") == "Hi."
+
+
+def test_what_a_mail_program_keeps_in_its_folder_is_no_message() -> None:
+    content = (
+        b"From a Thu Jan  1 00:00:00 1998\nSubject: DON'T DELETE THIS MESSAGE -- FOLDER INTERNAL DATA\n\nThis text\n"
+    )
+    documents, refusals = extract_bytes("mail", "a.mbox", content)
+    assert (documents, [refusal.reason for refusal in refusals]) == ([], ["folder data"])

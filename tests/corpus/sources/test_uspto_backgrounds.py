@@ -123,3 +123,15 @@ def test_real_patents() -> None:
 @given(mutations((APS + XML_2 + XML_4).encode()))
 def test_mutated_files_never_raise(content: bytes) -> None:
     parse_without_failure("uspto-backgrounds", content)
+
+
+def test_headings_that_aps_does_not_mark_and_tables_are_kept() -> None:
+    body = (
+        "PATN\nWKU  040000001\nTTL  T\nBSUM\nPAR  BACKGROUND OF THE INVENTION\nPAR  Old.\nTBL  ____________\n"
+        "     A    B\n     ____________\n     1    2\nPAR  SUMMARY OF THE INVENTION\nPAR  New.\n"
+    )
+    for content in (body, f"HHHHHT        APS1\n{body}" + APS):
+        found, _ = extract_bytes("uspto-backgrounds", "pftaps19760113_wk02.txt", content.encode())
+        assert found[0].text == "Old.\nA    B\n1    2"
+        # The number, wherever the document stands in its file.
+        assert found[0].meta["origin"] == "pftaps19760113_wk02.txt#US4000000"

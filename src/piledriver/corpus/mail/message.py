@@ -13,7 +13,13 @@ from typing import Any
 import msgspec
 
 from piledriver.corpus.html import fragment_to_text
-from piledriver.corpus.mail.transfer import repaired, transfer_decoded, without_uuencoded
+from piledriver.corpus.mail.transfer import (
+    repaired,
+    transfer_decoded,
+    without_armour,
+    without_scrubbed,
+    without_uuencoded,
+)
 from piledriver.corpus.text import decode
 
 MAX_DEPTH = 12
@@ -155,7 +161,7 @@ def _plain(content: bytes, parameters: dict[str, str], headers: dict[str, str]) 
         text = _unflowed(text, parameters.get("delsp", "").lower() == "yes")
     if _HTML.match(text):
         text = fragment_to_text(text)
-    return without_uuencoded(text).rstrip().lstrip("\n")
+    return without_scrubbed(without_armour(without_uuencoded(text))).rstrip().lstrip("\n")
 
 
 def _best(parts: list[Part]) -> list[Part]:

@@ -123,6 +123,8 @@ def read_message(raw: bytes, origin: str) -> Found:
         part = split_headers(raw)
     except UnreadableError as error:
         return Refusal("not a message", origin, str(error))
+    if part.headers.get("subject", "").upper().endswith("FOLDER INTERNAL DATA"):
+        return Refusal("folder data", origin, "what a mail program keeps in its mbox files")
     text = body_text(part)
     if not text.strip():
         return Refusal("no text in the body", origin)

@@ -7,6 +7,14 @@ import re
 
 _NOT_BASE64 = re.compile(rb"[^A-Za-z0-9+/=]+")
 _SOFT_BREAK = re.compile(r"(?<=[^=\s\n])=\n|=20\n")
+_SIGNED = re.compile(r"(?m)^-----BEGIN PGP SIGNED MESSAGE-----[ \t]*\n(?:Hash: [^\n]{1,80}\n)*(?:[ \t]*\n)?")
+_SIGNATURE = "-----BEGIN PGP SIGNATURE-----"
+_END_OF_SIGNATURE = "-----END PGP SIGNATURE-----"
+_DASHED = re.compile(r"(?m)^- (?=-)")
+_SCRUBBED = re.compile(
+    r"(?m)^-{10,20} next part -{10,20}\n(?:A|An) [^\n]{1,60}attachment was scrubbed\.\.\.\n"
+    r"(?:(?:Name|Type|Size|Desc|URL|Url) ?:[^\n]{0,500}\n?)*"
+)
 _ESCAPE = re.compile(r"=([0-9A-F]{2})")
 _UUENCODED = re.compile(r"(?m)^begin [0-7]{3,4} [^\n]{1,200}\n(?:[!-`][ -`]{1,61}\n)+`?\n?end\n?")
 
@@ -36,6 +44,27 @@ def repaired(text: str) -> str:
         return text
     joined = text.replace("=20\n", " \n").replace("=\n", "")
     return _ESCAPE.sub(lambda found: bytes.fromhex(found.group(1)).decode("cp1252", "replace"), joined)
+
+
+def without_armour(text: str) -> str:
+    """A signed text without the frame and the signature.
+
+    >>> without_armour("-----BEGIN PGP SIGNED MESSAGE-----\\nHash: SHA1\\n\\nHi.\\n- -- \\nB\\n" + _SIGNATURE + "\\niEY=\\n")
+    'Hi.\\n-- \\nB\\n'
+    """
+    if _SIGNATURE not in text:
+        return text
+    signed = _SIGNED.search(text) is not None
+    parts = text.split(_SIGNATURE)
+    # What follows a signature is text again: a mailing list's foot, the message that was answered.
+    kept = [parts[0], *(part.partition(_END_OF_SIGNATURE)[2].lstrip("\n") for part in parts[1:])]
+    text = _SIGNED.sub("", "".join(kept))
+    return _DASHED.sub("", text) if signed else text
+
+
+def without_scrubbed(text: str) -> str:
+    """The text without what Mailman's archive writes in the place of an attachment."""
+    return _SCRUBBED.sub("", text) if " next part -" in text else text
 
 
 def without_uuencoded(text: str) -> str:

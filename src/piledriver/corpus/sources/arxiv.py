@@ -51,7 +51,7 @@ def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
             yield from until_damaged(stream.origin, _submission(stream))
             continue
         home = own
-        name = stream.origin[len(home) + 1 :]
+        name = stream.origin if home == "." else stream.origin[len(home) + 1 :]
         if stream.path is not None:
             group.append((name, stream.path))
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import re
 from collections.abc import Iterator
@@ -57,6 +58,9 @@ _page_marks = etree.XPath(
 _PAGE_NUMBER = re.compile(r"\n[ \t]{0,90}-?[ \t]{0,9}(?:Page )?\d{1,4}(?: of \d{1,4})?[ \t]{0,9}-?[ \t]{0,90}(?=\n*\f)")
 _COMPOUND = re.compile(r"\b[A-Za-z]{1,40}-[A-Za-z]{1,40}\b")
 _BROKEN_WORD = re.compile(r"\b([A-Za-z]{0,39}[a-z])-\n([ \t]{0,60})([a-z]{1,40})([^\s\w-]{0,4})[ \t]{0,3}(?=[^\s-])")
+# CourtListener sets plain text between citations in `<pre class="inline">`, which is no block: it is plain text still.
+_PLAIN_WITH_CITATIONS = re.compile(r"\s{0,99}(?:<div>\s{0,99})?<pre class=[\"']inline[\"']>")
+_ANY_TAG = re.compile(r"</?[a-zA-Z][^<>]{0,4000}>")
 _JURISDICTION = re.compile(r"/(?:jurisdiction|courts)/([\w-]{1,40})/?$")
 
 
@@ -149,7 +153,9 @@ def _opinion(opinion: dict[str, Any], origin: str) -> Found:
     if not name:
         known = any(field in opinion for field in _FIELDS)
         return Refusal("no text" if known else "not an opinion", origin)
-    text = _plain(markup) if name == "plain_text" else _marked_up(markup)
+    if _PLAIN_WITH_CITATIONS.match(markup):
+        name, markup = f"{name} of plain_text", html.unescape(_ANY_TAG.sub("", markup))
+    text = _plain(markup) if name.endswith("plain_text") else _marked_up(markup)
     if not text.strip():
         return Refusal("no text", origin, name)
     return Document(text, meta={"origin": origin, "field": name, **_meta(opinion, origin)})

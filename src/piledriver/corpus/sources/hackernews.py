@@ -88,7 +88,7 @@ def _document(story: Item, replies: list[Item], origin: str) -> Found:
     time = story.get("time")
     meta: dict[str, Any] = {
         "origin": origin,
-        "id": story["id"],
+        "item_id": story["id"],
         "title": _line(story["title"]),
         "by": story.get("by"),
         "score": story.get("score"),

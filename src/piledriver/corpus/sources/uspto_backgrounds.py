@@ -43,7 +43,7 @@ def documents(piece: Piece) -> Iterator[Found]:
             joined.append(start)
     for start, end in zip(joined, [*joined[1:], len(content)], strict=True):
         if record := content[start:end].strip():
-            yield _one(record, f"{piece.origin}#{piece.offset + start}" if len(joined) > 1 else piece.origin)
+            yield _one(record, f"{piece.origin}#{piece.offset + start}")
 
 
 def _one(record: bytes, origin: str) -> Found:
@@ -56,7 +56,7 @@ def _one(record: bytes, origin: str) -> Found:
         return Refusal("invalid xml" if record.startswith(b"<") else "not a patent", origin, str(error))
     if patent is None:
         return Refusal("not a patent", origin)
-    if patent.number and "#" in origin:
+    if patent.number:
         origin = f"{origin.rpartition('#')[0]}#US{patent.number}"
     if patent.summary is not None:
         paragraphs = [line.text for line in patent.summary]
