@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piledriver.corpus.html import fragment_to_text, tree_text
-from piledriver.corpus.html_plain import plain_text
+from piledriver.corpus.html_plain import compiled, plain_text
+
+
+@pytest.fixture(autouse=True, scope="module")
+def scanner() -> Iterator[None]:
+    compiled()
+    yield
+    compiled(False)
+
 
 words = st.sampled_from(
     [

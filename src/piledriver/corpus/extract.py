@@ -22,7 +22,7 @@ from piledriver.core.progress import progress
 from piledriver.corpus.careful import DAMAGE
 from piledriver.corpus.document import Document, Refusal, make_document, refusal_line, to_line
 from piledriver.corpus.shard_writer import SUFFIX, ShardFileWriter
-from piledriver.corpus.source import Found, Piece, Source, piece_bytes
+from piledriver.corpus.source import MUCH_BYTES, Found, Piece, Source, piece_bytes
 from piledriver.corpus.sources import SOURCES
 from piledriver.corpus.streams import OnBytes, OnPassed, RawStream, local_files, raw_streams
 from piledriver.corpus.text import normalise, normalise_code
@@ -76,14 +76,15 @@ def extract(
     def on_passed(origin: str) -> None:
         passed_over[os.path.splitext(origin)[1].lower() or os.path.basename(origin)] += 1
 
+    much = total_bytes >= MUCH_BYTES
     if source.prepare is not None:
-        source.prepare()
+        source.prepare(much)
     with ExitStack() as stack:
         bar = stack.enter_context(progress(f"extract {slug}", total=total_bytes or None, unit="bytes"))
         pool = stack.enter_context(Workers(workers, _TARGET))
         shard = stack.enter_context(ShardFileWriter(out, threads=workers))
         rejected = stack.enter_context(ShardFileWriter(rejects)) if rejects is not None else None
-        for lines, refusals, found_licences, found_bytes in _results(pool, source, paths, bar.advance, on_passed):
+        for lines, refusals, found_licences, found_bytes in _results(pool, source, paths, much, bar.advance, on_passed):
             for line in lines:
                 shard.write_line(line)
             for refusal in refusals:
@@ -175,16 +176,16 @@ def found_in_piece(source: Source, piece: Piece) -> Iterator[Found]:
 _Result = tuple[list[bytes], list[Refusal], Counter[str], int]
 
 
-def extract_batch(task: tuple[str, list[Piece | Refusal]]) -> _Result:
+def extract_batch(task: tuple[str, list[Piece | Refusal], bool]) -> _Result:
     """What a worker does: pieces to encoded lines, refusals, licences, bytes of text."""
-    slug, pieces = task
+    slug, pieces, much = task
     source = SOURCES[slug]
     lines: list[bytes] = []
     refusals: list[Refusal] = []
     licences: Counter[str] = Counter()
     text_bytes = 0
     if source.prepare is not None:
-        source.prepare()
+        source.prepare(much)
     signal.signal(signal.SIGALRM, _too_long)
     for piece in pieces:
         if isinstance(piece, Refusal):
@@ -203,20 +204,20 @@ def extract_batch(task: tuple[str, list[Piece | Refusal]]) -> _Result:
 
 
 def _results(
-    pool: Workers, source: Source, paths: Sequence[str], on_bytes: OnBytes, on_passed: OnPassed
+    pool: Workers, source: Source, paths: Sequence[str], much: bool, on_bytes: OnBytes, on_passed: OnPassed
 ) -> Iterator[_Result]:
     """Batches of pieces through the pool; a batch that cost its worker is tried again, piece by piece."""
-    tasks = ((source.slug, batch) for batch in _batches(pieces_of(source, paths, on_bytes, on_passed)))
+    tasks = ((source.slug, batch, much) for batch in _batches(pieces_of(source, paths, on_bytes, on_passed)))
     for result in pool.map(tasks):
         if isinstance(result, Lost):
-            yield from _rescued(source, result.task[1])
+            yield from _rescued(source, result.task[1], much)
         else:
             yield result
 
 
-def _rescued(source: Source, batch: list[Piece | Refusal]) -> Iterator[_Result]:
+def _rescued(source: Source, batch: list[Piece | Refusal], much: bool) -> Iterator[_Result]:
     with Workers(1, _TARGET, task_seconds=2 * _PIECE_SECONDS) as pool:
-        for item, result in zip(batch, pool.map((source.slug, [item]) for item in batch), strict=True):
+        for item, result in zip(batch, pool.map((source.slug, [item], much) for item in batch), strict=True):
             if isinstance(result, Lost):
                 refusal = Refusal("broke the parser", item.origin, result.why, source.name)
                 yield [], [refusal], Counter(), 0

@@ -20,6 +20,8 @@ from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.streams import FileRange, RawStream, decompressed
 
 MAX_PIECE_BYTES = 1 << 28
+MUCH_BYTES = 1 << 24
+"""Of raw data: from here on it pays to load, or even to make, compiled code."""
 Item = TypeVar("Item")
 
 
@@ -92,9 +94,10 @@ class Source:
     citation: str = ""
     generate: Callable[[dict[str, str]], Iterator[Piece]] | None = None
     """For a source that can be made here: `generate:key=value,...` in place of a path."""
-    prepare: Callable[[], object] | None = None
-    """Run once in each process before its first piece, outside of the time that a piece may take: what must be
-    compiled is compiled here, and first of all in the parent, so that workers find it in the cache."""
+    prepare: Callable[..., object] | None = None
+    """`prepare(much)` is run before the pieces, outside of the time that one may take, with whether there is much to
+    read (`MUCH_BYTES`): then what can be compiled is compiled, in the parent first of all, so that workers find it in
+    the cache. Otherwise slower ways give the same text sooner."""
     text_kind: Literal["prose", "code"] = "prose"
     """Prose is normalised; code is kept as it is but for bytes that no text may hold."""
 

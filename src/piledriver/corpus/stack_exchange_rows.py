@@ -21,7 +21,6 @@ _MEMORY_BYTES = 1 << 26
 _BUCKET_POSTS = 100_000
 # A quotation mark inside a value is always an entity, so the first one before `/>` ends the row.
 _ROW_END = re.compile(rb"\"\s*/>")
-_ATTRIBUTE = re.compile(rb' ([A-Za-z]+)="([^"]*)"')
 # How nearly every row begins; where one does not, its numbers are looked for one by one.
 _BEGINNING = re.compile(rb'<row Id="(\d{1,18})" PostTypeId="(\d{1,18})"(?: ParentId="(\d{1,18})")?')
 
@@ -71,16 +70,23 @@ def field(row: bytes, name: bytes) -> int | None:
     return int(value) if value.isdigit() and len(value) < 19 else None
 
 
-def attributes(row: bytes) -> dict[str, bytes]:
-    """The attributes of a row, as they were meant.
+def attribute(row: bytes, place: bytes) -> bytes | None:
+    """An attribute of a row as it was meant, by its name as it stands there; None where it has none.
 
-    >>> attributes(b'<row Id="7" Title="a &amp;lt; b" />')
-    {'Id': b'7', 'Title': b'a &lt; b'}
+    A quotation mark inside a value is always an entity, so that the name cannot stand in another value.
+
+    >>> attribute(b'<row Id="7" Title="A &amp;amp; B" />', b' Title="')
+    b'A &amp; B'
     """
-    found: dict[str, bytes] = {}
-    for name, value in _ATTRIBUTE.findall(row):
-        found[name.decode()] = unescaped(value) if b"&" in value else value
-    return found
+    start = row.find(place)
+    if start < 0:
+        return None
+    start += len(place)
+    end = row.find(b'"', start)
+    if end < 0:
+        return None
+    value = row[start:end]
+    return unescaped(value) if b"&" in value else value
 
 
 def numbers(row: bytes) -> tuple[int | None, int | None, int | None]:

@@ -16,7 +16,7 @@ from piledriver.corpus.dedup.minhash import MinHashSettings
 from piledriver.corpus.dedup.near import hash_ranges
 from piledriver.corpus.extract import pieces_of
 from piledriver.corpus.recipe import Licences, SourceEntry, StageEntry
-from piledriver.corpus.source import piece_bytes
+from piledriver.corpus.source import MUCH_BYTES, piece_bytes
 from piledriver.corpus.sources import resolve
 from piledriver.corpus.streams import local_files
 from piledriver.corpus.uses import by_content
@@ -76,6 +76,8 @@ def extract(executor: Executor, name: str, entry: SourceEntry, inputs: Sequence[
     """Raw files to chunks. After a crash the pieces are found again, which is cheap, and the missing chunks parsed."""
     source = resolve(entry.source)
     described = {"source": source.slug, "name": name, "inputs": _inputs_key(entry, inputs)}
+    if source.prepare is not None:
+        source.prepare(sum(file.size for file in inputs) >= MUCH_BYTES)
 
     def tasks() -> Iterator[Task]:
         for number, pieces in enumerate(_cut(pieces_of(source, entry.paths), piece_bytes, CHUNK_BYTES, CHUNK_PIECES)):

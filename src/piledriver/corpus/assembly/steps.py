@@ -36,7 +36,7 @@ from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.extract import found_in_piece
 from piledriver.corpus.filters import Drop, Filter
 from piledriver.corpus.shard_writer import ShardFileWriter
-from piledriver.corpus.source import Piece
+from piledriver.corpus.source import MUCH_BYTES, Piece, piece_bytes
 from piledriver.corpus.sources import resolve
 from piledriver.corpus.uses import by_path, stage_settings
 
@@ -68,6 +68,9 @@ def extract_chunk(
 ) -> dict[str, Any]:
     """Some pieces of a source to documents; what the source refuses goes to the ledger."""
     opened = resolve(source)
+    if opened.prepare is not None:
+        # By what is in the chunk alone, so that no other one has a say in how it is read.
+        opened.prepare(sum(map(piece_bytes, payload)) >= MUCH_BYTES)
 
     def found() -> Iterator[Document | Dropped]:
         for piece in payload:

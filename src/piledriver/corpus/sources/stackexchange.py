@@ -11,8 +11,9 @@ from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.html import fragment_bytes_to_text
 from piledriver.corpus.html_plain import compiled
 from piledriver.corpus.source import Found, Piece, Source, each, until_damaged
-from piledriver.corpus.stack_exchange_rows import Threads, attributes, field, numbers, rows
+from piledriver.corpus.stack_exchange_rows import Threads, attribute, field, numbers, rows
 from piledriver.corpus.streams import RawStream
+from piledriver.corpus.xml_unescape import unescaped
 
 Post = dict[str, bytes]
 MIN_SCORE = 3
@@ -22,6 +23,13 @@ _BETWEEN, _BETWEEN_THREADS = b"\x00", b"\x00\x00"
 _QUESTION, _ANSWER = 1, 2
 _TAG_MARKS = re.compile(r"[<>|]+")
 _NAMED_POSTS = re.compile(r"(.+)[-._]posts\.xml(?:\.(?:gz|bz2|xz|zst))?", re.IGNORECASE)
+# What of a post is used; rows have twice as much.
+_WANTED = tuple(
+    (name, f' {name}="'.encode())
+    for name in (
+        *("Id", "Score", "CreationDate", "Body", "OwnerUserId", "OwnerDisplayName", "Title", "Tags", "ContentLicense"),
+    )
+)
 _VERSION = re.compile(r"CC[ -]BY-SA[ -](\d\.\d)", re.IGNORECASE)
 
 
@@ -107,7 +115,7 @@ def _thread(row: bytes, answer_rows: list[bytes], piece: Piece) -> Found:
         return Refusal("no accepted or well scored answer", origin)
     best.sort(key=lambda found: (-found[0], found[1] != accepted, found[1] or 0))
     used = [row, *(answer for _, _, answer in best[:MOST_ANSWERS])]
-    question, *kept = map(attributes, used)
+    question, *kept = map(_post, used)
     title = " ".join(html.unescape(_said(question, "Title")).split())
     parts = [f"Q:\n\n{title}\n\n{fragment_bytes_to_text(question.get('Body', b''))}"]
     parts += [f"A:\n\n{fragment_bytes_to_text(answer.get('Body', b''))}" for answer in kept]
@@ -128,6 +136,16 @@ def _thread(row: bytes, answer_rows: list[bytes], piece: Piece) -> Found:
         "url": f"https://{site}/q/{number}" if "." in site and not site.endswith(".meta") else None,
     }
     return Document("\n\n".join(parts) + "\n", meta={name: value for name, value in meta.items() if value is not None})
+
+
+def _post(row: bytes) -> Post:
+    return {name: value for name, place in _WANTED if (value := attribute(row, place)) is not None}
+
+
+def prepare(much: bool = True) -> None:
+    """Compile what reads posts, where there are many."""
+    compiled(much)
+    unescaped(b"&lt;")
 
 
 def _said(post: Post, name: str) -> str:
@@ -176,6 +194,6 @@ SOURCE = Source(
     citation="Stack Exchange Inc., Stack Exchange Data Dump, archive.org/details/stackexchange",
     wants=wants,
     pieces=each(split),
-    prepare=compiled,
+    prepare=prepare,
     documents=documents,
 )
