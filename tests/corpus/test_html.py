@@ -147,3 +147,12 @@ def test_any_input_is_text(html: str) -> None:
     for text in (fragment_to_text(html), page_to_text(html)):
         assert "\x01" not in text
         assert not text.startswith("\n")
+
+
+def test_columns_of_old_pages_are_no_data_and_formulas_in_scripts_are_text() -> None:
+    prose = "This is a sentence of the article, and it has a clause. Here is another one, which makes it prose. " * 7
+    columns = f"<body><table><tr><td><a href=a>Menu</a></td><td>{prose}<br>End.</td></tr></table></body>"
+    assert "|" not in page_to_text(columns)
+    assert "| 1 | 2 |" in fragment_to_text(f"<p>{prose}<table><tr><td>1<td>2<tr><td>3<td>4</table>")
+    inline = f"<body><p>{prose} Let <script type='math/tex'>a^2</script> be. <script>no()</script></p></body>"
+    assert page_to_text(inline).endswith("Let $a^2$ be.")

@@ -83,7 +83,7 @@ def main_content(body: Any) -> tuple[Any, list[Any]]:
             links[index] = in_link or tag == "a"
         else:
             links[index] = in_link
-            if tag in _NEVER:
+            if tag in _NEVER and not (tag == "script" and (element.get("type") or "").startswith("math/tex")):
                 suspect[index] = limit = _CERTAIN
             elif tag not in _CONTENT_TAGS:
                 suspect[index] = limit = _suspicion(element, tag)

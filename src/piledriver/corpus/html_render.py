@@ -37,7 +37,9 @@ _HIGHLIGHTER = re.compile(r"\b(?:highlight|codehilite|sourceCode|syntaxhighlight
 _is_layout_table = etree.XPath(
     "boolean(@role='presentation' or @role='none' or .//table or not(.//tr[count(td|th)>1])"
     " or .//td[count(p|div|ul|ol|dl|h1|h2|h3|h4|h5|h6|pre|blockquote|section|article)>1]"
-    " or .//td//pre or .//td//h2 or .//td//h3 or .//td//blockquote or .//td//article)"
+    " or .//td//pre or .//td//h2 or .//td//h3 or .//td//blockquote or .//td//article"
+    # Pages of the nineties set their columns in tables: nobody writes half a page into a cell of data.
+    " or not(.//th) and .//td[string-length(.) > 600])"
 )
 
 

@@ -140,6 +140,7 @@ def test_plain_text_between_citations_stays_plain_text() -> None:
     cited = (
         '</pre><span class="citation" data-id="1"><a href="/opinion/1/roe/">410 U.S. 113</a></span><pre class="inline">'
     )
-    html = f'<pre class="inline">   IN THE COURT\n\n   A corpo-\nration under {cited} &amp; others.\n\n      - 2 -\n\x0cNext page.</pre>'
+    begins = '<pre class="inline">   IN THE COURT\n\n   A corpo-\nration under '
+    html = f"{begins}{cited} &amp; others.\n\n      - 2 -\n\x0cNext page.</pre>"
     documents, _ = extract_bytes("freelaw", "1.json", opinion(html_with_citations=html))
     assert documents[0].text == "   IN THE COURT\n\n   A corporation\nunder 410 U.S. 113 & others.\n\nNext page."

@@ -49,7 +49,8 @@ def repaired(text: str) -> str:
 def without_armour(text: str) -> str:
     """A signed text without the frame and the signature.
 
-    >>> without_armour("-----BEGIN PGP SIGNED MESSAGE-----\\nHash: SHA1\\n\\nHi.\\n- -- \\nB\\n" + _SIGNATURE + "\\niEY=\\n")
+    >>> framed = "-----BEGIN PGP SIGNED MESSAGE-----\\nHash: SHA1\\n\\nHi.\\n- -- \\nB\\n" + _SIGNATURE + "\\niEY=\\n"
+    >>> without_armour(framed)
     'Hi.\\n-- \\nB\\n'
     """
     if _SIGNATURE not in text:
