@@ -85,3 +85,17 @@ def test_markup_inside_a_field_is_read_and_formulas_stay() -> None:
     record = f"<record><header><identifier>1</identifier></header><metadata><dc>{fields}</dc></metadata></record>"
     documents, _ = extract_bytes("philpapers", "a.xml", f"<OAI-PMH>{record}</OAI-PMH>".encode())
     assert documents[0].text == 'On "Being"\n\nOne.\nTwo x, a < b and c<d>e'
+
+
+def test_records_in_other_forms_than_dublin_core() -> None:
+    record = (
+        '<record><header><identifier>oai:arXiv.org:1</identifier></header><metadata><arXiv xmlns="http://arxiv.org/OAI/'
+        'arXiv/"><id>1</id><title>On\n  X</title><abstract>  We show $x_1$.\n</abstract><authors><author><keyname>Roe'
+        "</keyname> <forenames>R.</forenames></author></authors>"
+        "<license>http://creativecommons.org/licenses/by/4.0/</license></arXiv></metadata></record>"
+    )
+    documents, _ = extract_bytes(
+        "philpapers", "r.xml", f"<OAI-PMH><ListRecords>{record}</ListRecords></OAI-PMH>".encode()
+    )
+    assert documents[0].text == "On X\n\nWe show $x_1$."
+    assert (documents[0].meta["licence"], documents[0].meta["creator"]) == ("CC-BY-4.0", ["Roe R."])

@@ -150,3 +150,13 @@ def test_samples() -> None:
     films, _ = extract_paths("opensubtitles", SAMPLES / "opensubtitles")
     assert films[0].text.startswith("When I get to heaven gonna sit down\n")
     assert "<" not in films[0].text
+
+
+def test_objects_of_the_transcript_package_are_read() -> None:
+    cue = b'{"text":"Hi you","start":1.5,"duration":0.5}'
+    found = read_captions(b'{"video_id":"x","language_code":"en","is_generated":true,"snippets":[' + cue + b"]}")
+    assert [(c.start, c.end, c.lines) for c in found.cues] == [(1.5, 2.0, ["Hi you"])]
+    assert (found.language, found.generated) == ("en", True)
+    assert read_captions(b'{"dQw4w9WgXcQ":[' + cue + b"]}").cues == found.cues
+    with pytest.raises(ValueError, match="no events"):
+        read_captions(b'{"a":[],"b":[]}')

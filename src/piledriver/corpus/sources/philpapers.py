@@ -50,6 +50,10 @@ _LISTS = (
 )
 
 
+# What qualified Dublin Core and arXiv's own formats call the same things.
+_OTHER_NAMES = {"abstract": "description", "license": "rights", "author": "creator", "created": "date", "issued": "date"}
+
+
 def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
     """A PDF together with the record of the same name, where one follows it; other records some megabytes at a time."""
     waiting: Piece | None = None
@@ -178,13 +182,13 @@ def _without_markup(text: str) -> str:
 def _fields(record: Any) -> dict[str, list[str]]:
     """The texts of a record's elements by their names, in one walk; its header is not of them."""
     fields: dict[str, list[str]] = {}
-    for element in record.iter("title", "description", "date", "language", *_LISTS):
+    for element in record.iter("title", "description", "date", "language", *_LISTS, *_OTHER_NAMES):
         parent = element.getparent()
         text = flat(element)
         if "&" in text or "<" in text:
             text = _without_markup(text)
         if text and (parent is None or parent.tag != "header"):
-            fields.setdefault(element.tag, []).append(text)
+            fields.setdefault(_OTHER_NAMES.get(element.tag, element.tag), []).append(text)
     return fields
 
 

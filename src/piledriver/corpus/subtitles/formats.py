@@ -105,12 +105,17 @@ def _web_vtt(text: str) -> Captions:
 
 def _json(value: Any) -> Captions:
     cues: list[Cue] = []
-    generated = False
-    if isinstance(value, dict):
-        events = value.get("events")
-        if not isinstance(events, list):
+    generated, language = False, ""
+    if isinstance(value, dict) and not isinstance(value.get("events"), list):
+        # The transcript package's own objects, and its answer for several videos, of which there is one here.
+        lists = [inner for name, inner in value.items() if isinstance(inner, list) and name != "translation_languages"]
+        if len(lists) != 1:
             raise ValueError("no events")
-        for event in events:
+        generated = value.get("is_generated") is True
+        language = value["language_code"] if isinstance(value.get("language_code"), str) else ""
+        value = lists[0]
+    if isinstance(value, dict):
+        for event in value["events"]:
             # An event that appends only rolls the window: its text is the line break.
             segments = event.get("segs") if isinstance(event, dict) and not event.get("aAppend") else None
             if not isinstance(segments, list):
@@ -123,8 +128,9 @@ def _json(value: Any) -> Captions:
         for item in value:
             if isinstance(item, dict) and isinstance(item.get("text"), str):
                 start = _number(item.get("start"))
-                cues.append(Cue(start, start + _number(item.get("duration")), _lines(item["text"])))
-    return Captions([cue for cue in cues if cue.lines], generated=generated)
+                end = _number(item.get("end")) or start + _number(item.get("duration"))
+                cues.append(Cue(start, end, _lines(item["text"])))
+    return Captions([cue for cue in cues if cue.lines], language, generated)
 
 
 def _xml(root: Any) -> Captions:
