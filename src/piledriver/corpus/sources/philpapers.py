@@ -51,7 +51,13 @@ _LISTS = (
 
 
 # What qualified Dublin Core and arXiv's own formats call the same things.
-_OTHER_NAMES = {"abstract": "description", "license": "rights", "author": "creator", "created": "date", "issued": "date"}
+_OTHER_NAMES = {
+    "abstract": "description",
+    "license": "rights",
+    "author": "creator",
+    "created": "date",
+    "issued": "date",
+}
 
 
 def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
