@@ -6,8 +6,9 @@ Both shapes; data loading, logging and checks included: the median of the wall t
 `accelerate` and `accelerate-inductor` (transformers' Llama, bf16, fused AdamW), `plain` (a hand-written compiled model
 in a plain torch loop); ours: `bf16` (bf16 weights, their other half in the optimizer: layout.precision bf16-pure and
 optimizer.kind adamw_master_bf16), `fp8` (fp32 weights, AdamW), both compiled block by block; `bf16-whole` and
-`fp8-whole`, the model as one graph with bf16 weights in both and norms recomputed in the backward, which no setting
-asks for yet. `ours` is bf16, `peer` the best of the others.
+`fp8-whole` (bf16 weights in both), the model as one graph with norms recomputed in the backward: layout.compile model
+and layout.recompute_norms. All loops read a step's loss when the next step was handed to the device. `ours` is bf16,
+`peer` the best of the others.
 """
 
 from __future__ import annotations
@@ -35,59 +36,45 @@ import in_turn
 import model_step
 
 from piledriver.engine import Layout
-from piledriver.engine.fp8 import use_fp8
-from piledriver.engine.precision import make_pure
-from piledriver.models import ModelConfig, Transformer
+from piledriver.models import ModelConfig
 from piledriver.models.presets import preset
 from piledriver.models.sizes import flops_per_token
 from piledriver.optim import OptimizerConfig
 from piledriver.train import DataConfig, TrainConfig
-from piledriver.train.loop import _Run
+from piledriver.train.loop import Run
+from piledriver.train.step import Taken
 
 PEERS = ("accelerate", "accelerate-inductor", "plain")
 OURS = ("bf16", "fp8", "bf16-whole", "fp8-whole")
 WARM_UP, SETTLE = 6, 4
 
 
-class TimedRun(_Run):
+class TimedRun(Run):
     """`piledriver train` that waits for its turn half-way, and ends when it was timed: what follows is saving."""
 
-    def _step(self, step: int) -> Any:
-        half = self.total // 2
+    began: list[float]
+
+    def _step(self, step: int) -> Taken:
+        half = self.total_steps // 2
         if step == half:
             in_turn.my_turn()
         if step == half + SETTLE:
             self.began = []
         if step > half:
             self.began.append(time.monotonic())
-        if step == self.total - 1:
+        if step == self.total_steps - 1:
             print(json.dumps(result(self.batching.tokens_per_step, self.began)), flush=True)
             os._exit(0)
         return super()._step(step)
 
 
-class WholeRun(TimedRun):
-    """The same of a model with bf16 weights as one graph."""
-
-    def _make_model(self) -> Transformer:
-        model = super()._make_model()
-        make_pure(model)
-        for block in model.blocks.values():
-            block.recompute_norms = True  # type: ignore[assignment]
-        return model
-
-
-class WholeFp8Run(WholeRun):
-    """The same with fp8 products."""
-
-    def _make_model(self) -> Transformer:
-        model = super()._make_model()
-        use_fp8(model, None, Layout(precision="fp8"))
-        return model
-
-
-RUNS = {"bf16": TimedRun, "fp8": TimedRun, "bf16-whole": WholeRun, "fp8-whole": WholeFp8Run}
-LAYOUTS = {"bf16": Layout(precision="bf16-pure"), "fp8": Layout(precision="fp8")}
+WHOLE: dict[str, Any] = {"compile": "model", "recompute_norms": True}
+LAYOUTS = {
+    "bf16": Layout(precision="bf16-pure"),
+    "fp8": Layout(precision="fp8"),
+    "bf16-whole": Layout(precision="bf16-pure", **WHOLE),
+    "fp8-whole": Layout(precision="fp8-pure", **WHOLE),
+}
 
 
 def ours(shape: str, tokens: str, row: str, steps: int) -> None:
@@ -102,14 +89,13 @@ def ours(shape: str, tokens: str, row: str, steps: int) -> None:
             micro_batch_tokens=batch * length,
             budget_tokens=batch * length * total,
             out=tempfile.mkdtemp(),
-            precision="auto" if row in LAYOUTS else "bf16",
-            layout=LAYOUTS.get(row),
+            layout=LAYOUTS[row],
             optimizer=OptimizerConfig(kind="adamw" if row == "fp8" else "adamw_master_bf16", lr=3e-4),
             trackers=(),
             plots=False,
         )
-        run = RUNS[row](config, None)
-        run.total, run.began = total, []
+        run = TimedRun(config)
+        run.began = []
         run.go()
 
     in_turn.with_patience(go)
@@ -148,12 +134,15 @@ def theirs(shape: str, tokens: str, row: str, steps: int) -> dict[str, Any]:
     for _ in range(WARM_UP):
         in_turn.with_patience(lambda: float(step(*next(data))))
     in_turn.my_turn()
-    began = []
+    began, before = [], None
     for number in range(SETTLE + steps + 1):
         if number >= SETTLE:
             began.append(time.monotonic())
-        # The loss is read every step, as ours does: without it the host runs ahead and its clock says nothing.
-        step(*next(data)).item()
+        # Every loss is read, a step behind, as ours are: without it the host runs ahead and its clock says nothing.
+        loss = step(*next(data))
+        if before is not None:
+            before.item()
+        before = loss
     return result(batch * length, began)
 
 

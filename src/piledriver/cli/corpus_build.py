@@ -8,12 +8,13 @@ import json
 import sys
 
 from piledriver.cli.counts import add_workers
+from piledriver.cli.overrides import add_overrides
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     parser.add_argument("recipe", help="a YAML file, or the name of a recipe that we ship")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="change keys of the recipe")
+    add_overrides(parser, "change keys of the recipe")
     parser.add_argument("-o", "--out", required=True, metavar="DIR", help="the corpus to make or to go on with")
     parser.add_argument(
         "--executor",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 
 from piledriver.cli.counts import positive
+from piledriver.cli.overrides import add_overrides
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     parser.add_argument("config", help="a YAML file; see docs/train.md")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="change keys of the config")
+    add_overrides(parser, "change keys of the config")
     parser.add_argument(
         "--validation",
         metavar="CORPUS",
@@ -28,7 +29,8 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from piledriver.core.config import load_config, to_yaml
-    from piledriver.train import TrainConfig, train
+    from piledriver.train import TrainConfig
+    from piledriver.train.loop import Run
     from piledriver.train.stopping import STOPPED_EXIT_CODE
     from piledriver.train.text import split_of, tokens_folder
 
@@ -39,10 +41,11 @@ def run(args: argparse.Namespace) -> int:
         from piledriver.evaluate.validation import validation
 
         validate = validation(held_out, tokens_folder(config), documents=args.validation_documents)
-    is_main = _is_main()
+    made = Run(config, validate)  # what is wrong with the config shows here, before anything is printed or written
+    is_main = made.world.is_main
     if is_main and not args.json:
         print(to_yaml(config), flush=True)
-    summary = train(config, validate=validate)
+    summary = made.go()
     if is_main and args.json:
         print(json.dumps(asdict(summary), indent=2))
     elif is_main:
@@ -52,10 +55,3 @@ def run(args: argparse.Namespace) -> int:
             f"{summary.out}: {summary.steps} steps, {summary.tokens} tokens, loss {summary.loss:.4f}{left_out}, {done}"
         )
     return 0 if summary.finished else STOPPED_EXIT_CODE
-
-
-def _is_main() -> bool:
-    """Every process of a launch runs this verb; one of them prints."""
-    from piledriver.runtime import detect_world
-
-    return bool(detect_world().is_main)

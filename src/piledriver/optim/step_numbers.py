@@ -75,7 +75,9 @@ class StepNumbers:
         """Where the device counts: one more, unless the step was left out."""
         if self._left_out is None or not self._seen:
             return
-        torch._foreach_add_([counter for counter, _ in self._seen.values()], (~self._left_out).float())
+        counters, one = [counter for counter, _ in self._seen.values()], (~self._left_out).float()
+        # A list of tensors: a single one would be taken for a number, and read.
+        torch._foreach_add_(counters, [one] * len(counters))
         self._seen = {parameter: (counter, counter._version) for parameter, (counter, _) in self._seen.items()}
 
     def _count(self, due: Due, states: dict[Tensor, dict[str, Any]]) -> None:

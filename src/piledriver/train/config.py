@@ -102,8 +102,9 @@ class TrainConfig:
     """How the model sits on the processes, e.g. {zero: 3, tp: 2}; each a whole copy where not given."""
     micro_batch_tokens: int | None = None
     """Tokens that one process takes at once; derived where not given."""
-    compile: bool | None = None
-    """torch.compile; on where there is a GPU."""
+    compile: bool | Literal["blocks", "model"] | None = None
+    """torch.compile of each block (or true), or of the model as one graph; on where there is a GPU: blocks of a layout,
+    the whole model without one."""
     checkpoint_minutes: float = 10.0
     """How often the run is saved."""
     checkpoint_steps: int | None = None

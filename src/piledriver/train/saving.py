@@ -1,0 +1,99 @@
+"""A run on disk: checkpoints to go on from, and the finished model as others read it."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import asdict
+from typing import Any
+
+from piledriver.checkpoint import Checkpointer, Contents, folder_for, is_complete, latest, read_header
+from piledriver.core import storage
+from piledriver.core.config import to_mapping
+from piledriver.models import Transformer
+from piledriver.models.interchange import save_folder
+from piledriver.runtime.collectives import any_rank
+from piledriver.train.setup import Parts, make_model
+from piledriver.train.step import Stepper
+
+CHECKPOINTS, CONFIG, MODEL = "checkpoints", "config.yaml", "model"
+
+
+def saved_extra(out: str) -> dict[str, Any] | None:
+    """What the last checkpoint of a run says beside its state; None where there is none."""
+    found = latest(os.path.join(out, CHECKPOINTS))
+    return None if found is None else dict(read_header(found).extra)
+
+
+def whole_model(parts: Parts, model: Transformer) -> Transformer:
+    """The model itself, or a whole copy of one that is laid out over processes."""
+    if parts.accelerator.meshes is None:
+        return model
+    whole = make_model(parts)
+    whole.load_state_dict(parts.accelerator.get_state_dict(model))
+    return whole
+
+
+class Saving:
+    """Saves a run now and then."""
+
+    def __init__(self, parts: Parts, stepper: Stepper, loader: Any, total_steps: int) -> None:
+        self._parts, self._stepper, self._total_steps = parts, stepper, total_steps
+        self._saver = Checkpointer()
+        self._contents = Contents(
+            models=[stepper.model],
+            optimizers=[stepper.optimizer],
+            schedulers=[stepper.scheduler],
+            loaders=[loader],
+            custom=[stepper.watch],
+            scaler=parts.accelerator.scaler,
+        )
+        self._last = time.monotonic()
+
+    def resume(self) -> int:
+        """Be as the last checkpoint was; the step to go on with."""
+        found = latest(os.path.join(self._parts.config.out, CHECKPOINTS))
+        return 0 if found is None else int(self._saver.load(found, self._contents).step or 0)
+
+    def is_due(self, step: int) -> bool:
+        """Whether it is time to save. All processes ask together."""
+        config = self._parts.config
+        if config.checkpoint_steps is not None:
+            return step % config.checkpoint_steps == 0
+        if config.spikes.action == "rollback" and step % config.spikes.snapshot_steps:
+            return False
+        # Clocks differ between processes; saving is something that all of them do together.
+        return any_rank(self._parts.world, time.monotonic() - self._last > 60 * config.checkpoint_minutes)
+
+    def save(self, step: int) -> None:
+        """A checkpoint of this step, written while the run goes on."""
+        self._last = time.monotonic()
+        folder = folder_for(os.path.join(self._parts.config.out, CHECKPOINTS), step, style="step-{}")
+        if is_complete(folder):
+            return  # went back to where it was saved already
+        meshes = self._parts.accelerator.meshes
+        self._saver.save(
+            folder,
+            self._contents,
+            step=step,
+            layout=None if meshes is None else to_mapping(meshes.layout),
+            extra={"total_steps": self._total_steps, "batching": asdict(self._parts.batching)},
+            asynchronous=True,
+            total_limit=self._parts.config.keep_checkpoints,
+        )
+
+    def wait(self) -> None:
+        """Until everything is written."""
+        self._saver.wait()
+
+    def publish(self) -> None:
+        """The finished model as a folder that `transformers` and `piledriver evaluate` read, with its tokenizer."""
+        folder = os.path.join(self._parts.config.out, MODEL)
+        model = whole_model(self._parts, self._stepper.model)
+        if not self._parts.world.is_main:
+            return
+        save_folder(model, folder)
+        for name in os.listdir(self._parts.tokens):
+            if name.startswith("tokenizer"):
+                content = storage.read_bytes(os.path.join(self._parts.tokens, name))
+                storage.write_bytes(os.path.join(folder, name), content)

@@ -1,0 +1,135 @@
+"""One optimizer step on the mean loss over every token of the global batch, left out if it went wrong.
+
+The device is given the whole step before anybody asks how it went: loss, norm, verdict and update follow each other
+there, and the host reads the figures when the next step is under way. What acts on a verdict at once (`stop`,
+`rollback`, the scaler of fp16, an optimizer that cannot be told on the device) waits for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from piledriver.core.errors import PiledriverError
+from piledriver.data.token_loader import TokenBatch
+from piledriver.models import Transformer, make_masks
+from piledriver.optim import MasterAdamW, can_leave_out, clip_in_step, step_unless
+from piledriver.train.position import Position
+from piledriver.train.reading import Reading
+from piledriver.train.setup import Parts
+from piledriver.train.spikes import SpikeWatch
+
+
+class Result(NamedTuple):
+    """What came of one step."""
+
+    loss: float
+    norm: float
+    broken: bool
+    """The loss, or the gradient, went wrong."""
+    skipped: bool
+    """Its update was left out."""
+    left_out: int
+    """Updates that were left out until here, this one included."""
+
+
+class Taken:
+    """A step that was handed to the device."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+
+    def result(self) -> Result:
+        """Waits for the device."""
+        loss, norm, broken, skipped, left_out = self.reading.read()
+        return Result(loss, norm, bool(broken), bool(skipped), int(left_out))
+
+
+class Stepper:
+    """Takes steps of a prepared model."""
+
+    def __init__(self, parts: Parts, model: Transformer, optimizer: Any, scheduler: Any, position: Position) -> None:
+        self._parts, self._position = parts, position
+        self._accelerator, self._action = parts.accelerator, parts.config.spikes.action
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        self.watch = SpikeWatch(parts.config.spikes, parts.device)
+        self.waits = self._has_to_wait()
+        inner = optimizer.optimizer
+        meshes = self._accelerator.meshes
+        self._clips_in_step = isinstance(inner, MasterAdamW) and (
+            not parts.world.is_distributed if meshes is None else meshes.alone and meshes.layout.offload == "none"
+        )
+
+    def _has_to_wait(self) -> bool:
+        """Whether the host has to know how a step went before it goes on."""
+        if self._accelerator.scaler is not None or self._action in ("stop", "rollback"):
+            return True
+        return self._action == "skip" and not can_leave_out(self.optimizer, self._parts.device)
+
+    def take(self, step: int) -> Taken:
+        """One step; where it went wrong it is left out, or worse, as asked."""
+        loss, norm = self._gradients()
+        # Scaled gradients overflow now and then, which the scaler sees to; any others that do are broken.
+        broken = self.watch.judge(step, loss, norm if self._accelerator.scaler is None else None)
+        if self.waits:
+            skipped = self._update_by_verdict(step, bool(broken), loss, norm)
+        elif self._action == "skip":
+            skipped = broken
+            step_unless(broken, self.optimizer)
+        else:
+            skipped = torch.zeros_like(broken)
+            self.optimizer.step()
+        if not (self.waits and self._action == "rollback" and bool(broken)):
+            self.watch.leave_out(skipped)
+            # A skipped step is a step of the schedule too: the learning rate is a function of the step alone.
+            self.scheduler.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        figures = (loss, norm.to(loss.device), broken, skipped, self.watch.left_out)
+        return Taken(Reading(torch.stack([figure.double() for figure in figures])))
+
+    def _gradients(self) -> tuple[Tensor, Tensor]:
+        """The loss of the whole batch, and the norm of its gradient, which is clipped."""
+        self.model.train()
+        device = self._parts.device
+        nats = torch.zeros((), dtype=torch.float64, device=device)
+        tokens = torch.zeros((), dtype=torch.float64, device=device)
+        for _ in range(self._parts.batching.accumulation):
+            batch = self._position.next_batch()
+            with self._accelerator.accumulate(self.model, count=batch.labels.ne(-100).sum()):
+                sums = self.model(batch.inputs, targets=batch.labels, masks=masks_of(batch, self._parts))
+                self._accelerator.backward(sums.total / sums.tokens)
+            nats += sums.cross_entropy.double()
+            tokens += sums.tokens.double()
+        totals = self._accelerator.reduce(torch.stack([nats, tokens]), "sum")
+        return totals[0] / totals[1], self._clip()
+
+    def _clip(self) -> Tensor:
+        most = self._parts.config.clip
+        if self._clips_in_step:
+            # The gradients are scaled while they are read, which saves a pass over all of them.
+            return clip_in_step(self.optimizer.optimizer, self.model.parameters(), most)
+        return cast(Tensor, self._accelerator.clip_grad_norm_(self.model.parameters(), most))
+
+    def _update_by_verdict(self, step: int, broken: bool, loss: Tensor, norm: Tensor) -> Tensor:
+        """Update, or not, now that it is known; whether it was left out."""
+        if broken and self._action == "stop":
+            raise PiledriverError(
+                f"the loss of step {step} is {float(loss)} (gradient norm {float(norm)})",
+                fix="lower optimizer.lr, or spikes.action=skip",
+            )
+        skipped = broken and self._action in ("skip", "rollback")
+        if not skipped:
+            self.optimizer.step()
+            skipped = self._accelerator.scaler is not None and self._accelerator.optimizer_step_was_skipped
+        return torch.full_like(loss, skipped, dtype=torch.bool)
+
+
+def masks_of(batch: TokenBatch, parts: Parts) -> Any:
+    """What of a batch may look at what."""
+    if parts.config.data.packing == "joined":
+        return None
+    # The loader knows how many documents there are: the device need not be asked. Powers of two, for the compiler.
+    documents = 1 << max(batch.cu_seqlens.numel() - 2, 1).bit_length()
+    return make_masks(parts.shape, parts.batching.seq_len, parts.device, batch.document_ids(), max_documents=documents)
