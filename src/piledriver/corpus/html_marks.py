@@ -17,21 +17,23 @@ ITEM_END, NUMBER, HEADING_END, RULE, VERBATIM, END = range(14, 20)
 HEADING = 20
 """A heading of the first level; the bytes that follow are those of the other levels."""
 DEEPEST = 60
+DEEPER = DEEPEST + 4
 
 _MOST_PREFIXES = 12
 _SPACE, _NEWLINE, _TAB, _HASH, _HYPHEN, _GREATER = (ord(mark) for mark in " \n\t#->")
-# Columns of an open block: whether it is a quotation, its mark (from, to), whether no line has carried that yet.
-_IS_QUOTE, _FROM, _TO, _IS_PENDING = range(4)
+# Columns of an open block: whether it is a quotation, its mark (from, to), whether no line has carried that yet; of a
+# list, whether no item was seen yet.
+_IS_QUOTE, _FROM, _TO, _IS_PENDING, _IS_FRESH = range(5)
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
 
 @numba.njit(cache=True, nogil=True)
-def written(marked: Bytes, length: int, out: Bytes, blocks: Ints, fresh: Ints) -> int:
+def written(marked: Bytes, length: int, out: Bytes, blocks: Ints) -> int:
     """Writes the lines of marked text, which begins at the second byte; returns where they end, -1 where a heading may
     end in a link to itself, or lines stand so deep that `out` is too small.
 
-    `blocks` is room for four numbers of each open block, `fresh` for one of each list: that no item was seen yet.
+    `blocks` is room for five numbers of each open block; the last is of the list that is so deep, not of the block.
     """
     used = begun = needed = quotes_before = prefixes = pending = lists = heading = 0
     verbatim = False
@@ -55,7 +57,20 @@ def written(marked: Bytes, length: int, out: Bytes, blocks: Ints, fresh: Ints) -
             last = start
             start += 1
             if not verbatim:
-                first, last = _trimmed(marked, int(first), int(last))
+                while first < last:
+                    if marked[first] == _SPACE:
+                        first += 1
+                    elif last - first > 2 and is_wide_space(marked[first], marked[first + 1], marked[first + 2]):
+                        first += 3
+                    else:
+                        break
+                while first < last:
+                    if marked[last - 1] == _SPACE:
+                        last -= 1
+                    elif last - first > 2 and is_wide_space(marked[last - 3], marked[last - 2], marked[last - 1]):
+                        last -= 3
+                    else:
+                        break
                 if first == last:
                     blank = any_line
                     continue
@@ -141,7 +156,7 @@ def written(marked: Bytes, length: int, out: Bytes, blocks: Ints, fresh: Ints) -
             gap = 2 if verbatim else 0
         elif mark == LIST:
             gap = 1 if lists > 0 else 2
-            fresh[lists] = 1
+            blocks[lists, _IS_FRESH] = 1
             lists += 1
         elif mark == LIST_END:
             lists -= 1
@@ -151,10 +166,10 @@ def written(marked: Bytes, length: int, out: Bytes, blocks: Ints, fresh: Ints) -
             pending -= blocks[prefixes, _IS_PENDING]
             gap = 2 if mark == QUOTE_END else 1
         elif mark == BULLET or mark == NUMBER:
-            if used > 0 and not (needed == 2 and fresh[lists - 1] == 1):
+            if used > 0 and not (needed == 2 and blocks[lists - 1, _IS_FRESH] == 1):
                 needed = 1
             needed = max(needed, 1)
-            fresh[lists - 1] = 0
+            blocks[lists - 1, _IS_FRESH] = 0
         if pending == 0 and gap > needed:
             needed = gap
         verbatim = mark == RULE or mark == VERBATIM
@@ -172,26 +187,6 @@ def written(marked: Bytes, length: int, out: Bytes, blocks: Ints, fresh: Ints) -
             pending += 1
             at += 1 if mark == NUMBER else 0
     return used
-
-
-@numba.njit(cache=True, nogil=True)
-def _trimmed(text: Bytes, start: int, end: int) -> tuple[int, int]:
-    """Without white space at both ends."""
-    while start < end:
-        if text[start] == _SPACE:
-            start += 1
-        elif end - start > 2 and text[start] > 0xE0 and is_wide_space(text[start], text[start + 1], text[start + 2]):
-            start += 3
-        else:
-            break
-    while start < end:
-        if text[end - 1] == _SPACE:
-            end -= 1
-        elif end - start > 2 and text[end - 1] > 0x7F and is_wide_space(text[end - 3], text[end - 2], text[end - 1]):
-            end -= 3
-        else:
-            break
-    return start, end
 
 
 @numba.njit(cache=True, nogil=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-_ROOM = 64
 _in_use = False
 
 
@@ -28,12 +27,11 @@ def plain_text(content: bytes) -> str | None:
 
     scan, written = _kernels()
     marked = np.empty(3 * len(content) + 64, np.uint8)
-    room = np.empty((2, _ROOM, 2), np.int64)
-    length = scan(np.frombuffer(content, np.uint8), marked, room[0], room[1])
+    length = scan(np.frombuffer(content, np.uint8), marked, np.empty((128, 2), np.int64))
     if length < 0:
         return None
     text = np.empty(3 * length + 1024, np.uint8)
-    length = written(marked, length, text, np.empty((_ROOM, 4), np.int64), np.empty(_ROOM, np.int64))
+    length = written(marked, length, text, np.empty((64, 5), np.int64))
     return str(text[:length].data, "utf-8") if length >= 0 else None
 
 

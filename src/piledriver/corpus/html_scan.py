@@ -21,6 +21,7 @@ import numpy as np
 from piledriver.corpus.html_marks import (
     BREAK,
     BULLET,
+    DEEPER,
     DEEPEST,
     END,
     GAP,
@@ -102,10 +103,10 @@ _BYTE_KINDS[0xC2] = _C2
 
 
 @numba.njit(cache=True, nogil=True)
-def scan(content: Bytes, out: Bytes, opened: Ints, lists: Ints) -> int:
+def scan(content: Bytes, out: Bytes, room: Ints) -> int:
     """Writes marked text from the second byte of `out` on, both UTF-8; returns where it ends, below 0 if it gave up.
 
-    `opened` is room for (name, kind) of each open tag, `lists` for (kind, number of the next item) of each open list.
+    `room` is for (name, kind) of each open tag, then (kind, number of the next item) of each open list, `DEEPER` each.
     """
     size = content.size
     # The first byte says that nothing stands before.
@@ -241,24 +242,34 @@ def scan(content: Bytes, out: Bytes, opened: Ints, lists: Ints) -> int:
             return GAVE_UP
         if not (content[at] == _GT or content[at] == _SLASH or content[at] <= 32):
             return GAVE_UP
-        quoted = classed = unsure = False
+        classed = in_class = unsure = False
         code = 0
         while at < size and content[at] != _GT and content[at] != _LT:
             byte = content[at]
             at += 1
             if byte == _QUOTE_MARK:
-                quoted = not quoted
-            elif not quoted and (byte == _APOSTROPHE or 65 <= byte <= 90):
-                unsure = True
+                # A value, of which only that of a class says something. No bracket may stand in it.
+                while at < size and content[at] != _QUOTE_MARK and content[at] != _GT and content[at] != _LT:
+                    if in_class:
+                        code = (code << 8) | content[at]
+                        for hint in range(_HINT_CODES.size):
+                            unsure = unsure or (code & _HINT_MASKS[hint]) == _HINT_CODES[hint]
+                    at += 1
+                if at == size or content[at] != _QUOTE_MARK:
+                    return GAVE_UP
+                at += 1
+                code = 0
+                in_class = False
+                continue
             code = (code << 8) | byte
             six = code & _SIX_LETTERS
             if six == _CLASS:
-                classed = True
-            elif six == _HIDDEN or six == _STYLE:
+                classed = in_class = True
+            elif byte == _APOSTROPHE or 65 <= byte <= 90 or six == _HIDDEN or six == _STYLE or code & 0xFFFF == 0x203D:
                 unsure = True
-            elif classed:
-                for hint in range(_HINT_CODES.size):
-                    unsure = unsure or (code & _HINT_MASKS[hint]) == _HINT_CODES[hint]
+            elif in_class and byte > _SPACE:
+                # Without quotation marks it is for the tree.
+                unsure = True
         if at == size or content[at] == _LT:
             return GAVE_UP
         stop = at
@@ -271,7 +282,7 @@ def scan(content: Bytes, out: Bytes, opened: Ints, lists: Ints) -> int:
             if empty:
                 linked = True
                 continue
-        if unsure or quoted:
+        if unsure:
             return GAVE_UP
         if classed:
             if kind == _IMG:
@@ -360,7 +371,7 @@ def scan(content: Bytes, out: Bytes, opened: Ints, lists: Ints) -> int:
             continue
 
         # A block. Whether one may begin here, as far as we dare to say:
-        around = opened[depth - 1, 1] if depth > 0 else _DIV
+        around = room[depth - 1, 1] if depth > 0 else _DIV
         fits = depth < DEEPEST and (around == _LI or around == _BLOCKQUOTE or around == _DIV or around == _FIGURE)
         if code_depth > 0:
             return GAVE_UP
@@ -416,7 +427,7 @@ def scan(content: Bytes, out: Bytes, opened: Ints, lists: Ints) -> int:
             used += 1
             in_paragraph = False
         if closing:
-            if depth == 0 or opened[depth - 1, 0] != name:
+            if depth == 0 or room[depth - 1, 0] != name:
                 return GAVE_UP
             depth -= 1
             mark = LINE_GAP if kind == _DIV else GAP if kind == _FIGURE else ITEM_END if kind == _LI else HEADING_END
@@ -431,8 +442,8 @@ def scan(content: Bytes, out: Bytes, opened: Ints, lists: Ints) -> int:
         if kind != _LI and not fits:
             return GAVE_UP
         if kind != _LI or around != _LI or depth == 0:
-            opened[depth, 0] = name
-            opened[depth, 1] = kind
+            room[depth, 0] = name
+            room[depth, 1] = kind
             depth += 1
         if kind != _LI:
             mark = LINE_GAP if kind == _DIV else GAP if kind == _FIGURE else QUOTE
@@ -445,8 +456,8 @@ def scan(content: Bytes, out: Bytes, opened: Ints, lists: Ints) -> int:
                     number = _number_at(content, _find(content, start, stop, _START), int(number))
                     if number < 0 or _find(content, start, stop, _TYPE) >= 0:
                         return GAVE_UP
-                lists[list_depth, 0] = kind
-                lists[list_depth, 1] = number
+                room[DEEPER + list_depth, 0] = kind
+                room[DEEPER + list_depth, 1] = number
                 list_depth += 1
             out[used] = mark
             used += 1
@@ -457,8 +468,8 @@ def scan(content: Bytes, out: Bytes, opened: Ints, lists: Ints) -> int:
         if around == _LI:
             out[used] = ITEM_END
             used += 1
-        number = lists[list_depth - 1, 1]
-        if lists[list_depth - 1, 0] == _UL:
+        number = room[DEEPER + list_depth - 1, 1]
+        if room[DEEPER + list_depth - 1, 0] == _UL:
             out[used] = BULLET
             used += 1
             continue
@@ -466,7 +477,7 @@ def scan(content: Bytes, out: Bytes, opened: Ints, lists: Ints) -> int:
             number = _number_at(content, _find(content, start, stop, _VALUE), int(number))
             if number < 0:
                 return GAVE_UP
-        lists[list_depth - 1, 1] = number + 1
+        room[DEEPER + list_depth - 1, 1] = number + 1
         out[used] = NUMBER
         digits = 1
         while number >= 10**digits:

@@ -24,7 +24,6 @@ _MOJIBAKE_BYTES = re.compile(rb"\xc3[\x82-\xb4][\xc2\xc5\xc6\xcb\xe2]")
 _LINE_BREAKS = re.compile("\r\n?|[\x0b\x0c\u2028\u2029]")
 _LINE_BREAK_BYTES = re.compile(rb"[\r\x0b\x0c]|\xe2\x80[\xa8\xa9]")
 _SPACES = " \t\xa0"
-_TRAILING_SPACES = tuple(f"{space}\n" for space in _SPACES)
 _BLANK_LINES = re.compile("\n{3,}")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _HIGH_BYTES = bytes(range(128, 256))
@@ -98,7 +97,8 @@ def normalise(text: str) -> str:
             text = _LINE_BREAKS.sub("\n", text)
             odd = _odd_bytes(text)
         text = _unicode_form(text, odd)
-    if any(ending in text for ending in _TRAILING_SPACES) or text[-1:] in _SPACES:
+    # Tabs and wide spaces are rare, and one character is found much sooner than two.
+    if any(space in text and f"{space}\n" in text for space in _SPACES) or text[-1:] in _SPACES:
         # Not by a pattern: `[ ]+$` takes the square of the length of a run of spaces that ends in something else.
         text = "\n".join(line.rstrip(_SPACES) for line in text.split("\n"))
     return (_BLANK_LINES.sub("\n\n", text) if "\n\n\n" in text else text).strip("\n")

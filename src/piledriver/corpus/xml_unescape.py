@@ -8,6 +8,8 @@ from piledriver.corpus.html_plain import in_use
 
 _NAMES = {b"&lt;": b"<", b"&gt;": b">", b"&quot;": b'"', b"&apos;": b"'", b"&#xA;": b"\n", b"&#xD;": b"\r"}
 _AMP = b"&amp;"
+# Shorter values are done before compiled code is called.
+_LONG = 200
 
 
 def unescaped(value: bytes) -> bytes:
@@ -16,7 +18,7 @@ def unescaped(value: bytes) -> bytes:
     >>> unescaped(b"a &lt;b&gt; &amp;amp; &#xE9;").decode()
     'a <b> &amp; é'
     """
-    if in_use():
+    if len(value) >= _LONG and in_use():
         from piledriver.corpus.xml_unescape_scan import replaced
 
         content = replaced(value)

@@ -15,7 +15,6 @@ from piledriver.corpus.stack_exchange_rows import Threads, attribute, field, num
 from piledriver.corpus.streams import RawStream
 from piledriver.corpus.xml_unescape import unescaped
 
-Post = dict[str, bytes]
 MIN_SCORE = 3
 MOST_ANSWERS = 3
 _PIECE_BYTES = 1 << 19
@@ -23,11 +22,11 @@ _BETWEEN, _BETWEEN_THREADS = b"\x00", b"\x00\x00"
 _QUESTION, _ANSWER = 1, 2
 _TAG_MARKS = re.compile(r"[<>|]+")
 _NAMED_POSTS = re.compile(r"(.+)[-._]posts\.xml(?:\.(?:gz|bz2|xz|zst))?", re.IGNORECASE)
-# What of a post is used; rows have twice as much.
-_WANTED = tuple(
-    (name, f' {name}="'.encode())
+# Attributes by their names as they stand in a row.
+_SCORE, _DATE, _BODY, _USER, _USER_NAME, _TITLE, _TAGS, _LICENCE = (
+    f' {name}="'.encode()
     for name in (
-        *("Id", "Score", "CreationDate", "Body", "OwnerUserId", "OwnerDisplayName", "Title", "Tags", "ContentLicense"),
+        *("Score", "CreationDate", "Body", "OwnerUserId", "OwnerDisplayName", "Title", "Tags", "ContentLicense"),
     )
 )
 _VERSION = re.compile(r"CC[ -]BY-SA[ -](\d\.\d)", re.IGNORECASE)
@@ -114,12 +113,12 @@ def _thread(row: bytes, answer_rows: list[bytes], piece: Piece) -> Found:
     if not best:
         return Refusal("no accepted or well scored answer", origin)
     best.sort(key=lambda found: (-found[0], found[1] != accepted, found[1] or 0))
-    used = [row, *(answer for _, _, answer in best[:MOST_ANSWERS])]
-    question, *kept = map(_post, used)
-    title = " ".join(html.unescape(_said(question, "Title")).split())
-    parts = [f"Q:\n\n{title}\n\n{fragment_bytes_to_text(question.get('Body', b''))}"]
-    parts += [f"A:\n\n{fragment_bytes_to_text(answer.get('Body', b''))}" for answer in kept]
-    versions = sorted({licence_version(post) for post in (question, *kept)})
+    del best[MOST_ANSWERS:]
+    used = [row, *(answer for _, _, answer in best)]
+    title = " ".join(html.unescape(_said(row, _TITLE)).split())
+    bodies = [fragment_bytes_to_text(attribute(post, _BODY) or b"") for post in used]
+    parts = [f"Q:\n\n{title}\n\n{bodies[0]}", *(f"A:\n\n{body}" for body in bodies[1:])]
+    versions = sorted(set(map(licence_version, used)))
     site: str = piece.extra or ""
     meta = {
         "origin": origin,
@@ -127,51 +126,43 @@ def _thread(row: bytes, answer_rows: list[bytes], piece: Piece) -> Found:
         "licence": f"CC-BY-SA-{versions[-1]}",
         "site": site or None,
         "question_id": number,
-        "answer_ids": [int(answer["Id"]) for answer in kept],
+        "answer_ids": [id_ for _, id_, _ in best],
         "title": title,
-        "tags": [tag for tag in _TAG_MARKS.split(_said(question, "Tags")) if tag],
-        "score": _score(question),
-        "date": _said(question, "CreationDate") or None,
-        "authors": [_author(post) for post in (question, *kept)],
+        "tags": [tag for tag in _TAG_MARKS.split(_said(row, _TAGS)) if tag],
+        "score": _score(row),
+        "date": _said(row, _DATE) or None,
+        "authors": [_said(post, _USER) or _said(post, _USER_NAME) for post in used],
         "url": f"https://{site}/q/{number}" if "." in site and not site.endswith(".meta") else None,
     }
     return Document("\n\n".join(parts) + "\n", meta={name: value for name, value in meta.items() if value is not None})
 
 
-def _post(row: bytes) -> Post:
-    return {name: value for name, place in _WANTED if (value := attribute(row, place)) is not None}
-
-
 def prepare(much: bool = True) -> None:
     """Compile what reads posts, where there are many."""
     compiled(much)
-    unescaped(b"&lt;")
+    unescaped(200 * b"&lt;")
 
 
-def _said(post: Post, name: str) -> str:
-    return post.get(name, b"").decode("utf-8", "replace")
+def _said(row: bytes, place: bytes) -> str:
+    return (attribute(row, place) or b"").decode("utf-8", "replace")
 
 
-def _score(post: Post) -> int:
+def _score(row: bytes) -> int:
     try:
-        return int(post.get("Score") or 0)
+        return int(attribute(row, _SCORE) or 0)
     except ValueError:
         return 0
 
 
-def _author(post: Post) -> str:
-    return _said(post, "OwnerUserId") or _said(post, "OwnerDisplayName")
-
-
-def licence_version(post: Post) -> str:
+def licence_version(row: bytes) -> str:
     """The version of CC BY-SA of a post: what it says, else what was in force when it was written.
 
-    >>> licence_version({"CreationDate": b"2012-05-01T00:00:00"}), licence_version({"ContentLicense": b"CC BY-SA 4.0"})
-    ('3.0', '4.0')
+    >>> licence_version(b'<row CreationDate="2012-05-01T00:00:00" />')
+    '3.0'
     """
-    if said := _VERSION.search(_said(post, "ContentLicense")):
+    if said := _VERSION.search(_said(row, _LICENCE)):
         return said[1]
-    date = _said(post, "CreationDate")
+    date = _said(row, _DATE)
     return "2.5" if date < "2011-04-08" else "3.0" if date < "2018-05-02" else "4.0"
 
 
