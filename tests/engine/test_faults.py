@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from datetime import timedelta
 
@@ -14,7 +15,6 @@ from piledriver.accelerator import Accelerator
 from piledriver.data.processes import group_world
 from piledriver.engine import Layout
 from piledriver.engine.finite import NonFiniteError
-from piledriver.runtime.collectives import is_lost_peer
 from piledriver.runtime.errors import DisagreementError, LostPeerError
 from tests.checkpoint.processes import run as on_ranks
 
@@ -56,27 +56,65 @@ def test_what_is_not_finite_and_who_differs_is_named() -> None:
     on_ranks(2, named, patience=PATIENCE)
 
 
-def dies(rank: int, zero: int) -> str:
-    run, model = prepared(Layout(zero=zero))
+class Branches(nn.Module):
+    """Three blocks; in the second one a rank may be killed, or go around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3))
+        self.fate = ""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, block in enumerate(self.blocks):
+            if number == 1 and self.fate == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if number != 1 or self.fate != "around":
+                x = block(x)
+        return x
+
+
+def meets_its_fate(rank: int, fate: str, layout: Layout) -> str:
+    """The last rank's; what each of the others says of it."""
+    torch.manual_seed(0)
+    run = Accelerator(world=group_world(), layout=layout)
+    model = run.prepare(Branches())
     run.backward(model(torch.ones(2, 4)).square().mean())
-    if rank == 1:
-        os._exit(1)
+    if rank == run.num_processes - 1:
+        model.fate = fate
+        if fate == "killed in between":
+            os.kill(os.getpid(), signal.SIGKILL)
     try:
         for _ in range(3):
             run.backward(model(torch.ones(2, 4)).square().mean())
-    except LostPeerError as error:
-        return str(error)
-    except RuntimeError as error:
-        # With zero 3 the forward communicates too, and what torch raises there is the user's to see.
-        return "another process is gone" if zero == 3 and is_lost_peer(error) else repr(error)
+    except (LostPeerError, DisagreementError) as error:
+        return f"{type(error).__name__}: {error}"
     return "nothing was noticed"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("zero", [1, 3])
-def test_a_rank_that_dies_is_noticed(zero: int) -> None:
-    said = on_ranks(2, dies, zero, dying=[1], patience=PATIENCE)[0]
-    assert "another process is gone" in said
+@pytest.mark.parametrize(
+    ("fate", "zero", "where"),
+    [
+        ("killed in between", 1, "averaging gradients in backward number 2"),
+        ("killed in between", 3, "forward number 2"),
+        ("killed", 3, "forward number 2"),
+    ],
+)
+def test_a_rank_that_dies_is_named(fate: str, zero: int, where: str) -> None:
+    said = on_ranks(3, meets_its_fate, fate, Layout(zero=zero), dying=[2], patience=PATIENCE)  # type: ignore[arg-type]
+    for rank in (0, 1):
+        assert f"LostPeerError: rank {rank}: {where} failed because rank 2 is gone" in said[rank]
+
+
+@pytest.mark.slow
+def test_a_rank_that_goes_around_a_block_is_named() -> None:
+    """With zero 3 it gathers another block than the others. In debug mode nothing is gathered before all agree."""
+    for each in on_ranks(3, meets_its_fate, "around", Layout(zero=3, debug=True), patience=PATIENCE):
+        assert each.startswith("DisagreementError: rank 2 differs from the others in what it calls: ")
+        assert "the forward of blocks.2, the others the forward of blocks.1" in each
+    # Without it the group's patience ends, and whoever notices first breaks it off.
+    said = on_ranks(2, meets_its_fate, "around", Layout(zero=3), patience=SHORT, dying=[1])
+    assert any("backward number 2 failed because" in each for each in said if each is not None), said
 
 
 def stays_behind(rank: int) -> str:
@@ -96,4 +134,6 @@ def stays_behind(rank: int) -> str:
 @pytest.mark.slow
 def test_a_rank_that_does_less_is_noticed_when_patience_ends() -> None:
     said = on_ranks(2, stays_behind, dying=[1], patience=SHORT)[0]
-    assert "averaging gradients in backward failed" in said
+    assert (
+        "averaging gradients in backward number 2 failed because rank 1 is gone, hangs or does something else" in said
+    )

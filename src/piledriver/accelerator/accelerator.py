@@ -64,11 +64,12 @@ from piledriver.engine import Layout, clipping
 from piledriver.engine.finite import check_finite
 from piledriver.engine.laid_out import stepped_on
 from piledriver.engine.loss_scale import LossScaler
+from piledriver.engine.lost import naming_the_lost
 from piledriver.engine.memory import MemoryReport, measure
 from piledriver.engine.mesh import Meshes, make_meshes
 from piledriver.engine.whole import whole_state
 from piledriver.runtime.agreement import check_agreement
-from piledriver.runtime.collectives import gather, lost_peers_named, pad_across_processes, reduce
+from piledriver.runtime.collectives import gather, pad_across_processes, reduce
 from piledriver.runtime.connection import connect, disconnect
 from piledriver.runtime.trigger import Trigger
 from piledriver.runtime.world import World, detect_world
@@ -340,7 +341,7 @@ class Accelerator(Answers):
         if not self.world.is_distributed:
             loss.backward(**kwargs)
             return
-        with lost_peers_named(self.world, "averaging gradients in backward"):
+        with naming_the_lost(f"averaging gradients in backward number {self._backwards}"):
             loss.backward(**kwargs)
 
     def _loss_factor(self) -> float:

@@ -17,8 +17,9 @@ from piledriver.accelerator.replicas import reducer_of
 from piledriver.accelerator.scheduler import PreparedScheduler
 from piledriver.checkpoint import load_model
 from piledriver.engine.laid_out import is_on_meta, laid_out, pipelined
+from piledriver.engine.lost import sign_in, watch_forward
 from piledriver.engine.optimizers import follow
-from piledriver.runtime.agreement import first_difference
+from piledriver.runtime.agreement import check_agreement, first_difference
 from piledriver.runtime.collectives import gather_object
 from piledriver.runtime.world import World
 
@@ -97,7 +98,22 @@ def ready_model(
     if accelerator.layout is None or accelerator.layout.pp == 1:
         tied.retie(model, groups)
     compiling.compile_in_place(model, accelerator.dynamo_plugin)
+    if not evaluation_mode:
+        _watch(accelerator, model)
     return model
+
+
+def _watch(accelerator: Accelerator, model: nn.Module) -> None:
+    """Name ranks that are lost in a forward that communicates; a pipeline does so itself."""
+    if accelerator.world.is_distributed:
+        sign_in()
+    known = laid_out(model)
+    if known is None or known.meshes.alone or known.pipeline is not None:
+        return
+    tell = None
+    if known.meshes.layout.debug or accelerator.world.debug:
+        tell = functools.partial(check_agreement, accelerator.world.with_debug(), data=())
+    watch_forward(model, tell)
 
 
 def _filler(weights: Any) -> Any:

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from piledriver.engine import parts
 from piledriver.engine.averaging import Averager
 from piledriver.engine.errors import EngineError
+from piledriver.engine.lost import watch_no_longer
 from piledriver.engine.mesh import Meshes
 
 _NAME = "_laid_out"
@@ -62,6 +63,7 @@ def forget(model: nn.Module) -> None:
     known = model.__dict__.pop(_NAME, None)
     if known is not None and known.averager is not None:
         known.averager.release()
+    watch_no_longer(model)
     model.__dict__.pop("zero_grad", None)
     for parameter in model.parameters():
         parameter.__dict__.pop("own_part", None)

@@ -18,12 +18,12 @@ from torch.distributed.fsdp import FSDPModule
 from piledriver.core.errors import UsageError
 from piledriver.engine.errors import EngineError
 from piledriver.engine.laid_out import laid_out
+from piledriver.engine.lost import naming_the_lost
 from piledriver.engine.mesh import Meshes
 from piledriver.engine.pipeline.batches import MicroBatch, check_same_batch, cut_batch
 from piledriver.engine.pipeline.borrowed import Borrowed
 from piledriver.engine.pipeline.forward import Forward, run_forward
 from piledriver.engine.pipeline.losses import Losses, LossFunction
-from piledriver.engine.pipeline.lost import naming_the_lost
 from piledriver.engine.pipeline.schedules import microbatches_of, rank_of_stage, schedule_class
 from piledriver.engine.pipeline.shapes import Meta, find_shapes
 from piledriver.engine.pipeline.split import split_of, stages_of
@@ -73,7 +73,7 @@ class Pipeline:
     ) -> LossSums:
         """Forward and backward of a batch; gradients are added to what is there. See `run_batch`."""
         averager = getattr(laid_out(self.model), "averager", None)
-        with naming_the_lost(self.meshes.pp, "a pipeline step"):
+        with naming_the_lost("a pipeline step", self.meshes.pp.get_group()):
             losses = self._prepare(inputs, targets, loss_fn, context)
             # A batch in which nothing counts leaves no gradient rather than one that is not a number.
             losses.divide_by(losses.weight.clamp(min=1.0) if divisor is None else divisor, scale)
@@ -98,7 +98,7 @@ class Pipeline:
         context: Mapping[str, Any] | None = None,
     ) -> LossSums:
         """The loss sums of a batch, forward only."""
-        with naming_the_lost(self.meshes.pp, "a pipeline's evaluation"):
+        with naming_the_lost("a pipeline's evaluation", self.meshes.pp.get_group()):
             losses = self._prepare(inputs, targets, loss_fn, context)
             self.borrowed.lend()
             self._forward(losses)
