@@ -18,7 +18,6 @@ from piledriver.corpus.xml_unescape import unescaped
 MIN_SCORE = 3
 MOST_ANSWERS = 3
 _PIECE_BYTES = 1 << 19
-_BETWEEN, _BETWEEN_THREADS = b"\x00", b"\x00\x00"
 _QUESTION, _ANSWER = 1, 2
 _TAG_MARKS = re.compile(r"[<>|]+")
 _NAMED_POSTS = re.compile(r"(.+)[-._]posts\.xml(?:\.(?:gz|bz2|xz|zst))?", re.IGNORECASE)
@@ -55,17 +54,17 @@ def split(stream: RawStream) -> Iterator[Piece | Refusal]:
             elif kind not in (_QUESTION, _ANSWER):
                 yield Refusal("neither question nor answer", f"{stream.origin}#{number}", f"post type {kind}")
             else:
-                threads.add(question, row.replace(_BETWEEN, b""))
-        batch: list[bytes] = []
+                threads.add(question, row.replace(b"\x00", b""))
+        batch: list[list[bytes]] = []
         size = 0
         for _, thread in threads:
-            batch.append(_BETWEEN.join(thread))
-            size += len(batch[-1])
+            batch.append(thread)
+            size += sum(map(len, thread))
             if size > _PIECE_BYTES:
-                yield Piece(stream.origin, data=_BETWEEN_THREADS.join(batch), extra=site)
+                yield Piece(stream.origin, length=size, extra=(site, batch))
                 batch, size = [], 0
         if batch:
-            yield Piece(stream.origin, data=_BETWEEN_THREADS.join(batch), extra=site)
+            yield Piece(stream.origin, length=size, extra=(site, batch))
 
 
 def site_of(origin: str) -> str:
@@ -91,9 +90,7 @@ def _site_of_folder(path: str | None) -> str:
 
 def documents(piece: Piece) -> Iterator[Found]:
     """Each thread of the piece. Rows that will not be used are never parsed."""
-    assert piece.data is not None
-    for thread in piece.data.split(_BETWEEN_THREADS):
-        question, *answers = thread.split(_BETWEEN)
+    for question, *answers in piece.extra[1]:
         if field(question, b"PostTypeId") == _QUESTION:
             yield _thread(question, answers, piece)
             continue
@@ -119,7 +116,7 @@ def _thread(row: bytes, answer_rows: list[bytes], piece: Piece) -> Found:
     bodies = [fragment_bytes_to_text(attribute(post, _BODY) or b"") for post in used]
     parts = [f"Q:\n\n{title}\n\n{bodies[0]}", *(f"A:\n\n{body}" for body in bodies[1:])]
     versions = sorted(set(map(licence_version, used)))
-    site: str = piece.extra or ""
+    site: str = piece.extra[0]
     meta = {
         "origin": origin,
         # Share-alike material may be adapted under a later version: the whole is under the latest of its parts.
