@@ -8,7 +8,6 @@ archives are opened too, to a fixed depth.
 from __future__ import annotations
 
 import bz2
-import gzip
 import io
 import lzma
 import os
@@ -28,6 +27,7 @@ import zstandard
 from piledriver.core.errors import StorageError, UsageError
 from piledriver.corpus.careful import DAMAGE, CarefulRaw, CarefulReader
 from piledriver.corpus.document import Refusal
+from piledriver.corpus.gunzip import Gunzip
 
 MAX_DEPTH = 4
 MAX_MEMBERS = 50_000_000
@@ -158,17 +158,21 @@ def _member(origin: str, name: str, content: BinaryIO) -> RawStream | Refusal:
 
 def _tar_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
     # Stream mode: one pass, nothing sought, so that a compressed archive of any size is read in constant memory.
-    with tarfile.open(fileobj=decompressed(file, origin), mode="r|", ignore_zeros=False) as archive:
+    content = decompressed(file, origin)
+    with tarfile.open(fileobj=content, mode="r|", ignore_zeros=False) as archive:
         for entry in archive:
             if entry.isdir():
                 continue
             if not entry.isreg():
                 yield Refusal("not a regular file", f"{origin}!{entry.name}")
                 continue
-            content = archive.extractfile(entry)
-            assert content is not None
+            inside = archive.extractfile(entry)
+            assert inside is not None
             # What tarfile gives in stream mode has no working `seekable`: read it through a stream that has.
-            yield _member(origin, entry.name, cast(BinaryIO, CarefulReader(_Readable(content), 1 << 16)))
+            yield _member(origin, entry.name, cast(BinaryIO, CarefulReader(_Readable(inside), 1 << 16)))
+    # Behind the last member stands the checksum of all of them, which raises where it is wrong.
+    while content.read(1 << 20):
+        pass
 
 
 def _zip_members(unsought: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
@@ -236,7 +240,7 @@ def decompressed(file: BinaryIO, origin: str) -> BinaryIO:
     head, file = _peek(file, 6)
     opened: BinaryIO
     if head[:2] == b"\x1f\x8b":
-        opened = cast(BinaryIO, gzip.GzipFile(fileobj=file))
+        opened = cast(BinaryIO, Gunzip(file))
     elif head[:3] == b"BZh":
         opened = cast(BinaryIO, bz2.BZ2File(file))
     elif head == b"\xfd7zXZ\x00":
