@@ -58,42 +58,53 @@ _CONTENT = re.compile(
 
 def main_content(body: Any) -> tuple[Any, list[Any]]:
     """The element that holds the content, and the elements inside it that do not belong to it."""
-    elements = list(body.iter())
-    count = len(elements)
-    parents, blocks = [-1] * count, list(range(count))
+    # The loop that all pages spend their time in: what stands inside of what can never be content is not looked at, and
+    # nothing is called for white space, which most of the text is.
+    found_elements = list(body.iter())
+    count = len(found_elements)
+    elements, parents, blocks = [body], [-1], [0]
     text, linked, stops = [0] * count, [0] * count, [0] * count
-    suspect: list[float] = [0.0] * count
-    links = [False] * count
+    suspect: list[float] = [0.0]
+    links = [False]
+    headings: list[int] = []
     index_of = {body: 0}
-    # The loop that all pages spend their time in: nothing is called for white space, which most of the text is.
-    for index in range(1, count):
-        element = elements[index]
-        parents[index] = parent = index_of[element.getparent()]
-        if len(element):
-            index_of[element] = index
-        if suspect[parent] >= _CERTAIN:
-            suspect[index] = _CERTAIN
+    index_of_parent = index_of.get
+    index = 0
+    for element in found_elements[1:]:
+        parent = index_of_parent(element.getparent())
+        if parent is None:
             continue
+        index += 1
+        elements.append(element)
+        parents.append(parent)
         tag = element.tag
-        in_link = links[parent]
-        block = index
+        in_link = inside_link = links[parent]
         limit = 0.0
         if tag in _INLINE:
-            block = blocks[index] = blocks[parent]
-            links[index] = in_link or tag == "a"
+            block = blocks[parent]
+            inside_link = in_link or tag == "a"
         else:
-            links[index] = in_link
-            if tag in _NEVER and not (tag == "script" and (element.get("type") or "").startswith("math/tex")):
-                suspect[index] = limit = _CERTAIN
+            block = index
+            if tag in _NEVER:
+                limit = _CERTAIN
             elif tag not in _CONTENT_TAGS:
-                suspect[index] = limit = _suspicion(element, tag)
-        if limit < _CERTAIN and (found := element.text) and (found := found.strip()):
-            _count(found, block, links[index], text, linked, stops)
+                limit = _suspicion(element, tag)
+                if tag in _HEADINGS:
+                    headings.append(index)
+        blocks.append(block)
+        links.append(inside_link)
+        suspect.append(limit)
+        if limit < _CERTAIN:
+            index_of[element] = index
+            if (found := element.text) and (found := found.strip()):
+                _count(found, block, inside_link, text, linked, stops)
         if (found := element.tail) and (found := found.strip()):
             _count(found, blocks[parent], in_link, text, linked, stops)
+    count = index + 1
+    del text[count:], linked[count:], stops[count:]
     cards = [0] * count
-    for index in range(1, count):
-        if elements[index].tag in _HEADINGS and text[index] and linked[index] > 0.8 * text[index]:
+    for index in headings:
+        if text[index] and linked[index] > 0.8 * text[index]:
             cards[index] = 1
     weights = [_weight(elements[i].tag, text[i], linked[i], stops[i]) if text[i] else 0.0 for i in range(count)]
     dropped = _dropped(parents, weights, suspect, cards)
