@@ -85,7 +85,7 @@ def main_content(body: Any) -> tuple[Any, list[Any]]:
             inside_link = in_link or tag == "a"
         else:
             block = index
-            if tag in _NEVER:
+            if tag in _NEVER and not (tag == "script" and (element.get("type") or "").startswith("math/tex")):
                 limit = _CERTAIN
             elif tag not in _CONTENT_TAGS:
                 limit = _suspicion(element, tag)
