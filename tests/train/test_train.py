@@ -12,15 +12,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from piledriver.cli.main import main
 from piledriver.core.errors import ConfigError
 from piledriver.data import open_tokens
 from piledriver.data.record import open_segment, read_record, segment_of
+from piledriver.models.interchange import load_folder
 from piledriver.train.batching import cut_batch
 
 from .corpus import make_tokens
-from .runs import curve, finish, kill_when, lines_of, start, weights
+from .runs import ENVIRONMENT, VERB, curve, finish, kill_when, lines_of, start, weights
 
 STEPS = 24
 CONFIG = """
@@ -112,6 +114,76 @@ def test_a_sharded_model_takes_the_same_steps_and_one_process_can_go_on(
     assert finish(begin(tokens, out)) == 0
     assert lines_of(out) > STEPS or len(before) < STEPS, "it went on from there"
     assert list(curve(out).values()) == pytest.approx(list(curve(undisturbed).values()), rel=1e-4)
+
+
+LAYOUTS = ["{zero: 1}", "{zero: 2}", "{tp: 2}", "{pp: 2}", "{cp: 2, cp_method: all-to-all}"]
+RUNS = """
+import sys
+from piledriver.cli.main import main
+out, config, text, *layouts = sys.argv[1:]
+for number, layout in enumerate(layouts):
+    assert main(["train", config, f"out={out}/{number}", "--validation", text, f"layout={layout}", "--debug"]) == 0
+"""
+
+
+@pytest.mark.slow
+def test_every_layout_takes_the_same_steps_validates_and_publishes(
+    tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of them in one launch, tied embeddings and accumulation included; the truth is one process."""
+    config, script, text = tmp_path / "config.yaml", tmp_path / "runs.py", str(tokens.parent / "clean.jsonl.zst")
+    config.write_text(CONFIG.format(tokens=tokens, budget=256 * 4) + "plots: false\n")
+    script.write_text(RUNS)
+    launch = [*VERB, "launch", "--nproc", "2", "--max-restarts", "0", str(script), str(tmp_path), str(config), text]
+    launched = subprocess.run(
+        [*launch, *LAYOUTS], env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert launched.returncode == 0, launched.stderr
+    # Options and overrides in any order.
+    alone = ["train", str(config), "--validation", text, f"out={tmp_path / 'alone'}", "--json", "trackers=[]"]
+    assert main(alone) == 0
+    assert json.loads(capsys.readouterr().out)["finished"]
+    expected = figures(tmp_path / "alone")
+    assert len(expected) == 4
+    for number, layout in enumerate(LAYOUTS):
+        for row, truth in zip(figures(tmp_path / str(number)), expected, strict=True):
+            assert row == pytest.approx(truth, rel=1e-4), layout
+        published = load_folder(tmp_path / str(number) / "model")
+        for name, weight in load_folder(tmp_path / "alone" / "model").state_dict().items():
+            torch.testing.assert_close(published.state_dict()[name], weight, rtol=1e-3, atol=1e-4)
+
+
+def figures(out: Path) -> list[tuple[float, ...]]:
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [(line["loss"], line["gradient_norm"], line["validation/all"]) for line in lines]
+
+
+REFUSED = [
+    (["model=nonesuch"], "unknown model preset 'nonesuch'"),
+    (["data={corpus: nowhere}"], "nowhere does not exist"),
+    (["data={corpus: %(empty)s}"], "empty.jsonl holds no documents"),
+    (["model.vocab_size=300"], "the model has 300 ids"),
+    (["bogus=1"], "unknown key 'bogus'"),
+    (["budget_tokens=32"], "budget_tokens 32 is less than one step of 256 tokens"),
+    (["out=%(empty)s"], "is a file"),
+    (["out=%(empty)s/run"], "is a file"),
+    (["layout={cp: 2}"], "knows no documents"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "said"), REFUSED, ids=lambda value: str(value)[:24])
+def test_what_cannot_be_is_one_line_and_nothing_is_written(
+    overrides: list[str], said: str, tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, empty = tmp_path / "config.yaml", tmp_path / "empty.jsonl"
+    config.write_text(CONFIG.format(tokens=tokens, budget=256))
+    empty.touch()
+    changed = [override % {"empty": empty} for override in overrides]
+    assert main(["train", str(config), f"out={tmp_path / 'run'}", "--json", *changed]) in (1, 2)
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert said in error
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "empty.jsonl"]
 
 
 @pytest.mark.slow

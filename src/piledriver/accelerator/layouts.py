@@ -1,10 +1,11 @@
-"""A model laid out as a `Layout` says: the strategy that asks the engine."""
+"""A model laid out as a `Layout` says: the strategy that asks the engine, and what an Accelerator notes of it."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -13,10 +14,15 @@ from torch import Tensor, nn
 from piledriver.engine import laid_out
 from piledriver.engine.apply import apply
 from piledriver.engine.local_step import step_locally
+from piledriver.engine.lost import sign_in, watch_forward
 from piledriver.engine.mesh import Meshes
 from piledriver.engine.offload import offload_optimizer
-from piledriver.engine.optimizers import share_states
+from piledriver.engine.optimizers import follow, share_states
 from piledriver.engine.stochastic import round_stochastically
+from piledriver.runtime.agreement import check_agreement
+
+if TYPE_CHECKING:
+    from piledriver.accelerator.accelerator import Accelerator
 
 
 class LaidOut:
@@ -42,8 +48,11 @@ class LaidOut:
             step_locally(optimizer)
 
     def gradients(self, model: nn.Module) -> Iterator[Tensor]:
-        """Also those that are kept whole until a window ends."""
-        return laid_out.gradients_so_far(model)
+        """Also those that are kept whole, or for another stage, until a window ends."""
+        yield from laid_out.gradients_so_far(model)
+        known = laid_out.laid_out(model)
+        if known is not None and known.pipeline is not None:
+            yield from known.pipeline.borrowed.gradients()
 
     def add_up(self, count: Tensor) -> Tensor:
         """Over the processes that hold different data; a pipeline's loss is that of all of them already."""
@@ -73,3 +82,37 @@ class LaidOut:
     def release(self, model: nn.Module) -> None:
         """Average no longer."""
         laid_out.forget(model)
+
+
+def follow_layout(accelerator: Accelerator, model: nn.Module, before: dict[str, nn.Parameter]) -> None:
+    """Remember which parameter took whose place, for optimizers that were made for the old ones."""
+    now = dict(model.named_parameters())
+    for name, old in before.items():
+        if name not in now:
+            accelerator._gone[old] = True
+        elif now[name] is not old:
+            accelerator._replaced[old] = now[name]
+    for known in accelerator._optimizers:
+        lay_out_optimizer(accelerator, known.optimizer)
+    if (call := laid_out.pipelined(model)) is not None:
+        call.factor = accelerator._loss_factor
+
+
+def lay_out_optimizer(accelerator: Accelerator, optimizer: Any) -> None:
+    """Let an optimizer hold the parameters that took the place of its own, and its share of the states."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return
+    follow(optimizer, accelerator._replaced, accelerator._gone)
+    accelerator.strategy.lay_out_optimizer(optimizer)
+
+
+def watch(accelerator: Accelerator, model: nn.Module) -> None:
+    """Name ranks that are lost in a forward that communicates; a pipeline does so itself."""
+    sign_in()
+    known = laid_out.laid_out(model)
+    if known is None or known.meshes.alone or known.pipeline is not None:
+        return
+    tell = None
+    if known.meshes.layout.debug or accelerator.world.debug:
+        tell = functools.partial(check_agreement, accelerator.world.with_debug(), data=())
+    watch_forward(model, tell)

@@ -135,9 +135,19 @@ class TrainConfig:
                 f"precision is {self.precision} and layout.precision {self.layout.precision}",
                 fix="with a layout, say it there and leave precision out",
             )
+        self._check_documents()
         steps, snapshots = self.checkpoint_steps, self.spikes.snapshot_steps
         if self.spikes.action == "rollback" and steps is not None and steps % snapshots:
             raise ConfigError(
                 f"checkpoint_steps {steps} is not a multiple of spikes.snapshot_steps {snapshots}",
                 fix="make it one: a run that resumes must stand where it could have gone back to",
+            )
+
+    def _check_documents(self) -> None:
+        layout = self.layout
+        if layout is not None and layout.cp > 1 and layout.cp_method == "ring" and self.data.packing != "joined":
+            raise ConfigError(
+                f"layout.cp {layout.cp} passes keys round, which knows no documents, and data.packing is "
+                f"{self.data.packing}",
+                fix="use layout.cp_method=all-to-all, or data.packing=joined",
             )

@@ -98,12 +98,21 @@ class Stepper:
         for _ in range(self._parts.batching.accumulation):
             batch = self._position.next_batch()
             with self._accelerator.accumulate(self.model, count=batch.labels.ne(-100).sum()):
-                sums = self.model(batch.inputs, targets=batch.labels, masks=masks_of(batch, self._parts))
+                sums = self.model(batch.inputs, targets=batch.labels, **self._context(batch))
                 self._accelerator.backward(sums.total / sums.tokens)
             nats += sums.cross_entropy.double()
             tokens += sums.tokens.double()
         totals = self._accelerator.reduce(torch.stack([nats, tokens]), "sum")
         return totals[0] / totals[1], self._clip()
+
+    def _context(self, batch: TokenBatch) -> dict[str, Any]:
+        layout = self._parts.config.layout
+        if self._parts.config.data.packing == "joined":
+            return {}
+        if layout is None or layout.pp == 1:
+            return {"masks": masks_of(batch, self._parts)}
+        # A pipeline cuts the batch, and each stage makes the masks of its part.
+        return {"document_ids": batch.document_ids()}
 
     def _clip(self) -> Tensor:
         most = self._parts.config.clip

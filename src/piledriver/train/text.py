@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from piledriver.core import storage
-from piledriver.core.errors import StorageError
+from piledriver.core.errors import StorageError, UsageError
 from piledriver.runtime.hardware import find_hardware
 from piledriver.runtime.order import main_process_first
 from piledriver.runtime.world import World
@@ -35,12 +35,15 @@ def make_tokens(config: TrainConfig, vocab_size: int, world: World) -> str:
     if corpus is None:
         return folder
     # Here, because a run on token shards needs nothing that reads text.
+    from piledriver.corpus import read_shards
     from piledriver.data.tokenize import tokenize_corpus
     from piledriver.data.tokenizer_training import TokenizerTraining, train_tokenizer
 
     if not os.path.exists(corpus):
         raise StorageError(f"{corpus} does not exist", fix="data.corpus must be a shard or a folder of shards of text")
     text = split_of(corpus, "train") or corpus
+    if next(iter(read_shards(text)), None) is None:
+        raise UsageError(f"{text} holds no documents", fix="look at what made it: every document may have been dropped")
     with main_process_first(world):
         if world.is_main:
             tokenizer = config.data.tokenizer or os.path.join(config.out, TOKENIZER)

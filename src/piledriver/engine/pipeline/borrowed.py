@@ -62,6 +62,10 @@ class Borrowed:
         for module in self.borrowed:
             module.weight.grad = None
 
+    def gradients(self) -> list[Tensor]:
+        """What has gathered for the owner and was not given back yet: the weights are no parameters of the model."""
+        return [module.weight.grad for module in self.borrowed if module.weight.grad is not None]
+
     def _pass(self, out: list[Tensor], into: list[Tensor], *, back: bool) -> None:
         if self.first == self.last:
             for source, target in zip(out, into, strict=True):
