@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import os
@@ -52,6 +53,36 @@ def in_own_process(program: str, **variables: str) -> subprocess.CompletedProces
     )
 
 
+def importable(package: str) -> None:
+    """Skip where it is not installed, without importing it here: threads and sockets that a package leaves behind
+    would fail whichever test comes when they are collected. So the packages run in processes of their own."""
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+
+
+def use_mlflow(folder: Path) -> None:
+    import mlflow
+
+    tracker = made("mlflow", folder, tracking_uri=f"file://{folder}/runs")
+    hub = TrackerHub([tracker])
+    artifact = folder / "note.txt"
+    artifact.write_text("x")
+    hub.start(CONFIG | {"long": "x" * 100_000})
+    # The training thread's own calls go to the same run.
+    assert mlflow.active_run().info.run_id == tracker.run_id
+    hub.log(VALUES, step=3)
+    tracker.log_artifact(str(artifact), artifact_path="files")
+    hub.finish()
+    assert hub.problems == {}
+    assert mlflow.active_run() is None
+    run = mlflow.get_run(tracker.run_id)
+    files = mlflow.artifacts.list_artifacts(run_id=tracker.run_id, artifact_path="files")
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics == {"loss": 0.5, "iteration": 1.0, "eval/ppl": 2.0}
+    assert run.data.params == {key: str(value) for key, value in CONFIG.items()}
+    assert [file.path for file in files] == ["files/note.txt"]
+
+
 class TestJsonl:
     def test_lines(self, tmp_path: Path) -> None:
         run_all(TrackerHub([made("jsonl", tmp_path)]))
@@ -91,45 +122,31 @@ class TestRealPackages:
         assert "note/text_summary" in events.Tags()["tensors"]
 
     def test_wandb_offline(self, tmp_path: Path) -> None:
-        pytest.importorskip("wandb")
-        hub = TrackerHub([made("wandb", tmp_path, mode="offline", dir=str(tmp_path))])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            run_all(hub)
-        assert hub.problems == {}
+        importable("wandb")
+        done = in_own_process(
+            "from tests.observe.test_trackers import *\n"
+            f"folder = {str(tmp_path)!r}\n"
+            "hub = TrackerHub([made('wandb', Path(folder), mode='offline', dir=folder)])\n"
+            "run_all(hub); print(hub.problems)\n"
+        )
+        assert done.stdout.splitlines()[-1] == "{}", done.stderr
         (log,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
         content = log.read_bytes()
         assert b"note" in content
         assert b"iteration" in content
         assert b"lr" in content
 
-    def test_mlflow_in_a_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        mlflow = pytest.importorskip("mlflow")
-        monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-        tracker = made("mlflow", tmp_path, tracking_uri=f"file://{tmp_path}/runs")
-        hub = TrackerHub([tracker])
-        artifact = tmp_path / "note.txt"
-        artifact.write_text("x")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            hub.start(CONFIG | {"long": "x" * 100_000})
-            # The training thread's own calls go to the same run.
-            assert mlflow.active_run().info.run_id == tracker.run_id
-            hub.log(VALUES, step=3)
-            tracker.log_artifact(str(artifact), artifact_path="files")
-            hub.finish()
-            assert hub.problems == {}
-            assert mlflow.active_run() is None
-            run = mlflow.get_run(tracker.run_id)
-            files = mlflow.artifacts.list_artifacts(run_id=tracker.run_id, artifact_path="files")
-        assert run.info.status == "FINISHED"
-        assert run.data.metrics == {"loss": 0.5, "iteration": 1.0, "eval/ppl": 2.0}
-        assert run.data.params == {key: str(value) for key, value in CONFIG.items()}
-        assert [file.path for file in files] == ["files/note.txt"]
+    def test_mlflow_in_a_folder(self, tmp_path: Path) -> None:
+        importable("mlflow")
+        done = in_own_process(
+            "from tests.observe.test_trackers import *\n"
+            f"use_mlflow(Path({str(tmp_path)!r})); print('as it should be')\n",
+            MLFLOW_ALLOW_FILE_STORE="true",
+        )
+        assert done.stdout.splitlines()[-1:] == ["as it should be"], done.stderr
 
     def test_comet_offline(self, tmp_path: Path) -> None:
-        pytest.importorskip("comet_ml")
-        # Without a network it leaves a socket open, which would fail whichever test comes when that is collected.
+        importable("comet_ml")
         done = in_own_process(
             "import comet_ml; from tests.observe.test_trackers import *\n"
             f"folder = {str(tmp_path)!r}\n"
@@ -146,15 +163,16 @@ class TestRealPackages:
         parameters = {m["param"]["paramName"]: m["param"]["paramValue"] for m in messages if "param" in m}
         assert parameters.items() >= CONFIG.items()
 
-    def test_dvclive(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        pytest.importorskip("dvclive")
+    def test_dvclive(self, tmp_path: Path) -> None:
+        importable("dvclive")
         # It makes the repository around the working directory a DVC repository.
-        monkeypatch.chdir(tmp_path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            hub = TrackerHub([made("dvclive", tmp_path, dir=str(tmp_path), save_dvc_exp=False, dvcyaml=None)])
-            run_all(hub)
-        assert hub.problems == {}
+        done = in_own_process(
+            "from tests.observe.test_trackers import *\n"
+            f"folder = {str(tmp_path)!r}; os.chdir(folder)\n"
+            "hub = TrackerHub([made('dvclive', Path(folder), dir=folder, save_dvc_exp=False, dvcyaml=None)])\n"
+            "run_all(hub); print(hub.problems)\n"
+        )
+        assert done.stdout.splitlines()[-1] == "{}", done.stderr
         assert json.loads((tmp_path / "metrics.json").read_text()) == {
             "loss": 0.25,
             "iteration": 1,
@@ -164,8 +182,8 @@ class TestRealPackages:
         }
 
     def test_trackio(self, tmp_path: Path) -> None:
-        pytest.importorskip("trackio")
-        # It chooses its folder when it is imported, so it gets a process of its own.
+        importable("trackio")
+        # It chooses its folder when it is imported.
         done = in_own_process(
             "from tests.observe.test_trackers import *\n"
             "hub = TrackerHub(make_trackers(['trackio'], 'project', None, {'trackio': {'embed': False}}))\n"
