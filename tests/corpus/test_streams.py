@@ -169,3 +169,19 @@ def test_a_file_range_is_a_file_of_its_own(tmp_path: Path) -> None:
     assert part.read(100) == b"6"
     assert part.seek(0) == 0
     assert part.read() == b"23456"
+
+
+def test_a_file_that_cannot_be_opened_costs_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.zip").write_bytes(zip_of({"a.txt": b"a"}))
+    (tmp_path / "b.zip").write_bytes(zip_of({"b.txt": b"b"}))
+    real = open
+
+    def refusing(path: str, mode: str = "rb") -> object:
+        if path.endswith("a.zip"):
+            raise PermissionError(f"no permission for {path}")
+        return real(path, mode)
+
+    monkeypatch.setattr(streams, "open", refusing, raising=False)
+    found, refused = read(tmp_path)
+    assert list(found.values()) == [b"b"]
+    assert list(refused.values()) == ["unreadable file"]

@@ -151,11 +151,12 @@ def pieces_of(
                 aside.clear()
                 yield piece
             break
-        except DAMAGE as error:
+        except Exception as error:
             if reading is None:
                 raise
             # The source lets go of what it held of the files before; the files after are read as if they were all.
-            yield Refusal("damaged data", reading, f"{type(error).__name__}: {error}"[:500], source.name)
+            reason = "damaged data" if isinstance(error, DAMAGE) else _reason(error)
+            yield Refusal(reason, reading, f"{type(error).__name__}: {error}"[:500], source.name)
     yield from aside
     for path in paths:
         if path.startswith(_GENERATE):

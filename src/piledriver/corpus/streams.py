@@ -81,10 +81,15 @@ def raw_streams(
     """
     for path, origin, named in local_files(paths):
         if on_bytes is not None:
-            on_bytes(os.path.getsize(path))
+            on_bytes(_size(path))
         kind = archive_kind(path)
         if kind is not None and not (named and wants(os.path.basename(path))):
-            with open(path, "rb") as file:
+            try:
+                file = open(path, "rb")
+            except OSError as error:
+                yield Refusal("unreadable file", origin, str(error))
+                continue
+            with file:
                 yield from _archive(file, kind, origin, wants, depth=1)
         elif named or wants(os.path.basename(path)):
             # A file that the user named is read whatever it is called; in a folder the name decides.
@@ -93,6 +98,14 @@ def raw_streams(
             stream.close()
         elif on_passed is not None:
             on_passed(origin)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        # It was there a moment ago; who opens it will say what is wrong.
+        return 0
 
 
 def local_files(paths: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
