@@ -123,6 +123,21 @@ from piledriver.cli.main import main
 out, config, text, *layouts = sys.argv[1:]
 for number, layout in enumerate(layouts):
     assert main(["train", config, f"out={out}/{number}", "--validation", text, f"layout={layout}", "--debug"]) == 0
+
+from piledriver.accelerator import Accelerator
+from piledriver.core.errors import UsageError
+from piledriver.engine import Layout
+from piledriver.evaluate import TransformerScorer
+from piledriver.models import ModelConfig, Transformer
+shape = ModelConfig(vocab_size=64, dim=32, layers=2, heads=2)
+TransformerScorer(Accelerator(layout=Layout(zero=2)).prepare(Transformer(shape)))
+for layout in (Layout(zero=3), Layout(tp=2)):
+    try:
+        TransformerScorer(Accelerator(layout=layout).prepare(Transformer(shape)))
+    except UsageError as error:
+        assert "is not whole on a process" in str(error)
+    else:
+        raise AssertionError("a part of a model was scored")
 """
 
 

@@ -17,15 +17,15 @@ def add_overrides(parser: argparse.ArgumentParser, help: str) -> None:
     ['lr=1', 'seed=2']
     """
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=help)
-    plain = parser.parse_known_args
+    plain: Any = parser.parse_known_args
 
     def parse(args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         # argparse takes a list of positional arguments in one piece, unless it is told that they may be apart; the
         # parser above this one cannot tell it.
-        parser.parse_known_args = plain  # type: ignore[method-assign]
+        vars(parser)["parse_known_args"] = plain
         try:
             return parser.parse_known_intermixed_args(args, namespace)
         finally:
-            parser.parse_known_args = parse  # type: ignore[method-assign]
+            vars(parser)["parse_known_args"] = parse
 
-    parser.parse_known_args = parse  # type: ignore[method-assign]
+    vars(parser)["parse_known_args"] = parse

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from piledriver.core.errors import UsageError
+from piledriver.engine.laid_out import laid_out
 from piledriver.models import KVCache, Transformer, token_losses
 
 _ROWS_AT_ONCE = 512
@@ -32,9 +34,10 @@ class Scorer(Protocol):
 
 
 class TransformerScorer:
-    """Our own model."""
+    """Our own model, whole on this process."""
 
     def __init__(self, model: Transformer, length: int | None = None) -> None:
+        _refuse_parts(model)
         self._model = model.eval()
         self.length = length or model.config.max_positions
         self.device = next(model.parameters()).device
@@ -96,6 +99,19 @@ class TransformersScorer:
             fresh, past = out.logits[:, -1:].argmax(dim=-1), out.past_key_values
             drawn.append(int(fresh))
         return drawn
+
+
+def _refuse_parts(model: Transformer) -> None:
+    """A model of which this process holds a part would score a part of each sequence, or nothing."""
+    known = laid_out(model)
+    if known is None or known.meshes.alone:
+        return
+    layout = known.meshes.layout
+    if layout.zero == 3 or max(layout.tp, layout.pp, layout.cp, layout.ep) > 1:
+        raise UsageError(
+            f"a model laid out as {layout} is not whole on a process, and cannot be scored there",
+            fix="score a whole copy: Transformer(model.config) with accelerator.get_state_dict(model) loaded into it",
+        )
 
 
 def _judged(logits: Iterator[Tensor], targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -64,7 +64,8 @@ class Borrowed:
 
     def gradients(self) -> list[Tensor]:
         """What has gathered for the owner and was not given back yet: the weights are no parameters of the model."""
-        return [module.weight.grad for module in self.borrowed if module.weight.grad is not None]
+        weights: list[Any] = [module.weight for module in self.borrowed]
+        return [weight.grad for weight in weights if weight.grad is not None]
 
     def _pass(self, out: list[Tensor], into: list[Tensor], *, back: bool) -> None:
         if self.first == self.last:
