@@ -19,9 +19,10 @@ from piledriver.accelerator.errors import NotPreparedError
 from piledriver.accelerator.local_sgd import LocalSGD
 from piledriver.accelerator.options import DDPCommunicationHookType
 from piledriver.accelerator.replicas import reducer_of
+from piledriver.data.processes import group_world
 from piledriver.runtime.collectives import gather_object
 from piledriver.runtime.errors import DisagreementError
-from piledriver.runtime.launch_function import run_on_processes
+from tests.checkpoint.processes import run as on_ranks
 
 GLOBAL_BATCH = 12
 STEPS = 6
@@ -71,7 +72,7 @@ def _train(accelerator: Accelerator, ready: tuple[Any, ...], save: dict[int, str
 
 
 def _accelerator(**options: Any) -> Accelerator:
-    return Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(split_batches=True), **options)
+    return Accelerator(world=group_world(), dataloader_config=DataLoaderConfiguration(split_batches=True), **options)
 
 
 def _weights(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -82,7 +83,7 @@ def _same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bo
     return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
 
 
-def _laws(folder: str, previous: str | None) -> None:
+def _laws(_rank: int, folder: str, previous: str | None) -> None:
     # Law 1, and law 8: losses of this number of processes, scheduler steps counted.
     accelerator = _accelerator()
     world = accelerator.world
@@ -124,7 +125,6 @@ def _laws(folder: str, previous: str | None) -> None:
     _exact_windows(world.size)
     if world.size == 2:
         _only_with_two()
-    accelerator.end_training()
 
 
 def _exact_windows(processes: int) -> None:
@@ -135,7 +135,7 @@ def _exact_windows(processes: int) -> None:
     torch.manual_seed(0)
     reference = TwoTowers()
     reference(torch.cat(items)).square().mean().backward()
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    accelerator = Accelerator(world=group_world(), gradient_accumulation_steps=2)
     torch.manual_seed(0)
     model = accelerator.prepare(TwoTowers())
     for window in range(2):
@@ -157,7 +157,7 @@ def _only_with_two() -> None:
     for hook in (DDPCommunicationHookType.FP16, DDPCommunicationHookType.POWER_SGD):
         handler = DistributedDataParallelKwargs(comm_hook=hook)
         torch.manual_seed(0)
-        model = Accelerator(cpu=True, kwargs_handlers=[handler]).prepare(nn.Linear(3, 1))
+        model = Accelerator(world=group_world(), kwargs_handlers=[handler]).prepare(nn.Linear(3, 1))
         model(torch.full((1, 3), float(rank))).sum().backward()
         torch.testing.assert_close(model.weight.grad, torch.full((1, 3), 0.5), atol=1e-3, rtol=1e-3)
     # Local steps drift apart and are averaged.
@@ -170,7 +170,7 @@ def _only_with_two() -> None:
     biases = gather_object(accelerator.world, model.bias.item())
     assert biases[0] == biases[1]
     # One process has more data than the other.
-    uneven = Accelerator(cpu=True)
+    uneven = Accelerator(world=group_world())
     joined = uneven.prepare(nn.Linear(1, 1))
     with uneven.join_uneven_inputs([joined]):
         for _ in range(2 + rank):
@@ -186,7 +186,7 @@ def test_laws_hold_on_one_to_four_processes(tmp_path: Path) -> None:
     for processes in (1, 2, 3, 4):
         folder = tmp_path / str(processes)
         folder.mkdir()
-        run_on_processes(_laws, (str(folder), previous), processes, fork=False)
+        on_ranks(processes, _laws, str(folder), previous)
         previous = str(folder / "middle")
         losses[processes] = json.loads((folder / "losses.json").read_text())
         finals[processes] = torch.load(folder / "final.pt")

@@ -13,20 +13,20 @@ The names and arguments are those of Hugging Face Accelerate; docs/accelerate.md
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, MutableMapping, Sequence
 from os import PathLike
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from piledriver.accelerator import prepare, uneven
-from piledriver.accelerator.accumulation import Count, GradientState, ItemMean
-from piledriver.accelerator.answers import Answers
-from piledriver.accelerator.errors import NotPreparedError, OptionError
+from piledriver.accelerator import prepare
+from piledriver.accelerator.accumulation import GradientState, ItemMean
+from piledriver.accelerator.errors import OptionError
 from piledriver.accelerator.facts import RunState
+from piledriver.accelerator.gradients import Gradients
+from piledriver.accelerator.keeping import Keeping
 from piledriver.accelerator.memory import release_memory
 from piledriver.accelerator.metrics import gather_for_metrics
 from piledriver.accelerator.options import (
@@ -42,13 +42,7 @@ from piledriver.accelerator.options import (
     TorchDynamoPlugin,
 )
 from piledriver.accelerator.plugins import layout_of_plugins
-from piledriver.accelerator.precision import (
-    autocast_context,
-    check_precision,
-    grad_scaler,
-    is_unscaled,
-    resolve_precision,
-)
+from piledriver.accelerator.precision import check_precision, grad_scaler, resolve_precision
 from piledriver.accelerator.saving import StateSaver
 from piledriver.accelerator.settings import (
     Handlers,
@@ -57,27 +51,22 @@ from piledriver.accelerator.settings import (
     resolve_project,
     say_what_is_missing,
 )
-from piledriver.accelerator.strategy import Strategy, choose_strategy
+from piledriver.accelerator.strategy import Strategy, choose_strategy, meshes_of
 from piledriver.accelerator.tracking import Trackers
-from piledriver.accelerator.unwrap import unwrap
-from piledriver.engine import Layout, clipping
-from piledriver.engine.finite import check_finite
-from piledriver.engine.laid_out import stepped_on
-from piledriver.engine.loss_scale import LossScaler
-from piledriver.engine.lost import naming_the_lost
-from piledriver.engine.memory import MemoryReport, measure
-from piledriver.engine.mesh import Meshes, make_meshes
-from piledriver.engine.whole import whole_state
-from piledriver.runtime.agreement import check_agreement
+from piledriver.engine import Layout
 from piledriver.runtime.collectives import gather, pad_across_processes, reduce
-from piledriver.runtime.connection import connect, disconnect
+from piledriver.runtime.connection import connect
 from piledriver.runtime.trigger import Trigger
 from piledriver.runtime.world import World, detect_world
+
+if TYPE_CHECKING:
+    from piledriver.engine.memory import MemoryReport
+    from piledriver.engine.mesh import Meshes
 
 T = TypeVar("T")
 
 
-class Accelerator(Answers):
+class Accelerator(Gradients, Keeping):
     """One loop on any hardware.
 
     >>> accelerator = Accelerator(cpu=True)
@@ -130,7 +119,7 @@ class Accelerator(Answers):
             parallelism=parallelism_config,
         )
         self.layout = agreed_layout(layout, self.mixed_precision)
-        self.meshes: Meshes | None = None if self.layout is None else make_meshes(self.layout, self.device.type)
+        self.meshes: Meshes | None = meshes_of(self.layout, self.device)
         check_precision(self.mixed_precision, self.device, engine=self.layout is not None)
         self.device_placement = device_placement
         self.dataloader_config = dataloader_config or DataLoaderConfiguration()
@@ -228,7 +217,7 @@ class Accelerator(Answers):
         model = prepare.ready_model(self, model, placed and not _is_dispatched(model), evaluation_mode, weights)
         model._is_accelerate_prepared = True  # type: ignore[assignment]
         self._models.append(model)
-        if isinstance(self.scaler, LossScaler):
+        if self.layout is not None and self.scaler is not None:
             self.scaler.models = self._models
         return model
 
@@ -241,6 +230,8 @@ class Accelerator(Answers):
 
     def memory_report(self) -> MemoryReport:
         """Bytes of parameters, gradients and optimizer states that this process holds, and what the layout asks for."""
+        from piledriver.engine.memory import measure
+
         return measure(self._models, [getattr(one, "optimizer", one) for one in self._optimizers], self.meshes)
 
     def prepare_scheduler(self, scheduler: Any) -> Any:
@@ -257,169 +248,6 @@ class Accelerator(Answers):
             return _listed(self._dataloaders, data_loader)
         placed = self.device_placement if device_placement is None else device_placement
         return _listed(self._dataloaders, prepare.ready_data_loader(self, data_loader, placed, slice_fn_for_dispatch))
-
-    # Gradients.
-
-    @property
-    def sync_gradients(self) -> bool:
-        """Whether a window ends with this batch: gradients are averaged and the optimizer steps."""
-        return self.gradient_state.sync_gradients
-
-    @sync_gradients.setter
-    def sync_gradients(self, sync_gradients: bool) -> None:
-        self.gradient_state.sync_gradients = sync_gradients
-
-    @property
-    def gradient_accumulation_steps(self) -> int:
-        """Batches per window."""
-        return self.gradient_state.num_steps
-
-    @gradient_accumulation_steps.setter
-    def gradient_accumulation_steps(self, steps: int) -> None:
-        self.gradient_state.plugin_kwargs["num_steps"] = steps
-
-    @property
-    def step(self) -> int:
-        """Batches since the last loader's end."""
-        return self.gradient_state.step
-
-    @step.setter
-    def step(self, step: int) -> None:
-        self.gradient_state.step = step
-
-    @contextmanager
-    def accumulate(self, *models: nn.Module, count: Count | None = None) -> Iterator[None]:
-        """One batch of a window: gradients stay local until the window ends, then are averaged over processes.
-
-        `count` is how many items (tokens, samples) this batch's loss is the mean of. With it the window's gradient is
-        the mean over every item on every process; without it batches weigh alike, as in Accelerate.
-        """
-        ends = self.gradient_state.next_batch()
-        if count is not None or self._item_mean.batch_weight is not None:
-            self._item_mean.begin_batch(
-                count,
-                ends,
-                gradients=(one for model in models or self._models for one in self.strategy.gradients(model)),
-                add_up=self.strategy.add_up,
-                averaged_over=self.strategy.averaged_over,
-                loss_is_of_all=self.strategy.loss_is_of_all,
-                device=self.device,
-            )
-        if ends or self.gradient_state.sync_each_batch or not self.world.is_distributed:
-            yield
-            return
-        with ExitStack() as stack:
-            for model in models:
-                stack.enter_context(self.no_sync(model))
-            yield
-
-    @contextmanager
-    def no_sync(self, model: nn.Module) -> Iterator[None]:
-        """Keep gradients local within the block."""
-        with self.strategy.no_sync(model):
-            yield
-
-    @contextmanager
-    def trigger_sync_in_backward(self, model: nn.Module) -> Iterator[None]:
-        """Average gradients in this backward although the forward ran inside `no_sync`."""
-        with self.strategy.sync_in_backward(model):
-            yield
-
-    def backward(self, loss: Any, **kwargs: Any) -> None:
-        """Weigh the loss for its window, scale it for fp16, and compute gradients."""
-        if not self._models and (self.world.is_distributed or not self._optimizers):
-            raise NotPreparedError(
-                "backward was called before any model was prepared", fix="call accelerator.prepare(model, ...) first"
-            )
-        self._last_loss = loss.detach() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else None
-        self._backwards += 1
-        if self.world.debug or (self.layout is not None and self.layout.debug):
-            check_agreement(self.world.with_debug(), f"backward number {self._backwards}", self._last_loss)
-        loss = self._item_mean.weigh(loss, self.gradient_state.num_steps)
-        if self.scaler is not None:
-            loss = self.scaler.scale(loss)
-        if not self.world.is_distributed:
-            loss.backward(**kwargs)
-            return
-        with naming_the_lost(f"averaging gradients in backward number {self._backwards}"):
-            loss.backward(**kwargs)
-
-    def _loss_factor(self) -> float:
-        """What a loss will be multiplied by before backward: pipelines want to know it beforehand."""
-        scale = 1.0 if self.scaler is None else self.scaler.get_scale()
-        return float(self._item_mean.weight(self.gradient_state.num_steps)) * scale
-
-    def lomo_backward(self, loss: Any, learning_rate: float) -> None:
-        """Not here: LOMO fuses the step into backward, which leaves nothing to average or to clip."""
-        raise OptionError("LOMO's fused backward is not supported", fix="use backward and optimizer.step")
-
-    def unscale_gradients(self, optimizer: Any = None) -> None:
-        """Undo the scaling of fp16 gradients, once per step; clipping does it by itself."""
-        if self.scaler is None:
-            return
-        wanted = self._optimizers if optimizer is None else optimizer
-        for one in wanted if isinstance(wanted, (list, tuple)) else [wanted]:
-            inner = getattr(one, "optimizer", one)
-            if not is_unscaled(self.scaler, inner):
-                self.scaler.unscale_(inner)
-
-    def clip_grad_norm_(
-        self,
-        parameters: torch.Tensor | Iterable[torch.Tensor],
-        max_norm: float,
-        norm_type: float = 2,
-        *,
-        error_if_nonfinite: bool = False,
-    ) -> torch.Tensor:
-        """Clip the norm of all gradients together, over every process and axis that holds a part of them.
-
-        With `error_if_nonfinite` a norm that is not a number stops all processes, naming the rank that it came from.
-        """
-        self.unscale_gradients()
-        norm = clipping.clip_grad_norm(parameters, max_norm, norm_type, self.meshes)
-        if error_if_nonfinite:
-            check_finite(self._models, norm, loss=self._last_loss)
-        return norm
-
-    def clip_grad_value_(self, parameters: torch.Tensor | Iterable[torch.Tensor], clip_value: float) -> None:
-        """Clip each gradient's values."""
-        self.unscale_gradients()
-        nn.utils.clip_grad_value_(stepped_on(parameters), clip_value)
-
-    @property
-    def optimizer_step_was_skipped(self) -> bool:
-        """Whether any optimizer's last step did nothing because fp16 gradients overflowed."""
-        return any(optimizer.step_was_skipped for optimizer in self._optimizers)
-
-    @contextmanager
-    def join_uneven_inputs(self, joinables: list[Any], even_batches: bool | None = None) -> Iterator[None]:
-        """Train until the last process runs out of data; those that ran out before shadow the others' collectives."""
-        with uneven.joined(self, joinables, even_batches):
-            yield
-
-    @contextmanager
-    def autocast(self, autocast_handler: AutocastKwargs | None = None) -> Iterator[None]:
-        """Compute in this run's precision within the block."""
-        with autocast_context(self.mixed_precision, self.device, autocast_handler or self.autocast_handler):
-            yield
-
-    @contextmanager
-    def profile(self, profile_handler: ProfileKwargs | None = None) -> Iterator[Any]:
-        """Profile the block; each process writes its trace into `output_trace_dir`."""
-        from piledriver.accelerator.profiling import profiled
-
-        with profiled(self, profile_handler or self.profile_handler or ProfileKwargs()) as profiler:
-            yield profiler
-
-    @contextmanager
-    def maybe_context_parallel(
-        self,
-        buffers: list[torch.Tensor] | None = None,
-        buffer_seq_dims: list[int] | None = None,
-        no_restore_buffers: set[torch.Tensor] | None = None,
-    ) -> Iterator[None]:
-        """Nothing to split: there is no context axis in this layout."""
-        yield
 
     # Other processes.
 
@@ -450,107 +278,6 @@ class Accelerator(Answers):
     def check_trigger(self) -> bool:
         """Whether any process asked since the last check. Every process must call it."""
         return self._trigger.check()
-
-    # Models in and out.
-
-    def unwrap_model(self, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
-        """The user's module; ours puts nothing around it, other libraries may have."""
-        return unwrap(model, keep_fp32_wrapper, keep_torch_compile)
-
-    def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> Any:
-        """The model's weights under its own keys."""
-        inner = self.unwrap_model(model) if unwrap else model
-        return inner.state_dict() if self.meshes is None else whole_state(inner, self.meshes)
-
-    def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
-        """Save something once per run (or per node where `save_on_each_node`)."""
-        from piledriver.accelerator.files import save_object
-
-        writes = self.is_local_main_process if self.project_configuration.save_on_each_node else self.is_main_process
-        if writes:
-            save_object(obj, f, safe_serialization)
-
-    def save_model(
-        self, model: Any, save_directory: Any, max_shard_size: int | str = "10GB", safe_serialization: bool = True
-    ) -> None:
-        """Save weights as Hugging Face does: safetensors, in shards with an index where they are large."""
-        from piledriver.accelerator.files import save_model_files
-
-        if self.meshes is not None and self.meshes.layout.pp > 1:
-            # Each rank has other weights: bring them together, so that all see the same.
-            model = whole_state(self.unwrap_model(model), self.meshes)
-        save_model_files(model, save_directory, max_shard_size, safe_serialization)
-
-    def register_for_checkpointing(self, *objects: Any) -> None:
-        """Save and load these with `save_state` and `load_state` too."""
-        self._saver.register(*objects)
-
-    @property
-    def _custom_objects(self) -> list[Any]:
-        return self._saver.custom
-
-    def register_save_state_pre_hook(self, hook: Callable[..., None]) -> Any:
-        """Called as `hook(models, weights, folder)` before `save_state`."""
-        return self._saver.add_save_hook(hook)
-
-    def register_load_state_pre_hook(self, hook: Callable[..., None]) -> Any:
-        """Called as `hook(models, folder)` before `load_state`."""
-        return self._saver.add_load_hook(hook)
-
-    def save_state(
-        self, output_dir: Any = None, safe_serialization: bool = True, asynchronous: bool = False, **_: Any
-    ) -> str:
-        """Save everything prepared, random generators and registered objects; returns the folder.
-
-        The format is ours whatever `safe_serialization` says: nothing in it is a pickle. With `asynchronous` the loop
-        waits only for the copy to host memory; an interrupted save is never taken for a good one.
-        """
-        return self._saver.save(self, None if output_dir is None else str(output_dir), asynchronous=asynchronous)
-
-    def load_state(self, input_dir: Any = None, load_kwargs: dict[str, Any] | None = None, **options: Any) -> Any:
-        """Load what `save_state` saved, on any number of processes; reads Accelerate's folders too."""
-        location = options.pop("map_location", None)
-        if location not in (None, "cpu", "on_device"):
-            raise TypeError("Unsupported optimizer map location passed, choose one of `None`, `on_device`, `cpu`")
-        return self._saver.load(self, None if input_dir is None else str(input_dir), strict=options.get("strict", True))
-
-    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
-        """The same loader without its first batches, which are not read."""
-        from piledriver.data import skip_first_batches
-
-        return skip_first_batches(dataloader, num_batches)
-
-    # Trackers.
-
-    @property
-    def trackers(self) -> list[Any]:
-        """The trackers that were started."""
-        return self._tracking.started
-
-    @property
-    def log_with(self) -> list[Any]:
-        """The trackers that were asked for."""
-        return self._tracking.wanted
-
-    def init_trackers(
-        self, project_name: str, config: dict[str, Any] | None = None, init_kwargs: dict[str, Any] | None = None
-    ) -> None:
-        """Start the trackers of `log_with`, on the main process."""
-        self._tracking.start(self.world, project_name, config, init_kwargs or {})
-
-    def get_tracker(self, name: str, unwrap: bool = False) -> Any:
-        """One tracker by name; with `unwrap` the library's own object."""
-        return self._tracking.get(self.world, name, unwrap)
-
-    def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:
-        """Log values to every tracker, on the main process."""
-        self._tracking.log(values, step, log_kwargs or {})
-
-    def end_training(self) -> None:
-        """Finish what is being saved, close the trackers, leave the process group."""
-        self._saver.close()
-        self._tracking.finish()
-        disconnect()
 
     # Memory.
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from piledriver.accelerator.options import GradientAccumulationPlugin
-from piledriver.optim.shards import local
 
 
 class GradientState:
@@ -182,7 +181,8 @@ class ItemMean:
         # Averaging over processes divides by their number, the mean over items must not.
         to_mean = averaged_over / (total.clamp(min=1) if isinstance(total, torch.Tensor) else max(total, 1))
         for gradient in gradients:
-            local(gradient).mul_(to_mean)
+            # The part of a sharded one that is here.
+            (gradient.to_local() if hasattr(gradient, "to_local") else gradient).mul_(to_mean)
         self.batch_weight = count * to_mean
         self.counted = 0
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from piledriver.accelerator.facts import ProcessFacts
 from piledriver.accelerator.options import DataLoaderConfiguration, ProjectConfiguration
 from piledriver.engine.layout import Layout
-from piledriver.engine.mesh import Meshes
+
+if TYPE_CHECKING:
+    from piledriver.accelerator.accelerator import Accelerator
+    from piledriver.engine.mesh import Meshes
 
 
 class Answers(ProcessFacts):
@@ -18,6 +21,11 @@ class Answers(ProcessFacts):
     layout: Layout | None
     meshes: Meshes | None
     _mixed_precision: str
+
+    @property
+    def _whole(self) -> Accelerator:
+        """This, as what it is: its verbs are spread over files."""
+        return self  # type: ignore[return-value]
 
     @property
     def mixed_precision(self) -> str:

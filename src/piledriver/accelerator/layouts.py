@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from piledriver.engine import laid_out
 from piledriver.engine.apply import apply
 from piledriver.engine.local_step import step_locally
-from piledriver.engine.lost import sign_in, watch_forward
+from piledriver.engine.lost import watch_forward
 from piledriver.engine.mesh import Meshes
 from piledriver.engine.offload import offload_optimizer
 from piledriver.engine.optimizers import follow, share_states
@@ -108,7 +108,6 @@ def lay_out_optimizer(accelerator: Accelerator, optimizer: Any) -> None:
 
 def watch(accelerator: Accelerator, model: nn.Module) -> None:
     """Name ranks that are lost in a forward that communicates; a pipeline does so itself."""
-    sign_in()
     known = laid_out.laid_out(model)
     if known is None or known.meshes.alone or known.pipeline is not None:
         return

@@ -13,7 +13,6 @@ from torch import nn
 from piledriver.accelerator.errors import PrecisionError
 from piledriver.accelerator.options import AutocastKwargs, GradScalerKwargs, PrecisionType
 from piledriver.engine.layout import Layout
-from piledriver.engine.loss_scale import LossScaler, torch_like
 from piledriver.runtime import environment
 from piledriver.runtime.nested import to_float32
 
@@ -61,11 +60,11 @@ def autocast_context(
     )
 
 
-def grad_scaler(
-    name: str, device: torch.device, options: GradScalerKwargs | None, layout: Layout | None = None
-) -> torch.amp.GradScaler | LossScaler | None:
+def grad_scaler(name: str, device: torch.device, options: GradScalerKwargs | None, layout: Layout | None = None) -> Any:
     """The scaler that fp16 gradients need; None for other precisions. With a layout all processes skip together."""
     if layout is not None and layout.precision == "fp16":
+        from piledriver.engine.loss_scale import LossScaler, torch_like
+
         told = options.to_kwargs() if options is not None else {}
         enabled = bool(told.pop("enabled", True))
         return LossScaler(torch_like(**told), device=device, enabled=enabled)
@@ -76,8 +75,8 @@ def grad_scaler(
 
 def is_unscaled(scaler: Any, optimizer: Any) -> bool:
     """Whether an optimizer's gradients were unscaled since the last step."""
-    if isinstance(scaler, LossScaler):
-        return scaler.is_unscaled(optimizer)
+    if hasattr(scaler, "is_unscaled"):
+        return bool(scaler.is_unscaled(optimizer))
     return bool(scaler._per_optimizer_states[id(optimizer)]["stage"].value != 0)
 
 

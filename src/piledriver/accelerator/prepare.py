@@ -15,11 +15,9 @@ from piledriver.accelerator.errors import OptionError, PreparedTwiceError
 from piledriver.accelerator.optimizer import PreparedOptimizer
 from piledriver.accelerator.replicas import reducer_of
 from piledriver.accelerator.scheduler import PreparedScheduler
-from piledriver.checkpoint import load_model
-from piledriver.engine.laid_out import is_on_meta, laid_out, pipelined
-from piledriver.engine.lost import sign_in, watch_forward
-from piledriver.engine.optimizers import follow
-from piledriver.runtime.agreement import check_agreement, first_difference
+from piledriver.engine.lost import sign_in
+from piledriver.engine.marks import is_laid_out, is_on_meta
+from piledriver.runtime.agreement import first_difference
 from piledriver.runtime.collectives import gather_object
 from piledriver.runtime.world import World
 
@@ -78,7 +76,7 @@ def ready_model(
     accelerator: Accelerator, model: nn.Module, placed: bool, evaluation_mode: bool, weights: Any = 0
 ) -> nn.Module:
     """Place, set the precision, lay out, compile: all in place. Tied parameters are tied afterwards as before."""
-    if reducer_of(model) is not None or laid_out(model) is not None:
+    if reducer_of(model) is not None or is_laid_out(model):
         raise PreparedTwiceError(
             f"the model {type(model).__name__} was prepared by another Accelerator",
             fix="use one Accelerator, or free_memory() of the other first",
@@ -92,57 +90,32 @@ def ready_model(
     if not evaluation_mode:
         before = dict(model.named_parameters())
         accelerator.strategy.lay_out(model, _filler(weights))
-        follow_layout(accelerator, model, before)
-        if (call := pipelined(model)) is not None:
-            call.factor = accelerator._loss_factor
+        if accelerator.layout is not None:
+            _layouts().follow_layout(accelerator, model, before)
     if accelerator.layout is None or accelerator.layout.pp == 1:
         tied.retie(model, groups)
     compiling.compile_in_place(model, accelerator.dynamo_plugin)
-    if not evaluation_mode:
-        _watch(accelerator, model)
+    if accelerator.world.is_distributed and not evaluation_mode:
+        sign_in()
+        if accelerator.layout is not None:
+            _layouts().watch(accelerator, model)
     return model
 
 
-def _watch(accelerator: Accelerator, model: nn.Module) -> None:
-    """Name ranks that are lost in a forward that communicates; a pipeline does so itself."""
-    if accelerator.world.is_distributed:
-        sign_in()
-    known = laid_out(model)
-    if known is None or known.meshes.alone or known.pipeline is not None:
-        return
-    tell = None
-    if known.meshes.layout.debug or accelerator.world.debug:
-        tell = functools.partial(check_agreement, accelerator.world.with_debug(), data=())
-    watch_forward(model, tell)
+def _layouts() -> Any:
+    # torch's sharded tensors and all that knows of them take half as long to import as torch: only for who has any.
+    from piledriver.accelerator import layouts
+
+    return layouts
 
 
 def _filler(weights: Any) -> Any:
     """A seed or a function as it is; a path as the function that loads from there."""
     if callable(weights) or isinstance(weights, int):
         return weights
+    from piledriver.checkpoint import load_model
+
     return functools.partial(load_model, path=weights)
-
-
-def follow_layout(accelerator: Accelerator, model: nn.Module, before: dict[str, nn.Parameter]) -> None:
-    """Remember which parameter took whose place, for optimizers that were made for the old ones."""
-    now = dict(model.named_parameters())
-    replaced: dict[torch.Tensor, torch.Tensor] = {
-        old: now[name] for name, old in before.items() if name in now and now[name] is not old
-    }
-    for old, new in replaced.items():
-        accelerator._replaced[old] = new
-    for name, old in before.items():
-        if name not in now:
-            accelerator._gone[old] = True
-    for known in accelerator._optimizers:
-        _lay_out_optimizer(accelerator, known.optimizer)
-
-
-def _lay_out_optimizer(accelerator: Accelerator, optimizer: Any) -> None:
-    if accelerator.layout is None or not isinstance(optimizer, torch.optim.Optimizer):
-        return
-    follow(optimizer, accelerator._replaced, accelerator._gone)
-    accelerator.strategy.lay_out_optimizer(optimizer)
 
 
 def ready_optimizer(accelerator: Accelerator, optimizer: Any, placed: bool) -> PreparedOptimizer:
@@ -153,8 +126,8 @@ def ready_optimizer(accelerator: Accelerator, optimizer: Any, placed: bool) -> P
                 f"the optimizer {type(optimizer).__name__} is prepared already",
                 fix="use what the first prepare returned",
             )
-    if accelerator._models:
-        _lay_out_optimizer(accelerator, optimizer)
+    if accelerator._models and accelerator.layout is not None:
+        _layouts().lay_out_optimizer(accelerator, optimizer)
     return PreparedOptimizer(
         optimizer,
         device_placement=placed,

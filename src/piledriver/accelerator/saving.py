@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.hooks import RemovableHandle
 
 from piledriver.accelerator.errors import OptionError
-from piledriver.checkpoint import Checkpointer, Contents, LoadReport, folder_for, latest
 from piledriver.core.config import to_mapping
 from piledriver.runtime.collectives import broadcast_object
 
 if TYPE_CHECKING:
     from piledriver.accelerator.accelerator import Accelerator
+    from piledriver.checkpoint import Checkpointer, Contents, LoadReport
 
 SaveHook = Callable[[list[Any], list[Any], str], None]
 LoadHook = Callable[[list[Any], str], None]
@@ -38,6 +38,9 @@ class StateSaver:
     def checkpointer(self) -> Checkpointer:
         """Made on first use, at the same point on every rank."""
         if self._checkpointer is None:
+            # Takes a third of a second to import, which a run that saves nothing need not wait for.
+            from piledriver.checkpoint import Checkpointer
+
             self._checkpointer = Checkpointer()
         return self._checkpointer
 
@@ -65,6 +68,8 @@ class StateSaver:
 
     def save(self, accelerator: Accelerator, folder: str | None, *, asynchronous: bool = False) -> str:
         """Save to a folder, or to the next one of the project where names are automatic."""
+        from piledriver.checkpoint import folder_for
+
         project = accelerator.project_configuration
         total_limit = None
         if project.automatic_checkpoint_naming:
@@ -97,6 +102,8 @@ class StateSaver:
 
     def load(self, accelerator: Accelerator, folder: str | None, *, strict: bool = True) -> LoadReport:
         """Load from a folder, or from the newest whole one of the project."""
+        from piledriver.checkpoint import latest
+
         project = accelerator.project_configuration
         if folder is None:
             if not project.automatic_checkpoint_naming:
@@ -146,6 +153,8 @@ class StateSaver:
         return [model for model, one in zip(models, weights, strict=True) if any(one is other for other in left)]
 
     def _contents(self, accelerator: Accelerator, models: list[Any]) -> Contents:
+        from piledriver.checkpoint import Contents
+
         return Contents(
             models=models,
             optimizers=accelerator._optimizers,

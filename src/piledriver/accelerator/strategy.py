@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from piledriver.accelerator import replicas
 from piledriver.accelerator.options import DistributedDataParallelKwargs
-from piledriver.engine.mesh import Meshes
+from piledriver.engine.layout import Layout
 from piledriver.runtime.collectives import reduce
 from piledriver.runtime.world import World
+
+if TYPE_CHECKING:
+    from piledriver.engine.mesh import Meshes
 
 
 class Strategy(Protocol):
@@ -129,6 +132,15 @@ class Replicas:
     def release(self, model: nn.Module) -> None:
         """Unhook it."""
         replicas.forget(model)
+
+
+def meshes_of(layout: Layout | None, device: torch.device) -> Meshes | None:
+    """The meshes that a layout asks for, on the processes that are connected."""
+    if layout is None:
+        return None
+    from piledriver.engine.mesh import make_meshes
+
+    return make_meshes(layout, device.type)
 
 
 def choose_strategy(

@@ -14,7 +14,8 @@ from piledriver.engine.compiling import compile_blocks
 from piledriver.engine.context import split_sequences
 from piledriver.engine.experts import spread_experts
 from piledriver.engine.fp8 import use_fp8
-from piledriver.engine.laid_out import LaidOut, is_on_meta, remember
+from piledriver.engine.laid_out import LaidOut, remember
+from piledriver.engine.marks import is_on_meta
 from piledriver.engine.materialise import fill, recipe_of
 from piledriver.engine.mesh import Meshes
 from piledriver.engine.offload import offload_model

@@ -13,9 +13,8 @@ from piledriver.engine import parts
 from piledriver.engine.averaging import Averager
 from piledriver.engine.errors import EngineError
 from piledriver.engine.lost import watch_no_longer
+from piledriver.engine.marks import LAID_OUT
 from piledriver.engine.mesh import Meshes
-
-_NAME = "_laid_out"
 
 
 class LaidOut:
@@ -38,12 +37,12 @@ class LaidOut:
 
 def remember(model: nn.Module, laid_out: LaidOut) -> None:
     """Keep it with the model."""
-    model.__dict__[_NAME] = laid_out
+    model.__dict__[LAID_OUT] = laid_out
 
 
 def laid_out(model: nn.Module) -> LaidOut | None:
     """What was done to a model, if anything."""
-    found: LaidOut | None = model.__dict__.get(_NAME)
+    found: LaidOut | None = model.__dict__.get(LAID_OUT)
     return found
 
 
@@ -53,14 +52,9 @@ def pipelined(model: nn.Module) -> Any:
     return model.forward if known is not None and known.pipeline is not None else None
 
 
-def is_on_meta(model: nn.Module) -> bool:
-    """Whether a model has no memory yet."""
-    return any(tensor.is_meta for tensor in model.parameters())
-
-
 def forget(model: nn.Module) -> None:
     """Average no longer. Parameters that are sharded stay so."""
-    known = model.__dict__.pop(_NAME, None)
+    known = model.__dict__.pop(LAID_OUT, None)
     if known is not None and known.averager is not None:
         known.averager.release()
     watch_no_longer(model)

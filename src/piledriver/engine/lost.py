@@ -19,7 +19,6 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from piledriver.runtime.collectives import is_lost_peer
 from piledriver.runtime.errors import DisagreementError, LostPeerError
@@ -178,10 +177,13 @@ def _to_nobody(_what: str) -> None:
 def watch_forward(model: nn.Module, tell: Callable[[str], None] | None = None) -> None:
     """Name a rank that is lost in this model's forward; with `tell`, all compare notes before each sharded module."""
     model._compiled_call_impl = _NamesTheLost(model._compiled_call_impl or model._call_impl)
-    if tell is not None:
-        for name, module in model.named_modules():
-            if isinstance(module, FSDPModule):
-                _hook(module, _Announce(name, tell))
+    if tell is None:
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            _hook(module, _Announce(name, tell))
 
 
 def _hook(module: Any, hook: Callable[..., None]) -> None:

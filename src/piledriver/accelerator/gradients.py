@@ -1,0 +1,207 @@
+"""The Accelerator's verbs around a step: accumulate, backward, unscale, clip, and the contexts they run in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from piledriver.accelerator import uneven
+from piledriver.accelerator.accumulation import Count, GradientState, ItemMean
+from piledriver.accelerator.answers import Answers
+from piledriver.accelerator.errors import NotPreparedError, OptionError
+from piledriver.accelerator.options import AutocastKwargs, ProfileKwargs
+from piledriver.accelerator.precision import autocast_context, is_unscaled
+from piledriver.accelerator.strategy import Strategy
+from piledriver.engine.lost import naming_the_lost
+from piledriver.runtime.agreement import check_agreement
+
+
+class Gradients(Answers):
+    """From a loss to gradients that are averaged, scaled back and clipped."""
+
+    gradient_state: GradientState
+    strategy: Strategy
+    scaler: Any
+    autocast_handler: AutocastKwargs
+    profile_handler: ProfileKwargs | None
+    _models: list[nn.Module]
+    _optimizers: list[Any]
+    _item_mean: ItemMean
+    _last_loss: torch.Tensor | None
+    _backwards: int
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether a window ends with this batch: gradients are averaged and the optimizer steps."""
+        return self.gradient_state.sync_gradients
+
+    @sync_gradients.setter
+    def sync_gradients(self, sync_gradients: bool) -> None:
+        self.gradient_state.sync_gradients = sync_gradients
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Batches per window."""
+        return self.gradient_state.num_steps
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, steps: int) -> None:
+        self.gradient_state.plugin_kwargs["num_steps"] = steps
+
+    @property
+    def step(self) -> int:
+        """Batches since the last loader's end."""
+        return self.gradient_state.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.gradient_state.step = step
+
+    @contextmanager
+    def accumulate(self, *models: nn.Module, count: Count | None = None) -> Iterator[None]:
+        """One batch of a window: gradients stay local until the window ends, then are averaged over processes.
+
+        `count` is how many items (tokens, samples) this batch's loss is the mean of. With it the window's gradient is
+        the mean over every item on every process; without it batches weigh alike, as in Accelerate.
+        """
+        ends = self.gradient_state.next_batch()
+        if count is not None or self._item_mean.batch_weight is not None:
+            self._item_mean.begin_batch(
+                count,
+                ends,
+                gradients=(one for model in models or self._models for one in self.strategy.gradients(model)),
+                add_up=self.strategy.add_up,
+                averaged_over=self.strategy.averaged_over,
+                loss_is_of_all=self.strategy.loss_is_of_all,
+                device=self.device,
+            )
+        if ends or self.gradient_state.sync_each_batch or not self.world.is_distributed:
+            yield
+            return
+        with ExitStack() as stack:
+            for model in models:
+                stack.enter_context(self.no_sync(model))
+            yield
+
+    @contextmanager
+    def no_sync(self, model: nn.Module) -> Iterator[None]:
+        """Keep gradients local within the block."""
+        with self.strategy.no_sync(model):
+            yield
+
+    @contextmanager
+    def trigger_sync_in_backward(self, model: nn.Module) -> Iterator[None]:
+        """Average gradients in this backward although the forward ran inside `no_sync`."""
+        with self.strategy.sync_in_backward(model):
+            yield
+
+    def backward(self, loss: Any, **kwargs: Any) -> None:
+        """Weigh the loss for its window, scale it for fp16, and compute gradients."""
+        if not self._models and (self.world.is_distributed or not self._optimizers):
+            raise NotPreparedError(
+                "backward was called before any model was prepared", fix="call accelerator.prepare(model, ...) first"
+            )
+        self._last_loss = loss.detach() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else None
+        self._backwards += 1
+        if self.world.debug or (self.layout is not None and self.layout.debug):
+            check_agreement(self.world.with_debug(), f"backward number {self._backwards}", self._last_loss)
+        loss = self._item_mean.weigh(loss, self.gradient_state.num_steps)
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
+        if not self.world.is_distributed:
+            loss.backward(**kwargs)
+            return
+        with naming_the_lost(f"averaging gradients in backward number {self._backwards}"):
+            loss.backward(**kwargs)
+
+    def _loss_factor(self) -> float:
+        """What a loss will be multiplied by before backward: pipelines want to know it beforehand."""
+        scale = 1.0 if self.scaler is None else self.scaler.get_scale()
+        return float(self._item_mean.weight(self.gradient_state.num_steps)) * scale
+
+    def lomo_backward(self, loss: Any, learning_rate: float) -> None:
+        """Not here: LOMO fuses the step into backward, which leaves nothing to average or to clip."""
+        raise OptionError("LOMO's fused backward is not supported", fix="use backward and optimizer.step")
+
+    def unscale_gradients(self, optimizer: Any = None) -> None:
+        """Undo the scaling of fp16 gradients, once per step; clipping does it by itself."""
+        if self.scaler is None:
+            return
+        wanted = self._optimizers if optimizer is None else optimizer
+        for one in wanted if isinstance(wanted, (list, tuple)) else [wanted]:
+            inner = getattr(one, "optimizer", one)
+            if not is_unscaled(self.scaler, inner):
+                self.scaler.unscale_(inner)
+
+    def clip_grad_norm_(
+        self,
+        parameters: torch.Tensor | Iterable[torch.Tensor],
+        max_norm: float,
+        norm_type: float = 2,
+        *,
+        error_if_nonfinite: bool = False,
+    ) -> torch.Tensor:
+        """Clip the norm of all gradients together, over every process and axis that holds a part of them.
+
+        With `error_if_nonfinite` a norm that is not a number stops all processes, naming the rank that it came from.
+        """
+        self.unscale_gradients()
+        if self.meshes is None:
+            norm = nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+        else:
+            from piledriver.engine.clipping import clip_grad_norm
+
+            norm = clip_grad_norm(parameters, max_norm, norm_type, self.meshes)
+        if error_if_nonfinite:
+            from piledriver.engine.finite import check_finite
+
+            check_finite(self._models, norm, loss=self._last_loss)
+        return norm
+
+    def clip_grad_value_(self, parameters: torch.Tensor | Iterable[torch.Tensor], clip_value: float) -> None:
+        """Clip each gradient's values."""
+        self.unscale_gradients()
+        if self.meshes is not None:
+            from piledriver.engine.laid_out import stepped_on
+
+            parameters = stepped_on(parameters)
+        nn.utils.clip_grad_value_(parameters, clip_value)
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether any optimizer's last step did nothing because fp16 gradients overflowed."""
+        return any(optimizer.step_was_skipped for optimizer in self._optimizers)
+
+    @contextmanager
+    def join_uneven_inputs(self, joinables: list[Any], even_batches: bool | None = None) -> Iterator[None]:
+        """Train until the last process runs out of data; those that ran out before shadow the others' collectives."""
+        with uneven.joined(self._whole, joinables, even_batches):
+            yield
+
+    @contextmanager
+    def autocast(self, autocast_handler: AutocastKwargs | None = None) -> Iterator[None]:
+        """Compute in this run's precision within the block."""
+        with autocast_context(self.mixed_precision, self.device, autocast_handler or self.autocast_handler):
+            yield
+
+    @contextmanager
+    def profile(self, profile_handler: ProfileKwargs | None = None) -> Iterator[Any]:
+        """Profile the block; each process writes its trace into `output_trace_dir`."""
+        from piledriver.accelerator.profiling import profiled
+
+        with profiled(self._whole, profile_handler or self.profile_handler or ProfileKwargs()) as profiler:
+            yield profiler
+
+    @contextmanager
+    def maybe_context_parallel(
+        self,
+        buffers: list[torch.Tensor] | None = None,
+        buffer_seq_dims: list[int] | None = None,
+        no_restore_buffers: set[torch.Tensor] | None = None,
+    ) -> Iterator[None]:
+        """Nothing to split: there is no context axis in this layout."""
+        yield
