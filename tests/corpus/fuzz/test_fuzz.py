@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.corpus.fuzz.blow_up import swollen
 from tests.corpus.fuzz.driver import run
 from tests.corpus.fuzz.law import BrokenLawError, Raw, hold
 from tests.corpus.fuzz.seeds import seeds
@@ -39,6 +40,16 @@ def test_the_law_holds_for_mutated_input(slug: str, every: dict[str, list[Raw]])
     outcome = run(slug, every[slug], luck, lambda cases: cases < CASES or time.monotonic() < stop)
     assert outcome.cases >= CASES
     assert outcome.broken == {}
+
+
+@pytest.mark.parametrize("slug", NAMES)
+def test_markup_that_is_repeated_takes_no_longer_than_its_size(slug: str, every: dict[str, list[Raw]]) -> None:
+    inputs = list(swollen(every[slug][0], 400_000 if SECONDS else 50_000))
+    for token, raw in inputs if SECONDS else random.Random(slug).sample(inputs, min(4, len(inputs))):
+        try:
+            hold(slug, raw)
+        except BrokenLawError as error:
+            pytest.fail(f"{token!r}: {error}")
 
 
 @pytest.mark.parametrize("slug", NAMES)
