@@ -293,3 +293,11 @@ def test_of_a_condition_one_branch_is_read() -> None:
 def test_the_origin_of_a_file_by_itself_is_its_name() -> None:
     documents, _ = extract_bytes("arxiv", "main.tex", paper("Words.").encode())
     assert documents[0].meta["origin"] == "main.tex"
+
+
+@pytest.mark.parametrize("name", ["1911.02782", "2001.00001v2", "hep-th9901001", "math.GT0001001v1"])
+def test_submissions_as_arxiv_serves_them_have_no_ending(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(paper("Words.").encode()))
+    (tmp_path / "notes").write_text("no paper")
+    documents, _ = extract_paths("arxiv", tmp_path)
+    assert [document.text for document in documents] == ["Words."]

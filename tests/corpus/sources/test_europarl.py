@@ -54,3 +54,12 @@ def test_samples() -> None:
     assert refusals == []
     assert len(documents) == 6
     assert not any("<" in document.text for document in documents)
+
+
+def test_the_language_is_told_from_the_text_where_the_path_does_not() -> None:
+    german = (
+        b"<SPEAKER ID=1 NAME=A>\n"
+        + "Ich erkläre die Sitzungsperiode des Parlaments für wiederaufgenommen. ".encode() * 5
+    )
+    documents, _ = extract_bytes("europarl", "ep-00-01-17.txt", german)
+    assert documents[0].meta["language"] == "de"

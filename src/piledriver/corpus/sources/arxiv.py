@@ -29,6 +29,8 @@ _NOT_TEXT = str.split(
     ".mp3 .h5 .npy .mat .py .ipynb .xlsx .docx .pfb .tfm .vf .pl .c .cpp .h .aux .log .out .toc .blg .html .xml .anc"
 )
 _NEW_ID = re.compile(r"(?<!\d)(\d{4}\.\d{4,5})(v\d+)?(?!\d)")
+# What arXiv calls a submission that it serves: its number, without an ending.
+_BARE_ID = re.compile(r"\d{4}\.\d{4,5}(?:v\d{1,2})?|[a-z-]{2,12}(?:\.[A-Z]{2})?\d{7}(?:v\d{1,2})?")
 _OLD_ID = re.compile(r"([a-z]+(?:-[a-z]+)?(?:\.[A-Z]{2})?)/?(\d{7})(?!\d)")
 _INPUT_ENCODING = re.compile(rb"\\usepackage\s*\[([a-z0-9-]{2,12})\]\s*\{inputenc\}")
 _ENCODINGS = {
@@ -228,6 +230,8 @@ def wants(name: str) -> bool:
     if lowered.endswith(".pdf"):
         # A submission that is only a PDF goes by its number; other PDFs are figures.
         return arxiv_id(name) is not None
+    if _BARE_ID.fullmatch(name):
+        return True
     return lowered.endswith((".gz", ".tex", ".ltx", ".latex", ".bbl", ".sty")) and archive_kind(name) is None
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from piledriver.corpus.document import Document, Refusal
+from piledriver.corpus.language import language_of
 from piledriver.corpus.source import Found, Piece, Source, each, whole
 from piledriver.corpus.text import decode
 
@@ -37,6 +38,8 @@ def documents(piece: Piece) -> Iterator[Found]:
     meta: dict[str, Any] = {"origin": piece.origin}
     if (language := _LANGUAGE.search(piece.origin)) is not None:
         meta["language"] = language.group(1)
+    elif told := language_of(text[:20_000]):
+        meta["language"] = told
     if (file := _FILE.search(piece.origin)) is not None:
         year = int(file.group(1))
         meta["date"] = f"{1900 + year if year > 90 else 2000 + year}-{file.group(2)}-{file.group(3)}"
@@ -81,7 +84,8 @@ SOURCE = Source(
         "One file is one document. Tags are removed wherever they stand, also in the middle of a line, and a "
         "speaker's tag becomes the name; a blank line comes before each chapter and speech. Files of fewer than "
         "200 characters are refused, as in the original; tags that it did not know stopped it, here they are "
-        "removed as well. The encoding is detected where it is not UTF-8. Language and date come from the path."
+        "removed as well. The encoding is detected where it is not UTF-8. Language and date come from the path; "
+        "of a file that stands in no language's folder the text tells the language."
     ),
     citation="Koehn, Europarl: A Parallel Corpus for Statistical Machine Translation, MT Summit 2005",
     wants=wants,
