@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piledriver.corpus.subtitles.formats import read_captions
+from piledriver.corpus.subtitles.transcript import plain_transcript
 from tests.corpus.sources.extracting import SAMPLES, extract_bytes, extract_paths
 
 OPUS = b"""<?xml version="1.0" encoding="utf-8"?>
@@ -160,3 +161,31 @@ def test_objects_of_the_transcript_package_are_read() -> None:
     assert read_captions(b'{"dQw4w9WgXcQ":[' + cue + b"]}").cues == found.cues
     with pytest.raises(ValueError, match="no events"):
         read_captions(b'{"a":[],"b":[]}')
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *(
+            "one  two",
+            "It&amp;#39;s &amp;quot;so&amp;quot;",
+            "a\nb",
+            " ",
+            "",
+            "&lt;i&gt;x&lt;/i&gt; y",
+            "{\\\\an8}up",
+            "é\u3000ü",
+        ),
+        *("&#39;", "<b>x</b>", "&nbsp;", "]]>", "\x01", "&amp;lt;b&amp;gt;"),
+    ],
+)
+def test_transcripts_without_a_tree_read_as_with_one(said: str) -> None:
+    cue = f'<text start="61.5" dur="2.25">{said}</text><text start="3" dur="1">end</text>'
+    plain, other = (f"<transcript{more}>{cue}</transcript>".encode() for more in ("", " a='1'"))
+    assert plain_transcript(other) is None
+    try:
+        expected = read_captions(other)
+    except ValueError:
+        assert plain_transcript(plain) is None
+        return
+    assert read_captions(plain) == expected

@@ -53,6 +53,16 @@ def cleaned(line: str) -> str:
     return " ".join(line.split())
 
 
+def lines_of(said: str) -> list[str]:
+    """The lines of what YouTube says in one cue: it escapes the text before it goes into its XML or JSON."""
+    if "&" in said:
+        said = html.unescape(said)
+    if "\n" not in said:
+        line = cleaned(said)
+        return [line] if line else []
+    return [line for raw in said.split("\n") if (line := cleaned(raw))]
+
+
 def without_rolling(cues: list[Cue]) -> list[Cue]:
     """Captions that roll up show each line twice or three times: here each line once, where it is first seen."""
     rolled: list[Cue] = []

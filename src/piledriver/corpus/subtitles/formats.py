@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import html
 import re
 from typing import Any
 
 import msgspec
 
 from piledriver.corpus import xml
-from piledriver.corpus.subtitles.cues import Cue, cleaned, looks_rolling, seconds, without_rolling
+from piledriver.corpus.subtitles.cues import Cue, cleaned, lines_of, looks_rolling, seconds, without_rolling
+from piledriver.corpus.subtitles.transcript import plain_transcript
 from piledriver.corpus.text import decode
 
 _TIMING = re.compile(r"\s*(\d{1,4}(?::\d{1,2}){1,2}[.,]\d{1,3})\s*-+>\s*(\d{1,4}(?::\d{1,2}){1,2}[.,]\d{1,3})")
@@ -29,6 +29,8 @@ class Captions(msgspec.Struct, frozen=True):
 
 def read_captions(content: bytes) -> Captions:
     """Any of the formats, told apart by how they start; what is none of them is a `ValueError`."""
+    if (cues := plain_transcript(content)) is not None:
+        return Captions(cues)
     text = decode(content).lstrip("\ufeff \t\r\n")
     if text.startswith("WEBVTT"):
         return _web_vtt(text)
@@ -123,13 +125,13 @@ def _json(value: Any) -> Captions:
             generated = generated or any(isinstance(s, dict) and "acAsrConf" in s for s in segments)
             said = "".join(str(s.get("utf8", "")) for s in segments if isinstance(s, dict))
             start = _number(event.get("tStartMs")) / 1000
-            cues.append(Cue(start, start + _number(event.get("dDurationMs")) / 1000, _lines(said)))
+            cues.append(Cue(start, start + _number(event.get("dDurationMs")) / 1000, lines_of(said)))
     else:
         for item in value:
             if isinstance(item, dict) and isinstance(item.get("text"), str):
                 start = _number(item.get("start"))
                 end = _number(item.get("end")) or start + _number(item.get("duration"))
-                cues.append(Cue(start, end, _lines(item["text"])))
+                cues.append(Cue(start, end, lines_of(item["text"])))
     return Captions([cue for cue in cues if cue.lines], language, generated)
 
 
@@ -140,19 +142,19 @@ def _xml(root: Any) -> Captions:
     if name == "transcript":
         for element in root.iter("text"):
             start = seconds(element.get("start") or "0")
-            cues.append(Cue(start, start + seconds(element.get("dur") or "0"), _lines(_said(element))))
+            cues.append(Cue(start, start + seconds(element.get("dur") or "0"), lines_of(_said(element))))
     elif name == "timedtext":
         for element in root.iter("p", "text"):
             if element.get("a") == "1":
                 continue
             generated = generated or any(child.get("ac") for child in element)
             start = _number(element.get("t")) / 1000
-            cues.append(Cue(start, start + _number(element.get("d")) / 1000, _lines(_said(element))))
+            cues.append(Cue(start, start + _number(element.get("d")) / 1000, lines_of(_said(element))))
     elif name == "tt":
         for element in root.iter("{*}p"):
             start = seconds(element.get("begin") or "0")
             end = seconds(element.get("end") or "0") or start + seconds(element.get("dur") or "0")
-            cues.append(Cue(start, end, _lines(_said(element))))
+            cues.append(Cue(start, end, lines_of(_said(element))))
     else:
         raise ValueError(f"no timed text in <{name}>")
     language = root.get("{http://www.w3.org/XML/1998/namespace}lang") or ""
@@ -171,11 +173,6 @@ def _said(element: Any) -> str:
         parts.append(child.text or "" if isinstance(child.tag, str) else "")
         parts.append(child.tail or "")
     return "".join(parts)
-
-
-def _lines(said: str) -> list[str]:
-    # YouTube escapes the text before it goes into the XML, which escapes it again.
-    return [line for raw in html.unescape(said).split("\n") if (line := cleaned(raw))]
 
 
 def _name(element: Any) -> str:
