@@ -24,3 +24,12 @@ def test_a_rule_at_the_start_is_no_front_matter() -> None:
 def test_any_text_ends_in_a_document_or_a_refusal(noise: str) -> None:
     documents, refusals = extract_bytes("markdown", "a.md", f"---\n{noise}".encode())
     assert len(documents) + len(refusals) == 1
+
+
+def test_front_matter_of_hugo() -> None:
+    content = b'+++\ntitle = "T"\ndate = 2020-01-02T03:04:05Z\ntags = ["a"]\n+++\nText.\n'
+    documents, _ = extract_bytes("markdown", "a.md", content)
+    assert documents[0].text == "Text."
+    assert (documents[0].meta["title"], documents[0].meta["date"]) == ("T", "2020-01-02T03:04:05+00:00")
+    documents, _ = extract_bytes("markdown", "a.md", b"+++\nno toml\n+++\nText.\n")
+    assert documents[0].text.startswith("+++")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
+from datetime import date
 from typing import Any
 
 import yaml
@@ -25,19 +27,21 @@ def documents(piece: Piece) -> Iterator[Found]:
 
 
 def _front_matter(text: str) -> tuple[dict[str, Any], str]:
-    """YAML between two lines of dashes at the very start, as fields; the rest is the text."""
-    if not text.startswith("---\n"):
+    """YAML between two lines of dashes at the very start, or TOML between plus signs; the rest is the text."""
+    mark = text[:3]
+    if mark not in ("---", "+++") or text[3:4] != "\n":
         return {}, text
-    end = text.find("\n---", 3, _MOST_FRONT_MATTER)
+    end = text.find(f"\n{mark}", 3, _MOST_FRONT_MATTER)
     if end < 0 or text[end + 4 : end + 5] not in ("", "\n", " "):
         return {}, text
     try:
-        fields = yaml.load(text[4:end], Loader=yaml.BaseLoader)
+        fields = tomllib.loads(text[4:end]) if mark == "+++" else yaml.load(text[4:end], Loader=yaml.BaseLoader)
     except (yaml.YAMLError, RecursionError, ValueError):
         return {}, text
     if not isinstance(fields, dict):
         return {}, text
-    meta = {name: fields[name][:1000] for name in _KEPT if isinstance(fields.get(name), str) and fields[name]}
+    said = {name: value.isoformat() if isinstance(value, date) else value for name, value in fields.items()}
+    meta = {name: said[name][:1000] for name in _KEPT if isinstance(said.get(name), str) and said[name]}
     licence = meta.pop("license", None) or meta.pop("licence", None)
     if licence:
         meta["licence"] = licence_id(licence) or licence
@@ -82,7 +86,7 @@ SOURCE = Source(
     licence="yours",
     consent="yours",
     treatment=(
-        "Markdown is readable as it stands and is kept as it was written. YAML front matter becomes meta (title, "
+        "Markdown is readable as it stands and is kept as it was written. YAML or TOML front matter becomes meta (title, "
         "author, date, language, licence); comments outside code go."
     ),
     wants=ends_with(".md", ".markdown", ".mdown", ".mkd", ".mdx", ".rmd", ".qmd"),
