@@ -124,6 +124,22 @@ out, config, text, *layouts = sys.argv[1:]
 for number, layout in enumerate(layouts):
     assert main(["train", config, f"out={out}/{number}", "--validation", text, f"layout={layout}", "--debug"]) == 0
 
+import os, signal
+from piledriver.core.config import load_config
+from piledriver.train import TrainConfig, train
+calls = []
+def asked_on_rank_1(model, world):
+    calls.append(1)
+    if world.rank == 1 and len(calls) == 5:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return dict()
+settings = load_config(TrainConfig, config, [f"out={out}/stopped", "validate_steps=1", "budget_tokens=4096"])
+stopped = train(settings, validate=asked_on_rank_1)
+assert not stopped.finished and 5 <= stopped.steps < 16, stopped
+assert os.path.exists(f"{out}/stopped/checkpoints/step-{stopped.steps}"), stopped
+resumed = train(settings)
+assert resumed.finished, resumed
+
 from piledriver.accelerator import Accelerator
 from piledriver.core.errors import UsageError
 from piledriver.engine import Layout

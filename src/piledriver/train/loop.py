@@ -17,7 +17,6 @@ from piledriver.core.config import save_config
 from piledriver.core.errors import MissingDependencyError, PiledriverError
 from piledriver.models import Transformer, learning_rate_scales
 from piledriver.optim import ScheduledLR, build_optimizer
-from piledriver.runtime.collectives import any_rank
 from piledriver.runtime.world import World
 from piledriver.train.budget import default_schedule, total_steps
 from piledriver.train.config import TrainConfig
@@ -29,7 +28,7 @@ from piledriver.train.reports import Reports
 from piledriver.train.rollback import Skip, Snapshot
 from piledriver.train.saving import CONFIG, Saving, saved_extra, whole_model
 from piledriver.train.setup import compile_model, make_model, make_parts, peak_of
-from piledriver.train.step import Stepper, Taken
+from piledriver.train.step import Stepper, Taken, Wishes
 from piledriver.train.stopping import StopRequest, stop_on_signals
 
 Validate = Callable[[Transformer, World], dict[str, float]]
@@ -124,6 +123,7 @@ class Run:
         while step < self.total_steps:
             begun = time.monotonic()
             self._enter(step)
+            self.wishes = Wishes(stop=request.asked, save=self.saving.is_late())
             taken = self._step(step)
             step, count = step + 1, count + 1
             self.reports.add(
@@ -140,19 +140,22 @@ class Run:
                 self.reports.flush(self._validated())
             elif self.stepper.waits:
                 self.reports.flush()
-            stopped = any_rank(self.world, request.asked)
-            if stopped:
+            # Alone a process does what it wishes; several do what the figures say, which all of them read alike.
+            alone = Wishes(stop=request.asked, save=self.saving.is_late())
+            stop, late = self.reports.wishes if self.world.is_distributed else alone
+            if stop:
                 self.reports.flush()
                 step = self._step_to_stop_at(step)
-            if stopped or self.saving.is_due(step) or step == self.total_steps:
+            if stop or self.saving.is_due(step, late) or step == self.total_steps:
                 self.reports.flush()
                 self.saving.save(step)
-            if stopped:
+                self.reports.wishes = Wishes()
+            if stop:
                 break
         return step, count
 
     def _step(self, step: int) -> Taken:
-        return self.stepper.take(step)
+        return self.stepper.take(step, self.wishes)
 
     def _enter(self, step: int) -> None:
         """What comes before a step: pass over what is to be left out, keep a snapshot where one is due."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from piledriver.observe.memory import memory_use
 from piledriver.train.display import Display
 from piledriver.train.metrics import MetricLog
 from piledriver.train.setup import Parts
-from piledriver.train.step import Result, Taken
+from piledriver.train.step import Result, Taken, Wishes
 
 _WILL = {"log": "noted", "skip": "its update is left out", "rollback": "going back"}
 
@@ -44,6 +45,8 @@ class Reports:
         self._ended = -math.inf
         self.last: Result | None = None
         """Of the last step that was reported."""
+        self.wishes = Wishes()
+        """What any process wished in the steps that were reported, since the last save."""
 
     def add(self, step: int, taken: Taken, *, begun: float, learning_rate: float, passed_over: int) -> None:
         """A step was handed to the device: report the one before, which that may have done by now."""
@@ -58,6 +61,7 @@ class Reports:
             return
         due, self._due = self._due, None
         result = self.last = due.taken.result()
+        self.wishes = Wishes(*map(operator.or_, self.wishes, result.wishes))
         figures = {**self._figures(due, result), **(also or {})}
         if result.broken:
             will = _WILL[self._parts.config.spikes.action]

@@ -12,7 +12,6 @@ from piledriver.core import storage
 from piledriver.core.config import to_mapping
 from piledriver.models import Transformer
 from piledriver.models.interchange import save_folder
-from piledriver.runtime.collectives import any_rank
 from piledriver.train.setup import Parts, make_model
 from piledriver.train.step import Stepper
 
@@ -55,15 +54,16 @@ class Saving:
         found = latest(os.path.join(self._parts.config.out, CHECKPOINTS))
         return 0 if found is None else int(self._saver.load(found, self._contents).step or 0)
 
-    def is_due(self, step: int) -> bool:
-        """Whether it is time to save. All processes ask together."""
+    def is_late(self) -> bool:
+        """Whether this process's clock says that it is time to save. Clocks differ; all save together."""
+        return time.monotonic() - self._last > 60 * self._parts.config.checkpoint_minutes
+
+    def is_due(self, step: int, late: bool) -> bool:
+        """Whether to save after this step, given that it is late by the clock of somebody."""
         config = self._parts.config
         if config.checkpoint_steps is not None:
             return step % config.checkpoint_steps == 0
-        if config.spikes.action == "rollback" and step % config.spikes.snapshot_steps:
-            return False
-        # Clocks differ between processes; saving is something that all of them do together.
-        return any_rank(self._parts.world, time.monotonic() - self._last > 60 * config.checkpoint_minutes)
+        return late and not (config.spikes.action == "rollback" and step % config.spikes.snapshot_steps)
 
     def save(self, step: int) -> None:
         """A checkpoint of this step, written while the run goes on."""

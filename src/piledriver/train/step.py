@@ -22,6 +22,13 @@ from piledriver.train.setup import Parts
 from piledriver.train.spikes import SpikeWatch
 
 
+class Wishes(NamedTuple):
+    """What a process would like to do after a step, and all of them then do if one does."""
+
+    stop: bool = False
+    save: bool = False
+
+
 class Result(NamedTuple):
     """What came of one step."""
 
@@ -33,6 +40,8 @@ class Result(NamedTuple):
     """Its update was left out."""
     left_out: int
     """Updates that were left out until here, this one included."""
+    wishes: Wishes
+    """Of all processes, when they were given the step."""
 
 
 class Taken:
@@ -43,8 +52,8 @@ class Taken:
 
     def result(self) -> Result:
         """Waits for the device."""
-        loss, norm, broken, skipped, left_out = self.reading.read()
-        return Result(loss, norm, bool(broken), bool(skipped), int(left_out))
+        loss, norm, broken, skipped, left_out, stop, save = self.reading.read()
+        return Result(loss, norm, bool(broken), bool(skipped), int(left_out), Wishes(stop > 0, save > 0))
 
 
 class Stepper:
@@ -68,9 +77,9 @@ class Stepper:
             return True
         return self._action == "skip" and not can_leave_out(self.optimizer, self._parts.device)
 
-    def take(self, step: int) -> Taken:
-        """One step; where it went wrong it is left out, or worse, as asked."""
-        loss, norm = self._gradients()
+    def take(self, step: int, wishes: Wishes) -> Taken:
+        """One step; where it went wrong it is left out, or worse, as asked. Wishes travel with its loss."""
+        loss, norm, wished = self._gradients(wishes)
         # Scaled gradients overflow now and then, which the scaler sees to; any others that do are broken.
         broken = self.watch.judge(step, loss, norm if self._accelerator.scaler is None else None)
         if self.waits:
@@ -86,11 +95,11 @@ class Stepper:
             # A skipped step is a step of the schedule too: the learning rate is a function of the step alone.
             self.scheduler.step()
         self.optimizer.zero_grad(set_to_none=True)
-        figures = (loss, norm.to(loss.device), broken, skipped, self.watch.left_out)
+        figures = (loss, norm.to(loss.device), broken, skipped, self.watch.left_out, *wished)
         return Taken(Reading(torch.stack([figure.double() for figure in figures])))
 
-    def _gradients(self) -> tuple[Tensor, Tensor]:
-        """The loss of the whole batch, and the norm of its gradient, which is clipped."""
+    def _gradients(self, wishes: Wishes) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss of the whole batch, the norm of its gradient, which is clipped, and how many wish what."""
         self.model.train()
         device = self._parts.device
         nats = torch.zeros((), dtype=torch.float64, device=device)
@@ -102,8 +111,9 @@ class Stepper:
                 self._accelerator.backward(sums.total / sums.tokens)
             nats += sums.cross_entropy.double()
             tokens += sums.tokens.double()
-        totals = self._accelerator.reduce(torch.stack([nats, tokens]), "sum")
-        return totals[0] / totals[1], self._clip()
+        wished = [torch.full_like(nats, wish) for wish in wishes]
+        totals = self._accelerator.reduce(torch.stack([nats, tokens, *wished]), "sum")
+        return totals[0] / totals[1], self._clip(), totals[2:]
 
     def _context(self, batch: TokenBatch) -> dict[str, Any]:
         layout = self._parts.config.layout
