@@ -206,8 +206,9 @@ def _records(stream: BinaryIO, origin: str, base: int) -> Iterator[tuple[int, Pa
         raise MissingDependencyError("fastwarc", extra="corpus", purpose="reading WARC files") from error
     seekable = stream if stream.seekable() else cast(BinaryIO, _Forward(stream))
     try:
-        # Only the chunks: with a compressed body inside them the reader would lose the records that follow.
-        for record in ArchiveIterator(seekable, parse_http=True, auto_decode="transfer", quirks_mode=True):
+        # Bodies as they are: the reader gives up on a record that says it is in chunks and is not, as Common Crawl's of
+        # the years before 2018 do, and with a compressed body inside of chunks it loses the records that follow.
+        for record in ArchiveIterator(seekable, parse_http=True, auto_decode="none", quirks_mode=True):
             position = base + record.stream_pos
             yield position, _page(record, f"{origin}#{position}")
     except BaseException as error:
@@ -264,16 +265,12 @@ def _page(record: Any, origin: str) -> Page | Refusal | None:
         media, found = declared.partition(";")[0], _CHARSET.search(declared)
         charset = found[1] if found else None
     content = record.reader.read(MAX_PAGE_BYTES + 1)
-    if (
-        len(content) < record.content_length <= MAX_PAGE_BYTES
-        or b"\r\n\r\nWARC/1." in content
-        or _RUNS_ON.search(content)
-    ):
-        # Chunks are shorter without their frames.
-        chunked = status is not None and "chunked" in (record.http_headers.get("Transfer-Encoding") or "").lower()
-        if not chunked:
-            return Refusal(_WRONG_LENGTH, origin, f"{record.content_length} bytes are declared")
+    cut = len(content) < record.content_length <= MAX_PAGE_BYTES
+    if cut or b"\r\n\r\nWARC/1." in content or _RUNS_ON.search(content):
+        return Refusal(_WRONG_LENGTH, origin, f"{record.content_length} bytes are declared")
     if status is not None:
+        if "chunked" in (record.http_headers.get("Transfer-Encoding") or "").lower():
+            content = _unchunked(content)
         content = without_content_encoding(content, record.http_headers.get("Content-Encoding") or "", MAX_PAGE_BYTES)
     if len(content) > MAX_PAGE_BYTES:
         return Refusal("too large", origin, f"more than {MAX_PAGE_BYTES} bytes")

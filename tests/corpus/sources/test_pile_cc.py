@@ -195,3 +195,14 @@ def test_compressed_bodies_are_unpacked_and_the_next_record_is_found() -> None:
         documents, refusals = extract_bytes("pile-cc", "a.warc", archive)
         assert [document.text for document in documents] == [PROSE.strip()] * len(answers)
         assert not refusals
+
+
+def test_bodies_that_are_not_in_chunks_though_the_server_said_so() -> None:
+    # Common Crawl before 2018 kept the server's header and wrote the body unpacked.
+    said = f"{OK}\r\nTransfer-Encoding: chunked\r\nContent-Encoding: gzip"
+    chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(PAGE), PAGE.encode())
+    packed = gzip.compress(PAGE.encode())
+    bodies = [PAGE.encode(), chunked, b"%x\r\n%s\r\n0\r\n\r\n" % (len(packed), packed), packed]
+    documents, refusals = extract_bytes("pile-cc", "a.warc", b"".join(record(body, http=said) for body in bodies))
+    assert [document.text for document in documents] == [PROSE.strip()] * 4
+    assert refusals == []

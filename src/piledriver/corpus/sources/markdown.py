@@ -86,8 +86,8 @@ SOURCE = Source(
     licence="yours",
     consent="yours",
     treatment=(
-        "Markdown is readable as it stands and is kept as it was written. YAML or TOML front matter becomes meta (title, "
-        "author, date, language, licence); comments outside code go."
+        "Markdown is readable as it stands and is kept as it was written. YAML or TOML front matter becomes meta "
+        "(title, author, date, language, licence); comments outside code go."
     ),
     wants=ends_with(".md", ".markdown", ".mdown", ".mkd", ".mdx", ".rmd", ".qmd"),
     pieces=each(whole),
