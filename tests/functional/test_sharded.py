@@ -1,4 +1,4 @@
-"""One pure train step, any layout: the losses of one process on 1, 2 and 4, by data, tensor and both."""
+"""One pure train step, any layout: the losses of one process, by data and by tensor on 2, by both on 4."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,15 @@ from piledriver.runtime.launch_config import LaunchConfig, processes_per_node, r
 from piledriver.runtime.launch_slurm import slurm_script
 
 TRAIN = Path(__file__).with_name("train_script.py")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """The weights of two processes on this machine that nothing happened to."""
+    out = tmp_path_factory.mktemp("undisturbed")
+    launch(LaunchConfig(nproc=2, cpu=True), str(TRAIN), [str(out)])
+    weights: dict[str, torch.Tensor] = torch.load(out / "final.pt")
+    return weights
 
 
 def _parsed(module: Any, *words: str) -> argparse.Namespace:
@@ -108,13 +118,14 @@ def test_alias_runs_a_script_that_imports_accelerate(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_restarted_and_the_weights_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
-    calm, killed = tmp_path / "calm", tmp_path / "killed"
-    launch(LaunchConfig(nproc=2, cpu=True), str(TRAIN), [str(calm)])
+def test_a_killed_worker_is_restarted_and_the_weights_are_those_of_an_undisturbed_run(
+    undisturbed: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    killed = tmp_path / "killed"
     launch(LaunchConfig(nproc=2, cpu=True, max_restarts=1), str(TRAIN), [str(killed), "--kill-rank", "1"])
-    expected, got = torch.load(calm / "final.pt"), torch.load(killed / "final.pt")
+    got = torch.load(killed / "final.pt")
     assert json.loads((killed / "attempts.json").read_text()) == [0, 4], "it must have gone on from step 4"
-    assert all(torch.equal(expected[key], got[key]) for key in expected)
+    assert all(torch.equal(undisturbed[key], got[key]) for key in undisturbed)
 
 
 NOTEBOOK = """
@@ -152,23 +163,23 @@ def test_cells_of_a_real_kernel() -> None:
 def _can_make_namespaces() -> bool:
     if shutil.which("ip") is None or os.geteuid() != 0:
         return False
-    made = subprocess.run(["ip", "netns", "add", "pd-probe"], capture_output=True, check=False).returncode == 0
+    probe = f"pd-probe-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, check=False).returncode == 0
     if made:
-        subprocess.run(["ip", "netns", "del", "pd-probe"], check=False)
+        subprocess.run(["ip", "netns", "del", probe], check=False)
     return made
 
 
 @pytest.fixture
 def two_nodes() -> Any:
-    """Two network namespaces joined by a pair of virtual interfaces."""
+    """Two network namespaces joined by a pair of virtual interfaces; another test process may have two of its own."""
     if not _can_make_namespaces():
         pytest.skip("network namespaces are not permitted here")
     names = [f"pd-node{i}-{os.getpid()}" for i in range(2)]
     commands = [f"ip netns add {name}" for name in names]
-    commands += ["ip link add pdv0 type veth peer name pdv1"]
+    commands += [f"ip link add pdv0 netns {names[0]} type veth peer name pdv1 netns {names[1]}"]
     for i, name in enumerate(names):
         commands += [
-            f"ip link set pdv{i} netns {name}",
             f"ip -n {name} addr add 10.77.0.{i + 1}/24 dev pdv{i}",
             f"ip -n {name} link set pdv{i} up",
             f"ip -n {name} link set lo up",
@@ -199,14 +210,12 @@ def _on_node(name: str, rank: int, out: Path, *extra: str) -> subprocess.Popen[s
 
 
 @pytest.mark.slow
-def test_two_nodes_train_together(two_nodes: list[str], tmp_path: Path) -> None:
-    alone = tmp_path / "alone"
-    launch(LaunchConfig(nproc=2, cpu=True), str(TRAIN), [str(alone)])
+def test_two_nodes_train_together(two_nodes: list[str], undisturbed: dict[str, torch.Tensor], tmp_path: Path) -> None:
     nodes = [_on_node(name, rank, tmp_path / "both") for rank, name in enumerate(two_nodes)]
     said = [node.communicate(timeout=120)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said
-    expected, got = torch.load(alone / "final.pt"), torch.load(tmp_path / "both" / "final.pt")
-    assert all(torch.equal(expected[key], got[key]) for key in expected)
+    got = torch.load(tmp_path / "both" / "final.pt")
+    assert all(torch.equal(undisturbed[key], got[key]) for key in undisturbed)
 
 
 @pytest.mark.slow
@@ -217,12 +226,9 @@ def test_a_cut_link_is_an_error_within_the_timeout(two_nodes: list[str], tmp_pat
         for rank, name in enumerate(two_nodes)
     ]
     ready = [cut / f"ready-{rank}" for rank in range(2)]
-    deadline = 60.0
-    import time
-
-    while not all(file.exists() for file in ready) and deadline > 0:
+    while not all(file.exists() for file in ready):
+        assert all(node.poll() is None for node in nodes), "both must live until the link is cut"
         time.sleep(0.2)
-        deadline -= 0.2
     subprocess.run(["ip", "-n", two_nodes[1], "link", "set", "pdv1", "down"], check=True)
     (cut / "go").write_text("")
     said = [node.communicate(timeout=90)[0] for node in nodes]
