@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from piledriver.core.errors import ConfigError, PiledriverError
 from piledriver.data import trace_step
@@ -21,6 +23,7 @@ from piledriver.optim import OptimizerConfig
 from piledriver.runtime.world import World
 from piledriver.train import DataConfig, SpikeConfig, TrainConfig, train
 from piledriver.train.metrics import read_metrics
+from piledriver.train.spikes import SpikeWatch
 
 from .corpus import POISON, make_tokens
 from .runs import curve, finish, kill_when, start, weights
@@ -89,6 +92,51 @@ def test_a_run_that_went_back_and_was_killed_leaves_out_the_same_batches(tokens:
         assert skipped(other) == left_out
         assert curve(other) == curve(whole), "the same losses, to the last bit"
         assert weights(other) == weights(whole)
+
+
+class InPython:
+    """The rule of `SpikeWatch`, one number at a time."""
+
+    def __init__(self, config: SpikeConfig) -> None:
+        self.config, self.count, self.spread = config, 0, 0.0
+        self.mean: float | None = None
+
+    def judge(self, step: int, loss: float, norm: float) -> bool:
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            self.count += 1
+            return True
+        if self.mean is None:
+            self.mean, self.spread = loss, 0.1 * abs(loss)
+            return False
+        limit = self.mean + self.config.factor * max(3 * self.spread, 0.2 * abs(self.mean))
+        if step >= self.config.warmup_steps and loss > limit:
+            self.count += 1
+            return True
+        self.spread = 0.95 * self.spread + 0.05 * abs(loss - self.mean)
+        self.mean = 0.95 * self.mean + 0.05 * loss
+        return False
+
+
+LOSSES = st.one_of(st.floats(0.0, 12.0), st.floats(-1e300, 1e300), st.sampled_from([math.nan, math.inf, -math.inf]))
+
+
+@given(
+    losses=st.lists(st.tuples(LOSSES, st.sampled_from([1.0, 1.0, 1.0, math.inf])), max_size=30),
+    factor=st.floats(0.01, 3.0),
+    warmup=st.integers(0, 10),
+)
+@settings(deadline=None, max_examples=50)
+def test_the_device_judges_as_python_would(losses: list[tuple[float, float]], factor: float, warmup: int) -> None:
+    config = SpikeConfig(factor=factor, warmup_steps=warmup)
+    watch, truth = SpikeWatch(config), InPython(config)
+    for step, (loss, norm) in enumerate(losses):
+        numbers = torch.tensor(loss, dtype=torch.float64), torch.tensor(norm)
+        assert bool(watch.judge(step, *numbers)) == truth.judge(step, loss, norm)
+        expected = {"count": truth.count, "left_out": 0, "mean": truth.mean, "spread": truth.spread}
+        assert watch.state_dict() == expected, "to the last bit"
+        if step % 7 == 6:  # a run that resumes goes on as it was
+            saved, watch = watch.state_dict(), SpikeWatch(config)
+            watch.load_state_dict(saved)
 
 
 def config_for(tokens: Path, out: Path, **spikes: Any) -> TrainConfig:
