@@ -5,13 +5,10 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from piledriver.engine import activations_offload
@@ -23,6 +20,7 @@ from piledriver.engine.mesh import make_meshes
 from piledriver.engine.tensor import split_tensors
 from piledriver.engine.zero import shard_parameters
 from piledriver.models import ModelConfig, Transformer
+from tests.checkpoint.processes import run as on_ranks
 
 # dynamo looks at the gradients of everything it guards, and expects that warnings are not errors.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -191,9 +189,7 @@ LAYOUTS = [
 ]
 
 
-def process(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    torch.set_num_threads(1)
+def process(rank: int) -> None:
     warnings.simplefilter("ignore")
     activations_offload.SMALLEST_BYTES = 1
     inputs, targets = TOKENS[:, :-1], TOKENS[:, 1:]
@@ -212,9 +208,8 @@ def process(rank: int, folder: str) -> None:
         assert loss.item() == pytest.approx(expected, rel=1e-5)
         report = compile_report()
         assert (report.graphs, report.breaks) == (1, {}), f"{layout}: {report}"
-    dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_blocks_that_are_shared_out_share_one_graph_too(tmp_path: Path) -> None:
-    mp.spawn(process, args=(str(tmp_path),), nprocs=2)
+def test_blocks_that_are_shared_out_share_one_graph_too() -> None:
+    on_ranks(2, process)

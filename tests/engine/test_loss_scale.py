@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -18,6 +15,7 @@ from piledriver.engine.errors import EngineError, LayoutError
 from piledriver.engine.finite import NonFiniteError, check_finite
 from piledriver.engine.loss_scale import LossScale, LossScaler, first_scale, next_scale, torch_like
 from piledriver.optim import gradient_norm
+from tests.checkpoint.processes import run as on_ranks
 
 
 def one_weight() -> tuple[nn.Linear, torch.optim.Optimizer]:
@@ -151,8 +149,7 @@ def test_the_watch_names_parameter_and_loss() -> None:
         check_finite([model], gradient_norm(model.parameters()), loss=float("nan"), step=7)
 
 
-def process(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+def process(rank: int) -> None:
     model, optimizer = one_weight()
     scaler = LossScaler(LossScale(initial=2.0, hysteresis=1), models=[model])
     for step in range(3):
@@ -167,9 +164,8 @@ def process(rank: int, folder: str) -> None:
     before = copy.deepcopy(scaler.state)
     scaler.load_state_dict(scaler.state_dict())
     assert scaler.state == before
-    dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_all_processes_skip_together(tmp_path: Path) -> None:
-    mp.spawn(process, args=(str(tmp_path),), nprocs=2)
+def test_all_processes_skip_together() -> None:
+    on_ranks(2, process)

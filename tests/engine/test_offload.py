@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -21,6 +18,7 @@ from piledriver.engine.loss_scale import LossScale, LossScaler
 from piledriver.engine.offload import offload_model, offload_optimizer, offload_policy
 from piledriver.engine.precision import compute_in
 from piledriver.models import ModelConfig, Transformer
+from tests.checkpoint.processes import run as on_ranks
 
 CPU = torch.device("cpu")
 TOKENS = torch.randint(32, (6, 4, 9), generator=torch.Generator().manual_seed(0))
@@ -158,9 +156,7 @@ def test_a_state_that_was_there_goes_along_and_scaled_gradients_are_unscaled() -
     assert all(torch.equal(reached[0][name], reached[1][name]) for name in reached[0])
 
 
-def process(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    torch.set_num_threads(1)
+def process(rank: int) -> None:
     results = []
     for offload in KINDS:
         layout = Layout(zero=3, offload=offload)  # type: ignore[arg-type]
@@ -187,9 +183,8 @@ def process(rank: int, folder: str) -> None:
     for norm, held in results[1:]:
         assert norm == results[0][0]
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(held, results[0][1], strict=True))
-    dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_shards_on_the_host_train_as_shards_do(tmp_path: Path) -> None:
-    mp.spawn(process, args=(str(tmp_path),), nprocs=2)
+def test_shards_on_the_host_train_as_shards_do() -> None:
+    on_ranks(2, process)

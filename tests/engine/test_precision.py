@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
@@ -21,6 +19,7 @@ from piledriver.engine.precision import compute_in, mixed_precision_policy
 from piledriver.engine.stochastic import name_noise, round_stochastically
 from piledriver.models import ModelConfig, Transformer
 from piledriver.optim import CompactAdamW, Lion, MasterAdamW, Muon
+from tests.checkpoint.processes import run as on_ranks
 from tests.optim.problems import Net, batch, train
 
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
@@ -159,20 +158,36 @@ def test_a_pure_model_learns_like_one_in_fp32() -> None:
     assert losses["fp32"][-1] < 0.5 * losses["fp32"][0]
 
 
-def process(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    torch.set_num_threads(1)
-    for kind in ("adamw", "8-bit"):
-        results = []
+def test_bf16_moments_round_the_same_beside_any_others() -> None:
+    """A pipeline's stage holds some of the parameters: their noise follows from their names, not their places."""
+    moments = []
+    for held in (slice(None), slice(2, None)):
+        model = pure_net()
+        parameters = list(model.parameters())
+        optimizer = MasterAdamW(parameters[held], lr=1e-2, moments="bf16")
+        for step in range(3):
+            for number, parameter in enumerate(parameters):
+                parameter.grad = _noise(parameter.shape, 10 * step + number)
+            optimizer.step()
+        moments.append([optimizer.state[p][name] for p in parameters[2:] for name in ("exp_avg", "exp_avg_sq")])
+    assert any(one.dtype == torch.bfloat16 for one in moments[0])
+    assert all(torch.equal(whole, part) for whole, part in zip(*moments, strict=True))
+
+
+def process(rank: int) -> None:
+    for kind in ("adamw", "8-bit", "bf16 moments"):
+        results, moments = [], []
         for sharded in (False, True):
             model = pure_net()
             if sharded:
                 fully_shard(model)
                 name_noise(model)
             parameters = list(model.parameters())
-            optimizer: torch.optim.Optimizer = (
-                CompactAdamW(parameters, lr=1e-2) if kind == "8-bit" else torch.optim.AdamW(parameters, lr=1e-2)
-            )
+            optimizer: torch.optim.Optimizer = {
+                "adamw": functools.partial(torch.optim.AdamW, lr=1e-2),
+                "8-bit": functools.partial(CompactAdamW, lr=1e-2),
+                "bf16 moments": functools.partial(MasterAdamW, lr=1e-2, moments="bf16"),
+            }[kind](parameters)
             round_stochastically(optimizer)
             for step in range(3):
                 for number, parameter in enumerate(parameters):
@@ -180,13 +195,17 @@ def process(rank: int, folder: str) -> None:
                     parameter.grad = _like(parameter, whole)
                 optimizer.step()
             results.append([p.full_tensor() if isinstance(p, DTensor) else p.detach() for p in parameters])
+            if kind == "bf16 moments":
+                found = [optimizer.state[p][name] for p in parameters for name in ("exp_avg", "exp_avg_sq")]
+                moments.append([one.full_tensor() if isinstance(one, DTensor) else one for one in found])
             if sharded and kind == "8-bit":
                 state = optimizer.state[parameters[1]]
                 assert state["exp_avg"].to_local().dtype == torch.uint8
         for ours, theirs in zip(*results, strict=True):
             assert torch.equal(ours, theirs), kind
+        for ours, theirs in zip(*moments, strict=True) if moments else ():
+            assert torch.equal(ours, theirs), kind
     _columns()
-    dist.destroy_process_group()
 
 
 def _columns() -> None:
@@ -213,5 +232,5 @@ def _like(parameter: Tensor, whole: Tensor) -> Tensor:
 
 
 @pytest.mark.slow
-def test_shards_round_as_the_whole_does(tmp_path: Path) -> None:
-    mp.spawn(process, args=(str(tmp_path),), nprocs=2)
+def test_shards_round_as_the_whole_does() -> None:
+    on_ranks(2, process)

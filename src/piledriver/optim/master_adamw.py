@@ -111,7 +111,8 @@ class MasterAdamW(Optimizer):
             (lr, 1.0 - lr * group["weight_decay"], beta1, beta2, group["eps"]),
             self._numbers.facts(parameter),
             first_row(parameter) * (weight[0].numel() if weight.dim() else 1),
-            (number * APART) & 0x7FFFFFFF,
+            # Its own number where it was laid out: then the noise is the same beside any others.
+            getattr(parameter, "noise_number", number * APART) & 0x7FFFFFFF,
         )
         increment_version(parameter)
 
