@@ -156,3 +156,17 @@ def test_columns_of_old_pages_are_no_data_and_formulas_in_scripts_are_text() -> 
     assert "| 1 | 2 |" in fragment_to_text(f"<p>{prose}<table><tr><td>1<td>2<tr><td>3<td>4</table>")
     inline = f"<body><p>{prose} Let <script type='math/tex'>a^2</script> be. <script>no()</script></p></body>"
     assert page_to_text(inline).endswith("Let $a^2$ be.")
+
+
+def test_linked_titles_of_entries_are_kept_and_lists_of_links_are_not() -> None:
+    title = "Mitigating the Barriers to Public Interaction"
+    entries = "".join(
+        f"<li><div><div class=title><a href=a>{title} {n}</a></div><div>Ann Roe, Bob Doe, Carl Poe, Dora Moe, Emil Foe"
+        f" and others, in the proceedings of the year {n}.</div><div><a href=b>arXiv</a></div></div></li>"
+        for n in range(4)
+    )
+    links = "".join(f"<li><div><a href=c>Something else that you may like {n}</a></div></li>" for n in range(9))
+    text = page_to_text(f"<body><h1>Papers</h1><ol>{entries}</ol><ul>{links}</ul></body>")
+    assert text.count(title) == 4
+    assert "arXiv" not in text
+    assert "you may like" not in text

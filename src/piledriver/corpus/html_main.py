@@ -23,6 +23,9 @@ _CONTENT_TAGS = words("body article main html")
 _HEADINGS = words("h1 h2 h3 h4 h5 h6")
 _MAY_BE_SHORT = words("td th dt dd h1 h2 h3 h4 h5 h6 figcaption caption")
 _CONTAINERS = words("div section ul ol dl table tbody form fieldset header center article")
+_ENTRIES = words("li dd")
+_ENTRY_LEVELS = 3
+_TITLE_CHARACTERS = 30
 _CARD_CHARACTERS = 400
 _CERTAIN = 2.0
 _NEARLY_ALL = 0.9
@@ -168,9 +171,25 @@ def _best(
         elements[index]
         for index in range(best + 1, count)
         if (dropped[index] and not dropped[parents[index]])
-        or (sums[index] < 0 and linked[index] > 0.8 * text[index] and elements[index].tag in _CONTAINERS)
+        or (
+            sums[index] < 0
+            and linked[index] > 0.8 * text[index]
+            and elements[index].tag in _CONTAINERS
+            and not _is_title(index, elements, parents, text, linked)
+        )
     ]
     return elements[best], unwanted
+
+
+def _is_title(index: int, elements: list[Any], parents: list[int], text: list[int], linked: list[int]) -> bool:
+    """Whether a block of nothing but a link is the title of an entry that says more, as in a list of publications."""
+    if text[index] < _TITLE_CHARACTERS or len(elements[index]) != 1:
+        return False
+    for _ in range(_ENTRY_LEVELS):
+        index = parents[index]
+        if elements[index].tag in _ENTRIES:
+            return linked[index] < 0.7 * text[index]
+    return False
 
 
 def _weight(tag: str, length: int, linked: int, stops: int) -> float:
