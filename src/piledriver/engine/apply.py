@@ -10,6 +10,7 @@ from torch import nn
 
 from piledriver.engine import zero
 from piledriver.engine.activations import save_activations
+from piledriver.engine.buffers import share_statistics
 from piledriver.engine.compiling import compile_blocks
 from piledriver.engine.context import split_sequences
 from piledriver.engine.experts import spread_experts
@@ -52,6 +53,7 @@ def apply(model: nn.Module, meshes: Meshes, *, device: torch.device, weights: in
     if recipe is not None:
         fill(model, recipe, torch.device("cpu") if layout.offload == "parameters" else device, weights)
     averager = zero.average_gradients(model, meshes, layout)
+    model = share_statistics(model, meshes, layout)
     model = offload_model(model, meshes, layout, device=device)
     name_noise(model)
 
