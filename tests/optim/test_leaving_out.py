@@ -19,7 +19,7 @@ KINDS = ["adamw", "muon", "lion", "adamw8bit", "adamw_bf16", "adamw_master", "ad
 def give_gradients(model: nn.Module, step: int, *, broken: bool = False) -> None:
     generator = torch.Generator().manual_seed(step)
     for parameter in model.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter)
         if broken:
             parameter.grad.fill_(float("nan"))
 
@@ -28,21 +28,28 @@ def give_gradients(model: nn.Module, step: int, *, broken: bool = False) -> None
 CASES = [*((kind, torch.float32) for kind in KINDS), *((kind, torch.bfloat16) for kind in KINDS[3:])]
 
 
+GPU = pytest.param(
+    "cuda",
+    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")],
+)
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize(("kind", "dtype"), CASES, ids=str)
-def test_left_out_is_never_taken(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_left_out_is_never_taken(kind: str, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # So that the facts made ahead run out within the test.
     monkeypatch.setattr(step_numbers, "AHEAD", 3)
     config = OptimizerConfig(kind=kind, lr=0.01)  # type: ignore[arg-type]
-    never, told = Net().to(dtype), Net().to(dtype)
+    never, told = Net().to(device, dtype), Net().to(device, dtype)
     plain, optimizer = build_optimizer(never, config), build_optimizer(told, config)
-    assert can_leave_out(optimizer, CPU)
+    assert can_leave_out(optimizer, next(told.parameters()).device)
     for step in range(12):
         left_out = step in (0, 3, 4, 9)
         give_gradients(told, step, broken=left_out)
         if step == 6:
             optimizer.step()  # the host counts again for a while
         else:
-            step_unless(torch.tensor(left_out), optimizer)
+            step_unless(torch.tensor(left_out, device=device), optimizer)
         if not left_out:
             give_gradients(never, step)
             plain.step()
@@ -51,9 +58,13 @@ def test_left_out_is_never_taken(kind: str, dtype: torch.dtype, monkeypatch: pyt
             optimizer = build_optimizer(told, config)
             optimizer.load_state_dict(saved)
     for expected, found in zip(never.parameters(), told.parameters(), strict=True):
+        if device == "cuda" and kind in ("muon", "adamw8bit", "adamw_bf16"):
+            # Other graphs and batches of matrices round in another order.
+            torch.testing.assert_close(expected, found, rtol=0.02, atol=1e-3)
+            continue
         assert torch.equal(expected, found)
         for key, value in plain.state[expected].items():
-            assert torch.equal(value, optimizer.state[found][key]), key
+            assert torch.equal(value.cpu(), optimizer.state[found][key].cpu()), key
 
 
 def test_counters_that_others_wrote_are_read_again() -> None:

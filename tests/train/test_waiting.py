@@ -1,7 +1,7 @@
 """No step waits for the device: nothing is read inside one, and the figures of a step are read when the next is given.
 
-On a CPU every read of a number counts as a wait. The model's own forward is left out: its loss looks at numbers where
-they are on a CPU, and only there.
+Where there is a GPU torch reports the waits. On a CPU every read of a number counts as one; the model's own forward is
+left out there: its loss looks at numbers where they are on a CPU, and only there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -77,6 +78,12 @@ class Watched(Run):
         self.happened.append(f"step {step}")
         if step == 0:  # states are made, and counters that the host had are read
             return super()._step(step)
+        if self.parts.device.type == "cuda":  # torch itself says where the host would wait
+            torch.cuda.set_sync_debug_mode("error" if step > 2 else "default")
+            try:
+                return super()._step(step)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
         with NothingIsRead(self.model):
             return super()._step(step)
 
@@ -104,6 +111,7 @@ def test_a_step_is_handed_over_without_reading_anything(
         out=str(tmp_path / "run"),
         optimizer=OptimizerConfig(kind=kind, lr=1e-5),
         layout=layout,
+        compile=False,
         trackers=(),
         plots=False,
         # A model that hardly learns, and so small a limit that some steps are spikes.
