@@ -7,17 +7,25 @@ text, classes that may hide text, odd entities, words in other letters as an exp
 use and cached; no compiler is needed.
 
 One long function on purpose: a call that is given an array counts its references, which takes longer than to read a
-tag, and a function is compiled again inside of each that calls it. What is rare has functions of its own.
+tag, and a function is compiled again inside of each that calls it. What is rare has functions of its own. (numba's
+cache does not notice a change in another file: after one in `html_codes`, `html_raised` or the marks, touch this one.)
 """
 
 # ruff: noqa: SIM109 (plain comparisons compile faster)
 from __future__ import annotations
 
-from html.entities import name2codepoint
-
 import numba
 import numpy as np
 
+from piledriver.corpus.html_codes import (
+    ENTITIES,
+    ENTITY_SLOTS,
+    HINT_CODES,
+    HINT_MASKS,
+    NO_LANGUAGES,
+    code_of,
+    table,
+)
 from piledriver.corpus.html_marks import (
     BREAK,
     BULLET,
@@ -38,9 +46,8 @@ from piledriver.corpus.html_marks import (
     VERBATIM,
     Bytes,
     Ints,
-    is_wide_space,
 )
-from piledriver.corpus.html_scripts import ORNAMENTAL
+from piledriver.corpus.html_raised import scripted
 
 GAVE_UP = -1
 _MEANINGLESS, _P, _BR, _HR, _IMG, _CODE, _PRE, _SUB, _SUP, _LI, _UL, _OL, _BLOCKQUOTE, _DIV, _FIGURE, _H = range(16)
@@ -53,41 +60,10 @@ _TAGS = {
     _UL: "ul", _OL: "ol", _BLOCKQUOTE: "blockquote", _FIGURE: "figure", _H: "h1 h2 h3 h4 h5 h6",
     _DIV: "div section article main header footer aside figcaption center",
 }  # fmt: skip
-# How the names begin of which one must look whether they hide something (`html._UNSEEN_HINTS`), at most eight letters.
-_HINTS = (
-    *("sr-only", "visually", "screen-r", "gutter", "lineno", "line-num", "blob-num", "editsect", "headerli"),
-    *("anchorjs", "pagen", "MathJax", "katex-ht", "mwe-math"),
-)
-
-
-def _code_of(name: str) -> int:
-    """The last eight letters of a name as a number."""
-    return int.from_bytes(name.encode()[-8:], "big")
-
-
-def _table(values: dict[int, int], slots: int) -> Ints:
-    """(code, value) rows to be found by the remainder of the code, or in the rows after that."""
-    table = np.zeros((2 * slots, 2), np.int64)
-    for code, value in values.items():
-        slot = code % slots
-        while table[slot, 0]:
-            slot += 1
-        table[slot] = code, value
-    return table
-
-
-_TAG_SLOTS, _ENTITY_SLOTS = 131, 1021
-_TAG_TABLE = _table({_code_of(name): kind for kind, names in _TAGS.items() for name in names.split()}, _TAG_SLOTS)
-_ENTITY_TABLE = _table({_code_of(name): point for name, point in name2codepoint.items()}, _ENTITY_SLOTS)
-_HINT_CODES = np.array([_code_of(hint) for hint in _HINTS], np.int64)
-_HINT_MASKS = np.array([-1 if len(hint) == 8 else (1 << 8 * len(hint)) - 1 for hint in _HINTS], np.int64)
-_NO_LANGUAGES = np.array(
-    [_code_of(name) for name in ("default", "none", "source", "text", "plain", "code", "auto")], np.int64
-)
-# Ordinal endings, titles and trade marks are raised for looks only.
-_ORNAMENTS = np.array(sorted(_code_of(word) for word in ORNAMENTAL if word.isascii()), np.int64)
-_A, _CODE_NAME, _PRE_NAME = (_code_of(name) for name in ("a", "code", "pre"))
-_HIDDEN, _STYLE, _CLASS = (_code_of(word) for word in ("hidden", "style=", "class="))
+_TAG_SLOTS = 131
+_TAG_TABLE = table({code_of(name): kind for kind, names in _TAGS.items() for name in names.split()}, _TAG_SLOTS)
+_A, _CODE_NAME, _PRE_NAME = (code_of(name) for name in ("a", "code", "pre"))
+_HIDDEN, _STYLE, _CLASS = (code_of(word) for word in ("hidden", "style=", "class="))
 _SIX_LETTERS = (1 << 48) - 1
 _START, _VALUE, _TYPE, _LANGUAGE = (
     np.frombuffer(word, np.uint8) for word in (b' start="', b' value="', b" type=", b' class="lang-')
@@ -185,10 +161,10 @@ def scan(content: Bytes, out: Bytes, room: Ints) -> int:
                     at += 1
                 if at == begin or at - begin > 8:
                     return GAVE_UP
-                slot = code % _ENTITY_SLOTS
-                while _ENTITY_TABLE[slot, 0] != code and _ENTITY_TABLE[slot, 0] != 0:
+                slot = code % ENTITY_SLOTS
+                while ENTITIES[slot, 0] != code and ENTITIES[slot, 0] != 0:
                     slot += 1
-                point = _ENTITY_TABLE[slot, 1]
+                point = ENTITIES[slot, 1]
             if at == begin or at >= size or content[at] != _SEMICOLON or point == 0:
                 return GAVE_UP
             at += 1
@@ -252,8 +228,8 @@ def scan(content: Bytes, out: Bytes, room: Ints) -> int:
                 while at < size and content[at] != _QUOTE_MARK and content[at] != _GT and content[at] != _LT:
                     if in_class:
                         code = (code << 8) | content[at]
-                        for hint in range(_HINT_CODES.size):
-                            unsure = unsure or (code & _HINT_MASKS[hint]) == _HINT_CODES[hint]
+                        for hint in range(HINT_CODES.size):
+                            unsure = unsure or (code & HINT_MASKS[hint]) == HINT_CODES[hint]
                     at += 1
                 if at == size or content[at] != _QUOTE_MARK:
                     return GAVE_UP
@@ -364,7 +340,7 @@ def scan(content: Bytes, out: Bytes, room: Ints) -> int:
                 return GAVE_UP
             script >>= 2
             if script == 0:
-                used = _scripted(out, int(script_start), int(used), kind == _SUP, linked)
+                used = scripted(out, int(script_start), int(used), kind == _SUP, bool(linked))
                 script_start = 0
                 if used < 0 or script_tags != 0:
                     return GAVE_UP
@@ -517,90 +493,6 @@ def _number_at(content: Bytes, at: int, default: int) -> int:
 
 
 @numba.njit(cache=True, nogil=True)
-def _scripted(out: Bytes, start: int, end: int, raised: bool, linked: bool) -> int:
-    """Raised or lowered text that stands at the end of `out`, in the form that `html_scripts` gives it; returns where
-    it ends then, -1 where it is for the tree to say.
-    """
-    while end > start and out[end - 1] == _SPACE:
-        end -= 1
-    size = end - start
-    if size == 0:
-        return -1
-    spaces = wide = digits = signs = 0
-    code = 0
-    for place in range(start, end):
-        byte = int(out[place])
-        spaces += byte == _SPACE
-        wide += byte >= 0x80
-        digits += 48 <= byte <= 57
-        # + - = ( ) and, raised, n.
-        signs += byte == 43 or byte == 45 or byte == 61 or byte == 40 or byte == 41 or (raised and byte == 110)
-        code = (code << 8) | (byte + 32 if 65 <= byte <= 90 else byte)
-    if wide > 0 and size > 2:
-        # White space of other widths goes where it stands at an end.
-        if is_wide_space(out[start], out[start + 1], out[start + 2]):
-            return -1
-        if is_wide_space(out[end - 3], out[end - 2], out[end - 1]):
-            return -1
-    if spaces > 0:
-        # Small print.
-        return end
-    before = out[start - 1]
-    if wide > 0 or before == BREAK or (before >= 0x80 and is_wide_space(out[start - 3], out[start - 2], before)):
-        return -1
-    if linked and raised:
-        # The mark of a note.
-        if digits == size:
-            for place in range(size):
-                out[end - place] = out[end - 1 - place]
-            out[start] = 91
-            out[end + 1] = 93
-            end += 2
-        return end
-    if before <= _SPACE or size > 40:
-        return end
-    if digits + signs == size:
-        # Three bytes a character at most, which the buffer allows for; from the last on, so that none is overwritten.
-        length = 0
-        for place in range(start, end):
-            length += 2 if raised and 49 <= out[place] <= 51 else 3
-        at = start + length
-        for place in range(size):
-            byte = int(out[end - 1 - place])
-            sign = 10 if byte == 43 else 11 if byte == 45 else 12 if byte == 61 else 13 if byte == 40 else 14
-            digit = byte - 48 if 48 <= byte <= 57 else 15 if byte == 110 else sign
-            if raised and 1 <= digit <= 3:
-                at -= 2
-                out[at] = 0xC2
-                out[at + 1] = 0xB9 if digit == 1 else 0xB0 + digit
-            else:
-                at -= 3
-                out[at] = 0xE2
-                out[at + 1] = 0x81 if raised else 0x82
-                out[at + 2] = 0xB0 + digit if raised else 0x80 + digit
-        return start + length
-    if raised:
-        if size == 1 and before >= 0x80:
-            return -1
-        for place in range(_ORNAMENTS.size):
-            if _ORNAMENTS[place] == code and size < 9 and (size > 1 or 48 <= before <= 57):
-                return end
-        first = out[start]
-        if first == 91 or first == 42 or first == 35:
-            return end
-    if size > 12:
-        return end
-    extra = 1 if size == 1 else 2
-    for place in range(size):
-        out[end - 1 - place + extra] = out[end - 1 - place]
-    out[start] = 94 if raised else 95
-    if extra == 2:
-        out[start + 1] = 123
-        out[end + 2] = 125
-    return end + (1 if size == 1 else 3)
-
-
-@numba.njit(cache=True, nogil=True)
 def _put_language(content: Bytes, at: int, out: Bytes, used: int) -> int:
     """The language that a class names, in small letters; returns where it ends, or -1."""
     begin = at
@@ -617,7 +509,7 @@ def _put_language(content: Bytes, at: int, out: Bytes, used: int) -> int:
         at += 1
     if at == begin or at - begin > 8:
         return -1
-    for place in range(_NO_LANGUAGES.size):
-        if _NO_LANGUAGES[place] == code:
+    for place in range(NO_LANGUAGES.size):
+        if NO_LANGUAGES[place] == code:
             return used - (at - begin)
     return used
