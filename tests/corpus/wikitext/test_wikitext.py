@@ -121,3 +121,8 @@ def test_any_markup_gives_text_without_marks_of_ours(wikitext: str) -> None:
 def test_hostile_nesting_comes_to_an_end(opening: str) -> None:
     # A quadratic converter would need hours for this and run into the time limit of the suite.
     assert "\x02" not in to_text(opening * 200_000)
+
+
+def test_pictures_by_the_names_of_other_wikis() -> None:
+    text = "[[Datei:a.png|mini|Ein [[Bild]]]] Text. [[Lêer:b.jpg|thumb|links|Kaart]][[Kategorie:X]] [[Catégorie:Y]]Fin."
+    assert to_text(text) == "Text. Fin."

@@ -14,7 +14,7 @@ from typing import BinaryIO
 import msgspec
 
 from piledriver.corpus.document import Refusal
-from piledriver.corpus.wikitext.site import Site
+from piledriver.corpus.wikitext.site import ENGLISH_CATEGORIES, ENGLISH_FILES, Site
 
 MAX_PAGE_BYTES = 1 << 26
 _CHUNK_BYTES = 1 << 20
@@ -109,13 +109,15 @@ def read_site(head: bytes) -> Site:
         names[int(key)] = _unescaped(name.decode("utf-8", "replace")).lower()
     language = re.search(rb'xml:lang="([^"]+)"', head)
     base = _field(head, b"base")
-    english = Site()
+    # A head without names tells nothing: then those that many wikis have.
+    unknown = Site()
     return Site(
         name=_field(head, b"sitename"),
         language=language.group(1).decode("utf-8", "replace") if language else "en",
         url=base[: base.rfind("/") + 1],
-        file_names=english.file_names | {names[key] for key in (6, -2) if key in names},
-        category_names=english.category_names | {names[key] for key in (14,) if key in names},
+        file_names=(ENGLISH_FILES if names else unknown.file_names) | {names[key] for key in (6, -2) if key in names},
+        category_names=(ENGLISH_CATEGORIES if names else unknown.category_names)
+        | {names[key] for key in (14,) if key in names},
         other_names=frozenset(name for key, name in names.items() if key != 0),
     )
 

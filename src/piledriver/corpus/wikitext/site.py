@@ -6,6 +6,26 @@ from dataclasses import dataclass
 
 from piledriver.corpus.wikitext.marks import words
 
+ENGLISH_FILES = words("file image media")
+ENGLISH_CATEGORIES = words("category")
+# What the larger wikis call pictures and categories: a page by itself has no head of a dump that says it.
+_FILES = words(
+    """
+    file image media datei bild fichier archivo imagen ficheiro arquivo imagem immagine bestand
+    afbeelding plik grafika файл изображение зображення слика датотека ファイル 画像 文件 檔案 图像 파일
+    그림 fil billede dosya resim tiedosto kuva fișier imagine soubor súbor fájl kép datoteka slika αρχείο
+    εικόνα קובץ תמונה ملف صورة پرونده تصویر चित्र চিত্র lêer beeld fitxer imatge fitxategi dosiero berkas
+    gambar پەڕگە şəkil attēls vaizdas pilt fail պատկեր ფაილი ไฟล์ படிமம்
+    """
+)
+_CATEGORIES = words(
+    """
+    category kategorie catégorie categoría categoria kategoria категория категорія категорија カテゴリ
+    分类 分類 분류 kategori luokka categorie kategória kategorija κατηγορία קטגוריה تصنيف رده श्रेणी
+    বিষয়শ্রেণী kategorio kategoriija kategooria
+    """
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
@@ -15,8 +35,8 @@ class Site:
     language: str = "en"
     url: str = ""
     """What comes before a page's title in its address."""
-    file_names: frozenset[str] = frozenset({"file", "image", "media"})
-    category_names: frozenset[str] = frozenset({"category"})
+    file_names: frozenset[str] = _FILES
+    category_names: frozenset[str] = _CATEGORIES
     other_names: frozenset[str] = frozenset()
     """The names of all its other namespaces but the one of articles, in lower case."""
 
