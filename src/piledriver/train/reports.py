@@ -6,6 +6,7 @@ import math
 import operator
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,8 +76,10 @@ class Reports:
 
     def flush_what_is_there(self) -> None:
         """The same after an error, when it may be in vain to wait."""
-        if self._due is not None and self._due.taken.reading.is_there():
-            self.flush()
+        # A device that failed has said so already.
+        with suppress(RuntimeError):
+            if self._due is not None and self._due.taken.reading.is_there():
+                self.flush()
 
     def say(self, text: str) -> None:
         """Something that should stay on the screen."""
