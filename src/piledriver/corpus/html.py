@@ -37,9 +37,10 @@ _UNSEEN_HINTS = (
     *(b"sr-only", b"visually", b"screen-reader", b"gutter", b"lineno", b"line-num", b"blob-num", b"editsection"),
     *(b"headerlink", b"anchorjs", b"pagen", b"MathJax", b"katex-html", b"mwe-math-fallback"),
 )
-_CLASSES = re.compile(rb"class\s{0,9}=\s{0,9}(\"[^\"<>]*|'[^'<>]*|[^\s<>]*)")
+_CLASSES = re.compile(rb"class\s{0,9}=\s{0,9}(\"[^\"]*|'[^']*|[^\s<>]*)")
 _styled = etree.XPath("//@style/..")
-_hidden = etree.XPath("//@hidden/.. | //@aria-hidden/.. | //mjx-math")
+_hidden = etree.XPath("//@hidden/.. | //@aria-hidden/..")
+_drawn = etree.XPath("//mjx-math")
 _CONTROL_BYTES = bytes((*range(9), 11, *range(14, 32)))
 
 
@@ -112,9 +113,13 @@ def remove_unseen(tree: Any, content: bytes) -> None:
         for element in _styled(tree):
             if _is_hidden_by_style(element):
                 remove(element)
-    if b"hidden" in content or b"HIDDEN" in content or b"mjx-" in content:
+    if b"hidden" in content or b"HIDDEN" in content:
         for element in _hidden(tree):
             if _is_hidden(element):
+                remove(element)
+    if b"mjx-" in content:
+        for element in _drawn(tree):
+            if element.find(".//math") is None:
                 remove(element)
     if hints := unseen_hints(content):
         for element in _of_classes(hints)(tree):
@@ -147,7 +152,7 @@ def _is_hidden(element: Any) -> bool:
     if element.get("aria-hidden") == "true":
         # What is hidden from screen readers is decoration, but for formulas that they are given in another form.
         return element.tag != "math" and element.find(".//math") is None
-    return element.get("hidden") not in (None, "until-found", "false") or element.tag == "mjx-math"
+    return element.get("hidden") not in (None, "until-found", "false")
 
 
 def _flattened(html: str) -> str:
