@@ -30,6 +30,7 @@ Raw = dict[str, bytes]
 FAULTS = ("", "parser failed", "took too long", "needs too much memory", "broke the parser")
 SECONDS_A_MEGABYTE = 4.0
 LEAST_SECONDS = 5.0
+STANDSTILL_SECONDS = 300.0
 MEMORY_BYTES = 3 << 30
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = {"os.remove", "os.rename", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod", "os.mkdir"}
@@ -81,16 +82,21 @@ def watched(seconds: float) -> Iterator[None]:
     def too_long(*_: object) -> None:
         raise BrokenLawError(f"took more than {seconds:.1f} s")
 
+    # Time of this process, because others may keep the machine busy; and of the clock, for what only waits.
     previous = signal.signal(signal.SIGPROF, too_long)
+    previous_alarm = signal.signal(signal.SIGALRM, too_long)
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + MEMORY_BYTES, hard))
     _watch.allowed, _watch.offences = os.path.abspath(tempfile.gettempdir()), []
     signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, STANDSTILL_SECONDS)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGPROF, previous)
+        signal.signal(signal.SIGALRM, previous_alarm)
         _watch.allowed = None
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
     if _watch.offences:
