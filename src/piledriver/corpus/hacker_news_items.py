@@ -101,10 +101,10 @@ def _item(value: Item) -> Item | None:
     item = {
         "id": number,
         "parent": _number(value.get("parent", value.get("parent_id"))),
-        "type": value.get("type") or _kind(value),
-        "by": value.get("by") or value.get("author"),
-        "title": value.get("title"),
-        "url": value.get("url"),
+        "type": _text(value, "type") or _kind(value),
+        "by": _text(value, "by") or _text(value, "author"),
+        "title": _text(value, "title"),
+        "url": _text(value, "url"),
         "text": next((value[k] for k in ("text", "comment_text", "story_text") if isinstance(value.get(k), str)), None),
         "score": _number(value.get("score", value.get("points"))),
         "time": _number(value.get("time", value.get("created_at_i"))),
@@ -114,6 +114,11 @@ def _item(value: Item) -> Item | None:
         "deleted": _true(value.get("deleted")),
     }
     return {name: found for name, found in item.items() if found is not None and found is not False}
+
+
+def _text(value: Item, name: str) -> str | None:
+    found = value.get(name)
+    return found if isinstance(found, str) else None
 
 
 def _kind(value: Item) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import json
 import lzma
 import random
 import re
@@ -12,6 +13,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import zstandard
 
@@ -33,6 +35,8 @@ _WORD = re.compile(rb"[A-Za-z]{2,20}")
 
 def mutated(luck: random.Random, content: bytes, other: bytes = b"") -> bytes:
     """The content with one to four edits; what is packed is often unpacked, edited inside and packed again."""
+    if content[:1] in (b"{", b"[") and luck.random() < 0.5:
+        return _retyped(luck, content)
     if luck.random() < 0.6 and (inside := _inside(luck, content, other)) is not None:
         return inside
     for _ in range(luck.choice((1, 1, 2, 4))):
@@ -105,6 +109,31 @@ def _replaced(luck: random.Random, content: bytes, pattern: re.Pattern[bytes], b
         return _junk(luck, content)
     chosen = luck.choice(found)
     return content[: chosen.start()] + luck.choice(by) + content[chosen.end() :]
+
+
+def _retyped(luck: random.Random, content: bytes) -> bytes:
+    """A value of a JSON line (or of the whole file) in another type."""
+    lines = content.split(b"\n")
+    at = luck.randrange(len(lines))
+    try:
+        value = json.loads(lines[at])
+    except (ValueError, RecursionError):
+        return _junk(luck, content)
+    holder, key = _somewhere(luck, [value], 0)
+    holder[key] = luck.choice(
+        (None, True, 0, -1, 1.5, 10**30, "", "x", "\ud800", [], [None], {}, {"a": 1}, [[1]], "1" * 400)
+    )
+    lines[at] = json.dumps(value).encode()
+    return b"\n".join(lines)
+
+
+def _somewhere(luck: random.Random, holder: Any, key: Any) -> tuple[Any, Any]:
+    """A place in nested lists and objects."""
+    inside = holder[key]
+    while isinstance(inside, list | dict) and inside and luck.random() < 0.8:
+        holder, key = inside, luck.choice(list(inside) if isinstance(inside, dict) else range(len(inside)))
+        inside = holder[key]
+    return holder, key
 
 
 def _spliced(luck: random.Random, content: bytes, other: bytes) -> bytes:

@@ -135,3 +135,10 @@ def test_a_nested_reply_belongs_to_what_it_is_nested_in() -> None:
     documents, refusals = extract_bytes("hackernews", "1.json", json.dumps(nested).encode())
     assert documents[0].text == "T - ann\n======\nbob\nYes."
     assert not refusals
+
+
+def test_fields_of_another_type_cost_only_their_item() -> None:
+    odd = [story(10, title=["x"], by=7), comment(11, 10), story(20, url={"a": 1}, type=["story"]), comment(21, 20)]
+    documents, refusals = extract_bytes("hackernews", "a.jsonl", lines(*odd, story(), comment(2, 1)))
+    assert {document.meta["item_id"] for document in documents} >= {1}
+    assert {refusal.reason for refusal in refusals} == {"no title"}
