@@ -8,6 +8,7 @@ from typing import Any
 
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.source import Found
+from piledriver.corpus.text import decode
 
 TEXT_FIELDS = ("text", "content", "raw_content", "body", "document", "article", "maintext", "plain_text", "message")
 _META_FIELDS = ("meta", "metadata")
@@ -24,10 +25,13 @@ def record_document(record: Any, origin: str) -> Found:
         return Document(record, meta={"origin": origin})
     if not isinstance(record, dict):
         return Refusal("not an object", origin, type(record).__name__)
-    field = next((name for name in TEXT_FIELDS if isinstance(record.get(name), str | list)), None)
+    field = next((name for name in TEXT_FIELDS if isinstance(record.get(name), str | list | bytes)), None)
     if field is None:
         return Refusal("no text field", origin, ", ".join(map(str, record))[:200])
     text = record[field]
+    if isinstance(text, bytes):
+        # Parquet files of other programs have text in columns of bytes.
+        text = decode(text)
     if isinstance(text, list):
         # Lists of paragraphs, as lm_dataformat writes them.
         if not all(isinstance(paragraph, str) for paragraph in text):

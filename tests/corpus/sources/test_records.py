@@ -104,3 +104,10 @@ def test_parquet_rows(tmp_path: Path) -> None:
 def test_text_in_any_encoding() -> None:
     documents, _ = extract_bytes("text", "a.txt", "naïve café\n".encode("utf-16"))
     assert documents[0].text == "naïve café"
+
+
+def test_text_in_a_column_of_bytes(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pq.write_table(pa.table({"content": pa.array(["naïve".encode(), b"na\xefve words"])}), tmp_path / "a.parquet")
+    documents, _ = extract_paths("parquet", tmp_path)
+    assert [document.text for document in documents] == ["naïve", "naïve words"]
