@@ -130,7 +130,7 @@ def remove_unseen(tree: Any, content: bytes) -> None:
 def unseen_hints(content: bytes) -> tuple[bytes, ...]:
     """Which words among the classes of a page say that some of them may stand for what is not seen."""
     classes = b" ".join(_CLASSES.findall(content))
-    if b"CLASS" in content:
+    if not classes and b"CLASS" in content:
         classes = content
     return tuple(hint for hint in _UNSEEN_HINTS if hint in classes)
 
@@ -171,7 +171,9 @@ def remove(element: Any) -> None:
 
 @functools.cache
 def _parser() -> Any:
-    return etree.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True, huge_tree=True, no_network=True)
+    return etree.HTMLParser(
+        encoding="utf-8", remove_comments=True, remove_pis=True, huge_tree=True, no_network=True, collect_ids=False
+    )
 
 
 def page_to_text(html: str) -> str:

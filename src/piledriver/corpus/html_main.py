@@ -135,9 +135,9 @@ def _count(found: str, block: int, in_link: bool, text: list[int], linked: list[
     if in_link:
         linked[block] += length
     elif length > 20:
-        stops[block] += (
-            found.count(",") + found.count(". ") + found.count("。") + found.count("、") + (found[-1] in ".!?")
-        )
+        stops[block] += found.count(",") + found.count(". ") + (found[-1] in ".!?")
+        if not found.isascii():
+            stops[block] += found.count("。") + found.count("、")
 
 
 def _best(
