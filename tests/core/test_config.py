@@ -41,6 +41,7 @@ class Run:
     stages: list[Optimizer] = field(default_factory=list)
     weights: dict[str, float] = field(default_factory=dict)
     budget: int | str | None = None
+    compile: bool | Literal["blocks"] | None = None
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -62,6 +63,7 @@ def test_defaults_then_file_then_command_line(tmp_path: Path) -> None:
         ("model: x\noptimizer:\n  lr: 1\n", [], ["run.yaml:3", "'optimizer.lr'", "learning_rate"]),
         ("model: x\nsteps: many\n", [], ["run.yaml:2", "'many'", "a whole number"]),
         ("model: x\nsteps: 1.5\n", [], ["run.yaml:2", "1.5", "a whole number"]),
+        ("model: x\ncompile: block\n", [], ["run.yaml:2", "'block'", "true or false or 'blocks'"]),
         ("model: x\nsteps: true\n", [], ["run.yaml:2", "True"]),
         ("steps: 3\n", [], ["run.yaml", "'model' is required"]),
         ("model: x\nmodel: y\n", [], ["run.yaml:2", "given twice"]),

@@ -134,6 +134,12 @@ def _as_whole_number(text: str) -> int | None:
 _KIND_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
 
 
+def _kind_name(kind: Any) -> str:
+    if typing.get_origin(kind) is typing.Literal:
+        return " or ".join(map(repr, typing.get_args(kind)))
+    return _KIND_NAMES.get(kind, getattr(kind, "__name__", str(kind)))
+
+
 def _union(arguments: tuple[Any, ...], data: Any, at: _Path, tree: Tree) -> Any:
     if data is None and type(None) in arguments:
         return None
@@ -153,7 +159,7 @@ def _union(arguments: tuple[Any, ...], data: Any, at: _Path, tree: Tree) -> Any:
     ]
     if len(failures) == 1 or nested:
         raise nested[0] if nested else failures[0]
-    names = " or ".join(_KIND_NAMES.get(member, getattr(member, "__name__", str(member))) for member in members)
+    names = " or ".join(map(_kind_name, members))
     raise _mismatch(names, data, at, tree)
 
 
