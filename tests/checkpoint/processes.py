@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import pickle
 import tempfile
@@ -77,6 +78,8 @@ def _work(
     patience: timedelta | None,
 ) -> None:
     torch.set_num_threads(1)
+    # What the server imported is a lot to look through, each time that an Accelerator frees its memory.
+    gc.freeze()
     try:
         store = f"file://{Path(folder, 'store')}"
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=patience)

@@ -7,7 +7,6 @@ environment runs only these.
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 import queue
@@ -192,9 +191,6 @@ def one_process(row: Row) -> Row:
 def _work(rank: int, names: dict[str, str | None], folder: str) -> None:
     """Each process runs the rows one after the other and notes what it found; the first failure ends it."""
     rows = {row.name: row for row in ROWS}
-    # Between rows everything is collected: not what was imported, of which there is a lot.
-    gc.collect()
-    gc.freeze()
     for name, before in names.items():
         (Path(folder) / f"{name}.{rank}.began").touch()
         try:
