@@ -25,13 +25,13 @@ def plain_text(content: bytes) -> str | None:
         return None
     import numpy as np
 
-    scan, written = _kernels()
+    scan, written, deeper = _kernels()
     marked = np.empty(3 * len(content) + 64, np.uint8)
-    length = scan(np.frombuffer(content, np.uint8), marked, np.empty((128, 2), np.int64))
+    length = scan(np.frombuffer(content, np.uint8), marked, np.empty((2 * deeper, 2), np.int64))
     if length < 0:
         return None
     text = np.empty(3 * length + 1024, np.uint8)
-    length = written(marked, length, text, np.empty((64, 5), np.int64))
+    length = written(marked, length, text, np.empty((deeper, 5), np.int64))
     return str(text[:length].data, "utf-8") if length >= 0 else None
 
 
@@ -49,8 +49,8 @@ def in_use() -> bool:
 
 
 @functools.cache
-def _kernels() -> tuple[Callable[..., int], Callable[..., int]]:
-    from piledriver.corpus.html_marks import written
+def _kernels() -> tuple[Callable[..., int], Callable[..., int], int]:
+    from piledriver.corpus.html_marks import DEEPER, written
     from piledriver.corpus.html_scan import scan
 
-    return scan, written
+    return scan, written, DEEPER
