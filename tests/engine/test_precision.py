@@ -14,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
 
 from piledriver.engine import stochastic
+from piledriver.engine.clipping import total_norm
 from piledriver.engine.layout import Layout
 from piledriver.engine.precision import compute_in, mixed_precision_policy
 from piledriver.engine.stochastic import name_noise, round_stochastically
@@ -29,6 +30,16 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "lion": lambda parameters: Lion(parameters, lr=1e-3),
     "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=1e-3),
 }
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf")])
+def test_the_norm_of_16_bit_gradients_is_not_rounded(norm_type: float) -> None:
+    gradients = [torch.randn(50, generator=torch.Generator().manual_seed(seed)) for seed in range(9)]
+    weights = [nn.Parameter(torch.zeros(50, dtype=torch.bfloat16 if i % 3 else torch.float32)) for i in range(9)]
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient.to(weight.dtype)
+    exact = torch.cat([weight.grad.double() for weight in weights if weight.grad is not None]).norm(norm_type)
+    assert total_norm(list(weights), norm_type).item() == pytest.approx(exact.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "bf16-pure", "fp8-pure"])
