@@ -21,6 +21,7 @@ from piledriver.runtime.stores import FileStore, PrefixStore, Store, TCPStore
 from piledriver.runtime.world import World
 
 ROLL_CALL_SECONDS = 300.0
+READING_SECONDS = 10.0
 
 
 def connect(world: World, *, timeout: timedelta | None = None, roll_call: timedelta | None = None) -> None:
@@ -116,10 +117,18 @@ def _call_roll(world: World, store: Store, patience: timedelta) -> None:
                 fix="look at the log of rank 0",
             ) from error
         verdict = json.loads(store.get("verdict"))
+    store.set(f"read/{world.rank}", "")
     if verdict["error"] is not None:
+        if world.is_main:
+            _wait_for_readers(world, store)
         raise RendezvousError(verdict["error"], fix=verdict["fix"])
-    # Rank 0 may serve the store: it must not leave before everybody has read the verdict.
-    store.add("read", 1)
+
+
+def _wait_for_readers(world: World, store: Store) -> None:
+    """Rank 0 may serve the store: it must not leave before all who came have read why."""
+    came = [rank for rank in range(world.size) if store.check([f"entry/{rank}"])]
+    with suppress(RuntimeError):
+        store.wait([f"read/{rank}" for rank in came], timedelta(seconds=READING_SECONDS))
 
 
 def _verdict(world: World, store: Store, patience: timedelta) -> dict[str, str | None]:

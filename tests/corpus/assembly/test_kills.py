@@ -49,7 +49,7 @@ build_corpus(load_recipe(sys.argv[1]), sys.argv[2], workers=2)
 """
 
 
-KILLS = 12
+KILLS = 24
 
 
 @pytest.fixture(scope="module")
@@ -99,15 +99,16 @@ def test_kill_9_of_the_build_at_random_moments_changes_nothing(
     out = tmp_path / "out"
     everything = _files(place / "expected")
     # A moment is how much is done, not the time: so the deaths are spread over the work on a machine of any speed, and
-    # none is wasted while Python starts. The last fifth is not killed in: a corpus that is published a second time
-    # keeps `.partial` names beside its shards.
-    for moment in sorted(luck.uniform(0.01, 0.8) for _ in range(KILLS)):
+    # none is wasted while Python starts.
+    killed = 0
+    for moment in sorted(luck.uniform(0.01, 0.97) for _ in range(KILLS)):
         with subprocess.Popen(command(place, out)) as process:
             while process.poll() is None and _files(out) < moment * everything:
                 time.sleep(0.05)
             time.sleep(luck.uniform(0, 0.1))
             process.kill()
-        assert process.returncode == -signal.SIGKILL
+        killed += process.returncode == -signal.SIGKILL
+    assert killed > KILLS // 2, "the last ones may come too late"
     subprocess.run(command(place, out), check=True)
     assert content(out) == expected
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
@@ -17,6 +18,9 @@ _VERSIONED = ("piledriver", "zstandard", "numpy", "lxml", "resiliparse", "ftfy")
 
 def publish(out: str, shards: dict[str, list[Done]]) -> list[dict[str, Any]]:
     """Put the shards under `split/NNNNN.jsonl.zst` and remove older ones; returns their lines for the manifest."""
+    for name in os.listdir(out):
+        if name.endswith(".partial"):  # of a ledger or a manifest that was being written when somebody killed it
+            os.unlink(os.path.join(out, name))
     published = []
     for split, dones in shards.items():
         folder = os.path.join(out, split)
@@ -41,6 +45,9 @@ def _place(source: str, target: str) -> None:
     except OSError:
         shutil.copyfile(source, partial)
     os.replace(partial, target)
+    # Where the target is the same file already, renaming one of its names to the other leaves both.
+    with suppress(FileNotFoundError):
+        os.unlink(partial)
 
 
 def versions() -> dict[str, str]:
