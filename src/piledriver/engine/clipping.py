@@ -75,7 +75,10 @@ def _norm(tensors: list[Tensor], norm_type: float, device: torch.device) -> Tens
     norms = [nn.utils.get_total_norm(others, norm_type)]
     for parts in _by_device(halves).values():
         norms += torch._foreach_norm(parts, norm_type, dtype=torch.float32)
-    return torch.stack([one.to(device, torch.float32) for one in norms]).norm(norm_type)
+    together: Tensor = torch.linalg.vector_norm(
+        torch.stack([one.to(device, torch.float32) for one in norms]), norm_type
+    )
+    return together
 
 
 def _settled(parameter: Tensor) -> tuple[Tensor, tuple[Any, tuple[int, ...]]]:
