@@ -72,7 +72,7 @@ def _norm(tensors: list[Tensor], norm_type: float, device: torch.device) -> Tens
     """Of tensors that lie here, fp32: in 16 bits the norm of each would be rounded before they are added."""
     halves = [tensor for tensor in tensors if tensor.dtype in (torch.bfloat16, torch.float16)]
     others = [tensor for tensor in tensors if tensor.dtype not in (torch.bfloat16, torch.float16)]
-    norms = [nn.utils.get_total_norm(others, norm_type)]
+    norms = [nn.utils.get_total_norm(others, norm_type)] if others else [torch.zeros((), device=device)]
     for parts in _by_device(halves).values():
         norms += torch._foreach_norm(parts, norm_type, dtype=torch.float32)
     together: Tensor = torch.linalg.vector_norm(
