@@ -20,7 +20,7 @@ from piledriver.corpus.html_scripts import words
 
 _TAG = re.compile("</?([a-zA-Z][a-zA-Z0-9]*)[^<>]*>")
 _OWN_PARAGRAPH = words("p div section article li tr td th h1 h2 h3 h4 h5 h6 pre blockquote dt dd table")
-_DEEPEST = 250
+_DEEPEST = 200
 _LONGEST_TAG = 20_000
 _MOST_ATTRIBUTES = 4_000
 _HUGE_TAG = re.compile(rb"(<[a-zA-Z][^\s<>/]{0,100})[^<>]{20000,}")
@@ -77,7 +77,7 @@ def parse(html: str) -> Any:
     if _may_have_a_huge_tag(content):
         content = _HUGE_TAG.sub(_without_attributes, content)
     tree = etree.fromstring(content, parser)
-    if content.count(b"<") > _DEEPEST and _gave_up(parser):
+    if tree is not None and _ends_deep(tree) and _gave_up(parser):
         # The parser stops where tags are nested thousands deep; a reading without the nesting still has all the text.
         tree = etree.fromstring(_flattened(html).encode("utf-8", "replace").translate(None, _CONTROL_BYTES), parser)
     if tree is not None:
@@ -99,6 +99,16 @@ def _without_attributes(tag: re.Match[bytes]) -> bytes:
     """A tag with thousands of attributes, which the parser compares each with each; one long value is harmless."""
     many = tag[0].count(b" ") + tag[0].count(b"\n") + tag[0].count(b"=") > _MOST_ATTRIBUTES
     return tag[1] + b" " if many else tag[0]
+
+
+def _ends_deep(tree: Any) -> bool:
+    """Whether the end of a page is deep inside of it, as it is where the parser stopped for that: the parser's log says
+    so for certain, but to open it costs half as much as to parse."""
+    for _ in range(_DEEPEST):
+        if not len(tree):
+            return False
+        tree = tree[-1]
+    return True
 
 
 def _gave_up(parser: Any) -> bool:

@@ -56,7 +56,11 @@ def render(root: Any) -> str:
     for element in root.iter():
         parent = element.getparent()
         while opened and opened[-1] is not parent:
-            _close(writer, opened.pop(), kinds.pop())
+            if (kind := kinds.pop()) == INLINE:
+                if tail := opened.pop().tail:
+                    inline.append(tail)
+            else:
+                _close(writer, opened.pop(), kind)
         if kinds and kinds[-1] >= SKIP:
             opened.append(element)
             kinds.append(_INSIDE_SKIPPED)

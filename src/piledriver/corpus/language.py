@@ -5,7 +5,7 @@ from __future__ import annotations
 from piledriver.core.errors import MissingDependencyError
 
 # The detector has made up its mind by then, and long pages are not read twice.
-_ENOUGH_CHARACTERS = 20_000
+_ENOUGH_CHARACTERS = 10_000
 
 
 def language_of(text: str) -> str | None:

@@ -11,6 +11,7 @@ from piledriver.corpus.text import decode
 
 _META_CHARSET = re.compile(rb"<meta[^>]{0,300}?charset\s{0,9}=\s{0,9}[\"']?\s{0,9}([\w.:-]{2,40})", re.IGNORECASE)
 _XML_ENCODING = re.compile(rb"^\s{0,99}<\?xml[^>]{0,200}?encoding\s{0,9}=\s{0,9}[\"']([\w.:-]{2,40})")
+_HEAD_CHARACTERS = 200_000
 _TITLE = re.compile(r"<title[^>]{0,300}>([^<]{1,2000})", re.IGNORECASE)
 _LICENCE_LINK = re.compile(
     r"<(?:a|link)\b[^<>]{0,2000}\brel\s{0,9}=\s{0,9}[\"'][^\"']{0,100}\blicense\b[^<>]{0,2000}>", re.IGNORECASE
@@ -52,11 +53,12 @@ def page_meta(html: str) -> dict[str, Any]:
     """Title, declared language, and the licence that the page links to as its own."""
     import html as entities
 
-    head = html[:200_000]
     meta: dict[str, Any] = {}
-    if title := _TITLE.search(head):
+    # Looking for a word is many times as fast as a pattern that takes letters of either case.
+    at = html.find("<title", 0, _HEAD_CHARACTERS)
+    if title := _TITLE.match(html, at) if at >= 0 else _TITLE.search(html, 0, _HEAD_CHARACTERS):
         meta["title"] = " ".join(entities.unescape(title[1]).split())
-    if language := _HTML_LANGUAGE.search(head):
+    if language := _HTML_LANGUAGE.search(html, 0, _HEAD_CHARACTERS):
         meta["html_language"] = language[1].lower()
     if "license" in html or "LICENSE" in html:
         found = next(filter(None, (licence_id(link[0]) for link in _LICENCE_LINK.finditer(html))), None)
