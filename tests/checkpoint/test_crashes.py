@@ -8,6 +8,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -163,6 +164,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
 
 def limited(rank: int, root: str, limited_rank: int, asynchronous: bool) -> str:
     if rank == limited_rank:
+        sys.dont_write_bytecode = True  # Python would keep a beginning of what it compiles, and trust it
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
     saver = Checkpointer()
     try:

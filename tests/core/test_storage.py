@@ -68,6 +68,7 @@ import resource, signal, sys
 from piledriver.core import storage
 from piledriver.core.errors import StorageError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+sys.dont_write_bytecode = True
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
     storage.write_bytes(sys.argv[1], b"x" * 1_000_000)

@@ -75,8 +75,14 @@ def test_no_space_left_is_said_and_the_next_run_goes_on(place: Path, most_bytes:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
     command = [sys.executable, "-m", "piledriver.cli.main", "corpus", "build", str(place / "recipe.yaml")]
+    # Python keeps what it compiled in files too, and does not notice that only the beginning was written.
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     run = subprocess.run(
-        [*command, "-o", str(place / "out"), "--workers", "1"], preexec_fn=limit, capture_output=True, text=True
+        [*command, "-o", str(place / "out"), "--workers", "1"],
+        preexec_fn=limit,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert run.returncode == 1
     said = run.stderr.strip().splitlines()[-1]
