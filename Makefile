@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 BENCH := .venv-bench
-ROWS := $(filter-out benchmarks/corpus_texts.py,$(wildcard benchmarks/*.py))
+ROWS := $(filter-out benchmarks/corpus_texts.py benchmarks/in_turn.py,$(wildcard benchmarks/*.py))
 
 # Packages are compiled when they are first imported, so Python must be allowed to keep what it compiled.
 unexport PYTHONDONTWRITEBYTECODE

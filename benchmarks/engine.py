@@ -126,6 +126,9 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="*", help="also: sizes to try, as billions/offload/precision/optimizer")
     parser.add_argument("--one", help="used within")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print(json.dumps({"row": "engine", "ours": None, "peer": None, "limit": None, "why": "needs CUDA"}))
+        return
     if options.one:
         print(json.dumps(one(options.one, options)), flush=True)
         return

@@ -181,12 +181,17 @@ def accelerate_step(config: ModelConfig, *, compiled: bool) -> Callable[[Tensor,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", required=True, help="token shards, from `piledriver tokenize`")
+    parser.add_argument("--tokens", help="token shards, from `piledriver tokenize`")
     parser.add_argument("--shape", choices=["gpt2-124m", "llama-1.2b"], action="append")
     parser.add_argument("--rows", nargs="+", default=[*PEERS, *OURS], choices=[*PEERS, *OURS])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--one", help="used within")
     options = parser.parse_args()
+    if options.tokens is None or not torch.cuda.is_available():
+        print(
+            json.dumps({"row": "pretrain", "ours": None, "peer": None, "limit": None, "why": "needs CUDA and --tokens"})
+        )
+        return
     torch.set_float32_matmul_precision("high")
     if options.one:
         shape, row = options.one.split(":")
