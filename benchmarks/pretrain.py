@@ -42,7 +42,7 @@ from piledriver.models.sizes import flops_per_token
 from piledriver.optim import OptimizerConfig
 from piledriver.train import DataConfig, TrainConfig
 from piledriver.train.loop import Run
-from piledriver.train.step import Taken
+from piledriver.train.step import Taken, Wishes
 
 PEERS = ("accelerate", "accelerate-inductor", "plain")
 OURS = ("bf16", "fp8", "bf16-whole", "fp8-whole")
@@ -54,7 +54,7 @@ class TimedRun(Run):
 
     began: list[float]
 
-    def _step(self, step: int) -> Taken:
+    def _step(self, step: int, wishes: Wishes) -> Taken:
         half = self.total_steps // 2
         if step == half:
             in_turn.my_turn()
@@ -65,7 +65,7 @@ class TimedRun(Run):
         if step == self.total_steps - 1:
             print(json.dumps(result(self.batching.tokens_per_step, self.began)), flush=True)
             os._exit(0)
-        return super()._step(step)
+        return super()._step(step, wishes)
 
 
 WHOLE: dict[str, Any] = {"compile": "model", "recompute_norms": True}

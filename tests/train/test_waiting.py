@@ -22,7 +22,7 @@ from piledriver.train import DataConfig, SpikeConfig, TrainConfig
 from piledriver.train.loop import Run
 from piledriver.train.metrics import read_metrics
 from piledriver.train.reading import Reading
-from piledriver.train.step import Taken
+from piledriver.train.step import Taken, Wishes
 
 from .corpus import make_tokens
 
@@ -74,18 +74,18 @@ class Watched(Run):
 
     happened: list[str]
 
-    def _step(self, step: int) -> Taken:
+    def _step(self, step: int, wishes: Wishes) -> Taken:
         self.happened.append(f"step {step}")
         if step == 0:  # states are made, and counters that the host had are read
-            return super()._step(step)
+            return super()._step(step, wishes)
         if self.parts.device.type == "cuda":  # torch itself says where the host would wait
             torch.cuda.set_sync_debug_mode("error" if step > 2 else "default")
             try:
-                return super()._step(step)
+                return super()._step(step, wishes)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
         with NothingIsRead(self.model):
-            return super()._step(step)
+            return super()._step(step, wishes)
 
 
 @pytest.mark.parametrize(

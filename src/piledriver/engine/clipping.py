@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from piledriver.engine.laid_out import stepped_on
 from piledriver.engine.mesh import Meshes
+from piledriver.optim.clip import local_norm
 from piledriver.optim.shards import local
 
 
@@ -57,7 +58,7 @@ def total_norm(parameters: list[Tensor], norm_type: float = 2.0, meshes: Meshes 
     for key in sorted(groups, key=str):
         # A process with fewer rows than others may hold none of a parameter, and nothing has no largest number.
         held = [gradient for gradient in groups[key] if gradient.numel()]
-        norm = _norm(held, norm_type, device)
+        norm = local_norm(held, norm_type, device)
         part = norm if infinite else norm**norm_type
         mesh, dims = key
         for dim in dims:
@@ -66,19 +67,6 @@ def total_norm(parameters: list[Tensor], norm_type: float = 2.0, meshes: Meshes 
     if meshes is not None and not meshes.alone and meshes.layout.pp > 1:
         _all_reduce(total, meshes.pp.get_group(), infinite)
     return total if infinite else total ** (1.0 / norm_type)
-
-
-def _norm(tensors: list[Tensor], norm_type: float, device: torch.device) -> Tensor:
-    """Of tensors that lie here, fp32: in 16 bits the norm of each would be rounded before they are added."""
-    halves = [tensor for tensor in tensors if tensor.dtype in (torch.bfloat16, torch.float16)]
-    others = [tensor for tensor in tensors if tensor.dtype not in (torch.bfloat16, torch.float16)]
-    norms = [nn.utils.get_total_norm(others, norm_type)] if others else [torch.zeros((), device=device)]
-    for parts in _by_device(halves).values():
-        norms += torch._foreach_norm(parts, norm_type, dtype=torch.float32)
-    together: Tensor = torch.linalg.vector_norm(
-        torch.stack([one.to(device, torch.float32) for one in norms]), norm_type
-    )
-    return together
 
 
 def _settled(parameter: Tensor) -> tuple[Tensor, tuple[Any, tuple[int, ...]]]:

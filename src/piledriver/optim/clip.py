@@ -33,10 +33,8 @@ def gradient_norm(parameters: Iterable[Tensor], groups: Sequence[dist.ProcessGro
             by_mesh.setdefault(mesh, []).append(parameter.grad)
     norms = []
     for shared_over, gradients in by_mesh.items():
-        halves = all(gradient.dtype in (torch.bfloat16, torch.float16) for gradient in gradients)
-        if shared_over is None and halves and len({gradient.device for gradient in gradients}) == 1:
-            # Each norm in fp32: bf16 would round it.
-            norms.append(torch.stack(torch._foreach_norm(gradients, 2.0, dtype=torch.float32)).norm())
+        if shared_over is None:
+            norms.append(local_norm(gradients, 2.0, gradients[0].device))
             continue
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         norms.append((norm.full_tensor() if isinstance(norm, DTensor) else norm).float())
@@ -46,6 +44,24 @@ def gradient_norm(parameters: Iterable[Tensor], groups: Sequence[dist.ProcessGro
     for group in groups:
         dist.all_reduce(square, group=group)
     return square.sqrt()
+
+
+def local_norm(tensors: Sequence[Tensor], norm_type: float, device: torch.device) -> Tensor:
+    """The norm of tensors that lie on this process, fp32: in 16 bits that of each would be rounded before they meet."""
+    halves: dict[torch.device, list[Tensor]] = {}
+    others = []
+    for tensor in tensors:
+        if tensor.dtype in (torch.bfloat16, torch.float16):
+            halves.setdefault(tensor.device, []).append(tensor)
+        else:
+            others.append(tensor)
+    norms = [torch.nn.utils.get_total_norm(others, norm_type)] if others else []
+    for parts in halves.values():
+        norms += torch._foreach_norm(parts, norm_type, dtype=torch.float32)
+    if not norms:
+        return torch.zeros((), device=device)
+    together: Tensor = torch.linalg.vector_norm(torch.stack([one.to(device).float() for one in norms]), norm_type)
+    return together
 
 
 @torch.no_grad()

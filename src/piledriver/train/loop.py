@@ -123,8 +123,7 @@ class Run:
         while step < self.total_steps:
             begun = time.monotonic()
             self._enter(step)
-            self.wishes = Wishes(stop=request.asked, save=self.saving.is_late())
-            taken = self._step(step)
+            taken = self._step(step, Wishes(stop=request.asked, save=self.saving.is_late()))
             step, count = step + 1, count + 1
             self.reports.add(
                 step,
@@ -154,8 +153,8 @@ class Run:
                 break
         return step, count
 
-    def _step(self, step: int) -> Taken:
-        return self.stepper.take(step, self.wishes)
+    def _step(self, step: int, wishes: Wishes) -> Taken:
+        return self.stepper.take(step, wishes)
 
     def _enter(self, step: int) -> None:
         """What comes before a step: pass over what is to be left out, keep a snapshot where one is due."""

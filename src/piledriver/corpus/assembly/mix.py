@@ -54,7 +54,8 @@ def measure(
     for document in read_shards(os.path.join(task_folder(work_of(folder), chunk), DOCUMENTS)):
         text = document.text.encode("utf-8", "replace")
         sizes.append(len(text))
-        tokens += [] if counter is None else [counter.count(text.decode())]
+        if counter is not None:
+            tokens.append(counter.count(text.decode()))
         identities.append(int(document.id[:16], 16))
     identity = np.array(identities, np.uint64)
     # A cluster of near-duplicates is drawn as one: by the ordinal of its first document.
