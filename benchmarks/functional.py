@@ -6,26 +6,28 @@
 
 CPU: a 12-layer transformer's eager forward, `apply` against the same model in `torch.nn`, and our own time for one
 module call. GPU: a whole train step (bf16 compute, fp32 parameters, clip at 1.0, AdamW), ours compiled against flax
-with optax and cuDNN attention. Each side runs in a process of its own; two compile at a time, but only one is timed at
-a time. `chunked` is a loss that never holds all logits; `half` takes the gradients of the matrices' bf16 copies, which
-are what is computed with anyway, so that they are stored and read in bf16 too. One JSON line a row.
+with optax and cuDNN attention. Each side runs in a process of its own; all compile at once, then each is timed alone.
+`chunked` is a loss that never holds all logits; `half` takes the gradients of the matrices' bf16 copies, which are what
+is computed with anyway, so that they are stored and read in bf16 too. One JSON line a row.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import importlib.util
 import json
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import in_turn
 
 _FIELDS = ("vocab_size", "dim", "depth", "heads", "kv_heads", "mlp_dim", "length", "batch")
 SHAPES: dict[str, dict[str, int]] = {
@@ -34,7 +36,7 @@ SHAPES: dict[str, dict[str, int]] = {
     # For a look at the code on any machine; no row of the scoreboard.
     "tiny": dict(zip(_FIELDS, (256, 64, 2, 4, 2, 128, 64, 4), strict=True)),
 }
-VARIANTS = ("split", "split-half", "split-chunked", "graph", "split-tuned", "split-half-tuned")
+VARIANTS = ("split", "split-half", "split-half-chunked", "split-chunked", "graph", "split-tuned", "split-half-tuned")
 WARMUP, WINDOWS, STEPS = 5, 5, 6
 
 
@@ -42,11 +44,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--row", choices=("cpu", "gpu"))
     parser.add_argument("--shapes", nargs="*", default=["gpt2-124m", "llama-1.2b"], choices=list(SHAPES))
-    parser.add_argument("--variants", nargs="*", default=list(VARIANTS[:2]), choices=VARIANTS)
-    parser.add_argument("--side", nargs=2, metavar=("SIDE", "SHAPE"), help="internal: one side of one row")
+    parser.add_argument("--variants", nargs="*", default=list(VARIANTS[:3]), choices=VARIANTS)
+    parser.add_argument("--one", help="used within: one side of one row")
     args = parser.parse_args()
-    if args.side:
-        side, shape = args.side
+    if args.one:
+        shape, side = args.one.split(":")
         measured = flax_side(SHAPES[shape]) if side == "flax" else our_side(SHAPES[shape], side)
         print(json.dumps(measured))
         return
@@ -61,9 +63,10 @@ def main() -> None:
 
 
 def gpu_row(shape: str, variants: list[str]) -> None:
-    with ThreadPoolExecutor(2) as two, tempfile.NamedTemporaryFile() as turn:
-        sides = ["flax", *variants]
-        ours = dict(zip(sides, two.map(lambda side: in_process(side, shape, turn.name), sides), strict=True))
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    sides = ["flax", *variants]
+    found = in_turn.measure(__file__, [f"{shape}:{side}" for side in sides], [])
+    ours = {side: numbers for side, (_, numbers) in zip(sides, found, strict=True)}
     peer = ours.pop("flax")
     done = {name: one for name, one in ours.items() if "tokens_per_second" in one}
     best = max(done, key=lambda name: done[name]["tokens_per_second"]) if done else None
@@ -86,34 +89,21 @@ def gpu_row(shape: str, variants: list[str]) -> None:
     )
 
 
-def in_process(side: str, shape: str, turn: str) -> dict[str, Any]:
-    """One side in a fresh process, so that neither framework holds the other's memory."""
-    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TURN": turn}
-    done = subprocess.run(
-        [sys.executable, __file__, "--side", side, shape], capture_output=True, text=True, env=environment, check=False
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        return {"failed": (done.stderr.strip() or "no output").splitlines()[-1]}
-    return dict(json.loads(lines[-1]))
-
-
 def timed(step: Callable[[], Any], wait: Callable[[Any], None]) -> tuple[float, float]:
     """The seconds of a step, as the median of windows that wait once at their end, and of the first (it compiles)."""
     start = time.perf_counter()
-    wait(step())
+    in_turn.with_patience(lambda: wait(step()))
     first = time.perf_counter() - start
+    for _ in range(WARMUP):
+        in_turn.with_patience(lambda: wait(step()))
+    in_turn.my_turn()
     seconds = []
-    with open(os.environ.get("TURN", os.devnull)) as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        for _ in range(WARMUP):
-            wait(step())
-        for _ in range(WINDOWS):
-            start = time.perf_counter()
-            for _ in range(STEPS - 1):
-                step()
-            wait(step())
-            seconds.append((time.perf_counter() - start) / STEPS)
+    for _ in range(WINDOWS):
+        start = time.perf_counter()
+        for _ in range(STEPS - 1):
+            step()
+        wait(step())
+        seconds.append((time.perf_counter() - start) / STEPS)
     return statistics.median(seconds), first
 
 
@@ -136,7 +126,7 @@ def our_side(shape: dict[str, int], variant: str) -> dict[str, Any]:
     options = {"coordinate_descent_tuning": True} if variant.endswith("tuned") else None
 
     def loss(params: Any, inputs: Any, targets: Any) -> Any:
-        if variant != "split-chunked":
+        if "chunked" not in variant:
             return fn.cross_entropy(model.apply({"params": params}, inputs), targets)
         features = model.apply({"params": params}, inputs, features_only=True)
         sums = linear_cross_entropy(features, params["embed"]["embedding"], targets)

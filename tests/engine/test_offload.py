@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -52,6 +54,17 @@ def train(run: tuple[nn.Module, torch.optim.Optimizer, Any], steps: range, *, pa
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().float().clone() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("offload", ["optimizer", "parameters"])
+def test_a_model_that_is_gone_leaves_nothing(offload: Any) -> None:
+    run = make(Layout(offload=offload))
+    train(run, range(2))
+    held = [weakref.ref(parameter) for parameter in run[0].parameters()]
+    held += [weakref.ref(master) for group in run[1].param_groups for master in group["params"]]
+    del run
+    gc.collect()
+    assert sum(one() is not None for one in held) == 0
 
 
 @pytest.mark.parametrize("tied", [False, True])

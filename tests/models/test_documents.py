@@ -97,6 +97,7 @@ def test_new_documents_need_no_new_graph(backend: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script", "ignore:.*use of fork", "ignore:TensorFloat32 tensor cores")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("backend", ["auto", "flex", "varlen", "dense"])

@@ -33,7 +33,7 @@ def steps_of(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], seed
     generator = torch.Generator().manual_seed(seed)
     for _ in range(20):
         for weight in weights:
-            weight.grad = (torch.randn(weight.shape, generator=generator) / 100).bfloat16().to(weight.dtype)
+            weight.grad = (torch.randn(weight.shape, generator=generator) / 100).bfloat16().to(weight)
         optimizer.step()
 
 

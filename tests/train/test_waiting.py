@@ -88,6 +88,7 @@ class Watched(Run):
             return super()._step(step, wishes)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize(
     ("kind", "layout", "action"),
     [

@@ -42,7 +42,7 @@ class TokenBatch:
     def document_ids(self) -> torch.Tensor:
         """(windows, seq_len) a number per document: tokens may attend to each other where theirs are equal."""
         marks = torch.zeros(self.inputs.numel(), dtype=torch.int32, device=self.inputs.device)
-        marks[self.cu_seqlens[:-1].long()] = 1
+        marks.index_fill_(0, self.cu_seqlens[:-1].long(), 1)  # an assignment would wait for the device
         return (marks.cumsum(0, dtype=torch.int32) - 1).view(self.inputs.shape)
 
     def positions(self) -> torch.Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from piledriver.engine import parts
+from piledriver.engine.gradient_hooks import when_accumulated
 from piledriver.engine.mesh import Meshes
 
 BUCKET_BYTES = 25 * 2**20
@@ -43,7 +44,7 @@ class Averager:
         self._arrived: set[int] = set()
         self._sent = 0
         self._backward: int | None = None
-        self._handles = [_watched(parameter, self._on_gradient) for parameter in held]
+        self._handles = [when_accumulated(parameter, self._on_gradient) for parameter in held]
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -234,10 +235,6 @@ class Bucket:
             if there:
                 parts.add_own_gradient(parameter, numbers[begin : begin + length].to(parameter.dtype))
             begin += length
-
-
-def _watched(parameter: Any, hook: Any) -> Any:
-    return parameter.register_post_accumulate_grad_hook(hook)
 
 
 def _settled(parameter: nn.Parameter) -> Tensor | None:

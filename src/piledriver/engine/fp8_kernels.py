@@ -6,7 +6,11 @@ is needed twice. Largest magnitudes are written per program and reduced by whoev
 The gated MLP computes its activation inside the casts: neither it nor its gradient exists in 16 bits.
 
 Divisions are rounded to nearest (`div_rn`), not the fast ones: of numbers that came in bf16 many lie exactly between
-two fp8 numbers, and one unit in the last place of the factor would send all of them the other way.
+two fp8 numbers, and one unit in the last place of the factor would send all of them the other way. Casts saturate, and
+leave what is not a number that.
+
+Columns are turned as words of four rows each, which the instruction packs by itself: Triton 3.6 turns bytes wrongly,
+and of bytes that are shifted together ptxas 12.9 takes some from the stack pointer.
 """
 
 from __future__ import annotations
@@ -44,20 +48,34 @@ if triton is not None:
             tl.store(scale, tl.div_rn(largest, limit))
         return tl.div_rn(limit, largest)
 
-    @triton.jit
-    def _cast(x, factor, limit, dtype: tl.constexpr):
-        return tl.minimum(tl.maximum(x * factor, -limit), limit).to(dtype)
+    _TO_E4M3 = tl.constexpr("""{
+        .reg .b16 low, high;
+        cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
+        cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
+        mov.b32 $0, {low, high};
+    }""")
+    _TO_E5M2 = tl.constexpr(_TO_E4M3.value.replace("e4m3", "e5m2"))
 
     @triton.jit
-    def _pack(packed, value, part: tl.constexpr):
-        """Four rows of bytes as one row of words."""
-        return packed | (value.to(tl.uint8, bitcast=True).to(tl.int32) << (8 * part))
+    def _word(a, b, c, d, dtype: tl.constexpr):
+        """Four rows of numbers as one row of words."""
+        asm: tl.constexpr = _TO_E4M3 if dtype == tl.float8e4nv else _TO_E5M2
+        return tl.inline_asm_elementwise(asm, "=r,f,f,f,f", [a, b, c, d], dtype=tl.int32, is_pure=True, pack=1)
 
     @triton.jit
     def _store_turned(out, packed, four, place, rows, inside):
-        """Words of four rows each become runs along the columns. Turning bytes themselves is wrong in Triton 3.6."""
+        """Words of four rows each become runs along the columns."""
         there = place[:, None] * (rows // 4) + four[None, :]
         tl.store(out + there, tl.trans(packed), mask=inside[:, None] & (four[None, :] < rows // 4))
+
+    @triton.jit
+    def _cast_row(x, out, row, column, rows, columns, factor, dtype: tl.constexpr):
+        """Some rows of a tile into their place; what they are before the cast."""
+        inside = (row[:, None] < rows) & (column[None, :] < columns)
+        here = row[:, None] * columns + column[None, :]
+        value = tl.load(x + here, mask=inside, other=0.0).to(tl.float32) * factor
+        tl.store(out + here, value.to(dtype), mask=inside)
+        return value
 
     @triton.jit
     def _cast_kernel(
@@ -78,16 +96,12 @@ if triton is not None:
         factor = _factor(partial, scale, limit, programs)
         four = tl.program_id(0).to(tl.int64) * (tall // 4) + tl.arange(0, tall // 4)
         column = tl.program_id(1) * wide + tl.arange(0, wide)
-        packed = tl.zeros((tall // 4, wide), tl.int32)
-        for part in tl.static_range(4):
-            row = four * 4 + part
-            inside = (row[:, None] < rows) & (column[None, :] < columns)
-            here = row[:, None] * columns + column[None, :]
-            value = _cast(tl.load(x + here, mask=inside, other=0.0).to(tl.float32), factor, limit, dtype)
-            tl.store(rows_out + here, value, mask=inside)
-            if want_columns:
-                packed = _pack(packed, value, part)
+        a = _cast_row(x, rows_out, four * 4, column, rows, columns, factor, dtype)
+        b = _cast_row(x, rows_out, four * 4 + 1, column, rows, columns, factor, dtype)
+        c = _cast_row(x, rows_out, four * 4 + 2, column, rows, columns, factor, dtype)
+        d = _cast_row(x, rows_out, four * 4 + 3, column, rows, columns, factor, dtype)
         if want_columns:
+            packed = _word(a, b, c, d, dtype)
             _store_turned(columns_out, packed, four, column.to(tl.int64), rows, column < columns)
 
     @triton.jit
@@ -106,7 +120,7 @@ if triton is not None:
         for begin in range(0, columns, block):
             inside = begin + lanes < columns
             value = tl.load(x + row * columns + begin + lanes, mask=inside, other=0.0).to(tl.float32)
-            tl.store(out + row * columns + begin + lanes, _cast(value, factor, limit, dtype), mask=inside)
+            tl.store(out + row * columns + begin + lanes, (value * factor).to(dtype), mask=inside)
 
     @triton.jit
     def _gate_and_up(gate_up, row, column, inside, width, group: tl.constexpr):
@@ -147,7 +161,7 @@ if triton is not None:
         column = tl.program_id(1) * block + tl.arange(0, block)
         inside = column < width
         gate, up, _ = _gate_and_up(gate_up, row, column, inside, width, group)
-        tl.store(out + row * width + column, _cast(gate * tl.sigmoid(gate) * up, factor, limit, dtype), mask=inside)
+        tl.store(out + row * width + column, (gate * tl.sigmoid(gate) * up * factor).to(dtype), mask=inside)
 
     @triton.jit
     def _gate_gradients(gate, up, gradient):
@@ -173,6 +187,20 @@ if triton is not None:
         tl.store(partial + tl.program_id(0), tl.max(largest, axis=0))
 
     @triton.jit
+    def _gate_back_row(
+        gate_up, gradient, out, row, column, rows, width, factor, dtype: tl.constexpr, group: tl.constexpr
+    ):
+        """Some rows of the gradient into their place; the gradients before the cast, and the activation."""
+        inside = (row[:, None] < rows) & (column[None, :] < width)
+        gate, up, place = _gate_and_up(gate_up, row[:, None], column[None, :], inside, width, group)
+        slope = tl.load(gradient + row[:, None] * width + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        by_gate, by_up, value = _gate_gradients(gate, up, slope)
+        by_gate, by_up = by_gate * factor, by_up * factor
+        tl.store(out + place, by_gate.to(dtype), mask=inside)
+        tl.store(out + place + group, by_up.to(dtype), mask=inside)
+        return by_gate, by_up, value
+
+    @triton.jit
     def _gate_back_cast_kernel(
         gate_up,
         gradient,
@@ -185,7 +213,6 @@ if triton is not None:
         rows,
         width,
         limit,
-        value_limit,
         dtype: tl.constexpr,
         value_dtype: tl.constexpr,
         group: tl.constexpr,
@@ -195,29 +222,20 @@ if triton is not None:
     ):
         """The gradient as rows and columns, and the activation again as columns, at the scale it had."""
         factor = _factor(partial, scale, limit, programs)
-        value_factor = tl.div_rn(1.0, tl.load(value_scale))
+        back = tl.div_rn(1.0, tl.load(value_scale))
         four = tl.program_id(0).to(tl.int64) * (tall // 4) + tl.arange(0, tall // 4)
         column = tl.program_id(1) * wide + tl.arange(0, wide)
-        packed_gate = tl.zeros((tall // 4, wide), tl.int32)
-        packed_up = tl.zeros((tall // 4, wide), tl.int32)
-        packed_value = tl.zeros((tall // 4, wide), tl.int32)
-        for part in tl.static_range(4):
-            row = four * 4 + part
-            inside = (row[:, None] < rows) & (column[None, :] < width)
-            gate, up, place = _gate_and_up(gate_up, row[:, None], column[None, :], inside, width, group)
-            slope = tl.load(gradient + row[:, None] * width + column[None, :], mask=inside, other=0.0).to(tl.float32)
-            by_gate, by_up, value = _gate_gradients(gate, up, slope)
-            by_gate, by_up = _cast(by_gate, factor, limit, dtype), _cast(by_up, factor, limit, dtype)
-            tl.store(rows_out + place, by_gate, mask=inside)
-            tl.store(rows_out + place + group, by_up, mask=inside)
-            packed_gate = _pack(packed_gate, by_gate, part)
-            packed_up = _pack(packed_up, by_up, part)
-            packed_value = _pack(packed_value, _cast(value, value_factor, value_limit, value_dtype), part)
+        first = four * 4
+        g0, u0, v0 = _gate_back_row(gate_up, gradient, rows_out, first, column, rows, width, factor, dtype, group)
+        g1, u1, v1 = _gate_back_row(gate_up, gradient, rows_out, first + 1, column, rows, width, factor, dtype, group)
+        g2, u2, v2 = _gate_back_row(gate_up, gradient, rows_out, first + 2, column, rows, width, factor, dtype, group)
+        g3, u3, v3 = _gate_back_row(gate_up, gradient, rows_out, first + 3, column, rows, width, factor, dtype, group)
         long = column.to(tl.int64)
         there = (long // group) * 2 * group + long % group
-        _store_turned(columns_out, packed_gate, four, there, rows, column < width)
-        _store_turned(columns_out, packed_up, four, there + group, rows, column < width)
-        _store_turned(value_columns_out, packed_value, four, long, rows, column < width)
+        _store_turned(columns_out, _word(g0, g1, g2, g3, dtype), four, there, rows, column < width)
+        _store_turned(columns_out, _word(u0, u1, u2, u3, dtype), four, there + group, rows, column < width)
+        value = _word(v0 * back, v1 * back, v2 * back, v3 * back, value_dtype)
+        _store_turned(value_columns_out, value, four, long, rows, column < width)
 
     _TRITON = {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}
 
@@ -321,7 +339,6 @@ def gate_backward(
         rows,
         width,
         torch.finfo(dtype).max,
-        torch.finfo(value_dtype).max,
         dtype=_TRITON[dtype],
         value_dtype=_TRITON[value_dtype],
         group=group,

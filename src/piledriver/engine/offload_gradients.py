@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
+from piledriver.engine.gradient_hooks import when_accumulated
 from piledriver.engine.offload_host import Master
 from piledriver.optim.shards import local_gradient
 
@@ -30,9 +31,7 @@ class GradientStream:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._in_backward = False
         self.handles = [
-            parameter.register_post_accumulate_grad_hook(self._leave)  # type: ignore[no-untyped-call]
-            for parameter in self._masters
-            if parameter.requires_grad
+            when_accumulated(parameter, self._leave) for parameter in self._masters if parameter.requires_grad
         ]
 
     def _leave(self, parameter: nn.Parameter) -> None:

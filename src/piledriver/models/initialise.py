@@ -7,6 +7,8 @@ is split over processes: a sharded model starts exactly as a whole one.
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -45,25 +47,34 @@ def learning_rate_scales(model: nn.Module) -> dict[str, float]:
     }
 
 
-@torch.no_grad()
 def initialise(model: nn.Module, seed: int = 0) -> None:
     """Set every parameter of a `Transformer`, also one that is sharded, one whole parameter at a time."""
     config: ModelConfig = model.config  # type: ignore[assignment]
-    for name, parameter in model.named_parameters():
-        std = initial_std(config, name)
-        if std is None:
-            parameter.fill_(1.0 if name.endswith("weight") else 0.0)
-            continue
-        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-        generator = torch.Generator(parameter.device)
-        generator.manual_seed(Stream(seed, "initialise", name).below(2**63, 0))
-        whole.normal_(0.0, std, generator=generator)
-        _put(parameter, whole)
+    # One generator is one core's work on a CPU, and every parameter has its own.
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        drawn = []
+        for name, parameter in model.named_parameters():
+            key = Stream(seed, "initialise", name).below(2**63, 0)
+            job = partial(_set, parameter, name, initial_std(config, name), key)
+            if parameter.device.type == "cpu" and not isinstance(parameter, DTensor):
+                drawn.append(pool.submit(job))
+            else:
+                job()
+        for one in drawn:
+            one.result()
 
 
-def _put(parameter: Tensor, whole: Tensor) -> None:
+@torch.no_grad()
+def _set(parameter: Tensor, name: str, std: float | None, key: int) -> None:
+    if std is None:
+        parameter.fill_(1.0 if name.endswith("weight") else 0.0)
+        return
+    generator = torch.Generator(parameter.device)
+    generator.manual_seed(key)
     if isinstance(parameter, DTensor):
-        # Every process drew the same numbers: each keeps its part, and nothing is sent.
+        # Every process draws the same numbers: each keeps its part, and nothing is sent.
+        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        whole.normal_(0.0, std, generator=generator)
         parameter.copy_(distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None))
     else:
-        parameter.copy_(whole)
+        parameter.normal_(0.0, std, generator=generator)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -73,8 +74,9 @@ class CompactAdamW(Optimizer):
                 self._begin(parameter, group["states"])
         self._numbers.begin(self, [(group, parameter) for _, group, parameter in due])
         rates = _Rates()
-        for number, group, parameter in due:
-            self._update(parameter, group, number, rates)
+        with _room_for_graphs() if any(self._use_compiler(one.device) for _, _, one in due) else nullcontext():
+            for number, group, parameter in due:
+                self._update(parameter, group, number, rates)
         self._numbers.end()
         return loss
 
@@ -203,6 +205,13 @@ def _write_moments(
     codes, scale = quantise_unsigned(second, other.float() * 2.0**-32)
     put(moments["exp_avg_sq"], codes, left_out)
     put(moments["exp_avg_sq_scale"], scale, left_out)
+
+
+def _room_for_graphs() -> AbstractContextManager[None]:
+    """There is a graph for each kind of states, of weights and of step: with several models more than dynamo's 8."""
+    import torch._dynamo
+
+    return cast(AbstractContextManager[None], torch._dynamo.config.patch(recompile_limit=64))
 
 
 @functools.cache

@@ -25,8 +25,9 @@ def noise_bits(rows: int, columns: int, first_index: Tensor | int, salt: Tensor 
 
 def hash_bits(index: Tensor, salt: Tensor | int) -> Tensor:
     """32 random bits (as int64) for each index."""
-    # A 32-bit finaliser (multiply and xor-shift), started from an index spread by the golden ratio.
-    bits = (index * 0x9E3779B1 + salt) & _LOW_32
+    # A 32-bit finaliser (multiply and xor-shift), started from an index spread by the golden ratio (0x9E3779B1, less
+    # 2**32: compiled, an index is an int32, which no larger number may be multiplied with).
+    bits = (index * -0x61C8864F + salt) & _LOW_32
     bits = ((bits ^ (bits >> 16)) * 0x85EBCA6B) & _LOW_32
     bits = ((bits ^ (bits >> 13)) * 0xC2B2AE35) & _LOW_32
     return bits ^ (bits >> 16)
