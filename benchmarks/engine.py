@@ -38,11 +38,14 @@ from piledriver.optim import OptimizerConfig, build_optimizer
 
 ROWS = {"bf16": "adamw", "fp8": "adamw", "bf16-pure": "adamw_master_bf16", "fp8-pure": "adamw_master_bf16"}
 BILLIONS = {  # (dim, layers) of a Llama-like shape, for the search of the largest
+    6: (4096, 30),
     7: (4096, 36),
     9: (4096, 46),
     11: (5120, 36),
-    14: (5120, 46),
-    20: (6144, 46),
+    13: (5120, 42),
+    15: (5120, 46),
+    21: (6144, 46),
+    23: (6144, 50),
 }
 
 

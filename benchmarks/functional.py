@@ -6,7 +6,7 @@
 
 CPU: a 12-layer transformer's eager forward, `apply` against the same model in `torch.nn`, and our own time for one
 module call. GPU: a whole train step (bf16 compute, fp32 parameters, clip at 1.0, AdamW), ours compiled against flax
-with optax and cuDNN attention. Each side runs in a process of its own; all compile at once, then each is timed alone.
+with optax and cuDNN attention. Each side runs in a process of its own; all compile at once, then are timed in turn.
 `chunked` is a loss that never holds all logits; `half` takes the gradients of the matrices' bf16 copies, which are what
 is computed with anyway, so that they are stored and read in bf16 too. One JSON line a row.
 """
@@ -63,9 +63,9 @@ def main() -> None:
 
 
 def gpu_row(shape: str, variants: list[str]) -> None:
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    os.environ |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.45"}
     sides = ["flax", *variants]
-    found = in_turn.measure(__file__, [f"{shape}:{side}" for side in sides], [])
+    found = in_turn.measure(__file__, [f"{shape}:{side}" for side in sides], [], rounds=WINDOWS)
     ours = {side: numbers for side, (_, numbers) in zip(sides, found, strict=True)}
     peer = ours.pop("flax")
     done = {name: one for name, one in ours.items() if "tokens_per_second" in one}
@@ -96,9 +96,10 @@ def timed(step: Callable[[], Any], wait: Callable[[Any], None]) -> tuple[float, 
     first = time.perf_counter() - start
     for _ in range(WARMUP):
         in_turn.with_patience(lambda: wait(step()))
-    in_turn.my_turn()
     seconds = []
     for _ in range(WINDOWS):
+        in_turn.my_turn()
+        wait(step())
         start = time.perf_counter()
         for _ in range(STEPS - 1):
             step()

@@ -1,6 +1,8 @@
 """Measurements that share one GPU: each in a process of its own, all compile at once, then each is timed alone.
 
 A measurement is a script called with `--one NAME`. It warms up, calls `my_turn()`, measures, and prints a JSON object.
+One in several rounds calls `my_turn()` before each: rounds go through all of them, so that a GPU that grows warm is
+slow for all.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import gc
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -45,22 +48,36 @@ def with_patience(step: Callable[[], Any], seconds: float = 240.0) -> Any:
         time.sleep(1.0)
 
 
-def measure(script: str, names: list[str], arguments: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def measure(
+    script: str, names: list[str], arguments: list[str], *, rounds: int = 1
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Name and result of each, in order; a failure is a result with the last line of the error."""
     command = [sys.executable, "-u", script, *arguments, "--one"]
+    # Errors go to files: a full pipe that nobody reads yet would stop who writes.
+    errors = [tempfile.TemporaryFile("w+") for _ in names]
     begun = [
-        subprocess.Popen(
-            [*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for name in names
+        subprocess.Popen([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=error, text=True)
+        for name, error in zip(names, errors, strict=True)
     ]
     # Nobody is timed while others compile.
     ready = [_is_ready(process) for process in begun]
-    for name, process, came in zip(names, begun, ready, strict=True):
-        out, err = process.communicate("go\n" if came else None)
+    for _ in range(rounds - 1):
+        ready = [came and _has_its_round(process) for process, came in zip(begun, ready, strict=True)]
+    for name, process, came, error in zip(names, begun, ready, errors, strict=True):
+        out, _ = process.communicate("go\n" if came else None)
         lines = [text for text in out.splitlines() if text.startswith("{")]
-        wrong = (err.strip().splitlines() or ["no output"])[-1]
+        with error:
+            error.seek(0)
+            wrong = (error.read().strip().splitlines() or ["no output"])[-1]
         yield name, json.loads(lines[-1]) if lines else {"error": wrong[:300]}
+
+
+def _has_its_round(process: subprocess.Popen[str]) -> bool:
+    """Call it, and wait until it waits again; False where it ended instead."""
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    return _is_ready(process)
 
 
 def _is_ready(process: subprocess.Popen[str]) -> bool:

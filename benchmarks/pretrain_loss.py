@@ -3,9 +3,10 @@
     python benchmarks/pretrain_loss.py --tokens TOKENS       # a folder that `piledriver tokenize` made
 
 Every row takes the same batches in the same order at the same learning rates, 500 steps. `plain` is the hand-written
-compiled model under autocast, with torch's AdamW and clipping; ours are the rows of `pretrain.py`. The figures are means
-of the training loss over 50 steps, none of whose tokens came before. All rows share the GPU: nothing is timed.
-One JSON line per shape: `ours` and `peer` are the last 50 steps of bf16 and of the plain loop, `limit` what fp8 may reach.
+compiled model under autocast, with torch's AdamW and clipping; ours are the rows of `pretrain.py`. The figures are
+means of the training loss over 50 steps, none of whose tokens came before. All rows share the GPU: nothing is timed.
+One JSON line per shape: `ours` and `peer` are the last 50 steps of bf16 and of the plain loop, `limit` is 1% above
+bf16, for fp8.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -97,16 +98,21 @@ def plain(config: TrainConfig, steps: int) -> list[float]:
     return [float(loss) for loss in losses]
 
 
-def start(shape: str, row: str, given: list[str]) -> subprocess.Popen[str]:
+def start(shape: str, row: str, given: list[str]) -> tuple[subprocess.Popen[str], IO[str]]:
+    """A row in a process of its own, and what it says of errors."""
     command = [sys.executable, "-u", __file__, *given, "--one", f"{shape}:{row}"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    errors = tempfile.TemporaryFile("w+")
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True), errors
 
 
-def losses_of(process: subprocess.Popen[str]) -> list[float] | str:
+def losses_of(process: subprocess.Popen[str], errors: IO[str]) -> list[float] | str:
     """What a row printed, or the last line of what went wrong."""
-    out, err = process.communicate()
+    out, _ = process.communicate()
     lines = [line for line in out.splitlines() if line.startswith("[")]
-    return json.loads(lines[-1]) if lines else (err.strip().splitlines() or ["no output"])[-1][:300]
+    with errors:
+        errors.seek(0)
+        wrong = (errors.read().strip().splitlines() or ["no output"])[-1]
+    return json.loads(lines[-1]) if lines else wrong[:300]
 
 
 def summary(shape: str, found: dict[str, list[float] | str]) -> dict[str, Any]:
@@ -159,7 +165,7 @@ def main() -> None:
     given += [text for shape in shapes for text in ("--shape", shape)]
     begun = {(shape, row): start(shape, row, given) for shape in shapes for row in options.rows}
     for shape in shapes:
-        found = {row: losses_of(begun[shape, row]) for row in options.rows}
+        found = {row: losses_of(*begun[shape, row]) for row in options.rows}
         print(json.dumps(summary(shape, found)), flush=True)
 
 

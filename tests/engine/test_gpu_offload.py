@@ -27,7 +27,9 @@ CUDA = torch.device("cuda")
 CONFIG = ModelConfig(vocab_size=512, dim=512, layers=8, heads=8)
 
 
-def run(layout: Layout, steps: int = 4, *, batch: int = 4, config: ModelConfig = CONFIG) -> tuple[list[float], int]:
+def run(
+    layout: Layout, steps: int = 4, *, batch: int = 4, length: int = 256, config: ModelConfig = CONFIG
+) -> tuple[list[float], int]:
     """Losses, and the most device memory of the last step."""
     gc.collect()
     torch.cuda.empty_cache()
@@ -40,7 +42,7 @@ def run(layout: Layout, steps: int = 4, *, batch: int = 4, config: ModelConfig =
     compile_blocks(model, None, layout)
     offload_model(model, None, layout, device=CUDA)
     offload_optimizer(optimizer)
-    tokens = torch.randint(512, (steps, batch, 257), generator=torch.Generator().manual_seed(0)).to(CUDA)
+    tokens = torch.randint(512, (steps, batch, length + 1), generator=torch.Generator().manual_seed(0)).to(CUDA)
     losses = []
     for step in range(steps):
         torch.cuda.reset_peak_memory_stats()
@@ -55,18 +57,18 @@ def run(layout: Layout, steps: int = 4, *, batch: int = 4, config: ModelConfig =
 
 
 def test_states_and_weights_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    # All gradients of so small a model would fit on the way.
+    # All gradients of so small a model would fit on the way; and few tokens, so that they are what there is most of.
     monkeypatch.setattr(offload_gradients, "MOST_BYTES_UNDERWAY", 1 << 23)
     model_bytes = sum(p.numel() for p in Transformer(CONFIG).parameters()) * 4
-    plain, all_here = run(Layout(compile=False), batch=1)
-    states, less = run(Layout(compile=False, offload="optimizer"), batch=1)
-    weights, least = run(Layout(compile=False, offload="parameters"), batch=1)
+    plain, all_here = run(Layout(compile=False), batch=1, length=32)
+    states, less = run(Layout(compile=False, offload="optimizer"), batch=1, length=32)
+    weights, least = run(Layout(compile=False, offload="parameters"), batch=1, length=32)
     assert states == pytest.approx(plain, rel=1e-4)
     assert weights == pytest.approx(plain, rel=1e-4)
-    # Weights, gradients and two moments; weights and what the backward needs, the gradients leaving; two blocks of them.
+    # Weights, gradients and two moments; the weights, as the gradients leave; two blocks of them.
     sizes = (all_here, less, least, model_bytes)
     assert all_here > 3.9 * model_bytes, sizes
-    assert less < 1.9 * model_bytes, sizes
+    assert less < 1.8 * model_bytes, sizes
     assert less - least > 0.5 * model_bytes, sizes
 
 
