@@ -52,7 +52,9 @@ BILLIONS = {  # (dim, layers) of a Llama-like shape, for the search of the large
 def accelerated_step(config: ModelConfig, layout: Layout, optimizer_kind: str) -> Callable[[Tensor, Tensor], Tensor]:
     """The loop that a user writes."""
     accelerator = Accelerator(layout=layout)
-    model = Transformer(config).to(accelerator.device)
+    # What is to stay on the host is made there.
+    with torch.device(accelerator.device if layout.offload == "none" else "cpu"):
+        model = Transformer(config)
     optimizer = build_optimizer(model, OptimizerConfig(kind=optimizer_kind, lr=3e-4))  # type: ignore[arg-type]
     model, optimizer = accelerator.prepare(model, optimizer)
     parameters = list(model.parameters())
@@ -112,8 +114,7 @@ def largest(billions: str, offload: str, precision: str, optimizer: str) -> dict
     )
     layout = Layout(precision=precision, offload=offload, activations="full", compile=False)  # type: ignore[arg-type]
     in_turn.my_turn()
-    with torch.device("cpu" if offload != "none" else "cuda"):
-        step = accelerated_step(config, layout, optimizer)
+    step = accelerated_step(config, layout, optimizer)
     data = model_step.batch_of(config, 1, 2048, "cuda")
     losses = [step(*data).item() for _ in range(2)]
     return {
