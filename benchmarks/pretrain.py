@@ -42,6 +42,7 @@ from piledriver.models.sizes import flops_per_token
 from piledriver.optim import OptimizerConfig
 from piledriver.train import DataConfig, TrainConfig
 from piledriver.train.loop import Run
+from piledriver.train.reading import Reading
 from piledriver.train.step import Taken, Wishes
 
 PEERS = ("accelerate", "accelerate-inductor", "plain")
@@ -134,15 +135,16 @@ def theirs(shape: str, tokens: str, row: str, steps: int) -> dict[str, Any]:
     for _ in range(WARM_UP):
         in_turn.with_patience(lambda: float(step(*next(data))))
     in_turn.my_turn()
-    began, before = [], None
+    began: list[float] = []
+    before: Reading | None = None
     for number in range(SETTLE + steps + 1):
         if number >= SETTLE:
             began.append(time.monotonic())
-        # Every loss is read, a step behind, as ours are: without it the host runs ahead and its clock says nothing.
-        loss = step(*next(data))
+        # Every loss is read, a step behind, by the means that ours has: `item` would wait for the step under way.
+        reading = Reading(step(*next(data)).double().reshape(1))
         if before is not None:
-            before.item()
-        before = loss
+            before.read()
+        before = reading
     return result(batch * length, began)
 
 
