@@ -151,6 +151,19 @@ class ItemMean:
     def __init__(self) -> None:
         self.counted: Count = 0
         self.batch_weight: Count | None = None
+        self._to_mean: Any = None
+
+    @property
+    def standing(self) -> tuple[Count, Count | None]:
+        """Where this window stands, for `go_back_to`."""
+        return self.counted, self.batch_weight
+
+    def go_back_to(self, standing: tuple[Count, Count | None], gradients: Iterable[torch.Tensor]) -> None:
+        """A batch failed: it does not count, and `gradients` that were brought to the mean for it are sums again."""
+        self.counted, self.batch_weight = standing
+        if self._to_mean is not None:
+            _multiply(gradients, 1 / self._to_mean)
+        self._to_mean = None
 
     def begin_batch(
         self,
@@ -168,6 +181,7 @@ class ItemMean:
         `gradients` are those gathered so far, `add_up` sums a count over the `averaged_over` processes whose gradients
         are averaged. Where a loss is that of all of them (pipelines), it counts their items.
         """
+        self._to_mean = None
         if count is None:
             self.batch_weight = None
             return
@@ -180,9 +194,8 @@ class ItemMean:
         total = add_up(_as_tensor(self.counted, device)) if averaged_over > 1 else self.counted
         # Averaging over processes divides by their number, the mean over items must not.
         to_mean = averaged_over / (total.clamp(min=1) if isinstance(total, torch.Tensor) else max(total, 1))
-        for gradient in gradients:
-            # The part of a sharded one that is here.
-            (gradient.to_local() if hasattr(gradient, "to_local") else gradient).mul_(to_mean)
+        _multiply(gradients, to_mean)
+        self._to_mean = to_mean
         self.batch_weight = count * to_mean
         self.counted = 0
 
@@ -195,6 +208,12 @@ class ItemMean:
         if self.batch_weight is not None:
             return loss * self.batch_weight
         return loss / num_steps if num_steps != 1 else loss
+
+
+def _multiply(gradients: Iterable[torch.Tensor], factor: Any) -> None:
+    for gradient in gradients:
+        # The part of a sharded one that is here.
+        (gradient.to_local() if hasattr(gradient, "to_local") else gradient).mul_(factor)
 
 
 def _as_tensor(count: Count, device: torch.device) -> torch.Tensor:

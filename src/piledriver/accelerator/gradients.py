@@ -68,12 +68,25 @@ class Gradients(Answers):
         `count` is how many items (tokens, samples) this batch's loss is the mean of. With it the window's gradient is
         the mean over every item on every process; without it batches weigh alike, as in Accelerate.
         """
+        state, before = self.gradient_state, self._item_mean.standing
+        window = state.step, state.sync_gradients
+        try:
+            with self._batch_of_window(models, count):
+                yield
+        except Exception:
+            # A batch that failed was none of the window's: what the loop tries next takes its place.
+            state.step, state.sync_gradients = window
+            self._item_mean.go_back_to(before, self._gathered(models))
+            raise
+
+    @contextmanager
+    def _batch_of_window(self, models: tuple[nn.Module, ...], count: Count | None) -> Iterator[None]:
         ends = self.gradient_state.next_batch()
         if count is not None or self._item_mean.batch_weight is not None:
             self._item_mean.begin_batch(
                 count,
                 ends,
-                gradients=(one for model in models or self._models for one in self.strategy.gradients(model)),
+                gradients=self._gathered(models),
                 add_up=self.strategy.add_up,
                 averaged_over=self.strategy.averaged_over,
                 loss_is_of_all=self.strategy.loss_is_of_all,
@@ -86,6 +99,10 @@ class Gradients(Answers):
             for model in models:
                 stack.enter_context(self.no_sync(model))
             yield
+
+    def _gathered(self, models: tuple[nn.Module, ...]) -> Iterator[torch.Tensor]:
+        """The gradients of a window so far."""
+        return (one for model in models or self._models for one in self.strategy.gradients(model))
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
@@ -112,11 +129,16 @@ class Gradients(Answers):
         loss = self._item_mean.weigh(loss, self.gradient_state.num_steps)
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
-        if not self.world.is_distributed:
-            loss.backward(**kwargs)
-            return
-        with naming_the_lost(f"averaging gradients in backward number {self._backwards}"):
-            loss.backward(**kwargs)
+        try:
+            if not self.world.is_distributed:
+                loss.backward(**kwargs)
+                return
+            with naming_the_lost(f"averaging gradients in backward number {self._backwards}"):
+                loss.backward(**kwargs)
+        except Exception:
+            for model in self._models:
+                self.strategy.broke_off(model)
+            raise
 
     def _loss_factor(self) -> float:
         """What a loss will be multiplied by before backward: pipelines want to know it beforehand."""

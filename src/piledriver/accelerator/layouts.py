@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from piledriver.engine import laid_out
 from piledriver.engine.apply import apply
+from piledriver.engine.broken_off import start_anew
 from piledriver.engine.local_step import step_locally
 from piledriver.engine.lost import watch_forward
 from piledriver.engine.mesh import Meshes
@@ -78,6 +79,10 @@ class LaidOut:
     def sync_in_backward(self, model: nn.Module) -> AbstractContextManager[None]:
         """Average in this backward."""
         return laid_out.sync_in_backward(model)
+
+    def broke_off(self, model: nn.Module) -> None:
+        """Drop what it left underway."""
+        start_anew(model)
 
     def release(self, model: nn.Module) -> None:
         """Average no longer."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from piledriver.accelerator.accumulation import GradientState
+from piledriver.accelerator.precision import forget_unscaled
 from piledriver.runtime.nested import send_to_device
 
 
@@ -90,6 +91,8 @@ class PreparedOptimizer(torch.optim.Optimizer):
         """Clear gradients, unless they are still being accumulated."""
         if not self.gradient_state.sync_gradients:
             return
+        if self.scaler is not None:
+            forget_unscaled(self.scaler, self.optimizer)
         if set_to_none is None or not self._takes_set_to_none:
             self.optimizer.zero_grad()
         else:

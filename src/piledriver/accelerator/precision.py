@@ -80,6 +80,17 @@ def is_unscaled(scaler: Any, optimizer: Any) -> bool:
     return bool(scaler._per_optimizer_states[id(optimizer)]["stage"].value != 0)
 
 
+def forget_unscaled(scaler: Any, optimizer: Any) -> None:
+    """An optimizer's gradients are gone, so it does not matter any more whether they were unscaled.
+
+    Where a step failed between unscaling and its end, the gradients of the next one would pass for unscaled.
+    """
+    if hasattr(scaler, "forget"):
+        scaler.forget(optimizer)
+    else:
+        scaler._per_optimizer_states.pop(id(optimizer), None)
+
+
 class ComputeIn:
     """A model's forward under autocast, its outputs in float32 so that losses outside are exact."""
 

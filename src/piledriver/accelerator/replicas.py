@@ -70,6 +70,41 @@ def replicate(model: nn.Module, options: DistributedDataParallelKwargs | None = 
     model.register_forward_hook(_AfterForward(reducer))
 
 
+def renew(model: nn.Module, options: DistributedDataParallelKwargs | None = None) -> None:
+    """Let a reducer begin anew whose backward failed: it waits for gradients that never come.
+
+    Before the next forward, because arranging buckets takes all processes.
+    """
+    reducer = reducer_of(model)
+    if reducer is not None and not any(isinstance(hook, _Renew) for hook in model._forward_pre_hooks.values()):
+        reducer.reducer._reset_state()
+        model.register_forward_pre_hook(_Renew(options or DistributedDataParallelKwargs()), prepend=True)
+
+
+class _Renew:
+    """Arranges the buckets again before the next forward that trains."""
+
+    def __init__(self, options: DistributedDataParallelKwargs) -> None:
+        self.options = options
+
+    def __call__(self, model: nn.Module, _args: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        _drop_renewals(model)
+        if (reducer := reducer_of(model)) is not None:
+            _settle_buckets(reducer, self.options)
+
+    def __deepcopy__(self, memo: Any) -> _Renew:
+        # A copy of the model has no reducer.
+        return _Renew(self.options)
+
+
+def _drop_renewals(model: nn.Module) -> None:
+    for key, hook in list(model._forward_pre_hooks.items()):
+        if isinstance(hook, _Renew):
+            del model._forward_pre_hooks[key]
+
+
 def _settle_buckets(reducer: DistributedDataParallel, options: DistributedDataParallelKwargs) -> None:
     """Let the reducer arrange its buckets now, by the order of parameters, and not by its first real backward.
 
@@ -102,6 +137,7 @@ def reducer_of(model: nn.Module) -> DistributedDataParallel | None:
 
 def forget(model: nn.Module) -> None:
     """Take the hooks off again."""
+    _drop_renewals(model)
     for table in (model._forward_pre_hooks, model._forward_hooks):
         for key, hook in list(table.items()):
             if isinstance(hook, _BeforeForward):

@@ -55,6 +55,9 @@ class Strategy(Protocol):
     def sync_in_backward(self, model: nn.Module) -> AbstractContextManager[None]:
         """Average gradients in this backward whatever the forward pass said."""
 
+    def broke_off(self, model: nn.Module) -> None:
+        """A backward failed: the next step must find nothing of it but gradients to clear."""
+
     def release(self, model: nn.Module) -> None:
         """Undo what `lay_out` did."""
 
@@ -86,6 +89,9 @@ class Alone:
     def sync_in_backward(self, model: nn.Module) -> AbstractContextManager[None]:
         """Nothing."""
         return nullcontext()
+
+    def broke_off(self, model: nn.Module) -> None:
+        """Nothing."""
 
     def release(self, model: nn.Module) -> None:
         """Nothing."""
@@ -128,6 +134,10 @@ class Replicas:
     def sync_in_backward(self, model: nn.Module) -> AbstractContextManager[None]:
         """Average in this backward."""
         return replicas.sync_in_backward(model)
+
+    def broke_off(self, model: nn.Module) -> None:
+        """The reducer cannot begin anew: the next forward gets another one."""
+        replicas.renew(model, self.options)
 
     def release(self, model: nn.Module) -> None:
         """Unhook it."""

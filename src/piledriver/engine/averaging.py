@@ -68,6 +68,10 @@ class Averager:
         """Average what has gathered, now: for backwards that no hook sees (pipeline schedules)."""
         self._finish()
 
+    def drop(self) -> None:
+        """Forget what a backward that broke off has sent."""
+        self._begin(None)
+
     def release(self) -> None:
         """Watch no longer."""
         for handle in self._handles:

@@ -33,6 +33,13 @@ def share_statistics(model: nn.Module, meshes: Meshes, layout: Layout) -> nn.Mod
     return model
 
 
+def share_no_statistics(model: nn.Module) -> None:
+    """Undo `share_statistics`: the model is in no group any more."""
+    for key, hook in list(model._forward_hooks.items()):
+        if isinstance(hook, _FromTheFirst):
+            del model._forward_hooks[key]
+
+
 def _tracks(module: nn.Module) -> bool:
     return isinstance(module, _NormBase) and not isinstance(module, SyncBatchNorm) and module.running_mean is not None
 

@@ -11,10 +11,13 @@ from torch.distributed.fsdp import FSDPModule
 
 from piledriver.engine import parts
 from piledriver.engine.averaging import Averager
+from piledriver.engine.buffers import share_no_statistics
 from piledriver.engine.errors import EngineError
 from piledriver.engine.lost import watch_no_longer
 from piledriver.engine.marks import LAID_OUT
 from piledriver.engine.mesh import Meshes
+from piledriver.engine.offload import bring_back
+from piledriver.engine.sharded_state import parameter_groups
 
 
 class LaidOut:
@@ -53,11 +56,15 @@ def pipelined(model: nn.Module) -> Any:
 
 
 def forget(model: nn.Module) -> None:
-    """Average no longer. Parameters that are sharded stay so."""
+    """Average no longer, and keep nothing in host memory but the model. Parameters that are sharded stay so."""
     known = model.__dict__.pop(LAID_OUT, None)
     if known is not None and known.averager is not None:
         known.averager.release()
+    if known is not None and known.pipeline is not None:
+        model.forward.let_go()
     watch_no_longer(model)
+    share_no_statistics(model)
+    bring_back(model)
     model.__dict__.pop("zero_grad", None)
     for parameter in model.parameters():
         parameter.__dict__.pop("own_part", None)
@@ -130,10 +137,8 @@ def gradients_so_far(model: nn.Module) -> Iterator[Tensor]:
 
 def _kept_whole(module: FSDPModule) -> Iterator[Tensor]:
     """Gradients that `fully_shard` holds unsharded between backwards that do not communicate."""
-    state: Any = module._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-    for group in groups:
-        for one in group.fsdp_params if group is not None else ():
+    for group in parameter_groups(module._get_fsdp_state()):
+        for one in group.fsdp_params:
             whole = getattr(one, "_unsharded_param", None)
             for gradient in (one.unsharded_accumulated_grad, None if whole is None else whole.grad):
                 if gradient is not None:

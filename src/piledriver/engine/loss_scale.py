@@ -198,6 +198,11 @@ class LossScaler:
         """Whether `unscale_` was called since the last update."""
         return id(optimizer) in self._overflow
 
+    def forget(self, optimizer: Optimizer) -> None:
+        """Its gradients were cleared: what is known of them does not hold for the next ones."""
+        self._overflow.pop(id(optimizer), None)
+        self._stepped.discard(id(optimizer))
+
     def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         """`optimizer.step()` on unscaled gradients, unless they overflowed on any process."""
         if not self._enabled:

@@ -161,6 +161,9 @@ _made: dict[tuple[Any, ...], tuple[Any, DeviceMesh]] = {}
 
 def _mesh(device: str, sizes: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
     world, key = dist.group.WORLD, (device, sizes, names)
-    if key not in _made or _made[key][0] is not world:
+    for other in [known for known, (group, _) in _made.items() if group is not world]:
+        # Of a world that is gone: its threads and connections can go too.
+        del _made[other]
+    if key not in _made:
         _made[key] = world, init_device_mesh(device, sizes, mesh_dim_names=names)
     return _made[key][1]

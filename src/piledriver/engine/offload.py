@@ -53,6 +53,7 @@ class Offloaded:
                     parameter.data = parameter.data.to(device)
             _move_buffers(model, device)
         self.gradients = GradientStream(list(self.masters.values()))
+        self.handles: list[Any] = []
 
     def send(self, *, only_stale: bool = False) -> None:
         """New weights to the device, or to where blocks are filled from."""
@@ -64,6 +65,26 @@ class Offloaded:
                 streamed[parameter].refresh()
             else:
                 master.send()
+
+    def drop(self) -> None:
+        """A step broke off: nothing is on its way any more, in either direction."""
+        self.gradients.settle()
+        if self.blocks is not None:
+            self.blocks.evict_all()
+
+    @torch.no_grad()
+    def release(self) -> None:
+        """Give the model its masters back: where blocks were streamed, in host memory, else where it is."""
+        self.send(only_stale=True)
+        self.gradients.close()
+        if self.blocks is not None:
+            self.blocks.release()
+        for parameter, master in self.masters.items():
+            if self.blocks is not None:
+                parameter.data = master.tensor.detach()
+            elif parameter.dtype != master.tensor.dtype and not isinstance(parameter, DTensor):
+                parameter.data = master.tensor.detach().to(parameter.device)
+            del parameter.on_host  # type: ignore[attr-defined]
 
     def __deepcopy__(self, memo: Any) -> None:
         return None
@@ -81,22 +102,41 @@ def offload_policy(layout: Layout, device_type: str) -> OffloadPolicy:
 
 def offload_model(model: nn.Module, meshes: Meshes | None, layout: Layout, *, device: torch.device) -> nn.Module:
     """Put a model's masters (and weights) on the host, in place. Before its optimizers are offloaded."""
-    if layout.offload == "none" or model.__dict__.get(_NAME) is not None:
+    if layout.offload == "none" or offloaded(model) is not None:
         return model
     if layout.offload == "parameters" and any(isinstance(p, DTensor) for p in model.parameters()):
         # Sharded with `offload_policy`: the parameters themselves are on the host.
         _move_buffers(model, device)
         return model
-    offloaded = Offloaded(model, layout, device)
-    model.__dict__[_NAME] = offloaded
+    made = Offloaded(model, layout, device)
+    model.__dict__[_NAME] = made
     # Before the hook that gathers shards.
-    model.register_forward_pre_hook(_SendWhatWasLoaded(offloaded), prepend=True)
+    handles = [model.register_forward_pre_hook(_SendWhatWasLoaded(made), prepend=True)]
     model.zero_grad = _ZeroGrad(model)  # type: ignore[method-assign]
     for module in model.modules():
         if any(True for _ in module.parameters(recurse=False)):
-            module.register_state_dict_post_hook(_give_masters)  # type: ignore[no-untyped-call]
-            module.register_load_state_dict_pre_hook(_load_masters)  # type: ignore[no-untyped-call]
+            handles.append(module.register_state_dict_post_hook(_give_masters))  # type: ignore[no-untyped-call]
+            handles.append(module.register_load_state_dict_pre_hook(_load_masters))  # type: ignore[no-untyped-call]
+    made.handles = handles
     return model
+
+
+def offloaded(model: nn.Module) -> Offloaded | None:
+    """What a model has on the host, if anything."""
+    found: Offloaded | None = model.__dict__.get(_NAME)
+    return found
+
+
+def bring_back(model: nn.Module) -> None:
+    """Undo `offload_model`: the model holds its masters itself, and nothing else does."""
+    if (made := offloaded(model)) is None:
+        return
+    made.release()
+    if made.blocks is not None:
+        _move_buffers(model, torch.device("cpu"))
+    for handle in made.handles:
+        handle.remove()
+    del model.__dict__[_NAME]
 
 
 def _move_buffers(model: nn.Module, device: torch.device) -> None:

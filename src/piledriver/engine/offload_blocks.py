@@ -33,10 +33,15 @@ class StreamedBlocks:
         self.stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._in_backward = False
-        for number, block in enumerate(blocks):
-            block.register_forward_pre_hook(_Before(self, number))
-            block.register_forward_hook(_After(self, number))
+        self._backward: int | None = None
+        self._handles = [
+            handle
+            for number, block in enumerate(blocks)
+            for handle in (
+                block.register_forward_pre_hook(_Before(self, number)),
+                block.register_forward_hook(_After(self, number)),
+            )
+        ]
         for number in range(len(blocks)):
             self.evict(number)
 
@@ -78,18 +83,27 @@ class StreamedBlocks:
 
     def backward_reached(self, number: int) -> None:
         """The gradient of a block's output is there."""
-        if not self._in_backward:
-            self._in_backward = True
-            Variable._execution_engine.queue_callback(self._backward_over)
+        backward = torch._C._current_graph_task_id()
+        if backward != self._backward:
+            # Also where the one before broke off, which had no end to be told of.
+            self._backward = backward
+            Variable._execution_engine.queue_callback(self.evict_all)
         for other in range(len(self.weights)):
             if other not in (number, number - 1):
                 self.evict(other)
         self.need(number, then=number - 1)
 
-    def _backward_over(self) -> None:
-        self._in_backward = False
+    def evict_all(self) -> None:
+        """No forward and no backward is running."""
+        self._backward = None
         for number in range(len(self.weights)):
             self.evict(number)
+
+    def release(self) -> None:
+        """Bring nothing any more: the memory on the device is given back."""
+        for handle in self._handles:
+            handle.remove()
+        self.evict_all()
 
 
 class StreamedWeight:

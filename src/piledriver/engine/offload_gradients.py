@@ -29,14 +29,17 @@ class GradientStream:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="gradients-to-host")
         self._underway: deque[tuple[int, Future[None]]] = deque()
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._in_backward = False
+        self._backward: int | None = None
         self.handles = [
             when_accumulated(parameter, self._leave) for parameter in self._masters if parameter.requires_grad
         ]
 
     def _leave(self, parameter: nn.Parameter) -> None:
-        if not self._in_backward:
-            self._in_backward = True
+        backward = torch._C._current_graph_task_id()
+        if backward != self._backward:
+            # Also where the one before broke off, which had no end to be told of.
+            self.settle()
+            self._backward = backward
             Variable._execution_engine.queue_callback(self.settle)
         gradient = local_gradient(parameter)
         parameter.grad = None
@@ -62,7 +65,7 @@ class GradientStream:
 
     def settle(self) -> None:
         """Wait until all gradients are beside their masters."""
-        self._in_backward = False
+        self._backward = None
         while self._underway:
             self._underway.popleft()[1].result()
 

@@ -55,9 +55,13 @@ class PipelinedForward:
 
     def __init__(self, model: nn.Module | None) -> None:
         self.model = model
-        self.factor: Callable[[], float] = lambda: 1.0
+        self.factor: Callable[[], float] = _one
         """What the mean loss is expected to be multiplied by before backward: loss scale, share of a window."""
         self.syncs = True
+
+    def let_go(self) -> None:
+        """Hold nothing of who prepared the model."""
+        self.factor = _one
 
     def __call__(self, inputs: Any, targets: Any = None, **context: Any) -> LossSums:
         """The sums over all processes, with gradients of their mean where they are on."""
@@ -86,6 +90,10 @@ class PipelinedForward:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PipelinedForward, (None,)
+
+
+def _one() -> float:
+    return 1.0
 
 
 class _Correction:

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from piledriver.engine import parts
 from piledriver.engine.averaging import Averager
 from piledriver.engine.blocks import blocks_of
+from piledriver.engine.broken_off import watch_for_broken_steps
 from piledriver.engine.experts import expert_modules
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Meshes
@@ -50,6 +51,8 @@ def _shard(root: nn.Module, meshes: Meshes, options: dict[str, Any], prefetch: i
         fully_shard(block, mesh=meshes.shard, reshard_after_forward=True, **options)
     fully_shard(root, mesh=meshes.shard, **options)
     _prefetch(blocks, prefetch)
+    if meshes.layout.pp == 1:
+        watch_for_broken_steps(root)
 
 
 def _prefetch(blocks: list[nn.Module], ahead: int) -> None:
