@@ -37,7 +37,7 @@ def start_anew(model: nn.Module) -> None:
 def watch_for_broken_steps(root: nn.Module) -> None:
     """Let a sharded module's forward begin with a look at how the step before ended."""
     if isinstance(root, FSDPModule):
-        root.register_forward_pre_hook(_reset_if_broken, prepend=True)  # type: ignore[operator]
+        root.register_forward_pre_hook(_reset_if_broken, prepend=True)
 
 
 def _reset_if_broken(root: Any, _args: Any) -> None:

@@ -61,7 +61,8 @@ def forget(model: nn.Module) -> None:
     if known is not None and known.averager is not None:
         known.averager.release()
     if known is not None and known.pipeline is not None:
-        model.forward.let_go()
+        call: Any = model.forward
+        call.let_go()
     watch_no_longer(model)
     share_no_statistics(model)
     bring_back(model)
