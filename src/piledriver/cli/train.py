@@ -10,7 +10,7 @@ from piledriver.cli.overrides import add_overrides
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
-    parser.add_argument("config", help="a YAML file; see docs/train.md")
+    parser.add_argument("config", nargs="?", help="a YAML file, see docs/train.md; key=value alone will do too")
     add_overrides(parser, "change keys of the config")
     parser.add_argument(
         "--validation",
@@ -26,6 +26,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train, print how it ended; exit code 75 says: asked to stop, run again to go on."""
     import json
+    import math
+    import os
     from dataclasses import asdict
 
     from piledriver.core.config import load_config, to_yaml
@@ -34,7 +36,10 @@ def run(args: argparse.Namespace) -> int:
     from piledriver.train.stopping import STOPPED_EXIT_CODE
     from piledriver.train.text import split_of, tokens_folder
 
-    config = load_config(TrainConfig, args.config, args.overrides)
+    path, overrides = (args.config, args.overrides)
+    if path is not None and "=" in path and not os.path.exists(path):
+        path, overrides = None, [path, *overrides]
+    config = load_config(TrainConfig, path, overrides)
     held_out = args.validation or (split_of(config.data.corpus, "validation") if config.data.corpus else None)
     validate = None
     if held_out:
@@ -47,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
         print(to_yaml(config), flush=True)
     summary = made.go()
     if is_main and args.json:
-        print(json.dumps(asdict(summary), indent=2))
+        figures = {**asdict(summary), "loss": summary.loss if math.isfinite(summary.loss) else None}
+        print(json.dumps(figures, indent=2))
     elif is_main:
         done = "finished" if summary.finished else "stopped; run the same command to go on"
         left_out = f", {summary.skipped_batches} batches left out" if summary.skipped_batches else ""

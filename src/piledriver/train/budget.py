@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from piledriver.data.token_loader import to_tensors
@@ -14,7 +15,7 @@ from piledriver.train.setup import Parts
 from piledriver.train.step import masks_of
 
 
-def total_steps(parts: Parts, model: Transformer, saved: dict[str, Any] | None) -> int:
+def total_steps(parts: Parts, model: Transformer, saved: Mapping[str, Any] | None) -> int:
     """Steps in the budget. One in time is laid out once, by what a step costs here; `saved` says what it came to."""
     config = parts.config
     if config.budget_tokens is not None:

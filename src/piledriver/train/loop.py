@@ -14,19 +14,21 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from piledriver.core.config import save_config
-from piledriver.core.errors import MissingDependencyError, PiledriverError
+from piledriver.core.errors import ConfigError, MissingDependencyError, PiledriverError
+from piledriver.data.token_set import open_tokens
 from piledriver.models import Transformer, learning_rate_scales
 from piledriver.optim import ScheduledLR, build_optimizer
 from piledriver.runtime.world import World
 from piledriver.train.budget import default_schedule, total_steps
 from piledriver.train.config import TrainConfig
 from piledriver.train.display import display
-from piledriver.train.metrics import metric_log
+from piledriver.train.metrics import metric_log, read_metrics
 from piledriver.train.plots import save_plots
 from piledriver.train.position import Position
 from piledriver.train.reports import Reports
+from piledriver.train.resuming import CONFIG, saved_header
 from piledriver.train.rollback import Skip, Snapshot
-from piledriver.train.saving import CONFIG, Saving, saved_extra, whole_model
+from piledriver.train.saving import Saving, whole_model
 from piledriver.train.setup import compile_model, make_model, make_parts, peak_of
 from piledriver.train.step import Stepper, Taken, Wishes
 from piledriver.train.stopping import StopRequest, stop_on_signals
@@ -64,7 +66,7 @@ class Run:
         model = make_model(parts)
         self.peak = peak_of(parts, model)
         compile_model(model, parts)
-        self.total_steps = total_steps(parts, model, saved_extra(config.out))
+        self.total_steps = self._count_steps(model)
         optimizer = build_optimizer(model, config.optimizer, lr_scales=learning_rate_scales(model))
         schedule = config.schedule or default_schedule(self.total_steps)
         amount = self.batching.tokens_per_step if schedule.unit == "tokens" else 1
@@ -76,6 +78,17 @@ class Run:
         scaler = parts.accelerator.scaler
         stateful = [self.scheduler, self.stepper.watch, *([scaler] if scaler else [])]
         self.snapshot = Snapshot(self.model, self.optimizer, stateful)
+
+    def _count_steps(self, model: Transformer) -> int:
+        config, saved = self.config, saved_header(self.config.out)
+        steps = total_steps(self.parts, model, None if saved is None else saved.extra)
+        taken = 0 if saved is None else saved.step or 0
+        if taken > steps:
+            raise ConfigError(
+                f"budget_tokens {config.budget_tokens} is {steps} steps, but {config.out} has taken {taken}",
+                fix=f"use {taken * self.batching.tokens_per_step} or more, or another out",
+            )
+        return steps
 
     def go(self) -> RunSummary:
         """Resume where there is something to go on with, loop, finish."""
@@ -96,7 +109,12 @@ class Run:
             self.reports = Reports(self.parts, metrics, shown, peak=self.peak, total_steps=self.total_steps)
             stack.callback(self.reports.flush_what_is_there)
             started = time.monotonic()
-            step, taken = self._loop(first, request)
+            try:
+                step, taken = self._loop(first, request)
+            except IndexError:
+                # An id that the model has no row for: the shards were checked by their size, now look at every byte.
+                open_tokens(self.parts.tokens, check="all")
+                raise
             self.saving.wait()
             seconds = max(1e-9, time.monotonic() - started)
         finished = step == self.total_steps
@@ -111,11 +129,18 @@ class Run:
             out=config.out,
             steps=step,
             tokens=step * tokens,
-            loss=math.nan if self.reports.last is None else self.reports.last.loss,
+            loss=self._last_loss(),
             finished=finished,
             skipped_batches=int(self.stepper.watch.left_out) + self.position.passed_over,
             tokens_per_second=taken * tokens / seconds,
         )
+
+    def _last_loss(self) -> float:
+        """Of the last step, also where it was taken before this start; not a number where none is known."""
+        if self.reports.last is not None:
+            return self.reports.last.loss
+        rows = read_metrics(self.config.out)
+        return math.nan if not rows or rows[-1]["loss"] is None else float(rows[-1]["loss"])
 
     def _loop(self, step: int, request: StopRequest) -> tuple[int, int]:
         """Until the budget is used up or somebody asks to stop; the step that was reached, and how many were taken."""
@@ -123,15 +148,11 @@ class Run:
         while step < self.total_steps:
             begun = time.monotonic()
             self._enter(step)
+            learning_rate = self.scheduler.get_last_lr()[0]  # of this step; taking it moves the schedule on
             taken = self._step(step, Wishes(stop=request.asked, save=self.saving.is_late()))
             step, count = step + 1, count + 1
-            self.reports.add(
-                step,
-                taken,
-                begun=begun,
-                learning_rate=self.scheduler.get_last_lr()[0],
-                passed_over=self.position.passed_over,
-            )
+            passed_over = self.position.passed_over
+            self.reports.add(step, taken, begun=begun, learning_rate=learning_rate, passed_over=passed_over)
             if self.config.spikes.action == "rollback" and taken.result().broken:
                 step = self._roll_back(step, taken.result().loss)
                 continue

@@ -67,12 +67,12 @@ def read_metrics(out: storage.Location) -> list[dict[str, Any]]:
     if not storage.exists(path):
         return []
     by_step: dict[int, dict[str, Any]] = {}
-    for line in storage.read_text(path).splitlines():
+    for line in storage.read_bytes(path).splitlines():
         try:
             row = json.loads(line)
-        except ValueError:
-            continue  # the line that a crash cut off; its step was taken again
-        by_step[row["step"]] = row
+            by_step[row["step"]] = row
+        except (ValueError, TypeError, KeyError):
+            continue  # the line that a crash cut off, whose step was taken again, or one that a disk spoiled
     return [by_step[step] for step in sorted(by_step)]
 
 

@@ -58,7 +58,7 @@ def loss_plot(rows: Rows) -> Any:
     if means:
         # A first loss of ten or a spike of a thousand must not flatten the rest.
         ordered = sorted(losses)
-        high = ordered[int(0.995 * (len(ordered) - 1))]
+        high = max(ordered[int(0.995 * (len(ordered) - 1))], means[-1], ordered[min(1, len(ordered) - 1)])
         span = max(high - ordered[0], 1e-6)
         axes.set_ylim(ordered[0] - 0.05 * span, high + 0.05 * span)
         axes.annotate(

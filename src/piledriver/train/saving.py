@@ -7,21 +7,17 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from piledriver.checkpoint import Checkpointer, Contents, folder_for, is_complete, latest, read_header
+from piledriver.checkpoint import Checkpointer, Contents, folder_for, is_complete
 from piledriver.core import storage
 from piledriver.core.config import to_mapping
+from piledriver.core.errors import StorageError
 from piledriver.models import Transformer
 from piledriver.models.interchange import save_folder
+from piledriver.train.resuming import CHECKPOINTS, damaged, last_checkpoint
 from piledriver.train.setup import Parts, make_model
 from piledriver.train.step import Stepper
 
-CHECKPOINTS, CONFIG, MODEL = "checkpoints", "config.yaml", "model"
-
-
-def saved_extra(out: str) -> dict[str, Any] | None:
-    """What the last checkpoint of a run says beside its state; None where there is none."""
-    found = latest(os.path.join(out, CHECKPOINTS))
-    return None if found is None else dict(read_header(found).extra)
+MODEL = "model"
 
 
 def whole_model(parts: Parts, model: Transformer) -> Transformer:
@@ -51,8 +47,13 @@ class Saving:
 
     def resume(self) -> int:
         """Be as the last checkpoint was; the step to go on with."""
-        found = latest(os.path.join(self._parts.config.out, CHECKPOINTS))
-        return 0 if found is None else int(self._saver.load(found, self._contents).step or 0)
+        found = last_checkpoint(self._parts.config.out)
+        if found is None:
+            return 0
+        try:
+            return int(self._saver.load(found, self._contents).step or 0)
+        except StorageError as error:
+            raise damaged(found, error.what) from error
 
     def is_late(self) -> bool:
         """Whether this process's clock says that it is time to save. Clocks differ; all save together."""

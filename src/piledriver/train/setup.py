@@ -14,7 +14,6 @@ from piledriver.data.stream import StreamConfig, TokenStream, open_stream
 from piledriver.engine import Layout
 from piledriver.engine.compiling import compile_blocks
 from piledriver.models import ModelConfig, Transformer
-from piledriver.models.presets import preset
 from piledriver.models.sizes import parameter_count
 from piledriver.observe.flops import peak_flops
 from piledriver.observe.trackers import choose
@@ -22,6 +21,7 @@ from piledriver.runtime.seeds import set_seed
 from piledriver.runtime.world import World
 from piledriver.train.batching import Batching, cut_batch
 from piledriver.train.config import TrainConfig
+from piledriver.train.resuming import check_same_run, shape_of
 from piledriver.train.text import make_tokens
 
 
@@ -69,7 +69,8 @@ def make_parts(config: TrainConfig) -> Parts:
     """Everything before the model. What can be refused is refused before anything is written."""
     choose([*(config.trackers or ())], logging_dir=config.out)
     _check_out(config.out)
-    shape = preset(config.model) if isinstance(config.model, str) else config.model
+    shape = shape_of(config)
+    check_same_run(config)
     accelerator = _make_accelerator(config)
     set_seed(config.seed)
     torch.use_deterministic_algorithms(config.deterministic, warn_only=not config.deterministic)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from piledriver.core import storage
-from piledriver.core.errors import StorageError, UsageError
+from piledriver.core.errors import ConfigError, StorageError, UsageError
 from piledriver.runtime.hardware import find_hardware
 from piledriver.runtime.order import main_process_first
 from piledriver.runtime.world import World
@@ -37,6 +37,7 @@ def make_tokens(config: TrainConfig, vocab_size: int, world: World) -> str:
     # Here, because a run on token shards needs nothing that reads text.
     from piledriver.corpus import read_shards
     from piledriver.data.tokenize import tokenize_corpus
+    from piledriver.data.tokenizer import open_tokenizer
     from piledriver.data.tokenizer_training import TokenizerTraining, train_tokenizer
 
     if not os.path.exists(corpus):
@@ -44,6 +45,11 @@ def make_tokens(config: TrainConfig, vocab_size: int, world: World) -> str:
     text = split_of(corpus, "train") or corpus
     if next(iter(read_shards(text)), None) is None:
         raise UsageError(f"{text} holds no documents", fix="look at what made it: every document may have been dropped")
+    if config.data.tokenizer is not None and (ids := open_tokenizer(config.data.tokenizer).vocab_size) > vocab_size:
+        raise ConfigError(
+            f"the model has {vocab_size} ids, the tokenizer {config.data.tokenizer} uses {ids}",
+            fix=f"set model.vocab_size to {ids} or more, or use another tokenizer",
+        )
     with main_process_first(world):
         if world.is_main:
             tokenizer = config.data.tokenizer or os.path.join(config.out, TOKENIZER)
