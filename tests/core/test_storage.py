@@ -106,3 +106,19 @@ def test_checksums_are_those_of_sha256sum(tmp_path: Path) -> None:
     path.write_bytes(os.urandom(3_000_000))
     said = subprocess.run(["sha256sum", str(path)], capture_output=True, text=True, check=True).stdout
     assert storage.sha256(path) == said.split()[0]
+
+
+def test_a_file_where_a_folder_should_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for act in (storage.make_folder, lambda path: storage.write_text(path / "below", "")):
+        with pytest.raises(StorageError, match=r"cannot write .*file.*Fix: a part of the path is a file"):
+            act(tmp_path / "file")
+
+
+def test_a_folder_that_may_not_be_read_is_not_an_empty_one(tmp_path: Path) -> None:
+    assert storage.files_below(tmp_path / "absent") == []
+    (tmp_path / "closed").mkdir(mode=0)
+    if os.access(tmp_path / "closed", os.R_OK):
+        pytest.skip("this user may read everything")
+    with pytest.raises(StorageError, match=r"cannot read .*closed: Permission denied"):
+        storage.files_below(tmp_path)

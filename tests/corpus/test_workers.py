@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from multiprocessing import connection
 
 import pytest
 
@@ -53,6 +55,18 @@ def test_a_worker_that_hangs_is_ended() -> None:
     assert [results[0], results[2]] == [0, 2]
     assert isinstance(results[1], Lost)
     assert "longer than 2 s" in results[1].why
+
+
+def test_a_worker_whose_parent_was_interrupted_says_nothing() -> None:
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "piledriver.corpus.workers", str(theirs.fileno()), TARGET, str(8 << 30)]
+    with subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE) as worker:
+        theirs.close()
+        with connection.Connection(ours.detach()) as pipe:
+            assert pipe.recv() == (True, "started")
+            pipe.send(("slow", 2))
+        _, said = worker.communicate(timeout=60)
+    assert (worker.returncode, said) == (0, b"")
 
 
 def test_an_exception_comes_back_and_memory_is_bounded() -> None:

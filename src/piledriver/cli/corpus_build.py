@@ -13,14 +13,14 @@ from piledriver.cli.overrides import add_overrides
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
-    parser.add_argument("recipe", help="a YAML file, or the name of a recipe that we ship")
-    add_overrides(parser, "change keys of the recipe")
+    parser.add_argument("recipe", help="a YAML file, or a recipe that we ship: local, open or pile")
+    add_overrides(parser, "change keys of the recipe, such as seed=7")
     parser.add_argument("-o", "--out", required=True, metavar="DIR", help="the corpus to make or to go on with")
     parser.add_argument(
         "--executor",
         default="local",
         metavar="local|ray|ray:HOST:PORT",
-        help="who runs the tasks: processes, a Ray cluster on this machine, or one that runs",
+        help="who runs the tasks: processes (default), a Ray cluster on this machine, or one that runs",
     )
     add_workers(parser)
     parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
@@ -40,13 +40,13 @@ def run(args: argparse.Namespace) -> None:
         for source, account in stage["sources"].items():
             dropped = ", ".join(f"{count} {reason}" for reason, count in account["dropped"].items())
             print(
-                f"{stage['stage']:<9} {source:<20} {account['documents']:>9} documents"
+                f"{stage['stage']:<13} {source:<20} {account['documents']:>9} documents"
                 + (f"  dropped: {dropped}" if dropped else "")
             )
     for source, share in manifest.mix.items():
         unit = "tokens" if "asked_tokens" in share else "bytes"
         got, asked = share[f"got_{unit}"], share[f"asked_{unit}"]
-        print(f"mix       {source:<20} {got:>9} {unit} of {asked:.0f} asked for")
+        print(f"{'mix':<13} {source:<20} {got:>9} {unit} of {asked:.0f} asked for")
         if not got:
             print(f"warning: nothing of {source} is in the corpus; see above what dropped it", file=sys.stderr)
     for split in ("train", "validation", "test"):

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 
+from piledriver.cli.counts import zero_or_more
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
-    parser.add_argument("folder", metavar="DIR", help="a corpus that 'piledriver corpus build' made")
+    parser.add_argument("folder", metavar="DIR", help="a corpus that 'piledriver corpus build' or 'dedup' made")
     parser.add_argument(
-        "--read", type=int, default=100_000, metavar="N", help="documents to read for lengths and samples"
+        "--read",
+        type=zero_or_more,
+        default=100_000,
+        metavar="N",
+        help="documents to read for lengths and samples (default 100,000)",
     )
 
 

@@ -15,9 +15,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--good", nargs="+", required=True, metavar="IN", help="shards of texts like those to keep")
     parser.add_argument("--bad", nargs="+", required=True, metavar="IN", help="shards of texts as they come")
     parser.add_argument("-o", "--out", required=True, metavar="FILE", help="the model")
-    parser.add_argument("--limit", type=positive, default=200_000, metavar="N", help="texts of each kind (200,000)")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="key=value", help="bits, word_ngrams, epochs, ..."
+        "--limit", type=positive, default=200_000, metavar="N", help="texts of each kind (default 200,000)"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="key=value",
+        help="bits, word_ngrams, epochs, learning_rate or seed of the training; may be repeated",
     )
 
 

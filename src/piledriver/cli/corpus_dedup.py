@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 
 from piledriver.cli.counts import add_workers
 
@@ -15,10 +17,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--method",
         choices=("exact", "near", "minhash", "paragraphs", "substring"),
         default="minhash",
-        help="which kind",
+        help="which duplicates: equal texts, nearly equal ones (minhash or near, the default), repeated parts",
     )
-    parser.add_argument("--set", action="append", default=[], metavar="key=value", help="a setting of the method")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="key=value",
+        help="a setting of the method, such as threshold=0.7; may be repeated",
+    )
     add_workers(parser)
+    parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -29,6 +38,9 @@ def run(args: argparse.Namespace) -> None:
     settings = dict(map(parse_override, args.set))
     method = "near" if args.method == "minhash" else args.method
     manifest = deduplicate(args.inputs, args.out, method, settings, workers=args.workers)
+    if args.json:
+        print(json.dumps(dataclasses.asdict(manifest), indent=2, ensure_ascii=False))
+        return
     before, after = (stage["sources"]["shards"] for stage in manifest.stages)
     print(f"{before['documents']} documents in, {after['documents']} out")
     for kind in ("dropped", "removed"):

@@ -40,4 +40,8 @@ def _print_table(cards: list[dict[str, str]]) -> None:
         table.add_column(column, overflow="fold")
     for card in cards:
         table.add_row(card["slug"], card["raw_format"], card["licence"], card["consent"])
-    Console().print(table)
+    console = Console()
+    with console.capture() as shown:
+        console.print(table)
+    # Printed like everything else: where the reader has left, rich on its own ends the program with an error.
+    print(shown.get(), end="")

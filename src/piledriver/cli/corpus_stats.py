@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
+from piledriver.core.errors import PiledriverError
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
@@ -17,6 +19,8 @@ def run(args: argparse.Namespace) -> None:
     from piledriver.corpus.stats import count
 
     counts = count(args.path)
+    if not counts:
+        raise PiledriverError(f"{args.path} has no documents", fix="check what wrote it")
     if args.json:
         print(json.dumps({name: counted.as_dict() for name, counted in counts.items()}, indent=2, ensure_ascii=False))
         return

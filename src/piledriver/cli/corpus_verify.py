@@ -12,7 +12,7 @@ _MOST_SHOWN = 20
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
-    parser.add_argument("folder", metavar="DIR", help="a corpus that 'piledriver corpus build' made")
+    parser.add_argument("folder", metavar="DIR", help="a corpus that 'piledriver corpus build' or 'dedup' made")
     parser.add_argument(
         "--splits", action="store_true", help="also compare all documents: no exact or near duplicate in two splits"
     )

@@ -14,6 +14,13 @@ def positive(text: str) -> int:
     return number
 
 
+def zero_or_more(text: str) -> int:
+    """A number that the user typed and that may be nothing."""
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+    return int(text)
+
+
 def add_workers(parser: argparse.ArgumentParser) -> None:
     """The option `--workers`."""
     parser.add_argument(

@@ -133,8 +133,22 @@ def files_below(folder: Location) -> list[str]:
         filesystem, path = _remote(folder)
         found = [filesystem.unstrip_protocol(name) for name in filesystem.find(path)]
     else:
-        found = [os.path.join(root, name) for root, _, names in os.walk(folder) for name in names]
+        walked = os.walk(folder, onerror=_not_silently)
+        found = [os.path.join(root, name) for root, _, names in walked for name in names]
     return sorted(name for name in found if not name.endswith(_PARTIAL))
+
+
+def _not_silently(error: OSError) -> None:
+    """A folder that may not be read is not an empty one; one that is not there is."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        with _named(error.filename, "read"):
+            raise error
+
+
+def make_folder(folder: Location) -> None:
+    """Make a local folder, and those above it, where it is not there yet."""
+    with _named(folder, "write"):
+        os.makedirs(folder, exist_ok=True)
 
 
 def remove(location: Location) -> None:
@@ -194,6 +208,7 @@ _FIXES = {
     errno.EPERM: "check the permissions",
     errno.EISDIR: "give a file, not a folder",
     errno.ENOTDIR: "a part of the path is a file, not a folder",
+    errno.EEXIST: "a part of the path is a file, not a folder",
     errno.ENOSPC: "free some disk space and run it again",
     errno.EFBIG: "raise the file size limit (ulimit -f) and run it again",
     errno.EROFS: "choose a folder that can be written",

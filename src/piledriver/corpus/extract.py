@@ -22,7 +22,7 @@ from piledriver.core.progress import progress
 from piledriver.corpus.careful import DAMAGE
 from piledriver.corpus.document import Document, Refusal, make_document, refusal_line, to_line
 from piledriver.corpus.shard_writer import SUFFIX, ShardFileWriter
-from piledriver.corpus.source import MUCH_BYTES, Found, Piece, Source, piece_bytes
+from piledriver.corpus.source import MUCH_BYTES, Found, Piece, Source, piece_bytes, reason_of
 from piledriver.corpus.sources import SOURCES
 from piledriver.corpus.streams import OnBytes, OnPassed, RawStream, local_files, raw_streams
 from piledriver.corpus.text import normalise, normalise_code
@@ -155,7 +155,7 @@ def pieces_of(
             if reading is None:
                 raise
             # The source lets go of what it held of the files before; the files after are read as if they were all.
-            reason = "damaged data" if isinstance(error, DAMAGE) else _reason(error)
+            reason = reason_of(error) if isinstance(error, DAMAGE) else _reason(error)
             yield Refusal(reason, reading, f"{type(error).__name__}: {error}"[:500], source.name)
     yield from aside
     for path in paths:
@@ -263,7 +263,8 @@ _REASONS: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
 
 
 def _reason(error: Exception) -> str:
-    return next((reason for kinds, reason in _REASONS if isinstance(error, kinds)), "parser failed")
+    reason = next((reason for kinds, reason in _REASONS if isinstance(error, kinds)), "parser failed")
+    return reason_of(error) if reason == "damaged data" else reason
 
 
 def _too_long(*_: object) -> None:

@@ -133,7 +133,13 @@ def until_damaged(origin: str, found: Iterable[Item]) -> Iterator[Item | Refusal
 
 def damaged(origin: str, error: BaseException) -> Refusal:
     """The refusal of a file that cannot be read, or not to its end."""
-    return Refusal("damaged data", origin, f"{type(error).__name__}: {error}"[:500])
+    return Refusal(reason_of(error), origin, f"{type(error).__name__}: {error}"[:500])
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a file could not be read, or not to its end."""
+    forbidden = isinstance(error, PermissionError) or isinstance(error.__cause__, PermissionError)
+    return "no permission to read" if forbidden else "damaged data"
 
 
 def whole(stream: RawStream) -> Iterator[Piece | Refusal]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from piledriver.core import storage
@@ -20,7 +20,7 @@ class SourceCount:
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
-        return asdict(self)
+        return {"documents": self.documents, "text_bytes": self.text_bytes, "licences": dict(self.licences)}
 
 
 def count(*locations: storage.Location) -> dict[str, SourceCount]:

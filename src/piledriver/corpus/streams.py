@@ -118,6 +118,8 @@ def local_files(paths: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
         if stat.S_ISREG(mode):
             yield path, base, True
         elif stat.S_ISDIR(mode):
+            if not os.access(path, os.R_OK | os.X_OK):
+                raise StorageError(f"cannot read {path}: Permission denied", fix="check the permissions")
             for root, folders, names in os.walk(path):
                 folders.sort()
                 for name in sorted(names):

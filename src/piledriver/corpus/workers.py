@@ -168,7 +168,11 @@ def serve(descriptor: int, target: str, memory_bytes: int) -> None:
             answer = (True, run(task))
         except Exception as error:
             answer = (False, error)
-        pipe.send(answer)
+        try:
+            pipe.send(answer)
+        except (BrokenPipeError, ConnectionError):
+            # The parent was interrupted and wants no answer.
+            return
 
 
 if __name__ == "__main__":

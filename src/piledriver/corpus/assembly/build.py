@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
+from piledriver.core import storage
 from piledriver.core.config import to_mapping
 from piledriver.core.errors import PiledriverError, UnknownNameError, UsageError
 from piledriver.core.progress import Progress, progress
@@ -38,7 +39,7 @@ _COUNTS = ("dropped", "licences", "replaced", "removed", "hits")
 def build_corpus(recipe: Recipe, out: str, *, executor_name: str = "local", workers: int = 1) -> Manifest:
     """Build a corpus, or go on with one that was interrupted. A wrong recipe is refused before any work."""
     check(recipe)
-    os.makedirs(out, exist_ok=True)
+    storage.make_folder(out)
     work = os.path.join(os.path.abspath(out), WORK)
     with (
         alone(out),

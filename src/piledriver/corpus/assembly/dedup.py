@@ -45,7 +45,7 @@ def deduplicate(
     paths = shard_paths(*inputs)
     if any(os.path.abspath(path).startswith(os.path.abspath(out) + os.sep) for path in paths):
         raise UsageError(f"{out} is where the input is", fix="choose another folder for the output")
-    os.makedirs(out, exist_ok=True)
+    storage.make_folder(out)
     work = os.path.join(os.path.abspath(out), WORK)
     entry = StageEntry(use=method, settings=dict(settings))
     with alone(out), progress(f"dedup {method}", unit="tasks") as bar, executor("local", work, workers) as opened:
