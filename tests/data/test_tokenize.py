@@ -157,4 +157,9 @@ def test_tokenizer_and_model_have_to_match(tmp_path, corpus, tokens_folder, toke
 def test_corpora_that_are_not_there(tmp_path, tokenizer_path):
     with pytest.raises(PiledriverError):
         tokenize_corpus(tmp_path / "nothing", tokenizer_path, tmp_path / "out")
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(PiledriverError, match="has no documents"):
+        tokenize_corpus(tmp_path / "empty.jsonl", tokenizer_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+    with pytest.raises(PiledriverError, match="no text to learn from"):
+        train_tokenizer(tmp_path / "empty.jsonl")

@@ -121,3 +121,16 @@ def test_byte_ranges_are_not_made_up(tmp_path, tokens_folder):
     record_stream(tmp_path, stream, windows_per_step=1)
     assert all(sighting.bytes is None for sighting in trace_step(tmp_path, 0))
     assert np.all([sighting.tokens[1] > sighting.tokens[0] for sighting in trace_step(tmp_path, 0)])
+
+
+def test_a_run_is_traced_from_any_folder(tmp_path, tokens_folder, monkeypatch):
+    """Training was told `tokens: run/tokens`, which means nothing elsewhere."""
+    shutil.copytree(tokens_folder, tmp_path / "run" / "tokens")
+    monkeypatch.chdir(tmp_path)
+    record_stream("run", open_stream(StreamConfig(tokens="run/tokens", seq_len=32)), windows_per_step=1)
+    here = trace_step("run", 3)
+    monkeypatch.chdir("/")
+    assert trace_step(tmp_path / "run", 3) == here
+    shutil.rmtree(tmp_path / "run" / "tokens")
+    with pytest.raises(StorageError, match=r"not at run/tokens or .*Fix: name them with --tokens"):
+        trace_step(tmp_path / "run", 3)

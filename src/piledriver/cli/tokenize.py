@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
+from piledriver.cli.counts import positive
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
@@ -13,10 +15,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--tokenizer", required=True, metavar="T", help="tokenizer.json, *.tiktoken, *.model, or a folder"
     )
     parser.add_argument("-o", "--out", required=True, metavar="TOKENS", help="the folder to write")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default 1)")
-    parser.add_argument("--boundary", metavar="TOKEN", help="the special token between documents")
+    parser.add_argument("--workers", type=positive, default=1, metavar="N", help="processes (default 1)")
+    parser.add_argument(
+        "--boundary", metavar="TOKEN", help="the special token between documents (default: found by its usual names)"
+    )
     parser.add_argument("--encoder", metavar="NAME", help="gigatoken, fastokens or reference (default: the fastest)")
-    parser.add_argument("--shard-tokens", type=int, default=1 << 26, metavar="N", help="tokens per shard")
+    parser.add_argument(
+        "--shard-tokens",
+        type=positive,
+        default=1 << 26,
+        metavar="N",
+        help="about how many tokens a shard (default 2^26)",
+    )
     parser.add_argument("--verify", action="store_true", help="read everything again and compare the checksums")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

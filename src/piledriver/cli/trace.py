@@ -5,15 +5,29 @@ from __future__ import annotations
 import argparse
 import json
 
+from piledriver.cli.counts import zero_or_more
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     parser.add_argument("run", metavar="RUN", help="the folder of a run")
     asked = parser.add_mutually_exclusive_group(required=True)
-    asked.add_argument("--step", type=int, metavar="N", help="the documents of this step")
+    asked.add_argument(
+        "--step",
+        type=int,
+        metavar="N",
+        help="the documents of this step, counted from 0 (what metrics.jsonl calls step 1 is step 0 here); "
+        "of one still to come, those it would see",
+    )
     asked.add_argument("--document", metavar="ID", help="the steps that saw this document")
-    parser.add_argument("--until", type=int, metavar="N", help="with --document: look at the steps before this one")
-    parser.add_argument("--tokens", metavar="TOKENS", help="the token shards, where they have moved")
+    parser.add_argument(
+        "--until", type=zero_or_more, metavar="N", help="with --document: look at the steps before this one"
+    )
+    parser.add_argument(
+        "--tokens",
+        metavar="TOKENS",
+        help="the token shards, where they have moved (default: as the run noted them, or below RUN)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON array")
 
 

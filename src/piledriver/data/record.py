@@ -7,6 +7,7 @@ and which window on, with which config and how many windows per step.
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from piledriver.core.config import from_mapping, to_mapping
 from piledriver.core.errors import ConfigError, CorruptFileError, StorageError, UsageError
 from piledriver.data.cursor import Cursor
 from piledriver.data.stream import StreamConfig, TokenStream
-from piledriver.data.token_set import open_tokens
+from piledriver.data.token_set import MANIFEST, open_tokens
 
 FILE = "stream.json"
 _FORMAT = "piledriver-stream"
@@ -86,14 +87,28 @@ def segment_of(segments: list[Segment], step: int) -> Segment:
     return fitting[-1]
 
 
-def open_segment(segment: Segment, tokens: storage.Location | None = None) -> TokenStream:
-    """The stream of a segment, over the very shards that it was recorded with."""
-    opened = open_tokens(tokens if tokens is not None else segment.config.tokens, check="sizes")
+def open_segment(
+    segment: Segment, tokens: storage.Location | None = None, *, run: storage.Location | None = None
+) -> TokenStream:
+    """The stream of a segment, over the very shards that it was recorded with.
+
+    `run` is where else to look: a run that is looked at from another folder, or was moved, has its shards below it.
+    """
+    opened = open_tokens(tokens if tokens is not None else _recorded(segment, run), check="sizes")
     if opened.fingerprint != segment.tokens_sha256:
         raise CorruptFileError(
             f"the token shards in {opened.folder} are not those that the run read", fix="give the right ones"
         )
     return TokenStream(segment.config, opened)
+
+
+def _recorded(segment: Segment, run: storage.Location | None) -> str:
+    named = str(segment.config.tokens)
+    places = [named] if run is None else [named, storage.join(run, os.path.basename(named.rstrip("/")))]
+    for folder in places:
+        if storage.exists(storage.join(folder, MANIFEST)):
+            return folder
+    raise StorageError(f"the run's token shards are not at {' or '.join(places)}", fix="name them with --tokens")
 
 
 def _continues(old: Segment, new: Segment) -> bool:

@@ -80,6 +80,8 @@ def tokenize_corpus(
     settings = settings or Tokenizing()
     opened = open_tokenizer(tokenizer, encoder=settings.encoder)
     inputs = shard_paths(corpus)
+    if next(read_shards(corpus), None) is None:
+        raise PiledriverError(f"{corpus} has no documents", fix="check what wrote it")
     job = {
         "format": FORMAT,
         "version": 1,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from piledriver.core import storage
-from piledriver.core.errors import ConfigError, UsageError
+from piledriver.core.errors import ConfigError, PiledriverError, UsageError
 from piledriver.core.random import Stream
 from piledriver.corpus import read_shards
 from piledriver.data import encoders
@@ -65,6 +65,8 @@ def source_shares(corpus: storage.Location, training: TokenizerTraining) -> dict
     sizes: dict[str, int] = {}
     for document in read_shards(corpus):
         sizes[document.source] = sizes.get(document.source, 0) + len(document.text.encode("utf-8"))
+    if not any(sizes.values()):
+        raise PiledriverError(f"{corpus} has no text to learn from", fix="check what wrote it")
     unknown = set(training.weights) - set(sizes)
     if unknown:
         raise UsageError(

@@ -43,9 +43,9 @@ class Sighting:
 
 
 def trace_step(run: storage.Location, step: int, tokens: storage.Location | None = None) -> list[Sighting]:
-    """The documents of one step, in the order in which the windows hold them."""
+    """The documents of one step, in the order in which the windows hold them; of a step to come, those it would see."""
     segment = segment_of(read_record(run), step)
-    stream = open_segment(segment, tokens)
+    stream = open_segment(segment, tokens, run=run)
     found = []
     for number, index in enumerate(segment.indices(step)):
         lanes, windows = stream.mixture.locate(np.array([index], dtype=np.int64))
@@ -68,7 +68,7 @@ def trace_document(
         end = min(until, segments[number + 1].step) if number + 1 < len(segments) else until
         if end <= segment.step:
             continue
-        stream = open_segment(segment, tokens)
+        stream = open_segment(segment, tokens, run=run)
         places = stream.tokens.find(document)
         known = known or bool(places)
         for place in places:
