@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ import torch
 
 from piledriver.cli import config as config_verb
 from piledriver.cli import launch as launch_verb
+from piledriver.cli.main import main
 from piledriver.core.errors import UsageError
 from piledriver.runtime.errors import LaunchError
 from piledriver.runtime.hardware import Hardware
@@ -69,7 +71,9 @@ def test_config_without_asking(tmp_path: Path) -> None:
     assert resolve(str(file), {})[0] == LaunchConfig(cpu=True)
 
 
-@pytest.mark.parametrize("wrong", [{"nproc": 0}, {"nnodes": "two"}, {"nnodes": "2"}, {"nnodes": "3:2"}])
+@pytest.mark.parametrize(
+    "wrong", [{"nproc": 0}, {"nnodes": "two"}, {"nnodes": "2"}, {"nnodes": "3:2"}, {"max_restarts": -1}]
+)
 def test_configs_that_cannot_be_meant(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"Fix:"):
         LaunchConfig(**wrong)
@@ -86,6 +90,28 @@ def test_slurm_script_is_shell() -> None:
     text = slurm_script(LaunchConfig(nproc=4), "train.py", ["--name", "it's"], nodes=2)
     checked = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
     assert checked.returncode == 0, checked.stderr
+
+
+def test_the_slurm_script_needs_no_meeting_place_and_loses_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--nnodes", "4", "--alias-accelerate", "--mixed-precision", "bf16", "--log-dir", "logs"]
+    assert main(["launch", "--slurm", *flags, "-m", "my.module", "--lr", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "#SBATCH --nodes=4" in said
+    assert "--alias-accelerate --log-dir logs --mixed-precision bf16 -m my.module --lr 1'" in said
+
+
+def test_the_config_is_shown_without_a_script_and_nobody_is_asked_in_vain(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["launch", "--config", str(tmp_path / "absent"), "--print-config"]) == 1
+    (tmp_path / "launch.yaml").write_text("nproc: 3\n")
+    assert main(["launch", "--config", str(tmp_path / "launch.yaml"), "--print-config"]) == 0
+    assert "nproc: 3" in capsys.readouterr().out
+    assert main(["launch"]) == 2
+    assert "no script" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main(["config", "--file", str(tmp_path / "new.yaml")]) == 2
+    assert "--default" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from piledriver.cli.launch import add_flags, chosen_flags
+from piledriver.core.errors import UsageError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +33,10 @@ def run(args: argparse.Namespace) -> None:
         hardware = find_hardware()
         count, why = processes_per_node(LaunchConfig(), hardware)
         print(f"This node has {hardware.count(hardware.best())} {hardware.best()} device(s) or cores.")
-        answers = {**_ask(count, why, answers, input), **answers}
+        try:
+            answers = {**_ask(count, why, answers, input), **answers}
+        except EOFError:
+            raise UsageError("nobody is there to answer", fix="piledriver config --default asks nothing") from None
     wanted = LaunchConfig(**answers)
     storage.write_text(path, config.to_yaml(wanted))
     print(f"wrote {path}:")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from piledriver.core.errors import UsageError
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments; what is not given comes from the config file, then from defaults."""
@@ -13,8 +15,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--print-config", action="store_true", help="print the resolved config and stop")
     parser.add_argument("--slurm", action="store_true", help="print a Slurm batch script for this command and stop")
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module name, as in python -m")
-    parser.add_argument("script", metavar="SCRIPT")
-    parser.add_argument("script_args", metavar="ARGS", nargs=argparse.REMAINDER)
+    parser.add_argument("script", metavar="SCRIPT", nargs="?", help="the script to run; not needed for --print-config")
+    parser.add_argument("script_args", metavar="ARGS", nargs=argparse.REMAINDER, help="its own arguments")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -23,20 +25,41 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     def add(*names: str, **options: object) -> None:
         parser.add_argument(*names, default=argparse.SUPPRESS, **options)  # type: ignore[arg-type]
 
-    add("--nproc", type=_count, metavar="N|auto", help="processes per node (auto: one per accelerator)")
-    add("--nnodes", metavar="N|MIN:MAX", help="nodes")
-    add("--node-rank", type=int, metavar="R", help="this node among all, from 0")
-    add("--rdzv-endpoint", metavar="HOST:PORT", help="where the nodes meet")
-    add("--rdzv-id", metavar="NAME", help="name of the job at that endpoint")
-    add("--rdzv-timeout-seconds", type=float, metavar="S", help="how long nodes wait for each other")
-    add("--max-restarts", type=int, metavar="N", help="how often to start again after a failure")
-    add("--cpu", action=argparse.BooleanOptionalAction, help="compute on the CPU")
-    add("--bind-numa", action=argparse.BooleanOptionalAction, help="keep each process on the cores near its device")
-    add("--log-dir", metavar="DIR", help="one log file per process")
-    add("--mixed-precision", choices=["no", "fp16", "bf16", "fp8"], help="default precision of the Accelerator")
-    add("--gradient-accumulation-steps", type=int, metavar="N", help="default of the Accelerator")
-    add("--debug-collectives", action=argparse.BooleanOptionalAction, help="check every collective before it runs")
-    add("--alias-accelerate", action=argparse.BooleanOptionalAction, help="import accelerate means piledriver's")
+    add("--nproc", type=_count, metavar="N|auto", help="processes per node (default auto: one per accelerator)")
+    add("--nnodes", metavar="N|MIN:MAX", help="nodes (default 1)")
+    add("--node-rank", type=int, metavar="R", help="this node among all, from 0 (default: as they come)")
+    add("--rdzv-endpoint", metavar="HOST:PORT", help="where the nodes meet; needed for more than one")
+    add("--rdzv-id", metavar="NAME", help="name of the job at that endpoint (default piledriver)")
+    add("--rdzv-timeout-seconds", type=float, metavar="S", help="how long nodes wait for each other (default 300)")
+    add("--max-restarts", type=int, metavar="N", help="how often to start again after a failure (default 0)")
+    add("--cpu", action=argparse.BooleanOptionalAction, help="compute on the CPU even with an accelerator (default no)")
+    add(
+        "--bind-numa",
+        action=argparse.BooleanOptionalAction,
+        help="keep each process on the cores near its device (default no)",
+    )
+    add("--log-dir", metavar="DIR", help="one log file per process (default: all to the terminal)")
+    add(
+        "--mixed-precision",
+        choices=["no", "fp16", "bf16", "fp8"],
+        help="precision of an Accelerator that names none (default: its own)",
+    )
+    add(
+        "--gradient-accumulation-steps",
+        type=int,
+        metavar="N",
+        help="micro-batches per step of an Accelerator that names none (default: its own)",
+    )
+    add(
+        "--debug-collectives",
+        action=argparse.BooleanOptionalAction,
+        help="check every collective before it runs (default no)",
+    )
+    add(
+        "--alias-accelerate",
+        action=argparse.BooleanOptionalAction,
+        help="'import accelerate' gives piledriver's (default no)",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -45,16 +68,22 @@ def run(args: argparse.Namespace) -> None:
     from piledriver.runtime.hardware import find_hardware
     from piledriver.runtime.launch import launch
     from piledriver.runtime.launch_config import processes_per_node, resolve
+    from piledriver.runtime.launch_slurm import ENDPOINT, slurm_script
 
-    wanted, source = resolve(args.config, chosen_flags(args))
+    flags = chosen_flags(args)
+    if args.slurm:
+        # The nodes of a batch script meet at the first of them, whoever that will be.
+        flags.setdefault("rdzv_endpoint", ENDPOINT)
+    wanted, source = resolve(args.config, flags)
     if args.print_config:
         print(f"# from {source}, then flags")
         print(config.to_yaml(wanted), end="")
         return
+    if args.script is None:
+        raise UsageError("there is no script to run", fix="piledriver launch train.py")
     if args.slurm:
-        from piledriver.runtime.launch_slurm import slurm_script
-
-        print(slurm_script(wanted, args.script, args.script_args, nodes=wanted.node_range()[1]), end="")
+        nodes = wanted.node_range()[1]
+        print(slurm_script(wanted, args.script, args.script_args, nodes=nodes, module=args.module), end="")
         return
     count, why = processes_per_node(wanted, find_hardware())
     print(f"launching {count} process(es) on this node ({why}); config from {source}", file=sys.stderr)
@@ -72,4 +101,6 @@ def chosen_flags(args: argparse.Namespace) -> dict[str, object]:
 
 
 def _count(text: str) -> int | str:
+    if text != "auto" and not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor auto")
     return text if text == "auto" else int(text)

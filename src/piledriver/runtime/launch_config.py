@@ -56,6 +56,12 @@ class LaunchConfig:
             raise UsageError(
                 f"{self.nnodes} nodes need a place to meet", fix="give --rdzv-endpoint HOST:PORT of the first node"
             )
+        if self.max_restarts < 0:
+            raise UsageError(f"--max-restarts is {self.max_restarts}", fix="give 0 or more")
+        if self.gradient_accumulation_steps is not None and self.gradient_accumulation_steps < 1:
+            raise UsageError(
+                f"--gradient-accumulation-steps is {self.gradient_accumulation_steps}", fix="give 1 or more"
+            )
         if self.node_rank is not None and not 0 <= self.node_rank < high:
             raise UsageError(f"--node-rank {self.node_rank} cannot be among {high} nodes", fix="count nodes from 0")
 

@@ -25,9 +25,11 @@ export MEETING_HOST MEETING_PORT
 # One launcher per node; it starts one process per device and numbers them by SLURM_NODEID.
 srun --kill-on-bad-exit=1 bash -c 'exec piledriver launch \\
     --nnodes "$SLURM_NNODES" --node-rank "$SLURM_NODEID" --rdzv-id "$SLURM_JOB_ID" \\
-    --rdzv-endpoint "$MEETING_HOST:$MEETING_PORT" --nproc {nproc} --max-restarts {restarts} \\
+    --rdzv-endpoint "{endpoint}" --nproc {nproc} --max-restarts {restarts} \\
     {command}'
 """
+ENDPOINT = "$MEETING_HOST:$MEETING_PORT"
+"""Where the nodes of the script meet; only the shell on a node knows it."""
 
 
 def slurm_script(
@@ -38,13 +40,14 @@ def slurm_script(
     name: str = "piledriver",
     nodes: int = 1,
     time: str = "24:00:00",
+    module: bool = False,
 ) -> str:
     """The text of the batch script.
 
     >>> print(slurm_script(LaunchConfig(nproc=8), "train.py", ["--lr", "1e-3"], nodes=2).splitlines()[2])
     #SBATCH --nodes=2
     """
-    command = shlex.join([script, *arguments]).replace("'", "'\\''")
+    command = shlex.join([*_further_flags(wanted), *(["-m"] if module else []), script, *arguments])
     return _TEMPLATE.format(
         name=name,
         nodes=nodes,
@@ -52,5 +55,20 @@ def slurm_script(
         time=time,
         nproc=wanted.nproc,
         restarts=wanted.max_restarts,
-        command=command,
+        endpoint=ENDPOINT,
+        # It stands within single quotes.
+        command=command.replace("'", "'\\''"),
     )
+
+
+def _further_flags(wanted: LaunchConfig) -> list[str]:
+    """What was asked for beside the flags of the template, as flags again."""
+    flags: list[str] = []
+    for name in ("cpu", "bind_numa", "debug_collectives", "alias_accelerate"):
+        flags += [f"--{name.replace('_', '-')}"] if getattr(wanted, name) else []
+    for name in ("log_dir", "mixed_precision", "gradient_accumulation_steps"):
+        value = getattr(wanted, name)
+        flags += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
+    if wanted.rdzv_timeout_seconds != LaunchConfig().rdzv_timeout_seconds:
+        flags += ["--rdzv-timeout-seconds", str(wanted.rdzv_timeout_seconds)]
+    return flags

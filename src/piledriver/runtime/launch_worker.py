@@ -10,11 +10,23 @@ import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 
-from torch.distributed.elastic.multiprocessing.errors import record
+
+def quiet_when_interrupted(kind: type[BaseException], error: BaseException, traceback: TracebackType | None, /) -> None:
+    """Ctrl-C reaches the launcher too, which says what happened, once: nobody wants a traceback for each process."""
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, traceback)
 
 
-@record
+def run_recorded() -> None:
+    """`main`, with what it raises written down where the launcher looks."""
+    # Not above: importing torch takes seconds, and they can be interrupted as well.
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    record(main)()
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the script named on the command line."""
     parser = argparse.ArgumentParser(prog="piledriver.runtime.launch_worker", allow_abbrev=False)
@@ -43,4 +55,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.excepthook = quiet_when_interrupted
+    run_recorded()
