@@ -201,11 +201,43 @@ def test_missing_keys_collections_and_mutation() -> None:
     variables = counter.init(F.key(0), X)
     with pytest.raises(errors.ImmutableCollectionError, match=r"wrote 'calls'.*mutable=\['counts'\]"):
         counter.apply(variables, X)
-    with pytest.raises(errors.MissingVariableError, match="no 'calls' in collection 'counts'"):
+    with pytest.raises(errors.ImmutableCollectionError, match=r"\(mutable: count\)"):
+        counter.apply(variables, X, mutable="count")
+    with pytest.raises(errors.MissingCollectionError, match=r"no collection 'counts'.*\{'counts': \.\.\.\}"):
         counter.apply({}, X)
+    with pytest.raises(errors.MissingVariableError, match="no 'calls' in collection 'counts'"):
+        counter.apply({"counts": {"others": torch.zeros(1)}}, X)
     out, made = counter.apply({}, X, mutable=["counts"])
     assert int(made["counts"]["calls"]) == 2
     assert out.equal(X + 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda model: model.init(0, X), r"of type int where its key belongs.*init\(key\(0\), x\)"),
+        (lambda model: model.init(X), r"of type Tensor where its key belongs"),
+        (lambda model: model.init({"dropout": F.key(0)}, X), r"needs a key of the stream 'params'.*given: dropout"),
+        (lambda model: model.apply(X), r"variables are of type Tensor.*module.apply\(variables, x\)"),
+        (
+            lambda model: model.apply(model.init(F.key(0), X)["params"], X),
+            r"no collection 'params'.*\{'params': \.\.\.\}",
+        ),
+        (lambda model: model.apply({}, X, rngs=F.key(0)), r"rngs=\{'dropout': key\}"),
+        (
+            lambda _: failing(lambda self, x: self.make_key())().apply({}, X, rngs={"dropout": 0}),
+            r"^inner: the key of the stream 'dropout' is of type int",
+        ),
+    ],
+)
+def test_what_newcomers_pass_in_the_wrong_place_is_named(call: Any, said: str) -> None:
+    with pytest.raises(errors.FunctionalError, match=said):
+        call(MLP())
+
+
+def test_setup_is_refused_where_it_is_defined() -> None:
+    with pytest.raises(errors.TransformError, match=r"never called.*self\.child"):
+        type("Late", (F.Module,), {"setup": lambda self: None})
 
 
 def test_errors_of_torch_say_in_which_module_they_happened() -> None:

@@ -60,7 +60,7 @@ class NameInUseError(FunctionalError):
     def __init__(self, kind: str, name: str, path: Sequence[str]) -> None:
         super().__init__(
             f"{dotted(path)}: the {kind} name {name!r} is used twice in one call",
-            fix="give each its own name; to share one child, keep it in a local variable and call it twice",
+            fix=f"give each its own name; to share one {kind}, keep it in a local variable and use that twice",
         )
 
 
@@ -80,7 +80,7 @@ class MissingCollectionError(FunctionalError):
         have = ", ".join(sorted(known)) or "none"
         super().__init__(
             f"{dotted(path)}: the variables have no collection {collection!r} here (collections given: {have})",
-            fix=f"pass what `init` returned, {{'{collection}': ...}} included",
+            fix=f"pass all that `init` returned, or one collection of it by its name, {{'{collection}': ...}}",
         )
 
 
@@ -102,8 +102,9 @@ class ParameterShapeError(FunctionalError):
 
     def __init__(self, name: str, path: Sequence[str], stored: Sequence[int], wanted: Sequence[int]) -> None:
         super().__init__(
-            f"{dotted(path)}: parameter {name!r} is stored as {tuple(stored)} but this input needs {tuple(wanted)}",
-            fix="feed an input of the width used in `init`, or `init` again with this example",
+            f"{dotted(path)}: parameter {name!r} is stored as {tuple(stored)}, but {tuple(wanted)} is needed for "
+            "this input and these settings",
+            fix="feed an input of the width used in `init`, to a module with the settings it had then, or `init` again",
         )
 
 
@@ -121,16 +122,20 @@ class MissingKeyError(FunctionalError):
         have = ", ".join(sorted(known)) or "none"
         super().__init__(
             f"{dotted(path)}: needs a key of the stream {stream!r} (streams given: {have})",
-            fix=f"pass `rngs={{'{stream}': key}}` to apply, or `deterministic=True` to the module",
+            fix="pass `init` a key, or `{'params': key, ...}`"
+            if stream == "params"
+            else f"pass `rngs={{'{stream}': key}}` to apply, or `deterministic=True` to the module",
         )
 
 
 class ImmutableCollectionError(FunctionalError):
     """A module wrote to a collection that the caller did not declare mutable: the new value would be lost."""
 
-    def __init__(self, collection: str, name: str, path: Sequence[str]) -> None:
+    def __init__(self, collection: str, name: str, path: Sequence[str], mutable: Iterable[str]) -> None:
+        given = ", ".join(sorted(mutable)) or "none"
         super().__init__(
-            f"{dotted(path)}: wrote {name!r} in collection {collection!r}, which is not mutable in this call",
+            f"{dotted(path)}: wrote {name!r} in collection {collection!r}, which is not mutable in this call "
+            f"(mutable: {given})",
             fix=f"call `out, updated = module.apply(variables, ..., mutable=['{collection}'])`",
         )
 
@@ -151,6 +156,10 @@ class TreeStructureError(FunctionalError):
 
 class PartitionError(UsageError, FunctionalError):
     """Logical axis names, rules and mesh do not fit together."""
+
+
+class VariablesError(UsageError, FunctionalError):
+    """`init` or `apply` was given something else where its variables or keys belong."""
 
 
 class TransformError(UsageError, FunctionalError):

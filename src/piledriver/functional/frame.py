@@ -21,6 +21,8 @@ from piledriver.functional.errors import (
     MissingVariableError,
     NameInUseError,
     ParameterShapeError,
+    VariablesError,
+    dotted,
 )
 from piledriver.functional.keys import Key, fold_in
 from piledriver.functional.tree import Path, Tree, unflatten
@@ -190,7 +192,7 @@ class Frame:
     def write(self, collection: str, name: str, value: Any) -> None:
         """Set a variable for the rest of this call and for what the caller gets back."""
         if self.context.declared is None and not self.context.is_mutable(collection):
-            raise ImmutableCollectionError(collection, name, self.path)
+            raise ImmutableCollectionError(collection, name, self.path, self.context.mutable or ())
         self.context.written[collection, (*self.path, name)] = value
 
     def store(self, collection: str) -> Store | None:
@@ -228,6 +230,11 @@ class Frame:
             if self.context.declared is not None:
                 return Key(torch.zeros((), dtype=torch.int64))
             raise MissingKeyError(stream, self.path, self.context.rngs)
+        if not isinstance(root, Key):
+            raise VariablesError(
+                f"{dotted(self.path)}: the key of the stream {stream!r} is of type {type(root).__name__}",
+                fix=f"make one, `rngs={{'{stream}': key(0)}}`",
+            )
         draws = self.draws
         if draws is None:
             draws = self.draws = {}

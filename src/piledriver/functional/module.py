@@ -27,9 +27,12 @@ from torch import Tensor
 from piledriver.functional.errors import (
     FrozenModuleError,
     InitialiserError,
+    MissingCollectionError,
+    MissingKeyError,
     MissingVariableError,
     TransformError,
     UnboundModuleError,
+    VariablesError,
     dotted,
 )
 from piledriver.functional.frame import Axes, Context, Declaration, Frame, Initialiser, Place, Store
@@ -89,6 +92,11 @@ class Module:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         fields = inspect.get_annotations(cls)
+        if "setup" in vars(cls):
+            raise TransformError(
+                f"{cls.__name__} defines `setup`, which is never called",
+                fix="declare children where they are used: `self.child('up', Dense(8))(x)` in `__call__`",
+            )
         for name, member in list(vars(cls).items()):
             is_method = inspect.isfunction(member) and not name.startswith("_") and name not in fields
             if name == "__call__" or is_method:
@@ -126,7 +134,7 @@ class Module:
 
         `key` is one key, or keys by stream (`params` makes parameters). `device` defaults to the example's.
         """
-        root = key if isinstance(key, Key) else key["params"]
+        root = _root_key(key)
         where = torch.device(device) if device is not None else _device_of((args, kwargs))
         return unflatten(
             {
@@ -158,14 +166,14 @@ class Module:
         those collections. `method` names another method than `__call__`. `sharding` is what `constrain` uses.
         """
         wanted = _mutable(mutable)
-        context = Context(_stores(variables), rngs or {}, wanted, sharding=sharding)
+        context = Context(_stores(variables), _streams(rngs), wanted, sharding=sharding)
         bound = bound_at(self, Frame(context, None, ""))
         output = _method(bound, method)(*args, **kwargs)
         return (output, context.updated(variables)) if mutable is not False else output
 
     def bind(self: M, variables: Variables, *, rngs: Mapping[str, Key] | None = None, mutable: Mutable = False) -> M:
         """A copy that holds these variables, for exploration: call it and its methods directly."""
-        return bound_at(self, Frame(Context(_stores(variables), rngs or {}, _mutable(mutable)), None, ""))
+        return bound_at(self, Frame(Context(_stores(variables), _streams(rngs), _mutable(mutable)), None, ""))
 
     def unbind(self: M) -> tuple[M, Tree]:
         """The module without its variables, and the variables."""
@@ -256,6 +264,8 @@ class Module:
             elif frame.context.is_mutable(collection):
                 frame.write(collection, name, init())
             else:
+                if collection not in frame.context.stores:
+                    raise MissingCollectionError(collection, frame.path, frame.context.stores)
                 store = frame.store(collection)
                 raise MissingVariableError(collection, name, frame.path, store if isinstance(store, Mapping) else {})
         return Variable(frame, collection, name)
@@ -367,6 +377,11 @@ def _method(bound: Module, method: str | Callable[..., Any] | None) -> Callable[
 
 
 def _stores(variables: Variables) -> dict[str, Store]:
+    if not isinstance(variables, Mapping):
+        raise VariablesError(
+            f"the variables are of type {type(variables).__name__}, not a tree of collections",
+            fix="`variables = module.init(key(0), x)`, then `module.apply(variables, x)`",
+        )
     stores: dict[str, Store] = {}
     for name, collection in variables.items():
         tree = freeze(collection)
@@ -377,6 +392,25 @@ def _stores(variables: Variables) -> dict[str, Store]:
             )
         stores[name] = tree._data
     return stores
+
+
+def _streams(rngs: Mapping[str, Key] | None) -> Mapping[str, Key]:
+    if isinstance(rngs, Key):
+        raise VariablesError("`rngs` is one key without a stream", fix="name its stream: `rngs={'dropout': key}`")
+    return {} if rngs is None else rngs
+
+
+def _root_key(key: Key | Mapping[str, Key]) -> Key:
+    """The key that makes parameters."""
+    root = key.get("params") if isinstance(key, Mapping) else key
+    if root is None:
+        raise MissingKeyError("params", (), key)  # type: ignore[arg-type]
+    if not isinstance(root, Key):
+        raise VariablesError(
+            f"`init` was given something of type {type(root).__name__} where its key belongs",
+            fix="`module.init(key(0), x)`",
+        )
+    return root
 
 
 def _mutable(mutable: Mutable) -> frozenset[str] | None:
