@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from piledriver.core.errors import UnknownNameError
+from piledriver.core.errors import CorruptFileError, UnknownNameError
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.interchange import (
     InterchangeError,
@@ -140,6 +140,15 @@ def test_what_no_family_says_is_refused() -> None:
         write_config(dataclasses.replace(preset("tiny"), mup_base_dim=64), "llama")
 
 
+def test_a_part_of_each_head_is_turned_only_where_transformers_does_it(tmp_path: Path) -> None:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    with pytest.raises(InterchangeError, match=r"llama with partial_rotary_factor 0.5"):
+        read_config({"model_type": "llama", **SMALL, "rope_parameters": rope})
+    with pytest.raises(InterchangeError, match=r"partial_rotary_factor 0.5|rope_fraction"):
+        write_config(preset("tiny", rope_fraction=0.5))
+    assert read_config({"model_type": "gpt_neox", **SMALL, "rope_parameters": rope}).rope_fraction == 0.5
+
+
 def test_old_spellings_of_rotary_settings() -> None:
     old = {
         **SMALL,
@@ -171,3 +180,10 @@ def test_damaged_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(InterchangeError, match="another shape"):
         (tmp_path / "config.json").write_text(json.dumps(settings))
         load_weights(Transformer(ModelConfig(vocab_size=8, dim=8, layers=1, heads=1)), tmp_path)
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(CorruptFileError, match=r"model.safetensors is not a whole safetensors file"):
+        load_folder(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CorruptFileError, match=r"config.json is not JSON"):
+        load_folder(tmp_path)

@@ -154,3 +154,15 @@ def test_a_tokenizer_that_is_too_large_is_refused_before_it_is_used(
     assert main(verb) == 2
     assert "the model has 300 ids, the tokenizer" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_shape_that_no_family_has_is_trained_and_said_so(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main(["train", str(finished / "config.yaml"), f"out={out}", "model.attention_softcap=30.0", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["finished"]
+    assert "model will not be written" in said.err
+    assert "attention_softcap" in said.err
+    assert not (out / "model").exists()

@@ -21,6 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--context", type=positive, default=1, metavar="N", help="tokens of context for each later window"
     )
+    parser.add_argument("--boundary", metavar="NAME", help="the special token between documents, where it is not found")
     parser.add_argument("--batch-tokens", type=positive, default=8192, metavar="N", help="tokens scored at once")
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N documents")
     parser.add_argument("--chart", metavar="FILE.png", help="save a bar chart")
@@ -45,14 +46,22 @@ def run(args: argparse.Namespace) -> None:
     connect(world)
     documents = islice(read_shards(args.corpus), args.limit)
     shown = track(documents, "score", unit="documents") if world.is_main else documents
-    scores = bits_per_byte(scorer, tokenizer, shown, context=args.context, batch_tokens=args.batch_tokens, world=world)
+    scores = bits_per_byte(
+        scorer,
+        tokenizer,
+        shown,
+        context=args.context,
+        batch_tokens=args.batch_tokens,
+        boundary=args.boundary,
+        world=world,
+    )
     disconnect()
     if not world.is_main:
         return
     if not scores:
         raise UsageError(f"{args.corpus} holds no documents", fix="give a shard or a folder of shards of text")
     figures = summarise(scores)
-    if args.chart:
-        save_chart(figures, args.chart)
     about = {"model": args.model, "corpus": args.corpus, "length": scorer.length, "context": args.context}
-    print(json.dumps(as_json(figures, **about), indent=2) if args.json else as_text(figures))
+    print(json.dumps(as_json(figures, **about), indent=2) if args.json else as_text(figures), flush=True)
+    if args.chart:
+        save_chart(figures, args.chart)  # after the figures are out: they may have taken hours

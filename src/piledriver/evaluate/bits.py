@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from piledriver.core.errors import UsageError
 from piledriver.corpus import Document
 from piledriver.data.tokenizer import Tokenizer
 from piledriver.evaluate.batches import batches
@@ -23,6 +24,8 @@ from piledriver.runtime.world import World
 
 # Windows are sorted by length within so many, so that a batch wastes little on padding.
 _SORTED_AT_ONCE = 512
+# Names of sources that would be taken for something else in a table.
+_UNCLEAR = {"": "(no source)", "all": "(source all)"}
 
 
 @dataclass(frozen=True)
@@ -44,15 +47,18 @@ def bits_per_byte(
     *,
     context: int = 1,
     batch_tokens: int = 8192,
+    boundary: str | None = None,
     world: World | None = None,
 ) -> list[DocumentScore]:
     """Score every document once; `summarise` turns the scores into figures.
 
     With a `world`, each process takes every size-th document and all get all scores, in the order of the documents, so
-    that sums do not depend on how many processes there were.
+    that sums do not depend on how many processes there were. `boundary` names the special token that stands between
+    documents, where the tokenizer's own names do not tell.
     """
     rank, size = (world.rank, world.size) if world is not None else (0, 1)
-    scores = list(_scored(scorer, tokenizer, documents, context, batch_tokens, rank, size))
+    prefix = tokenizer.boundary(boundary)
+    scores = list(_scored(scorer, tokenizer, prefix, documents, context, batch_tokens, rank, size))
     if size > 1:
         assert world is not None
         scores = [score for part in gather_object(world, scores) for score in part]
@@ -62,22 +68,24 @@ def bits_per_byte(
 def _scored(
     scorer: Scorer,
     tokenizer: Tokenizer,
+    prefix: int,
     documents: Iterable[Document],
     context: int,
     batch_tokens: int,
     rank: int,
     size: int,
 ) -> Iterator[DocumentScore]:
-    prefix = tokenizer.boundary()
     nats: dict[int, float] = {}
     waiting: list[Window] = []
     known: dict[int, tuple[str, int, int, int]] = {}
     for index, document in enumerate(documents):
         if index % size != rank:
             continue
-        ids = tokenizer.encode(document.text)
-        text = document.text
-        known[index] = (document.source, len(ids), len(text.encode("utf-8", "replace")), len(text.split()))
+        content = document.text.encode("utf-8", "replace")  # half a surrogate pair is no character: it is one byte, "?"
+        text = content.decode("utf-8")
+        ids = tokenizer.encode(text)
+        _check_ids(index, max(prefix, int(ids.max(initial=0))), scorer.vocab_size)
+        known[index] = (document.source, len(ids), len(content), len(text.split()))
         nats[index] = 0.0
         waiting += rolling_windows(index, ids, prefix, scorer.length, context)
         if len(waiting) >= _SORTED_AT_ONCE:
@@ -86,6 +94,14 @@ def _scored(
     _score(scorer, waiting, batch_tokens, nats)
     for index, (source, tokens, size_bytes, words) in known.items():
         yield DocumentScore(index, source, nats[index], tokens, size_bytes, words)
+
+
+def _check_ids(document: int, largest: int, vocab_size: int) -> None:
+    if largest >= vocab_size:
+        raise UsageError(
+            f"document {document} has the token {largest}, and the model knows {vocab_size}",
+            fix="give the model's own tokenizer",
+        )
 
 
 def _score(scorer: Scorer, windows: Sequence[Window], batch_tokens: int, nats: dict[int, float]) -> None:
@@ -106,17 +122,17 @@ class Figures:
     words: int
     bits_per_byte: float
     low: float
-    """Lower end of the 95% interval, by bootstrap over documents."""
+    """Lower end of the 95% interval, by bootstrap over documents; not a number where there are not two with text."""
     high: float
     perplexity_per_token: float
     perplexity_per_word: float
 
 
 def summarise(scores: Sequence[DocumentScore], *, resamples: int = 1000, seed: int = 0) -> dict[str, Figures]:
-    """The figures by source, in the order of first appearance, and of everything under "all"."""
+    """The figures by source, in the order of first appearance, and of everything under "all", which comes last."""
     groups: dict[str, list[DocumentScore]] = {}
     for score in scores:
-        groups.setdefault(score.source or "(no source)", []).append(score)
+        groups.setdefault(_UNCLEAR.get(score.source, score.source), []).append(score)
     figures = {source: _figures(group, resamples, seed) for source, group in groups.items()}
     return {**figures, "all": _figures(scores, resamples, seed)}
 
@@ -140,7 +156,7 @@ def _figures(scores: Sequence[DocumentScore], resamples: int, seed: int) -> Figu
 
 
 def _interval(scores: Sequence[DocumentScore], resamples: int, seed: int) -> tuple[float, float]:
-    if len(scores) < 2 or not resamples:
+    if sum(score.bytes > 0 for score in scores) < 2 or not resamples:
         return math.nan, math.nan
     nats = np.array([score.nats for score in scores])
     sizes = np.array([score.bytes for score in scores], float)

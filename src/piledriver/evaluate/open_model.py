@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from piledriver.core import storage
-from piledriver.core.errors import MissingDependencyError, StorageError
+from piledriver.core.errors import ConfigError, CorruptFileError, MissingDependencyError, StorageError, UnknownNameError
 from piledriver.data.tokenizer import Tokenizer, open_tokenizer
 from piledriver.evaluate.scorers import Scorer, TransformerScorer, TransformersScorer
-from piledriver.models.interchange import InterchangeError, load_folder
+from piledriver.models.interchange import InterchangeError, load_folder, read_folder_config
 
 
 def open_scorer(folder: storage.Location, *, length: int | None = None, device: torch.device | None = None) -> Scorer:
@@ -25,9 +25,11 @@ def open_scorer(folder: storage.Location, *, length: int | None = None, device: 
         )
     device = device or torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
-        return TransformerScorer(load_folder(folder).to(device), length)
-    except InterchangeError:
+        read_folder_config(folder)
+    except (InterchangeError, UnknownNameError, ConfigError):
+        # A family, or an option of one, that is not ours. What else is wrong with a folder is wrong for them too.
         return TransformersScorer(_transformers_model(folder).to(device), length)
+    return TransformerScorer(load_folder(folder).to(device), length)
 
 
 def _transformers_model(folder: storage.Location) -> Any:
@@ -35,7 +37,20 @@ def _transformers_model(folder: storage.Location) -> Any:
         from transformers import AutoModelForCausalLM
     except ImportError as error:
         raise MissingDependencyError("transformers", extra="evaluate", purpose="a model of that family") from error
-    return AutoModelForCausalLM.from_pretrained(os.fspath(folder), local_files_only=True, use_safetensors=True)
+    try:
+        model, told = AutoModelForCausalLM.from_pretrained(
+            os.fspath(folder), local_files_only=True, use_safetensors=True, output_loading_info=True
+        )
+    except (ValueError, OSError) as error:
+        raise StorageError(
+            f"transformers cannot open {os.fspath(folder)}: {error}", fix="give the folder of a causal language model"
+        ) from error
+    if told["missing_keys"]:
+        # They would be drawn at random, and the figures would be those of another model.
+        raise CorruptFileError(
+            f"{os.fspath(folder)} has no tensor {sorted(told['missing_keys'])[0]}", fix="save the checkpoint again"
+        )
+    return model
 
 
 def open_model_tokenizer(folder: storage.Location, tokenizer: storage.Location | None) -> Tokenizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
@@ -23,24 +24,34 @@ def paper_figures() -> dict[str, dict[str, float]]:
 
 
 def as_json(figures: Mapping[str, Figures], **about: Any) -> dict[str, Any]:
-    """What `--json` prints: what was measured, how, and what the paper has for the same source."""
-    paper = paper_figures()
-    rows = {source: {**asdict(row), "paper": paper.get(source)} for source, row in figures.items()}
+    """What `--json` prints: what was measured, how, and what the paper has for the same; what is no number is null."""
+    paper = _papers(figures)
+    rows = {source: {**_plain(row), "paper": paper.get(source)} for source, row in figures.items()}
     return {**about, "bits_per_byte": rows}
+
+
+def _plain(row: Figures) -> dict[str, Any]:
+    values = asdict(row)
+    return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
+
+
+def _papers(figures: Mapping[str, Figures]) -> dict[str, dict[str, float]]:
+    """The paper's figures for the same sources; for all together only where there are all of its sources, no other."""
+    paper = paper_figures()
+    return {source: row for source, row in paper.items() if source != "all" or set(figures) == set(paper)}
 
 
 def as_text(figures: Mapping[str, Figures]) -> str:
     """A table for the terminal."""
-    paper = paper_figures()
-    known = [source for source in figures if source in paper and source != "all"]
+    paper = _papers(figures)
+    known = [source for source in figures if source in paper]
     width = max(len(source) for source in figures)
     beside = "  GPT-2 small / GPT-3 davinci (the paper's)" if known else ""
-    lines = [f"{'source':<{width}}  {'BPB':>7}  {'95% interval':>17}  {'documents':>9}  {'MB':>8}{beside}"]
+    lines = [f"{'source':<{width}}  {'BPB':>7}  {'95% interval':>17}  {'documents':>9}  {'bytes':>15}{beside}"]
     for source, row in figures.items():
-        interval = f"{row.low:.4f} - {row.high:.4f}" if row.low == row.low else ""
-        line = (
-            f"{source:<{width}}  {row.bits_per_byte:>7.4f}  {interval:>17}  {row.documents:>9}  {row.bytes / 1e6:>8.2f}"
-        )
+        bits = f"{row.bits_per_byte:.4f}" if row.bytes else "-"
+        interval = f"{row.low:.4f} - {row.high:.4f}" if math.isfinite(row.low) else ""
+        line = f"{source:<{width}}  {bits:>7}  {interval:>17}  {row.documents:>9}  {row.bytes:>15,}"
         if source in known:
             line += f"  {paper[source]['gpt2-small']:.4f} / {paper[source]['gpt3-davinci']:.4f}"
         lines.append(line)
@@ -54,22 +65,21 @@ def save_chart(figures: Mapping[str, Figures], path: storage.Location, title: st
     except ImportError as error:
         raise MissingDependencyError("matplotlib", extra="plots", purpose="the bar chart") from error
 
-    names = list(figures)
+    names = [name for name, row in figures.items() if row.bytes]  # there is no bar of no bytes
     values = [figures[name].bits_per_byte for name in names]
+    measured = [at for at, name in enumerate(names) if math.isfinite(figures[name].low)]
+    rows = [(values[at], figures[names[at]]) for at in measured]
     errors = [
-        [
-            max(0.0, value - figures[name].low) if figures[name].low == figures[name].low else 0.0
-            for name, value in zip(names, values, strict=True)
-        ],
-        [
-            max(0.0, figures[name].high - value) if figures[name].high == figures[name].high else 0.0
-            for name, value in zip(names, values, strict=True)
-        ],
+        [max(0.0, value - row.low) for value, row in rows],
+        [max(0.0, row.high - value) for value, row in rows],
     ]
     figure = Figure(figsize=(8, 0.6 + 0.38 * len(names)), layout="constrained")
     axes = figure.add_subplot()
     colours = ["#9aa5b1" if name == "all" else "#2f6f9f" for name in names]
-    axes.barh(range(len(names)), values, xerr=errors, color=colours, ecolor="#444444", capsize=2)
+    axes.barh(range(len(names)), values, color=colours)
+    if measured:
+        centres = [values[at] for at in measured]
+        axes.errorbar(centres, measured, xerr=errors, fmt="none", ecolor="#444444", capsize=2)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set_xlabel("bits per byte (lower is better)")

@@ -21,6 +21,8 @@ class Scorer(Protocol):
 
     length: int
     """The longest window."""
+    vocab_size: int
+    """Ids that the model knows: one more than the largest."""
     device: torch.device
 
     def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -40,6 +42,7 @@ class TransformerScorer:
         _refuse_parts(model)
         self._model = model.eval()
         self.length = length or model.config.max_positions
+        self.vocab_size = model.config.vocab_size
         self.device = next(model.parameters()).device
 
     @torch.no_grad()
@@ -77,6 +80,7 @@ class TransformersScorer:
         config = model.config
         known = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 2048
         self.length = length or int(known)
+        self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
         self.device = next(model.parameters()).device
 
     @torch.no_grad()

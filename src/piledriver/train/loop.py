@@ -28,7 +28,7 @@ from piledriver.train.position import Position
 from piledriver.train.reports import Reports
 from piledriver.train.resuming import CONFIG, saved_header
 from piledriver.train.rollback import Skip, Snapshot
-from piledriver.train.saving import Saving, whole_model
+from piledriver.train.saving import MODEL, Saving, whole_model, why_not_published
 from piledriver.train.setup import compile_model, make_model, make_parts, peak_of
 from piledriver.train.step import Stepper, Taken, Wishes
 from piledriver.train.stopping import StopRequest, stop_on_signals
@@ -108,6 +108,10 @@ class Run:
             )
             self.reports = Reports(self.parts, metrics, shown, peak=self.peak, total_steps=self.total_steps)
             stack.callback(self.reports.flush_what_is_there)
+            unpublished = why_not_published(self.parts.shape)
+            if unpublished is not None:
+                folder = os.path.join(config.out, MODEL)
+                self.reports.say(f"{folder} will not be written, the weights stay in the checkpoints: {unpublished}")
             started = time.monotonic()
             try:
                 step, taken = self._loop(first, request)
@@ -118,7 +122,7 @@ class Run:
             self.saving.wait()
             seconds = max(1e-9, time.monotonic() - started)
         finished = step == self.total_steps
-        if finished:
+        if finished and unpublished is None:
             self.saving.publish()
         if self.world.is_main and config.plots:
             # Pictures are an extra; the metrics are there.

@@ -11,13 +11,22 @@ from piledriver.checkpoint import Checkpointer, Contents, folder_for, is_complet
 from piledriver.core import storage
 from piledriver.core.config import to_mapping
 from piledriver.core.errors import StorageError
-from piledriver.models import Transformer
-from piledriver.models.interchange import save_folder
+from piledriver.models import ModelConfig, Transformer
+from piledriver.models.interchange import InterchangeError, save_folder, write_config
 from piledriver.train.resuming import CHECKPOINTS, damaged, last_checkpoint
 from piledriver.train.setup import Parts, make_model
 from piledriver.train.step import Stepper
 
 MODEL = "model"
+
+
+def why_not_published(shape: ModelConfig) -> str | None:
+    """Why a finished model of this shape has no folder that others read; None where it has one."""
+    try:
+        write_config(shape)
+    except InterchangeError as error:
+        return error.what
+    return None
 
 
 def whole_model(parts: Parts, model: Transformer) -> Transformer:

@@ -1,13 +1,20 @@
 """Checkpoint folders of `transformers`, read and written, with the names of each family as data."""
 
 from piledriver.models.interchange.config_json import InterchangeError, read_config, write_config
-from piledriver.models.interchange.folder import load_folder, load_weights, read_weights, save_folder
+from piledriver.models.interchange.folder import (
+    load_folder,
+    load_weights,
+    read_folder_config,
+    read_weights,
+    save_folder,
+)
 
 __all__ = [
     "InterchangeError",
     "load_folder",
     "load_weights",
     "read_config",
+    "read_folder_config",
     "read_weights",
     "save_folder",
     "write_config",

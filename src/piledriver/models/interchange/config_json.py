@@ -108,6 +108,12 @@ def _read_rope(kind: Family, theirs: Mapping[str, Any]) -> dict[str, Any]:
         "rope_theta": rope.get("rope_theta", theirs.get("rope_theta", theirs.get("rotary_emb_base", 10000.0))),
         "rope_fraction": rope.get("partial_rotary_factor", theirs.get("rotary_pct", 1.0)),
     }
+    if ours["rope_fraction"] != 1.0 and kind.name != "gpt_neox":
+        # transformers takes the setting for these too, and then turns whole heads.
+        raise InterchangeError(
+            f"{kind.name} with partial_rotary_factor {ours['rope_fraction']:g} is not supported",
+            fix="set it to 1; of our families only gpt_neox turns a part of each head",
+        )
     scaling = rope.get("rope_type", rope.get("type", "default"))
     if scaling == "default":
         return ours

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from piledriver.core import storage
-from piledriver.core.errors import StorageError
+from piledriver.core.errors import CorruptFileError, StorageError
 from piledriver.models.config import ModelConfig
 from piledriver.models.interchange.config_json import InterchangeError, read_config, write_config
 from piledriver.models.interchange.families import Family, family
@@ -55,18 +55,16 @@ def load_weights(model: Transformer, folder: str | os.PathLike[str]) -> None:
 
 def read_folder_config(folder: str | os.PathLike[str]) -> tuple[ModelConfig, dict[str, Any]]:
     """Our config of a checkpoint folder, and the content of its config.json."""
-    theirs = json.loads(storage.read_text(Path(folder) / "config.json"))
+    theirs = _read_json(Path(folder) / "config.json")
     return read_config(theirs), theirs
 
 
 def read_weights(folder: str | os.PathLike[str], config: ModelConfig, model_type: str) -> Iterator[tuple[str, Tensor]]:
     """(our name, tensor) of every parameter, one at a time; anything missing or left over is an error."""
-    from safetensors import safe_open
-
     kind, files = family(model_type), _tensor_files(Path(folder))
     unread = set(files)
     with ExitStack() as stack:
-        handles = {path: stack.enter_context(safe_open(path, framework="pt")) for path in sorted(set(files.values()))}
+        handles = {path: stack.enter_context(_open(path)) for path in sorted(set(files.values()))}
         for name in parameter_names(config):
             operation, sources = _rule(kind, name, config)
             parts = []
@@ -180,18 +178,39 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def _tensor_files(folder: Path) -> dict[str, str]:
-    from safetensors import safe_open
-
     if (folder / _INDEX).exists():
-        places: dict[str, str] = json.loads(storage.read_text(folder / _INDEX))["weight_map"]
+        places = _read_json(folder / _INDEX).get("weight_map")
+        if not isinstance(places, dict):
+            raise CorruptFileError(f"{folder / _INDEX} has no weight_map", fix="save or fetch the checkpoint again")
         return {key: str(folder / name) for key, name in places.items()}
     path = folder / _WHOLE
     if not path.exists():
         raise StorageError(
             f"{folder} holds no {_WHOLE}", fix="save the checkpoint as safetensors; pickle is never read"
         )
-    with safe_open(path, framework="pt") as file:
+    with _open(str(path)) as file:
         return dict.fromkeys(file.keys(), str(path))
+
+
+def _open(path: str) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise CorruptFileError(
+            f"{path} is not a whole safetensors file: {error}", fix="save or fetch the checkpoint again"
+        ) from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        tree = json.loads(storage.read_text(path))
+    except ValueError as error:
+        raise CorruptFileError(f"{path} is not JSON: {error}", fix="save or fetch the checkpoint again") from error
+    if not isinstance(tree, dict):
+        raise CorruptFileError(f"{path} is not a JSON object", fix="save or fetch the checkpoint again")
+    return tree
 
 
 @torch.no_grad()
