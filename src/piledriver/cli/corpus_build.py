@@ -13,7 +13,7 @@ from piledriver.cli.overrides import add_overrides
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
-    parser.add_argument("recipe", help="a YAML file, or a recipe that we ship: local, open or pile")
+    parser.add_argument("recipe", metavar="RECIPE", help="a YAML file, or a recipe that we ship: local, open or pile")
     add_overrides(parser, "change keys of the recipe, such as seed=7")
     parser.add_argument("-o", "--out", required=True, metavar="DIR", help="the corpus to make or to go on with")
     parser.add_argument(

@@ -10,7 +10,7 @@ from piledriver.cli.counts import add_workers
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
-    parser.add_argument("source", help="a slug or a pile_set_name; see 'piledriver corpus sources'")
+    parser.add_argument("source", metavar="SOURCE", help="a slug or a pile_set_name; see 'piledriver corpus sources'")
     parser.add_argument(
         "paths", nargs="+", metavar="PATH", help="raw files, folders, archives, or generate:key=value,..."
     )

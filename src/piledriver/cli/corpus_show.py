@@ -13,8 +13,10 @@ from piledriver.core.errors import UnknownNameError, UsageError
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
-    parser.add_argument("path", help="a shard or a folder of shards; with --dropped a corpus")
-    parser.add_argument("--source", help="only documents of this source: a slug, or the name in the shards")
+    parser.add_argument("path", metavar="PATH", help="a shard or a folder of shards; with --dropped a corpus")
+    parser.add_argument(
+        "--source", metavar="SOURCE", help="only documents of this source: a slug, or the name in the shards"
+    )
     parser.add_argument("--limit", type=positive, default=5, metavar="N", help="how many documents (default 5)")
     parser.add_argument("--start", type=zero_or_more, default=0, metavar="N", help="begin at this document (default 0)")
     parser.add_argument("--json", action="store_true", help="print JSON lines")

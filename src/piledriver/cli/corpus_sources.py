@@ -10,7 +10,7 @@ _SHOWN = ("slug", "name", "title", "raw_format", "licence", "consent", "treatmen
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
-    parser.add_argument("source", nargs="?", help="show one source in full")
+    parser.add_argument("source", metavar="SOURCE", nargs="?", help="show one source in full (default: a table of all)")
     parser.add_argument("--json", action="store_true", help="print a JSON list")
 
 

@@ -10,7 +10,7 @@ from piledriver.core.errors import PiledriverError
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
-    parser.add_argument("path", help="a shard or a folder of shards")
+    parser.add_argument("path", metavar="PATH", help="a shard or a folder of shards")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
