@@ -29,7 +29,7 @@ def start_anew(model: nn.Module) -> None:
             known.averager.drop()
         for root in known.roots:
             if isinstance(root, FSDPModule):
-                _reset(root)
+                forget_step(root)
         if (on_host := offloaded(model)) is not None:
             on_host.drop()
 
@@ -46,10 +46,12 @@ def _reset_if_broken(root: Any, _args: Any) -> None:
         return
     state = shared_state(root)
     if state.iter_forward_root is not None or state.post_backward_final_callback_queued:
-        _reset(root)
+        # A forward that failed has not touched the gradients of the batches before it.
+        forget_step(root, gradients=state.post_backward_final_callback_queued)
 
 
-def _reset(root: Any) -> None:
+def forget_step(root: Any, *, gradients: bool = True) -> None:
+    """Put a sharded module back to where no step has begun, and drop gradients that are not shared out yet."""
     state = root._get_fsdp_state()
     if state._is_root is None:
         # Never ran.
@@ -58,7 +60,7 @@ def _reset(root: Any) -> None:
         root.reset_iter_state()
     else:
         _reset_iter_state(state)
-    for one in shared_state(root).all_states:
+    for one in shared_state(root).all_states if gradients else ():
         for group in parameter_groups(one):
             for parameter in group.fsdp_params:
                 parameter.unsharded_accumulated_grad = None

@@ -123,6 +123,11 @@ def _set(thing: Any, **values: Any) -> Iterator[None]:
 
 def gradients_so_far(model: nn.Module) -> Iterator[Tensor]:
     """Every gradient that has gathered on this process, averaged or not: what a window's weights are applied to."""
+    # Once each: where a forward broke off, a parameter that is still whole is the model's and the sharded module's.
+    yield from {id(gradient): gradient for gradient in _gathered(model)}.values()
+
+
+def _gathered(model: nn.Module) -> Iterator[Tensor]:
     for parameter in model.parameters():
         part = getattr(parameter, "own_part", None)
         if parameter.grad is not None:

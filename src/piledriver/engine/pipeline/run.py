@@ -7,8 +7,8 @@ gradients are those of one process with the whole batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from piledriver.engine.pipeline.borrowed import Borrowed
 from piledriver.engine.pipeline.forward import Forward, run_forward
 from piledriver.engine.pipeline.losses import Losses, LossFunction
 from piledriver.engine.pipeline.schedules import microbatches_of, rank_of_stage, schedule_class
-from piledriver.engine.pipeline.shapes import Meta, find_shapes
+from piledriver.engine.pipeline.shapes import Meta, StageOutOfMemoryError, find_shapes
 from piledriver.engine.pipeline.split import split_of, stages_of
 from piledriver.engine.pipeline.stage import Keywords, Stage
 from piledriver.engine.schedule_rules import SPLIT_BACKWARD
@@ -34,6 +34,9 @@ from piledriver.models.loss import LossSums
 
 # Schedules are kept for so many shapes of batches: each holds buffers for what its stages receive.
 KEPT_SHAPES = 4
+
+GO_ON = "go on from a checkpoint in new processes, with smaller batches or more microbatches"
+"""What to do when one rank failed in the middle of a schedule, while others wait for what it will not send."""
 
 SETTINGS = ("z_loss", "chunk_tokens")
 """Attributes of our `Transformer` that may change between batches."""
@@ -59,6 +62,7 @@ class Pipeline:
         self._built: dict[Any, tuple[Any, list[Stage]]] = {}
         self._losses: Losses | None = None
         self._window_open = False
+        self._broke_off: str | None = None
 
     def step(
         self,
@@ -72,6 +76,7 @@ class Pipeline:
         sync: bool = True,
     ) -> LossSums:
         """Forward and backward of a batch; gradients are added to what is there. See `run_batch`."""
+        self._check_in_step()
         averager = getattr(laid_out(self.model), "averager", None)
         with naming_the_lost("a pipeline step", self.meshes.pp.get_group()):
             losses = self._prepare(inputs, targets, loss_fn, context)
@@ -79,14 +84,16 @@ class Pipeline:
             losses.divide_by(losses.weight.clamp(min=1.0) if divisor is None else divisor, scale)
             if not self._window_open:
                 self.borrowed.lend()
-            self._window_open = not sync
-            with averager.off() if averager is not None else nullcontext():
-                self._train(losses, sync=sync)
-            if sync:
-                self.borrowed.give_back()
-                if averager is not None:
-                    averager.synchronise()
-            return losses.everywhere(self.meshes)
+            schedule = self._schedule(losses)
+            with self._in_step():
+                self._window_open = not sync
+                with averager.off() if averager is not None else nullcontext():
+                    self._train(losses, *schedule, sync=sync)
+                if sync:
+                    self.borrowed.give_back()
+                    if averager is not None:
+                        averager.synchronise()
+                return losses.everywhere(self.meshes)
 
     @torch.no_grad()
     def evaluate(
@@ -98,11 +105,34 @@ class Pipeline:
         context: Mapping[str, Any] | None = None,
     ) -> LossSums:
         """The loss sums of a batch, forward only."""
+        self._check_in_step()
         with naming_the_lost("a pipeline's evaluation", self.meshes.pp.get_group()):
             losses = self._prepare(inputs, targets, loss_fn, context)
             self.borrowed.lend()
-            self._forward(losses)
-            return losses.everywhere(self.meshes)
+            self._shapes(losses)
+            with self._in_step():
+                self._forward(losses)
+                return losses.everywhere(self.meshes)
+
+    def _check_in_step(self) -> None:
+        if self._broke_off is not None:
+            raise EngineError(
+                f"a batch broke off within the pipeline's schedule, so its ranks are out of step: {self._broke_off}",
+                fix=GO_ON,
+            )
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """From here on stages talk to each other: one that fails leaves others waiting for what it will not send."""
+        try:
+            yield
+        except Exception as error:
+            # torch says in general terms that a schedule failed; what failed is the cause.
+            cause = error.__cause__ or error
+            self._broke_off = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
+            if isinstance(cause, torch.OutOfMemoryError):
+                raise StageOutOfMemoryError(self._broke_off, fix=GO_ON) from error
+            raise
 
     def _prepare(self, inputs: Any, targets: Any, loss_fn: LossFunction | None, context: Any) -> Losses:
         own = self.kind == "transformer" and loss_fn is None
@@ -130,8 +160,7 @@ class Pipeline:
         for stage in self.stages.values():
             vars(stage).update(settings)
 
-    def _train(self, losses: Losses, *, sync: bool) -> None:
-        schedule, stages = self._schedule(losses)
+    def _train(self, losses: Losses, schedule: Any, stages: list[Stage], *, sync: bool) -> None:
         self._losses = losses
         for stage in stages:
             stage.microbatches, stage.reduces = losses.microbatches, sync

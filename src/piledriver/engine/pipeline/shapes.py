@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -17,10 +17,15 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
+from piledriver.engine.broken_off import forget_step
 from piledriver.engine.errors import EngineError
 from piledriver.engine.pipeline.batches import MicroBatch
 
 Run = Callable[[tuple[Tensor, ...], MicroBatch], Any]
+
+
+class StageOutOfMemoryError(EngineError, torch.OutOfMemoryError):
+    """A stage has not enough memory for a batch: every rank says so, and its loop may try a smaller one."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +66,28 @@ def find_shapes(
             inputs = example.inputs if number == 0 else tuple(meta.zeros(device) for meta in found[-1])
             told = [_try(number, stages[number], runs[number], inputs, example)]
         dist.broadcast_object_list(told, src=dist.get_global_rank(group, owner), group=group)
-        if isinstance(told[0], str):
-            raise EngineError(told[0], fix="make each module take what the one before it gives")
+        if isinstance(told[0], _Complaint):
+            told[0].say()
         found.append(told[0])
     return found
 
 
+@dataclass(frozen=True)
+class _Complaint:
+    """Why a stage cannot run a batch, told to every rank, which raises it there."""
+
+    what: str
+    out_of_memory: bool = False
+
+    def say(self) -> NoReturn:
+        if self.out_of_memory:
+            raise StageOutOfMemoryError(self.what, fix="use smaller batches or more microbatches")
+        raise EngineError(self.what, fix="make each module take what the one before it gives")
+
+
 def _try(
     number: int, stage: nn.Module, run: Run, inputs: tuple[Tensor, ...], example: MicroBatch
-) -> tuple[Meta, ...] | str:
+) -> tuple[Meta, ...] | _Complaint:
     try:
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
@@ -82,12 +100,16 @@ def _try(
         tensors = outputs if isinstance(outputs, tuple | list) else (outputs,)
         strange = next((type(one).__name__ for one in tensors if not isinstance(one, Tensor)), None)
         if strange is not None:
-            return f"stage {number} gives a {strange}: only tensors travel between stages"
+            return _Complaint(f"stage {number} gives a {strange}: only tensors travel between stages")
         return tuple(Meta.of(tensor) for tensor in tensors)
-    except Exception as error:  # told to every rank, which raises it there
+    except Exception as error:
+        if isinstance(stage, FSDPModule):
+            forget_step(stage, gradients=False)
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        return f"stage {number} cannot take what the stage before it gives ({shapes}): {reason}"
+        if isinstance(error, torch.OutOfMemoryError):
+            return _Complaint(f"stage {number} has no memory for a micro-batch of {shapes}: {reason}", True)
+        return _Complaint(f"stage {number} cannot take what the stage before it gives ({shapes}): {reason}")
     finally:
         for module in stage.modules():
             if isinstance(module, FSDPModule):
