@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ _RUN = "piledriver.corpus.assembly.tasks:run_task"
 # Whatever kills workers from outside may strike a few times in a row; a task that kills its own is told soon enough.
 _ATTEMPTS = 8
 _OBJECT_STORE_BYTES = 200 << 20
+_ANSWER_SECONDS = 10
 
 
 class Executor(Protocol):
@@ -122,9 +124,17 @@ def _connect(ray: Any, address: str, workers: int) -> None:
         ray.init("local", num_cpus=workers, object_store_memory=store, include_dashboard=False, **quiet)
         return
     try:
+        _knock(address)
         ray.init(address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(
             f"no Ray cluster answers at {address}: {str(error).strip().splitlines()[0]}",
             fix="start one (`ray start --head`) and give its address as ray:HOST:PORT",
         ) from error
+
+
+def _knock(address: str) -> None:
+    """Whether anybody listens at HOST:PORT: Ray itself asks for minutes before it gives up."""
+    host, _, port = address.rpartition(":")
+    if host and "/" not in host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS).close()
