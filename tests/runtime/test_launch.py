@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -120,6 +121,25 @@ def test_a_failing_rank_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[st
     script.write_text("import os\nif os.environ['RANK'] == '1': raise ValueError('no data here')\n")
     with pytest.raises(LaunchError, match=r"rank 1 failed \(exit code 1\): ValueError: no data here"):
         launch(LaunchConfig(nproc=2, cpu=True), str(script))
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_said_once_and_not_by_every_process(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text("import pathlib, time\npathlib.Path('here').touch()\ntime.sleep(100)\n")
+    command = [sys.executable, "-m", "piledriver.cli.main", "launch", "--cpu", "--nproc", "1", "waits.py"]
+    options = {"cwd": tmp_path, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    # A suite that runs in the background has the signal ignored, and children inherit that.
+    with subprocess.Popen(
+        command, **options, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    ) as process:
+        while not (tmp_path / "here").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate()
+    assert process.returncode == 130
+    assert "interrupted" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.slow

@@ -162,6 +162,8 @@ def test_the_verbs_write_the_card_and_show_what_was_dropped(corpus: Path, capsys
     line = capsys.readouterr().out
     assert rows[1]["id"] in line
     assert f"kept {rows[1]['kept']}" in line
+    assert main(["corpus", "show", "--dropped", str(corpus), "--stage", "filter"]) == 0
+    assert "stages that dropped something: length, near" in capsys.readouterr().err
     assert main(["corpus", "show", "--dropped", str(corpus / "train")]) == 1
     assert "has no ledger.parquet" in capsys.readouterr().err
 
@@ -186,7 +188,9 @@ def test_shards_without_their_duplicates(
     assert kept[:11] == documents[:11], "same ids, sources, meta and order"
     assert verify(out) == []
     before = (out / "train" / "00000.jsonl.zst").read_bytes()
-    assert main(command) == 0
+    capsys.readouterr()
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["outputs"][0]["documents"] == left
     assert (out / "train" / "00000.jsonl.zst").read_bytes() == before
     if method == "substring":
         assert kept[11].text == " more"
