@@ -33,7 +33,7 @@ def find_domains(staging: Path, bytes_each: int, seed: int) -> list[Domain]:
     candidates = [
         ("Python code", "code", _below([library], ".py", without=("test", "tests", "site-packages", "idlelib"))),
         ("C headers", "code", _below(headers, ".h")),
-        ("Type stubs", "code", _below([Path(path) for path in sys.path if path.endswith("site-packages")], ".pyi")),
+        ("Type stubs", "code", _below(map(Path, _sites()), ".pyi")),
         ("Package READMEs", "markdown", _readmes(staging / "readmes")),
         ("Python manual", "text", _manual(staging / "manual")),
         ("Licences", "text", _licences()),
@@ -59,11 +59,21 @@ def _below(roots: Iterable[Path], suffix: str, without: tuple[str, ...] = ()) ->
             yield from (Path(folder) / name for name in sorted(names) if name.endswith(suffix))
 
 
+def _sites() -> list[str]:
+    """Where packages are installed: not all of `sys.path`, to which some packages add when they are imported."""
+    return [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+
+
+def _packages() -> list[metadata.Distribution]:
+    return sorted(metadata.distributions(path=_sites()), key=lambda found: found.metadata["Name"] or "")
+
+
 def _readmes(folder: Path) -> Iterator[Path]:
     """The descriptions of the packages that are installed here, as their authors wrote them."""
     folder.mkdir(parents=True, exist_ok=True)
-    for package in sorted(metadata.distributions(), key=lambda found: found.metadata["Name"] or ""):
-        text = package.metadata.get_payload()  # type: ignore[attr-defined]
+    for package in _packages():
+        # Not the payload, which the package importlib_metadata, once it is imported, leaves empty.
+        text = package.metadata.json.get("description")
         if isinstance(text, str) and len(text) > 500:
             path = folder / f"{package.metadata['Name']}.md"
             path.write_text(text, encoding="utf-8", errors="replace")
@@ -85,7 +95,7 @@ def _manual(folder: Path) -> Iterator[Path]:
 
 def _licences() -> Iterator[Path]:
     yield from _below([Path("/usr/share/common-licenses")], "")
-    for package in sorted(metadata.distributions(), key=lambda found: found.metadata["Name"] or ""):
+    for package in _packages():
         for file in package.files or []:
             if file.name.upper().startswith(("LICENSE", "LICENCE", "COPYING")):
                 path = Path(str(package.locate_file(file)))

@@ -22,26 +22,49 @@ tr.all td { font-weight: 600; }
 td.best { background: #e6f2ea; }
 img { max-width: 100%; } pre { background: #f4f6f8; padding: .8rem; overflow-x: auto; white-space: pre-wrap; }
 pre b { color: #2f6f9f; } .note { color: #56697c; }
+dt { font-weight: 600; float: left; clear: left; width: 10rem; } dd { margin: 0 0 .3rem 10.5rem; }
 """
+
+_STAGES = {"extract": "found", "filter": "long enough", "exact": "no copies", "near": "no near copies"}
+_COLUMNS = {
+    "untrained": "The model before its first step: every token is as likely as any other. It is below 8 because its "
+    "tokens are pieces of several bytes, which the tokenizer learned from the training text.",
+    "byte frequencies": "A table of how often each byte occurs in the training text: the least that can be learned.",
+    "zstd -22": "The compressor at its strongest, on all unseen text of the domain in one piece. It learns nothing "
+    "beforehand, but finds again what an earlier document said; the models see each document alone.",
+    "xz -9e": "Another compressor, in the same way.",
+    "trained": "The model after training.",
+}
 
 
 def write_page(result: DemoResult, path: storage.Location) -> None:
     """Write the page."""
     parts = [
-        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>piledriver demo</title><style>{_STYLE}</style>",
+        "<!doctype html><html lang='en'><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width'>"
+        f"<title>piledriver demo</title><style>{_STYLE}</style>",
         "<h1>From this machine's own files to a language model</h1>",
         f"<p class='note'>{_sentence(result)}</p>",
         "<h2>Bits per byte, by domain</h2>",
         "<p>How many bits each byte of unseen text costs: 8 is knowing nothing, lower is better. A model and a "
-        "compressor can be compared because both are charged for every byte.</p>",
+        "compressor can be compared because both are charged for every byte. The best of each row is green; the last "
+        "row counts all bytes of all domains together.</p>",
         _table(result),
+        _explained(result),
         _image(_bars(result), "bits per byte by domain"),
         "<h2>Training</h2>",
-        "<p>The loss of every step, and what the model made of text that it never trained on as it went along.</p>",
+        "<p>The loss of every step: nats (1.44 bits) for each token of the batch. Below it, bits per byte as training "
+        "went on, of text that is in neither the training nor the table: the beginnings of two documents of each "
+        "domain, so the last points are near the table's last column and not equal to it.</p>",
         *(_image(figure, description) for description, figure in _curves(result).items()),
         "<h2>The corpus</h2>",
+        "<p>How many documents there were, and how many were left after each stage: texts of less than 200 characters "
+        "go first, then copies of the same text, then texts that are nearly the same. One in 25 of the rest is kept "
+        "for the curves, two for the table; <code>piledriver corpus card corpus</code> says more.</p>",
         _corpus(result),
         "<h2>What it writes</h2>",
+        "<p>The model goes on from the words in blue, drawing each token from the 40 likeliest. After minutes on two "
+        "cores it knows how words and lines look, and little of what they mean.</p>",
         *(f"<pre><b>{html.escape(p)}</b>{html.escape(text)}</pre>" for p, text in result.samples),
         "</html>",
     ]
@@ -50,10 +73,11 @@ def write_page(result: DemoResult, path: storage.Location) -> None:
 
 def _sentence(result: DemoResult) -> str:
     trained = result.summary
+    rates = [row["tokens_per_second"] for row in read_metrics(trained.out)]
     documents = sum(entry["documents"] for entry in result.manifest.outputs if entry.get("split") == "train")
     return html.escape(
         f"{documents} documents in {len(result.domains)} domains; {trained.tokens:,} tokens in {trained.steps} steps "
-        f"at {trained.tokens_per_second:,.0f} tokens/s; {sum(result.seconds.values()):.0f} s in all."
+        f"at {len(rates) / sum(1 / rate for rate in rates):,.0f} tokens/s; {sum(result.seconds.values()):.0f} s in all."
     )
 
 
@@ -78,6 +102,11 @@ def _table(result: DemoResult) -> str:
     return f"<table><tr><th>domain</th>{head}</tr>{''.join(rows)}</table>"
 
 
+def _explained(result: DemoResult) -> str:
+    terms = (f"<dt>{html.escape(name)}</dt><dd>{html.escape(_COLUMNS[name])}</dd>" for name in columns(result))
+    return f"<dl>{''.join(terms)}</dl>"
+
+
 def _corpus(result: DemoResult) -> str:
     rows = []
     stages = {stage["stage"]: stage["sources"] for stage in result.manifest.stages}
@@ -85,7 +114,7 @@ def _corpus(result: DemoResult) -> str:
         counts = [stages[stage].get(domain.name, {}).get("documents", 0) for stage in stages]
         cells = "".join(f"<td>{count}</td>" for count in counts)
         rows.append(f"<tr><td>{html.escape(domain.name)}</td>{cells}</tr>")
-    head = "".join(f"<th>after {html.escape(stage)}</th>" for stage in stages)
+    head = "".join(f"<th>{html.escape(_STAGES.get(stage, f'after {stage}'))}</th>" for stage in stages)
     return f"<table><tr><th>documents</th>{head}</tr>{''.join(rows)}</table>"
 
 

@@ -25,3 +25,4 @@ class DemoResult:
     samples: list[tuple[str, str]]
     """(prompt, continuation)."""
     seconds: dict[str, float]
+    """What each part took; all of them together are the whole demo."""

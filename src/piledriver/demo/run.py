@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from piledriver.core.config import from_mapping
+from piledriver.core.errors import ConfigError, UsageError
 from piledriver.corpus import Document, read_shards
 from piledriver.corpus.assembly.build import build_corpus
 from piledriver.corpus.recipe import Recipe
@@ -28,17 +29,26 @@ from piledriver.models import ModelConfig, Transformer
 from piledriver.models.interchange import load_folder
 from piledriver.optim import OptimizerConfig
 from piledriver.serve import Sampling, generate
-from piledriver.train import DataConfig, TrainConfig, train
+from piledriver.train import DataConfig, RunSummary, TrainConfig, train
 
 _VOCABULARY = 2048
 _BYTES_EACH = 1_500_000
+# Without a space at the end: in most tokens it stands before a word, and a model hardly knows one that stands alone.
+_PROMPTS = ("def", "The", "Permission is", "What is")
 
 
-def run_demo(out: str, *, minutes: float = 2.0, workers: int = 1, say: Callable[[str], None] = print) -> DemoResult:
+def run_demo(
+    out: str,
+    *,
+    minutes: float = 2.0,
+    workers: int = 1,
+    bytes_each: int = _BYTES_EACH,
+    say: Callable[[str], None] = print,
+) -> DemoResult:
     """Corpus, tokenizer, model, bits per byte: all from this machine's own files, into one folder."""
-    seconds: dict[str, float] = {}
+    begun, seconds = time.monotonic(), dict[str, float]()
     clock = _Clock(seconds)
-    domains = find_domains(Path(out) / "raw", _BYTES_EACH, seed=0)
+    domains = find_domains(Path(out) / "raw", bytes_each, seed=0)
     say(f"found {len(domains)} domains on this machine: {', '.join(domain.name for domain in domains)}")
     with clock("corpus"):
         manifest = build_corpus(_recipe(domains), os.path.join(out, "corpus"), workers=workers)
@@ -55,13 +65,14 @@ def run_demo(out: str, *, minutes: float = 2.0, workers: int = 1, say: Callable[
         before = _scored(Transformer(config.model, seed=config.seed), tokenizer, test)
     held_out = _few(read_shards(os.path.join(out, "corpus", "validation")))
     with clock("training"):
-        summary = train(config, validate=on_documents(held_out, tokenizer))
+        summary = _trained(config, on_documents(held_out, tokenizer))
     model = load_folder(os.path.join(out, "run", "model"))
     with clock("bits per byte after training"):
         after = _scored(model, tokenizer, test)
     with clock("baselines"):
         baselines = _baselines(read_shards(train_split), test)
-    samples = [_sample(model, tokenizer, prompt) for prompt in ("def ", "The ", "Permission is ", "What is ")]
+    samples = [_sample(model, tokenizer, prompt) for prompt in _PROMPTS]
+    seconds["the rest"] = time.monotonic() - begun - sum(seconds.values())
     result = DemoResult(out, domains, manifest, summary, before, after, baselines, samples, seconds)
     write_page(result, os.path.join(out, "report.html"))
     return result
@@ -96,6 +107,14 @@ def _config(out: str, tokens: TokenSet, tokenizer: Tokenizer, minutes: float) ->
         optimizer=OptimizerConfig(kind="muon", lr=0.01),
         checkpoint_minutes=60,
     )
+
+
+def _trained(config: TrainConfig, validate: Any) -> RunSummary:
+    try:
+        return train(config, validate=validate)
+    except ConfigError as error:
+        # The folder holds a run of other settings, as after another --minutes.
+        raise UsageError(error.what, fix="choose another folder with --out, or remove it") from error
 
 
 def _few(documents: Iterable[Document], each: int = 2, characters: int = 1500) -> list[Document]:
