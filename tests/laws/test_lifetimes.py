@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ from piledriver.accelerator import Accelerator
 from piledriver.data.processes import group_world
 from piledriver.engine import Layout
 from piledriver.models.loss import LossSums
+from piledriver.observe.monitor import SystemMonitor
+from piledriver.observe.trackers.jsonl import read_metrics
 from tests.checkpoint.processes import run as on_ranks
 from tests.laws.test_layouts import VOCAB, make_model
 
@@ -182,12 +185,47 @@ def test_what_is_gone_leaves_nothing(case: Case) -> None:
     check(case)
 
 
+def test_trackers_and_monitors_that_nobody_ends_leave_nothing(tmp_path: Path) -> None:
+    before = belongings()
+    accelerator = Accelerator(cpu=True, log_with="jsonl", project_dir=str(tmp_path))
+    accelerator.init_trackers("run", {})
+    accelerator.log({"loss": 1.0}, step=0)
+    monitor = SystemMonitor(every_s=60, sink=accelerator.log).start()
+    things = {"accelerator": weakref.ref(accelerator), "monitor": weakref.ref(monitor)}
+    del accelerator, monitor
+    assert_gone(things, before)
+    assert len(read_metrics(tmp_path / "run" / "metrics.jsonl")) == 1
+
+
+def test_a_save_in_the_background_leaves_no_copy_of_what_it_saved(tmp_path: Path) -> None:
+    before = belongings()
+    accelerator, model, optimizer, scheduler = prepared(ALONE[0])
+    accelerator.save_state(str(tmp_path / "saved"), asynchronous=True)
+    accelerator._saver.wait()
+    copies = [weakref.ref(copy) for copy in accelerator._saver.checkpointer._stage._buffers.values()]
+    things = watched(accelerator, model, optimizer) | {f"copy {number}": copy for number, copy in enumerate(copies)}
+    del things["accelerator"]
+    model, optimizer, scheduler = accelerator.free_memory(model, optimizer, scheduler)
+    assert copies
+    assert_gone(things, before)
+
+
 @pytest.mark.slow
-def test_what_is_gone_leaves_nothing_on_two() -> None:
-    on_ranks(2, _check_all)
+def test_what_is_gone_leaves_nothing_on_two(tmp_path: Path) -> None:
+    on_ranks(2, _check_all, str(tmp_path / "saved"))
 
 
-def _check_all(_rank: int) -> None:
+def _saved(folder: str) -> None:
+    accelerator, *_ = prepared(TWO[0])
+    accelerator.save_state(folder)
+
+
+def _check_all(_rank: int, folder: str) -> None:
+    _saved(folder)
+    gc.collect()
+    before = belongings()
+    _saved(folder)
+    assert_gone({}, before)
     for case in TWO:
         try:
             check(case)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,7 @@ class SystemMonitor:
         self._every_s = every_s
         self._sink = sink
         self._stop = threading.Event()
+        weakref.finalize(self, self._stop.set)
         self._thread: threading.Thread | None = None
         self._failed = False
         self.history: deque[dict[str, float]] = deque(maxlen=kept)
@@ -36,7 +38,9 @@ class SystemMonitor:
         """Begin to look."""
         if self._thread is None:
             self._stop.clear()
-            self._thread = threading.Thread(target=self._work, name="system-monitor", daemon=True)
+            # Weakly: who forgets to stop a monitor has none any more, and so no thread.
+            arguments = (weakref.ref(self), self._stop, self._every_s)
+            self._thread = threading.Thread(target=_watch, args=arguments, name="system-monitor", daemon=True)
             self._thread.start()
         return self
 
@@ -77,17 +81,26 @@ class SystemMonitor:
             }
         return found
 
-    def _work(self) -> None:
-        while not self._stop.wait(self._every_s):
-            try:
-                sample = self.sample()
-                self.history.append(sample)
-                if self._sink is not None:
-                    self._sink(sample)
-            except Exception as error:  # watching must never harm what is watched
-                if not self._failed:
-                    _LOGGER.warning("the system monitor failed and goes on: %s: %s", type(error).__name__, error)
-                self._failed = True
+    def look(self) -> None:
+        """Take a sample, keep it and pass it on."""
+        try:
+            sample = self.sample()
+            self.history.append(sample)
+            if self._sink is not None:
+                self._sink(sample)
+        except Exception as error:  # watching must never harm what is watched
+            if not self._failed:
+                _LOGGER.warning("the system monitor failed and goes on: %s: %s", type(error).__name__, error)
+            self._failed = True
+
+
+def _watch(held: weakref.ref[SystemMonitor], stop: threading.Event, every_s: float) -> None:
+    while not stop.wait(every_s):
+        monitor = held()
+        if monitor is None:
+            return
+        monitor.look()
+        del monitor
 
 
 def _gpu_counters() -> dict[str, float]:

@@ -10,11 +10,15 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 _LOGGER = logging.getLogger(__name__)
+
+Calls = queue.Queue[tuple[Callable[[], Any], threading.Event] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +62,7 @@ class Guard:
     def __init__(self, name: str, patience: Patience) -> None:
         self.name = name
         self._patience = patience
-        self._calls: queue.Queue[tuple[Callable[[], Any], threading.Event] | None] = queue.Queue(patience.queue_length)
+        self._calls: Calls = queue.Queue(patience.queue_length)
         self._slow = 0
         self._failed = 0
         self._dropped = 0
@@ -98,8 +102,12 @@ class Guard:
     def _submit(self, action: Callable[[], Any], wait_s: float) -> bool:
         if self._thread is None:
             # A daemon: a tracker that hangs for ever must not keep the process alive.
-            self._thread = threading.Thread(target=self._work, name=f"tracker-{self.name}", daemon=True)
+            self._thread = threading.Thread(
+                target=_work, args=(self._calls, weakref.ref(self)), name=f"tracker-{self.name}", daemon=True
+            )
             self._thread.start()
+            # A hub that is let go without `finish` leaves no thread: what is queued is done, then it ends.
+            weakref.finalize(self, _end, self._calls).atexit = False
         done = threading.Event()
         try:
             self._calls.put_nowait((action, done))
@@ -110,18 +118,35 @@ class Guard:
             return False
         return done.wait(wait_s) if wait_s > 0 else False
 
-    def _work(self) -> None:
-        while (item := self._calls.get()) is not None:
-            action, done = item
-            try:
-                action()
-            except BaseException as error:  # a tracker may raise SystemExit as well
-                self._failed += 1
-                self._last = f"{type(error).__name__}: {' '.join(str(error).split())}"
-                if self._failed == 1:
-                    self._say(f"failed and training goes on without it: {self._last}")
-            finally:
-                done.set()
+    def failed(self, error: BaseException) -> None:
+        """A call raised; the first time it is said."""
+        self._failed += 1
+        self._last = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if self._failed == 1:
+            self._say(f"failed and training goes on without it: {self._last}")
 
     def _say(self, what: str) -> None:
         _LOGGER.warning("tracker %s %s", self.name, what)
+
+
+def _work(calls: Calls, held: weakref.ref[Guard]) -> None:
+    while (item := calls.get()) is not None:
+        action, done = item
+        try:
+            action()
+        except BaseException as error:  # a tracker may raise SystemExit as well
+            guard = held()
+            if guard is not None:
+                guard.failed(error)
+            del guard
+        finally:
+            done.set()
+            # While nothing comes, the thread holds nothing.
+            del item, action, done
+        if held() is None and calls.empty():
+            return
+
+
+def _end(calls: Calls) -> None:
+    with suppress(queue.Full):
+        calls.put_nowait(None)

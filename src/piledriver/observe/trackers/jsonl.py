@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ class JsonlTracker(GeneralTracker):
         self.folder.mkdir(parents=True, exist_ok=True)
         cut_off = self.path.is_file() and not _ends_a_line(self.path)
         self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._closes = weakref.finalize(self, os.close, self._descriptor)
         if cut_off:
             os.write(self._descriptor, b"\n")
 
@@ -63,7 +65,7 @@ class JsonlTracker(GeneralTracker):
         """Sync to the disk and close."""
         if self._descriptor is not None:
             os.fsync(self._descriptor)
-            os.close(self._descriptor)
+            self._closes()
             self._descriptor = None
 
 
