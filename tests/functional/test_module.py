@@ -218,6 +218,8 @@ def test_missing_keys_collections_and_mutation() -> None:
         (lambda model: model.init(0, X), r"of type int where its key belongs.*init\(key\(0\), x\)"),
         (lambda model: model.init(X), r"of type Tensor where its key belongs"),
         (lambda model: model.init({"dropout": F.key(0)}, X), r"needs a key of the stream 'params'.*given: dropout"),
+        (lambda model: model.init(F.key(0), X.numpy()), r"holds a ndarray.*torch.as_tensor"),
+        (lambda _: F.Dense(3).init(F.key(0), X.sum()), r"^\(root\): a number without dimensions"),
         (lambda model: model.apply(X), r"variables are of type Tensor.*module.apply\(variables, x\)"),
         (
             lambda model: model.apply(model.init(F.key(0), X)["params"], X),

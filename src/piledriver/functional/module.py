@@ -27,6 +27,7 @@ from torch import Tensor
 from piledriver.functional.errors import (
     FrozenModuleError,
     InitialiserError,
+    InputShapeError,
     MissingCollectionError,
     MissingKeyError,
     MissingVariableError,
@@ -203,8 +204,12 @@ class Module:
         from torch._guards import detect_fake_mode
         from torch._subclasses.fake_tensor import FakeTensorMode
 
+        leaves = pytree.tree_leaves((args, kwargs))
+        for leaf in leaves:
+            if not isinstance(leaf, Tensor) and hasattr(leaf, "__array__") and getattr(leaf, "shape", ()):
+                raise InputShapeError((), f"the example holds a {type(leaf).__name__}", "pass `torch.as_tensor(x)`")
         context = Context({}, {}, None, declared={}, device=_device_of((args, kwargs)))
-        mode = detect_fake_mode(pytree.tree_leaves((args, kwargs))) or FakeTensorMode(allow_non_fake_inputs=True)
+        mode = detect_fake_mode(leaves) or FakeTensorMode(allow_non_fake_inputs=True)
         with mode, torch.no_grad():
             fake_args, fake_kwargs = pytree.tree_map_only(Tensor, functools.partial(stand_in, mode), (args, kwargs))
             bound_at(self, Frame(context, None, ""))(*fake_args, **fake_kwargs)

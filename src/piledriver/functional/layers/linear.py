@@ -34,6 +34,8 @@ class Dense(Module):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map the last dimension to `features`."""
+        if not x.shape:
+            raise InputShapeError(self.path, "a number without dimensions", "pass (..., inputs)")
         kernel = self.param(
             "kernel", self.kernel_init, (x.shape[-1], self.features), self.param_dtype, self.kernel_axes
         )
