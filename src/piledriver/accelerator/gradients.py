@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -18,6 +19,8 @@ from piledriver.accelerator.precision import autocast_context, is_unscaled
 from piledriver.accelerator.strategy import Strategy
 from piledriver.engine.lost import naming_the_lost
 from piledriver.runtime.agreement import check_agreement
+
+_log = logging.getLogger(__name__)
 
 
 class Gradients(Answers):
@@ -122,6 +125,8 @@ class Gradients(Answers):
             raise NotPreparedError(
                 "backward was called before any model was prepared", fix="call accelerator.prepare(model, ...) first"
             )
+        if self._backwards == 0:
+            self._say_who_does_not_follow()
         self._last_loss = loss.detach() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else None
         self._backwards += 1
         if self.world.debug or (self.layout is not None and self.layout.debug):
@@ -139,6 +144,29 @@ class Gradients(Answers):
             for model in self._models:
                 self.strategy.broke_off(model)
             raise
+
+    def _say_who_does_not_follow(self) -> None:
+        """Once: optimizers whose steps would change nothing, or would change each process's weights differently."""
+        if self.layout is not None and not self._optimizers and self._models:
+            _log.warning(
+                "no optimizer was prepared: one that was made for the model before does not see what %r put in place "
+                "of its parameters. Fix: give it to accelerator.prepare",
+                self.layout,
+            )
+        if not self.world.is_distributed:
+            return
+        known = {
+            id(one) for model in self._models for p in model.parameters() for one in (p, getattr(p, "own_part", p))
+        }
+        groups = [group for one in self._optimizers for group in one.param_groups]
+        strange = [p for group in groups for p in group["params"] if p.requires_grad and id(p) not in known]
+        if strange:
+            _log.warning(
+                "optimizers hold %d parameters of no prepared model, the first of shape %s: their gradients are not "
+                "averaged over processes. Fix: prepare the module that they belong to",
+                len(strange),
+                tuple(strange[0].shape),
+            )
 
     def _loss_factor(self) -> float:
         """What a loss will be multiplied by before backward: pipelines want to know it beforehand."""

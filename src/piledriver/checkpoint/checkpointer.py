@@ -13,7 +13,7 @@ import torch
 
 from piledriver.checkpoint import commit, folders, planning
 from piledriver.checkpoint.contents import Contents, own_state, shared_state
-from piledriver.checkpoint.errors import CheckpointError
+from piledriver.checkpoint.errors import CheckpointError, cannot_save
 from piledriver.checkpoint.header import verify as verify_files
 from piledriver.checkpoint.load import KeyMap, match, open_snapshot
 from piledriver.checkpoint.ranks import Ranks
@@ -67,7 +67,10 @@ class Checkpointer:
             total_limit=total_limit,
         )
         if not asynchronous:
-            commit.run(job, ranks)
+            try:
+                commit.run(job, ranks)
+            except OSError as error:
+                raise cannot_save(target, error) from error
             return target
         self._thread = threading.Thread(target=self._run, args=(job, ranks), name="checkpoint-save")
         self._thread.start()

@@ -9,6 +9,17 @@ class CheckpointError(PiledriverError):
     """A save or a load failed on at least one rank. Every rank raises it, with the rank that failed and why."""
 
 
+class CannotSaveError(CheckpointError, OSError):
+    """The folder of a save cannot be written to, or its disk is full."""
+
+
+def cannot_save(folder: object, error: OSError) -> CannotSaveError:
+    """The system's reason in one line."""
+    return CannotSaveError(
+        f"cannot save to {folder}: {error.strerror or error}", fix="choose a folder that can be written to and has room"
+    )
+
+
 class UnsupportedStateError(CheckpointError):
     """A `state_dict()` holds a value that cannot be written without pickle.
 

@@ -7,7 +7,7 @@ hold different data, so ep asks for no processes of its own.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from piledriver.core.config import to_mapping
 from piledriver.engine.errors import LayoutError
@@ -16,6 +16,21 @@ from piledriver.engine.schedule_rules import SPLIT_BACKWARD, check_microbatches
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8-rowwise", "bf16-pure", "fp8-pure"]
 Activations = Literal["keep", "selective", "full", "budget"]
 Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev"]
+
+Zero = Literal[0, 1, 2, 3]
+Offload = Literal["none", "optimizer", "parameters"]
+ContextMethod = Literal["ring", "all-to-all"]
+
+_SIZES = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "activation_every", "microbatches")
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "zero": get_args(Zero),
+    "precision": get_args(Precision),
+    "activations": get_args(Activations),
+    "offload": get_args(Offload),
+    "cp_method": get_args(ContextMethod),
+    "schedule": get_args(Schedule),
+    "compile": (None, True, False, "blocks", "model"),
+}
 
 TWO_STAGES_A_RANK: frozenset[str] = frozenset({"zbv", "dualpipev"})
 MANY_STAGES_A_RANK: frozenset[str] = frozenset({"interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble"})
@@ -32,7 +47,7 @@ class Layout:
     piledriver.engine.errors.LayoutError: 8 processes cannot be divided by pp 1 * cp 1 * tp 3 = 3. Fix: use 6 or 9 processes
     """  # noqa: E501
 
-    zero: Literal[0, 1, 2, 3] = 0
+    zero: Zero = 0
     """What data-parallel processes share out: 0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters."""
     dp_replicate: int | None = None
     """Groups that each hold a whole copy of what zero shares out; None: all that are left where zero is 0, else 1."""
@@ -59,14 +74,14 @@ class Layout:
     """Keep saved activations in host memory until the backward needs them."""
     recompute_norms: bool = False
     """Where compiled: the norms before attention and MLP are computed again in the backward, not kept."""
-    offload: Literal["none", "optimizer", "parameters"] = "none"
+    offload: Offload = "none"
     """What lives in host memory: optimizer states, or these and the parameters."""
 
     sequence_parallel: bool = True
     """With tp: also split the norms' activations along the sequence."""
     loss_parallel: bool = True
     """With tp: keep the vocabulary of the logits split in the loss."""
-    cp_method: Literal["ring", "all-to-all"] = "ring"
+    cp_method: ContextMethod = "ring"
     """Pass keys and values round, or exchange sequence for heads."""
     expert_capacity: float | None = None
     """Rows an expert takes as a multiple of its even share; None drops nothing."""
@@ -86,10 +101,19 @@ class Layout:
     """Check at apply time that the parallel model computes what the plain one does."""
 
     def __post_init__(self) -> None:
-        for axis in ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "activation_every", "microbatches"):
-            size = getattr(self, axis)
-            if size is not None and size < 1:
-                raise LayoutError(f"{axis} is {size}", fix="sizes are 1 or more")
+        for name in _SIZES:
+            size = getattr(self, name)
+            if size is not None and (type(size) is not int or size < 1):
+                raise LayoutError(f"{name} is {size!r}", fix="sizes are whole numbers, 1 or more")
+        for name, choices in _CHOICES.items():
+            # By type too: True is 1, and 0 is False.
+            if not any(getattr(self, name) == one and type(getattr(self, name)) is type(one) for one in choices):
+                named = ", ".join(map(repr, choices))
+                raise LayoutError(f"{name} is {getattr(self, name)!r}", fix=f"use one of {named}")
+        if self.prefetch < 0:
+            raise LayoutError(f"prefetch is {self.prefetch}", fix="use 0 or more blocks")
+        if self.expert_capacity is not None and not self.expert_capacity > 0:
+            raise LayoutError(f"expert_capacity is {self.expert_capacity}", fix="use 1.0 or more, or leave it out")
         self._check_data_parallel()
         self._check_stages()
         self._check_one_graph()

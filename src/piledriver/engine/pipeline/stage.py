@@ -57,7 +57,8 @@ class Stage(PipelineStage):
     ) -> Any:
         """Run one micro-batch. Keywords are added below torch, which would look for their gradients."""
         self._now = fwd_chunk_id
-        inputs = self.microbatches[fwd_chunk_id].inputs if self.is_first else ()
+        # Before 2.13 torch refuses slices: it knows its inputs by their strides too.
+        inputs = tuple(one.contiguous() for one in self.microbatches[fwd_chunk_id].inputs) if self.is_first else ()
         return super().forward_one_chunk(fwd_chunk_id, inputs, {}, save_forward_output)
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
