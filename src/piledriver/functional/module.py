@@ -206,7 +206,8 @@ class Module:
 
         leaves = pytree.tree_leaves((args, kwargs))
         for leaf in leaves:
-            if not isinstance(leaf, Tensor) and hasattr(leaf, "__array__") and getattr(leaf, "shape", ()):
+            shape: Any = getattr(leaf, "shape", ())
+            if not isinstance(leaf, Tensor) and hasattr(leaf, "__array__") and len(shape):
                 raise InputShapeError((), f"the example holds a {type(leaf).__name__}", "pass `torch.as_tensor(x)`")
         context = Context({}, {}, None, declared={}, device=_device_of((args, kwargs)))
         mode = detect_fake_mode(leaves) or FakeTensorMode(allow_non_fake_inputs=True)
