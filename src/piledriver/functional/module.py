@@ -383,7 +383,7 @@ def _method(bound: Module, method: str | Callable[..., Any] | None) -> Callable[
 
 
 def _stores(variables: Variables) -> dict[str, Store]:
-    if not isinstance(variables, Mapping):
+    if not hasattr(variables, "items"):  # plain enough for every compiler of torch
         raise VariablesError(
             f"the variables are of type {type(variables).__name__}, not a tree of collections",
             fix="`variables = module.init(key(0), x)`, then `module.apply(variables, x)`",
