@@ -13,7 +13,10 @@ from torch import nn
 from piledriver.accelerator import Accelerator
 from piledriver.checkpoint.errors import CheckpointError
 from piledriver.core.errors import PiledriverError
+from piledriver.data.processes import group_world
 from piledriver.engine import Layout, LayoutError
+from tests.checkpoint.processes import run as on_ranks
+from tests.laws.test_layouts import make_model
 
 
 @pytest.mark.parametrize(
@@ -83,3 +86,27 @@ def test_clipping_before_any_backward_is_a_norm_of_nothing() -> None:
         assert accelerator.clip_grad_norm_(model.parameters(), 1.0) == 0
         optimizer.step()
         assert torch.equal(model.state_dict()["weight"], before)
+
+
+@pytest.mark.slow
+def test_parameters_of_no_prepared_model_are_missed_where_gradients_are_averaged() -> None:
+    on_ranks(2, _with_and_without_a_stranger)
+
+
+def _with_and_without_a_stranger(_rank: int) -> None:
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("piledriver.accelerator.gradients").addHandler(handler)
+    for layout in (None, Layout(zero=1), Layout(zero=3), Layout(tp=2)):
+        for stranger in ([], [nn.Parameter(torch.ones(3))]):
+            accelerator = Accelerator(world=group_world(), layout=layout)
+            model = make_model("transformer")
+            optimizer = torch.optim.SGD([*model.parameters(), *stranger], lr=0.1)
+            model, optimizer = accelerator.prepare(model, optimizer)
+            tokens = torch.arange(34).view(2, 17)
+            sums = model(tokens[:, :-1], tokens[:, 1:])
+            said.clear()
+            accelerator.backward(sums.total / sums.tokens)
+            expected = bool(stranger) and (layout is None or layout.zero != 3)
+            assert ["of no prepared model" in one for one in said] == [True] * expected, (layout, stranger, said)

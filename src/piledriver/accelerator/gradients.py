@@ -153,7 +153,8 @@ class Gradients(Answers):
                 "of its parameters. Fix: give it to accelerator.prepare",
                 self.layout,
             )
-        if not self.world.is_distributed:
+        if not self.world.is_distributed or (self.layout is not None and self.layout.zero == 3):
+            # With zero 3 a model shows gathered parameters after its forward, which no optimizer holds.
             return
         known = {
             id(one) for model in self._models for p in model.parameters() for one in (p, getattr(p, "own_part", p))
