@@ -199,6 +199,9 @@ REFUSED = [
     (["out=%(empty)s"], "is a file"),
     (["out=%(empty)s/run"], "is a file"),
     (["layout={cp: 2}"], "knows no documents"),
+    (["data.seq_len=64"], "data.seq_len 64 is longer than the model's max_positions 32"),
+    (["data.seq_len=-1"], "data.seq_len is -1"),
+    (["optimizer.lr=-1"], "optimizer.lr is -1.0"),
 ]
 
 

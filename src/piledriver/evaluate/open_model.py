@@ -34,6 +34,7 @@ def open_scorer(folder: storage.Location, *, length: int | None = None, device: 
 
 def _transformers_model(folder: storage.Location) -> Any:
     try:
+        from safetensors import SafetensorError
         from transformers import AutoModelForCausalLM
     except ImportError as error:
         raise MissingDependencyError("transformers", extra="evaluate", purpose="a model of that family") from error
@@ -41,9 +42,10 @@ def _transformers_model(folder: storage.Location) -> Any:
         model, told = AutoModelForCausalLM.from_pretrained(
             os.fspath(folder), local_files_only=True, use_safetensors=True, output_loading_info=True
         )
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError, SafetensorError) as error:
+        said = str(error).strip().partition("\n")[0]  # they explain at length
         raise StorageError(
-            f"transformers cannot open {os.fspath(folder)}: {error}", fix="give the folder of a causal language model"
+            f"transformers cannot open {os.fspath(folder)}: {said}", fix="give the folder of a causal language model"
         ) from error
     if told["missing_keys"]:
         # They would be drawn at random, and the figures would be those of another model.

@@ -130,6 +130,10 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} is {value}", fix="it must be positive")
+        if self.data.seq_len is not None and self.data.seq_len <= 0:
+            raise ConfigError(f"data.seq_len is {self.data.seq_len}", fix="it must be positive")
+        if not self.optimizer.lr > 0:
+            raise ConfigError(f"optimizer.lr is {self.optimizer.lr}", fix="it must be positive")
         if self.layout is not None and self.precision not in ("auto", self.layout.precision):
             raise ConfigError(
                 f"precision is {self.precision} and layout.precision {self.layout.precision}",

@@ -70,6 +70,7 @@ def make_parts(config: TrainConfig) -> Parts:
     choose([*(config.trackers or ())], logging_dir=config.out)
     _check_out(config.out)
     shape = shape_of(config)
+    _check_length(config, shape)
     check_same_run(config)
     accelerator = _make_accelerator(config)
     set_seed(config.seed)
@@ -94,6 +95,14 @@ def _check_out(out: str) -> None:
             raise ConfigError(
                 f"out is {out}, but {folder} is a file", fix="name a folder, new or of a run to go on with"
             )
+
+
+def _check_length(config: TrainConfig, shape: ModelConfig) -> None:
+    if config.data.seq_len is not None and config.data.seq_len > shape.max_positions:
+        raise ConfigError(
+            f"data.seq_len {config.data.seq_len} is longer than the model's max_positions {shape.max_positions}",
+            fix="lower it, or raise model.max_positions",
+        )
 
 
 def _check_budget(config: TrainConfig, batching: Batching) -> None:
