@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -112,6 +113,15 @@ def compute_in(model: nn.Module, name: str, device: torch.device, options: Autoc
     model._original_forward = model.forward  # type: ignore[assignment]
     context = functools.partial(autocast_context, name, device, options)
     model.forward = ComputeIn(model.forward, context)
+    for module in _our_models(model) if options is None or options.enabled else ():
+        # Their loss takes products into memory of its own, which autocast does not know of.
+        module.compute_dtype = _DTYPES[name]
+
+
+def _our_models(model: nn.Module) -> list[Any]:
+    """Our own models among the parts of a model; they are not imported for those who have none."""
+    known: Any = sys.modules.get("piledriver.models.transformer")
+    return [] if known is None else [module for module in model.modules() if isinstance(module, known.Transformer)]
 
 
 def restore_forward(model: nn.Module) -> None:
@@ -120,3 +130,5 @@ def restore_forward(model: nn.Module) -> None:
         return
     model.__dict__.pop("_original_forward")
     model.__dict__.pop("forward", None)
+    for module in _our_models(model):
+        module.compute_dtype = None
