@@ -111,3 +111,13 @@ def test_ctrl_c_leaves_nothing_half_written_and_says_how_to_go_on(tmp_path: Path
     assert process.returncode == 130
     assert "Run the same command again" in said
     assert os.listdir(tmp_path / "out") == []
+
+
+def test_text_goes_out_whole_where_the_locale_has_no_letters_for_it(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("naïve 日本語", encoding="utf-8")
+    piledriver("corpus", "extract", "text", "a.txt", "-o", "a.jsonl.zst", cwd=tmp_path)
+    plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "piledriver.cli.main", "corpus", "show", "a.jsonl.zst"]
+    done = subprocess.run(command, capture_output=True, check=False, cwd=tmp_path, env=plain)
+    assert done.returncode == 0, done.stderr
+    assert "naïve 日本語" in done.stdout.decode()

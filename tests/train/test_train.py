@@ -230,8 +230,9 @@ def test_the_trace_names_the_documents_that_were_in_the_batch(
     for step in (0, 7, STEPS - 1):
         segment = segment_of(read_record(undisturbed), step)
         windows = open_segment(segment).read_at(np.array(segment.indices(step)))
-        assert main(["trace", str(undisturbed), "--step", str(step), "--json"]) == 0
+        assert main(["trace", str(undisturbed), "--step", str(step + 1), "--json"]) == 0
         traced = json.loads(capsys.readouterr().out)
+        assert {part["step"] for part in traced} == {step + 1}, "as in metrics.jsonl"
         assert {part["window"] for part in traced} == set(range(8))
         for window in range(8):
             parts = [part for part in traced if part["window"] == window]

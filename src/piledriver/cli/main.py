@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -55,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The entry point of the `piledriver` command."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
+    _write_utf8()
     try:
         args = build_parser(arguments).parse_args(arguments)
         return int(args.run_verb(args) or 0)
@@ -74,6 +76,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(_one_line(error), file=sys.stderr)
         return error.exit_code if isinstance(error, PiledriverError) else 1
+
+
+def _write_utf8() -> None:
+    """Text of any language goes out whole, whatever the terminal's locale says."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and (stream.encoding or "").lower().replace("-", "") != "utf8":
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def build_parser(arguments: Sequence[str]) -> Parser:

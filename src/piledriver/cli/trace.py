@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from piledriver.cli.counts import zero_or_more
+from piledriver.cli.counts import positive, zero_or_more
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -14,15 +14,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     asked = parser.add_mutually_exclusive_group(required=True)
     asked.add_argument(
         "--step",
-        type=int,
+        type=positive,
         metavar="N",
-        help="the documents of this step, counted from 0 (what metrics.jsonl calls step 1 is step 0 here); "
-        "of one still to come, those it would see",
+        help="the documents of this step, counted from 1 as in metrics.jsonl; of one still to come, those it would see",
     )
     asked.add_argument("--document", metavar="ID", help="the steps that saw this document")
-    parser.add_argument(
-        "--until", type=zero_or_more, metavar="N", help="with --document: look at the steps before this one"
-    )
+    parser.add_argument("--until", type=zero_or_more, metavar="N", help="with --document: look at the first N steps")
     parser.add_argument(
         "--tokens",
         metavar="TOKENS",
@@ -33,15 +30,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Trace, and print a line per part of a document."""
+    from dataclasses import replace
+
     from piledriver.core.errors import UsageError
     from piledriver.data.trace import trace_document, trace_step
 
     if args.step is not None:
-        found = trace_step(args.run, args.step, args.tokens)
+        found = trace_step(args.run, args.step - 1, args.tokens)
     elif args.until is None:
         raise UsageError("--document needs --until", fix="give the number of steps that the run has taken")
     else:
         found = trace_document(args.run, args.document, until=args.until, tokens=args.tokens)
+    # The record counts from 0, what a user reads (metrics, progress, checkpoints) from 1.
+    found = [replace(sighting, step=sighting.step + 1) for sighting in found]
     if args.json:
         print(json.dumps([sighting.as_dict() for sighting in found], ensure_ascii=False))
         return

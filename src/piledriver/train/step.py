@@ -135,7 +135,7 @@ class Stepper:
         """Update, or not, now that it is known; whether it was left out."""
         if broken and self._action == "stop":
             raise PiledriverError(
-                f"the loss of step {step} is {float(loss)} (gradient norm {float(norm)})",
+                f"the loss of step {step + 1} is {float(loss)} (gradient norm {float(norm)})",
                 fix="lower optimizer.lr, or spikes.action=skip",
             )
         skipped = broken and self._action in ("skip", "rollback")
