@@ -124,7 +124,12 @@ def test_a_failing_rank_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[st
 
 
 @pytest.mark.slow
-def test_ctrl_c_is_said_once_and_not_by_every_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "SIGTERM")]
+)
+def test_being_asked_to_stop_is_said_once_and_not_by_every_process(
+    tmp_path: Path, number: signal.Signals, code: int, word: str
+) -> None:
     (tmp_path / "waits.py").write_text("import pathlib, time\npathlib.Path('here').touch()\ntime.sleep(100)\n")
     command = [sys.executable, "-m", "piledriver.cli.main", "launch", "--cpu", "--nproc", "1", "waits.py"]
     options = {"cwd": tmp_path, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
@@ -135,10 +140,10 @@ def test_ctrl_c_is_said_once_and_not_by_every_process(tmp_path: Path) -> None:
         while not (tmp_path / "here").exists():
             assert process.poll() is None
             time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, number)
         _, said = process.communicate()
-    assert process.returncode == 130
-    assert "interrupted" in said
+    assert process.returncode == code
+    assert word in said
     assert "Traceback" not in said
 
 

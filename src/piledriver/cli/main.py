@@ -1,6 +1,7 @@
 """`piledriver VERB ...`: find the verb, import only that one, run it, turn errors into one line and an exit code.
 
-Exit codes: 0 all is well, 2 wrong usage, 130 interrupted, 1 anything else. `--debug` shows the traceback.
+Exit codes: 0 all is well, 2 wrong usage, 130 interrupted, 143 a launcher that was terminated, 1 anything else.
+`--debug` shows the traceback.
 """
 
 from __future__ import annotations

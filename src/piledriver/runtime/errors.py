@@ -33,5 +33,11 @@ class DisagreementError(PiledriverError):
     """The ranks called different collectives, or the same one with tensors that do not fit together."""
 
 
+class StoppedError(PiledriverError):
+    """The launcher was asked to stop, by a scheduler, say, and has asked its processes."""
+
+    exit_code = 143
+
+
 class LaunchError(PiledriverError):
     """A launched process failed; the message names its rank and what it said."""

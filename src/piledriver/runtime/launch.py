@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import Any
 
 from piledriver.core.errors import UsageError
 from piledriver.runtime import environment
-from piledriver.runtime.errors import LaunchError, PortTakenError, RendezvousError
+from piledriver.runtime.errors import LaunchError, PortTakenError, RendezvousError, StoppedError
 from piledriver.runtime.hardware import find_hardware
 from piledriver.runtime.launch_config import LaunchConfig, processes_per_node
 
@@ -85,7 +86,11 @@ def run_agent(wanted: LaunchConfig, count: int, entry: str | Callable[..., Any],
     except ChildFailedError as error:
         raise _failure(error, wanted) from None
     except SignalException as stop:
-        raise KeyboardInterrupt from stop
+        if stop.sigval == signal.SIGINT:
+            raise KeyboardInterrupt from stop
+        raise StoppedError(
+            f"asked to stop by {stop.sigval.name}; all processes were asked too", fix="run the same command to go on"
+        ) from None
     except (TimeoutError, RuntimeError) as error:
         raise _meeting_failure(error, wanted) from error
 
@@ -94,10 +99,10 @@ def _failure(error: Any, wanted: LaunchConfig) -> LaunchError:
     rank, first = error.get_first_failure()
     said = first.message["message"] if isinstance(first.message, dict) else first.message
     last = next(iter(str(said).strip().splitlines()), "no message")
-    signal = f"killed by {first.signal_name()}" if first.exitcode < 0 else f"exit code {first.exitcode}"
+    ended = f"killed by {first.signal_name()}" if first.exitcode < 0 else f"exit code {first.exitcode}"
     tried = f" after {wanted.max_restarts} restart(s)" if wanted.max_restarts else ""
     where = f"read {wanted.log_dir}" if wanted.log_dir else "its traceback is above"
-    return LaunchError(f"rank {rank} failed{tried} ({signal}): {last}", fix=where)
+    return LaunchError(f"rank {rank} failed{tried} ({ended}): {last}", fix=where)
 
 
 def _meeting_failure(error: Exception, wanted: LaunchConfig) -> Exception:
