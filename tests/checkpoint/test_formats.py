@@ -324,6 +324,23 @@ class TestCommandLine:
         assert found["models"][0]["1.weight"].shape == (3, 5)
         assert cli.main(["checkpoint", "convert", str(folder), "-o", str(tmp_path / "x"), "--to", "onnx"]) == 2
         assert cli.main(["checkpoint", "merge", str(folder), "-o", str(tmp_path / "y"), "--max-shard-size", "big"]) == 2
+        assert cli.main(["checkpoint", "merge", str(folder), "-o", str(tmp_path / "y"), "--dtype", "nope"]) == 2
+        assert "bfloat16" in capsys.readouterr().err
+
+    def test_a_runs_folder_stands_for_its_latest(self, folder: Path, tmp_path: Path) -> None:
+        assert cli.main(["checkpoint", "merge", str(folder.parent), "-o", str(tmp_path / "m")]) == 0
+        assert cli.main(["checkpoint", "convert", str(folder.parent), "-o", str(tmp_path / "t"), "--to", "torch"]) == 0
+
+    @pytest.mark.parametrize("verb", ["inspect", "merge", "convert"])
+    @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off", b"text"])
+    def test_what_are_no_weights(
+        self, folder: Path, tmp_path: Path, verb: str, content: bytes, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "no.pt").write_bytes(content)
+        out = ["-o", str(tmp_path / "o")] if verb != "inspect" else []
+        assert cli.main(["checkpoint", verb, str(tmp_path / "no.pt"), *out]) == 1
+        assert "no.pt" in capsys.readouterr().err
+        assert not (tmp_path / "o").exists()
 
 
 def test_an_unknown_format(tmp_path: Path) -> None:

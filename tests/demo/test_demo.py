@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from piledriver.core.errors import UsageError
 from piledriver.demo import run_demo
 from piledriver.demo.domains import find_domains
 from piledriver.demo.page import columns
@@ -32,3 +33,12 @@ def test_the_whole_way(tmp_path: Path) -> None:
     assert not re.search(r"(src|href)='?http", page), "nothing is loaded from anywhere"
     again = find_domains(Path(out) / "raw", 40_000, seed=0)
     assert again == result.domains, "the same texts, whatever was imported since"
+
+
+def test_what_cannot_be_is_said_before_anything_is_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="is a file"):
+        run_demo(str(tmp_path / "file"))
+    with pytest.raises(UsageError, match="-1 minutes"):
+        run_demo(str(tmp_path / "new"), minutes=-1)
+    assert not (tmp_path / "new").exists()

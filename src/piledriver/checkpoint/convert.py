@@ -32,7 +32,7 @@ def convert(source: Location, target: Location, to: str = "piledriver", **option
     """
     if to not in FORMATS:
         raise UnknownNameError("checkpoint format", to, FORMATS)
-    path, out = folders.local(source), folders.local(target)
+    path, out = folders.meant(source), folders.local(target)
     if path.resolve() == out.resolve():
         raise CheckpointError(f"{path} cannot be converted onto itself", fix="choose another target")
     if to == "safetensors":

@@ -81,6 +81,12 @@ def is_good(folder: Path) -> bool:
     return is_complete(folder) or accelerate_folder.is_accelerate_folder(folder)
 
 
+def meant(location: Location) -> Path:
+    """What a user who names a folder means: itself, or the latest of the checkpoints in it."""
+    path = local(location)
+    return path if is_good(path) else latest(path) or path
+
+
 def local(location: Location) -> Path:
     """A local path; checkpoints are committed by renames, which remote stores do not have."""
     if is_remote(location):

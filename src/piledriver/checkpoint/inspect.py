@@ -18,9 +18,7 @@ def inspect(location: Location, *, check: bool = False) -> dict[str, Any]:
 
     `check` reads every file again and compares checksums.
     """
-    path = folders.local(location)
-    if not folders.is_good(path) and (newest := folders.latest(path)) is not None:
-        path = newest
+    path = folders.meant(location)
     ours = is_complete(path)
     theirs = not ours and folders.is_good(path)
     snapshot = open_snapshot(path, 0) if ours or theirs else weights_of(path)

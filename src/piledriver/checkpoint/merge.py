@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ from piledriver.checkpoint import folders
 from piledriver.checkpoint.catalog import Catalog, read_whole
 from piledriver.checkpoint.huggingface import Fetch, local_folder, weights_of, write_shards
 from piledriver.checkpoint.ranks import Ranks
-from piledriver.checkpoint.tree import dtype_of, pairs, tensor_keys
+from piledriver.checkpoint.tree import pairs, tensor_keys
 from piledriver.core.errors import UsageError
 from piledriver.core.storage import Location
 
@@ -29,10 +30,10 @@ def merge(
 
     `dtype` converts floating-point weights, such as `bfloat16` for publishing.
     """
-    wanted = dtype_of(dtype) if isinstance(dtype, str) else dtype
-    if wanted is not None and not wanted.is_floating_point:
+    wanted: Any = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
+    if wanted is not None and not (isinstance(wanted, torch.dtype) and wanted.is_floating_point):
         raise UsageError(f"dtype {wanted} is not a floating-point type", fix="use bfloat16, float16 or float32")
-    snapshot = weights_of(folders.local(checkpoint), model)
+    snapshot = weights_of(folders.meant(checkpoint), model)
     first_name: dict[str, str] = {}
     aliases: dict[str, str] = {}
     plan: list[tuple[str, int, Fetch]] = []

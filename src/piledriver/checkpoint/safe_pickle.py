@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from piledriver.checkpoint.errors import UntrustedFileError
+from piledriver.core.errors import CorruptFileError
 
 _DTYPES = ("Bool", "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64", "Float32", "Float64")
 
@@ -41,6 +42,9 @@ def load_weights(path: Path) -> Any:
             f"{path} was not read, because it holds more than tensors and plain values: {reason.strip()}",
             fix="save it again as safetensors, or convert it yourself if you trust it",
         ) from error
+    except (EOFError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, AssertionError) as error:
+        reason = next(iter(str(error).splitlines()), "it ends before anything was said")
+        raise CorruptFileError(f"{path} is no file of weights: {reason}", fix="copy it again, whole") from error
 
 
 class Inert:

@@ -8,7 +8,9 @@ import argparse
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     parser.add_argument(
-        "source", help="a checkpoint of ours or Accelerate's, a DCP or Hugging Face folder, a weights file"
+        "source",
+        help="a checkpoint of ours or Accelerate's, a run's folder of them (the latest), a DCP or Hugging Face folder, "
+        "a weights file",
     )
     parser.add_argument("-o", "--out", required=True, help="the folder (or file, for torch) to write")
     parser.add_argument(

@@ -7,11 +7,13 @@ import argparse
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
-    parser.add_argument("checkpoint", help="a checkpoint, or any folder or file with weights")
+    parser.add_argument(
+        "checkpoint", help="a checkpoint, a run's folder of them (the latest), or any folder or file with weights"
+    )
     parser.add_argument("-o", "--out", required=True, help="the folder to write")
-    parser.add_argument("--model", type=int, default=0, help="which model, where the checkpoint holds several")
-    parser.add_argument("--max-shard-size", default="5GB", help="such as 5GB or 500MiB")
-    parser.add_argument("--dtype", help="convert floating-point weights, such as bfloat16")
+    parser.add_argument("--model", type=int, default=0, help="which model, where there are several (default: 0)")
+    parser.add_argument("--max-shard-size", default="5GB", help="such as 500MiB (default: 5GB)")
+    parser.add_argument("--dtype", help="convert floating-point weights, such as bfloat16 (default: as they are)")
 
 
 def run(args: argparse.Namespace) -> None:

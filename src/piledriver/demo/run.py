@@ -46,6 +46,10 @@ def run_demo(
     say: Callable[[str], None] = print,
 ) -> DemoResult:
     """Corpus, tokenizer, model, bits per byte: all from this machine's own files, into one folder."""
+    if minutes <= 0:
+        raise UsageError(f"{minutes:g} minutes of training", fix="give more than none")
+    if os.path.exists(out) and not os.path.isdir(out):
+        raise UsageError(f"{out} is a file", fix="name a folder")
     begun, seconds = time.monotonic(), dict[str, float]()
     clock = _Clock(seconds)
     domains = find_domains(Path(out) / "raw", bytes_each, seed=0)
