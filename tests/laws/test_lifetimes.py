@@ -218,6 +218,7 @@ def test_what_is_gone_leaves_nothing_on_two(tmp_path: Path) -> None:
 def _saved(folder: str) -> None:
     accelerator, *_ = prepared(TWO[0])
     accelerator.save_state(folder)
+    accelerator.free_memory()
 
 
 def _check_all(_rank: int, folder: str) -> None:

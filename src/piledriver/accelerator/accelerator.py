@@ -287,7 +287,7 @@ class Accelerator(Gradients, Keeping):
             self.strategy.release(model)
         for kept in (self._models, self._optimizers, self._schedulers, self._dataloaders):
             kept.clear()
-        self._saver.free_memory()
+        self._saver.close()
         self._last_loss = None
         self.gradient_state.step = 0
         return release_memory(*objects)

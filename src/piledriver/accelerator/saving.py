@@ -130,11 +130,6 @@ class StateSaver:
         if self._checkpointer is not None:
             self._checkpointer.wait()
 
-    def free_memory(self) -> None:
-        """Keep no copy of what was saved last."""
-        if self._checkpointer is not None:
-            self._checkpointer.free_memory()
-
     def close(self) -> None:
         """Finish what is pending."""
         if self._checkpointer is not None:

@@ -128,10 +128,6 @@ class Checkpointer:
         if error is not None:
             raise CheckpointError(f"the asynchronous save failed: {error}") from error
 
-    def free_memory(self) -> None:
-        """Let go of the host memory that the next asynchronous save would use again."""
-        self._stage, self._plan = Stage(), None
-
     def close(self) -> None:
         """Finish what is pending and give the process group back."""
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -29,9 +28,6 @@ class Ranks:
         self.size = dist.get_world_size() if distributed else 1
         # gloo whatever the training uses: objects travel through host memory, and a thread may wait for them.
         self._group = dist.new_group(backend="gloo", timeout=timeout) if distributed else None
-        # Connections and threads go with a saver that nobody closed.
-        self._give_back = weakref.finalize(self, _destroy, self._group)
-        self._give_back.atexit = False
 
     @property
     def first(self) -> bool:
@@ -92,15 +88,11 @@ class Ranks:
         return result
 
     def close(self) -> None:
-        """Give the group back."""
-        self._group = None
-        self._give_back()
-
-
-def _destroy(group: dist.ProcessGroup | None) -> None:
-    # Not where the world it belonged to is gone: torch has no public way to ask.
-    if group is not None and dist.is_initialized() and group in dist.distributed_c10d._world.pg_map:
-        dist.destroy_process_group(group)
+        """Give the group back. Not when a collector feels like it: other threads may be within a collective."""
+        group, self._group = self._group, None
+        # Not where the world it belonged to is gone: torch has no public way to ask.
+        if group is not None and dist.is_initialized() and group in dist.distributed_c10d._world.pg_map:
+            dist.destroy_process_group(group)
 
 
 def _one_line(error: Exception) -> str:
