@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import IO, Any
 
 READY = "READY"
 
@@ -52,13 +52,7 @@ def measure(
     script: str, names: list[str], arguments: list[str], *, rounds: int = 1
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Name and result of each, in order; a failure is a result with the last line of the error."""
-    command = [sys.executable, "-u", script, *arguments, "--one"]
-    # Errors go to files: a full pipe that nobody reads yet would stop who writes.
-    errors = [tempfile.TemporaryFile("w+") for _ in names]
-    begun = [
-        subprocess.Popen([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=error, text=True)
-        for name, error in zip(names, errors, strict=True)
-    ]
+    begun, errors = map(list, zip(*(start(script, name, arguments) for name in names), strict=True))
     # Nobody is timed while others compile.
     ready = [_is_ready(process) for process in begun]
     for _ in range(rounds - 1):
@@ -66,10 +60,24 @@ def measure(
     for name, process, came, error in zip(names, begun, ready, errors, strict=True):
         out, _ = process.communicate("go\n" if came else None)
         lines = [text for text in out.splitlines() if text.startswith("{")]
-        with error:
-            error.seek(0)
-            wrong = (error.read().strip().splitlines() or ["no output"])[-1]
-        yield name, json.loads(lines[-1]) if lines else {"error": wrong[:300]}
+        yield name, json.loads(lines[-1]) if lines else {"error": last_line(error)}
+
+
+def start(script: str, name: str, arguments: list[str]) -> tuple[subprocess.Popen[str], IO[str]]:
+    """One measurement in a process of its own, and what it says of errors.
+
+    That goes to a file: a full pipe that nobody reads yet would stop who writes.
+    """
+    command = [sys.executable, "-u", script, *arguments, "--one", name]
+    errors = tempfile.TemporaryFile("w+")
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True), errors
+
+
+def last_line(errors: IO[str]) -> str:
+    """Of what a process said, which is closed."""
+    with errors:
+        errors.seek(0)
+        return (errors.read().strip().splitlines() or ["no output"])[-1][:300]
 
 
 def _has_its_round(process: subprocess.Popen[str]) -> bool:

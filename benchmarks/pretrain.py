@@ -78,24 +78,29 @@ LAYOUTS = {
 }
 
 
+def config_of(
+    model: str | ModelConfig, tokens: str, row: str, batch: int, length: int, steps: int, lr: float = 3e-4
+) -> TrainConfig:
+    """A run of ours: windows of real tokens, nothing kept but the metrics."""
+    return TrainConfig(
+        model=model,
+        data=DataConfig(tokens=tokens, packing="joined", seq_len=length),
+        batch_tokens=batch * length,
+        micro_batch_tokens=batch * length,
+        budget_tokens=batch * length * steps,
+        out=tempfile.mkdtemp(),
+        layout=LAYOUTS.get(row),
+        optimizer=OptimizerConfig(kind="adamw" if row == "fp8" else "adamw_master_bf16", lr=lr),
+        trackers=(),
+        plots=False,
+    )
+
+
 def ours(shape: str, tokens: str, row: str, steps: int) -> None:
     batch, length = model_step.SHAPES[shape]
-    total = 2 * (steps + SETTLE)
 
     def go() -> None:
-        config = TrainConfig(
-            model=shape,
-            data=DataConfig(tokens=tokens, packing="joined", seq_len=length),
-            batch_tokens=batch * length,
-            micro_batch_tokens=batch * length,
-            budget_tokens=batch * length * total,
-            out=tempfile.mkdtemp(),
-            layout=LAYOUTS[row],
-            optimizer=OptimizerConfig(kind="adamw" if row == "fp8" else "adamw_master_bf16", lr=3e-4),
-            trackers=(),
-            plots=False,
-        )
-        run = TimedRun(config)
+        run = TimedRun(config_of(shape, tokens, row, batch, length, 2 * (steps + SETTLE)))
         run.began = []
         run.go()
 

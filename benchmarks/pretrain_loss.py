@@ -17,7 +17,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,12 +25,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import in_turn
 import model_step
 import pretrain
 
 from piledriver.models import ModelConfig
-from piledriver.optim import OptimizerConfig, ScheduledLR
-from piledriver.train import DataConfig, TrainConfig
+from piledriver.optim import ScheduledLR
+from piledriver.train import TrainConfig
 from piledriver.train.budget import default_schedule
 from piledriver.train.loop import Run
 from piledriver.train.metrics import read_metrics
@@ -55,23 +55,6 @@ class Unsaved(Run):
         self.reports.flush()
         print(json.dumps([row["loss"] for row in read_metrics(self.config.out)]), flush=True)
         os._exit(0)
-
-
-def config_of(shape: str, row: str, options: argparse.Namespace) -> TrainConfig:
-    batch, length = BATCHES[shape]
-    pure = row != "fp8"
-    return TrainConfig(
-        model=TINY if shape == "tiny" else shape,
-        data=DataConfig(tokens=options.tokens, packing="joined", seq_len=length),
-        batch_tokens=batch * length,
-        micro_batch_tokens=batch * length,
-        budget_tokens=batch * length * (options.steps + 1),
-        out=tempfile.mkdtemp(),
-        layout=None if row == "plain" else pretrain.LAYOUTS[row],
-        optimizer=OptimizerConfig(kind="adamw_master_bf16" if pure else "adamw", lr=options.lr),
-        trackers=(),
-        plots=False,
-    )
 
 
 def plain(config: TrainConfig, steps: int) -> list[float]:
@@ -98,21 +81,12 @@ def plain(config: TrainConfig, steps: int) -> list[float]:
     return [float(loss) for loss in losses]
 
 
-def start(shape: str, row: str, given: list[str]) -> tuple[subprocess.Popen[str], IO[str]]:
-    """A row in a process of its own, and what it says of errors."""
-    command = [sys.executable, "-u", __file__, *given, "--one", f"{shape}:{row}"]
-    errors = tempfile.TemporaryFile("w+")
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True), errors
-
-
 def losses_of(process: subprocess.Popen[str], errors: IO[str]) -> list[float] | str:
     """What a row printed, or the last line of what went wrong."""
     out, _ = process.communicate()
+    wrong = in_turn.last_line(errors)
     lines = [line for line in out.splitlines() if line.startswith("[")]
-    with errors:
-        errors.seek(0)
-        wrong = (errors.read().strip().splitlines() or ["no output"])[-1]
-    return json.loads(lines[-1]) if lines else wrong[:300]
+    return json.loads(lines[-1]) if lines else wrong
 
 
 def summary(shape: str, found: dict[str, list[float] | str]) -> dict[str, Any]:
@@ -155,7 +129,8 @@ def main() -> None:
     if options.one:
         torch.set_float32_matmul_precision("high")
         shape, row = options.one.split(":")
-        config = config_of(shape, row, options)
+        model = TINY if shape == "tiny" else shape
+        config = pretrain.config_of(model, options.tokens, row, *BATCHES[shape], options.steps + 1, options.lr)
         if row == "plain":
             print(json.dumps(plain(config, options.steps)), flush=True)
         else:
@@ -163,7 +138,7 @@ def main() -> None:
         return
     given = ["--tokens", options.tokens, "--steps", str(options.steps), "--lr", str(options.lr)]
     given += [text for shape in shapes for text in ("--shape", shape)]
-    begun = {(shape, row): start(shape, row, given) for shape in shapes for row in options.rows}
+    begun = {(shape, row): in_turn.start(__file__, f"{shape}:{row}", given) for shape in shapes for row in options.rows}
     for shape in shapes:
         found = {row: losses_of(*begun[shape, row]) for row in options.rows}
         print(json.dumps(summary(shape, found)), flush=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NoReturn, TypeVar, dataclass_transform
 
 import torch
@@ -27,22 +27,26 @@ from torch import Tensor
 from piledriver.functional.errors import (
     FrozenModuleError,
     InitialiserError,
-    InputShapeError,
     MissingCollectionError,
-    MissingKeyError,
     MissingVariableError,
     TransformError,
     UnboundModuleError,
-    VariablesError,
     dotted,
 )
-from piledriver.functional.frame import Axes, Context, Declaration, Frame, Initialiser, Place, Store
+from piledriver.functional.frame import Axes, Context, Declaration, Frame, Initialiser, Place
 from piledriver.functional.keys import Key, fold_in
-from piledriver.functional.tree import Tree, freeze, unflatten
+from piledriver.functional.passed import (
+    Mutable,
+    Variables,
+    checked_example,
+    collections_of,
+    root_key,
+    stores_of,
+    streams_of,
+)
+from piledriver.functional.tree import Tree, unflatten
 
 M = TypeVar("M", bound="Module")
-Variables = Mapping[str, Any]
-Mutable = bool | str | Iterable[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +139,7 @@ class Module:
 
         `key` is one key, or keys by stream (`params` makes parameters). `device` defaults to the example's.
         """
-        root = _root_key(key)
+        root = root_key(key)
         where = torch.device(device) if device is not None else _device_of((args, kwargs))
         return unflatten(
             {
@@ -166,15 +170,15 @@ class Module:
         With `mutable` (True, a collection or several) the result is `(output, updated)`, where `updated` is a tree of
         those collections. `method` names another method than `__call__`. `sharding` is what `constrain` uses.
         """
-        wanted = _mutable(mutable)
-        context = Context(_stores(variables), _streams(rngs), wanted, sharding=sharding)
+        wanted = collections_of(mutable)
+        context = Context(stores_of(variables), streams_of(rngs), wanted, sharding=sharding)
         bound = bound_at(self, Frame(context, None, ""))
         output = _method(bound, method)(*args, **kwargs)
         return (output, context.updated(variables)) if mutable is not False else output
 
     def bind(self: M, variables: Variables, *, rngs: Mapping[str, Key] | None = None, mutable: Mutable = False) -> M:
         """A copy that holds these variables, for exploration: call it and its methods directly."""
-        return bound_at(self, Frame(Context(_stores(variables), _streams(rngs), _mutable(mutable)), None, ""))
+        return bound_at(self, Frame(Context(stores_of(variables), streams_of(rngs), collections_of(mutable)), None, ""))
 
     def unbind(self: M) -> tuple[M, Tree]:
         """The module without its variables, and the variables."""
@@ -204,11 +208,7 @@ class Module:
         from torch._guards import detect_fake_mode
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        leaves = pytree.tree_leaves((args, kwargs))
-        for leaf in leaves:
-            shape: Any = getattr(leaf, "shape", ())
-            if not isinstance(leaf, Tensor) and hasattr(leaf, "__array__") and len(shape):
-                raise InputShapeError((), f"the example holds a {type(leaf).__name__}", "pass `torch.as_tensor(x)`")
+        leaves = checked_example((args, kwargs))
         context = Context({}, {}, None, declared={}, device=_device_of((args, kwargs)))
         mode = detect_fake_mode(leaves) or FakeTensorMode(allow_non_fake_inputs=True)
         with mode, torch.no_grad():
@@ -380,51 +380,6 @@ def _method(bound: Module, method: str | Callable[..., Any] | None) -> Callable[
     if isinstance(method, str):
         return getattr(bound, method)  # type: ignore[no-any-return]
     return functools.partial(method, bound)
-
-
-def _stores(variables: Variables) -> dict[str, Store]:
-    if not hasattr(variables, "items"):  # plain enough for every compiler of torch
-        raise VariablesError(
-            f"the variables are of type {type(variables).__name__}, not a tree of collections",
-            fix="`variables = module.init(key(0), x)`, then `module.apply(variables, x)`",
-        )
-    stores: dict[str, Store] = {}
-    for name, collection in variables.items():
-        tree = freeze(collection)
-        if not isinstance(tree, Tree):
-            raise TransformError(
-                f"the collection {name!r} is a {type(collection).__name__}, not a mapping",
-                fix="pass variables by collection, such as {'params': params}",
-            )
-        stores[name] = tree._data
-    return stores
-
-
-def _streams(rngs: Mapping[str, Key] | None) -> Mapping[str, Key]:
-    if isinstance(rngs, Key):
-        raise VariablesError("`rngs` is one key without a stream", fix="name its stream: `rngs={'dropout': key}`")
-    return {} if rngs is None else rngs
-
-
-def _root_key(key: Key | Mapping[str, Key]) -> Key:
-    """The key that makes parameters."""
-    root = key.get("params") if isinstance(key, Mapping) else key
-    if root is None:
-        raise MissingKeyError("params", (), key)  # type: ignore[arg-type]
-    if not isinstance(root, Key):
-        raise VariablesError(
-            f"`init` was given something of type {type(root).__name__} where its key belongs",
-            fix="`module.init(key(0), x)`",
-        )
-    return root
-
-
-def _mutable(mutable: Mutable) -> frozenset[str] | None:
-    if mutable is True:
-        return None
-    if mutable is False:
-        return frozenset()
-    return frozenset((mutable,)) if isinstance(mutable, str) else frozenset(mutable)
 
 
 def made(declaration: Declaration, root: Key, device: torch.device) -> Tensor:
