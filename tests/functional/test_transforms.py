@@ -315,3 +315,28 @@ def test_a_step_compiles_once_for_all_steps_and_keys() -> None:
         state, expected = compiled(state, F.key(i)), noisy(expected, F.key(i))
         equal(state, expected)
     assert len(traces) == 1
+
+
+def test_a_compiled_decoder_takes_every_length_and_forward_mode() -> None:
+    model = F.Decoder(31, 16, 2, 4, 24)
+    params = model.init(F.key(0), torch.zeros(1, 4, dtype=torch.int64))["params"]
+
+    def logits(params: F.Tree, tokens: Tensor) -> Tensor:
+        return model.apply({"params": params}, tokens)
+
+    def along(params: F.Tree, tokens: Tensor) -> Tensor:
+        return F.jvp(lambda params: logits(params, tokens), (params,), (params,))[1]
+
+    torch.compiler.reset()
+    compiled, compiled_along = (F.jit(one, backend="aot_eager") for one in (logits, along))
+    for length in (5, 9, 14):
+        tokens = F.randint(F.key(length), (2, length), 0, 31)
+        equal(compiled(params, tokens), logits(params, tokens))
+        equal(compiled_along(params, tokens), along(params, tokens))
+
+
+def test_every_jit_has_graphs_of_its_own() -> None:
+    x = torch.arange(3.0)
+    for power in range(2, 2 + 2 * torch._dynamo.config.recompile_limit):
+        compiled = F.jit(F.grad(lambda x, power=power: (x**power).sum()), backend="eager")
+        equal(compiled(x), power * x ** (power - 1))

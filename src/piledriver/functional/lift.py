@@ -19,6 +19,7 @@ from piledriver.functional.frame import Context, Declaration, Frame, Place
 from piledriver.functional.keys import Key, fold_in, split
 from piledriver.functional.module import Module, bound_at
 from piledriver.functional.remat import recomputed
+from piledriver.functional.tracing import counted
 from piledriver.functional.tree import Tree
 
 Written = dict[Place, Any]
@@ -113,7 +114,7 @@ class Vmapped(Module):
             axes,
         )
         mapped = torch.func.vmap(lambda v, r, a: call(v, r, a, {}), in_dims=over, out_dims=(self.out_axes, 0))
-        output, written = mapped(variables, rngs, args)
+        output, written = counted("batch", mapped)(variables, rngs, args)
         frame.context.written.update(written)
         return output
 

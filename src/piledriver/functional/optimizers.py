@@ -136,8 +136,10 @@ def clip_by_value(limit: float) -> Optimizer:
 
 
 def global_norm(tree: Any) -> Tensor:
-    """The norm of all numbers of a tree together, in fp32."""
-    norms = torch._foreach_norm([leaf.float() if leaf.dtype != torch.float64 else leaf for leaf in leaves_of(tree)])
+    """The norm of all numbers of a tree together, summed in fp32, or in fp64 where a leaf has that."""
+    leaves = leaves_of(tree)
+    wide = torch.float64 if any(leaf.dtype == torch.float64 for leaf in leaves) else torch.float32
+    norms = torch._foreach_norm(leaves, 2.0, dtype=wide)
     total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return total
 

@@ -14,7 +14,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from piledriver.functional.tracing import compiled_gradient_depth, inside_functorch
+from piledriver.functional.tracing import inside_functorch, only_autograd_surrounds
 
 Flat = Callable[..., tuple[Any, ...]]
 
@@ -104,7 +104,7 @@ def _plain_vjp(function: Flat, inputs: list[Tensor], cotangents: tuple[Tensor, .
 def _while_compiling(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     # In a graph of its own forward and backward, torch's checkpoint marks what the partitioner must recompute. In one
     # graph of a whole step (`jit(grad(f))`) there is no such boundary, and the compiler schedules as it sees fit.
-    if compiled_gradient_depth():
+    if not only_autograd_surrounds():
         return function(*args, **kwargs)
     from torch.utils.checkpoint import checkpoint
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from typing import Literal, ParamSpec, TypeVar
 
 import torch
-from torch._C._functorch import TransformType, maybe_current_level
+from torch._C._functorch import TransformType as _Kind
+from torch._C._functorch import maybe_current_level
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,9 +26,11 @@ class _Depth(threading.local):
 _autograd = _Depth()
 
 
-# A plain list, not a thread-local: the compiler traces through it (torch 2.11 through nothing else); it is back at 0
-# when the trace ends.
-_compiled_gradients = [0]
+Transform = Literal["gradient", "batch", "tangent"]
+
+# Lists of one number, not thread-locals: the compiler traces through them (torch 2.11 through nothing else); they are
+# back at 0 when the trace ends.
+_compiled: dict[str, list[int]] = {"gradient": [0], "batch": [0], "tangent": [0]}
 
 
 def gradient_depth() -> int:
@@ -45,14 +48,23 @@ def one_more_gradient() -> Iterator[None]:
         _autograd.value -= 1
 
 
-def compiled_gradient_depth() -> int:
-    """How many `value_and_grad` are being traced into the graph that is being compiled."""
-    return _compiled_gradients[0]
+def compiled_depth(kind: Transform) -> int:
+    """How many of our transforms of a kind are being traced into the graph that is being compiled."""
+    return _compiled[kind][0]
 
 
-def add_compiled_gradients(count: int) -> None:
-    """Enter (+1) or leave (-1) a gradient inside a graph that is being compiled."""
-    _compiled_gradients[0] += count
+def counted(kind: Transform, transformed: Callable[P, R]) -> Callable[P, R]:
+    """A transformed function that says so to what it calls while it is compiled: a compiler cannot be asked."""
+
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not torch.compiler.is_compiling():
+            return transformed(*args, **kwargs)
+        _compiled[kind][0] += 1
+        output = transformed(*args, **kwargs)
+        _compiled[kind][0] -= 1
+        return output
+
+    return wrapped
 
 
 def inside_functorch() -> bool:
@@ -63,23 +75,25 @@ def inside_functorch() -> bool:
 def fused_kernels_lack_a_rule(device: str) -> bool:
     """Whether what surrounds us has no rule for fused attention: forward mode, a second derivative, vmap on a CPU."""
     if torch.compiler.is_compiling():
-        return compiled_gradient_depth() > 1
-    grads, others = gradient_depth(), set()
-    if maybe_current_level() is not None:
+        gradients, batches, tangents = compiled_depth("gradient"), compiled_depth("batch"), compiled_depth("tangent")
+    else:
+        gradients, batches, tangents = _running()
+    return gradients > 1 or tangents > 0 or (device == "cpu" and batches > 0)
+
+
+def only_autograd_surrounds() -> bool:
+    """Whether no `torch.func` transform runs and no second derivative is taken: kernels of our own have no rules."""
+    if torch.compiler.is_compiling():
+        return not (compiled_depth("gradient") or compiled_depth("batch") or compiled_depth("tangent"))
+    return not inside_functorch() and gradient_depth() <= 1
+
+
+def _running() -> tuple[int, int, int]:
+    """Gradients, batches and tangents around eager code, ours and `torch.func`'s own."""
+    kinds = []
+    if inside_functorch():
         from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 
-        for interpreter in retrieve_all_functorch_interpreters():
-            if interpreter.key() == TransformType.Grad:
-                grads += 1
-            else:
-                others.add(interpreter.key())
-    return grads > 1 or TransformType.Jvp in others or (device == "cpu" and TransformType.Vmap in others)
-
-
-def constant_when_compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """A function of plain values whose result a compiled graph holds as a constant.
-
-    What `torch.compiler.assume_constant_result` does, which would import the compiler now instead of when it is used.
-    """
-    vars(function)["_dynamo_marked_constant"] = True
-    return function
+        kinds = [interpreter.key() for interpreter in retrieve_all_functorch_interpreters()]
+    gradients, batches, tangents = (kinds.count(kind) for kind in (_Kind.Grad, _Kind.Vmap, _Kind.Jvp))
+    return gradient_depth() + gradients, batches, tangents

@@ -11,6 +11,7 @@ backward graph with activations chosen by torch's min-cut partitioner.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,9 +23,10 @@ from piledriver.functional.errors import TransformError
 from piledriver.functional.lift import Remat
 from piledriver.functional.module import Module, stand_in
 from piledriver.functional.remat import recomputed
-from piledriver.functional.tracing import add_compiled_gradients, gradient_depth, inside_functorch, one_more_gradient
+from piledriver.functional.tracing import counted, gradient_depth, inside_functorch, one_more_gradient
 
 Argnums = int | tuple[int, ...]
+_compiled_so_far = itertools.count()
 
 
 def as_function(function: Any) -> Callable[..., Any]:
@@ -58,13 +60,8 @@ def value_and_grad(function: Any, argnums: Argnums = 0, has_aux: bool = False) -
 
     @functools.wraps(plain)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            add_compiled_gradients(1)
-            grads, value = torch.func.grad_and_value(plain, argnums, has_aux)(*args, **kwargs)
-            add_compiled_gradients(-1)
-            return value, grads
-        if inside_functorch():
-            grads, value = torch.func.grad_and_value(plain, argnums, has_aux)(*args, **kwargs)
+        if torch.compiler.is_compiling() or inside_functorch():
+            grads, value = counted("gradient", torch.func.grad_and_value(plain, argnums, has_aux))(*args, **kwargs)
             return value, grads
         return _by_autograd(plain, argnums, has_aux, args, kwargs)
 
@@ -112,18 +109,19 @@ def _gradients(value: Tensor, inputs: Sequence[Tensor], create_graph: bool) -> l
 def vmap(function: Any, in_axes: Any = 0, out_axes: Any = 0, chunk_size: int | None = None) -> Callable[..., Any]:
     """Map over a dimension of the arguments; `in_axes` is a number, None, or a tree of them."""
     plain = as_function(function)
-    return torch.func.vmap(plain, in_dims=in_axes, out_dims=out_axes, chunk_size=chunk_size)
+    mapped = torch.func.vmap(plain, in_dims=in_axes, out_dims=out_axes, chunk_size=chunk_size)
+    return functools.wraps(plain)(counted("batch", mapped))
 
 
 def jvp(function: Any, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     """The value and its derivative along the tangents (forward mode)."""
-    value, derivative = torch.func.jvp(as_function(function), primals, tangents)[:2]
+    value, derivative = counted("tangent", torch.func.jvp)(as_function(function), primals, tangents)[:2]
     return value, derivative
 
 
 def vjp(function: Any, *primals: Any, has_aux: bool = False) -> Any:
     """The value and a function from cotangents to gradients (reverse mode)."""
-    return torch.func.vjp(as_function(function), *primals, has_aux=has_aux)
+    return counted("gradient", torch.func.vjp)(as_function(function), *primals, has_aux=has_aux)
 
 
 def remat(function: Any) -> Any:
@@ -150,8 +148,22 @@ def jit(
     (`state, loss = step(state, batch)`): no second copy of parameters and moments. Do not use the old one afterwards.
     """
     plain = _donating(as_function(function)) if donate else as_function(function)
-    compiled = torch.compile(plain, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options)
+    alone = _with_code_of_its_own(plain)
+    compiled = torch.compile(alone, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options)
     return functools.wraps(plain)(lambda *args, **kwargs: compiled(*args, **kwargs))
+
+
+def _with_code_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The compiler keeps its graphs, how many there may be and which sizes vary by code object and its name.
+
+    All gradients of all functions are one code object, so without this they would share these.
+    """
+
+    def entry(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    entry.__code__ = entry.__code__.replace(co_name=f"jit_{next(_compiled_so_far)}")
+    return entry
 
 
 def _donating(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from piledriver.functional.gated import can_fuse, gated_linear
 from piledriver.models.config import ModelConfig
-from piledriver.models.gated import can_fuse, gated_linear
 from piledriver.models.layers import Linear, activate
 
 

@@ -216,8 +216,7 @@ class MultiHeadAttention(Module):
         assert self.rotary_base is not None
         if positions is None:
             if not self.decode:
-                cos, sin = first_rotary_tables(x.shape[1], head_dim, self.rotary_base, x.device)
-                return cos, sin
+                return first_rotary_tables(x.shape[1], head_dim, self.rotary_base, x.device)
             positions = torch.arange(x.shape[1], device=x.device) + self._cache_index()
         return rotary_tables(positions, head_dim, self.rotary_base)
 

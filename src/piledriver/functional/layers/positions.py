@@ -11,7 +11,6 @@ from piledriver.functional.errors import InputShapeError
 from piledriver.functional.frame import Axes, Initialiser
 from piledriver.functional.initialisers import scaled_normal
 from piledriver.functional.module import Module
-from piledriver.functional.tracing import constant_when_compiled
 
 
 def sinusoidal(length: int, features: int, *, base: float = 10000.0, device: torch.device | None = None) -> Tensor:
@@ -33,14 +32,24 @@ def rotary_tables(positions: Tensor, head_dim: int, base: float = 10000.0) -> tu
     return angles.cos(), angles.sin()
 
 
-@constant_when_compiled
-def first_rotary_tables(length: int, head_dim: int, base: float, device: torch.device) -> Tensor:
-    """The tables of the positions 0, 1, 2, ... in one tensor, cosines first.
+def first_rotary_tables(length: int, head_dim: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The tables of the positions 0, 1, 2, ..."""
+    if not torch.compiler.is_compiling():
+        return rotary_tables(torch.arange(length, device=device), head_dim, base)
+    cos, sin = _first_tables(length, head_dim, base, device)
+    return cos, sin
 
-    Compiled code holds them as numbers: left to itself the compiler puts their sines and powers into every kernel that
-    rotates something.
-    """
-    return torch.stack(rotary_tables(torch.arange(length, device=device), head_dim, base))
+
+@torch.library.custom_op("piledriver::first_rotary_tables", mutates_args=())
+def _first_tables(length: int, head_dim: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """For compilers: one that sees inside puts sines and powers into every kernel that rotates something."""
+    return rotary_tables(torch.arange(length, device=device), head_dim, base)
+
+
+@_first_tables.register_fake
+def _(length: int, head_dim: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    cos = torch.empty(length, head_dim, device=device)
+    return cos, torch.empty_like(cos)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from piledriver.functional.frame import Initialiser
+from piledriver.functional.frame import Axes, Initialiser
+from piledriver.functional.gated import can_fuse, gated_linear
 from piledriver.functional.initialisers import scaled_normal
 from piledriver.functional.layers.attention import Implementation, MultiHeadAttention
 from piledriver.functional.layers.dropout import Dropout
@@ -21,6 +22,7 @@ from piledriver.functional.layers.norm import RMSNorm
 from piledriver.functional.layers.positions import first_rotary_tables, rotary_tables
 from piledriver.functional.lift import Remat, Scanned
 from piledriver.functional.module import Module
+from piledriver.functional.tracing import only_autograd_surrounds
 
 _NORMAL = scaled_normal(0.02)
 
@@ -37,27 +39,39 @@ class GatedMLP(Module):
     def __call__(self, x: Tensor) -> Tensor:
         """Map and come back to the input's width."""
         axes = ("embed", "mlp")
+        width = x.shape[-1]
         if self.fuse_projections:
-            kernels = [self.child(name, _Matrix(self.hidden, self))(x.shape[-1]) for name in ("gate", "up")]
+            kernels = [self.child(name, _Matrix(self.hidden, axes, self))(width) for name in ("gate", "up")]
             x, *kernels = promoted(self.dtype, x, *kernels)
-            gate, up = torch.matmul(x, torch.cat(kernels, dim=1)).chunk(2, dim=-1)
+            gate_up = torch.matmul(x, torch.cat(kernels, dim=1))
+            if _kernels_take(gate_up):
+                kernel = self.child("down", _Matrix(width, ("mlp", "embed"), self))(self.hidden)
+                gate_up, kernel = promoted(self.dtype, gate_up, kernel)
+                return gated_linear(gate_up, kernel.t(), self.hidden)
+            gate, up = gate_up.chunk(2, dim=-1)
         else:
             layer = Dense(self.hidden, False, self.dtype, self.param_dtype, self.kernel_init, kernel_axes=axes)
             gate, up = self.child("gate", layer)(x), self.child("up", layer)(x)
         hidden = self.constrain(F.silu(gate) * up, ("batch", "length", "mlp"))
-        down = Dense(x.shape[-1], False, self.dtype, self.param_dtype, self.kernel_init, kernel_axes=("mlp", "embed"))
+        down = Dense(width, False, self.dtype, self.param_dtype, self.kernel_init, kernel_axes=("mlp", "embed"))
         return self.child("down", down)(hidden)
+
+
+def _kernels_take(gate_up: Tensor) -> bool:
+    is_split_over_processes = hasattr(gate_up, "placements")
+    return can_fuse(gate_up, "silu") and not is_split_over_processes and only_autograd_surrounds()
 
 
 class _Matrix(Module):
     """A Dense kernel without its product."""
 
     features: int
+    axes: Axes
     of: GatedMLP
 
     def __call__(self, inputs: int) -> Tensor:
         shape = (inputs, self.features)
-        return self.param("kernel", self.of.kernel_init, shape, self.of.param_dtype, ("embed", "mlp"))
+        return self.param("kernel", self.of.kernel_init, shape, self.of.param_dtype, self.axes)
 
 
 class TransformerBlock(Module):
@@ -172,8 +186,7 @@ class Decoder(Module):
         if positions is not None:
             rotary = rotary_tables(positions, head_dim, self.rotary_base)
         elif not self.decode:
-            cos, sin = first_rotary_tables(tokens.shape[-1], head_dim, self.rotary_base, tokens.device)
-            rotary = (cos, sin)
+            rotary = first_rotary_tables(tokens.shape[-1], head_dim, self.rotary_base, tokens.device)
         shared = {"mask": mask, "positions": positions, "rotary": rotary, "deterministic": deterministic}
         if self.scan:
             x = self.child("layers", Scanned(block, self.depth))(x, **shared)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from piledriver.models import gate_kernel
+from piledriver.functional import gate_kernel
 
 
 def can_fuse(gate_up: Tensor, activation: str) -> bool:
@@ -48,7 +48,11 @@ class _GatedLinear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         gate_up, weight = ctx.saved_tensors
         by_gate_up, value = _gate_backward(gate_up, (gradient @ weight).contiguous(), ctx.group)
-        return by_gate_up, gradient.t() @ value if ctx.needs_input_grad[1] else None, None
+        if not ctx.needs_input_grad[1]:
+            return by_gate_up, None, None
+        # In the weight's own order in memory: an optimizer reads both side by side.
+        by_weight = gradient.t() @ value if weight.is_contiguous() else (value.t() @ gradient).t()
+        return by_gate_up, by_weight, None
 
 
 def _halves(gate_up: Tensor, group: int) -> tuple[Tensor, Tensor]:
