@@ -340,3 +340,8 @@ def test_every_jit_has_graphs_of_its_own() -> None:
     for power in range(2, 2 + 2 * torch._dynamo.config.recompile_limit):
         compiled = F.jit(F.grad(lambda x, power=power: (x**power).sum()), backend="eager")
         equal(compiled(x), power * x ** (power - 1))
+
+
+def test_donating_takes_the_state_by_position() -> None:
+    with pytest.raises(TransformError, match="pass the state first"):
+        F.jit(lambda state: state, donate=True, backend="eager")(state=torch.ones(2))

@@ -52,25 +52,23 @@ from piledriver.functional.layers.positions import LearnedPositions, alibi_bias,
 from piledriver.functional.layers.recurrent import RNN, Bidirectional, GRUCell, LSTMCell
 from piledriver.functional.layers.transformer import Decoder, GatedMLP, TransformerBlock, cross_entropy
 from piledriver.functional.lift import Remat, Scanned, Vmapped
+from piledriver.functional.masks import mask_tree, not_vectors
 from piledriver.functional.metrics import Accuracy, Average, Metrics, Welford, merge_all
 from piledriver.functional.module import Module, Spec, Variable
 from piledriver.functional.msgpack import from_bytes, restore, to_bytes
 from piledriver.functional.muon import muon
+from piledriver.functional.optimizer_groups import accumulate, by_label, masked
 from piledriver.functional.optimizers import (
     Optimizer,
-    accumulate,
     adam,
     adamw,
     add_decayed_weights,
     apply_updates,
-    by_label,
     chain,
     clip_by_global_norm,
     clip_by_value,
     global_norm,
     lion,
-    masked,
-    not_vectors,
     scale,
     scale_by_adam,
     scale_by_lion,
@@ -197,6 +195,7 @@ __all__ = [
     "load_safetensors",
     "map_where",
     "map_with_path",
+    "mask_tree",
     "masked",
     "max_pool",
     "merge_all",

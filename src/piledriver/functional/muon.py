@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from piledriver.functional.masks import not_vectors
+from piledriver.functional.optimizer_groups import by_label
 from piledriver.functional.optimizers import (
+    EmptyState,
+    Leaves,
     Optimizer,
     Rate,
     adamw,
     add_decayed_weights,
-    by_label,
     chain,
-    not_vectors,
+    on_leaves,
     scale_by_rate,
-    stateless,
     trace,
 )
-from piledriver.functional.tree import Path, leaves_of, rebuild
+from piledriver.functional.tree import Path
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
@@ -42,12 +45,21 @@ def muon(
     """
     hidden = chain(
         trace(momentum, nesterov=True),
-        stateless(lambda grads, _: rebuild(grads, [orthogonal(leaf, steps, stacked) for leaf in leaves_of(grads)])),
+        orthogonalise(steps, stacked),
         add_decayed_weights(weight_decay),
         scale_by_rate(rate),
     )
     others = adamw(rate if adam_rate is None else adam_rate, 0.9, 0.95, weight_decay=weight_decay, mask=not_vectors)
     return by_label({"muon": hidden, "adamw": others}, label or (lambda path, leaf: default_label(path, leaf, stacked)))
+
+
+def orthogonalise(steps: int = 5, stacked: int = 0) -> Optimizer:
+    """Every update made `orthogonal`."""
+
+    def move(leaves: Leaves, state: EmptyState, *_: Any) -> tuple[Leaves, EmptyState]:
+        return [orthogonal(leaf, steps, stacked) for leaf in leaves], state
+
+    return on_leaves(lambda params: EmptyState(), move)
 
 
 def default_label(path: Path, leaf: Tensor, stacked: int = 0) -> str:

@@ -6,7 +6,7 @@ are trees with the paths of the parameters, and the named ones have the fields t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,19 +14,26 @@ import torch
 from torch import Tensor
 
 from piledriver.functional.errors import TreeStructureError
+from piledriver.functional.masks import Mask, is_chosen
 from piledriver.functional.schedules import Schedule
-from piledriver.functional.tree import Path, Tree, flatten, leaves_of, map_with_path, rebuild, unflatten
+from piledriver.functional.tree import flatten, leaves_of, rebuild
 
 Rate = float | Schedule
-Mask = Mapping[str, Any] | Callable[[Path, Tensor], bool]
+Leaves = list[Tensor] | tuple[Tensor, ...]
+Move = Callable[[Leaves, Any, Leaves | None, Any], tuple[Leaves, Any]]
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """A pair of pure functions."""
+    """A pair of pure functions.
+
+    `move(leaves, state, leaves of the params, tree)` is `update` without trees, for those that have one: a chain takes
+    its tree apart once, which is most of what a compiler has to trace.
+    """
 
     init: Callable[[Any], Any]
     update: Callable[..., tuple[Any, Any]]
+    move: Move | None = None
 
 
 class EmptyState(NamedTuple):
@@ -67,6 +74,34 @@ class AccumulationState(NamedTuple):
     inner: Any
 
 
+def on_leaves(init: Callable[[Any], Any], move: Move) -> Optimizer:
+    """An optimizer from what it does to the list of leaves; the tree is there for its paths and to build others."""
+
+    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        moved, state = move(leaves_of(grads), state, None if params is None else leaves_of(params), grads)
+        return rebuild(grads, moved), state
+
+    return Optimizer(init, update, move)
+
+
+def chain(*optimizers: Optimizer) -> Optimizer:
+    """One after another: each gets the updates of the one before."""
+
+    def move(leaves: Leaves, state: Any, params: Leaves | None, tree: Any) -> tuple[Leaves, Any]:
+        made = []
+        for one, its in zip(optimizers, state, strict=True):
+            if one.move is not None:
+                leaves, new = one.move(leaves, its, params, tree)
+            else:
+                whole = None if params is None else rebuild(tree, params)
+                moved, new = one.update(rebuild(tree, leaves), its, whole)
+                leaves = leaves_of(moved)
+            made.append(new)
+        return leaves, tuple(made)
+
+    return on_leaves(lambda params: tuple(one.init(params) for one in optimizers), move)
+
+
 def apply_updates(params: Any, updates: Any) -> Any:
     """The parameters moved by the updates, each in its own dtype."""
     ours, moves = leaves_of(params), leaves_of(updates)
@@ -78,30 +113,9 @@ def apply_updates(params: Any, updates: Any) -> Any:
     return rebuild(params, torch._foreach_add(ours, cast))
 
 
-def chain(*optimizers: Optimizer) -> Optimizer:
-    """One after another: each gets the updates of the one before."""
-
-    def init(params: Any) -> tuple[Any, ...]:
-        return tuple(one.init(params) for one in optimizers)
-
-    def update(grads: Any, state: tuple[Any, ...], params: Any = None) -> tuple[Any, tuple[Any, ...]]:
-        made = []
-        for one, its in zip(optimizers, state, strict=True):
-            grads, new = one.update(grads, its, params)
-            made.append(new)
-        return grads, tuple(made)
-
-    return Optimizer(init, update)
-
-
-def stateless(function: Callable[[Any, Any], Any]) -> Optimizer:
-    """An optimizer from a function of the gradients and the parameters."""
-    return Optimizer(lambda params: EmptyState(), lambda grads, state, params=None: (function(grads, params), state))
-
-
 def scale(factor: float) -> Optimizer:
     """Times a number."""
-    return stateless(lambda grads, _: rebuild(grads, torch._foreach_mul(leaves_of(grads), factor)))
+    return on_leaves(_nothing, lambda leaves, state, *_: (torch._foreach_mul(leaves, factor), state))
 
 
 def scale_by_rate(rate: Rate) -> Optimizer:
@@ -109,38 +123,40 @@ def scale_by_rate(rate: Rate) -> Optimizer:
     if not callable(rate):
         return scale(-rate)
 
-    def update(grads: Any, state: CountState, params: Any = None) -> tuple[Any, CountState]:
-        moved = torch._foreach_mul(leaves_of(grads), -rate(state.count))
-        return rebuild(grads, moved), CountState(state.count + 1)
+    def move(leaves: Leaves, state: CountState, *_: Any) -> tuple[Leaves, CountState]:
+        return torch._foreach_mul(leaves, -rate(state.count)), CountState(state.count + 1)
 
-    return Optimizer(lambda params: CountState(_zero(params)), update)
+    return on_leaves(lambda params: CountState(zero(params)), move)
 
 
 def clip_by_global_norm(limit: float) -> Optimizer:
     """Scale all gradients down together so that their joint norm is at most the limit."""
 
-    def clipped(grads: Any, params: Any) -> Any:
-        factor = torch.clamp(limit / (global_norm(grads) + 1e-6), max=1.0)
-        return rebuild(grads, torch._foreach_mul(leaves_of(grads), factor))
+    def move(leaves: Leaves, state: EmptyState, *_: Any) -> tuple[Leaves, EmptyState]:
+        factor = torch.clamp(limit / (_norm(leaves) + 1e-6), max=1.0)
+        return torch._foreach_mul(leaves, factor), state
 
-    return stateless(clipped)
+    return on_leaves(_nothing, move)
 
 
 def clip_by_value(limit: float) -> Optimizer:
     """Cut every number to within +-limit."""
-    return stateless(
-        lambda grads, _: rebuild(
-            grads, torch._foreach_clamp_min(torch._foreach_clamp_max(leaves_of(grads), limit), -limit)
-        )
-    )
+
+    def move(leaves: Leaves, state: EmptyState, *_: Any) -> tuple[Leaves, EmptyState]:
+        return torch._foreach_clamp_min(torch._foreach_clamp_max(leaves, limit), -limit), state
+
+    return on_leaves(_nothing, move)
 
 
 def global_norm(tree: Any) -> Tensor:
     """The norm of all numbers of a tree together, summed in fp32, or in fp64 where a leaf has that."""
-    leaves = leaves_of(tree)
+    return _norm(leaves_of(tree))
+
+
+def _norm(leaves: Leaves) -> Tensor:
     wide = torch.float64 if any(leaf.dtype == torch.float64 for leaf in leaves) else torch.float32
-    norms = torch._foreach_norm(leaves, 2.0, dtype=wide)
-    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    # Asked for in 32 bits, the sum is made in them: 16-bit leaves need no wide copies.
+    total: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(leaves, 2.0, dtype=wide)))
     return total
 
 
@@ -148,133 +164,61 @@ def scale_by_adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Opti
     """The mean gradient over the root of its mean square, both corrected for their start (Kingma and Ba, 2014)."""
 
     def init(params: Any) -> AdamState:
-        return AdamState(_zero(params), _zeros(params), _zeros(params))
+        return AdamState(zero(params), zeros(params), zeros(params))
 
-    def update(grads: Any, state: AdamState, params: Any = None) -> tuple[Any, AdamState]:
+    def move(leaves: Leaves, state: AdamState, _: Any, tree: Any) -> tuple[Leaves, AdamState]:
         old_mu, old_nu = leaves_of(state.mu), leaves_of(state.nu)
-        leaves = [one.to(own.dtype) for one, own in zip(leaves_of(grads), old_mu, strict=True)]
+        leaves = [one.to(own.dtype) for one, own in zip(leaves, old_mu, strict=True)]
         count = state.count + 1
         mu = torch._foreach_add(torch._foreach_mul(old_mu, b1), leaves, alpha=1.0 - b1)
         nu = torch._foreach_addcmul(torch._foreach_mul(old_nu, b2), leaves, leaves, value=1.0 - b2)
         root = torch._foreach_sqrt(torch._foreach_mul(nu, 1.0 / _correction(b2, count)))
-        moves = torch._foreach_div(torch._foreach_mul(mu, 1.0 / _correction(b1, count)), torch._foreach_add(root, eps))
-        return rebuild(grads, moves), AdamState(count, rebuild(grads, mu), rebuild(grads, nu))
+        moved = torch._foreach_div(torch._foreach_mul(mu, 1.0 / _correction(b1, count)), torch._foreach_add(root, eps))
+        return moved, AdamState(count, rebuild(tree, mu), rebuild(tree, nu))
 
-    return Optimizer(init, update)
+    return on_leaves(init, move)
 
 
 def trace(decay: float, nesterov: bool = False) -> Optimizer:
     """Momentum: a running sum of gradients."""
 
-    def update(grads: Any, state: TraceState, params: Any = None) -> tuple[Any, TraceState]:
-        leaves = leaves_of(grads)
+    def move(leaves: Leaves, state: TraceState, _: Any, tree: Any) -> tuple[Leaves, TraceState]:
         summed = torch._foreach_add(torch._foreach_mul(leaves_of(state.trace), decay), leaves)
-        moves = torch._foreach_add(torch._foreach_mul(summed, decay), leaves) if nesterov else summed
-        return rebuild(grads, moves), TraceState(rebuild(grads, summed))
+        moved = torch._foreach_add(torch._foreach_mul(summed, decay), leaves) if nesterov else summed
+        return moved, TraceState(rebuild(tree, summed))
 
-    return Optimizer(lambda params: TraceState(_zeros(params)), update)
+    return on_leaves(lambda params: TraceState(zeros(params)), move)
 
 
 def scale_by_lion(b1: float = 0.9, b2: float = 0.99) -> Optimizer:
     """The sign of an interpolated momentum (Chen et al., 2023)."""
 
-    def update(grads: Any, state: LionState, params: Any = None) -> tuple[Any, LionState]:
-        leaves, mu = leaves_of(grads), leaves_of(state.mu)
+    def move(leaves: Leaves, state: LionState, _: Any, tree: Any) -> tuple[Leaves, LionState]:
+        mu = leaves_of(state.mu)
         blended = torch._foreach_add(torch._foreach_mul(mu, b1), leaves, alpha=1.0 - b1)
         new = torch._foreach_add(torch._foreach_mul(mu, b2), leaves, alpha=1.0 - b2)
-        return rebuild(grads, torch._foreach_sign(blended)), LionState(rebuild(grads, new))
+        return torch._foreach_sign(blended), LionState(rebuild(tree, new))
 
-    return Optimizer(lambda params: LionState(_zeros(params)), update)
+    return on_leaves(lambda params: LionState(zeros(params)), move)
 
 
 def add_decayed_weights(decay: float, mask: Mask | None = None) -> Optimizer:
     """Add the parameters times a number to the updates; `mask` says which (`not_vectors` leaves out biases, norms)."""
 
-    def decayed(grads: Any, params: Any) -> Any:
+    def move(leaves: Leaves, state: EmptyState, params: Leaves | None, tree: Any) -> tuple[Leaves, EmptyState]:
         if params is None:
             raise TreeStructureError("weight decay without parameters", fix="call update(grads, state, params)")
-        return rebuild(grads, torch._foreach_add(leaves_of(grads), leaves_of(params), alpha=decay))
+        if mask is None:
+            return torch._foreach_add(leaves, params, alpha=decay), state
+        paths = enumerate(zip(flatten(tree), params, strict=True))
+        chosen = [i for i, (path, own) in paths if is_chosen(mask, path, own)]
+        if not chosen:
+            return leaves, state
+        decayed = torch._foreach_add([leaves[i] for i in chosen], [params[i] for i in chosen], alpha=decay)
+        by_place = dict(zip(chosen, decayed, strict=True))
+        return [by_place.get(i, leaf) for i, leaf in enumerate(leaves)], state
 
-    decay_all = stateless(decayed)
-    return decay_all if mask is None else masked(decay_all, mask)
-
-
-def not_vectors(path: Path, leaf: Tensor) -> bool:
-    """True for matrices and up: the usual mask of weight decay."""
-    return leaf.ndim > 1
-
-
-def masked(inner: Optimizer, mask: Mask) -> Optimizer:
-    """The inner optimizer on the parameters that the mask chooses; the other updates pass through untouched."""
-
-    def chosen(tree: Any, params: Any) -> Tree:
-        return unflatten({path: leaf for path, leaf in flatten(tree).items() if _is_chosen(mask, path, params)})
-
-    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        shapes = dict(flatten(params if params is not None else grads))
-        own = None if params is None else chosen(params, shapes)
-        if own is not None and not len(own):
-            return grads, state
-        moved, state = inner.update(chosen(grads, shapes), state, own)
-        return Tree(grads).merge(moved), state
-
-    return Optimizer(lambda params: inner.init(chosen(params, dict(flatten(params)))), update)
-
-
-def by_label(optimizers: Mapping[str, Optimizer], label: Callable[[Path, Tensor], str]) -> Optimizer:
-    """Several optimizers, each for the parameters that `label` gives to it; unknown labels are an error."""
-
-    def parts(tree: Any, shapes: Mapping[Path, Tensor]) -> dict[str, Tree]:
-        found: dict[str, dict[Path, Any]] = {name: {} for name in optimizers}
-        for path, leaf in flatten(tree).items():
-            name = label(path, shapes[path])
-            if name not in found:
-                raise TreeStructureError(
-                    f"{'.'.join(path)!r} has the label {name!r}", fix=f"use one of {', '.join(optimizers)}"
-                )
-            found[name][path] = leaf
-        return {name: unflatten(leaves) for name, leaves in found.items()}
-
-    def init(params: Any) -> dict[str, Any]:
-        trees = parts(params, flatten(params))
-        return {name: one.init(trees[name]) for name, one in optimizers.items()}
-
-    def update(grads: Any, state: dict[str, Any], params: Any = None) -> tuple[Any, dict[str, Any]]:
-        shapes = flatten(params if params is not None else grads)
-        gradients, own = parts(grads, shapes), None if params is None else parts(params, shapes)
-        merged, made = Tree(), {}
-        for name, one in optimizers.items():
-            if not len(gradients[name]):
-                made[name] = state[name]
-                continue
-            moved, made[name] = one.update(gradients[name], state[name], None if own is None else own[name])
-            merged = merged.merge(moved)
-        return merged, made
-
-    return Optimizer(init, update)
-
-
-def accumulate(inner: Optimizer, every: int) -> Optimizer:
-    """Average the gradients of `every` calls and update on the last of them; the other calls return zeros.
-
-    The choice is made on tensors, so that it traces; the inner update is computed in every call and used in one.
-    """
-
-    def init(params: Any) -> AccumulationState:
-        return AccumulationState(_zero(params), _zeros(params), inner.init(params))
-
-    def update(grads: Any, state: AccumulationState, params: Any = None) -> tuple[Any, AccumulationState]:
-        weighted = torch._foreach_mul(leaves_of(grads), 1.0 / every)
-        gathered = torch._foreach_add(leaves_of(state.gathered), weighted)
-        is_last = state.count + 1 == every
-        moved, new = inner.update(rebuild(grads, gathered), state.inner, params)
-        moves = [torch.where(is_last, move, torch.zeros_like(move)) for move in leaves_of(moved)]
-        kept = [torch.where(is_last, torch.zeros_like(one), one) for one in gathered]
-        return rebuild(grads, moves), AccumulationState(
-            torch.where(is_last, 0, state.count + 1), rebuild(grads, kept), _select(is_last, new, state.inner)
-        )
-
-    return Optimizer(init, update)
+    return on_leaves(_nothing, move)
 
 
 def sgd(rate: Rate, momentum: float = 0.0, nesterov: bool = False) -> Optimizer:
@@ -306,37 +250,20 @@ def lion(
     return chain(scale_by_lion(b1, b2), add_decayed_weights(weight_decay, mask), scale_by_rate(rate))
 
 
-def _is_chosen(mask: Mask, path: Path, shapes: Mapping[Path, Tensor]) -> bool:
-    if callable(mask):
-        return bool(mask(path, shapes[path]))
-    node: Any = mask
-    for name in path:
-        if not isinstance(node, Mapping):
-            break
-        node = node[name]
-    return bool(node)
-
-
 def _correction(decay: float, count: Tensor) -> Tensor:
     return 1.0 - torch.pow(torch.full_like(count, decay, dtype=torch.float32), count)
 
 
-def _select(is_last: Tensor, new: Any, old: Any) -> Any:
-    fresh, kept = leaves_of(new), leaves_of(old)
-    return rebuild(new, [torch.where(is_last, a, b) for a, b in zip(fresh, kept, strict=True)])
+def _nothing(params: Any) -> EmptyState:
+    return EmptyState()
 
 
-def _zero(params: Any) -> Tensor:
-    # On the parameters' device, so that no step waits for a copy.
+def zero(params: Any) -> Tensor:
+    """A count at its start, on the parameters' device, so that no step waits for a copy."""
     leaves = leaves_of(params)
     return torch.zeros((), dtype=torch.int32, device=leaves[0].device if leaves else None)
 
 
-def _zeros(params: Any) -> Any:
+def zeros(params: Any) -> Any:
+    """A tree of zeros like the parameters."""
     return rebuild(params, [torch.zeros_like(leaf) for leaf in leaves_of(params)])
-
-
-def mask_tree(mask: Mask, params: Mapping[str, Any]) -> Tree:
-    """What a mask chooses, as a tree of booleans: to look at."""
-    shapes = flatten(params)
-    return map_with_path(lambda path, _: _is_chosen(mask, path, shapes), params)

@@ -32,6 +32,8 @@ def tree_dataclass(cls: type[T]) -> type[T]:
     children = tuple(field.name for field in fields if not field.metadata.get("static"))
     settings = tuple(field.name for field in fields if field.metadata.get("static"))
 
+    made.tree_fields = children  # type: ignore[attr-defined]  # for walks that compilers trace (`leaves_of`)
+
     def flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
         return [getattr(value, name) for name in children], tuple(getattr(value, name) for name in settings)
 

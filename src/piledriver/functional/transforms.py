@@ -24,6 +24,7 @@ from piledriver.functional.lift import Remat
 from piledriver.functional.module import Module, stand_in
 from piledriver.functional.remat import recomputed
 from piledriver.functional.tracing import counted, gradient_depth, inside_functorch, one_more_gradient
+from piledriver.functional.tree import leaves_of
 
 Argnums = int | tuple[int, ...]
 _compiled_so_far = itertools.count()
@@ -145,12 +146,40 @@ def jit(
     """`torch.compile` of a pure function over trees. Pass steps and keys as tensors, or it compiles for each number.
 
     With `donate` the first argument's memory is taken over by the first result, which must have the same structure
-    (`state, loss = step(state, batch)`): no second copy of parameters and moments. Do not use the old one afterwards.
+    (`state, loss = step(state, batch)`): no second copy of parameters and moments. What comes back is the tree that was
+    passed, with the new numbers in it: whatever else refers to it sees them too.
     """
-    plain = _donating(as_function(function)) if donate else as_function(function)
-    alone = _with_code_of_its_own(plain)
+    plain = as_function(function)
+    alone = _with_code_of_its_own(_donating(plain) if donate else plain)
     compiled = torch.compile(alone, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options)
-    return functools.wraps(plain)(lambda *args, **kwargs: compiled(*args, **kwargs))
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if not donate:
+            return compiled(*args, **kwargs)
+        if not args:
+            raise TransformError("nothing to donate: no argument by position", fix="pass the state first, unnamed")
+        output = compiled(leaves_of(args[0]), *args, **kwargs)
+        return args[0] if output is None else (args[0], *output)
+
+    return functools.wraps(plain)(wrapped)
+
+
+def _donating(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What is compiled: the rest of a function's results (None where its only one is the state), the first in `old`."""
+
+    @functools.wraps(function)
+    def donating(old: list[Any], *args: Any, **kwargs: Any) -> tuple[Any, ...] | None:
+        output = function(*args, **kwargs)
+        made, rest = (output[0], output[1:]) if isinstance(output, tuple) else (output, None)
+        new = leaves_of(made)
+        if len(old) != len(new):
+            raise TransformError(f"donated {len(old)} leaves for {len(new)}", fix="return the new state first")
+        for mine, fresh in zip(old, new, strict=True):
+            if isinstance(mine, Tensor) and mine is not fresh:
+                mine.copy_(fresh)
+        return rest
+
+    return donating
 
 
 def _with_code_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -164,24 +193,6 @@ def _with_code_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
 
     entry.__code__ = entry.__code__.replace(co_name=f"jit_{next(_compiled_so_far)}")
     return entry
-
-
-def _donating(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def donating(first: Any, *args: Any, **kwargs: Any) -> Any:
-        output = function(first, *args, **kwargs)
-        made = output[0] if isinstance(output, tuple) else output
-        old = pytree.tree_leaves(first)
-        new, structure = pytree.tree_flatten(made)
-        if len(old) != len(new):
-            raise TransformError(f"donated {len(old)} leaves for {len(new)}", fix="return the new state first")
-        for mine, fresh in zip(old, new, strict=True):
-            if isinstance(mine, Tensor) and mine is not fresh:
-                mine.copy_(fresh)
-        kept = pytree.tree_unflatten(old, structure)
-        return (kept, *output[1:]) if isinstance(output, tuple) else kept
-
-    return donating
 
 
 def eval_shape(function: Any, *args: Any, **kwargs: Any) -> Any:

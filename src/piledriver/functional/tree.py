@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
+import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
@@ -216,6 +217,8 @@ def map_with_path(function: Callable[[Path, Any], Any], tree: Mapping[str, Any],
 
 def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """Apply a function to the leaves of trees of one structure (any torch pytree)."""
+    if isinstance(tree, Tree) and not others:
+        return rebuild(tree, [function(leaf) for leaf in leaves_of(tree)])
     return pytree.tree_map(function, tree, *others)
 
 
@@ -225,20 +228,30 @@ def tree_leaves(tree: Any) -> list[Any]:
 
 
 def leaves_of(tree: Any) -> list[Any]:
-    """The leaves of a tree of mappings in key order, in a third of the time that the general walk takes."""
-    if not isinstance(tree, Tree):
-        return pytree.tree_leaves(tree)
+    """The leaves of any torch pytree, in its order; of trees in a third of the time that the general walk takes.
+
+    A compiler traces this for every step that it compiles, so it calls little.
+    """
     found: list[Any] = []
     _collect(tree, found)
     return found
 
 
-def _collect(tree: Tree, found: list[Any]) -> None:
-    for value in tree._data.values():
-        if isinstance(value, Tree):
-            _collect(value, found)
-        else:
+def _collect(node: Any, found: list[Any]) -> None:
+    if isinstance(node, Tree):
+        below: Iterable[Any] = node._data.values()
+    elif isinstance(node, tuple) and not isinstance(node, torch.Size):
+        below = node
+    elif hasattr(type(node), "tree_fields"):
+        below = [getattr(node, name) for name in type(node).tree_fields]
+    else:
+        found.extend(pytree.tree_leaves(node))
+        return
+    for value in below:
+        if isinstance(value, Tensor):
             found.append(value)
+        else:
+            _collect(value, found)
 
 
 def rebuild(tree: Any, leaves: Iterable[Any]) -> Any:
@@ -249,12 +262,10 @@ def rebuild(tree: Any, leaves: Iterable[Any]) -> Any:
 
 
 def _filled(tree: Tree, leaves: Iterator[Any]) -> Tree:
-    return trusted(
-        {
-            name: _filled(value, leaves) if isinstance(value, Tree) else next(leaves)
-            for name, value in tree._data.items()
-        }
-    )
+    data = {}
+    for name, value in tree._data.items():
+        data[name] = _filled(value, leaves) if isinstance(value, Tree) else next(leaves)
+    return trusted(data)
 
 
 def _flatten_tree(tree: Tree) -> tuple[list[Any], tuple[str, ...]]:
