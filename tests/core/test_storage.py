@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from piledriver.core import storage
-from piledriver.core.errors import StorageError
+from piledriver.core.errors import CorruptFileError, StorageError
 
 OLD, NEW = b"old" * 1000, b"new" * 100_000
 
@@ -99,6 +99,11 @@ def test_errors_name_the_file_and_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(StorageError, match=r"latin.*UTF-8"):
         storage.read_text(tmp_path / "latin")
+    (tmp_path / "config.json").write_bytes(b'{"a": "\xff"}')
+    with pytest.raises(
+        CorruptFileError, match=r"config\.json is damaged: byte 7 is no text.*the command that wrote it"
+    ):
+        storage.read_text(tmp_path / "config.json")
 
 
 def test_checksums_are_those_of_sha256sum(tmp_path: Path) -> None:

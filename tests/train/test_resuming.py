@@ -137,6 +137,18 @@ def test_damaged_tokens_and_metrics(finished: Path, tmp_path: Path, capsys: pyte
     assert len(read_metrics(tmp_path / "run")) == STEPS
 
 
+@pytest.mark.parametrize(
+    "content", [b'{"format": "piledriver-skipped", "version": 1, "skipped": [\xff]}', b"[]", b"{}", b""]
+)
+def test_a_damaged_list_of_skipped_batches_is_named(
+    content: bytes, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = Path(shutil.copytree(finished / "run", tmp_path / "run"))
+    (out / "skipped.json").write_bytes(content)
+    assert main(["train", str(finished / "config.yaml"), f"out={out}"]) == 1
+    assert f"{out / 'skipped.json'} is damaged" in capsys.readouterr().err
+
+
 def test_overrides_alone_are_a_config(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["model={vocab_size: 512, dim: 16, layers: 1, heads: 2, max_positions: 32}", "batch_tokens=64"]
     given += [f"data.tokens={finished / 'tokens'}", "budget_tokens=128", f"out={tmp_path / 'run'}", "trackers=[]"]

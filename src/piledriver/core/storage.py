@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
-from piledriver.core.errors import StorageError
+from piledriver.core.errors import CorruptFileError, StorageError
 
 Location = str | os.PathLike[str]
 
@@ -105,9 +105,14 @@ def read_text(location: Location) -> str:
     try:
         return read_bytes(location).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise StorageError(
-            f"{os.fspath(location)} is not UTF-8 text (byte {error.start})", fix="save it as UTF-8"
-        ) from error
+        name = os.fspath(location)
+        if name.endswith(".json"):
+            # JSON is UTF-8 whoever writes it, and programs do: nobody saved it in another encoding.
+            raise CorruptFileError(
+                f"{name} is damaged: byte {error.start} is no text",
+                fix="restore it from a copy, or run the command that wrote it again",
+            ) from error
+        raise StorageError(f"{name} is not UTF-8 text (byte {error.start})", fix="save it as UTF-8") from error
 
 
 def exists(location: Location) -> bool:

@@ -12,14 +12,20 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from piledriver.core import storage
-from piledriver.core.config import from_mapping, to_mapping
+from piledriver.core.config import to_mapping
 from piledriver.core.errors import ConfigError, CorruptFileError, StorageError, UsageError
+from piledriver.core.json_file import checked, damaged, read_json
 from piledriver.data.cursor import Cursor
 from piledriver.data.stream import StreamConfig, TokenStream
-from piledriver.data.token_set import MANIFEST, open_tokens
+from piledriver.data.token_manifest import MANIFEST
+from piledriver.data.token_set import open_tokens
 
 FILE = "stream.json"
 _FORMAT = "piledriver-stream"
+_AGAIN = (
+    "restore it from a copy; without one, remove it: piledriver train with the same config writes it again, for the "
+    "steps still to come"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +43,25 @@ class Segment:
     tokens_sha256: str
     """The manifest of the token shards: they are the same only if this is."""
 
+    def __post_init__(self) -> None:
+        if self.step < 0 or self.index < 0 or self.windows_per_step < 1:
+            raise ConfigError(f"{self.windows_per_step} windows from {self.index} on at step {self.step}")
+
     def indices(self, step: int) -> range:
         """The windows of a step."""
         first = self.index + (step - self.step) * self.windows_per_step
         return range(first, first + self.windows_per_step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Record:
+    format: str
+    version: int
+    segments: tuple[Segment, ...]
+
+    def __post_init__(self) -> None:
+        if not self.segments:
+            raise ConfigError("it has no segments")
 
 
 def record_stream(
@@ -70,13 +91,11 @@ def read_record(run: storage.Location) -> list[Segment]:
     path = storage.join(run, FILE)
     if not storage.exists(path):
         raise StorageError(f"{path} is missing: the run did not read a token stream", fix="give the folder of a run")
-    try:
-        tree = json.loads(storage.read_text(path))
-        if tree["format"] != _FORMAT or tree["version"] != 1:
-            raise ValueError(f"format {tree['format']!r} version {tree['version']!r}")
-        return [from_mapping(Segment, segment, path) for segment in tree["segments"]]
-    except (ValueError, KeyError, TypeError, ConfigError) as error:
-        raise CorruptFileError(f"{path} is not a record of a stream: {error}", fix="restore it from a copy") from error
+    tree = read_json(path, again=_AGAIN)
+    named = (tree.get("format"), tree.get("version"))
+    if named != (_FORMAT, 1):
+        raise damaged(path, f"format {named[0]!r} version {named[1]!r}", again=_AGAIN)
+    return list(checked(_Record, tree, path, again=_AGAIN).segments)
 
 
 def segment_of(segments: list[Segment], step: int) -> Segment:

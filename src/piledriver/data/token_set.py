@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,11 +12,10 @@ import numpy.typing as npt
 
 from piledriver.core import storage
 from piledriver.core.errors import CorruptFileError, StorageError, UsageError
+from piledriver.data.token_manifest import AGAIN, MANIFEST, read_manifest
 from piledriver.data.token_shard import FILES, INDEX, Tokens
 from piledriver.data.tokenizer import Tokenizer, open_tokenizer
 
-MANIFEST = "tokens.json"
-FORMAT = "piledriver-tokens"
 PIECE_BYTES = "piece_bytes.npy"
 
 Check = Literal["sizes", "index", "all"]
@@ -62,7 +60,7 @@ class TokenShard:
         """Where each document begins, and the end."""
         starts = self._load("starts", np.dtype("<i8"), self.note["documents"] + 1)
         if starts[0] != 0 or starts[-1] != self.note["tokens"] or np.any(starts[1:] <= starts[:-1]):
-            raise CorruptFileError(f"{self._path('starts')}: the documents are not in order", fix=_AGAIN)
+            raise CorruptFileError(f"{self._path('starts')}: the documents are not in order", fix=_REMOVE)
         return starts
 
     @cached_property
@@ -80,13 +78,13 @@ class TokenShard:
         for kind in FILES:
             path, expected = self._path(kind), self.note["files"][kind]
             if not storage.exists(path):
-                raise CorruptFileError(f"{path} is missing", fix=_AGAIN)
+                raise CorruptFileError(f"{path} is missing", fix=AGAIN)
             found = storage.size(path)
             if found != expected["bytes"]:
                 state = "truncated" if found < expected["bytes"] else "too long"
-                raise CorruptFileError(f"{path} is {state}: {found} bytes instead of {expected['bytes']}", fix=_AGAIN)
+                raise CorruptFileError(f"{path} is {state}: {found} bytes instead of {expected['bytes']}", fix=AGAIN)
             if (how == "all" or (how == "index" and kind != "tokens")) and storage.sha256(path) != expected["sha256"]:
-                raise CorruptFileError(f"{path} is damaged: its checksum differs", fix=_AGAIN)
+                raise CorruptFileError(f"{path} is damaged: its checksum differs", fix=_REMOVE)
 
     def _path(self, kind: str) -> str:
         return storage.join(self.folder, f"{self.name}.{kind}.npy")
@@ -96,13 +94,13 @@ class TokenShard:
         try:
             array = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
-            raise CorruptFileError(f"{path} cannot be read: {error}", fix=_AGAIN) from error
+            raise CorruptFileError(f"{path} cannot be read: {error}", fix=_REMOVE) from error
         if array.dtype != dtype or array.shape != (length,):
-            raise CorruptFileError(f"{path} holds {array.dtype} {array.shape}, not {dtype} ({length},)", fix=_AGAIN)
+            raise CorruptFileError(f"{path} holds {array.dtype} {array.shape}, not {dtype} ({length},)", fix=_REMOVE)
         return cast(npt.NDArray[Any], array.view(np.ndarray))
 
 
-_AGAIN = "run piledriver tokenize again with the same arguments; whole shards are kept"
+_REMOVE = f"remove it and {AGAIN}"
 
 
 class TokenSet:
@@ -141,7 +139,15 @@ class TokenSet:
     def piece_bytes(self) -> npt.NDArray[np.uint32] | None:
         """Bytes of text per id; None where the tokenizer changes text."""
         path = storage.join(self.folder, PIECE_BYTES)
-        return np.load(path, allow_pickle=False) if storage.exists(path) else None
+        if not storage.exists(path):
+            return None
+        try:
+            lengths = np.load(path, allow_pickle=False)
+            if lengths.dtype != np.uint32 or lengths.shape != (self.vocab_size,):
+                raise ValueError(f"{lengths.dtype} {lengths.shape}")
+        except (OSError, ValueError, EOFError) as error:
+            raise CorruptFileError(f"{path} is damaged: {error}", fix=_REMOVE) from error
+        return cast(npt.NDArray[np.uint32], lengths)
 
     def place(self, shard: int, row: int) -> DocumentPlace:
         """What the index knows about a document."""
@@ -206,13 +212,7 @@ def open_tokens(
             f"{os.fspath(folder)} holds no finished token shards ({MANIFEST} is missing)",
             fix="run piledriver tokenize to its end",
         )
-    try:
-        manifest = json.loads(storage.read_text(path))
-        if manifest["format"] != FORMAT or manifest["version"] != 1:
-            raise ValueError(f"format {manifest['format']!r} version {manifest['version']!r}")
-        tokens = TokenSet(folder, manifest)
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptFileError(f"{path} is not a list of token shards: {error}", fix=_AGAIN) from error
+    tokens = TokenSet(folder, read_manifest(folder))
     _check_vocabulary(tokens, tokenizer, vocab_size)
     for shard in tokens.shards:
         shard.check(check)
@@ -224,7 +224,7 @@ def _check_vocabulary(tokens: TokenSet, tokenizer: Tokenizer | None, vocab_size:
         if shard.note["max_token"] >= tokens.vocab_size:
             raise CorruptFileError(
                 f"shard {shard.name} holds id {shard.note['max_token']}, but the vocabulary has {tokens.vocab_size}",
-                fix="tokenise again",
+                fix=AGAIN,
             )
     if tokenizer is not None and tokenizer.fingerprint != tokens.manifest["tokenizer"]["sha256"]:
         raise TokenizerMismatchError(

@@ -21,13 +21,15 @@ import numpy as np
 
 from piledriver.core import storage
 from piledriver.core.errors import ConfigError, CorruptFileError, PiledriverError, UsageError
+from piledriver.core.json_file import read_json
 from piledriver.core.progress import Progress, progress
 from piledriver.corpus import Document, Part, read_shards
 from piledriver.corpus import seek_table as seek_tables
 from piledriver.corpus.shard_reader import shard_paths
 from piledriver.corpus.workers import Lost, Workers
 from piledriver.data.encoders import Ids, Offsets, agree
-from piledriver.data.token_set import FORMAT, MANIFEST, PIECE_BYTES, TokenSet, open_tokens
+from piledriver.data.token_manifest import FORMAT, MANIFEST, read_manifest, read_note
+from piledriver.data.token_set import PIECE_BYTES, TokenSet, TokenShard, open_tokens
 from piledriver.data.token_shard import TokenDocument, token_dtype, write_shard
 from piledriver.data.tokenizer import Tokenizer, open_tokenizer
 
@@ -76,7 +78,7 @@ def tokenize_corpus(
     *,
     workers: int = 1,
 ) -> TokenSet:
-    """Tokenise a corpus into a folder; run it again after an interruption and it goes on."""
+    """Tokenise a corpus into a folder; run it again after an interruption, or where a file is lost, and it goes on."""
     settings = settings or Tokenizing()
     opened = open_tokenizer(tokenizer, encoder=settings.encoder)
     inputs = shard_paths(corpus)
@@ -119,7 +121,7 @@ def tokenize_corpus(
     ]
     with progress("tokenize", total=len(units), unit="units") as bar:
         bar.note(encoder)
-        if not storage.exists(storage.join(out, MANIFEST)):
+        if not _is_finished(out):
             _run(units, workers, bar)
             _finish(out, job, units)
     return open_tokens(out, check="sizes")
@@ -127,11 +129,10 @@ def tokenize_corpus(
 
 def tokenize_unit(unit: Unit) -> int:
     """Do one unit, from where an earlier run left it; the number of documents in it."""
-    note = _unit_note(unit)
-    if storage.exists(note):
-        return int(json.loads(storage.read_text(note))["documents"])
-    done = _whole_shards(unit)
+    note, done = _unit_note(unit), _whole_shards(unit)
     taken = sum(int(shard["documents"]) for shard in done)
+    if _says(note, {"shards": len(done), "documents": taken}):
+        return taken
     part = Part(*unit.part) if unit.part is not None else None
     documents = islice(read_shards(unit.path, part=part), taken, None)
     number, tokens = len(done), 0
@@ -267,11 +268,12 @@ def _claim(out: storage.Location, job: dict[str, Any]) -> None:
     """Take the folder for this job, or go on with it; another job's folder is refused."""
     path = storage.join(out, JOB)
     if not storage.exists(path):
-        if storage.exists(storage.join(out, MANIFEST)):
+        if storage.exists(storage.join(out, MANIFEST)) and not job.items() <= read_manifest(out).items():
             raise UsageError(f"{os.fspath(out)} holds other token shards", fix="choose another folder")
         _write_json(path, job)
         return
-    if json.loads(storage.read_text(path)) != job:
+    again = "remove it and run the same command again: whole shards are kept"
+    if read_json(path, again=again) != job:
         raise UsageError(
             f"{os.fspath(out)} was begun with another corpus, tokenizer or setting",
             fix="choose another folder, or remove it",
@@ -298,12 +300,37 @@ def _finish(out: storage.Location, job: dict[str, Any], units: list[Unit]) -> No
         storage.remove(_unit_note(unit))
 
 
+def _is_finished(out: storage.Location) -> bool:
+    """Whether every file is there as the manifest says. One that is not goes, for the shards are gone through again."""
+    if not storage.exists(storage.join(out, MANIFEST)):
+        return False
+    try:
+        open_tokens(out, check="sizes")
+    except CorruptFileError:
+        storage.remove(storage.join(out, MANIFEST))
+        return False
+    return True
+
+
 def _whole_shards(unit: Unit) -> list[dict[str, Any]]:
-    """The notes of the shards that the unit has finished, in order."""
+    """The notes of the shards that the unit has finished, in order, up to one that has lost a file since."""
     notes: list[dict[str, Any]] = []
     while storage.exists(path := storage.join(unit.folder, f"{_shard_name(unit, len(notes))}.json")):
-        notes.append(json.loads(storage.read_text(path)))
+        try:
+            note = read_note(path)
+            TokenShard(unit.folder, note, unit.dtype).check("sizes")
+        except CorruptFileError:
+            break
+        notes.append(note)
     return notes
+
+
+def _says(note: str, expected: dict[str, int]) -> bool:
+    """Whether a unit's note is there and says just this; any other is written again."""
+    try:
+        return storage.exists(note) and read_json(note, again="") == expected
+    except CorruptFileError:
+        return False
 
 
 def _shard_name(unit: Unit, number: int) -> str:

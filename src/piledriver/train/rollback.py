@@ -12,14 +12,14 @@ import copy
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from piledriver.core import storage
-from piledriver.core.errors import CorruptFileError
+from piledriver.core.json_file import checked, read_json
 
 FILE = "skipped.json"
 
@@ -40,6 +40,13 @@ class Skip:
     """As text: it need not be a number."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Skipped:
+    format: Literal["piledriver-skipped"]
+    version: Literal[1]
+    skipped: tuple[Skip, ...]
+
+
 class SkipList:
     """The windows that a run leaves out, kept in its folder.
 
@@ -55,12 +62,9 @@ class SkipList:
         self._path = storage.join(run, FILE)
         self.skips: list[Skip] = []
         if storage.exists(self._path):
-            try:
-                self.skips = [Skip(**entry) for entry in json.loads(storage.read_text(self._path))["skipped"]]
-            except (ValueError, KeyError, TypeError) as error:
-                raise CorruptFileError(
-                    f"{self._path} is not a list of skipped batches: {error}", fix="restore it, or start anew"
-                ) from error
+            again = "restore it from a copy, or begin in another out: without it the run would take other batches"
+            tree = read_json(self._path, again=again)
+            self.skips = list(checked(_Skipped, tree, self._path, again=again).skipped)
 
     def add(self, skip: Skip, *, write: bool = True) -> None:
         """Leave out some more windows; the file is whole before this returns."""

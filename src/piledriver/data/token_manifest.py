@@ -1,0 +1,116 @@
+"""What `tokens.json` and a shard's note hold: the keys and types that we write, and counts that add up.
+
+A flipped byte in them is found before anything is read by their numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from piledriver.core import storage
+from piledriver.core.json_file import checked, damaged, read_json
+
+MANIFEST = "tokens.json"
+FORMAT = "piledriver-tokens"
+AGAIN = (
+    "run what made it again (piledriver tokenize with the same arguments, or piledriver train where it was given the "
+    "corpus): whole shards are kept"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Files:
+    tokens: _File
+    starts: _File
+    index: _File
+    names: _File
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    source: str
+    licence: str
+    documents: int
+    tokens: int
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Note:
+    name: str
+    documents: int
+    tokens: int
+    bytes: int
+    max_token: int
+    groups: tuple[_Group, ...]
+    files: _Files
+
+    def __post_init__(self) -> None:
+        _add_up(self, self.groups, f"groups of shard {self.name}")
+        if not self.name or "/" in self.name:
+            raise ValueError(f"a shard is called {self.name!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tokenizer:
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Input:
+    name: str
+    bytes: int
+    ends_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Manifest:
+    format: str
+    version: int
+    dtype: Literal["<u2", "<u4"]
+    vocab_size: int
+    boundary: int
+    tokenizer: _Tokenizer
+    shard_tokens: int
+    unit_bytes: int
+    inputs: tuple[_Input, ...]
+    documents: int
+    tokens: int
+    bytes: int
+    shards: tuple[_Note, ...]
+
+    def __post_init__(self) -> None:
+        _add_up(self, self.shards, "shards")
+
+
+def _add_up(whole: Any, parts: tuple[Any, ...], called: str) -> None:
+    for name in ("documents", "tokens", "bytes"):
+        said, found = getattr(whole, name), sum(getattr(part, name) for part in parts)
+        if said != found or any(getattr(part, name) < 0 for part in parts):
+            raise ValueError(f"it says {said} {name}, but the {called} hold {found}")
+
+
+def read_manifest(folder: storage.Location) -> dict[str, Any]:
+    """`tokens.json` of a folder, once it is found to be whole."""
+    path = storage.join(folder, MANIFEST)
+    manifest = read_json(path, again=AGAIN)
+    named = (manifest.get("format"), manifest.get("version"))
+    if named != (FORMAT, 1):
+        raise damaged(path, f"format {named[0]!r} version {named[1]!r}", again=AGAIN)
+    checked(_Manifest, manifest, path, again=AGAIN)
+    return manifest
+
+
+def read_note(path: storage.Location) -> dict[str, Any]:
+    """The note of one shard, once it is found to be whole."""
+    note = read_json(path, again=AGAIN)
+    checked(_Note, note, path, again=AGAIN)
+    return note
