@@ -1,20 +1,26 @@
-"""`key=value` behind a file, before, between or after the options of a verb."""
+"""`key=value` behind a file, before, between or after the options of a verb; or in place of the file."""
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from typing import Any
 
 
-def add_overrides(parser: argparse.ArgumentParser, help: str) -> None:
+def add_overrides(parser: argparse.ArgumentParser, help: str, *, optional_file: str | None = None) -> None:
     """The arguments `key=value`, as many as the user likes, wherever they stand.
 
+    `optional_file` names an argument before them that may be left out: what stands in its place and has a `=` is the
+    first override, unless there is a file of that name.
+
     >>> parser = argparse.ArgumentParser()
-    >>> _ = parser.add_argument("file"), parser.add_argument("--json", action="store_true")
-    >>> add_overrides(parser, "change keys")
-    >>> parser.parse_args(["a.yaml", "lr=1", "--json", "seed=2"]).overrides
-    ['lr=1', 'seed=2']
+    >>> _ = parser.add_argument("file", nargs="?"), parser.add_argument("--json", action="store_true")
+    >>> add_overrides(parser, "change keys", optional_file="file")
+    >>> parser.parse_args(["a.yaml", "lr=1", "--json", "seed=2"])
+    Namespace(file='a.yaml', json=True, overrides=['lr=1', 'seed=2'])
+    >>> parser.parse_args(["lr=1", "--json", "seed=2"])
+    Namespace(file=None, json=True, overrides=['lr=1', 'seed=2'])
     """
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=help)
     plain: Any = parser.parse_known_args
@@ -24,8 +30,13 @@ def add_overrides(parser: argparse.ArgumentParser, help: str) -> None:
         # parser above this one cannot tell it.
         vars(parser)["parse_known_args"] = plain
         try:
-            return parser.parse_known_intermixed_args(args, namespace)
+            found, unknown = parser.parse_known_intermixed_args(args, namespace)
         finally:
             vars(parser)["parse_known_args"] = parse
+        first = getattr(found, optional_file) if optional_file is not None else None
+        if optional_file is not None and first is not None and "=" in first and not os.path.exists(first):
+            setattr(found, optional_file, None)
+            found.overrides = [first, *found.overrides]
+        return found, unknown
 
     vars(parser)["parse_known_args"] = parse

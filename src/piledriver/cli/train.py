@@ -11,7 +11,7 @@ from piledriver.cli.overrides import add_overrides
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     parser.add_argument("config", nargs="?", help="a YAML file, see docs/train.md; key=value alone will do too")
-    add_overrides(parser, "change keys of the config")
+    add_overrides(parser, "change keys of the config", optional_file="config")
     parser.add_argument(
         "--validation",
         metavar="CORPUS",
@@ -27,7 +27,6 @@ def run(args: argparse.Namespace) -> int:
     """Train, print how it ended; exit code 75 says: asked to stop, run again to go on."""
     import json
     import math
-    import os
     from dataclasses import asdict
 
     from piledriver.core.config import load_config, to_yaml
@@ -36,10 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from piledriver.train.stopping import STOPPED_EXIT_CODE
     from piledriver.train.text import split_of, tokens_folder
 
-    path, overrides = (args.config, args.overrides)
-    if path is not None and "=" in path and not os.path.exists(path):
-        path, overrides = None, [path, *overrides]
-    config = load_config(TrainConfig, path, overrides)
+    config = load_config(TrainConfig, args.config, args.overrides)
     held_out = args.validation or (split_of(config.data.corpus, "validation") if config.data.corpus else None)
     validate = None
     if held_out:

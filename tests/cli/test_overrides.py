@@ -1,0 +1,32 @@
+"""What of a command line is the file and what changes its keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from piledriver.cli.main import build_parser
+
+KEYS = ["model=tiny", "optimizer.lr=1e-3"]
+
+
+@pytest.mark.parametrize(
+    ("given", "file", "overrides"),
+    [
+        ([], None, []),
+        (["run.yaml"], "run.yaml", []),
+        (["run.yaml", *KEYS], "run.yaml", KEYS),
+        ([KEYS[0], "--json", KEYS[1]], None, KEYS),
+        (["--validation-documents", "3", *KEYS], None, KEYS),
+        (["lr=1.yaml", *KEYS], "lr=1.yaml", KEYS),
+        (["lr=2.yaml", *KEYS], None, ["lr=2.yaml", *KEYS]),
+    ],
+)
+def test_the_file_may_be_left_out(
+    given: list[str], file: str | None, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lr=1.yaml").touch()  # a name with a "=" is a file where there is one
+    found = build_parser(["train"]).parse_args(["train", *given])
+    assert (found.config, found.overrides) == (file, overrides)
