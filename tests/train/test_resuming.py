@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from piledriver.checkpoint import latest
 from piledriver.cli.main import main
 from piledriver.core.config import load_config
 from piledriver.optim import scale_at
@@ -80,6 +81,24 @@ def test_a_finished_run_says_how_it_ended_and_can_be_prolonged(
     assert again["loss"] == read_metrics(out)[-1]["loss"]
     assert main(["train", str(finished / "config.yaml"), f"out={out}", f"budget_tokens={64 * (STEPS + 2)}"]) == 0
     assert read_metrics(out)[-1]["step"] == STEPS + 2
+
+
+def test_the_last_checkpoint_is_looked_for_once(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every look reads all headers from the last one down: on a slow disk that is felt."""
+    looks: list[str] = []
+
+    def counted(root: Path) -> Path | None:
+        looks.append(str(root))
+        return latest(root)
+
+    monkeypatch.setattr("piledriver.train.resuming.latest", counted)
+    out = Path(shutil.copytree(finished / "run", tmp_path / "run"))
+    longer = f"budget_tokens={64 * (STEPS + 2)}"
+    assert main(["train", str(finished / "config.yaml"), f"out={out}", longer, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == STEPS + 2
+    assert len(looks) == 1
 
 
 def test_the_learning_rate_in_the_metrics_is_that_of_the_step(finished: Path) -> None:

@@ -17,10 +17,11 @@ def add_overrides(parser: argparse.ArgumentParser, help: str, *, optional_file: 
     >>> parser = argparse.ArgumentParser()
     >>> _ = parser.add_argument("file", nargs="?"), parser.add_argument("--json", action="store_true")
     >>> add_overrides(parser, "change keys", optional_file="file")
-    >>> parser.parse_args(["a.yaml", "lr=1", "--json", "seed=2"])
-    Namespace(file='a.yaml', json=True, overrides=['lr=1', 'seed=2'])
-    >>> parser.parse_args(["lr=1", "--json", "seed=2"])
-    Namespace(file=None, json=True, overrides=['lr=1', 'seed=2'])
+    >>> given = parser.parse_args(["a.yaml", "lr=1", "--json", "seed=2"])
+    >>> given.file, given.overrides
+    ('a.yaml', ['lr=1', 'seed=2'])
+    >>> parser.parse_args(["lr=1", "--json", "seed=2"]).overrides
+    ['lr=1', 'seed=2']
     """
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=help)
     plain: Any = parser.parse_known_args

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
+from piledriver.checkpoint.header import read_header
 from piledriver.core.config import save_config
 from piledriver.core.errors import ConfigError, MissingDependencyError, PiledriverError
 from piledriver.data.token_set import open_tokens
@@ -26,7 +27,7 @@ from piledriver.train.metrics import metric_log, read_metrics
 from piledriver.train.plots import save_plots
 from piledriver.train.position import Position
 from piledriver.train.reports import Reports
-from piledriver.train.resuming import CONFIG, saved_header
+from piledriver.train.resuming import CONFIG
 from piledriver.train.rollback import Skip, Snapshot
 from piledriver.train.saving import MODEL, Saving, whole_model, why_not_published
 from piledriver.train.setup import compile_model, make_model, make_parts, peak_of
@@ -80,7 +81,8 @@ class Run:
         self.snapshot = Snapshot(self.model, self.optimizer, stateful)
 
     def _count_steps(self, model: Transformer) -> int:
-        config, saved = self.config, saved_header(self.config.out)
+        config, checkpoint = self.config, self.parts.checkpoint
+        saved = None if checkpoint is None else read_header(checkpoint)
         steps = total_steps(self.parts, model, None if saved is None else saved.extra)
         taken = 0 if saved is None else saved.step or 0
         if taken > steps:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from piledriver.checkpoint import latest
-from piledriver.checkpoint.header import HEADER, Header, read_header
+from piledriver.checkpoint.header import HEADER
 from piledriver.core.config import load_config, to_mapping
 from piledriver.core.errors import ConfigError, CorruptFileError, StorageError
 from piledriver.models.config import ModelConfig
@@ -48,16 +48,10 @@ def damaged(folder: Path, what: str) -> CorruptFileError:
     return CorruptFileError(what, fix=f"restore it from a copy, or remove {folder}: the run {goes_on}")
 
 
-def saved_header(out: str) -> Header | None:
-    """The header of a run's last checkpoint; None where there is none."""
-    found = last_checkpoint(out)
-    return None if found is None else read_header(found)
-
-
-def check_same_run(config: TrainConfig) -> None:
-    """Refuse a config that does not go on with the run in its folder; an empty folder takes any."""
+def check_same_run(config: TrainConfig, checkpoint: Path | None) -> None:
+    """Refuse a config that does not go on with the run in its folder; one without a checkpoint takes any."""
     path = os.path.join(config.out, CONFIG)
-    if last_checkpoint(config.out) is None or not os.path.exists(path):
+    if checkpoint is None or not os.path.exists(path):
         return
     try:
         before = load_config(TrainConfig, path)

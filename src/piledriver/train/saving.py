@@ -13,7 +13,7 @@ from piledriver.core.config import to_mapping
 from piledriver.core.errors import StorageError
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.interchange import InterchangeError, save_folder, write_config
-from piledriver.train.resuming import CHECKPOINTS, damaged, last_checkpoint
+from piledriver.train.resuming import CHECKPOINTS, damaged
 from piledriver.train.setup import Parts, make_model
 from piledriver.train.step import Stepper
 
@@ -55,8 +55,8 @@ class Saving:
         self._last = time.monotonic()
 
     def resume(self) -> int:
-        """Be as the last checkpoint was; the step to go on with."""
-        found = last_checkpoint(self._parts.config.out)
+        """Be as the checkpoint was that the run found when it began; the step to go on with."""
+        found = self._parts.checkpoint
         if found is None:
             return 0
         try:

@@ -21,7 +21,7 @@ from piledriver.runtime.seeds import set_seed
 from piledriver.runtime.world import World
 from piledriver.train.batching import Batching, cut_batch
 from piledriver.train.config import TrainConfig
-from piledriver.train.resuming import check_same_run, shape_of
+from piledriver.train.resuming import check_same_run, last_checkpoint, shape_of
 from piledriver.train.text import make_tokens
 
 
@@ -36,6 +36,8 @@ class Parts:
     tokens: str
     """The folder of the token shards."""
     stream: TokenStream
+    checkpoint: Path | None
+    """The last one of the run's folder when it began: what it goes on from."""
 
     @property
     def world(self) -> World:
@@ -71,7 +73,8 @@ def make_parts(config: TrainConfig) -> Parts:
     _check_out(config.out)
     shape = shape_of(config)
     _check_length(config, shape)
-    check_same_run(config)
+    checkpoint = last_checkpoint(config.out)
+    check_same_run(config, checkpoint)
     accelerator = _make_accelerator(config)
     set_seed(config.seed)
     torch.use_deterministic_algorithms(config.deterministic, warn_only=not config.deterministic)
@@ -86,7 +89,8 @@ def make_parts(config: TrainConfig) -> Parts:
     _check_budget(config, batching)
     accelerator.gradient_accumulation_steps = batching.accumulation
     tokens = make_tokens(config, shape.vocab_size, world)
-    return Parts(config, accelerator, shape, batching, tokens, _open_stream(config, tokens, shape, batching))
+    stream = _open_stream(config, tokens, shape, batching)
+    return Parts(config, accelerator, shape, batching, tokens, stream, checkpoint)
 
 
 def _check_out(out: str) -> None:
