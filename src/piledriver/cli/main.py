@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from piledriver.cli.advice import at_the_command_line
 from piledriver.core.errors import PiledriverError, nearest
 
 # Verb -> (module with `configure(parser)` and `run(args) -> int | None`, one line of help). A module that holds a
@@ -120,7 +121,7 @@ def _add_debug(parser: argparse.ArgumentParser) -> None:
 
 def _one_line(error: Exception) -> str:
     if isinstance(error, PiledriverError):
-        message = str(error)
+        message = at_the_command_line(error)
     else:
         message = f"{type(error).__name__}: {error} (run again with --debug for the traceback)"
     return "piledriver: error: " + " ".join(message.split())
