@@ -269,7 +269,7 @@ def _from_tiktoken(
     if pattern is None and known is None:
         raise UsageError(
             f"{name} holds ranks only, and its name does not say how text is split",
-            fix=f"name it after its encoding ({', '.join(TIKTOKEN_SCHEMES)}); a program may give open_tokenizer its pattern",
+            fix=f"name it after its encoding ({', '.join(TIKTOKEN_SCHEMES)}); in Python, give it a pattern",
         )
     scheme, known_pattern, known_specials = known or ("", "", {})
     chosen_specials = known_specials if specials is None else specials
