@@ -28,6 +28,10 @@ def run(args: argparse.Namespace) -> None:
     )
     for domain in result.after:
         print(f"{domain:<{width}}" + "".join(f"{column[domain]:>18.3f}" for column in shown.values()))
-    prompt, text = result.samples[0]
-    print(f"\nIt writes:\n{prompt}{text}\n")
+    print("\nFrom the first words of unseen texts it goes on, behind the ...\n")
+    for sample in result.samples:
+        # A line each: white space as it is, and what the texts themselves say, is in the report.
+        prompt, written = (" ".join(text.split()) for text in (sample.prompt, sample.written))
+        print(f"{sample.domain:<{width}}  {prompt[-60:]} ... {written[:60]}")
+    print()
     print(f"{os.path.join(args.out, 'report.html')} has the plots; {sum(result.seconds.values()):.0f} s in all")

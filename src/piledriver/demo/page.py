@@ -9,19 +9,20 @@ from typing import Any
 
 from piledriver.core import storage
 from piledriver.demo.result import DemoResult
+from piledriver.demo.samples import Sample
 from piledriver.train.metrics import read_metrics
 from piledriver.train.plots import loss_plot, validation_plot
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c2733; }
-h1, h2 { line-height: 1.2; } h2 { margin-top: 2.2rem; }
+h1, h2, h3 { line-height: 1.2; } h2 { margin-top: 2.2rem; } h3 { font-size: 1rem; margin: 1.4rem 0 0; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid #dde3ea; }
 th:first-child, td:first-child { text-align: left; }
 tr.all td { font-weight: 600; }
 td.best { background: #e6f2ea; }
 img { max-width: 100%; } pre { background: #f4f6f8; padding: .8rem; overflow-x: auto; white-space: pre-wrap; }
-pre b { color: #2f6f9f; } .note { color: #56697c; }
+pre { margin: .4rem 0; } pre b { color: #2f6f9f; } .note { color: #56697c; }
 dt { font-weight: 600; float: left; clear: left; width: 10rem; } dd { margin: 0 0 .3rem 10.5rem; }
 """
 
@@ -63,12 +64,21 @@ def write_page(result: DemoResult, path: storage.Location) -> None:
         "for the curves, two for the table; <code>piledriver corpus card corpus</code> says more.</p>",
         _corpus(result),
         "<h2>What it writes</h2>",
-        "<p>The model goes on from the words in blue, drawing each token from the 40 likeliest. After minutes on two "
-        "cores it knows how words and lines look, and little of what they mean.</p>",
-        *(f"<pre><b>{html.escape(p)}</b>{html.escape(text)}</pre>" for p, text in result.samples),
+        "<p>The first words, in blue, are those of an unseen text of the domain. The model goes on from them, drawing "
+        "each token from the 40 likeliest; in grey is what the text itself says there. After minutes on two cores it "
+        "knows how words and lines of each domain look, and little of what they mean.</p>",
+        *(part for sample in result.samples for part in _sample(sample)),
         "</html>",
     ]
     storage.write_text(path, "\n".join(parts))
+
+
+def _sample(sample: Sample) -> list[str]:
+    prompt, written, in_document = map(html.escape, (sample.prompt, sample.written, sample.in_document))
+    return [
+        f"<h3>{html.escape(sample.domain)}</h3>",
+        f"<pre><b>{prompt}</b>{written}</pre><pre class='note'><b>{prompt}</b>{in_document}</pre>",
+    ]
 
 
 def _sentence(result: DemoResult) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from piledriver.corpus.manifest import Manifest
 from piledriver.demo.domains import Domain
+from piledriver.demo.samples import Sample
 from piledriver.evaluate import Figures
 from piledriver.train import RunSummary
 
@@ -22,7 +23,7 @@ class DemoResult:
     after: dict[str, Figures]
     baselines: dict[str, dict[str, float]]
     """Name of the baseline to domain to bits per byte."""
-    samples: list[tuple[str, str]]
-    """(prompt, continuation)."""
+    samples: list[Sample]
+    """One of each domain."""
     seconds: dict[str, float]
     """What each part took; all of them together are the whole demo."""

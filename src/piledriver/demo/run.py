@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from piledriver.core.config import from_mapping
 from piledriver.core.errors import ConfigError, UsageError
 from piledriver.corpus import Document, read_shards
@@ -23,18 +21,16 @@ from piledriver.demo.baselines import ByteFrequencies, xz_bits, zstd_bits
 from piledriver.demo.domains import Domain, find_domains
 from piledriver.demo.page import write_page
 from piledriver.demo.result import DemoResult
+from piledriver.demo.samples import make_samples
 from piledriver.evaluate import Figures, TransformerScorer, bits_per_byte, summarise
 from piledriver.evaluate.validation import on_documents
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.interchange import load_folder
 from piledriver.optim import OptimizerConfig
-from piledriver.serve import Sampling, generate
 from piledriver.train import DataConfig, RunSummary, TrainConfig, train
 
 _VOCABULARY = 2048
 _BYTES_EACH = 1_500_000
-# Without a space at the end: in most tokens it stands before a word, and a model hardly knows one that stands alone.
-_PROMPTS = ("def", "The", "Permission is", "What is")
 
 
 def run_demo(
@@ -75,7 +71,7 @@ def run_demo(
         after = _scored(model, tokenizer, test)
     with clock("baselines"):
         baselines = _baselines(read_shards(train_split), test)
-    samples = [_sample(model, tokenizer, prompt) for prompt in _PROMPTS]
+    samples = make_samples(model, tokenizer, test)
     seconds["the rest"] = time.monotonic() - begun - sum(seconds.values())
     result = DemoResult(out, domains, manifest, summary, before, after, baselines, samples, seconds)
     write_page(result, os.path.join(out, "report.html"))
@@ -145,13 +141,6 @@ def _baselines(train_documents: Any, test: list[Document]) -> dict[str, dict[str
         "xz -9e": xz_bits,
     }
     return {name: {domain: bits(documents) for domain, documents in groups.items()} for name, bits in measures.items()}
-
-
-def _sample(model: Transformer, tokenizer: Tokenizer, prompt: str) -> tuple[str, str]:
-    ids = [tokenizer.boundary(), *tokenizer.encode(prompt).tolist()]
-    drawn = generate(model, torch.tensor([ids]), 80, Sampling(temperature=0.7, top_k=40))[0, len(ids) :].tolist()
-    end = drawn.index(tokenizer.boundary()) if tokenizer.boundary() in drawn else len(drawn)
-    return prompt, tokenizer.decode(drawn[:end])
 
 
 class _Clock:
