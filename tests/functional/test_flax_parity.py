@@ -75,12 +75,36 @@ LAYERS = {
         (draw(1, 5, 3),),
     ),
     "conv transpose wide stride": (F.ConvTranspose(6, (2,), 3), nn.ConvTranspose(6, (2,), (3,)), (draw(1, 5, 3),)),
+    "conv circular, strided": (
+        F.Conv(6, (3,), 3, "CIRCULAR", 2),
+        nn.Conv(6, (3,), 3, "CIRCULAR", kernel_dilation=2),
+        (draw(1, 9, 4),),
+    ),
+    "conv circular, many times round": (
+        F.Conv(6, (7,), padding="CIRCULAR"),
+        nn.Conv(6, (7,), padding="CIRCULAR"),
+        (draw(1, 2, 4),),
+    ),
+    "conv reflected": (
+        F.Conv(6, (4, 3), 2, "REFLECT"),
+        nn.Conv(6, (4, 3), 2, "REFLECT"),
+        (draw(2, 7, 2, 4),),
+    ),
+    "conv numbers": (F.Conv(6, (3, 3), padding=(1, 2)), nn.Conv(6, (3, 3), padding=(1, 2)), (draw(1, 5, 4, 3),)),
+    "conv one number, no batch": (F.Conv(6, 3), nn.Conv(6, 3), (draw(7, 4),)),
+    "conv two batch dims": (F.Conv(6, (3,)), nn.Conv(6, (3,)), (draw(2, 3, 7, 4),)),
+    "conv transpose, no batch": (F.ConvTranspose(6, 3, 2), nn.ConvTranspose(6, (3,), (2,)), (draw(4, 3),)),
+    "dense general, any order": (F.DenseGeneral(3, (2, 1)), nn.DenseGeneral(3, axis=(2, 1)), (draw(2, 4, 5),)),
     "embed": (F.Embed(11, 4), nn.Embed(11, 4), (torch.tensor([[1, 2], [10, 0]]),)),
+    "embed of bytes": (F.Embed(11, 4), nn.Embed(11, 4), (torch.tensor([1, 10], dtype=torch.uint8),)),
     "layer norm": (F.LayerNorm(), nn.LayerNorm(), (draw(2, 3, 8),)),
     "rms norm": (F.RMSNorm(), nn.RMSNorm(), (draw(2, 3, 8),)),
     "group norm": (F.GroupNorm(4), nn.GroupNorm(4), (draw(2, 3, 5, 8),)),
+    "group norm by size": (F.GroupNorm(group_size=2), nn.GroupNorm(None, group_size=2), (draw(2, 3, 8),)),
+    "instance norm": (F.GroupNorm(group_size=1), nn.GroupNorm(None, group_size=1), (draw(1, 5, 4),)),
     "rnn lstm": (F.RNN(F.LSTMCell(5)), nn.RNN(nn.OptimizedLSTMCell(5)), (draw(2, 6, 3),)),
     "rnn gru": (F.RNN(F.GRUCell(5)), nn.RNN(nn.GRUCell(5)), (draw(2, 6, 3),)),
+    "rnn lstm, empty batch": (F.RNN(F.LSTMCell(5)), nn.RNN(nn.OptimizedLSTMCell(5)), (draw(0, 6, 3),)),
 }
 
 
@@ -123,6 +147,24 @@ def test_batch_norm_equals_flax_in_both_modes(shape: tuple[int, ...]) -> None:
         close(updated["batch_stats"][name], their_updated["batch_stats"][name])
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("cells", [(F.LSTMCell(5), nn.OptimizedLSTMCell(5)), (F.GRUCell(5), nn.GRUCell(5))])
+def test_sequences_with_lengths_equal_flax(cells: Any, reverse: bool) -> None:
+    x, lengths = draw(3, 6, 4), torch.tensor([6, 1, 4])
+    ours = F.RNN(cells[0], reverse, return_carry=True)
+    theirs = nn.RNN(cells[1], reverse=reverse, keep_order=True, return_carry=True)
+    variables = randomised(ours.init(key(0), x))
+    carry, out = ours.apply(variables, x, lengths=lengths)
+    their_carry, their_out = theirs.apply(
+        as_jax(variables), jnp.asarray(x.numpy()), seq_lengths=jnp.asarray(lengths.numpy())
+    )
+    for mine, other in zip(F.tree_leaves(carry), jax.tree_util.tree_leaves(their_carry), strict=True):
+        close(mine, other)
+    for i, length in enumerate(lengths):
+        close(out[i, :length], their_out[i, :length])
+        assert not out[i, length:].any()
+
+
 @pytest.mark.parametrize("masking", ["none", "causal", "padding", "both"])
 @pytest.mark.parametrize("implementation", ["fused", "reference"])
 def test_attention_equals_flax(masking: str, implementation: Any) -> None:
@@ -151,6 +193,8 @@ def test_pooling_equals_flax() -> None:
             F.avg_pool(x, (3, 2), 2, padding, count_include_pad=False),
             nn.avg_pool(their_x, (3, 2), (2, 2), padding, count_include_pad=False),
         )
+    close(F.max_pool(x[0], (3, 2), 2, ((1, 0), (0, 1))), nn.max_pool(their_x[0], (3, 2), (2, 2), ((1, 0), (0, 1))))
+    close(F.max_pool(x[0], 3, 2), nn.max_pool(their_x[0], (3,), (2,)))
 
 
 class OurNet(F.Module):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as torch_fn
 
 import piledriver.functional as F
+from piledriver.core.errors import UsageError
 from piledriver.functional.errors import InputShapeError
 from piledriver.functional.initialisers import (
     constant,
@@ -161,6 +162,38 @@ def test_attention_shapes_are_checked() -> None:
     with pytest.raises(InputShapeError, match=r"\(root\): 10 features do not divide into 4 heads"):
         F.MultiHeadAttention(4).init(F.key(0), torch.ones(1, 2, 10))
 
+    layer, x = F.MultiHeadAttention(2), torch.ones(3, 5, 8)
+    variables = layer.init(F.key(0), x)
+    with pytest.raises(InputShapeError, match=r"one example is x\[None\]"):
+        layer.apply(variables, x[0])
+    with pytest.raises(InputShapeError, match=r"mask of torch.float32. Fix: pass booleans"):
+        layer.apply(variables, x, mask=torch.ones(5, 5))
+    with pytest.raises(InputShapeError, match=r"\(root\): an attention mask of shape \(3, 5\) for \(3, 2, 5, 5\)"):
+        layer.apply(variables, x, mask=torch.ones(3, 5, dtype=torch.bool))
+    with pytest.raises(InputShapeError, match="4 rotary positions for 5 queries"):
+        layer.clone(rotary_base=1e4).apply(variables, x, positions=torch.arange(4))
+
+
+def test_attention_in_double_precision_is_that() -> None:
+    query = F.normal(F.key(0), (2, 5, 2, 8), torch.float64)
+    fused = F.dot_product_attention(query, query, query, implementation="fused")
+    plain = F.dot_product_attention(query, query, query, implementation="reference")
+    torch.testing.assert_close(fused, plain, rtol=1e-12, atol=1e-12)
+    cos, sin = (table.double() for table in F.rotary_tables(torch.zeros(5), 8))
+    assert F.rotate(query, cos, sin).equal(query)
+
+
+def test_a_full_cache_and_another_batch_are_errors_that_teach() -> None:
+    layer, x = F.MultiHeadAttention(2, decode=True, max_length=3), torch.ones(2, 1, 8)
+    variables = layer.init(F.key(0), x)
+    for _ in range(3):
+        _, updated = layer.apply(variables, x, mutable=["cache"])
+        variables = variables.merge(updated)
+    with pytest.raises(InputShapeError, match="1 more tokens after 3 do not fit in a cache of max_length=3"):
+        layer.apply(variables, x, mutable=["cache"])
+    with pytest.raises(InputShapeError, match=r"a cache of torch.float32 \(2, 3, 2, 4\) for keys"):
+        layer.apply(variables, x[:1], mutable=["cache"])
+
 
 def test_cross_attention_and_attention_dropout() -> None:
     layer = F.MultiHeadAttention(2, dropout_rate=0.5)
@@ -208,6 +241,9 @@ def test_lora_starts_as_its_layer_and_folds_back() -> None:
     tuned = variables.set("params.lora_b", torch.ones(2, 5))
     merged = F.Tree({"params": F.merge_lora(tuned["params"], scale=4.0 / 2)})
     torch.testing.assert_close(base.apply(merged, x), adapted.apply(tuned, x))
+    from_dicts = F.merge_lora({"layer": tuned["params"].to_dict()}, scale=2.0)
+    assert from_dicts.at("layer.kernel").equal(merged.at("params.kernel"))
+    assert F.LoRADense(5, 2, alpha=0.0).apply(tuned, x).equal(base.apply(plain, x))
 
 
 def test_positions() -> None:
@@ -222,6 +258,11 @@ def test_positions() -> None:
         layer.apply(variables, torch.zeros(2, 6, 4))
     assert alibi_slopes(8) == [2.0**-i for i in range(1, 9)]
     assert alibi_slopes(6) == [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3]
+    rows = F.alibi_bias(4, torch.tensor([[3], [7]]), torch.arange(8).expand(2, 8))
+    assert rows.shape == (2, 4, 1, 8)
+    assert rows[1].equal(F.alibi_bias(4, torch.tensor([7]), torch.arange(8)))
+    with pytest.raises(InputShapeError, match="the position 5 of 5"):
+        layer.apply(variables, x, positions=torch.tensor([0, 1, 5]))
     cos, sin = F.rotary_tables(torch.arange(6), 8)
     query, key = F.normal(F.key(0), (1, 6, 1, 8)), F.normal(F.key(1), (1, 6, 1, 8))
     # Only the distance counts.
@@ -279,10 +320,42 @@ def test_layers_check_their_inputs() -> None:
     with pytest.raises(InputShapeError, match="5 channels do not divide into 2 groups"):
         F.GroupNorm(2).init(F.key(0), torch.ones(1, 3, 5))
     with pytest.raises(InputShapeError, match=r"window over 2 dimensions.*channels\)"):
-        F.Conv(3, (2, 2)).init(F.key(0), torch.ones(1, 3, 5))
+        F.Conv(3, (2, 2)).init(F.key(0), torch.ones(3, 5))
     with pytest.raises(InputShapeError, match="pass integers"):
         F.Embed(3, 2).init(F.key(0), torch.ones(2))
     with pytest.raises(InputShapeError, match="not told whether to use the running averages"):
         F.BatchNorm().init(F.key(0), torch.ones(2, 3))
+    with pytest.raises(InputShapeError, match="5 features do not divide into 3 groups"):
+        F.Conv(5, 3, groups=3).init(F.key(0), torch.ones(1, 4, 3))
+    with pytest.raises(InputShapeError, match=r"\(2,\) positions.*spans \(3,\)"):
+        F.Conv(5, 3, padding="VALID").init(F.key(0), torch.ones(1, 2, 3))
+    with pytest.raises(InputShapeError, match="SAME, VALID or numbers"):
+        F.max_pool(torch.ones(1, 4, 3), 2, padding="CAUSAL")
+    with pytest.raises(InputShapeError, match=r"cannot contract the dims 5 .*\(2, 4, 5\)"):
+        F.DenseGeneral(3, 5).init(F.key(0), torch.ones(2, 4, 5))
+    with pytest.raises(InputShapeError, match="row numbers from 1 to 7 for a table of 3 rows"):
+        F.Embed(3, 2).apply({"params": {"embedding": torch.ones(3, 2)}}, torch.tensor([1, 7]))
+    with pytest.raises(InputShapeError, match="lengths of shape"):
+        F.RNN(F.GRUCell(2)).init(F.key(0), torch.ones(2, 3, 4), lengths=torch.ones(3))
+    with pytest.raises(InputShapeError, match=r"rate 1\.5"):
+        F.Dropout(1.5).apply({}, torch.ones(2), deterministic=True)
     with pytest.raises(InputShapeError, match="two operands"):
         F.Einsum((2,), "ab->b").init(F.key(0), torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("layer", [F.LayerNorm(), F.RMSNorm(), F.GroupNorm(2), F.BatchNorm(False), F.Conv(3, 3)])
+def test_double_inputs_meet_single_parameters(layer: Any) -> None:
+    x = F.normal(F.key(0), (2, 5, 4), torch.float64)
+    variables = layer.init(F.key(0), x)
+    out, updated = layer.apply(variables, x, mutable=True)
+    assert out.dtype == torch.float64
+    assert {leaf.dtype for leaf in F.tree_leaves(updated)} == {torch.float32}
+
+
+def test_a_kernel_without_inputs_has_its_shape() -> None:
+    assert F.Dense(3).init(F.key(0), torch.ones(2, 0)).at("params.kernel").shape == (0, 3)
+
+
+def test_an_orthogonal_vector_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"the shape \(4,\) cannot be orthogonal"):
+        orthogonal()(F.key(0), (4,), torch.float32, torch.device("cpu"))

@@ -109,10 +109,10 @@ class ParameterShapeError(FunctionalError):
 
 
 class InputShapeError(UsageError, FunctionalError):
-    """An input has a shape or a type that the layer cannot take."""
+    """An input has a shape or a type that a layer cannot take, or a function (`path` None: it has no place)."""
 
-    def __init__(self, path: Sequence[str], what: str, fix: str) -> None:
-        super().__init__(f"{dotted(path)}: {what}", fix=fix)
+    def __init__(self, path: Sequence[str] | None, what: str, fix: str) -> None:
+        super().__init__(what if path is None else f"{dotted(path)}: {what}", fix=fix)
 
 
 class MissingKeyError(FunctionalError):

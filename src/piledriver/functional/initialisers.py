@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from piledriver.core.errors import UsageError
 from piledriver.functional.frame import Initialiser
 from piledriver.functional.keys import Key, normal, truncated_normal, uniform
 
@@ -125,8 +126,9 @@ def orthogonal(scale: float = 1.0) -> Initialiser:
     """A random orthogonal matrix over the last dimension (Saxe et al., 2013)."""
 
     def init(key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        columns = shape[-1]
-        rows = math.prod(shape) // columns
+        if len(shape) < 2:
+            raise UsageError(f"the shape {shape} cannot be orthogonal", fix="use it for matrices and up")
+        rows, columns = math.prod(shape[:-1]), shape[-1]
         matrix = normal(key, (max(rows, columns), min(rows, columns)), torch.float64, device=device)
         q, r = torch.linalg.qr(matrix)
         q = q * torch.sign(torch.diagonal(r))
@@ -137,11 +139,12 @@ def orthogonal(scale: float = 1.0) -> Initialiser:
 
 
 def _fans(shape: tuple[int, ...], in_dims: Dims, out_dims: Dims, batch_dims: Dims) -> tuple[float, float]:
-    if len(shape) == 1:
-        return float(shape[0]), float(shape[0])
+    if len(shape) < 2:
+        return float(math.prod(shape)), float(math.prod(shape))
 
     def size(dims: Dims) -> int:
         return math.prod(shape[dim] for dim in ((dims,) if isinstance(dims, int) else dims))
 
-    receptive = math.prod(shape) / size(in_dims) / size(out_dims) / size(batch_dims)
+    # A kernel without elements has no fan, and nothing to scale.
+    receptive = math.prod(shape) / max(size(in_dims) * size(out_dims) * size(batch_dims), 1)
     return size(in_dims) * receptive, size(out_dims) * receptive

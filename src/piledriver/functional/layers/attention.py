@@ -23,6 +23,7 @@ from piledriver.functional.layers.linear import DenseGeneral
 from piledriver.functional.layers.positions import first_rotary_tables, rotary_tables, rotate
 from piledriver.functional.module import Module
 from piledriver.functional.tracing import fused_kernels_lack_a_rule
+from piledriver.functional.tree import Path
 
 Implementation = Literal["auto", "fused", "reference"]
 _LECUN = lecun_normal()
@@ -46,18 +47,13 @@ def dot_product_attention(
     "auto" takes the fused kernels except where they have no rule: with dropout from a key, under forward-mode or second
     derivatives, and under `vmap` on the CPU. DTensors are attended part by part on every process.
     """
-    if query.shape[-1] != key.shape[-1] or key.shape[:-1] != value.shape[:-1] or query.shape[-2] % key.shape[-2]:
-        raise InputShapeError(
-            (),
-            f"attention of queries {tuple(query.shape)}, keys {tuple(key.shape)} and values {tuple(value.shape)}",
-            "heads must be a multiple of key heads, and head sizes and lengths must agree",
-        )
+    _check(None, query, key, value, mask, bias)
     if hasattr(query, "placements"):
         from piledriver.functional.partitioning import attend_locally
 
         if dropout_rate > 0.0:
             # A process's own heads would draw the numbers of the first ones.
-            raise InputShapeError((), "attention dropout on sharded heads", "set dropout_rate=0 for the attention")
+            raise InputShapeError(None, "attention dropout on sharded heads", "set dropout_rate=0 for the attention")
         attend = functools.partial(dot_product_attention, causal=causal, scale=scale, implementation=implementation)
         return attend_locally(attend, query, key, value, mask, bias)
     if implementation == "auto":
@@ -84,6 +80,46 @@ def dot_product_attention(
     return out.transpose(1, 2)
 
 
+def _check(
+    path: Path | None, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None
+) -> None:
+    """What torch would not notice, or not explain."""
+    is_odd = query.ndim != 4 or key.ndim != 4 or query.shape[-1] != key.shape[-1] or key.shape[:-1] != value.shape[:-1]
+    if is_odd or query.shape[-2] % key.shape[-2]:
+        raise InputShapeError(
+            path,
+            f"attention of queries {tuple(query.shape)}, keys {tuple(key.shape)} and values {tuple(value.shape)}",
+            "pass (batch, length, heads, head_dim); heads must be a multiple of key heads, and head sizes and lengths "
+            "must agree",
+        )
+    if not query.dtype == key.dtype == value.dtype:
+        raise InputShapeError(
+            path, f"queries, keys and values of {query.dtype}, {key.dtype} and {value.dtype}", "cast them to one dtype"
+        )
+    if mask is not None and mask.dtype != torch.bool:
+        # The fused kernels add such a mask to the scores, which is not what a mask of ones and zeros means.
+        raise InputShapeError(
+            path,
+            f"an attention mask of {mask.dtype}",
+            "pass booleans, `mask > 0`; what is added to the scores is bias=",
+        )
+    wanted = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
+    for name, one in (("mask", mask), ("bias", bias)):
+        if one is not None and not _broadcasts(one.shape, wanted):
+            raise InputShapeError(
+                path,
+                f"an attention {name} of shape {tuple(one.shape)} for {wanted}",
+                "give it dims (batch, heads, queries, keys), or 1 where it is the same for all: a padding mask is "
+                "(batch, 1, 1, keys)",
+            )
+
+
+def _broadcasts(shape: torch.Size, wanted: tuple[int, ...]) -> bool:
+    if len(shape) > len(wanted):
+        return False
+    return all(size in (1, full) for size, full in zip(reversed(shape), reversed(wanted), strict=False))
+
+
 def _reference(
     query: Tensor,
     key: Tensor,
@@ -99,7 +135,8 @@ def _reference(
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=2), value.repeat_interleave(groups, dim=2)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = torch.matmul(query.transpose(1, 2) * scale, key.permute(0, 2, 3, 1)).float()
+    scores = torch.matmul(query.transpose(1, 2) * scale, key.permute(0, 2, 3, 1))
+    scores = scores if scores.dtype == torch.float64 else scores.float()
     if bias is not None:
         scores = scores + bias
     if causal:
@@ -112,7 +149,7 @@ def _reference(
         weights = torch.where(mask, weights, 0.0)
     if dropout_rate > 0.0:
         if dropout_key is None:
-            raise InputShapeError((), "attention dropout without a key", "pass dropout_key=")
+            raise InputShapeError(None, "attention dropout without a key", "pass dropout_key=")
         weights = dropped(weights, dropout_rate, dropout_key)
     return torch.matmul(weights.to(value.dtype), value.transpose(1, 2)).transpose(1, 2)
 
@@ -177,17 +214,30 @@ class MultiHeadAttention(Module):
     ) -> Tensor:
         """Attend from x to itself, or to `context`; `rotary` are the tables, where the caller has made them already."""
         source = x if context is None else context
+        if x.ndim != 3 or source.ndim != 3:
+            raise InputShapeError(
+                self.path,
+                f"attention from {tuple(x.shape)} to {tuple(source.shape)}",
+                "pass (batch, length, features); one example is x[None]",
+            )
         kv_heads = self.kv_heads or self.heads
         head_dim = self._head_dim(x.shape[-1])
         query, key, value = self._projected(x, source, kv_heads, head_dim)
         if self.rotary_base is not None:
             cos, sin = rotary or self._rotary(positions, x, head_dim)
+            if {cos.shape[-2], query.shape[1], key.shape[1]} != {query.shape[1]}:
+                raise InputShapeError(
+                    self.path,
+                    f"{cos.shape[-2]} rotary positions for {query.shape[1]} queries and {key.shape[1]} keys",
+                    "give one position for every token; attention to another sequence takes rotary_base=None",
+                )
             cos, sin = _replicated_like(cos, query), _replicated_like(sin, query)
             query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         causal = self.causal
         if self.decode:
             key, value, seen = self._cached(key, value)
             mask, causal = combine_masks(mask, seen), False
+        _check(self.path, query, key, value, mask, bias)
         out = dot_product_attention(
             query,
             key,
@@ -265,13 +315,26 @@ class MultiHeadAttention(Module):
             raise InputShapeError(self.path, "decode without max_length", "set how many tokens the cache holds")
         batch, length, heads, head_dim = key.shape
         shape = (batch, self.max_length, heads, head_dim)
-        dtype = key.dtype
-        keys = self.variable("cache", "cached_key", lambda: torch.zeros(shape, dtype=dtype))
-        values = self.variable("cache", "cached_value", lambda: torch.zeros(shape, dtype=dtype))
-        index = self.variable("cache", "cache_index", lambda: torch.zeros((), dtype=torch.int64))
-        start = index.value
-        at = start + torch.arange(length, device=key.device)
-        keys.value = keys.value.index_copy(1, at, key)
+        dtype, device = key.dtype, key.device
+        keys = self.variable("cache", "cached_key", lambda: torch.zeros(shape, dtype=dtype, device=device))
+        values = self.variable("cache", "cached_value", lambda: torch.zeros(shape, dtype=dtype, device=device))
+        index = self.variable("cache", "cache_index", lambda: torch.zeros((), dtype=torch.int64, device=device))
+        held, start = keys.value, index.value
+        if tuple(held.shape) != shape or held.dtype != dtype:
+            raise InputShapeError(
+                self.path,
+                f"a cache of {held.dtype} {tuple(held.shape)} for keys of {dtype} {tuple(key.shape)}",
+                f"`init` with the batch and dtype to decode, and with max_length={self.max_length}",
+            )
+        at = start + torch.arange(length, device=device)
+        try:
+            keys.value = held.index_copy(1, at, key)
+        except IndexError as error:
+            raise InputShapeError(
+                self.path,
+                f"{length} more tokens after {int(start)} do not fit in a cache of max_length={self.max_length}",
+                "raise max_length, or begin again with the cache that `init` returned",
+            ) from error
         values.value = values.value.index_copy(1, at, value)
         index.value = start + length
         return keys.value, values.value, causal_mask(length, self.max_length, key.device, start)

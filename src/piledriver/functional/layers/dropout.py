@@ -23,6 +23,8 @@ class Dropout(Module):
 
     def __call__(self, x: Tensor, deterministic: bool | None = None, key: Key | None = None) -> Tensor:
         """Drop, or return the input where `deterministic` is true; the argument wins over the field."""
+        if not 0.0 <= self.rate <= 1.0:
+            raise InputShapeError(self.path, f"Dropout at the rate {self.rate}", "use a rate from 0 to 1")
         quiet = self.deterministic if deterministic is None else deterministic
         if quiet is None:
             raise InputShapeError(

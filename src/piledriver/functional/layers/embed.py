@@ -27,13 +27,26 @@ class Embed(Module):
         """The rows of these numbers."""
         if tokens.is_floating_point() or tokens.dtype == torch.bool:
             raise InputShapeError(self.path, f"got {tokens.dtype} where row numbers belong", "pass integers")
+        if tokens.dtype not in (torch.int32, torch.int64):
+            tokens = tokens.long()
         table = self._table()
         # Gathering first and casting the rows afterwards reads the table once, in the rows that are used.
-        rows = _looked_up(tokens, table)
+        try:
+            rows = _looked_up(tokens, table)
+        except IndexError as error:
+            raise InputShapeError(
+                self.path,
+                f"row numbers from {int(tokens.min())} to {int(tokens.max())} for a table of {self.count} rows",
+                "make the table larger, or use the tokenizer that the model was made for",
+            ) from error
         return rows if self.dtype is None else rows.to(self.dtype)
 
     def attend(self, query: Tensor) -> Tensor:
         """The product of the query with every row: logits from tied weights."""
+        if query.shape[-1:] != (self.features,):
+            raise InputShapeError(
+                self.path, f"attend of {tuple(query.shape)} to rows of {self.features}", "pass (..., features)"
+            )
         query, table = promoted(self.dtype, query, self._table())
         return F.linear(query, table)
 

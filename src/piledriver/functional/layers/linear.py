@@ -17,6 +17,7 @@ from piledriver.functional.initialisers import lecun_normal, zeros
 from piledriver.functional.keys import Key
 from piledriver.functional.layers.dtypes import promoted
 from piledriver.functional.module import Module
+from piledriver.functional.tree import Path
 
 _LECUN = lecun_normal()
 
@@ -49,7 +50,10 @@ class Dense(Module):
 
 
 class DenseGeneral(Module):
-    """A linear map from the dimensions `dims` of the input to new trailing dimensions `features`."""
+    """A linear map from the dimensions `dims` of the input to new trailing dimensions `features`.
+
+    The kernel has the contracted dimensions in the input's order, whatever the order of `dims`.
+    """
 
     features: int | tuple[int, ...]
     dims: int | tuple[int, ...] = -1
@@ -64,8 +68,8 @@ class DenseGeneral(Module):
         """Contract `dims` with the kernel, whose shape is (contracted..., features...)."""
         features = (self.features,) if isinstance(self.features, int) else self.features
         count = 1
-        if self.dims != -1:
-            x, count = _taken_last(x, self.dims)
+        if self.dims != -1 or not x.shape:
+            x, count = _taken_last(x, self.dims, self.path)
         kept, taken = x.shape[:-count], tuple(x.shape[-count:])
         init = _flat_init(self.kernel_init, count) if self.is_initialising else self.kernel_init
         kernel = self.param("kernel", init, (*taken, *features), self.param_dtype, self.kernel_axes)
@@ -110,9 +114,14 @@ class Einsum(Module):
         return out + bias.to(out.dtype)
 
 
-def _taken_last(x: Tensor, dims: int | tuple[int, ...]) -> tuple[Tensor, int]:
+def _taken_last(x: Tensor, dims: int | tuple[int, ...], path: Path) -> tuple[Tensor, int]:
     """The input with the contracted dimensions at the end, and how many they are."""
-    chosen = tuple(dim % x.ndim for dim in ((dims,) if isinstance(dims, int) else dims))
+    given = (dims,) if isinstance(dims, int) else tuple(dims)
+    chosen = tuple(sorted({dim + x.ndim if dim < 0 else dim for dim in given}))
+    if len(chosen) != len(given) or not chosen or chosen[0] < 0 or chosen[-1] >= x.ndim:
+        raise InputShapeError(
+            path, f"cannot contract the dims {dims} of an input of shape {tuple(x.shape)}", "name each that it has once"
+        )
     last = tuple(range(x.ndim - len(chosen), x.ndim))
     return (x if chosen == last else torch.movedim(x, chosen, last)), len(chosen)
 

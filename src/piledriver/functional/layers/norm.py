@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -29,7 +31,8 @@ class LayerNorm(Module):
         width = (x.shape[-1],)
         scale = self.param("scale", self.scale_init, width, self.param_dtype, self.axes) if self.use_scale else None
         bias = self.param("bias", self.bias_init, width, self.param_dtype, self.axes) if self.use_bias else None
-        out = F.layer_norm(_wide(x), width, _as_wide(scale), _as_wide(bias), self.epsilon)
+        wide, wide_scale, wide_bias = _wide(x, scale, bias)
+        out = F.layer_norm(wide, width, wide_scale, wide_bias, self.epsilon)
         return out.to(_result(self.dtype, x, scale, bias))
 
 
@@ -47,12 +50,16 @@ class RMSNorm(Module):
         """Normalise the last dimension."""
         width = (x.shape[-1],)
         scale = self.param("scale", self.scale_init, width, self.param_dtype, self.axes) if self.use_scale else None
-        out = F.rms_norm(_wide(x), width, _as_wide(scale), self.epsilon)
+        wide, wide_scale = _wide(x, scale)
+        out = F.rms_norm(wide, width, wide_scale, self.epsilon)
         return out.to(_result(self.dtype, x, scale))
 
 
 class GroupNorm(Module):
-    """Mean 0 and variance 1 over groups of channels and all positions (Wu and He, 2018). Channels come last."""
+    """Mean 0 and variance 1 over groups of channels and all positions (Wu and He, 2018). Channels come last.
+
+    `group_size` says how many channels a group has instead of how many groups there are; 1 is an instance norm.
+    """
 
     groups: int = 32
     epsilon: float = 1e-6
@@ -62,18 +69,24 @@ class GroupNorm(Module):
     param_dtype: torch.dtype = torch.float32
     scale_init: Initialiser = ones
     bias_init: Initialiser = zeros
+    group_size: int | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalise each group of each example."""
+        if x.ndim < 2:
+            raise InputShapeError(self.path, f"an input of shape {tuple(x.shape)}", "pass (batch, ..., channels)")
         channels = x.shape[-1]
-        if channels % self.groups:
+        divisor, what = (self.groups, "groups") if self.group_size is None else (self.group_size, "in a group")
+        if divisor < 1 or channels % divisor:
             raise InputShapeError(
-                self.path, f"{channels} channels do not divide into {self.groups} groups", "choose groups that divide"
+                self.path, f"{channels} channels do not divide into {divisor} {what}", "choose a number that divides"
             )
+        groups = divisor if self.group_size is None else channels // divisor
         scale = self.param("scale", self.scale_init, (channels,), self.param_dtype) if self.use_scale else None
         bias = self.param("bias", self.bias_init, (channels,), self.param_dtype) if self.use_bias else None
-        first = _wide(x).movedim(-1, 1)
-        out = F.group_norm(first, self.groups, _as_wide(scale), _as_wide(bias), self.epsilon)
+        wide, wide_scale, wide_bias = _wide(x, scale, bias)
+        # Not `F.group_norm`, which refuses groups of one number; their result is the bias.
+        out = torch.group_norm(wide.movedim(-1, 1), groups, wide_scale, wide_bias, self.epsilon)
         return out.movedim(1, -1).to(_result(self.dtype, x, scale, bias))
 
 
@@ -104,19 +117,21 @@ class BatchNorm(Module):
                 "pass use_running_average=True (evaluation) or False (training)",
             )
         channels = x.shape[-1]
-        mean = self.variable("batch_stats", "mean", lambda: torch.zeros(channels))
-        variance = self.variable("batch_stats", "var", lambda: torch.ones(channels))
+        device = x.device
+        mean = self.variable("batch_stats", "mean", lambda: torch.zeros(channels, device=device))
+        variance = self.variable("batch_stats", "var", lambda: torch.ones(channels, device=device))
         scale = self.param("scale", self.scale_init, (channels,), self.param_dtype) if self.use_scale else None
         bias = self.param("bias", self.bias_init, (channels,), self.param_dtype) if self.use_bias else None
-        wide = _wide(x)
+        (wide,) = _wide(x)
         if use_running:
             used_mean, used_variance = mean.value, variance.value
         else:
             dims = tuple(range(x.ndim - 1))
             used_variance, used_mean = torch.var_mean(wide, dims, correction=0)
             if not self.is_initialising:
-                mean.value = self.momentum * mean.value + (1 - self.momentum) * used_mean.detach()
-                variance.value = self.momentum * variance.value + (1 - self.momentum) * used_variance.detach()
+                for average, new in ((mean, used_mean), (variance, used_variance)):
+                    old = average.value
+                    average.value = self.momentum * old + (1 - self.momentum) * new.detach().to(old.dtype)
         gain = torch.rsqrt(used_variance + self.epsilon)
         out: Tensor = (wide - used_mean) * (gain if scale is None else gain * scale.to(gain.dtype))
         if bias is not None:
@@ -124,12 +139,11 @@ class BatchNorm(Module):
         return out.to(_result(self.dtype, x, scale, bias))
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
-
-
-def _as_wide(parameter: Tensor | None) -> Tensor | None:
-    return None if parameter is None else _wide(parameter)
+def _wide(x: Tensor, *parameters: Tensor | None) -> tuple[Any, ...]:
+    """All of them in fp32, or in fp64 where one is that; torch's kernels want one dtype."""
+    values = (x, *parameters)
+    dtype = torch.float64 if any(one is not None and one.dtype == torch.float64 for one in values) else torch.float32
+    return tuple(one if one is None or one.dtype == dtype else one.to(dtype) for one in values)
 
 
 def _result(dtype: torch.dtype | None, *values: Tensor | None) -> torch.dtype:

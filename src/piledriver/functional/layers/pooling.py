@@ -1,59 +1,69 @@
-"""Pooling with channels last: (batch, *positions, channels)."""
+"""Pooling with channels last: (..., *positions, channels)."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from piledriver.functional.errors import InputShapeError
-from piledriver.functional.layers.conv import Padding, each, resolved_padding
+from piledriver.functional.layers.conv import Padding, Sizes, each, padded, resolved_padding
 
 _MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
-def max_pool(
-    x: Tensor, window: tuple[int, ...], strides: int | tuple[int, ...] | None = None, padding: Padding = "VALID"
-) -> Tensor:
-    """The largest number of every window."""
-    x, steps = _prepared(x, window, strides, padding, float("-inf"))
-    return _MAX[len(window)](x, window, steps).movedim(1, -1)
+def max_pool(x: Tensor, window: Sizes, strides: Sizes | None = None, padding: Padding = "VALID") -> Tensor:
+    """The largest number of every window; strides are 1 where none are given, padding as `Conv` takes it."""
+    return _pooled(x, window, strides, padding, _MAX, float("-inf"))
 
 
-def min_pool(
-    x: Tensor, window: tuple[int, ...], strides: int | tuple[int, ...] | None = None, padding: Padding = "VALID"
-) -> Tensor:
+def min_pool(x: Tensor, window: Sizes, strides: Sizes | None = None, padding: Padding = "VALID") -> Tensor:
     """The smallest number of every window."""
     return -max_pool(-x, window, strides, padding)
 
 
 def avg_pool(
     x: Tensor,
-    window: tuple[int, ...],
-    strides: int | tuple[int, ...] | None = None,
+    window: Sizes,
+    strides: Sizes | None = None,
     padding: Padding = "VALID",
     count_include_pad: bool = True,
 ) -> Tensor:
     """The mean of every window; without `count_include_pad` padding is not counted."""
-    y, steps = _prepared(x, window, strides, padding, 0.0)
-    out = _AVERAGE[len(window)](y, window, steps)
-    if not count_include_pad:
-        ones, _ = _prepared(torch.ones_like(x[:1, ..., :1]), window, strides, padding, 0.0)
-        out = out / _AVERAGE[len(window)](ones, window, steps)
-    return out.movedim(1, -1)
+    out = _pooled(x, window, strides, padding, _AVERAGE, 0.0)
+    if count_include_pad:
+        return out
+    return out / _pooled(torch.ones_like(x[..., :1]), window, strides, padding, _AVERAGE, 0.0)
 
 
-def _prepared(
-    x: Tensor, window: tuple[int, ...], strides: int | tuple[int, ...] | None, padding: Padding, fill: float
-) -> tuple[Tensor, tuple[int, ...]]:
-    rank = len(window)
-    if rank not in _MAX or x.ndim != rank + 2:
+def _pooled(
+    x: Tensor,
+    window: Sizes,
+    strides: Sizes | None,
+    padding: Padding,
+    kinds: Mapping[int, Callable[..., Tensor]],
+    fill: float,
+) -> Tensor:
+    sizes = (window,) if isinstance(window, int) else tuple(window)
+    rank = len(sizes)
+    if rank not in kinds or x.ndim < rank + 1:
         raise InputShapeError(
-            (), f"pooling {tuple(x.shape)} over a window {window}", "pass (batch, *positions, channels) and 1-3 sizes"
+            None, f"pooling {tuple(x.shape)} over a window {sizes}", "pass (batch, *positions, channels) and 1-3 sizes"
         )
-    steps = (1,) * rank if strides is None else each(strides, rank)
-    pads = resolved_padding(padding, x.shape[1:-1], window, steps, (1,) * rank)
-    flat = [edge for pair in reversed(pads) for edge in pair]
-    x = x.movedim(-1, 1)
-    return (F.pad(x, flat, value=fill) if any(flat) else x), steps
+    if not x.is_floating_point():
+        raise InputShapeError(None, f"pooling numbers of {x.dtype}", "cast them, x.float()")
+    if isinstance(padding, str) and padding not in ("SAME", "VALID"):
+        raise InputShapeError(None, f"pooling with padding {padding!r}", "use SAME, VALID or numbers")
+    steps = (1,) * rank if strides is None else each(strides, rank, None)
+    batch, kept = x.shape[: -rank - 1], x.shape[-rank - 1 :]
+    pads = resolved_padding(padding, kept[:-1], sizes, steps, (1,) * rank, None)
+    edged = padded(x.reshape(batch.numel(), *kept), [*pads, (0, 0)], fill)
+    if any(size < span for size, span in zip(edged.shape[1:-1], sizes, strict=True)):
+        raise InputShapeError(
+            None, f"{tuple(kept[:-1])} positions for a window {sizes}", "pass a longer input, or padding='SAME'"
+        )
+    out = kinds[rank](edged.movedim(-1, 1), sizes, steps).movedim(1, -1)
+    return out.reshape(*batch, *out.shape[1:])

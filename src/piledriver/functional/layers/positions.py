@@ -16,7 +16,7 @@ from piledriver.functional.module import Module
 def sinusoidal(length: int, features: int, *, base: float = 10000.0, device: torch.device | None = None) -> Tensor:
     """Sines and cosines of geometric wavelengths, shape (length, features) (Vaswani et al., 2017)."""
     if features % 2:
-        raise InputShapeError((), f"sinusoidal positions of {features} features", "use an even number")
+        raise InputShapeError(None, f"sinusoidal positions of {features} features", "use an even number")
     rates = torch.exp(torch.arange(0, features, 2, device=device).float() * (-math.log(base) / features))
     angles = torch.arange(length, device=device).float()[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], dim=-1).reshape(length, features)
@@ -25,7 +25,7 @@ def sinusoidal(length: int, features: int, *, base: float = 10000.0, device: tor
 def rotary_tables(positions: Tensor, head_dim: int, base: float = 10000.0) -> tuple[Tensor, Tensor]:
     """Cosines and sines for `rotate`, in fp32, shape (*positions, head_dim)."""
     if head_dim % 2:
-        raise InputShapeError((), f"rotary positions for heads of {head_dim}", "use an even head size")
+        raise InputShapeError(None, f"rotary positions for heads of {head_dim}", "use an even head size")
     steps = torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim
     angles = positions.float()[..., None] * (1.0 / base**steps)
     angles = torch.cat([angles, angles], dim=-1)
@@ -54,7 +54,7 @@ def _(length: int, head_dim: int, base: float, device: torch.device) -> tuple[Te
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the two halves of every head by its position (Su et al., 2021); x is (batch, length, heads, head_dim)."""
-    first, second = x.float().chunk(2, dim=-1)
+    first, second = (x if x.dtype == torch.float64 else x.float()).chunk(2, dim=-1)
     (cos_first, cos_second), (sin_first, sin_second) = (table[..., None, :].chunk(2, dim=-1) for table in (cos, sin))
     turned = torch.cat([first * cos_first - second * sin_first, second * cos_second + first * sin_second], dim=-1)
     return turned.to(x.dtype)
@@ -71,9 +71,12 @@ def alibi_slopes(heads: int) -> list[float]:
 
 
 def alibi_bias(heads: int, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-    """What ALiBi adds to the scores, shape (heads, queries, keys): minus the distance times the slope."""
+    """What ALiBi adds to the scores, shape (..., heads, queries, keys): minus the distance times the slope.
+
+    Positions are (length,), or (batch, length) where every example has its own. Pass the result as `bias=`.
+    """
     slopes = torch.tensor(alibi_slopes(heads), device=key_positions.device)
-    distance = (query_positions[:, None] - key_positions[None, :]).abs()
+    distance = (query_positions[..., None, :, None] - key_positions[..., None, None, :]).abs()
     return -slopes[:, None, None] * distance
 
 
@@ -94,5 +97,13 @@ class LearnedPositions(Module):
                 self.path, f"a sequence of {length} for {self.max_length} learned positions", "raise max_length"
             )
         table = self.param("embedding", self.init_fn, (self.max_length, x.shape[-1]), self.param_dtype, self.axes)
-        rows = table[:length] if positions is None else table[positions]
-        return x + rows.to(x.dtype if self.dtype is None else self.dtype)
+        try:
+            rows = table[:length] if positions is None else table[positions]
+        except IndexError as error:
+            raise InputShapeError(
+                self.path,
+                f"the position {int(positions.max()) if positions is not None else length} of {self.max_length}",
+                "raise max_length",
+            ) from error
+        dtype = x.dtype if self.dtype is None else self.dtype
+        return x.to(dtype) + rows.to(dtype)

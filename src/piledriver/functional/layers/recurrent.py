@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
 
 from piledriver.functional.control import scan
+from piledriver.functional.errors import InputShapeError
 from piledriver.functional.frame import Initialiser
 from piledriver.functional.initialisers import lecun_normal, orthogonal, zeros
 from piledriver.functional.layers.dtypes import promoted
@@ -45,9 +48,8 @@ class LSTMCell(Module):
             torch.cat([kernel for kernel, _ in recurrent], dim=1),
             torch.cat([bias for _, bias in recurrent if bias is not None]),
         )
-        i, f, g, o = (x @ w + torch.addmm(b, hidden.reshape(-1, self.features), u).view(*hidden.shape[:-1], -1)).chunk(
-            4, dim=-1
-        )
+        recurrence = torch.addmm(b, hidden.reshape(-1, self.features), u).view(*hidden.shape[:-1], 4 * self.features)
+        i, f, g, o = (x @ w + recurrence).chunk(4, dim=-1)
         cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
         hidden = torch.sigmoid(o) * torch.tanh(cell)
         return (cell, hidden), hidden
@@ -90,18 +92,35 @@ class GRUCell(Module):
 
 
 class RNN(Module):
-    """A cell scanned over (batch, length, features); with `reverse` from the end, outputs in the input's order."""
+    """A cell scanned over (batch, length, features); with `reverse` from the end, outputs in the input's order.
+
+    `lengths` says where each example ends. What lies behind has no effect: the carry stays as it is there (with
+    `reverse` the scan starts at the example's own end), and the outputs are zeros.
+    """
 
     cell: LSTMCell | GRUCell
     reverse: bool = False
     return_carry: bool = False
 
-    def __call__(self, x: Tensor, carry: Any = None) -> Any:
-        """The outputs of every step, and the last carry where `return_carry` is set."""
+    def __call__(self, x: Tensor, carry: Any = None, lengths: Tensor | None = None) -> Any:
+        """The outputs of every step; `(last carry, outputs)` where `return_carry` is set."""
+        if x.ndim < 2 or x.shape[-2] == 0:
+            raise InputShapeError(self.path, f"a sequence of shape {tuple(x.shape)}", "pass (batch, length, features)")
+        if lengths is not None and lengths.shape != x.shape[:-2]:
+            raise InputShapeError(
+                self.path,
+                f"lengths of shape {tuple(lengths.shape)} for a batch of shape {tuple(x.shape[:-2])}",
+                "pass one length for every example",
+            )
         cell = self.child("cell", self.cell)
         if carry is None:
             carry = cell.initial_carry(tuple(x.shape[:-2]), x)
-        carry, outputs = scan(cell, carry, x.movedim(-2, 0), reverse=self.reverse)
+        columns = x.movedim(-2, 0)
+        if lengths is None:
+            carry, outputs = scan(cell, carry, columns, reverse=self.reverse)
+        else:
+            steps = torch.arange(x.shape[-2], device=x.device).reshape(-1, *[1] * (lengths.ndim + 1))
+            carry, outputs = scan(_within(cell), carry, (columns, steps < lengths[..., None]), reverse=self.reverse)
         outputs = outputs.movedim(0, -2)
         return (carry, outputs) if self.return_carry else outputs
 
@@ -112,12 +131,22 @@ class Bidirectional(Module):
     forward: LSTMCell | GRUCell
     backward: LSTMCell | GRUCell
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         """(batch, length, both outputs)."""
-        return torch.cat(
-            [self.child("forward", RNN(self.forward))(x), self.child("backward", RNN(self.backward, reverse=True))(x)],
-            dim=-1,
-        )
+        ahead = self.child("forward", RNN(self.forward))(x, lengths=lengths)
+        return torch.cat([ahead, self.child("backward", RNN(self.backward, reverse=True))(x, lengths=lengths)], dim=-1)
+
+
+def _within(cell: Callable[[Any, Any], tuple[Any, Tensor]]) -> Callable[[Any, tuple[Tensor, Tensor]], Any]:
+    """The cell as a step that changes only the examples which have not ended."""
+
+    def step(carry: Any, inputs: tuple[Tensor, Tensor]) -> tuple[Any, Tensor]:
+        x, is_inside = inputs
+        new, output = cell(carry, x)
+        kept = pytree.tree_map(lambda after, before: torch.where(is_inside, after, before), new, carry)
+        return kept, torch.where(is_inside, output, 0.0)
+
+    return step
 
 
 class _Gate(Module):
