@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import pickle
 from pathlib import Path
@@ -83,6 +84,55 @@ def test_odd_leaves_and_names(tmp_path: Path) -> None:
     assert F.load_safetensors("memory://odd.safetensors")["view"].equal(shared[1:])
 
 
+def test_tied_tensors_and_the_formats_own_name(tmp_path: Path) -> None:
+    shared = torch.arange(4.0)
+    tree = F.Tree(
+        {"a": shared, "b": torch.nn.Parameter(shared), "__metadata__": shared[:2], "turned": shared.view(2, 2).T}
+    )
+    F.save_safetensors(tree, tmp_path / "tied.safetensors")
+    loaded = F.load_safetensors(tmp_path / "tied.safetensors")
+    assert loaded == F.tree_map(lambda leaf: leaf.detach(), tree)
+
+
+def test_filters_see_shapes_before_anything_is_read(tmp_path: Path) -> None:
+    tree = F.Tree({"w": torch.ones(2, 3), "b": torch.ones(3), "half": torch.ones(2, 2, dtype=torch.bfloat16), "n": 3})
+    for location in (tmp_path / "some.safetensors", "memory://some.safetensors"):
+        F.save_safetensors(tree, location)
+        assert list(F.load_safetensors(location, F.has_dims(2))) == ["half", "w"]
+        assert list(F.load_safetensors(location, F.has_dtype(torch.bfloat16))) == ["half"]
+
+
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [
+        (torch.ones(2, dtype=torch.complex128), "a.b is a torch.complex128"),
+        (torch.ones(2, device="meta"), "a.b is a meta tensor"),
+        (np.ones(2), "a.b is a ndarray.*torch.as_tensor"),
+    ],
+)
+def test_what_safetensors_cannot_hold_is_named(leaf: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(TreeStructureError, match=message):
+        F.save_safetensors({"a": {"b": leaf}}, tmp_path / "none.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_values_of_another_kind_are_not_squeezed_in() -> None:
+    with pytest.raises(TreeStructureError, match=r"a is torch\.float32 in the file and torch\.int64 here"):
+        F.from_bytes({"a": torch.tensor([1])}, F.to_bytes({"a": torch.tensor([1.5])}))
+    with pytest.raises(TreeStructureError, match="a is a str in the file and a tensor here"):
+        F.from_bytes({"a": torch.tensor([1])}, F.to_bytes({"a": "text"}))
+    with pytest.raises(TreeStructureError, match="cannot write an array of object"):
+        F.to_bytes({"a": np.array([None])})
+    conjugate = torch.tensor([1 + 2j]).conj()
+    assert F.restore(F.to_bytes({"a": conjugate}))["a"].equal(conjugate)
+
+
+def test_shapes_alone_are_filled_with_numbers() -> None:
+    model, x = F.Dense(3), torch.ones(1, 2)
+    variables = model.init(F.key(0), x)
+    assert F.from_bytes(model.eval_shape(x), F.to_bytes(variables)) == variables
+
+
 def test_broken_files_are_named(tmp_path: Path) -> None:
     file = tmp_path / "state.safetensors"
     F.save_safetensors(a_state(), file)
@@ -132,6 +182,16 @@ def test_noise_is_an_error_or_a_value(content: bytes) -> None:
         return
 
 
+@given(st.data())
+def test_flipped_bytes_are_an_error_or_a_value(data: Any) -> None:
+    tree = {"w": torch.arange(6.0).reshape(2, 3), "c": 1 + 2j, "pieces": {"__msgpack_chunked_array__": True}}
+    content = bytearray(F.to_bytes(tree))
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(CorruptFileError):
+        F.restore(bytes(content))
+
+
 def test_large_arrays_are_cut_and_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(msgpack, "_CHUNK_BYTES", 16)
     tree = {"w": torch.arange(30.0).reshape(5, 6), "small": torch.ones(2)}
@@ -169,6 +229,15 @@ def test_a_flax_train_state_and_ours_exchange_files(monkeypatch: pytest.MonkeyPa
     same(F.from_bytes(ours, serialization.to_bytes(theirs)), ours)
     restored = serialization.from_bytes(theirs, F.to_bytes(ours))
     assert jax.tree.structure(restored) == jax.tree.structure(theirs)
+    model, x = F.Dense(3), torch.ones(1, 2)
+    state = F.TrainState.create(model.apply, model.init(F.key(0), x), F.adamw(0.1))
+    train_state = pytest.importorskip("flax.training.train_state")
+    their_state = train_state.TrainState.create(
+        apply_fn=None, params=F.tree_map(lambda leaf: leaf.numpy(), state.params).to_dict(), tx=optax.adamw(0.1)
+    )
+    same(F.from_bytes(blank(state), serialization.to_bytes(their_state)), state)
+    read = serialization.from_bytes(their_state, F.to_bytes(state))
+    np.testing.assert_array_equal(read.params["kernel"], state.params["kernel"].numpy())
     # flax cuts arrays above a size; ours joins what it cut.
     monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", 8)
     same(F.restore(serialization.to_bytes(params))["dense"]["kernel"], torch.from_numpy(params["dense"]["kernel"]))
@@ -197,6 +266,50 @@ def test_pickles_of_data_are_read_and_others_refused(tmp_path: Path, monkeypatch
         F.load_pickle("cut.pkl")
     torch.save({"w": torch.ones(2)}, "torch.pt")
     assert F.load_pickle("torch.pt")["w"].equal(torch.ones(2))
+
+
+class Calls:
+    def __init__(self, function: Any, *args: Any) -> None:
+        self.called = function, args
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.called
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        # Numpy makes an array of pointers of it, and the process dies when it looks at one.
+        Calls(np.ndarray, (1,), "O", b"12345678"),
+        Calls(np.ndarray, (10**13,), "f8"),
+        Calls(bytearray, 10**13),
+        np.array([{}], dtype=object),
+        np.zeros(2, [("x", "f4")]),
+        torch.nn.ReLU(),
+    ],
+    ids=["pointers", "huge", "huge bytes", "objects", "struct", "module"],
+)
+def test_hostile_pickles_are_refused(hostile: Any, tmp_path: Path) -> None:
+    (tmp_path / "hostile.pkl").write_bytes(pickle.dumps({"w": hostile}))
+    with pytest.raises(CorruptFileError, match="is not a pickle of plain data"):
+        F.load_pickle(tmp_path / "hostile.pkl")
+
+
+def test_torch_files_old_and_new(tmp_path: Path) -> None:
+    for is_zip in (True, False):
+        torch.save({"w": torch.ones(2)}, tmp_path / "w.pt", _use_new_zipfile_serialization=is_zip)
+        assert F.load_pickle(tmp_path / "w.pt") == {"w": torch.ones(2)}
+        torch.save(torch.nn.ReLU(), tmp_path / "w.pt", _use_new_zipfile_serialization=is_zip)
+        with pytest.raises(CorruptFileError, match=r"it names torch\.nn\.modules\.activation\.ReLU, which is not data"):
+            F.load_pickle(tmp_path / "w.pt")
+
+
+def test_arrays_of_every_order_are_read(tmp_path: Path) -> None:
+    array = np.arange(6, dtype=">f4").reshape(2, 3)
+    (tmp_path / "order.pkl").write_bytes(pickle.dumps({"turned": array.T, "big": array, "words": array.astype("u2")}))
+    loaded = F.load_pickle(tmp_path / "order.pkl")
+    expected = torch.arange(6.0).reshape(2, 3)
+    assert loaded == {"turned": expected.T, "big": expected, "words": expected.to(torch.uint16)}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

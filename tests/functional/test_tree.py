@@ -70,6 +70,9 @@ def test_layers_are_in_natural_order() -> None:
         lambda tree: tree.pop("a"),
         lambda tree: setattr(tree, "a", 1),
         lambda tree: setattr(tree, "_data", {}),
+        lambda tree: delattr(tree, "_data"),
+        lambda tree: tree.setdefault("b", 1),
+        lambda tree: tree.clear(),
     ],
 )
 def test_writing_is_an_error_that_teaches(write: Any) -> None:
@@ -88,6 +91,29 @@ def test_wrong_paths_name_what_is_there() -> None:
         F.Tree({"a": {"b": 1}}).at("a.x")
     with pytest.raises(TreeStructureError, match="leaf"):
         F.unflatten({"a": 1, "a.b": 2})
+
+    tree = F.Tree({"kernel": 1})
+    with pytest.raises(KeyError, match=r"no 'kernal' here\. Fix: did you mean 'kernel'"):
+        tree["kernal"]
+    assert tree.get("kernal") is None
+    with pytest.raises(TreeStructureError, match="1 cannot be a name"):
+        F.Tree({1: 2})
+    with pytest.raises(TreeStructureError, match="empty path"):
+        tree.set((), 2)
+    with pytest.raises(TreeStructureError, match=r"only the other tree has 'a\.b'"):
+        F.tree_map(lambda one, other: one, F.Tree({"a": {"c": 1}}), F.Tree({"a": {"c": 1, "b": 2}}))
+
+
+def test_trees_of_tensors_are_equal_by_their_numbers() -> None:
+    tree = F.Tree({"a": {"b": torch.arange(3.0)}, "c": 1})
+    assert tree == {"a": {"b": torch.arange(3.0)}, "c": 1}
+    assert tree != tree.set("a.b", torch.arange(3.0) + 1)
+    assert tree != tree.set("a.b", torch.arange(3))
+    assert tree != tree.without("c")
+
+
+def test_names_that_only_look_like_digits_are_sorted_as_text() -> None:
+    assert list(F.Tree({"a²": 1, "a2": 2})) == ["a2", "a²"]
 
 
 def test_pickles_copies_and_repr() -> None:
@@ -143,3 +169,12 @@ def test_transfer_reports_what_it_did() -> None:
     assert report.reshaped == (("flat", (2, 3), (6,)),)
     assert report.is_complete
     assert reshaped.at("flat").equal(torch.arange(6.0))
+
+
+def test_transfer_of_plain_values_and_to_shapes_alone() -> None:
+    target = {"step": 0, "w": torch.empty(2, device="meta")}
+    moved, report = F.transfer({"step": 5, "w": torch.ones(2)}, target)
+    assert report.is_complete
+    assert moved == {"step": 5, "w": torch.ones(2)}
+    with pytest.raises(TreeStructureError, match="w is a int in the source and a Tensor in the target"):
+        F.transfer({"w": 5}, target)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from piledriver.core.errors import PiledriverError, UsageError, nearest
+from piledriver.core.errors import PiledriverError, UsageError, nearest, suggest
 
 
 def dotted(path: Sequence[str]) -> str:
@@ -152,6 +152,16 @@ class InitialiserError(FunctionalError):
 
 class TreeStructureError(FunctionalError):
     """Two trees that must have the same shape do not."""
+
+
+class MissingNameError(TreeStructureError, KeyError):
+    """A tree was asked for a name that it does not have. It is a KeyError too, as of any mapping."""
+
+    # KeyError would show the message as a quoted string.
+    __str__ = Exception.__str__
+
+    def __init__(self, name: object, known: Iterable[str]) -> None:
+        super().__init__(f"no {name!r} here", fix=suggest(str(name), known))
 
 
 class PartitionError(UsageError, FunctionalError):

@@ -7,10 +7,7 @@ the header as JSON, so that counters and settings survive too.
 from __future__ import annotations
 
 import json
-import pickle
-import zipfile
-from collections.abc import Callable, Mapping
-from io import BytesIO
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,30 +17,65 @@ from piledriver.core import storage
 from piledriver.core.errors import CorruptFileError
 from piledriver.functional import msgpack
 from piledriver.functional.errors import TreeStructureError
+from piledriver.functional.pickles import BROKEN, unpickled
 from piledriver.functional.state_dict import from_state_dict, to_state_dict
 from piledriver.functional.surgery import Filter, select_leaves
 from piledriver.functional.tree import Tree, flatten, unflatten
 
 _PLAIN = "piledriver.leaves"
+# The format's names of dtypes.
+_KINDS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+}
 
 
 def save_safetensors(tree: Any, location: storage.Location, only: Filter | None = None) -> None:
-    """Write a tree (variables, a train state), or the leaves that `only` chooses, as one safetensors file."""
+    """Write a tree (variables, a train state), or the leaves that `only` chooses, as one safetensors file.
+
+    DTensors are written whole: every process of their mesh must call this, and may name the same file.
+    """
     import safetensors.torch
 
-    state = Tree(to_state_dict(tree))
+    state = to_state_dict(tree)
+    if not isinstance(state, Mapping):
+        raise TreeStructureError(f"a {type(tree).__name__} is not a tree", fix="give it a name: {'weight': tensor}")
     leaves = flatten(select_leaves(state, only) if only is not None else state)
-    tensors = {_name(path): _own(leaf) for path, leaf in leaves.items() if isinstance(leaf, Tensor)}
-    plain = {_name(path): leaf for path, leaf in leaves.items() if not isinstance(leaf, Tensor)}
-    try:
-        header = {_PLAIN: json.dumps(plain)} if plain else None
-    except TypeError as error:
-        raise TreeStructureError(f"a leaf cannot be written: {error}", fix="keep tensors and numbers") from error
-    storage.write_bytes(location, safetensors.torch.save(tensors, header))
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        if isinstance(leaf, Tensor):
+            tensors[_name(path)] = _writable(path, leaf)
+        elif leaf is None or isinstance(leaf, (bool, int, float, str)):
+            plain[_name(path)] = leaf
+        else:
+            raise TreeStructureError(
+                f"{'.'.join(path)} is a {type(leaf).__name__}, which the file cannot hold",
+                fix="keep tensors (`torch.as_tensor(array)`), numbers and text",
+            )
+    header = {_PLAIN: json.dumps(plain)} if plain else None
+    storage.write_bytes(location, safetensors.torch.save(_apart(tensors), header))
 
 
 def load_safetensors(location: storage.Location, only: Filter | None = None) -> Tree:
-    """Read a tree, or the leaves whose paths `only` chooses; of a local file nothing else is read."""
+    """Read a tree, or the leaves that `only` chooses; of a local file nothing else is read.
+
+    The filter sees each tensor on the meta device: its path, shape and dtype, not its numbers.
+    """
     if storage.is_remote(location):
         return _select(_parsed(storage.read_bytes(location), str(location)), only)
     from safetensors import SafetensorError, safe_open
@@ -52,15 +84,15 @@ def load_safetensors(location: storage.Location, only: Filter | None = None) -> 
     try:
         with safe_open(location, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - not a dict: it has no iterator
-                if only is None or only(_path(name), None):
+                if only is None or only(_path(name), _described(file.get_slice(name))):
                     leaves[_path(name)] = file.get_tensor(name)
             plain = json.loads((file.metadata() or {}).get(_PLAIN, "{}"))
-    except FileNotFoundError:
+    except OSError:
         storage.read_bytes(location)  # raises the error that names the file
         raise
     except SafetensorError as error:
         raise CorruptFileError(f"{location} is not a whole safetensors file ({error})", fix="write it again") from error
-    leaves.update({_path(name): leaf for name, leaf in plain.items() if only is None or only(_path(name), None)})
+    leaves.update({_path(name): leaf for name, leaf in plain.items() if only is None or only(_path(name), leaf)})
     return unflatten(leaves)
 
 
@@ -87,7 +119,10 @@ def save_msgpack(tree: Any, location: storage.Location) -> None:
 
 def load_msgpack(location: storage.Location) -> Tree:
     """Read a msgpack file of ours or of flax's."""
-    value = msgpack.restore(storage.read_bytes(location))
+    try:
+        value = msgpack.restore(storage.read_bytes(location))
+    except CorruptFileError as error:
+        raise CorruptFileError(f"{location} is not a whole msgpack file: {error.what}", fix=error.fix) from error
     if not isinstance(value, Mapping):
         raise CorruptFileError(f"{location} holds a {type(value).__name__}, not a tree")
     return Tree(value)
@@ -99,76 +134,11 @@ def load_pickle(location: storage.Location) -> Any:
     A pickle can name any function to call; this reader knows a short list and calls nothing else.
     """
     content = storage.read_bytes(location)
-    if zipfile.is_zipfile(BytesIO(content)):
-        return _tensors(torch.load(BytesIO(content), map_location="cpu", weights_only=True))
     try:
-        return _tensors(_DataOnly(BytesIO(content)).load())
-    except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise CorruptFileError(f"{location} is not a pickle of plain data: {error}") from error
-
-
-class _DataOnly(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        allowed = _pickle_names().get((module, name))
-        if allowed is None:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which is not data")
-        return allowed
-
-
-def _pickle_names() -> dict[tuple[str, str], Any]:
-    import collections
-
-    import numpy as np
-    from numpy._core import multiarray, numeric
-
-    names: dict[tuple[str, str], Any] = {
-        ("collections", "OrderedDict"): collections.OrderedDict,
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
-        ("flax.core.frozen_dict", "FrozenDict"): dict,
-        ("_codecs", "encode"): _encode,
-        ("jax._src.array", "_reconstruct_array"): _jax_array,
-    }
-    reconstruct: Callable[..., Any] = multiarray._reconstruct
-    for package in ("numpy.core", "numpy._core"):
-        names[f"{package}.multiarray", "_reconstruct"] = reconstruct
-        names[f"{package}.multiarray", "scalar"] = multiarray.scalar
-        names[f"{package}.numeric", "_frombuffer"] = numeric._frombuffer  # type: ignore[attr-defined]
-    for name in ("set", "frozenset", "complex", "bytearray"):
-        names["builtins", name] = {"set": set, "frozenset": frozenset, "complex": complex, "bytearray": bytearray}[name]
-    try:
-        import ml_dtypes
-    except ImportError:
-        return names
-    for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
-        names["ml_dtypes", name] = getattr(ml_dtypes, name)
-    return names
-
-
-def _encode(text: str, encoding: str) -> bytes:
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"it encodes bytes as {encoding}")
-    return text.encode("latin1")
-
-
-def _jax_array(function: Any, args: Any, state: Any, _: Any) -> Any:
-    array = function(*args)
-    array.__setstate__(state)
-    return array
-
-
-def _tensors(value: Any) -> Any:
-    import numpy as np
-
-    if isinstance(value, Mapping):
-        return Tree({str(name): _tensors(below) for name, below in value.items()})
-    if isinstance(value, (list, tuple)):
-        return type(value)(_tensors(below) for below in value)
-    if isinstance(value, np.ndarray):
-        if value.dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
-            return torch.from_numpy(value.view(np.uint8).copy()).view(getattr(torch, value.dtype.name))
-        return torch.from_numpy(np.array(value))
-    return value.item() if isinstance(value, np.generic) else value
+        return unpickled(content)
+    except BROKEN as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CorruptFileError(f"{location} is not a pickle of plain data: {first}") from error
 
 
 def _parsed(content: bytes, where: str) -> Tree:
@@ -188,15 +158,39 @@ def _select(tree: Tree, only: Filter | None) -> Tree:
     return tree if only is None else select_leaves(tree, only)
 
 
-def _own(tensor: Tensor) -> Tensor:
+def _writable(path: tuple[str, ...], tensor: Tensor) -> Tensor:
+    if tensor.dtype not in _KINDS.values() or tensor.layout != torch.strided or tensor.is_meta:
+        kind = "meta" if tensor.is_meta else f"{tensor.dtype} ({tensor.layout})"
+        raise TreeStructureError(
+            f"{'.'.join(path)} is a {kind} tensor, which safetensors cannot hold",
+            fix="initialise it" if tensor.is_meta else "cast it, or use `save_msgpack`",
+        )
     full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    # safetensors refuses tensors that share memory; tied or sliced ones get their own.
-    return full.detach().contiguous().clone() if full._base is not None else full.detach().contiguous()
+    return full.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors that share no memory, which safetensors asks for; tied and sliced ones get their own."""
+    seen: set[tuple[torch.device, int]] = set()
+    apart = {}
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage()
+        place = (tensor.device, memory.data_ptr())
+        is_whole = memory.nbytes() == tensor.numel() * tensor.element_size()
+        apart[name] = tensor.clone() if place in seen or not is_whole else tensor
+        seen.add(place)
+    return apart
+
+
+def _described(view: Any) -> Tensor:
+    return torch.empty(view.get_shape(), dtype=_KINDS.get(view.get_dtype(), torch.uint8), device="meta")
 
 
 def _name(path: tuple[str, ...]) -> str:
-    return ".".join(step.replace("%", "%25").replace(".", "%2E") for step in path)
+    name = ".".join(step.replace("%", "%25").replace(".", "%2E") for step in path)
+    # The one name that the format keeps for itself.
+    return "%5F_metadata__" if name == "__metadata__" else name
 
 
 def _path(name: str) -> tuple[str, ...]:
-    return tuple(step.replace("%2E", ".").replace("%25", "%") for step in name.split("."))
+    return tuple(step.replace("%2E", ".").replace("%5F", "_").replace("%25", "%") for step in name.split("."))

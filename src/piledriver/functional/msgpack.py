@@ -67,7 +67,10 @@ def restore(content: bytes) -> Any:
     value = reader.value(0)
     if reader.at != len(content):
         raise CorruptFileError(f"{len(content) - reader.at} bytes follow the end of the msgpack value")
-    return _unchunked(value)
+    try:
+        return _unchunked(value)
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise CorruptFileError(f"an array in pieces does not fit together: {error}") from error
 
 
 def _pack(value: Any, out: list[bytes]) -> None:
@@ -99,6 +102,8 @@ def _pack(value: Any, out: list[bytes]) -> None:
             _pack(below, out)
     elif hasattr(value, "__array__"):
         array = value.__array__()
+        if array.dtype.hasobject or array.dtype.names or array.dtype.kind in "USMm":
+            raise TreeStructureError(f"cannot write an array of {array.dtype}", fix="keep numbers in arrays")
         _pack_extension(_ARRAY, _packed([list(array.shape), array.dtype.name, array.tobytes()]), out)
     else:
         raise TreeStructureError(f"cannot write a {type(value).__name__}", fix="keep tensors and numbers in the tree")
@@ -153,14 +158,21 @@ def _dtype_name(tensor: Tensor) -> str:
 
 
 def _raw(tensor: Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    if tensor.is_meta or tensor.layout != torch.strided:
+        kind = "meta" if tensor.is_meta else str(tensor.layout)
+        raise TreeStructureError(f"cannot write a {kind} tensor", fix="write one that holds its numbers, `to_dense()`")
+    full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    flat = full.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
-def _tensor(shape: list[int], dtype: str | bytes, content: bytes) -> Tensor:
-    name = dtype.decode() if isinstance(dtype, bytes) else dtype
+def _tensor(shape: Any, dtype: Any, content: Any) -> Tensor:
+    is_shape = isinstance(shape, list) and all(isinstance(size, int) and size >= 0 for size in shape)
+    if not is_shape or not isinstance(dtype, (str, bytes)) or not isinstance(content, bytes):
+        raise CorruptFileError("an array in the file has no shape, dtype and bytes")
+    name = dtype.decode(errors="replace") if isinstance(dtype, bytes) else dtype
     if name not in _DTYPES:
-        raise CorruptFileError(f"the file has an array of the unknown dtype {name!r}")
+        raise CorruptFileError(f"the file has an array of {name!r}, which torch lacks", fix="cast it and write again")
     kind = _DTYPES[name]
     if math.prod(shape) * kind.itemsize != len(content):
         raise CorruptFileError(f"an array of shape {tuple(shape)} and dtype {name} has {len(content)} bytes")
@@ -256,8 +268,12 @@ class _Reader:
         value = inner.value(depth + 1)
         if kind in (_ARRAY, _SCALAR) and isinstance(value, list) and len(value) == 3:
             tensor = _tensor(*value)
-            return tensor if kind == _ARRAY else tensor.reshape(()).item()
-        if kind == _COMPLEX and isinstance(value, list) and len(value) == 2:
+            if kind == _ARRAY:
+                return tensor
+            if tensor.numel() != 1:
+                raise CorruptFileError(f"a number of shape {tuple(tensor.shape)} at byte {self.at}")
+            return tensor.item()
+        if kind == _COMPLEX and isinstance(value, list) and [type(one) for one in value] == [float, float]:
             return complex(*value)
         raise CorruptFileError(f"unknown msgpack extension {kind} at byte {self.at}")
 

@@ -34,7 +34,9 @@ def to_state_dict(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return {str(i): to_state_dict(below) for i, below in enumerate(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: to_state_dict(getattr(value, name)) for name in _children(value)}
+        fields = {name: getattr(value, name) for name in _children(value)}
+        # flax's TrainState has no such field, and there is nothing in it to lose.
+        return {name: to_state_dict(one) for name, one in fields.items() if not (isinstance(one, Tree) and not one)}
     return value
 
 
@@ -68,13 +70,35 @@ def _leaf(target: Any, state: Any, path: str) -> Any:
         raise TreeStructureError(f"{path or 'the root'} is a leaf here and a mapping in the file", fix="use `transfer`")
     if not isinstance(target, Tensor):
         return state.item() if isinstance(state, Tensor) and isinstance(target, (int, float, bool)) else state
-    value = state if isinstance(state, Tensor) else torch.as_tensor(state)
+    try:
+        value = state if isinstance(state, Tensor) else torch.as_tensor(state)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TreeStructureError(
+            f"{path} is a {type(state).__name__} in the file and a tensor here", fix="use `transfer`"
+        ) from error
     if value.shape != target.shape:
         raise TreeStructureError(
             f"{path} has the shape {tuple(value.shape)} in the file and {tuple(target.shape)} here",
             fix="load into the architecture that was saved, or use `transfer`",
         )
-    return value.to(dtype=target.dtype, device=target.device)
+    if not torch.can_cast(value.dtype, target.dtype):
+        raise TreeStructureError(
+            f"{path} is {value.dtype} in the file and {target.dtype} here",
+            fix="cast the target: this would lose numbers",
+        )
+    return laid_like(value, target)
+
+
+def laid_like(value: Tensor, target: Tensor) -> Tensor:
+    """A value that every process holds whole with the target's dtype, device and, where it has one, sharding."""
+    if not hasattr(target, "placements"):
+        return value.to(dtype=target.dtype, device="cpu" if target.is_meta else target.device)
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(target, DTensor)
+    whole = value.full_tensor() if isinstance(value, DTensor) else value
+    whole = whole.to(dtype=target.dtype, device=target.device_mesh.device_type)
+    return distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
 
 
 def _children(value: Any) -> list[str]:

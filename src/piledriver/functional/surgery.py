@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from piledriver.functional.errors import TreeStructureError
+from piledriver.functional.state_dict import laid_like
 from piledriver.functional.tree import Path, Tree, flatten, unflatten
 
 Filter = Callable[[Path, Any], bool]
@@ -155,6 +156,15 @@ def transfer(
             continue
         used.add(name)
         value = _adapted(name, renamed[name], adapt or {})
+        if not isinstance(leaf, Tensor) or not isinstance(value, Tensor):
+            if isinstance(leaf, Tensor) or isinstance(value, Tensor):
+                raise TreeStructureError(
+                    f"{name} is a {type(value).__name__} in the source and a {type(leaf).__name__} in the target",
+                    fix="give it another form with adapt=, or another place with a rule",
+                )
+            matched.append(name)
+            filled[name] = value
+            continue
         if value.shape == leaf.shape:
             matched.append(name)
         elif value.numel() == leaf.numel():
@@ -163,7 +173,7 @@ def transfer(
         else:
             mismatched.append((name, tuple(value.shape), tuple(leaf.shape)))
             continue
-        filled[name] = value.to(dtype=leaf.dtype, device=leaf.device)
+        filled[name] = laid_like(value, leaf)
     report = TransferReport(
         tuple(matched), tuple(reshaped), tuple(missing), _sorted(set(renamed) - used), tuple(mismatched)
     )
@@ -173,7 +183,11 @@ def transfer(
 def _adapted(name: str, value: Tensor, adapt: Mapping[str, Callable[[Tensor], Tensor]]) -> Tensor:
     for pattern, function in adapt.items():
         if re.search(pattern, name):
-            value = function(value)
+            try:
+                value = function(value)
+            except Exception as error:
+                error.add_note(f"in adapt of {name}, by the pattern {pattern!r}")
+                raise
     return value
 
 

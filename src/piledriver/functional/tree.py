@@ -15,11 +15,20 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from piledriver.functional.errors import ImmutableTreeError, TreeStructureError
+from piledriver.functional.errors import ImmutableTreeError, MissingNameError, TreeStructureError
 
 Path = tuple[str, ...]
 
 _DIGITS = re.compile(r"(\d+)")
+
+
+def _refused(action: str) -> Callable[..., NoReturn]:
+    """A method that refuses, with the way to do it."""
+
+    def method(self: Tree, *_: Any, **__: Any) -> NoReturn:
+        self._refuse(f"{action}()")
+
+    return method
 
 
 class Tree(Mapping[str, Any]):
@@ -41,11 +50,27 @@ class Tree(Mapping[str, Any]):
 
     def __init__(self, data: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> None:
         items = dict(data)
+        for name in items:
+            if not isinstance(name, str):
+                raise TreeStructureError(f"{name!r} cannot be a name in a tree", fix=f"use text, {str(name)!r}")
         ordered = sorted(items, key=natural) if len(items) > 1 else items
         object.__setattr__(self, "_data", {name: freeze(items[name]) for name in ordered})
 
     def __getitem__(self, name: str) -> Any:
-        return self._data[name]
+        try:
+            return self._data[name]
+        except KeyError:
+            raise MissingNameError(name, self._data) from None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value under a name, or the default."""
+        return self._data.get(name, default)
+
+    def __eq__(self, other: object) -> bool:
+        """The same names with equal values; tensors are equal when all their numbers, shape and dtype are."""
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return self._data.keys() == other.keys() and all(_equal(one, other[name]) for name, one in self._data.items())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._data)
@@ -79,6 +104,8 @@ class Tree(Mapping[str, Any]):
 
     def set(self, path: str | Path, value: Any) -> Tree:
         """A new tree with one value replaced or added; the rest is shared, not copied."""
+        if not split_path(path):
+            raise TreeStructureError("an empty path names nothing to set", fix="give the path of a leaf, 'a.b'")
         first, *rest = split_path(path)
         if not rest:
             return Tree({**self._data, first: value})
@@ -119,13 +146,16 @@ class Tree(Mapping[str, Any]):
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         self._refuse(f"setting the attribute {name!r}")
 
-    def update(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused, with the way to do it."""
-        self._refuse("update()")
+    def __delattr__(self, name: str) -> NoReturn:
+        self._refuse(f"deleting the attribute {name!r}")
 
-    def pop(self, *_: Any) -> NoReturn:
-        """Refused, with the way to do it."""
-        self._refuse("pop()")
+    update, pop, popitem, clear, setdefault = map(_refused, ("update", "pop", "popitem", "clear", "setdefault"))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one is other or (one.dtype == other.dtype and one.device == other.device and torch.equal(one, other))
+    return bool(one == other)
 
 
 def _shown(value: Any) -> str:
@@ -137,7 +167,7 @@ def _shown(value: Any) -> str:
 
 def natural(name: str) -> list[tuple[int, int, str]]:
     """A sort key under which `layers_2` comes before `layers_10`."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in _DIGITS.split(name) if part]
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in _DIGITS.split(name) if part]
 
 
 def freeze(value: Any) -> Any:
@@ -219,7 +249,26 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """Apply a function to the leaves of trees of one structure (any torch pytree)."""
     if isinstance(tree, Tree) and not others:
         return rebuild(tree, [function(leaf) for leaf in leaves_of(tree)])
-    return pytree.tree_map(function, tree, *others)
+    try:
+        return pytree.tree_map(function, tree, *others)
+    except ValueError as error:
+        difference = _difference(tree, others)
+        if difference is None:
+            raise
+        raise difference from error
+
+
+def _difference(tree: Any, others: tuple[Any, ...]) -> TreeStructureError | None:
+    """The error that names where trees differ, if they do."""
+    for other in others:
+        if isinstance(tree, Mapping) and isinstance(other, Mapping):
+            mine, theirs = set(flatten(tree)), set(flatten(other))
+            for odd, whose in ((mine - theirs, "first"), (theirs - mine, "other")):
+                if odd:
+                    return TreeStructureError(
+                        f"only the {whose} tree has {'.'.join(min(odd))!r}", fix="map over trees of one structure"
+                    )
+    return None
 
 
 def tree_leaves(tree: Any) -> list[Any]:
