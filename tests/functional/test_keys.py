@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from piledriver.core.random import Stream
 from piledriver.core.random import philox4x32 as numpy_philox
 from piledriver.functional import keys
 from piledriver.functional.philox import philox4x32, random_words
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script")
 
 word = st.integers(0, 2**32 - 1)
 seeds = st.integers(0, 2**64 - 1)
@@ -116,6 +119,58 @@ def test_a_batch_of_keys_is_refused_where_one_belongs() -> None:
         F.uniform(F.split(F.key(0)), (2,))
     with pytest.raises(UsageError, match="64 bits"):
         F.key(2**64)
+
+
+def test_kernels_of_one_block_have_the_same_bits() -> None:
+    # Products that overflowed were other numbers in C++, for some names and where one block of four was enough.
+    def draw(key: F.Key) -> list[torch.Tensor]:
+        return [F.bits(F.fold_in(key, name), (4,)) for name in "abcd"]
+
+    for ours, kernels in zip(draw(F.key(0)), F.jit(draw)(F.key(0)), strict=True):
+        assert ours.equal(kernels)
+
+
+def test_names_folded_in_outside_are_constants_of_the_graph() -> None:
+    sizes: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        sizes.append(sum(not isinstance(one, torch.Tensor) for one in inputs))
+        return graph.forward
+
+    compiled = torch.compile(lambda key: F.uniform(key, (3,)), backend=backend, fullgraph=True)
+    for name in ("a", "b", "c"):
+        key = F.fold_in(F.key(0), name)
+        assert compiled(key).equal(F.uniform(key, (3,)))
+    assert sizes == [0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bit_uniforms_stay_below_one(dtype: torch.dtype) -> None:
+    drawn = F.uniform(F.key(0), (20_000,), dtype)
+    assert float(drawn.max()) < 1.0
+    assert abs(float(drawn.float().mean()) - 0.5) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: F.key(1.5), r"1\.5 is no whole number"),
+        (lambda: F.key("seed"), "'seed' is no whole number"),
+        (lambda: F.fold_in(F.key(0), 1.5), r"cannot fold 1\.5"),
+        (lambda: F.split(F.key(0), (2, 3)), r"into \(2, 3\)"),
+        (lambda: F.uniform(0, (2,)), r"a int where its key belongs.*key\(0\)"),
+        (lambda: F.uniform(F.key(0), 3), "the shape 3"),
+        (lambda: F.uniform(F.key(0), (-1,)), r"the shape \(-1,\)"),
+        (lambda: F.bernoulli(F.key(0), 1.5), r"1\.5 is no probability"),
+    ],
+)
+def test_what_is_no_key_seed_or_shape_is_named(call: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        call()
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert F.fold_in(F.key(np.int64(3)), np.int64(7)).bits.equal(F.fold_in(F.key(3), 7).bits)
 
 
 @pytest.mark.gpu

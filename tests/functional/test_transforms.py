@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import piledriver.functional as F
-from piledriver.functional.errors import TransformError
+from piledriver.functional.errors import ParameterShapeError, TransformError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script")
 
@@ -25,6 +25,9 @@ class Net(F.Module):
         x = torch.tanh(self.child("first", F.remat(layer) if self.remat else layer)(x))
         x = self.child("norm", F.LayerNorm())(x)
         return self.child("last", F.Dense(1))(x)
+
+
+ONE = torch.ones(2)
 
 
 def loss(params: F.Tree, x: Tensor) -> Tensor:
@@ -103,6 +106,11 @@ def test_gradients_leave_no_trace() -> None:
         (lambda: F.vmap(3), "pass a function or a module"),
         (lambda: F.scan(lambda c, x: (c, x), torch.ones(1), {"a": torch.ones(2), "b": torch.ones(3)}), "same length"),
         (lambda: F.scan(lambda c, x: (c, x), torch.ones(1)), "xs= or length="),
+        (lambda: F.scan(lambda c, x: c, torch.ones(1), torch.ones(2)), r"return `\(carry, y\)`"),
+        (lambda: F.scan(lambda c, x: (c, x), torch.ones(1), torch.tensor(1.0)), "first dimension"),
+        (lambda: F.cond(torch.tensor([True, False]), torch.sin, torch.cos, ONE), r"shape \(2,\).*torch.where"),
+        (lambda: F.value_and_grad(lambda x: x.sum(), has_aux=True)(ONE), "returns a Tensor.*pair"),
+        (lambda: F.value_and_grad(lambda x: (x.sum(), x))(ONE), "has_aux=True"),
     ],
 )
 def test_wrong_uses_teach(call: Any, message: str) -> None:
@@ -340,6 +348,80 @@ def test_every_jit_has_graphs_of_its_own() -> None:
     for power in range(2, 2 + 2 * torch._dynamo.config.recompile_limit):
         compiled = F.jit(F.grad(lambda x, power=power: (x**power).sum()), backend="eager")
         equal(compiled(x), power * x ** (power - 1))
+
+
+def test_what_only_moves_in_a_donated_state_keeps_its_numbers() -> None:
+    def learn(state: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"now": state["now"] + 1, "target": state["now"]}
+
+    state = {"now": torch.ones(2), "target": torch.zeros(2)}
+    after = F.jit(learn, donate=True, backend="eager")(state)
+    assert (after["now"].tolist(), after["target"].tolist()) == ([2, 2], [1, 1])
+
+
+@pytest.mark.parametrize(
+    ("step", "state", "said"),
+    [
+        (lambda s: {"a": s["a"].sum()}, {"a": ONE}, r"\(2,\).* to become \(\)"),
+        (lambda s: {"a": s["a"].double()}, {"a": ONE}, "float64"),
+        (lambda s: {"a": s["a"], "n": s["n"] + 1}, {"a": ONE, "n": 1}, r"1 in the donated state.*tensor"),
+        (lambda s: {"a": s["a"], "b": s["a"]}, {"a": ONE}, "1 leaves for 2"),
+        (lambda s: s, {"a": ONE, "b": ONE}, "one tensor in two places"),
+    ],
+)
+def test_what_cannot_be_donated_is_refused(step: Any, state: Any, said: str) -> None:
+    with pytest.raises(TransformError, match=said):
+        F.jit(step, donate=True, backend="eager")(state)
+
+
+def test_compiled_functions_say_what_eager_ones_say() -> None:
+    params, x = batch(0, 2)
+    with pytest.raises(ParameterShapeError, match=r"^first: parameter 'kernel' is stored as \(4, 6\)"):
+        F.jit(F.value_and_grad(loss), backend="eager")(params, torch.ones(2, 5))
+    with pytest.raises(TransformError, match="return one number"):
+        F.jit(F.grad(lambda x: x), backend="eager")(x)
+
+
+def test_jit_decorates_with_and_without_settings() -> None:
+    @F.jit(backend="eager", donate=True)
+    def step(x: Tensor) -> Tensor:
+        return x + 1
+
+    x = torch.zeros(2)
+    assert step(x) is x
+    assert x.tolist() == [1, 1]
+
+
+def test_axes_of_trees_are_written_as_dicts() -> None:
+    x, net = F.normal(F.key(0), (4, 4)), Net()
+    several = F.vmap(lambda key: net.init(key, x))(F.split(F.key(0), 3))
+    equal(several.at("params.first.kernel")[1], net.init(F.split(F.key(0), 3)[1], x).at("params.first.kernel"))
+    out = F.vmap(net.apply, in_axes=({"params": 0}, None))(several, x)
+    equal(out[2], net.apply(F.tree_map(lambda leaf: leaf[2], several), x))
+    with pytest.raises(TransformError, match="in_axes has the names param where the argument has params"):
+        F.vmap(net.apply, in_axes=({"param": 0}, None))(several, x)
+
+
+def test_remat_refuses_tensors_from_outside_that_need_a_gradient() -> None:
+    params, x = batch(1, 2)
+    with pytest.raises(TransformError, match=r"tensor from outside.*pass it as an argument"):
+        F.grad(lambda params: F.remat(lambda x: loss(params, x))(x))(params)
+    equal(F.grad(lambda x: F.remat(lambda x: loss(params, x))(x))(x), F.grad(lambda x: loss(params, x))(x))
+    equal(F.jvp(F.remat(loss), (params, x), (params, x)), F.jvp(loss, (params, x), (params, x)))
+
+
+def test_branches_differentiate_by_every_engine() -> None:
+    def choose(x: Tensor) -> Tensor:
+        return F.cond(x.sum() > 0, lambda x: (x * 2).sum(), lambda x: (x * 3).sum(), x)
+
+    for x, slope in ((torch.ones(2), 2.0), (-torch.ones(2), 3.0)):
+        for found in (F.grad(choose), torch.func.grad(choose), F.jit(F.grad(choose), backend="aot_eager")):
+            assert found(x).tolist() == [slope, slope]
+
+
+def test_scans_without_outputs_or_with_numbers() -> None:
+    assert F.scan(lambda total, x: (total + x, None), torch.tensor(0.0), torch.ones(3)) == (torch.tensor(3.0), None)
+    assert F.scan(lambda n, _: (n + 1, n), 0, length=3)[1].tolist() == [0, 1, 2]
 
 
 def test_donating_takes_the_state_by_position() -> None:

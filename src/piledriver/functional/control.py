@@ -14,6 +14,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from piledriver.functional.errors import TransformError
+from piledriver.functional.tracing import compiled_depth
 
 
 def scan(
@@ -32,6 +33,8 @@ def scan(
     """
     leaves, structure = pytree.tree_flatten(xs)
     columns = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    if any(not column.ndim for column in columns):
+        raise TransformError("scan over a number without dimensions", fix="give every leaf of xs a first dimension")
     if not columns and length is None:
         raise TransformError("scan has neither inputs nor a length", fix="pass xs= or length=")
     lengths = {len(column) for column in columns} | ({length} if length is not None else set())
@@ -44,15 +47,44 @@ def scan(
     ys: list[Any] = [None] * count
     for i in reversed(range(count)) if reverse else range(count):
         x = pytree.tree_unflatten([one[i] for one in slices], structure) if columns else None
-        carry, ys[i] = step(carry, x)
-    return carry, pytree.tree_map(lambda *parts: torch.stack(parts), *ys) if count else None
+        pair = step(carry, x)
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise TransformError(
+                f"the step of a scan returned a {type(pair).__name__}", fix="return `(carry, y)`, with None for no y"
+            )
+        carry, ys[i] = pair
+    return carry, pytree.tree_map(_stack, *ys) if count else None
+
+
+def _stack(*parts: Any) -> Any:
+    return None if parts[0] is None else torch.stack([torch.as_tensor(part) for part in parts])
 
 
 def cond(predicate: bool | Tensor, if_true: Callable[..., Any], if_false: Callable[..., Any], *operands: Any) -> Any:
-    """One of two functions of the operands; on a traced tensor it is torch's operator, and both are compiled."""
-    if isinstance(predicate, Tensor) and (torch.compiler.is_compiling() or _is_traced(predicate)):
-        return torch.cond(predicate, if_true, if_false, operands)
-    return if_true(*operands) if bool(predicate) else if_false(*operands)
+    """One of two functions of the operands; on a traced tensor it is torch's operator, and both are compiled.
+
+    That operator has no derivative inside a graph of a whole step (`jit(grad(f))`): there both are computed, and
+    `torch.where` picks.
+    """
+    if not isinstance(predicate, Tensor) or not (torch.compiler.is_compiling() or _is_batched(predicate)):
+        return if_true(*operands) if _as_bool(predicate) else if_false(*operands)
+    if torch.compiler.is_compiling() and compiled_depth("gradient"):
+        yes, no = if_true(*operands), if_false(*operands)
+        return pytree.tree_map(lambda a, b: torch.where(predicate, a, b), yes, no)
+    leaves, structure = pytree.tree_flatten(operands)
+    slots = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+
+    def on_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
+        def flat(*tensors: Tensor) -> Any:
+            filled = list(leaves)
+            for slot, tensor in zip(slots, tensors, strict=True):
+                filled[slot] = tensor
+            return function(*pytree.tree_unflatten(filled, structure))
+
+        return flat
+
+    tensors = tuple(leaves[slot] for slot in slots)
+    return torch.cond(predicate, on_tensors(if_true), on_tensors(if_false), tensors)
 
 
 def while_loop(test: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any) -> Any:
@@ -92,5 +124,15 @@ def _operator_scan(step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: 
     return operator(step, carry, xs, reverse=reverse)
 
 
-def _is_traced(value: Tensor) -> bool:
-    return torch._C._functorch.is_functorch_wrapped_tensor(value)
+def _as_bool(predicate: bool | Tensor) -> bool:
+    if isinstance(predicate, Tensor) and predicate.numel() != 1:
+        raise TransformError(f"cond on a tensor of shape {tuple(predicate.shape)}", fix="use `torch.where`, or `vmap`")
+    return bool(predicate)
+
+
+def _is_batched(value: Tensor) -> bool:
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):
+        if torch._C._functorch.is_batchedtensor(value):
+            return True
+        value = torch._C._functorch.get_unwrapped(value)
+    return False

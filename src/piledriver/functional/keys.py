@@ -8,6 +8,7 @@ arithmetic alone, so that every process, device and transform sees the same numb
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -20,6 +21,7 @@ from piledriver.functional.philox import Word, high, joined, low, philox4x32, ra
 # Draws above this many numbers are made piece by piece. On a CPU a piece's integer temporaries fit in a cache;
 # elsewhere it is only a bound on their memory.
 _CPU_PIECE, _PIECE = 1 << 16, 1 << 24
+_GRID_BITS = {torch.bfloat16: 8, torch.float16: 11}
 _SPLIT, _FOLD = 0x5DEECE66D0000001, 0x2545F4914F6CDD1D
 
 
@@ -34,13 +36,19 @@ class Key:
     (True, False)
     """
 
-    __slots__ = ("bits", "lane")
+    # As text, which a compiler takes for a constant: a number of 64 bits it would make a variable of 63.
+    __slots__ = ("_lane", "bits")
     bits: Tensor
-    lane: int
+    _lane: str
 
     def __init__(self, bits: Tensor, lane: int = 0) -> None:
         self.bits = bits
-        self.lane = lane
+        self._lane = str(lane)
+
+    @property
+    def lane(self) -> int:
+        """The hash of the names folded in since the last split."""
+        return int(self._lane)
 
     @property
     def shape(self) -> torch.Size:
@@ -75,6 +83,10 @@ pytree.register_pytree_node(
 
 def key(seed: int) -> Key:
     """The key of a seed (any 64-bit number; `core.random.Stream(...).key` is one too)."""
+    try:
+        seed = operator.index(seed)
+    except TypeError:
+        raise UsageError(f"the seed {seed!r} is no whole number", fix="`key(0)`; names go in with `fold_in`") from None
     if not -(1 << 63) <= seed < 1 << 64:
         raise UsageError(f"the seed {seed} does not fit in 64 bits", fix="use a number below 2**64")
     return Key(torch.tensor(seed - (1 << 64) if seed >= 1 << 63 else seed, dtype=torch.int64))
@@ -83,6 +95,8 @@ def key(seed: int) -> Key:
 def split(key: Key, count: int = 2) -> Key:
     """`count` independent keys, as one `Key` with a leading dimension (index it, unpack it, or map over it)."""
     _single(key, "split")
+    if not isinstance(count, int) or count < 0:
+        raise UsageError(f"cannot split a key into {count!r}", fix="give a number of keys; split again for two dims")
     return _derived(key, torch.arange(count, dtype=torch.int64, device=key.bits.device), _SPLIT)
 
 
@@ -91,7 +105,12 @@ def fold_in(key: Key, data: int | str | Tensor) -> Key:
     if isinstance(data, str):
         return Key(key.bits, _lane(key.lane, _name_hash(data)))
     _single(key, "fold_in")
-    return _derived(key, data.to(torch.int64) if isinstance(data, Tensor) else data, _FOLD)
+    if isinstance(data, Tensor):
+        return _derived(key, data.to(torch.int64), _FOLD)
+    try:
+        return _derived(key, operator.index(data), _FOLD)
+    except TypeError:
+        raise UsageError(f"cannot fold {data!r} into a key", fix="use a whole number, a name or a tensor") from None
 
 
 def bits(key: Key, shape: Sequence[int], *, device: torch.device | str | None = None) -> Tensor:
@@ -108,9 +127,14 @@ def uniform(
     *,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Floats in [minimum, maximum) on a grid of 2**-24 of the range: exact in fp32, so equal on every device."""
-    width = maximum - minimum
-    return _drawn(key, shape, dtype, device, lambda words: ((words >> 8).double() * (2.0**-24 * width)) + minimum)
+    """Floats in [minimum, maximum) on a grid of 2**-24 of the range: exact in fp32, so equal on every device.
+
+    16-bit numbers get the grid that they can hold (2**-8, 2**-11): none is rounded up to the maximum of (0, 1).
+    """
+    width, kept = maximum - minimum, _GRID_BITS.get(dtype, 24)
+    return _drawn(
+        key, shape, dtype, device, lambda words: ((words >> (32 - kept)).double() * (2.0**-kept * width)) + minimum
+    )
 
 
 def normal(
@@ -149,7 +173,9 @@ def bernoulli(
     key: Key, probability: float, shape: Sequence[int] = (), *, device: torch.device | str | None = None
 ) -> Tensor:
     """True with the given probability, to 2**-32."""
-    threshold = round(probability * 2**32)
+    if not 0.0 <= probability <= 1.0:
+        raise UsageError(f"{probability} is no probability", fix="give a number from 0 to 1")
+    threshold = round(float(probability) * 2**32)
     return _drawn(key, shape, torch.bool, device, lambda words: words < threshold)
 
 
@@ -171,6 +197,8 @@ def permutation(key: Key, length: int, *, device: torch.device | str | None = No
 
 
 def _single(key: Key, what: str) -> None:
+    if not isinstance(key, Key):
+        raise UsageError(f"{what} got a {type(key).__name__} where its key belongs", fix="make one: `key(0)`")
     if key.bits.ndim:
         raise UsageError(
             f"{what} got a batch of keys of shape {tuple(key.shape)}",
@@ -236,6 +264,8 @@ def _drawn(
 ) -> Tensor:
     """Random words through `finish`; large draws piece by piece, since the integers take eight bytes a number."""
     _single(key, "a draw")
+    if isinstance(shape, int) or any(size < 0 for size in shape):
+        raise UsageError(f"a draw got the shape {shape!r}", fix="give a tuple of sizes, such as (3,)")
     shape, word, count = tuple(shape), _word(key), math.prod(shape)
     where = torch.device(device) if device is not None else key.bits.device
     piece = _CPU_PIECE if where.type == "cpu" else _PIECE

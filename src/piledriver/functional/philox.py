@@ -1,7 +1,7 @@
 """Philox4x32-10 on torch integers: the same bits on every device, under `vmap` and inside compiled graphs.
 
 `core.random` has the same block function in numpy; a test holds the two together. Words are 32-bit numbers in int64
-tensors: a product of two of them may overflow the sign, but its bits are right, and a shift and a mask read them.
+tensors. No product may overflow: a compiler of C++ takes that for impossible, and its kernels had other bits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from piledriver.core.random import philox4x32 as numpy_philox4x32
 Word = int | Tensor
 
 _MASK = 0xFFFFFFFF
-_M0, _M1 = 0xD2511F53, 0xCD9E8D57
+# The multipliers less 2**32: the low words of the products are the same, the high ones too after adding the factor.
+_M0, _M1 = 0xD2511F53 - (1 << 32), 0xCD9E8D57 - (1 << 32)
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 
 
@@ -30,9 +31,9 @@ def philox4x32(counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]) -
     for _ in range(10):
         product0, product1 = c0 * _M0, c2 * _M1
         c0, c1, c2, c3 = (
-            ((product1 >> 32) & _MASK) ^ c1 ^ k0,
+            (((product1 >> 32) + c2) & _MASK) ^ c1 ^ k0,
             product1 & _MASK,
-            ((product0 >> 32) & _MASK) ^ c3 ^ k1,
+            (((product0 >> 32) + c0) & _MASK) ^ c3 ^ k1,
             product0 & _MASK,
         )
         k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK

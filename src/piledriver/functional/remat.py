@@ -14,7 +14,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from piledriver.functional.tracing import inside_functorch, only_autograd_surrounds
+from piledriver.functional.errors import TransformError
+from piledriver.functional.tracing import forward_mode_surrounds, inside_functorch, only_autograd_surrounds
 
 Flat = Callable[..., tuple[Any, ...]]
 
@@ -23,13 +24,15 @@ def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with a backward pass that computes it again; gradients flow to its arguments only.
 
     The function must be pure: draw from keys, not from torch's generators, and take every tensor it needs as an
-    argument (a tensor from outside gets no gradient).
+    argument (a tensor from outside gets no gradient: where it needs one, that is an error).
     """
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return _while_compiling(function, args, kwargs)
+        if forward_mode_surrounds():
+            return function(*args, **kwargs)  # which keeps nothing anyway
         leaves, structure = pytree.tree_flatten((args, kwargs))
         slots = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         made: list[Any] = []
@@ -58,8 +61,9 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def forward(flat: Flat, *tensors: Tensor) -> tuple[Any, ...]:
+        made = flat(*tensors) if inside_functorch() else _without_outside(flat, tensors)
         # An output that is an input (or a view of one) would be a leaf of its own graph.
-        return tuple(value.clone() if any(value is one for one in tensors) else value for value in flat(*tensors))
+        return tuple(value.clone() if any(value is one for one in tensors) else value for value in made)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -88,6 +92,18 @@ class _Recomputed(torch.autograd.Function):
         for slot, gradient in zip(slots, found, strict=True):
             gradients[slot] = gradient
         return (None, *gradients)
+
+
+def _without_outside(function: Flat, tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
+    """The function's values; only tensors from outside could give them a graph, and would silently get no gradient."""
+    with torch.enable_grad():
+        made = function(*(one.detach() for one in tensors))
+    if any(value.requires_grad for value in made):
+        raise TransformError(
+            "remat of a function that uses a tensor from outside which needs a gradient",
+            fix="pass it as an argument: `remat(f)(params, x)`, not `remat(lambda x: f(params, x))(x)`",
+        )
+    return made
 
 
 def _plain_vjp(function: Flat, inputs: list[Tensor], cotangents: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:

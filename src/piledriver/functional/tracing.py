@@ -88,6 +88,11 @@ def only_autograd_surrounds() -> bool:
     return not inside_functorch() and gradient_depth() <= 1
 
 
+def forward_mode_surrounds() -> bool:
+    """Whether a `jvp` runs around this eager code."""
+    return inside_functorch() and _running()[2] > 0
+
+
 def _running() -> tuple[int, int, int]:
     """Gradients, batches and tangents around eager code, ours and `torch.func`'s own."""
     kinds = []

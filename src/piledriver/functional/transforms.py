@@ -18,13 +18,16 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
 
+from piledriver.core.errors import PiledriverError
+from piledriver.functional.donation import donated_leaves, donating
 from piledriver.functional.errors import TransformError
 from piledriver.functional.lift import Remat
 from piledriver.functional.module import Module, stand_in
 from piledriver.functional.remat import recomputed
 from piledriver.functional.tracing import counted, gradient_depth, inside_functorch, one_more_gradient
-from piledriver.functional.tree import leaves_of
+from piledriver.functional.tree import Tree
 
 Argnums = int | tuple[int, ...]
 _compiled_so_far = itertools.count()
@@ -62,7 +65,8 @@ def value_and_grad(function: Any, argnums: Argnums = 0, has_aux: bool = False) -
     @functools.wraps(plain)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or inside_functorch():
-            grads, value = counted("gradient", torch.func.grad_and_value(plain, argnums, has_aux))(*args, **kwargs)
+            chosen = argnums if isinstance(argnums, int) else tuple(argnums)
+            grads, value = counted("gradient", torch.func.grad_and_value(plain, chosen, has_aux))(*args, **kwargs)
             return value, grads
         return _by_autograd(plain, argnums, has_aux, args, kwargs)
 
@@ -74,7 +78,10 @@ def _by_autograd(
 ) -> Any:
     chosen = (argnums,) if isinstance(argnums, int) else argnums
     if not all(-len(args) <= i < len(args) for i in chosen):
-        raise TransformError(f"argnums {argnums} with {len(args)} arguments", fix="count from 0")
+        raise TransformError(
+            f"argnums {argnums} with {len(args)} arguments by position",
+            fix="count from 0, and pass what is differentiated unnamed",
+        )
     depth = gradient_depth()  # an inner gradient must leave a graph for the outer one
     leaves, structure = pytree.tree_flatten(tuple(args[i] for i in chosen))
     for leaf in leaves:
@@ -87,17 +94,28 @@ def _by_autograd(
         filled = list(args)
         for i, tree in zip(chosen, pytree.tree_unflatten(fresh, structure), strict=True):
             filled[i] = tree
-        output = function(*filled, **kwargs)
-        value, aux = output if has_aux else (output, None)
-        if not isinstance(value, Tensor) or value.ndim:
-            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise TransformError(f"grad of a function that returns {shape}", fix="return one number: take the mean")
+        value, aux = _value_and_aux(function(*filled, **kwargs), has_aux)
         found = _gradients(value, fresh, create_graph=depth > 0)
     grads = pytree.tree_unflatten(found, structure)
     if not depth:
         value, aux = pytree.tree_map_only(Tensor, Tensor.detach, (value, aux))
     picked = grads[0] if isinstance(argnums, int) else grads
     return ((value, aux) if has_aux else value), picked
+
+
+def _value_and_aux(output: Any, has_aux: bool) -> tuple[Tensor, Any]:
+    """What a function to differentiate returned, if it is one number (and something beside it)."""
+    if has_aux and not (isinstance(output, tuple) and len(output) == 2):
+        raise TransformError(f"has_aux=True, but the function returns a {type(output).__name__}", fix="return a pair")
+    value, aux = output if has_aux else (output, None)
+    if not isinstance(value, Tensor) or value.ndim or value.is_complex():
+        shape = tuple(value.shape) if isinstance(value, Tensor) and value.ndim else getattr(value, "dtype", None)
+        beside = ", or say has_aux=True" if isinstance(value, tuple) else ""
+        raise TransformError(
+            f"grad of a function that returns {shape or type(value).__name__}",
+            fix=f"return one number: take the mean{beside}",
+        )
+    return value, aux
 
 
 def _gradients(value: Tensor, inputs: Sequence[Tensor], create_graph: bool) -> list[Tensor]:
@@ -108,10 +126,36 @@ def _gradients(value: Tensor, inputs: Sequence[Tensor], create_graph: bool) -> l
 
 
 def vmap(function: Any, in_axes: Any = 0, out_axes: Any = 0, chunk_size: int | None = None) -> Callable[..., Any]:
-    """Map over a dimension of the arguments; `in_axes` is a number, None, or a tree of them."""
+    """Map over a dimension of the arguments; `in_axes` is a number, None, or a tree of them, which may end early.
+
+    Arguments by name go to every call as they are.
+
+    >>> params = Tree({"w": torch.ones(3, 2), "b": torch.ones(2)})
+    >>> vmap(lambda p: p["w"] * p["b"], in_axes=({"w": 0, "b": None},))(params).shape
+    torch.Size([3, 2])
+    """
     plain = as_function(function)
-    mapped = torch.func.vmap(plain, in_dims=in_axes, out_dims=out_axes, chunk_size=chunk_size)
-    return functools.wraps(plain)(counted("batch", mapped))
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        axes = _axes_as_trees(in_axes, args) if isinstance(in_axes, tuple) else in_axes
+        mapped = torch.func.vmap(plain, in_dims=axes, out_dims=out_axes, chunk_size=chunk_size)
+        return counted("batch", mapped)(*args, **kwargs)
+
+    return functools.wraps(plain)(wrapped)
+
+
+def _axes_as_trees(axes: Any, value: Any) -> Any:
+    """The axes with a `Tree` wherever the value has one: people write dicts."""
+    if isinstance(axes, tuple) and isinstance(value, tuple) and len(axes) == len(value):
+        return tuple(_axes_as_trees(one, below) for one, below in zip(axes, value, strict=True))
+    if not isinstance(axes, dict) or not isinstance(value, Tree):
+        return axes
+    if set(axes) != set(value):
+        raise TransformError(
+            f"in_axes has the names {', '.join(sorted(axes))} where the argument has {', '.join(value)}",
+            fix="give each of them an axis, or None",
+        )
+    return Tree({name: _axes_as_trees(axes[name], below) for name, below in value.items()})
 
 
 def jvp(function: Any, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -134,7 +178,7 @@ def remat(function: Any) -> Any:
 
 
 def jit(
-    function: Any,
+    function: Any = None,
     *,
     donate: bool = False,
     fullgraph: bool = True,
@@ -148,38 +192,40 @@ def jit(
     With `donate` the first argument's memory is taken over by the first result, which must have the same structure
     (`state, loss = step(state, batch)`): no second copy of parameters and moments. What comes back is the tree that was
     passed, with the new numbers in it: whatever else refers to it sees them too.
+
+    `@jit` and `@jit(donate=True)` both decorate.
     """
+    if function is None:
+        return functools.partial(
+            jit, donate=donate, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options
+        )
     plain = as_function(function)
-    alone = _with_code_of_its_own(_donating(plain) if donate else plain)
+    whole = donating(plain) if donate else plain
+    alone = _with_code_of_its_own(whole)
     compiled = torch.compile(alone, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options)
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
+        inputs = (donated_leaves(args), *args) if donate else args
+        try:
+            output = compiled(*inputs, **kwargs)
+        except TorchDynamoException:
+            _raise_own_error(whole, inputs, kwargs)
+            raise
         if not donate:
-            return compiled(*args, **kwargs)
-        if not args:
-            raise TransformError("nothing to donate: no argument by position", fix="pass the state first, unnamed")
-        output = compiled(leaves_of(args[0]), *args, **kwargs)
+            return output
         return args[0] if output is None else (args[0], *output)
 
     return functools.wraps(plain)(wrapped)
 
 
-def _donating(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What is compiled: the rest of a function's results (None where its only one is the state), the first in `old`."""
-
-    @functools.wraps(function)
-    def donating(old: list[Any], *args: Any, **kwargs: Any) -> tuple[Any, ...] | None:
-        output = function(*args, **kwargs)
-        made, rest = (output[0], output[1:]) if isinstance(output, tuple) else (output, None)
-        new = leaves_of(made)
-        if len(old) != len(new):
-            raise TransformError(f"donated {len(old)} leaves for {len(new)}", fix="return the new state first")
-        for mine, fresh in zip(old, new, strict=True):
-            if isinstance(mine, Tensor) and mine is not fresh:
-                mine.copy_(fresh)
-        return rest
-
-    return donating
+def _raise_own_error(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise what the function itself would have said: a compiler that meets an error tells of its own troubles."""
+    try:
+        eval_shape(function, *args, **kwargs)
+    except PiledriverError as error:
+        raise error from None
+    except Exception:  # not a mistake that we know: the compiler's message stands
+        pass
 
 
 def _with_code_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
