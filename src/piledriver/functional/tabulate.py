@@ -1,15 +1,18 @@
 """A table of a model: for every module its inputs and outputs, its parameters, bytes and FLOPs.
 
 Nothing is allocated or computed: the model runs on stand-ins and torch's FLOP counter listens. FLOPs count matrix
-products and attention, a multiply and an add as two.
+products, convolutions and attention, a multiply and an add as two. Layers that are stacked (`Scanned`, `Vmapped`) run
+once for the table and count as often as they are there.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import io
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,23 +20,32 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from piledriver.functional.frame import Context, Declaration, Frame, Place
+from piledriver.functional.lift import Scanned, Vmapped
 from piledriver.functional.module import Module, bound_at, stand_in
 from piledriver.functional.tree import Path
+
+# Narrower tables leave the inputs and the shapes of parameters out.
+_WIDE = 140
+_SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One call of one module. `parameters` and `bytes` are the module's own, `flops` include what is inside it."""
+    """One call of one module. `parameters` and `bytes` are the module's own, `flops` include what is inside it.
+
+    In another call of the same module (`is_again`) the parameters are the same ones: add them up once.
+    """
 
     path: Path
     kind: str
     inputs: str
-    outputs: str
-    own: Mapping[str, str]
-    parameters: int
-    bytes: int
-    flops: int
-    depth: int
+    outputs: str = ""
+    own: Mapping[str, str] = field(default_factory=dict)
+    parameters: int = 0
+    bytes: int = 0
+    flops: int = 0
+    depth: int = 0
+    is_again: bool = False
 
 
 def rows(module: Module, *args: Any, **kwargs: Any) -> list[Row]:
@@ -42,18 +54,22 @@ def rows(module: Module, *args: Any, **kwargs: Any) -> list[Row]:
     from torch.utils.flop_counter import FlopCounterMode
 
     found: list[Row] = []
-    counter = FlopCounterMode(display=False)
+    # Torch has no formula for the kernel that it uses on a CPU.
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    counter = FlopCounterMode(display=False, custom_mapping={attention: _attention_flops})
     declared: dict[Place, Declaration] = {}
+    of_copies = 0
 
     def listen(bound: Module, method: Callable[..., Any], inner: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        at = len(found)
-        before = counter.get_total_flops()
-        frame = bound._bound_frame("tabulate")
-        known = frame.context.declared
-        found.append(_row(bound, inner, named))
+        nonlocal of_copies
+        at, before = len(found), counter.get_total_flops() + of_copies
+        found.append(Row(bound.path, type(bound).__name__, _shapes((inner, named)), depth=len(bound.path)))
         output = method(bound, *inner, **named)
-        mine = {place: one for place, one in (known or {}).items() if place[1][:-1] == frame.path}
-        found[at] = _finished(found[at], output, mine, counter.get_total_flops() - before)
+        flops = counter.get_total_flops() + of_copies - before
+        copies = bound.length if isinstance(bound, Scanned) else bound.size if isinstance(bound, Vmapped) else 1
+        of_copies += flops * (copies - 1)
+        found[at] = dataclasses.replace(found[at], outputs=_shapes(output), flops=flops)
+        found[at:] = [dataclasses.replace(row, flops=row.flops * copies) for row in found[at:]]
         return output
 
     context = Context({}, {}, None, declared=declared, device=torch.get_default_device(), hook=listen)
@@ -61,48 +77,81 @@ def rows(module: Module, *args: Any, **kwargs: Any) -> list[Row]:
         fake = functools.partial(stand_in, mode)
         fake_args, fake_kwargs = pytree.tree_map_only(Tensor, fake, (args, kwargs))
         bound_at(module, Frame(context, None, ""))(*fake_args, **fake_kwargs)
-    return found
+    return _with_parameters(found, declared)
 
 
-def tabulate(module: Module, *args: Any, depth: int | None = None, width: int = 160, **kwargs: Any) -> str:
-    """The table as text for a terminal; `depth` hides what lies deeper."""
+def tabulate(module: Module, *args: Any, depth: int | None = None, width: int = _WIDE, **kwargs: Any) -> str:
+    """The table as text for a terminal of this many columns; `depth` hides what lies deeper.
+
+    Modules are indented under the one that they lie in. Counts and bytes are of a module's own parameters.
+    """
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
     listed = rows(module, *args, **kwargs)
-    table = Table(title=f"{type(module).__name__}", title_justify="left")
-    for name in ("path", "module", "inputs", "outputs", "parameters of its own", "count", "bytes", "FLOPs"):
-        table.add_column(name, justify="right" if name in ("count", "bytes", "FLOPs") else "left", overflow="fold")
-    seen: set[Path] = set()
-    count, size = 0, 0
+    table = Table(
+        title=type(module).__name__,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+        show_footer=True,
+    )
+    counted = [row for row in listed if not row.is_again]
+    count, size = sum(row.parameters for row in counted), sum(row.bytes for row in counted)
+    is_wide = width >= _WIDE
+    table.add_column("module", "total", overflow="fold")
+    table.add_column("kind", overflow="fold")
+    for name in ("inputs",) * is_wide + ("outputs",) + ("parameters",) * is_wide:
+        table.add_column(name, overflow="fold")
+    for name, total in (("count", f"{count:,}"), ("bytes", _bytes(size)), ("FLOPs", _flops(listed[0].flops))):
+        table.add_column(name, total, justify="right", no_wrap=True)
     for row in listed:
-        # A shared module is called more than once; its parameters count once.
-        is_new = row.path not in seen
-        seen.add(row.path)
-        count, size = count + row.parameters * is_new, size + row.bytes * is_new
-        if depth is None or row.depth <= depth:
-            own = ", ".join(f"{name} {shape}" for name, shape in row.own.items())
-            numbers = (
-                (f"{row.parameters:,}", _bytes(row.bytes), _flops(row.flops)) if is_new else ("", "", _flops(row.flops))
-            )
-            table.add_row(".".join(row.path) or "(root)", row.kind, row.inputs, row.outputs, own, *numbers)
-    table.add_section()
-    table.add_row("total", "", "", "", "", f"{count:,}", _bytes(size), _flops(listed[0].flops))
+        if depth is not None and row.depth > depth:
+            continue
+        own = ", ".join(f"{name} {_short(shape)}" for name, shape in row.own.items())
+        has_own = row.parameters and not row.is_again
+        table.add_row(
+            "  " * (row.depth - 1) + (row.path[-1] if row.path else "(root)"),
+            row.kind,
+            *(_short(row.inputs),) * is_wide,
+            _short(row.outputs),
+            *("the same" if row.is_again and row.parameters else own,) * is_wide,
+            f"{row.parameters:,}" if has_own else "",
+            _bytes(row.bytes) if has_own else "",
+            _flops(row.flops) if row.flops else "",
+        )
     out = io.StringIO()
     Console(file=out, width=width).print(table)
-    return out.getvalue()
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).rstrip() + "\n"
 
 
-def _row(bound: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Row:
-    return Row(bound.path, type(bound).__name__, _shapes((args, kwargs)), "", {}, 0, 0, 0, len(bound.path))
+def _with_parameters(found: list[Row], declared: Mapping[Place, Declaration]) -> list[Row]:
+    """The rows with what was declared at their paths, or below one where no module has a row (torch's own modules)."""
+    paths = {row.path for row in found}
+    mine: dict[Path, dict[str, Declaration]] = {path: {} for path in paths}
+    sizes: dict[Path, list[Declaration]] = {path: [] for path in paths}
+    for (collection, path), one in declared.items():
+        above = next(path[:cut] for cut in range(len(path) - 1, -1, -1) if path[:cut] in paths)
+        mine[above][".".join(path[len(above) :])] = one
+        if collection == "params":
+            sizes[above].append(one)
+    finished: list[Row] = []
+    seen: set[Path] = set()
+    for row in found:
+        own = {name: f"{_dtype(one.dtype)}{list(one.shape)}" for name, one in mine[row.path].items()}
+        count = sum(_numel(one) for one in sizes[row.path])
+        size = sum(_numel(one) * one.dtype.itemsize for one in sizes[row.path])
+        is_again = row.path in seen
+        finished.append(dataclasses.replace(row, own=own, parameters=count, bytes=size, is_again=is_again))
+        seen.add(row.path)
+    return finished
 
 
-def _finished(row: Row, output: Any, mine: Mapping[Place, Declaration], flops: int) -> Row:
-    params = [one for (collection, _), one in mine.items() if collection == "params"]
-    own = {place[1][-1]: f"{_dtype(one.dtype)}{list(one.shape)}" for place, one in mine.items()}
-    count = sum(_numel(one) for one in params)
-    size = sum(_numel(one) * one.dtype.itemsize for one in params)
-    return Row(row.path, row.kind, row.inputs, _shapes(output), own, count, size, flops, row.depth)
+def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    batch, heads, queries, width = query
+    return int(2 * batch * heads * queries * key[2] * (width + value[-1]))
 
 
 def _numel(one: Declaration) -> int:
@@ -116,6 +165,13 @@ def _shapes(tree: Any) -> str:
 
 def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _short(shapes: str) -> str:
+    """Shapes in fewer letters: `float32[2, 3]` as `f32[2,3]`."""
+    for long, short in _SHORT.items():
+        shapes = re.sub(rf"\b{long}(?=\d)", short, shapes)
+    return re.sub(r"(?<=\d), (?=\d)", ",", shapes)
 
 
 def _bytes(count: int) -> str:
