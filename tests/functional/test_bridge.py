@@ -7,7 +7,13 @@ import torch
 from torch import Tensor, nn
 
 import piledriver.functional as F
-from piledriver.functional.errors import MissingCollectionError, TransformError
+from piledriver.functional.errors import (
+    MissingCollectionError,
+    MissingKeyError,
+    MissingVariableError,
+    ParameterShapeError,
+    TransformError,
+)
 
 TOKENS = F.randint(F.key(0), (2, 5), 0, 19)
 
@@ -39,6 +45,73 @@ def test_a_torch_module_becomes_a_pure_function() -> None:
     torch.testing.assert_close(grads["0"]["weight"], net[0].weight.grad)
     with pytest.raises(MissingCollectionError, match="buffers"):
         module.apply({"params": variables["params"]}, x)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(19, 4)
+        self.head = nn.Linear(4, 19, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.head(self.embed(tokens))
+        return out
+
+
+def test_tied_weights_of_a_torch_module_stay_tied() -> None:
+    net = Tied()
+    module = F.from_torch(net)
+    variables = module.init(F.key(0), TOKENS)
+    assert list(F.flatten(variables)) == [("params", "embed", "weight")]
+    grads = F.grad(lambda v: module.apply(v, TOKENS).square().sum())(variables)
+    net(TOKENS).square().sum().backward()
+    torch.testing.assert_close(grads.at("params.embed.weight"), net.embed.weight.grad)
+
+
+def test_what_a_torch_module_lacks_is_never_its_own_value() -> None:
+    module, x = F.from_torch(a_net()), torch.ones(2, 3)
+    variables = module.init(F.key(0), x)
+    with pytest.raises(MissingVariableError, match=r"no '0\.bias' in collection 'params'"):
+        module.apply(variables.without("params.0.bias"), x)
+    with pytest.raises(ParameterShapeError, match=r"'0\.bias' is stored as \(7,\), but \(4,\)"):
+        module.apply(variables.set("params.0.bias", torch.ones(7)), x)
+    with pytest.raises(TransformError, match="from_torch of a function"):
+        F.from_torch(lambda x: x)  # type: ignore[arg-type]
+
+
+def named(name: str) -> F.Module:
+    class Named(F.Module):
+        def __call__(self, x: Tensor) -> Tensor:
+            return self.child(name, F.Dense(2))(x)
+
+    return Named()
+
+
+def test_names_of_children_may_be_any_that_torch_modules_have_not() -> None:
+    x = torch.ones(1, 3)
+    for name in ("collections", "streams", "mutable", "names"):
+        net = F.to_torch(named(name), named(name).init(F.key(0), x))
+        assert list(net.state_dict()) == [f"{name}.bias", f"{name}.kernel"]
+        assert net(x).shape == (1, 2)
+    for name in ("training", "forward", "to", "functional"):
+        with pytest.raises(TransformError, match=f"'{name}' is a name of every torch module"):
+            F.to_torch(named(name), named(name).init(F.key(0), x))
+
+
+def test_a_torch_module_says_what_it_was_not_made_with() -> None:
+    class Noisy(F.Module):
+        def __call__(self, x: Tensor) -> Tensor:
+            self.sow("seen", "x", x)
+            return self.child("drop", F.Dropout(0.5))(self.child("up", F.Dense(2))(x), deterministic=False)
+
+    x = torch.ones(1, 3)
+    variables = Noisy().init(F.key(0), x)
+    with pytest.raises(TransformError, match="no collection 'seen' to write back to"):
+        F.to_torch(Noisy(), variables, mutable=("seen",))
+    with pytest.raises(MissingKeyError) as caught:
+        F.to_torch(Noisy(), variables)(x)
+    assert any("streams=" in note for note in caught.value.__notes__)
 
 
 def test_a_torch_module_inside_a_functional_one() -> None:

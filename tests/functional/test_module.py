@@ -116,6 +116,45 @@ def test_methods_bind_and_unbind() -> None:
     assert held == variables
 
 
+def test_init_and_apply_take_methods_by_name_function_or_bound() -> None:
+    model = MLP()
+    variables = model.init(F.key(0), X, method="encode")
+    assert list(variables["params"]) == ["up"]
+    expected = model.bind(variables).encode(X)
+    for method in ("encode", MLP.encode, model.encode, lambda module, x: module.encode(x)):
+        assert model.apply(variables, X, method=method).equal(expected)
+    with pytest.raises(errors.TransformError, match=r"MLP has no method 'encoed'.*did you mean 'encode'"):
+        model.apply(variables, X, method="encoed")
+
+
+def test_a_variable_is_made_from_arguments_and_a_parameter_from_any_sizes() -> None:
+    class Shifted(F.Module):
+        def __call__(self, x: Tensor) -> Tensor:
+            mean = self.variable("stats", "mean", torch.zeros, (4,))
+            one, two = self.param("one", zeros, 4), self.param("two", zeros, [4])  # type: ignore[arg-type]
+            return x - mean.value + one + two
+
+    variables = Shifted().init(F.key(0), X)
+    assert variables.at("stats.mean").shape == variables.at("params.one").shape == (4,)
+    assert Shifted().apply(variables, X).equal(X)
+
+
+def test_initial_values_have_the_declared_dtype() -> None:
+    class Wide(F.Module):
+        def __call__(self, x: Tensor) -> Tensor:
+            return x * self.param("w", lambda *_: torch.zeros(4, dtype=torch.float64), (4,))
+
+    assert Wide().init(F.key(0), X).at("params.w").dtype == Wide().eval_shape(X).at("params.w").dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["init", "apply", "param", "path", "child"])
+def test_names_of_the_machinery_are_refused_where_they_are_defined(name: str) -> None:
+    with pytest.raises(errors.TransformError, match=f"Taken defines '{name}'"):
+        type("Taken", (F.Module,), {name: None, "__annotations__": {name: "int"}})
+    with pytest.raises(errors.TransformError, match=f"Taken defines '{name}'"):
+        type("Taken", (F.Module,), {name: lambda self: None})
+
+
 def test_a_shared_child_is_one_parameter() -> None:
     class Twice(F.Module):
         def __call__(self, x: Tensor) -> Tensor:
@@ -173,6 +212,10 @@ def test_bad_names_and_initialisers() -> None:
         failing(lambda self, x: self.param("a.b", zeros, (1,)))().init(F.key(0), X)
     with pytest.raises(errors.InitialiserError, match=r"inner: the initialiser of 'w'.*\(2,\), not \(3,\)"):
         failing(lambda self, x: self.param("w", lambda *_: torch.zeros(2), (3,)))().init(F.key(0), X)
+    with pytest.raises(
+        errors.InitialiserError, match=r"inner: the initialiser of 'w' cannot be called with \(key, shape"
+    ):
+        failing(lambda self, x: self.param("w", lambda key, shape: torch.zeros(shape), (3,)))().init(F.key(0), X)
     with pytest.raises(errors.InitialiserError, match="depends on the input"):
         failing(lambda self, x: self.variable("s", "w", lambda: x * 2))().init(F.key(0), X)
 
@@ -226,6 +269,22 @@ def test_missing_keys_collections_and_mutation() -> None:
             r"no collection 'params'.*\{'params': \.\.\.\}",
         ),
         (lambda model: model.apply({}, X, rngs=F.key(0)), r"rngs=\{'dropout': key\}"),
+        (
+            lambda _: failing(lambda self, x: self.child("a", torch.nn.Linear(4, 4)))().init(F.key(0), X),
+            r"^inner: the child 'a' is of type Linear.*from_torch",
+        ),
+        (
+            lambda _: failing(lambda self, x: self.child("a", F.Dense))().init(F.key(0), X),
+            r"^inner: the child 'a' is Dense.*an instance",
+        ),
+        (
+            lambda _: failing(lambda self, x: x if x.sum() > 0 else -x)().init(F.key(0), X),
+            r"a number of the input.*in Inner at inner.*torch\.where",
+        ),
+        (
+            lambda _: type("Late", (F.Module,), {"forward": lambda self, x: x})().init(F.key(0), X),
+            "rename its `forward`",
+        ),
         (
             lambda _: failing(lambda self, x: self.make_key())().apply({}, X, rngs={"dropout": 0}),
             r"^inner: the key of the stream 'dropout' is of type int",

@@ -14,7 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from piledriver.functional.errors import MissingCollectionError, TransformError
+from piledriver.functional.errors import (
+    ImmutableCollectionError,
+    MissingCollectionError,
+    MissingKeyError,
+    MissingVariableError,
+    ParameterShapeError,
+    TransformError,
+)
 from piledriver.functional.frame import Context, Frame, Store
 from piledriver.functional.keys import Key
 from piledriver.functional.module import Module, bound_at
@@ -31,6 +38,8 @@ def from_torch(module: nn.Module) -> FromTorch:
     >>> layer.apply(variables, torch.zeros(1, 2)).shape
     torch.Size([1, 3])
     """
+    if not isinstance(module, nn.Module):
+        raise TransformError(f"from_torch of a {type(module).__name__}", fix="pass a torch.nn.Module")
     return FromTorch(module)
 
 
@@ -42,8 +51,7 @@ class FromTorch(Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward with the tree's tensors in the places of its own."""
         frame = self._bound_frame("a torch module")
-        own = dict(self.module.named_parameters(remove_duplicate=False))
-        held = dict(self.module.named_buffers(remove_duplicate=False))
+        own, held = dict(self.module.named_parameters()), dict(self.module.named_buffers())  # tied ones once
         if self.is_initialising:
             self._declare(frame, own, held)
             return torch.func.functional_call(self.module, _stand_ins({**own, **held}), args, kwargs)
@@ -53,6 +61,13 @@ class FromTorch(Module):
             raise MissingCollectionError("params", frame.path, frame.context.stores)
         if held and not buffers:
             raise MissingCollectionError(BUFFERS, frame.path, frame.context.stores)
+        # What is missing would silently be the module's own.
+        for collection, wanted, found in (("params", own, given), (BUFFERS, held, buffers)):
+            for name, value in wanted.items():
+                if name not in found:
+                    raise MissingVariableError(collection, name, frame.path, found)
+                if found[name].shape != value.shape:
+                    raise ParameterShapeError(name, frame.path, found[name].shape, value.shape)
         is_mutable = frame.context.is_mutable(BUFFERS)
         # The call may write to buffers in place (batch norm does): it writes to copies, and they are what comes back.
         fresh = {name: value.clone() for name, value in buffers.items()}
@@ -86,6 +101,14 @@ def to_torch(
     State dict keys are the dotted paths. In training mode each of `streams` gets a fresh key, drawn from torch's
     generator, and the collections in `mutable` (`batch_stats`) are written back to the buffers.
     """
+    if not isinstance(module, Module):
+        raise TransformError(f"to_torch of a {type(module).__name__}", fix="pass a functional module")
+    for name in mutable:
+        if name not in variables:
+            raise TransformError(
+                f"the variables have no collection {name!r} to write back to",
+                fix="leave it out of `mutable`: a torch module keeps what it was made with",
+            )
     return ToTorch(module, variables, streams, mutable)
 
 
@@ -94,7 +117,10 @@ class _Node(nn.Module):
 
     def __init__(self, params: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -> None:
         super().__init__()
-        self.collections: dict[str, dict[str, str]] = {}
+        self._collections: dict[str, dict[str, str]] = {}
+        for name in (*params, *(name for values in others.values() for name in values)):
+            if hasattr(type(self), name) or hasattr(self, name):
+                raise TransformError(f"{name!r} is a name of every torch module", fix="rename that child or parameter")
         for name, value in params.items():
             if isinstance(value, Tensor):
                 self.register_parameter(name, _parameter(value))
@@ -103,7 +129,7 @@ class _Node(nn.Module):
                 if isinstance(value, Tensor):
                     attribute = name if name not in self._parameters else f"{collection}_{name}"
                     self.register_buffer(attribute, value)
-                    self.collections.setdefault(collection, {})[name] = attribute
+                    self._collections.setdefault(collection, {})[name] = attribute
         below = {name: None for one in (params, *others.values()) for name, v in one.items() if isinstance(v, Mapping)}
         for name in below:
             deeper = {c: v[name] for c, v in others.items() if isinstance(v.get(name), Mapping)}
@@ -127,7 +153,7 @@ class _NodeStore:
         if self.collection == "params":
             value = self.node._parameters.get(name)
         else:
-            attribute = self.node.collections.get(self.collection, {}).get(name)  # type: ignore[union-attr, operator]
+            attribute = self.node._collections.get(self.collection, {}).get(name)  # type: ignore[union-attr, operator]
             value = None if attribute is None else self.node._buffers[attribute]
         if value is not None:
             return value
@@ -140,7 +166,7 @@ class _NodeStore:
         if self.collection == "params":
             found = {name: value for name, value in self.node._parameters.items() if value is not None}
         else:
-            names = self.node.collections.get(self.collection, {})  # type: ignore[union-attr, operator]
+            names = self.node._collections.get(self.collection, {})  # type: ignore[union-attr, operator]
             found = {name: self.node._buffers[attribute] for name, attribute in names.items()}
         for name, child in self.node._modules.items():
             below = _NodeStore(child, self.collection).tree() if isinstance(child, nn.Module) else Tree()
@@ -162,25 +188,36 @@ class ToTorch(_Node):
             raise TransformError("the variables have no collection 'params'", fix="pass what `init` returned")
         others = {name: tree for name, tree in variables.items() if name != "params"}
         super().__init__(variables["params"], others)
-        self.functional = module
-        self.streams = streams
-        self.mutable = mutable
-        self.names = tuple(variables)
+        self._functional = module
+        self._streams = streams
+        self._mutable = mutable
+        self._names = tuple(variables)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The functional module's call, through the node of every module in it."""
-        rngs = {name: Key(torch.randint(1 << 62, (), dtype=torch.int64)) for name in self.streams if self.training}
-        stores: dict[str, Store] = {name: _NodeStore(self, name) for name in self.names}
-        mutable = frozenset(self.mutable) if self.training else frozenset()
+        rngs = {name: Key(torch.randint(1 << 62, (), dtype=torch.int64)) for name in self._streams if self.training}
+        stores: dict[str, Store] = {name: _NodeStore(self, name) for name in self._names}
+        mutable = frozenset(self._mutable) if self.training else frozenset()
         context = Context(stores, rngs, mutable, hook=self._through_nodes)
-        output = bound_at(self.functional, Frame(context, None, ""))(*args, **kwargs)
+        try:
+            output = bound_at(self._functional, Frame(context, None, ""))(*args, **kwargs)
+        except (ImmutableCollectionError, MissingKeyError) as error:
+            error.add_note(
+                "this is a torch module: `to_torch(module, variables, mutable=..., streams=...)` and `train()`"
+            )
+            raise
         for (collection, path), value in context.written.items():
             self._write_back(collection, path, value)
         return output
 
+    @property
+    def functional(self) -> Module:
+        """The functional module."""
+        return self._functional
+
     def variables(self) -> Tree:
         """The present values as functional variables, detached and shared."""
-        trees = {name: _NodeStore(self, name).tree() for name in self.names}
+        trees = {name: _NodeStore(self, name).tree() for name in self._names}
         return unflatten(
             {(name, *path): leaf.detach() for name, tree in trees.items() for path, leaf in flatten(tree).items()}
         )
@@ -199,7 +236,7 @@ class ToTorch(_Node):
         node: nn.Module = self
         for step in path[:-1]:
             node = node._modules[step]  # type: ignore[assignment]
-        names: Any = node.collections
+        names: Any = node._collections
         buffer = node._buffers[names[collection][path[-1]]]
         with torch.no_grad():
             if buffer is not None:

@@ -6,6 +6,7 @@ is what makes `apply` pure: whatever a module writes goes to the context and com
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from piledriver.functional.errors import (
     ImmutableCollectionError,
+    InitialiserError,
     InvalidNameError,
     MissingCollectionError,
     MissingKeyError,
@@ -140,8 +142,8 @@ class Frame:
         value = None if store is None else store.get(name)
         if value is None:
             return self._absent_param(name, init, shape, dtype, axes)
-        if value.shape != shape:
-            raise ParameterShapeError(name, self.path, value.shape, shape)
+        if value.shape != shape and tuple(value.shape) != _sizes(shape):
+            raise ParameterShapeError(name, self.path, value.shape, _sizes(shape))
         return value  # type: ignore[no-any-return]
 
     def _absent_param(
@@ -153,10 +155,19 @@ class Frame:
             store: Mapping[str, Any] = self.params if isinstance(self.params, Mapping) else {}
             raise MissingVariableError("params", name, self.path, store)
 
-        def make(key: Key, device: torch.device) -> Tensor:
-            return init(key, shape, dtype, device)
+        sizes, path = _sizes(shape), self.path
 
-        return self.declare("params", name, shape, dtype, axes, make)
+        def make(key: Key, device: torch.device) -> Tensor:
+            try:
+                inspect.signature(init).bind(key, sizes, dtype, device)
+            except TypeError as error:
+                what = f"cannot be called with (key, shape, dtype, device): {error}"
+                raise InitialiserError(name, path, what) from None
+            except ValueError:  # a builtin without a signature
+                pass
+            return init(key, sizes, dtype, device)
+
+        return self.declare("params", name, sizes, dtype, axes, make)
 
     def declare(
         self,
@@ -241,6 +252,10 @@ class Frame:
         number = draws.get(stream, 0)
         draws[stream] = number + 1
         return fold_in(root, f"{'.'.join(self.path)}:{number}")
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    return (shape,) if isinstance(shape, int) else tuple(shape)
 
 
 def below(store: Store, name: str) -> Store | None:

@@ -24,6 +24,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from piledriver.core.errors import nearest
 from piledriver.functional.errors import (
     FrozenModuleError,
     InitialiserError,
@@ -47,6 +48,7 @@ from piledriver.functional.passed import (
 from piledriver.functional.tree import Tree, unflatten
 
 M = TypeVar("M", bound="Module")
+Method = str | Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +99,11 @@ class Module:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         fields = inspect.get_annotations(cls)
+        for name in (*fields, *vars(cls)):
+            if name in _OF_EVERY_MODULE:
+                raise TransformError(
+                    f"{cls.__name__} defines {name!r}, which every module has already", fix="choose another name"
+                )
         if "setup" in vars(cls):
             raise TransformError(
                 f"{cls.__name__} defines `setup`, which is never called",
@@ -128,23 +135,32 @@ class Module:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The computation; subclasses define it."""
-        raise NotImplementedError(f"{type(self).__name__} does not define __call__")
+        raise TransformError(
+            f"{type(self).__name__} does not define `__call__`",
+            fix="rename its `forward`" if hasattr(self, "forward") else "define it, or name a `method=`",
+        )
 
     # ---- from outside
 
     def init(
-        self, key: Key | Mapping[str, Key], *args: Any, device: torch.device | str | None = None, **kwargs: Any
+        self,
+        key: Key | Mapping[str, Key],
+        *args: Any,
+        device: torch.device | str | None = None,
+        method: Method | None = None,
+        **kwargs: Any,
     ) -> Tree:
         """Variables for inputs like the example. Shapes are inferred without computing; each value is made once.
 
-        `key` is one key, or keys by stream (`params` makes parameters). `device` defaults to the example's.
+        `key` is one key, or keys by stream (`params` makes parameters). `device` defaults to the example's. `method`
+        names another method than `__call__`, one that uses every child.
         """
         root = root_key(key)
         where = torch.device(device) if device is not None else _device_of((args, kwargs))
         return unflatten(
             {
                 (collection, *path): made(declaration, root, where)
-                for (collection, path), declaration in self.declarations(*args, **kwargs).items()
+                for (collection, path), declaration in self.declarations(*args, method=method, **kwargs).items()
             }
         )
 
@@ -161,7 +177,7 @@ class Module:
         *args: Any,
         rngs: Mapping[str, Key] | None = None,
         mutable: Mutable = False,
-        method: str | Callable[..., Any] | None = None,
+        method: Method | None = None,
         sharding: Any = None,
         **kwargs: Any,
     ) -> Any:
@@ -173,7 +189,7 @@ class Module:
         wanted = collections_of(mutable)
         context = Context(stores_of(variables), streams_of(rngs), wanted, sharding=sharding)
         bound = bound_at(self, Frame(context, None, ""))
-        output = _method(bound, method)(*args, **kwargs)
+        output = _chosen(bound, method)(*args, **kwargs)
         return (output, context.updated(variables)) if mutable is not False else output
 
     def bind(self: M, variables: Variables, *, rngs: Mapping[str, Key] | None = None, mutable: Mutable = False) -> M:
@@ -203,17 +219,24 @@ class Module:
             {(at[0], *at[1]): torch.empty(one.shape, dtype=one.dtype, device="meta") for at, one in found.items()}
         )
 
-    def declarations(self, *args: Any, **kwargs: Any) -> dict[Place, Declaration]:
+    def declarations(self, *args: Any, method: Method | None = None, **kwargs: Any) -> dict[Place, Declaration]:
         """Run the module on stand-ins without data and collect what it declares, in the order of use."""
         from torch._guards import detect_fake_mode
-        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
         leaves = checked_example((args, kwargs))
         context = Context({}, {}, None, declared={}, device=_device_of((args, kwargs)))
         mode = detect_fake_mode(leaves) or FakeTensorMode(allow_non_fake_inputs=True)
         with mode, torch.no_grad():
             fake_args, fake_kwargs = pytree.tree_map_only(Tensor, functools.partial(stand_in, mode), (args, kwargs))
-            bound_at(self, Frame(context, None, ""))(*fake_args, **fake_kwargs)
+            try:
+                _chosen(bound_at(self, Frame(context, None, "")), method)(*fake_args, **fake_kwargs)
+            except DataDependentOutputException as error:
+                place = "; ".join(getattr(error, "__notes__", ()))
+                raise TransformError(
+                    f"a number of the input is asked for ({place}), and there is none while shapes are inferred",
+                    fix="choose with `torch.where`, or ask only `if not self.is_initialising`",
+                ) from None
         assert context.declared is not None
         return context.declared
 
@@ -238,37 +261,48 @@ class Module:
         frame = self._frame
         if frame is None:
             raise UnboundModuleError(type(self).__name__, f"the child {name!r}")
+        if not isinstance(module, Module):
+            self._refuse_child(name, module)
         if module._frame is not None:
             at = ".".join(module._frame.path)
             raise TransformError(f"the child {name!r} is already bound at {at!r}", fix="call it without `child`")
         frame.claim("child", name)
         return bound_at(module, Frame(frame.context, frame, name))
 
+    def _refuse_child(self, name: str, module: Any) -> NoReturn:
+        fix = "pass an instance, such as `self.child('up', Dense(8))`"
+        if isinstance(module, torch.nn.Module):
+            fix = "pass `from_torch(module)`"
+        kind = module.__name__ if isinstance(module, type) else f"of type {type(module).__name__}"
+        raise TransformError(f"{dotted(self.path)}: the child {name!r} is {kind}, not a module", fix=fix)
+
     def within(self: M, parent: Module) -> M:
         """This module bound in the place of another one, sharing its names: for wrappers that add no level."""
         return bound_at(self, parent._bound_frame("within"))
 
-    def variable(self, collection: str, name: str, init: Callable[[], Tensor], axes: Axes | None = None) -> Variable:
+    def variable(
+        self, collection: str, name: str, init: Callable[..., Tensor], *args: Any, axes: Axes | None = None
+    ) -> Variable:
         """Declare a variable of a collection (`batch_stats`, `cache`, ...); read and assign its `value`.
 
-        `init` makes the initial value from shapes alone: it must not depend on the input's numbers.
+        `init(*args)` makes the initial value from shapes alone: it must not depend on the input's numbers.
         """
         frame = self._bound_frame(f"the variable {name!r}")
         frame.claim("variable", name)
         if frame.read(collection, name) is None:
             if frame.context.declared is not None:
-                stand_in = init()
+                stand_in = init(*args)
                 frame.declare(
                     collection,
                     name,
                     tuple(stand_in.shape),
                     stand_in.dtype,
                     axes,
-                    lambda _key, device: _checked(init(), name, frame).to(device),
+                    lambda _key, device: _checked(init(*args), name, frame).to(device),
                 )
                 frame.write(collection, name, stand_in)
             elif frame.context.is_mutable(collection):
-                frame.write(collection, name, init())
+                frame.write(collection, name, init(*args))
             else:
                 if collection not in frame.context.stores:
                     raise MissingCollectionError(collection, frame.path, frame.context.stores)
@@ -327,6 +361,10 @@ class Module:
         return self._frame
 
 
+# Names that a subclass would take from the machinery, and break it far from here.
+_OF_EVERY_MODULE = frozenset(name for name in vars(Module) if not name.startswith("__"))
+
+
 def bound_at(module: M, frame: Frame) -> M:
     """A copy of a module that stands at a frame."""
     if torch.compiler.is_compiling():
@@ -374,12 +412,21 @@ def _entered(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     return entered
 
 
-def _method(bound: Module, method: str | Callable[..., Any] | None) -> Callable[..., Any]:
+def _chosen(bound: Module, method: Method | None) -> Callable[..., Any]:
     if method is None:
         return bound
     if isinstance(method, str):
-        return getattr(bound, method)  # type: ignore[no-any-return]
-    return functools.partial(method, bound)
+        found = getattr(bound, method, None)
+        if not callable(found):
+            own = [name for name in dir(type(bound)) if name not in _OF_EVERY_MODULE and not name.startswith("_")]
+            close = nearest(method, own)
+            raise TransformError(
+                f"{type(bound).__name__} has no method {method!r}",
+                fix=f"did you mean {close!r}?" if close else f"it has {', '.join(own) or 'only `__call__`'}",
+            )
+        return found  # type: ignore[no-any-return]
+    # `method=model.encode` is the method of a module without variables: what is meant is this one's.
+    return functools.partial(getattr(method, "__func__", method), bound)
 
 
 def made(declaration: Declaration, root: Key, device: torch.device) -> Tensor:
@@ -390,7 +437,7 @@ def made(declaration: Declaration, root: Key, device: torch.device) -> Tensor:
         raise InitialiserError(name, path, f"returned a {type(value).__name__}")
     if tuple(value.shape) != declaration.shape:
         raise InitialiserError(name, path, f"returned the shape {tuple(value.shape)}, not {declaration.shape}")
-    return value
+    return value.to(device=device, dtype=declaration.dtype)
 
 
 def _checked(value: Tensor, name: str, frame: Frame) -> Tensor:

@@ -200,6 +200,8 @@ def jit(
             jit, donate=donate, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options
         )
     plain = as_function(function)
+    if getattr(plain, "__func__", None) is Module.init:
+        raise TransformError("jit of `init`", fix="call it as it is: it infers shapes and makes each value once")
     whole = donating(plain) if donate else plain
     alone = _with_code_of_its_own(whole)
     compiled = torch.compile(alone, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options)
