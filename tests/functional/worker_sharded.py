@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from pathlib import Path
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial
 
 import piledriver.functional as F
 from piledriver.functional.errors import PartitionError
@@ -62,6 +67,9 @@ def check_layout(shape: tuple[int, int], expected: tuple[list[float], F.Tree]) -
     assert sharded.at("params.layers_0.mlp.gate.kernel").to_local().shape == (32, 64 // shape[1])
     assert whole(sharded.at("params.embed.embedding")).equal(plain.at("params.embed.embedding"))
     check_dropout(sharding)
+    check_sums_not_yet_made(sharding)
+    check_recurrence(sharding)
+    check_files(sharding)
     check_errors(sharding, shape)
 
 
@@ -70,6 +78,49 @@ def check_dropout(sharding: Sharding) -> None:
     x, rngs = torch.ones(8, 6), {"dropout": F.key(3)}
     dropped = F.Dropout(0.5, deterministic=False).apply({}, sharding.batch(x), rngs=rngs)
     assert whole(dropped).equal(F.Dropout(0.5, deterministic=False).apply({}, x, rngs=rngs))
+
+
+def check_sums_not_yet_made(sharding: Sharding) -> None:
+    """An optimizer's step on sums not yet made leaves a table of parts; rows of it are still whole rows."""
+    part = torch.full((6, 4), 1.0 / sharding.mesh.size())
+    table = DTensor.from_local(part, sharding.mesh, [Partial(), Partial()], run_check=False)
+    found = F.Embed(6, 4).apply({"params": {"embedding": table}}, sharding.batch(torch.arange(6).repeat(2)[:8]))
+    torch.testing.assert_close(whole(found), torch.ones(8, 4))
+
+
+def check_recurrence(sharding: Sharding) -> None:
+    """The first carry is laid out as the input is."""
+    net, x = F.RNN(F.LSTMCell(3)), F.normal(F.key(4), (8, 2, 4))
+    variables = net.init(F.key(0), x)
+    found = net.apply(sharding.init(net, F.key(0), x), sharding.batch(x))
+    torch.testing.assert_close(whole(found), net.apply(variables, x))
+
+
+def check_files(sharding: Sharding) -> None:
+    """Saved by all, loaded by one, and loaded by all in the layout that is there."""
+    net, x = F.LoRADense(8, 2, kernel_axes=("embed", "mlp")), torch.ones(4, 6)
+
+    def state(seed: int, variables: F.Tree | None = None) -> F.TrainState:
+        made = sharding.init(net, F.key(seed), x) if variables is None else variables
+        return F.TrainState.create(net.apply, made, F.adamw(1e-2))
+
+    saved = state(0)
+    folder = dist.get_world_size() * [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder, 0)
+    file = Path(folder[0]) / f"{sharding.mesh.size(0)}.safetensors"
+    F.save_safetensors(saved, file)
+    dist.barrier()
+    plain = net.init(F.key(0), x)
+    assert F.restore_safetensors(state(1, net.init(F.key(1), x)), file).params == plain["params"]
+    for again in (F.restore_safetensors(state(1), file), F.from_bytes(state(1), F.to_bytes(saved))):
+        assert again.params["kernel"].placements == saved.params["kernel"].placements
+        assert whole(again.params) == plain["params"]
+    moved, report = F.transfer(plain["params"], state(1).params)
+    assert report.is_complete
+    assert moved["kernel"].placements == saved.params["kernel"].placements
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder[0])
 
 
 def check_errors(sharding: Sharding, shape: tuple[int, int]) -> None:
@@ -85,7 +136,13 @@ def check_errors(sharding: Sharding, shape: tuple[int, int]) -> None:
     refused("name every dimension", lambda: sharding.placements(("mlp",), (2, 3)))
     wrong = Sharding(sharding.mesh, {"mpl": "tensor"})
     refused("did you mean 'mlp'", lambda: wrong.shard({}, model().spec(batch(0))))
+    refused("did you mean 'mlp'", lambda: wrong.init(model(), F.key(0), batch(0)))
+    refused("one mesh axis", lambda: Sharding(sharding.mesh, {"mlp": ("data", "tensor")}))  # type: ignore[dict-item]
+    # A name that is of activations alone is no mistake.
+    Sharding(sharding.mesh, {"seq": "tensor"}).init(model(), F.key(0), batch(0))
     if shape[1] > 1:
+        odd = model().clone(mlp_dim=33)
+        refused("params.layers_0.mlp.gate.kernel: the axis 'mlp'", lambda: sharding.init(odd, F.key(0), batch(0)))
         refused("does not divide", lambda: sharding.placements(("mlp",), (7,)))
 
 

@@ -10,7 +10,8 @@ Data parallel, tensor parallel or both are three tables for one train step, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -22,13 +23,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from piledriver.core.errors import suggest
+from piledriver.core.errors import nearest, suggest
 from piledriver.functional.errors import PartitionError
-from piledriver.functional.frame import Axes
+from piledriver.functional.frame import Axes, Declaration
 from piledriver.functional.keys import Key
 from piledriver.functional.metrics import merge_all
 from piledriver.functional.module import Module, Spec, made
-from piledriver.functional.tree import Tree, flatten, unflatten
+from piledriver.functional.tree import Path, Tree, flatten, unflatten
 
 Rules = Mapping[str, str | None]
 
@@ -39,6 +40,11 @@ class Sharding:
     def __init__(self, mesh: DeviceMesh, rules: Rules) -> None:
         names = mesh.mesh_dim_names or ()
         for axis, target in rules.items():
+            if target is not None and not isinstance(target, str):
+                raise PartitionError(
+                    f"the rule for {axis!r} names {target!r}",
+                    fix="one name is cut along one mesh axis: name that, or None",
+                )
             if target is not None and target not in names:
                 raise PartitionError(
                     f"the rule for {axis!r} names the mesh axis {target!r}",
@@ -74,27 +80,42 @@ class Sharding:
     def init(self, model: Module, key: Key, *args: Any, **kwargs: Any) -> Tree:
         """Variables as DTensors; every process makes one whole parameter at a time and keeps its part of it."""
         device = torch.device(self.mesh.device_type)
-        leaves = {}
-        for (collection, path), one in model.declarations(*args, **kwargs).items():
-            value = made(one, key, device)
-            leaves[(collection, *path)] = self.place(value, one.axes)
-        return unflatten(leaves)
+        declared = model.declarations(*args, **kwargs)
+        self._check_names(one.axes for one in declared.values())
+        return unflatten(
+            {
+                (collection, *path): self._placed((collection, *path), functools.partial(made, one, key, device), one)
+                for (collection, path), one in declared.items()
+            }
+        )
 
     def shard(self, variables: Mapping[str, Any], spec: Mapping[str, Any]) -> Tree:
         """Variables that every process holds whole, as DTensors; `spec` is what `model.spec(...)` returned."""
-        axes = flatten(spec)
-        unknown = set(self.rules) - _names_in(axes.values()) - {"batch", "length"}
-        if unknown:
-            raise PartitionError(
-                f"no parameter has an axis named {sorted(unknown)[0]!r}",
-                fix=suggest(sorted(unknown)[0], _names_in(axes.values())),
-            )
+        specs = flatten(spec)
+        self._check_names(one.axes for one in specs.values())
         return unflatten(
             {
-                path: self.place(leaf, axes[path].axes if path in axes else None)
+                path: self._placed(path, functools.partial(_itself, leaf), specs.get(path))
                 for path, leaf in flatten(variables).items()
             }
         )
+
+    def _placed(self, path: Path, make: Callable[[], Tensor], described: Spec | Declaration | None) -> Tensor:
+        """One variable as a DTensor; what does not fit is refused by its path, before it is made."""
+        axes = None if described is None else described.axes
+        try:
+            if described is not None:
+                self.placements(axes, described.shape)
+            return self.place(make(), axes)
+        except PartitionError as error:
+            raise PartitionError(f"{'.'.join(path)}: {error.what}", fix=error.fix) from error
+
+    def _check_names(self, all_axes: Iterable[Axes | None]) -> None:
+        """Refuse a rule that is one slip away from a parameter's axis name; others may be of activations alone."""
+        names = {name for axes in all_axes for name in axes or () if name is not None}
+        for rule in sorted(set(self.rules) - names - {"batch", "length"}):
+            if nearest(rule, names):
+                raise PartitionError(f"no parameter has an axis named {rule!r}", fix=suggest(rule, names))
 
     def place(self, value: Tensor, axes: Axes | None) -> Tensor:
         """One tensor that every process holds whole, as a DTensor. Nothing is sent."""
@@ -102,8 +123,10 @@ class Sharding:
         return distribute_tensor(value, self.mesh, self.placements(axes, value.shape), src_data_rank=None)
 
     def batch(self, batch: Any, axis: str = "batch") -> Any:
-        """The whole batch, alike on every process, cut along its first dimension."""
-        return pytree.tree_map_only(Tensor, lambda one: self.place(one, (axis, *[None] * (one.ndim - 1))), batch)
+        """The whole batch, alike on every process, cut along its first dimension; single numbers are not cut."""
+        return pytree.tree_map_only(
+            Tensor, lambda one: self.place(one, (axis, *[None] * (one.ndim - 1)) if one.ndim else None), batch
+        )
 
     def local_batch(self, batch: Any, axis: str = "batch") -> Any:
         """Each process's own part of the batch, as one DTensor of all parts."""
@@ -121,6 +144,10 @@ class Sharding:
         placements = self.placements(axes, value.shape)
         laid: Tensor = _GradientToo.apply(value.redistribute(self.mesh, placements), placements)  # type: ignore[no-untyped-call]
         return laid
+
+
+def _itself(value: Tensor) -> Tensor:
+    return value
 
 
 class _GradientToo(torch.autograd.Function):
@@ -161,6 +188,9 @@ def embed_locally(tokens: Tensor, table: Tensor) -> Tensor:
     """
     assert isinstance(table, DTensor)
     mesh = table.device_mesh
+    if any(held.is_partial() for held in table.placements):
+        # What an optimizer made of sums not yet made: a part of a row is no row.
+        table = table.redistribute(mesh, [Replicate() if one.is_partial() else one for one in table.placements])
     if not isinstance(tokens, DTensor):
         tokens = DTensor.from_local(tokens, mesh, [Replicate()] * mesh.ndim, run_check=False)
     numbers, outputs, gradients = [], [], []
@@ -217,7 +247,3 @@ def _local_mask(mask: Tensor | None, mesh: DeviceMesh, placements: list[Placemen
         is_cut = at is not None and at >= 0 and whole_mask.shape[at] > 1
         cuts.append(Shard(at) if is_cut and at is not None else Replicate())
     return distribute_tensor(whole_mask, mesh, cuts, src_data_rank=None).to_local()
-
-
-def _names_in(specs: Any) -> set[str]:
-    return {name for one in specs if isinstance(one, Spec) and one.axes for name in one.axes if name is not None}

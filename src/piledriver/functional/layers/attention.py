@@ -17,7 +17,7 @@ from piledriver.functional.errors import InputShapeError
 from piledriver.functional.frame import Initialiser
 from piledriver.functional.initialisers import lecun_normal, zeros
 from piledriver.functional.keys import Key
-from piledriver.functional.layers.dropout import dropped
+from piledriver.functional.layers.dropout import dropped, replicated_like
 from piledriver.functional.layers.dtypes import promoted
 from piledriver.functional.layers.linear import DenseGeneral
 from piledriver.functional.layers.positions import first_rotary_tables, rotary_tables, rotate
@@ -223,6 +223,10 @@ class MultiHeadAttention(Module):
         kv_heads = self.kv_heads or self.heads
         head_dim = self._head_dim(x.shape[-1])
         query, key, value = self._projected(x, source, kv_heads, head_dim)
+        if self.decode and hasattr(key, "placements"):
+            raise InputShapeError(
+                self.path, "decoding with sharded keys", "decode with `whole(variables)` and no sharding"
+            )
         if self.rotary_base is not None:
             cos, sin = rotary or self._rotary(positions, x, head_dim)
             if {cos.shape[-2], query.shape[1], key.shape[1]} != {query.shape[1]}:
@@ -231,7 +235,7 @@ class MultiHeadAttention(Module):
                     f"{cos.shape[-2]} rotary positions for {query.shape[1]} queries and {key.shape[1]} keys",
                     "give one position for every token; attention to another sequence takes rotary_base=None",
                 )
-            cos, sin = _replicated_like(cos, query), _replicated_like(sin, query)
+            cos, sin = replicated_like(cos, query), replicated_like(sin, query)
             query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         causal = self.causal
         if self.decode:
@@ -353,12 +357,3 @@ class _Kernel(Module):
             return self.kernel_init(key, (shape[0], shape[1] * shape[2]), dtype, device).reshape(shape)
 
         return self.param("kernel", init, self.shape, self.param_dtype, ("embed", self.axis, "head_dim"))
-
-
-def _replicated_like(value: Tensor, other: Tensor) -> Tensor:
-    mesh = getattr(other, "device_mesh", None)
-    if mesh is None or hasattr(value, "placements"):
-        return value
-    from torch.distributed.tensor import DTensor, Replicate
-
-    return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)

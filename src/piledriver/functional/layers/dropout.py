@@ -45,6 +45,16 @@ def dropped(x: Tensor, rate: float, key: Key, broadcast_dims: tuple[int, ...] = 
     return torch.where(keep, x * (1.0 / (1.0 - rate)), 0.0)
 
 
+def replicated_like(value: Tensor, other: Tensor) -> Tensor:
+    """A tensor that every process made alike, as one whole DTensor where the other is a DTensor."""
+    mesh = getattr(other, "device_mesh", None)
+    if mesh is None or hasattr(value, "placements"):
+        return value
+    from torch.distributed.tensor import DTensor, Replicate
+
+    return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
 def like(value: Tensor, other: Tensor) -> Tensor:
     """A tensor that every process made alike, laid out as another one is (no communication)."""
     placements = getattr(other, "placements", None)

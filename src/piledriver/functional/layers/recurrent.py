@@ -13,6 +13,7 @@ from piledriver.functional.control import scan
 from piledriver.functional.errors import InputShapeError
 from piledriver.functional.frame import Initialiser
 from piledriver.functional.initialisers import lecun_normal, orthogonal, zeros
+from piledriver.functional.layers.dropout import replicated_like
 from piledriver.functional.layers.dtypes import promoted
 from piledriver.functional.layers.linear import Dense
 from piledriver.functional.module import Module
@@ -114,7 +115,8 @@ class RNN(Module):
             )
         cell = self.child("cell", self.cell)
         if carry is None:
-            carry = cell.initial_carry(tuple(x.shape[:-2]), x)
+            start = cell.initial_carry(tuple(x.shape[:-2]), x)
+            carry = pytree.tree_map(lambda zero: replicated_like(zero, x), start)
         columns = x.movedim(-2, 0)
         if lengths is None:
             carry, outputs = scan(cell, carry, columns, reverse=self.reverse)
