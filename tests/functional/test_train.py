@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import piledriver.functional as F
-from piledriver.functional.errors import TransformError, TreeStructureError
+from piledriver.core.errors import UsageError
+from piledriver.functional.errors import FunctionalError, TransformError, TreeStructureError
 from piledriver.functional.masks import mask_tree
 from piledriver.functional.muon import default_label, orthogonal
 
@@ -50,6 +51,90 @@ def run_torch(make: Any, steps: int = 5) -> list[Tensor]:
 def test_optimizers_equal_torch(ours: F.Optimizer, theirs: Any) -> None:
     for mine, other in zip(F.tree_leaves(run(ours)), run_torch(theirs), strict=True):
         torch.testing.assert_close(mine, other.detach())
+
+
+PAIRS: dict[str, Any] = {
+    "momentum": lambda o: (F.sgd(0.1, 0.9, nesterov=True), o.sgd(0.1, 0.9, nesterov=True)),
+    "adamw": lambda o: (F.adamw(0.1, weight_decay=0.3), o.adamw(0.1, weight_decay=0.3)),
+    "lion": lambda o: (F.lion(0.1), o.lion(0.1)),
+    "clip": lambda o: (
+        F.chain(F.clip_by_global_norm(0.1), F.clip_by_value(0.05), F.sgd(0.1)),
+        o.chain(o.clip_by_global_norm(0.1), o.clip(0.05), o.sgd(0.1)),
+    ),
+    "schedule": lambda o: (
+        F.adamw(F.warmup_cosine_schedule(0.1, 2, 5, end=0.01)),
+        o.adamw(o.warmup_cosine_decay_schedule(0.0, 0.1, 2, 5, 0.01)),
+    ),
+    "mask": lambda o: (
+        F.adamw(0.1, weight_decay=0.3, mask={"dense": {"kernel": True, "bias": False}}),
+        o.adamw(0.1, weight_decay=0.3, mask={"dense": {"kernel": True, "bias": False}}),
+    ),
+    "labels": lambda o: (
+        F.by_label({"a": F.adam(0.1), "b": F.sgd(0.2)}, {"dense": {"kernel": "a", "bias": "b"}}),
+        o.multi_transform({"a": o.adam(0.1), "b": o.sgd(0.2)}, {"dense": {"kernel": "a", "bias": "b"}}),
+    ),
+    "accumulate": lambda o: (F.accumulate(F.adamw(0.1), 2), o.MultiSteps(o.adamw(0.1), 2)),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_optimizers_equal_optax(name: str) -> None:
+    optax = pytest.importorskip("optax")
+    jax = pytest.importorskip("jax")
+
+    ours, theirs = PAIRS[name](optax)
+    params, grads = ({"dense": {k: v.numpy() for k, v in one["dense"].items()}} for one in (PARAMS, GRADS))
+    state = theirs.init(params)
+    for i in range(5):
+        updates, state = theirs.update(jax.tree.map(lambda leaf, i=i: leaf * (i + 1), grads), state, params)
+        params = optax.apply_updates(params, updates)
+    for path, mine in F.flatten(run(ours)).items():
+        other = torch.from_numpy(jax.device_get(params[path[0]][path[1]]).copy())
+        torch.testing.assert_close(mine, other, rtol=2e-6, atol=1e-6)
+
+
+def test_updates_go_to_their_namesakes_whatever_the_order() -> None:
+    params = {"b": torch.ones(2), "a": torch.zeros(2)}
+    grads = {"a": torch.full((2,), 5.0), "b": torch.full((2,), 7.0)}
+    optimizer = F.chain(F.Optimizer(lambda _: (), lambda g, s, _: (dict(reversed(list(g.items()))), s)), F.sgd(1.0))
+    updates, _ = optimizer.update(grads, optimizer.init(params), params)
+    moved = F.apply_updates(params, updates)
+    assert (moved["a"].tolist(), moved["b"].tolist()) == ([-5, -5], [-6, -6])
+    updates, _ = optimizer.update(grads, optimizer.init(F.Tree(params)), F.Tree(params))
+    assert F.apply_updates(F.Tree(params), updates)["b"].equal(moved["b"])
+
+
+@pytest.mark.parametrize(
+    ("grads", "said"),
+    [
+        (GRADS.without("dense.bias"), r"'dense\.bias' is not in both"),
+        (F.rename(GRADS, [(r"dense\.bias", "dense.bais")]), "is not in both"),
+        (GRADS.set("dense.bias", torch.ones(4)), r"'dense\.bias' has the shape \(3,\), its update \(4,\)"),
+    ],
+)
+def test_gradients_of_other_parameters_are_refused(grads: F.Tree, said: str) -> None:
+    optimizer = F.adam(0.1)
+    with pytest.raises(TreeStructureError, match=said):
+        optimizer.update(grads, optimizer.init(PARAMS), PARAMS)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [F.sgd(0.1, 0.9), F.adam(0.1), F.lion(0.1), F.accumulate(F.sgd(0.1), 2), F.muon(0.1)]
+)
+def test_wide_gradients_leave_the_state_in_its_dtype(optimizer: F.Optimizer) -> None:
+    params = F.tree_map(lambda leaf: leaf.bfloat16(), PARAMS)
+    state = optimizer.init(params)
+    _, after = optimizer.update(GRADS, state, params)
+    assert [leaf.dtype for leaf in F.tree_leaves(after)] == [leaf.dtype for leaf in F.tree_leaves(state)]
+
+
+def test_groups_of_nothing_and_masks_with_holes() -> None:
+    nothing = F.masked(F.clip_by_global_norm(0.1), lambda *_: False)
+    assert nothing.update(GRADS, nothing.init(PARAMS))[0] is GRADS
+    with pytest.raises(TreeStructureError, match=r"the mask says nothing about 'dense\.bias'"):
+        run(F.adamw(0.1, mask={"dense": {"kernel": True}}), 1)
+    with pytest.raises(UsageError, match="accumulate over 0"):
+        F.accumulate(F.sgd(0.1), 0)
 
 
 def test_update_changes_nothing_that_it_was_given() -> None:
@@ -217,6 +302,52 @@ def test_ema_is_debiased() -> None:
         ema = ema.update({"w": torch.full((2,), value)})
     torch.testing.assert_close(ema.debiased()["w"], torch.ones(2))
     torch.testing.assert_close(ema.average["w"], torch.full((2,), 1 - 0.9**3))
+
+
+def test_ema_of_sixteen_bits_does_not_stop_short() -> None:
+    ema = F.EMA.create({"w": torch.zeros(2, dtype=torch.bfloat16)}, decay=0.99)
+    for _ in range(300):
+        ema = ema.update({"w": torch.ones(2, dtype=torch.bfloat16)})
+    torch.testing.assert_close(ema.average["w"], torch.full((2,), 1 - 0.99**300))
+    with pytest.raises(TreeStructureError, match="'b' is not in both"):
+        ema.update({"w": torch.ones(2), "b": torch.ones(2)})
+
+
+def test_a_subclass_of_a_state_is_a_tree_with_its_own_fields() -> None:
+    class Averaged(F.TrainState):
+        average: F.EMA
+        note: str = F.static(default="")
+
+    model, x = F.Dense(2), torch.ones(3, 4)
+    variables = model.init(F.key(0), x)
+    state = Averaged.create(
+        model.apply, variables, F.adamw(0.1), average=F.EMA.create(variables["params"]), note="kept"
+    )
+
+    def step(state: Averaged) -> Averaged:
+        grads = F.grad(lambda params: state.apply(params, x).square().mean())(state.params)
+        state = state.apply_gradients(grads)
+        return F.replace(state, average=state.average.update(state.params))
+
+    other = F.from_bytes(state, F.to_bytes(step(state)))
+    plain, restored = step(step(state)), F.jit(step, backend="eager")(other)
+    assert (type(restored), restored.note) == (Averaged, "kept")
+    for a, b in zip(F.tree_leaves(plain), F.tree_leaves(restored), strict=True):
+        torch.testing.assert_close(a, b)
+    with pytest.raises(FunctionalError, match=r"frozen: cannot assign its field 'step'.*replace\(value, step="):
+        state.step = 3  # type: ignore[misc, assignment]
+
+
+def test_metrics_of_nothing_and_of_other_names() -> None:
+    none, some = F.Welford.of(torch.ones(0)), F.Welford.of(torch.tensor([1.0, 3.0]))
+    for merged in (none.merge(some), some.merge(none)):
+        assert float(merged.compute()["mean"]) == 2.0
+        assert float(merged.compute()["std"]) == 1.0
+    one = F.Metrics.of(loss=F.Average.of(torch.ones(1)))
+    with pytest.raises(TreeStructureError, match="metrics loss with metrics acc"):
+        one.merge(F.Metrics.of(acc=F.Average.of(torch.ones(1))))
+    with pytest.raises(UsageError, match="no metrics to merge"):
+        F.merge_all([])
 
 
 def test_early_stopping() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from piledriver.functional.errors import TreeStructureError
 from piledriver.functional.tree import Path, Tree, map_with_path
 
 Mask = Mapping[str, Any] | Callable[[Path, Tensor], bool]
@@ -25,6 +26,10 @@ def is_chosen(mask: Mask, path: Path, leaf: Tensor) -> bool:
     for name in path:
         if not isinstance(node, Mapping):
             break
+        if name not in node:
+            raise TreeStructureError(
+                f"the mask says nothing about {'.'.join(path)!r}", fix="give it, or what it lies in, True or False"
+            )
         node = node[name]
     return bool(node)
 

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from piledriver.core.errors import UsageError
+from piledriver.functional.errors import TreeStructureError
 from piledriver.functional.struct import tree_dataclass
 from piledriver.functional.tree import Tree
 
@@ -78,15 +80,16 @@ class Welford:
     def of(cls, values: Tensor) -> Welford:
         """Of the numbers of one batch."""
         values = values.float().flatten()
-        mean = values.mean()
+        mean = values.sum() / max(len(values), 1)
         return cls(count=mean.new_full((), len(values)), mean=mean, squares=(values - mean).square().sum())
 
     def merge(self, other: Welford) -> Welford:
         """Both together."""
         count = self.count + other.count
+        share = other.count / count.clamp(min=1.0)  # an empty batch, such as a rank's last one, changes nothing
         delta = other.mean - self.mean
-        squares = self.squares + other.squares + delta.square() * self.count * other.count / count
-        return Welford(count=count, mean=self.mean + delta * other.count / count, squares=squares)
+        squares = self.squares + other.squares + delta.square() * self.count * share
+        return Welford(count=count, mean=self.mean + delta * share, squares=squares)
 
     def compute(self) -> dict[str, Tensor]:
         """Mean, standard deviation and the standard error of the mean."""
@@ -107,6 +110,11 @@ class Metrics:
 
     def merge(self, other: Metrics) -> Metrics:
         """Each with its namesake."""
+        if self.parts.keys() != other.parts.keys():
+            raise TreeStructureError(
+                f"metrics {', '.join(self.parts)} with metrics {', '.join(other.parts)}",
+                fix="make the same ones of every batch",
+            )
         return Metrics(parts=Tree({name: part.merge(other.parts[name]) for name, part in self.parts.items()}))
 
     def compute(self) -> Mapping[str, Any]:
@@ -115,5 +123,8 @@ class Metrics:
 
 
 def merge_all(metrics: Iterable[A]) -> A:
-    """Any number of one kind together."""
-    return functools.reduce(lambda a, b: a.merge(b), metrics)  # type: ignore[attr-defined]
+    """Any number of one kind together, at least one."""
+    found = list(metrics)
+    if not found:
+        raise UsageError("no metrics to merge", fix="check that there was a batch")
+    return functools.reduce(lambda a, b: a.merge(b), found)  # type: ignore[attr-defined]

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from piledriver.core.errors import UsageError
 from piledriver.functional.errors import TreeStructureError
 from piledriver.functional.masks import Mask, is_chosen
-from piledriver.functional.optimizers import AccumulationState, Optimizer, zero, zeros
+from piledriver.functional.optimizers import AccumulationState, Optimizer, as_held, zero, zeros
 from piledriver.functional.tree import Path, Tree, flatten, leaves_of, rebuild, unflatten
 
 
@@ -22,22 +23,27 @@ def masked(inner: Optimizer, mask: Mask) -> Optimizer:
 
     def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         shapes = dict(flatten(params if params is not None else grads))
-        own = None if params is None else chosen(params, shapes)
-        if own is not None and not len(own):
+        part = chosen(grads, shapes)
+        if not len(part):
             return grads, state
-        moved, state = inner.update(chosen(grads, shapes), state, own)
+        moved, state = inner.update(part, state, None if params is None else chosen(params, shapes))
         return Tree(grads).merge(moved), state
 
     return Optimizer(lambda params: inner.init(chosen(params, dict(flatten(params)))), update)
 
 
-def by_label(optimizers: Mapping[str, Optimizer], label: Callable[[Path, Tensor], str]) -> Optimizer:
-    """Several optimizers, each for the parameters that `label` gives to it; unknown labels are an error."""
+def by_label(
+    optimizers: Mapping[str, Optimizer], label: Callable[[Path, Tensor], str] | Mapping[str, Any]
+) -> Optimizer:
+    """Several optimizers, each for the parameters that `label` gives to it; unknown labels are an error.
+
+    `label` is a function of path and leaf, or a tree of labels, one of which stands for everything below it.
+    """
 
     def parts(tree: Any, shapes: Mapping[Path, Tensor]) -> dict[str, Tree]:
         found: dict[str, dict[Path, Any]] = {name: {} for name in optimizers}
         for path, leaf in flatten(tree).items():
-            name = label(path, shapes[path])
+            name = label(path, shapes[path]) if callable(label) else _label_of(label, path)
             if name not in found:
                 raise TreeStructureError(
                     f"{'.'.join(path)!r} has the label {name!r}", fix=f"use one of {', '.join(optimizers)}"
@@ -64,18 +70,27 @@ def by_label(optimizers: Mapping[str, Optimizer], label: Callable[[Path, Tensor]
     return Optimizer(init, update)
 
 
+def _label_of(labels: Any, path: Path) -> Any:
+    for name in path:
+        labels = labels.get(name, "(none)") if isinstance(labels, Mapping) else labels
+    return labels
+
+
 def accumulate(inner: Optimizer, every: int) -> Optimizer:
     """Average the gradients of `every` calls and update on the last of them; the other calls return zeros.
 
     The choice is made on tensors, so that it traces; the inner update is computed in every call and used in one.
     """
+    if every < 1:
+        raise UsageError(f"accumulate over {every} calls", fix="give a number of calls, 1 or more")
 
     def init(params: Any) -> AccumulationState:
         return AccumulationState(zero(params), zeros(params), inner.init(params))
 
     def update(grads: Any, state: AccumulationState, params: Any = None) -> tuple[Any, AccumulationState]:
-        weighted = torch._foreach_mul(leaves_of(grads), 1.0 / every)
-        gathered = torch._foreach_add(leaves_of(state.gathered), weighted)
+        before = leaves_of(state.gathered)
+        weighted = torch._foreach_mul(as_held(leaves_of(grads), before), 1.0 / every)
+        gathered = torch._foreach_add(before, weighted)
         is_last = state.count + 1 == every
         moved, new = inner.update(rebuild(grads, gathered), state.inner, params)
         moves = [torch.where(is_last, move, torch.zeros_like(move)) for move in leaves_of(moved)]

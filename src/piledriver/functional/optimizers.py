@@ -6,7 +6,7 @@ are trees with the paths of the parameters, and the named ones have the fields t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from piledriver.functional.errors import TreeStructureError
 from piledriver.functional.masks import Mask, is_chosen
 from piledriver.functional.schedules import Schedule
-from piledriver.functional.tree import flatten, leaves_of, rebuild
+from piledriver.functional.tree import Path, Tree, flatten, leaves_of, rebuild
 
 Rate = float | Schedule
 Leaves = list[Tensor] | tuple[Tensor, ...]
@@ -78,6 +78,7 @@ def on_leaves(init: Callable[[Any], Any], move: Move) -> Optimizer:
     """An optimizer from what it does to the list of leaves; the tree is there for its paths and to build others."""
 
     def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        grads = grads if params is None else aligned(grads, params)
         moved, state = move(leaves_of(grads), state, None if params is None else leaves_of(params), grads)
         return rebuild(grads, moved), state
 
@@ -95,20 +96,45 @@ def chain(*optimizers: Optimizer) -> Optimizer:
             else:
                 whole = None if params is None else rebuild(tree, params)
                 moved, new = one.update(rebuild(tree, leaves), its, whole)
-                leaves = leaves_of(moved)
+                leaves = leaves_of(aligned(moved, tree))
             made.append(new)
         return leaves, tuple(made)
 
     return on_leaves(lambda params: tuple(one.init(params) for one in optimizers), move)
 
 
+def aligned(given: Any, params: Any, path: Path = ()) -> Any:
+    """Gradients or updates in the order of the parameters; other names or shapes are an error.
+
+    Trees have one order, so of them a compiler need not trace anything.
+    """
+    if not isinstance(params, Mapping):
+        if not path or given.shape == params.shape:
+            return given
+        raise TreeStructureError(
+            f"{'.'.join(path)!r} has the shape {tuple(params.shape)}, its update {tuple(given.shape)}", fix=_FROM_THESE
+        )
+    is_tree = isinstance(params, Tree)
+    if is_tree and not isinstance(given, Tree):
+        given = Tree(given)
+    if is_tree and torch.compiler.is_compiling():
+        return given
+    if not isinstance(given, Mapping) or given.keys() != params.keys():
+        wanted, found = dict(flatten(params)), dict(flatten(given)) if isinstance(given, Mapping) else {}
+        name = ".".join((*path, *next(iter(wanted.keys() ^ found.keys()), ("?",))))
+        raise TreeStructureError(
+            f"{len(found)} updates for {len(wanted)} parameters: {name!r} is not in both", fix=_FROM_THESE
+        )
+    ordered = {name: aligned(given[name], below, (*path, name)) for name, below in params.items()}
+    return given if is_tree else ordered
+
+
+_FROM_THESE = "take the gradient with respect to these parameters"
+
+
 def apply_updates(params: Any, updates: Any) -> Any:
     """The parameters moved by the updates, each in its own dtype."""
-    ours, moves = leaves_of(params), leaves_of(updates)
-    if len(ours) != len(moves):
-        raise TreeStructureError(
-            f"{len(moves)} updates for {len(ours)} parameters", fix="take the gradient with respect to these parameters"
-        )
+    ours, moves = leaves_of(params), leaves_of(aligned(updates, params))
     cast = [move if move.dtype == own.dtype else move.to(own.dtype) for own, move in zip(ours, moves, strict=True)]
     return rebuild(params, torch._foreach_add(ours, cast))
 
@@ -168,7 +194,7 @@ def scale_by_adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Opti
 
     def move(leaves: Leaves, state: AdamState, _: Any, tree: Any) -> tuple[Leaves, AdamState]:
         old_mu, old_nu = leaves_of(state.mu), leaves_of(state.nu)
-        leaves = [one.to(own.dtype) for one, own in zip(leaves, old_mu, strict=True)]
+        leaves = as_held(leaves, old_mu)
         count = state.count + 1
         mu = torch._foreach_add(torch._foreach_mul(old_mu, b1), leaves, alpha=1.0 - b1)
         nu = torch._foreach_addcmul(torch._foreach_mul(old_nu, b2), leaves, leaves, value=1.0 - b2)
@@ -183,7 +209,9 @@ def trace(decay: float, nesterov: bool = False) -> Optimizer:
     """Momentum: a running sum of gradients."""
 
     def move(leaves: Leaves, state: TraceState, _: Any, tree: Any) -> tuple[Leaves, TraceState]:
-        summed = torch._foreach_add(torch._foreach_mul(leaves_of(state.trace), decay), leaves)
+        held = leaves_of(state.trace)
+        leaves = as_held(leaves, held)
+        summed = torch._foreach_add(torch._foreach_mul(held, decay), leaves)
         moved = torch._foreach_add(torch._foreach_mul(summed, decay), leaves) if nesterov else summed
         return moved, TraceState(rebuild(tree, summed))
 
@@ -195,6 +223,7 @@ def scale_by_lion(b1: float = 0.9, b2: float = 0.99) -> Optimizer:
 
     def move(leaves: Leaves, state: LionState, _: Any, tree: Any) -> tuple[Leaves, LionState]:
         mu = leaves_of(state.mu)
+        leaves = as_held(leaves, mu)
         blended = torch._foreach_add(torch._foreach_mul(mu, b1), leaves, alpha=1.0 - b1)
         new = torch._foreach_add(torch._foreach_mul(mu, b2), leaves, alpha=1.0 - b2)
         return torch._foreach_sign(blended), LionState(rebuild(tree, new))
@@ -248,6 +277,11 @@ def lion(
 ) -> Optimizer:
     """Lion."""
     return chain(scale_by_lion(b1, b2), add_decayed_weights(weight_decay, mask), scale_by_rate(rate))
+
+
+def as_held(leaves: Leaves, held: Leaves) -> Leaves:
+    """Gradients in the dtypes of the state, which so keeps them: fp32 ones of bf16 parameters change no state."""
+    return [one.to(own.dtype) for one, own in zip(leaves, held, strict=True)]
 
 
 def _correction(decay: float, count: Tensor) -> Tensor:

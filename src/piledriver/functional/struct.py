@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, NoReturn, TypeVar, dataclass_transform
 
 import torch.utils._pytree as pytree
+
+from piledriver.functional.errors import FunctionalError
 
 T = TypeVar("T")
 
@@ -17,7 +19,7 @@ def static(**kwargs: Any) -> Any:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(static, dataclasses.field))
 def tree_dataclass(cls: type[T]) -> type[T]:
-    """Make a frozen, keyword-only dataclass and register it as a torch pytree.
+    """Make a frozen, keyword-only dataclass and register it as a torch pytree; its subclasses become one by themselves.
 
     >>> import torch
     >>> @tree_dataclass
@@ -27,7 +29,12 @@ def tree_dataclass(cls: type[T]) -> type[T]:
     >>> pytree.tree_map(lambda x: x + 1, Pair(a=torch.tensor(1))).a
     tensor(2)
     """
+    if "tree_fields" in vars(cls):
+        return cls  # a subclass that was decorated too
     made = dataclasses.dataclass(frozen=True, kw_only=True, eq=False)(cls)
+    # The generated ones raise FrozenInstanceError, which teaches nothing.
+    made.__setattr__ = made.__delattr__ = _refuse_assignment  # type: ignore[method-assign]
+    made.__init_subclass__ = classmethod(_decorated)  # type: ignore[method-assign, assignment]
     fields = dataclasses.fields(made)  # type: ignore[arg-type]
     children = tuple(field.name for field in fields if not field.metadata.get("static"))
     settings = tuple(field.name for field in fields if field.metadata.get("static"))
@@ -52,6 +59,18 @@ def tree_dataclass(cls: type[T]) -> type[T]:
         flatten_with_keys_fn=flatten_with_keys,
     )
     return made
+
+
+def _decorated(cls: type[Any], /, **kwargs: Any) -> None:
+    # Without it a new field would be no part of the tree, and no one would say so.
+    tree_dataclass(cls)
+
+
+def _refuse_assignment(self: object, name: str, value: Any = None) -> NoReturn:
+    raise FunctionalError(
+        f"{type(self).__name__} is frozen: cannot assign its field {name!r}",
+        fix=f"make another one: `replace(value, {name}=...)`",
+    )
 
 
 def replace(value: T, **changes: Any) -> T:

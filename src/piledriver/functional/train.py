@@ -13,9 +13,9 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from piledriver.functional.errors import TransformError
-from piledriver.functional.optimizers import Optimizer, apply_updates
+from piledriver.functional.optimizers import Optimizer, aligned, apply_updates
 from piledriver.functional.struct import replace, static, tree_dataclass
-from piledriver.functional.transforms import value_and_grad
+from piledriver.functional.transforms import as_function, value_and_grad
 from piledriver.functional.tree import Tree, freeze, leaves_of, rebuild
 
 S = TypeVar("S", bound="TrainState")
@@ -92,9 +92,10 @@ class DynamicScale:
 
         `select(is_finite, new_state, old_state)` skips without leaving the graph.
         """
+        plain = as_function(function)
 
         def scaled(*args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
-            output = function(*args, **kwargs)
+            output = plain(*args, **kwargs)
             value = output[0] if has_aux else output
             return value * self.scale.to(device=value.device, dtype=value.dtype), output
 
@@ -117,7 +118,10 @@ class DynamicScale:
 
 @tree_dataclass
 class EMA:
-    """An exponential moving average of a tree; `debiased` corrects for its start."""
+    """An exponential moving average of a tree; `debiased` corrects for its start.
+
+    Of 16-bit tensors it is kept in fp32: in their own precision it would stop where a step is below half a last bit.
+    """
 
     average: Any
     count: Tensor
@@ -126,19 +130,24 @@ class EMA:
     @classmethod
     def create(cls, tree: Any, decay: float = 0.999) -> EMA:
         """An average of nothing yet."""
-        zeros = rebuild(tree, [torch.zeros_like(leaf) for leaf in leaves_of(tree)])
+        zeros = rebuild(tree, [torch.zeros_like(leaf, dtype=_wide(leaf)) for leaf in leaves_of(tree)])
         return cls(average=zeros, count=torch.tensor(0, dtype=torch.int32), decay=decay)
 
     def update(self, tree: Any) -> EMA:
         """The average with one more."""
-        old = torch._foreach_mul(leaves_of(self.average), self.decay)
-        new = torch._foreach_add(old, leaves_of(tree), alpha=1.0 - self.decay)
+        averages = leaves_of(self.average)
+        fresh = [leaf.to(own.dtype) for own, leaf in zip(averages, leaves_of(aligned(tree, self.average)), strict=True)]
+        new = torch._foreach_add(torch._foreach_mul(averages, self.decay), fresh, alpha=1.0 - self.decay)
         return replace(self, average=rebuild(self.average, new), count=self.count + 1)
 
     def debiased(self) -> Any:
         """The average over what it has really seen."""
         weight = 1.0 - self.decay ** self.count.float()
         return rebuild(self.average, [leaf / weight.to(leaf.device, leaf.dtype) for leaf in leaves_of(self.average)])
+
+
+def _wide(leaf: Tensor) -> torch.dtype:
+    return leaf.dtype if leaf.is_complex() else torch.promote_types(leaf.dtype, torch.float32)
 
 
 @tree_dataclass
