@@ -187,6 +187,19 @@ def test_a_tokenizer_that_is_too_large_is_refused_before_it_is_used(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_model_without_room_and_a_tokenizer_that_is_damaged(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb = ["train", str(finished / "config.yaml"), f"out={tmp_path / 'run'}"]
+    assert main([*verb, "model.vocab_size=9999999999999999"]) == 1
+    assert "the weights of 3.2e+17 parameters do not fit into memory" in capsys.readouterr().err
+    tokens = Path(shutil.copytree(finished / "tokens", tmp_path / "tokens"))
+    (tokens / "tokenizer.json").write_bytes(b"{}")  # it would be published with the model
+    assert main([*verb, f"data.tokens={tokens}"]) == 1
+    assert f"{tokens / 'tokenizer.json'} is damaged" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_shape_that_no_family_has_is_trained_and_said_so(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

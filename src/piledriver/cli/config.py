@@ -26,6 +26,8 @@ def run(args: argparse.Namespace) -> None:
 
     path = args.file or str(default_path())
     if args.show:
+        if args.file is None and not storage.exists(path):
+            raise UsageError(f"there is no launch config at {path} yet", fix="piledriver config writes it")
         print(storage.read_text(path), end="")
         return
     answers: dict[str, Any] = chosen_flags(args)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 
 from piledriver.cli.counts import add_workers
+from piledriver.core.errors import UsageError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +28,7 @@ def run(args: argparse.Namespace) -> None:
     from piledriver.corpus.sources import resolve
 
     slug = resolve(args.source).slug
+    _check_apart(args.out, args.rejects, args.paths)
     summary = extract(slug, args.paths, args.out, rejects=args.rejects, workers=args.workers)
     if args.json:
         print(json.dumps(summary.as_dict(), indent=2, ensure_ascii=False))
@@ -35,3 +38,12 @@ def run(args: argparse.Namespace) -> None:
     for title, counts in found:
         if counts:
             print(f"{title}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+
+
+def _check_apart(out: str, rejects: str | None, paths: list[str]) -> None:
+    """What is written takes the place of what was there: never of what is read, or of the other file."""
+    for written in (out, rejects):
+        if written is not None and os.path.realpath(written) in map(os.path.realpath, paths):
+            raise UsageError(f"{written} would be written over while it is read", fix="write to another file")
+    if rejects is not None and os.path.realpath(out) == os.path.realpath(rejects):
+        raise UsageError(f"documents and rejects would both be {out}", fix="give --rejects another file")

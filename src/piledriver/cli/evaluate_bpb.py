@@ -30,7 +30,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Score and print. Under `piledriver launch` the processes share the documents."""
-    from itertools import islice
+    import os
+    from itertools import chain, islice
 
     from piledriver.core.errors import UsageError
     from piledriver.core.progress import track
@@ -40,11 +41,19 @@ def run(args: argparse.Namespace) -> None:
     from piledriver.evaluate.report import as_json, as_text, save_chart
     from piledriver.runtime import connect, detect_world, disconnect
 
+    if args.chart is not None and os.path.isdir(args.chart):
+        raise UsageError(f"--chart: {args.chart} is a folder", fix="name a file, such as bpb.png")
+    rest = islice(read_shards(args.corpus), args.limit)
+    first = next(rest, None)
+    if first is None:
+        raise UsageError(f"{args.corpus} holds no documents", fix="give a shard or a folder of shards of text")
+    documents = chain([first], rest)
     world = detect_world()
-    tokenizer = open_model_tokenizer(args.model, args.tokenizer)
+    # A tokenizer is open in no time; the one beside the model is looked for when there is a model.
+    named = None if args.tokenizer is None else open_model_tokenizer(args.model, args.tokenizer)
     scorer = open_scorer(args.model, length=args.length, device=world.device)
+    tokenizer = named or open_model_tokenizer(args.model, None)
     connect(world)
-    documents = islice(read_shards(args.corpus), args.limit)
     shown = track(documents, "score", unit="documents") if world.is_main else documents
     scores = bits_per_byte(
         scorer,
@@ -58,8 +67,6 @@ def run(args: argparse.Namespace) -> None:
     disconnect()
     if not world.is_main:
         return
-    if not scores:
-        raise UsageError(f"{args.corpus} holds no documents", fix="give a shard or a folder of shards of text")
     figures = summarise(scores)
     about = {"model": args.model, "corpus": args.corpus, "length": scorer.length, "context": args.context}
     print(json.dumps(as_json(figures, **about), indent=2) if args.json else as_text(figures), flush=True)

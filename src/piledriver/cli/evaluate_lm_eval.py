@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from piledriver.cli.counts import positive
+from piledriver.cli.counts import positive, zero_or_more
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--length", type=positive, metavar="N", help="tokens in a window (default: the model's longest)"
     )
-    parser.add_argument("--few-shot", type=int, metavar="N", help="examples before each question (default: the task's)")
+    parser.add_argument(
+        "--few-shot", type=zero_or_more, metavar="N", help="examples before each question (default: the task's)"
+    )
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N documents of each task")
     parser.add_argument("--batch-tokens", type=positive, default=8192, metavar="N", help="tokens scored at once")
     parser.add_argument(
@@ -32,9 +34,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Evaluate and print."""
+    import os
+
+    from piledriver.core.errors import UsageError
     from piledriver.evaluate.harness import model_class, run_tasks
     from piledriver.runtime import connect, detect_world, disconnect
 
+    if args.include is not None and not os.path.isdir(args.include):
+        raise UsageError(f"--include: there is no folder {args.include}", fix="check the path")
     world = detect_world()
     connect(world)
     model = model_class()(

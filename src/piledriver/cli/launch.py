@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import sys
 
+from piledriver.cli.counts import processes
 from piledriver.core.errors import UsageError
 
 
@@ -28,9 +31,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--nproc", type=_count, metavar="N|auto", help="processes per node (default auto: one per accelerator)")
     add("--nnodes", metavar="N|MIN:MAX", help="nodes (default 1)")
     add("--node-rank", type=int, metavar="R", help="this node among all, from 0 (default: as they come)")
-    add("--rdzv-endpoint", metavar="HOST:PORT", help="where the nodes meet; needed for more than one")
+    add("--rdzv-endpoint", type=_endpoint, metavar="HOST:PORT", help="where the nodes meet; needed for more than one")
     add("--rdzv-id", metavar="NAME", help="name of the job at that endpoint (default piledriver)")
-    add("--rdzv-timeout-seconds", type=float, metavar="S", help="how long nodes wait for each other (default 300)")
+    add("--rdzv-timeout-seconds", type=_seconds, metavar="S", help="how long nodes wait for each other (default 300)")
     add("--max-restarts", type=int, metavar="N", help="how often to start again after a failure (default 0)")
     add("--cpu", action=argparse.BooleanOptionalAction, help="compute on the CPU even with an accelerator (default no)")
     add(
@@ -38,7 +41,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="keep each process on the cores near its device (default no)",
     )
-    add("--log-dir", metavar="DIR", help="one log file per process (default: all to the terminal)")
+    add("--log-dir", type=_folder, metavar="DIR", help="one log file per process (default: all to the terminal)")
     add(
         "--mixed-precision",
         choices=["no", "fp16", "bf16", "fp8"],
@@ -86,7 +89,8 @@ def run(args: argparse.Namespace) -> None:
         print(slurm_script(wanted, args.script, args.script_args, nodes=nodes, module=args.module), end="")
         return
     count, why = processes_per_node(wanted, find_hardware())
-    print(f"launching {count} process(es) on this node ({why}); config from {source}", file=sys.stderr)
+    if args.module or os.path.isfile(args.script):  # what cannot be launched is only refused
+        print(f"launching {count} process(es) on this node ({why}); config from {source}", file=sys.stderr)
     launch(wanted, args.script, args.script_args, module=args.module)
 
 
@@ -101,6 +105,31 @@ def chosen_flags(args: argparse.Namespace) -> dict[str, object]:
 
 
 def _count(text: str) -> int | str:
-    if text != "auto" and not text.isdigit():
+    if text == "auto":
+        return text
+    if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor auto")
-    return text if text == "auto" else int(text)
+    return processes(text) if int(text) else 0  # which the config refuses with its reason
+
+
+def _endpoint(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, with a port from 1 to 65535")
+    return text
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return seconds
+
+
+def _folder(text: str) -> str:
+    if os.path.exists(text) and not os.path.isdir(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is a file, not a folder")
+    return text

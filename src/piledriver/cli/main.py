@@ -73,8 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output (head, less) has left; keep the interpreter from complaining about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:
-        if debug:
+    except BaseException as error:
+        # What panics in a library written in Rust is no Exception, so that nobody takes it for one; we end here anyway.
+        if debug or not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
             raise
         print(_one_line(error), file=sys.stderr)
         return error.exit_code if isinstance(error, PiledriverError) else 1
@@ -92,7 +93,10 @@ def build_parser(arguments: Sequence[str]) -> Parser:
     parser = Parser(prog="piledriver", description="Raw text to a measured, served language model.", allow_abbrev=False)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     _add_debug(parser)
-    _add_verbs(parser, VERBS, [word for word in arguments if not word.startswith("-")])
+    words = [word for word in arguments if not word.startswith("-")]
+    _add_verbs(parser, VERBS, words)
+    if "" in words and words[0] != "launch":  # whose script may want one
+        parser.error("an argument is empty; is it a variable that is not set?")
     return parser
 
 
@@ -119,7 +123,7 @@ def _add_debug(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     if isinstance(error, PiledriverError):
         message = at_the_command_line(error)
     else:

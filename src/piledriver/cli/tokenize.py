@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from piledriver.cli.counts import positive
+from piledriver.cli.counts import positive, processes
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +15,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--tokenizer", required=True, metavar="T", help="tokenizer.json, *.tiktoken, *.model, or a folder"
     )
     parser.add_argument("-o", "--out", required=True, metavar="TOKENS", help="the folder to write")
-    parser.add_argument("--workers", type=positive, default=1, metavar="N", help="processes (default 1)")
+    parser.add_argument("--workers", type=processes, default=1, metavar="N", help="processes (default 1)")
     parser.add_argument(
         "--boundary", metavar="TOKEN", help="the special token between documents (default: found by its usual names)"
     )

@@ -102,10 +102,12 @@ def _value(kind: Any, data: Any, at: _Path, tree: Tree) -> Any:
 
 
 def _scalar(kind: Any, data: Any, at: _Path, tree: Tree) -> Any:
+    if kind is float and data != data:
+        raise _mismatch("a number", data, at, tree)
     if kind is float and isinstance(data, str):
         # YAML 1.1 reads `1e-3` as a string; no user means that.
         try:
-            return float(data)
+            return _scalar(float, float(data), at, tree)
         except ValueError:
             raise _mismatch("a number", data, at, tree) from None
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
@@ -210,9 +212,9 @@ def _dataclass(cls: type, data: Any, at: _Path, tree: Tree) -> Any:
             )
     missing = [name for name, field in fields.items() if name not in data and not _has_default(field)]
     if missing:
+        where, key = tree.where(at), _dotted((*at, missing[0]))
         raise ConfigError(
-            f"{tree.where(at)}: {_dotted((*at, missing[0]))!r} is required",
-            fix=f"add '{_dotted((*at, missing[0]))}: ...'",
+            f"{where}: {key!r} is required", fix=f"add {key}=..." if where == COMMAND_LINE else f"add '{key}: ...'"
         )
     values = {name: _value(hints[name], value, (*at, name), tree) for name, value in data.items()}
     try:

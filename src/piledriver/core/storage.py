@@ -116,11 +116,16 @@ def read_text(location: Location) -> str:
 
 
 def exists(location: Location) -> bool:
-    """Whether there is a file or folder."""
+    """Whether there is a file or folder. Where that may not be known (a folder that is not ours), it is an error."""
     if is_remote(location):
         filesystem, path = _remote(location)
         return bool(filesystem.exists(path))
-    return os.path.exists(location)
+    with _named(location, "read"):
+        try:
+            os.stat(location)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+    return True
 
 
 def size(location: Location) -> int:
@@ -216,6 +221,8 @@ _FIXES = {
     errno.EEXIST: "a part of the path is a file, not a folder",
     errno.ENOSPC: "free some disk space and run it again",
     errno.EFBIG: "raise the file size limit (ulimit -f) and run it again",
+    errno.ENAMETOOLONG: "give a shorter path",
+    errno.ELOOP: "a link on the path leads back to itself",
     errno.EROFS: "choose a folder that can be written",
 }
 

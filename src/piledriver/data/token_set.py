@@ -214,9 +214,21 @@ def open_tokens(
         )
     tokens = TokenSet(folder, read_manifest(folder))
     _check_vocabulary(tokens, tokenizer, vocab_size)
+    if check != "sizes":
+        _check_tokenizer(tokens)
     for shard in tokens.shards:
         shard.check(check)
     return tokens
+
+
+def _check_tokenizer(tokens: TokenSet) -> None:
+    """The copy beside the shards goes with every model that is trained on them."""
+    noted = tokens.manifest["tokenizer"]
+    path = storage.join(tokens.folder, noted["file"])
+    if not storage.exists(path):
+        raise CorruptFileError(f"{path} is missing", fix=AGAIN)
+    if storage.sha256(path) != noted["sha256"]:
+        raise CorruptFileError(f"{path} is damaged: its checksum differs", fix=AGAIN)
 
 
 def _check_vocabulary(tokens: TokenSet, tokenizer: Tokenizer | None, vocab_size: int | None) -> None:

@@ -253,7 +253,12 @@ def byte_characters() -> list[str]:
 def _gpt2_json(folder: Path) -> bytes:
     """The `tokenizer.json` of GPT-2's two files."""
     library = encoders.import_tokenizers()
-    model = library.models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    try:
+        model = library.models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    except Exception as error:  # the library raises nothing more special
+        raise CorruptFileError(
+            f"{folder}: vocab.json or merges.txt is damaged: {error}", fix="fetch them again"
+        ) from error
     made = library.Tokenizer(model)
     made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = library.decoders.ByteLevel()
@@ -307,7 +312,11 @@ def _from_tiktoken(
 def _read_ranks(name: str, content: bytes) -> dict[bytes, int]:
     try:
         rows = (line.split() for line in content.splitlines() if line)
-        return {base64.b64decode(piece, validate=True): int(rank) for piece, rank in rows}
+        ranks = {base64.b64decode(piece, validate=True): int(rank) for piece, rank in rows}
+        missing = next((byte for byte in range(256) if bytes([byte]) not in ranks), None)
+        if missing is not None:
+            raise ValueError(f"byte {missing} has no rank")
+        return ranks
     except ValueError as error:
         raise CorruptFileError(f"{name} is not a file of tiktoken ranks: {error}", fix="fetch it again") from error
 
@@ -318,6 +327,8 @@ def _from_sentencepiece(name: str, content: bytes, encoder: str | None) -> Token
     except ImportError:
         raise MissingDependencyError("sentencepiece", extra="data", purpose="reading a SentencePiece model") from None
     try:
+        if not content:
+            raise RuntimeError("it is empty")
         model = library.SentencePieceProcessor(model_proto=content)
     except RuntimeError as error:
         raise CorruptFileError(f"{name} is not a SentencePiece model: {error}", fix="fetch it again") from error

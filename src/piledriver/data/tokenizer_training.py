@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -11,6 +12,9 @@ from piledriver.core.random import Stream
 from piledriver.corpus import read_shards
 from piledriver.data import encoders
 from piledriver.data.tokenizer import Tokenizer, from_json
+
+# The trainer makes room for all ids at once; this much fits everywhere, and no vocabulary is near it.
+MOST_IDS = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +36,17 @@ class TokenizerTraining:
 
     def __post_init__(self) -> None:
         least = 256 + len(self.special_tokens)
-        if self.vocab_size < least:
-            raise ConfigError(f"vocab_size is {self.vocab_size}", fix=f"it must be at least {least}")
+        if not least <= self.vocab_size <= MOST_IDS:
+            raise ConfigError(f"vocab_size is {self.vocab_size}", fix=f"it must be from {least} to {MOST_IDS}")
         if not self.special_tokens:
             raise ConfigError("special_tokens is empty", fix="name the token that stands between documents")
-        if any(weight < 0 for weight in self.weights.values()):
-            raise ConfigError("a weight is negative", fix="use 0 to leave a source out")
+        if "" in self.special_tokens or len(set(self.special_tokens)) < len(self.special_tokens):
+            raise ConfigError(f"special tokens are {list(self.special_tokens)}", fix="name each once, and none ''")
+        for source, weight in self.weights.items():
+            if not 0 <= weight < math.inf:
+                raise ConfigError(
+                    f"the weight of {source!r} is {weight:g}", fix="use 0 to leave a source out, 2 for twice"
+                )
 
 
 def train_tokenizer(corpus: storage.Location, training: TokenizerTraining | None = None) -> Tokenizer:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from piledriver.core import storage
 from piledriver.core.config import from_mapping
 from piledriver.core.errors import ConfigError, UsageError
 from piledriver.corpus import Document, read_shards
@@ -42,10 +44,11 @@ def run_demo(
     say: Callable[[str], None] = print,
 ) -> DemoResult:
     """Corpus, tokenizer, model, bits per byte: all from this machine's own files, into one folder."""
-    if minutes <= 0:
-        raise UsageError(f"{minutes:g} minutes of training", fix="give more than none")
+    if not 0 < minutes < math.inf:
+        raise UsageError(f"{minutes:g} minutes of training", fix="give a number of minutes, more than none")
     if os.path.exists(out) and not os.path.isdir(out):
         raise UsageError(f"{out} is a file", fix="name a folder")
+    storage.make_folder(out)
     begun, seconds = time.monotonic(), dict[str, float]()
     clock = _Clock(seconds)
     domains = find_domains(Path(out) / "raw", bytes_each, seed=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -132,8 +133,16 @@ class TrainConfig:
                 raise ConfigError(f"{name} is {value}", fix="it must be positive")
         if self.data.seq_len is not None and self.data.seq_len <= 0:
             raise ConfigError(f"data.seq_len is {self.data.seq_len}", fix="it must be positive")
-        if not self.optimizer.lr > 0:
+        if not 0 < self.optimizer.lr < math.inf:
             raise ConfigError(f"optimizer.lr is {self.optimizer.lr}", fix="it must be positive")
+        if not 0 <= self.z_loss < math.inf:
+            raise ConfigError(f"z_loss is {self.z_loss}", fix="it must be 0 or more")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed is {self.seed}", fix="it must be from 0 to 2**63 - 1")
+        if not self.out:
+            raise ConfigError("out is empty", fix="name the folder of the run")
+        if self.budget_minutes == math.inf:
+            raise ConfigError("budget_minutes is inf", fix="the schedule needs an end: give a number")
         if self.layout is not None and self.precision not in ("auto", self.layout.precision):
             raise ConfigError(
                 f"precision is {self.precision} and layout.precision {self.layout.precision}",

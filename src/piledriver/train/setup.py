@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -9,7 +11,7 @@ from typing import cast
 import torch
 
 from piledriver.accelerator import Accelerator
-from piledriver.core.errors import ConfigError
+from piledriver.core.errors import ConfigError, PiledriverError
 from piledriver.data.stream import StreamConfig, TokenStream, open_stream
 from piledriver.engine import Layout
 from piledriver.engine.compiling import compile_blocks
@@ -142,12 +144,27 @@ def _open_stream(config: TrainConfig, tokens: str, shape: ModelConfig, batching:
 def make_model(parts: Parts) -> Transformer:
     """The model with its first weights. A layout sets its precision when it is applied, and compiles it."""
     config, device = parts.config, parts.device
-    model = Transformer(parts.shape, seed=config.seed).to(device)
+    with _room_for(parts.shape):
+        model = Transformer(parts.shape, seed=config.seed).to(device)
     in_bf16 = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
     if config.layout is None and in_bf16:
         model.compute_dtype = torch.bfloat16
     model.z_loss = config.z_loss
     return model
+
+
+@contextmanager
+def _room_for(shape: ModelConfig) -> Iterator[None]:
+    """Turn torch's error where not even the weights have room into ours. A CPU's is told by its words alone."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
+        raise PiledriverError(
+            f"the weights of {parameter_count(shape):.3g} parameters do not fit into memory",
+            fix="choose a smaller model, or a machine with more",
+        ) from error
 
 
 def compile_model(model: Transformer, parts: Parts) -> None:
