@@ -83,13 +83,37 @@ def test_env_says_what_was_detected_and_why() -> None:
     assert "(" in facts["accelerator"]["device"] or facts["accelerator"]["device"] != "cpu"
 
 
-def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
+@pytest.mark.parametrize("reader", ["head -1", "true"])
+@pytest.mark.parametrize("verb", ["corpus show many.jsonl --limit 20000", "corpus show many.jsonl", "--help"])
+def test_a_reader_that_leaves_is_no_error(verb: str, reader: str, tmp_path: Path) -> None:
+    """Also where all of the output fits the buffer, and is written when the verb has ended."""
     (tmp_path / "many.jsonl").write_text('{"text": "hello"}\n' * 20_000)
-    command = f"{sys.executable} -m piledriver.cli.main corpus show many.jsonl --limit 20000 | head -1"
+    command = f"{sys.executable} -m piledriver.cli.main {verb} | {reader}"
     done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False
+        ["bash", "-o", "pipefail", "-c", command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=BUFFERED,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux")
+@pytest.mark.parametrize("environment", [BUFFERED, {**BUFFERED, "PYTHONUNBUFFERED": "1"}])
+def test_an_output_that_cannot_be_written_is_one_line(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "one.jsonl").write_text('{"text": "hello"}\n')
+    command = [sys.executable, "-m", "piledriver.cli.main", "corpus", "show", "one.jsonl"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment
+        )
+    assert done.returncode == 1
+    assert done.stderr == "piledriver: error: No space left on device. Fix: free some disk space and run it again\n"
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from piledriver.cli.advice import at_the_command_line
@@ -60,25 +61,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     _write_utf8()
     try:
-        args = build_parser(arguments).parse_args(arguments)
-        return int(args.run_verb(args) or 0)
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 1 if stop.code else 0
+        code = _run(arguments)
+        if sys.stdout is not None:  # as it is where somebody closed it
+            sys.stdout.flush()  # here, where what goes wrong can be said in one line
+        return code
     except KeyboardInterrupt:
         print(
             "\npiledriver: interrupted; nothing is half-written. Run the same command again to go on.", file=sys.stderr
         )
         return 130
     except BrokenPipeError:
-        # The reader of our output (head, less) has left; keep the interpreter from complaining about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # the reader of it (head, less) has left
         return 0
     except BaseException as error:
         # What panics in a library written in Rust is no Exception, so that nobody takes it for one; we end here anyway.
         if debug or not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
             raise
         print(_one_line(error), file=sys.stderr)
+        if isinstance(error, OSError) and sys.stdout is not None:
+            _drop_output()
         return error.exit_code if isinstance(error, PiledriverError) else 1
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        args = build_parser(arguments).parse_args(arguments)
+        return int(args.run_verb(args) or 0)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 1 if stop.code else 0
+
+
+def _drop_output() -> None:
+    """Where what was printed has nowhere to go: let it go, or the interpreter complains of it once more at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):  # a stream that is no file
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _write_utf8() -> None:
@@ -124,6 +143,10 @@ def _add_debug(parser: argparse.ArgumentParser) -> None:
 
 
 def _one_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.errno:
+        from piledriver.core.storage import explained
+
+        error = explained(error)
     if isinstance(error, PiledriverError):
         message = at_the_command_line(error)
     else:

@@ -227,16 +227,23 @@ _FIXES = {
 }
 
 
+def explained(error: OSError, location: Location | None = None, verb: str = "use") -> StorageError:
+    """The operating system's error as ours: the file, the reason, and what to do where that is known."""
+    reason = error.strerror or str(error) or type(error).__name__
+    name = error.filename if location is None else os.fspath(location)
+    return StorageError(
+        f"cannot {verb} {os.fsdecode(name)}: {reason}" if name is not None and not isinstance(name, int) else reason,
+        fix=_FIXES.get(error.errno or 0),
+    )
+
+
 @contextmanager
 def _named(location: Location, verb: str) -> Iterator[None]:
     """Turn the operating system's errors into ours, with the file's name and what to do."""
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error) or type(error).__name__
-        raise StorageError(
-            f"cannot {verb} {os.fspath(location)}: {reason}", fix=_FIXES.get(error.errno or 0)
-        ) from error
+        raise explained(error, location, verb) from error
     except (ImportError, ValueError) as error:
         if not is_remote(location):
             raise
