@@ -23,6 +23,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar, dataclass_transform
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from piledriver.core.errors import nearest
 from piledriver.functional.errors import (
@@ -361,22 +362,24 @@ class Module:
         return self._frame
 
 
+_compilers_know_dicts = TorchVersion(torch.__version__) >= (2, 13)
+
 # Names that a subclass would take from the machinery, and break it far from here.
 _OF_EVERY_MODULE = frozenset(name for name in vars(Module) if not name.startswith("__"))
 
 
 def bound_at(module: M, frame: Frame) -> M:
     """A copy of a module that stands at a frame."""
-    if torch.compiler.is_compiling():
-        # What torch 2.11's compiler can trace: it does not know `__dict__`.
-        same = type(module)(**{name: getattr(module, name) for name in module._fields})
-        object.__setattr__(same, "_frame", frame)
-        return same
-    # A copy by hand: running the generated __init__ again costs three times as much.
+    # A copy by hand: running the generated __init__ again costs three times as much, and compilers trace all of it.
     copy = object.__new__(type(module))
-    fields = copy.__dict__
-    fields.update(module.__dict__)
-    fields["_frame"] = frame
+    if _compilers_know_dicts or not torch.compiler.is_compiling():
+        fields = copy.__dict__
+        fields.update(module.__dict__)
+        fields["_frame"] = frame
+        return copy
+    for name in module._fields:
+        object.__setattr__(copy, name, getattr(module, name))
+    object.__setattr__(copy, "_frame", frame)
     return copy
 
 
