@@ -26,6 +26,7 @@ from piledriver.functional.initialisers import (
     scaled_normal,
     scaled_truncated_normal,
     scaled_uniform,
+    variance_scaling,
 )
 from piledriver.functional.layers.positions import alibi_slopes
 
@@ -354,6 +355,15 @@ def test_double_inputs_meet_single_parameters(layer: Any) -> None:
 
 def test_a_kernel_without_inputs_has_its_shape() -> None:
     assert F.Dense(3).init(F.key(0), torch.ones(2, 0)).at("params.kernel").shape == (0, 3)
+
+
+def test_initialisers_refuse_what_they_do_not_know() -> None:
+    with pytest.raises(UsageError, match="variance scaling by 'gauss'"):
+        variance_scaling(1.0, "fan_in", "gauss")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="did you mean 'fan_in'"):
+        variance_scaling(1.0, "fan_inn", "normal")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"fans over the dims \[5, -1\] of the shape \(2, 3\)"):
+        lecun_normal(5)(F.key(0), (2, 3), torch.float32, torch.device("cpu"))
 
 
 def test_an_orthogonal_vector_is_refused() -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from piledriver.core.errors import UsageError
+from piledriver.core.errors import UsageError, suggest
 from piledriver.functional.frame import Initialiser
 from piledriver.functional.keys import Key, normal, truncated_normal, uniform
 
@@ -77,6 +77,12 @@ def variance_scaling(
     batch_dims: Dims = (),
 ) -> Initialiser:
     """Variance scale / fan: the family of Glorot, He and LeCun."""
+    for name, known in (
+        (mode, ("fan_in", "fan_out", "fan_avg")),
+        (distribution, ("truncated_normal", "normal", "uniform")),
+    ):
+        if name not in known:
+            raise UsageError(f"variance scaling by {name!r}", fix=suggest(name, known))
 
     def init(key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         fan_in, fan_out = _fans(shape, in_dims, out_dims, batch_dims)
@@ -141,6 +147,10 @@ def orthogonal(scale: float = 1.0) -> Initialiser:
 def _fans(shape: tuple[int, ...], in_dims: Dims, out_dims: Dims, batch_dims: Dims) -> tuple[float, float]:
     if len(shape) < 2:
         return float(math.prod(shape)), float(math.prod(shape))
+
+    every = [dim for dims in (in_dims, out_dims, batch_dims) for dim in ((dims,) if isinstance(dims, int) else dims)]
+    if not all(-len(shape) <= dim < len(shape) for dim in every):
+        raise UsageError(f"fans over the dims {every} of the shape {shape}", fix="name dims that the shape has")
 
     def size(dims: Dims) -> int:
         return math.prod(shape[dim] for dim in ((dims,) if isinstance(dims, int) else dims))
