@@ -382,6 +382,19 @@ def test_compiled_functions_say_what_eager_ones_say() -> None:
         F.jit(F.grad(lambda x: x), backend="eager")(x)
 
 
+def test_anything_may_stand_beside_a_compiled_value() -> None:
+    params, x = batch(0, 2)
+
+    def with_aux(params: F.Tree, x: Tensor) -> tuple[Tensor, Any]:
+        return loss(params, x), {"rows": 2, "name": "first", "twice": x * 2}
+
+    (_, aux), grads = F.jit(F.value_and_grad(with_aux, has_aux=True), backend="eager")(params, x)
+    equal((aux.pop("twice"), grads), (x * 2, F.grad(loss)(params, x)))
+    assert aux == {"rows": 2, "name": "first"}
+    bare = F.jit(F.grad(lambda params, x: (loss(params, x), None), has_aux=True), backend="eager")
+    assert bare(params, x)[1] is None
+
+
 def test_jit_decorates_with_and_without_settings() -> None:
     @F.jit(backend="eager", donate=True)
     def step(x: Tensor) -> Tensor:

@@ -362,7 +362,7 @@ class Module:
         return self._frame
 
 
-_compilers_know_dicts = TorchVersion(torch.__version__) >= (2, 13)
+_compilers_know_dicts = TorchVersion(torch.__version__) >= "2.13"
 
 # Names that a subclass would take from the machinery, and break it far from here.
 _OF_EVERY_MODULE = frozenset(name for name in vars(Module) if not name.startswith("__"))

@@ -108,25 +108,38 @@ def aligned(given: Any, params: Any, path: Path = ()) -> Any:
 
     Trees have one order, so of them a compiler need not trace anything.
     """
+    if isinstance(params, Tree):
+        given = given if isinstance(given, Tree) else Tree(given)
+        if torch.compiler.is_compiling() or _is_like(given, params):
+            return given
     if not isinstance(params, Mapping):
         if not path or given.shape == params.shape:
             return given
         raise TreeStructureError(
             f"{'.'.join(path)!r} has the shape {tuple(params.shape)}, its update {tuple(given.shape)}", fix=_FROM_THESE
         )
-    is_tree = isinstance(params, Tree)
-    if is_tree and not isinstance(given, Tree):
-        given = Tree(given)
-    if is_tree and torch.compiler.is_compiling():
-        return given
     if not isinstance(given, Mapping) or given.keys() != params.keys():
         wanted, found = dict(flatten(params)), dict(flatten(given)) if isinstance(given, Mapping) else {}
         name = ".".join((*path, *next(iter(wanted.keys() ^ found.keys()), ("?",))))
         raise TreeStructureError(
             f"{len(found)} updates for {len(wanted)} parameters: {name!r} is not in both", fix=_FROM_THESE
         )
-    ordered = {name: aligned(given[name], below, (*path, name)) for name, below in params.items()}
-    return given if is_tree else ordered
+    return {name: aligned(given[name], below, (*path, name)) for name, below in params.items()}
+
+
+def _is_like(given: Tree, params: Tree) -> bool:
+    """Whether two trees have the same names and shapes; every step asks, so it calls little."""
+    mine, theirs = given._data, params._data
+    if mine.keys() != theirs.keys():
+        return False
+    for name, below in theirs.items():
+        one = mine[name]
+        if type(below) is Tree:
+            if type(one) is not Tree or not _is_like(one, below):
+                return False
+        elif one.shape != below.shape:
+            return False
+    return True
 
 
 _FROM_THESE = "take the gradient with respect to these parameters"

@@ -27,7 +27,7 @@ from piledriver.functional.lift import Remat
 from piledriver.functional.module import Module, stand_in
 from piledriver.functional.remat import recomputed
 from piledriver.functional.tracing import counted, gradient_depth, inside_functorch, one_more_gradient
-from piledriver.functional.tree import Tree
+from piledriver.functional.tree import Tree, leaves_of, rebuild
 
 Argnums = int | tuple[int, ...]
 _compiled_so_far = itertools.count()
@@ -65,12 +65,32 @@ def value_and_grad(function: Any, argnums: Argnums = 0, has_aux: bool = False) -
     @functools.wraps(plain)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or inside_functorch():
-            chosen = argnums if isinstance(argnums, int) else tuple(argnums)
-            grads, value = counted("gradient", torch.func.grad_and_value(plain, chosen, has_aux))(*args, **kwargs)
-            return value, grads
+            return _by_functorch(plain, argnums, has_aux, args, kwargs)
         return _by_autograd(plain, argnums, has_aux, args, kwargs)
 
     return wrapped
+
+
+def _by_functorch(
+    function: Callable[..., Any], argnums: Argnums, has_aux: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    chosen = argnums if isinstance(argnums, int) else tuple(argnums)
+    aside: list[Any] = []
+
+    def on_tensors(*args: Any, **kwargs: Any) -> Any:
+        value, aux = function(*args, **kwargs)
+        leaves = [] if aux is None else leaves_of(aux)
+        aside.append((aux, leaves))
+        return value, [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+    inner = on_tensors if has_aux else function
+    grads, value = counted("gradient", torch.func.grad_and_value(inner, chosen, has_aux))(*args, **kwargs)
+    if not has_aux:
+        return value, grads
+    # `torch.func` takes nothing but tensors beside the value; what else there is (a count, a name) goes round it.
+    (aux, leaves), tensors = aside[0], iter(value[1])
+    filled = [next(tensors) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return (value[0], rebuild(aux, filled) if leaves else aux), grads
 
 
 def _by_autograd(
