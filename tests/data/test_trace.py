@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -134,3 +135,23 @@ def test_a_run_is_traced_from_any_folder(tmp_path, tokens_folder, monkeypatch):
     shutil.rmtree(tmp_path / "run" / "tokens")
     with pytest.raises(StorageError, match=r"not at run/tokens or .*Fix: name them with --tokens"):
         trace_step(tmp_path / "run", 3)
+
+
+def test_shards_beside_a_run_are_found_from_any_folder_and_after_a_move(tmp_path, tokens_folder, monkeypatch):
+    work = tmp_path / "work"
+    shutil.copytree(tokens_folder, work / "shards")
+    (work / "here").mkdir()
+    monkeypatch.chdir(work / "here")
+    stream = open_stream(StreamConfig(tokens="../shards", seq_len=32))
+    record_stream("../runs/first", stream, windows_per_step=4)
+    seen = trace_step("../runs/first", 1)
+    work.rename(tmp_path / "moved")
+    other = tmp_path / "other" / "here"
+    other.mkdir(parents=True)
+    monkeypatch.chdir(other)
+    assert trace_step("../../moved/runs/first", 1) == seen
+    # Shards of somebody else that lie where the user stood are not taken for the run's.
+    shutil.copytree(tokens_folder, "../shards")
+    manifest = Path("../shards/tokens.json")
+    manifest.write_text(manifest.read_text() + "\n")
+    assert trace_step("../../moved/runs/first", 1) == seen

@@ -42,6 +42,8 @@ class Segment:
     """The stream."""
     tokens_sha256: str
     """The manifest of the token shards: they are the same only if this is."""
+    tokens_from_run: str | None = None
+    """The way from the run's folder to the token shards: the config's is from where the user stood."""
 
     def __post_init__(self) -> None:
         if self.step < 0 or self.index < 0 or self.windows_per_step < 1:
@@ -76,6 +78,7 @@ def record_stream(
         windows_per_step=windows_per_step,
         config=stream.config,
         tokens_sha256=stream.tokens.fingerprint,
+        tokens_from_run=_way(run, stream.config.tokens),
     )
     earlier = read_record(run) if storage.exists(storage.join(run, FILE)) else []
     # Steps from here on are taken again: what an earlier attempt noted about them is no longer so.
@@ -124,10 +127,24 @@ def open_segment(
 def _recorded(segment: Segment, run: storage.Location | None) -> str:
     named = str(segment.config.tokens)
     places = [named] if run is None else [named, storage.join(run, os.path.basename(named.rstrip("/")))]
-    for folder in places:
-        if storage.exists(storage.join(folder, MANIFEST)):
+    if run is not None and segment.tokens_from_run is not None:
+        places.append(os.path.normpath(storage.join(run, segment.tokens_from_run)))
+    manifests = {folder: path for folder in places if storage.exists(path := storage.join(folder, MANIFEST))}
+    for folder, path in manifests.items():
+        # Another folder may have shards under the same name; where none are the right ones the first is complained of.
+        if storage.sha256(path) == segment.tokens_sha256:
             return folder
-    raise StorageError(f"the run's token shards are not at {' or '.join(places)}", fix="name them with --tokens")
+    if manifests:
+        return next(iter(manifests))
+    raise StorageError(
+        f"the run's token shards are not at {' or '.join(dict.fromkeys(places))}", fix="name them with --tokens"
+    )
+
+
+def _way(run: storage.Location, tokens: str) -> str | None:
+    if storage.is_remote(run) or storage.is_remote(tokens):
+        return None
+    return os.path.relpath(os.path.realpath(tokens), os.path.realpath(run))
 
 
 def _continues(old: Segment, new: Segment) -> bool:
