@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import piledriver.functional as F
-from piledriver.functional.errors import ParameterShapeError, TransformError
+from piledriver.functional.errors import FunctionalError, ParameterShapeError, TransformError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script")
 
@@ -239,6 +239,24 @@ def test_vmapped_equals_the_loop_with_state_and_keys() -> None:
     equal(shared.apply(variables, x.movedim(0, 1)), F.Dense(2).apply(variables, x))
 
 
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (F.Scanned(F.Dense(5), 3), r"was given \[\(2, 4\)\] and returned \[\(2, 5\)\]"),
+        (F.Scanned(F.Dense(4), 0), "0 scanned layers"),
+        (F.Vmapped(F.Dense(4), 3), r"shape \(2, 4\) for 3 copies over dimension 0"),
+        (F.Vmapped(F.Dense(4), 2, in_axes=(0, 0)), "1 inputs with 2 in_axes"),
+    ],
+)
+def test_lifts_that_cannot_be_are_named_by_init(module: F.Module, said: str) -> None:
+    class Outer(F.Module):
+        def __call__(self, x: Tensor) -> Tensor:
+            return self.child("lifted", module)(x)
+
+    with pytest.raises(FunctionalError, match=rf"^lifted: .*{said}"):
+        Outer().init(F.key(0), torch.ones(2, 4))
+
+
 def test_lifts_nest() -> None:
     x = F.normal(F.key(0), (2, 4))
     model = F.Scanned(F.Remat(F.Vmapped(F.Dense(4), 2)), 3)
@@ -420,6 +438,9 @@ def test_remat_refuses_tensors_from_outside_that_need_a_gradient() -> None:
     with pytest.raises(TransformError, match=r"tensor from outside.*pass it as an argument"):
         F.grad(lambda params: F.remat(lambda x: loss(params, x))(x))(params)
     equal(F.grad(lambda x: F.remat(lambda x: loss(params, x))(x))(x), F.grad(lambda x: loss(params, x))(x))
+    weight = torch.nn.Parameter(ONE)
+    with torch.no_grad():
+        assert F.remat(lambda x: (x * weight).sum())(ONE) == 2
     equal(F.jvp(F.remat(loss), (params, x), (params, x)), F.jvp(loss, (params, x), (params, x)))
 
 

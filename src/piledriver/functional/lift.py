@@ -14,13 +14,13 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from piledriver.functional.errors import TransformError
+from piledriver.functional.errors import InputShapeError, TransformError, dotted
 from piledriver.functional.frame import Context, Declaration, Frame, Place
 from piledriver.functional.keys import Key, fold_in, split
 from piledriver.functional.module import Module, bound_at
 from piledriver.functional.remat import recomputed
 from piledriver.functional.tracing import counted
-from piledriver.functional.tree import Tree
+from piledriver.functional.tree import Tree, leaves_of
 
 Written = dict[Place, Any]
 
@@ -57,7 +57,10 @@ class Scanned(Module):
         """The last carry, and the stacked outputs where there are some."""
         frame = self._bound_frame("scan")
         if self.is_initialising:
+            if self.length < 1:
+                raise TransformError(f"{dotted(frame.path)}: {self.length} scanned layers", fix="give one or more")
             result, declared = _inferred(self.inner, frame, (carry, *args), kwargs)
+            _check_carry(carry, result[0] if self.has_outputs else result, frame)
             _declare_stacked(frame, declared, self.length, self.axis, frozenset())
             if not self.has_outputs:
                 return result
@@ -94,6 +97,7 @@ class Vmapped(Module):
         """The outputs of all copies, stacked."""
         frame = self._bound_frame("vmap")
         axes = self.in_axes if isinstance(self.in_axes, tuple) else (self.in_axes,) * len(args)
+        _check_mapped(args, axes, self.size, frame)
         if self.is_initialising:
             one = tuple(
                 arg if axis is None else pytree.tree_map_only(Tensor, _first(axis), arg)
@@ -117,6 +121,31 @@ class Vmapped(Module):
         output, written = counted("batch", mapped)(variables, rngs, args)
         frame.context.written.update(written)
         return output
+
+
+def _check_carry(carry: Any, result: Any, frame: Frame) -> None:
+    before, after = (
+        [tuple(leaf.shape) for leaf in leaves_of(one) if isinstance(leaf, Tensor)] for one in (carry, result)
+    )
+    if before != after:
+        raise InputShapeError(
+            frame.path,
+            f"a scanned module was given {before} and returned {after}",
+            "each copy is fed by the one before: return what was given, or say has_outputs=True and return a pair",
+        )
+
+
+def _check_mapped(args: tuple[Any, ...], axes: tuple[Any, ...], size: int, frame: Frame) -> None:
+    if len(axes) != len(args):
+        raise InputShapeError(frame.path, f"{len(args)} inputs with {len(axes)} in_axes", "give each its axis, or None")
+    for arg, axis in zip(args, axes, strict=True):
+        for leaf in leaves_of(arg) if isinstance(axis, int) else ():
+            if isinstance(leaf, Tensor) and (leaf.ndim <= axis or leaf.shape[axis] != size):
+                raise InputShapeError(
+                    frame.path,
+                    f"an input of shape {tuple(leaf.shape)} for {size} copies over dimension {axis}",
+                    "make that dimension as long as there are copies, or say in_axes=None to give all the same",
+                )
 
 
 def _pure(module: Module, frame: Frame) -> Callable[..., tuple[Any, Written]]:

@@ -31,7 +31,8 @@ def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return _while_compiling(function, args, kwargs)
-        if forward_mode_surrounds():
+        is_kept = torch.is_grad_enabled() or inside_functorch()
+        if not is_kept or forward_mode_surrounds():
             return function(*args, **kwargs)  # which keeps nothing anyway
         leaves, structure = pytree.tree_flatten((args, kwargs))
         slots = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
