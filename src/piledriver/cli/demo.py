@@ -32,6 +32,7 @@ def run(args: argparse.Namespace) -> None:
     for sample in result.samples:
         # A line each: white space as it is, and what the texts themselves say, is in the report.
         prompt, written = (" ".join(text.split()) for text in (sample.prompt, sample.written))
-        print(f"{sample.domain:<{width}}  {prompt[-60:]} ... {written[:60]}")
+        end = prompt if len(prompt) <= 60 else prompt[-60:].partition(" ")[2]
+        print(f"{sample.domain:<{width}}  {end} ... {written[:60]}")
     print()
     print(f"{os.path.join(args.out, 'report.html')} has the plots; {sum(result.seconds.values()):.0f} s in all")
