@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import random
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -307,6 +308,12 @@ class TestCommandLine:
         assert found["tensors"]["models/0/1.weight"] == {"dtype": "float32", "shape": [3, 5], "pieces": 1}
         assert cli.main(["checkpoint", "inspect", str(folder), "--tensors"]) == 0
         assert "models/0/1.weight  float32 [3, 5]" in capsys.readouterr().out
+
+    def test_a_run_means_its_last_checkpoint(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        root = folder.parent.parent / "whole"
+        shutil.copytree(folder.parent, root / "checkpoints")
+        assert cli.main(["checkpoint", "inspect", str(root), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["step"] == 40
 
     def test_inspect_damage(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (file,) = folder.rglob("rank-00000.safetensors")

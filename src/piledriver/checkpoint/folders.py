@@ -82,9 +82,12 @@ def is_good(folder: Path) -> bool:
 
 
 def meant(location: Location) -> Path:
-    """What a user who names a folder means: itself, or the latest of the checkpoints in it."""
+    """What a user who names a folder means: itself, or the latest of the checkpoints in it, or in a run's folder."""
     path = local(location)
-    return path if is_good(path) else latest(path) or path
+    if is_good(path):
+        return path
+    holds_weights = any(path.glob("*.safetensors")) or any(path.glob("*.bin"))
+    return latest(path) or (None if holds_weights else latest(path / "checkpoints")) or path
 
 
 def local(location: Location) -> Path:

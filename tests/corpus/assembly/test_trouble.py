@@ -193,3 +193,13 @@ def test_no_documents_at_all_is_an_error(tmp_path: Path) -> None:
         deduplicate([str(tmp_path / "empty.jsonl.zst")], str(tmp_path / "out"), "near", {})
     with pytest.raises(UsageError, match="no shards"):
         deduplicate([str(tmp_path / "out")], str(tmp_path / "more"), "near", {})
+
+
+def test_a_corpus_is_not_overwritten_by_a_deduplication(place: Path) -> None:
+    corpus = build(place)
+    before = bytes_of(corpus)
+    with ShardFileWriter(place / "in.jsonl.zst") as writer:
+        writer.write(Document(text(1), "0" * 32, "S"))
+    with pytest.raises(UsageError, match="built from a recipe"):
+        deduplicate([str(place / "in.jsonl.zst")], str(corpus), "near", {})
+    assert bytes_of(corpus) == before

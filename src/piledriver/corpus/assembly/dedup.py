@@ -20,7 +20,7 @@ from piledriver.corpus.assembly.publish import versions
 from piledriver.corpus.assembly.shard_lines import grouped, join_shards
 from piledriver.corpus.assembly.stages import StageOutcome, chunked
 from piledriver.corpus.assembly.tasks import Task, remove_leftovers, task_folder, work_of
-from piledriver.corpus.manifest import MANIFEST, Manifest
+from piledriver.corpus.manifest import MANIFEST, Manifest, load_manifest
 from piledriver.corpus.recipe import StageEntry
 from piledriver.corpus.shard_reader import count_documents, shard_paths
 from piledriver.corpus.shard_writer import SUFFIX
@@ -45,6 +45,8 @@ def deduplicate(
     paths = shard_paths(*inputs)
     if any(os.path.abspath(path).startswith(os.path.abspath(out) + os.sep) for path in paths):
         raise UsageError(f"{out} is where the input is", fix="choose another folder for the output")
+    if os.path.exists(os.path.join(out, MANIFEST)) and load_manifest(out).mix:
+        raise UsageError(f"{out} holds a corpus that was built from a recipe", fix="choose another folder")
     storage.make_folder(out)
     work = os.path.join(os.path.abspath(out), WORK)
     entry = StageEntry(use=method, settings=dict(settings))
