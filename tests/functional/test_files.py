@@ -321,3 +321,9 @@ def test_pickled_jax_arrays_are_read(tmp_path: Path) -> None:
     loaded = F.load_pickle(tmp_path / "flax.pkl")
     assert loaded["w"].equal(torch.ones(2, 3))
     assert loaded["h"].equal(torch.ones(2, dtype=torch.bfloat16))
+
+
+def test_a_key_keeps_the_names_that_were_folded_into_it() -> None:
+    for key in (F.key(3), F.fold_in(F.key(3), "dropout"), F.fold_in(F.fold_in(F.key(3), "a"), "b")):
+        again = F.from_bytes({"key": F.fold_in(F.key(0), "other")}, F.to_bytes({"key": key}))["key"]
+        assert F.bits(again, (4,)).equal(F.bits(key, (4,)))

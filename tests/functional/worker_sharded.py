@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,8 +23,8 @@ MESHES = {1: [(1, 1)], 2: [(2, 1), (1, 2)], 4: [(2, 2)]}
 STEPS = 2
 
 
-def model() -> F.Decoder:
-    return F.Decoder(vocab_size=64, dim=32, depth=1, heads=4, kv_heads=4, mlp_dim=64)
+def model(**changes: Any) -> F.Decoder:
+    return F.Decoder(vocab_size=64, dim=32, depth=1, heads=4, kv_heads=4, mlp_dim=64, **changes)
 
 
 def batch(step: int) -> torch.Tensor:
@@ -42,8 +43,8 @@ def train_step(
     return state.apply_gradients(grads), value
 
 
-def run(sharding: Sharding | None) -> tuple[list[float], F.Tree]:
-    net, optimizer = model(), F.chain(F.clip_by_global_norm(1.0), F.adamw(1e-2, mask=F.not_vectors))
+def run(sharding: Sharding | None, **changes: Any) -> tuple[list[float], F.Tree]:
+    net, optimizer = model(**changes), F.chain(F.clip_by_global_norm(1.0), F.adamw(1e-2, mask=F.not_vectors))
     example = batch(0)[:, :-1]
     variables = net.init(F.key(0), example) if sharding is None else sharding.init(net, F.key(0), example)
     state = F.TrainState.create(net.apply, variables, optimizer)
@@ -66,6 +67,8 @@ def check_layout(shape: tuple[int, int], expected: tuple[list[float], F.Tree]) -
     sharded = sharding.shard(plain, model().spec(batch(0)))
     assert sharded.at("params.layers_0.mlp.gate.kernel").to_local().shape == (32, 64 // shape[1])
     assert whole(sharded.at("params.embed.embedding")).equal(plain.at("params.embed.embedding"))
+    scanned = run(sharding, scan=True)[0]
+    torch.testing.assert_close(torch.tensor(scanned), torch.tensor(run(None, scan=True)[0]), rtol=1e-5, atol=1e-5)
     check_dropout(sharding)
     check_sums_not_yet_made(sharding)
     check_recurrence(sharding)

@@ -28,7 +28,7 @@ def to_state_dict(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(name): to_state_dict(below) for name, below in value.items()}
     if isinstance(value, Key):
-        return value.bits
+        return {"bits": value.bits, "lane": _signed(value.lane)} if value.lane else value.bits
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return {name: to_state_dict(getattr(value, name)) for name in value._fields}
     if isinstance(value, (list, tuple)):
@@ -47,7 +47,8 @@ def from_state_dict(target: Any, state: Any, path: str = "") -> Any:
         filled = {name: from_state_dict(below, state[str(name)], _at(path, name)) for name, below in target.items()}
         return Tree(filled) if isinstance(target, Tree) else type(target)(filled)  # type: ignore[call-arg]
     if isinstance(target, Key):
-        return Key(torch.as_tensor(state, dtype=torch.int64), target.lane)
+        bits, lane = (state["bits"], int(state["lane"])) if isinstance(state, Mapping) else (state, 0)
+        return Key(torch.as_tensor(bits, dtype=torch.int64), lane % (1 << 64))
     if isinstance(target, tuple) and hasattr(target, "_fields"):
         state = _checked({name: getattr(target, name) for name in target._fields}, state, path)
         return type(target)(
@@ -63,6 +64,11 @@ def from_state_dict(target: Any, state: Any, path: str = "") -> Any:
             target, **{name: from_state_dict(getattr(target, name), state[name], _at(path, name)) for name in names}
         )
     return _leaf(target, state, path)
+
+
+def _signed(lane: int) -> Tensor:
+    """Names that were folded into a key, as the number that a tensor can hold."""
+    return torch.tensor(lane - (1 << 64) if lane >= 1 << 63 else lane, dtype=torch.int64)
 
 
 def _leaf(target: Any, state: Any, path: str) -> Any:

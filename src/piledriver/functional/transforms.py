@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
-from torch._dynamo.exc import TorchDynamoException
 
 from piledriver.core.errors import PiledriverError
 from piledriver.functional.donation import donated_leaves, donating
@@ -142,7 +141,19 @@ def _gradients(value: Tensor, inputs: Sequence[Tensor], create_graph: bool) -> l
     if not value.requires_grad:
         return [torch.zeros_like(one) for one in inputs]
     found = torch.autograd.grad(value, inputs, create_graph=create_graph, allow_unused=True)
-    return [torch.zeros_like(one) if grad is None else grad for one, grad in zip(inputs, found, strict=True)]
+    return [
+        torch.zeros_like(one) if grad is None else _laid_out_like(one, grad)
+        for one, grad in zip(inputs, found, strict=True)
+    ]
+
+
+def _laid_out_like(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """With its sums over processes made: or the next value of the parameter would be a sum not yet made."""
+    placements = getattr(parameter, "placements", None)
+    if placements is None or not hasattr(gradient, "placements") or any(one.is_partial() for one in placements):
+        return gradient
+    laid: Tensor = gradient.redistribute(parameter.device_mesh, placements)  # type: ignore[attr-defined]
+    return laid
 
 
 def vmap(function: Any, in_axes: Any = 0, out_axes: Any = 0, chunk_size: int | None = None) -> Callable[..., Any]:
@@ -230,8 +241,9 @@ def jit(
         inputs = (donated_leaves(args), *args) if donate else args
         try:
             output = compiled(*inputs, **kwargs)
-        except TorchDynamoException:
-            _raise_own_error(whole, inputs, kwargs)
+        except Exception as error:
+            if type(error).__module__.startswith("torch._dynamo"):
+                _raise_own_error(whole, inputs, kwargs)
             raise
         if not donate:
             return output

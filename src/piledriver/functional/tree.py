@@ -293,6 +293,9 @@ def _collect(node: Any, found: list[Any]) -> None:
         below = node
     elif hasattr(type(node), "tree_fields"):
         below = [getattr(node, name) for name in type(node).tree_fields]
+    elif node is None:  # a leaf, which torch 2.11 cannot trace the walk of
+        found.append(node)
+        return
     else:
         found.extend(pytree.tree_leaves(node))
         return
