@@ -7,6 +7,7 @@ windows per second is copying the same windows out of a memory map with nothing 
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import statistics
 import tempfile
@@ -45,10 +46,14 @@ def write_tokens(folder: Path) -> None:
         "dtype": "<u2",
         "vocab_size": 32000,
         "boundary": 0,
-        "tokenizer": {"file": "", "sha256": ""},
+        "tokenizer": {"file": "tokenizer.json", "sha256": hashlib.sha256(b"").hexdigest()},
+        "shard_tokens": SHARD_TOKENS,
+        "unit_bytes": 4 * SHARD_TOKENS,
+        "inputs": [],
         **totals,
         "shards": notes,
     }
+    (folder / "tokenizer.json").write_bytes(b"")
     (folder / "tokens.json").write_text(json.dumps(manifest))
 
 

@@ -63,7 +63,7 @@ def test_the_gradient_of_a_weight_lies_in_memory_as_the_weight_does() -> None:
 
 def transformed(compiled: bool, **changes: Any) -> list[Any]:
     """Gradients of a small decoder by every way that takes another path through the transforms."""
-    model = fn.Decoder(31, 16, 2, 4, 24, fuse_projections=True, **changes)
+    model = fn.Decoder(31, 16, 1, 4, 24, fuse_projections=True, **changes)
     tokens = fn.randint(fn.key(0), (2, 3, 9), 0, 31)
     params = model.init(fn.key(0), tokens[0])["params"]
 

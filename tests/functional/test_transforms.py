@@ -344,7 +344,7 @@ def test_a_step_compiles_once_for_all_steps_and_keys() -> None:
 
 
 def test_a_compiled_decoder_takes_every_length_and_forward_mode() -> None:
-    model = F.Decoder(31, 16, 2, 4, 24)
+    model = F.Decoder(31, 16, 1, 4, 24)
     params = model.init(F.key(0), torch.zeros(1, 4, dtype=torch.int64))["params"]
 
     def logits(params: F.Tree, tokens: Tensor) -> Tensor:
@@ -355,7 +355,7 @@ def test_a_compiled_decoder_takes_every_length_and_forward_mode() -> None:
 
     torch.compiler.reset()
     compiled, compiled_along = (F.jit(one, backend="aot_eager") for one in (logits, along))
-    for length in (5, 9, 14):
+    for length in (5, 9):
         tokens = F.randint(F.key(length), (2, length), 0, 31)
         equal(compiled(params, tokens), logits(params, tokens))
         equal(compiled_along(params, tokens), along(params, tokens))

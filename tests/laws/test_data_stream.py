@@ -58,9 +58,13 @@ def write_tokens(folder: Path, lengths: list[tuple[str, str, int]], per_shard: i
         "vocab_size": at,
         "boundary": BOUNDARY,
         "tokenizer": {"file": "tokenizer.json", "sha256": hashlib.sha256(b"").hexdigest()},
+        "shard_tokens": 1 << 26,
+        "unit_bytes": 1 << 25,
+        "inputs": [],
         **{key: sum(note[key] for note in notes) for key in ("documents", "tokens", "bytes")},
         "shards": notes,
     }
+    (folder / "tokenizer.json").write_bytes(b"")
     (folder / "tokens.json").write_text(json.dumps(manifest))
     return {document.id: np.concatenate([[BOUNDARY], document.ids]) for document in documents}
 
