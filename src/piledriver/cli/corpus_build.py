@@ -30,11 +30,8 @@ def run(args: argparse.Namespace) -> None:
     """Build and print what came out of every stage."""
     from piledriver.corpus.assembly.build import build_corpus
     from piledriver.corpus.recipe import load_recipe
-    from piledriver.data.tokenizer_file import check_counts_tokens
 
     recipe = load_recipe(args.recipe, args.overrides)
-    if recipe.tokenizer is not None:
-        check_counts_tokens(recipe.tokenizer)
     manifest = build_corpus(recipe, args.out, executor_name=args.executor, workers=args.workers)
     if args.json:
         print(json.dumps(dataclasses.asdict(manifest), indent=2, ensure_ascii=False))

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from piledriver.cli.advice import at_the_command_line
 from piledriver.core.errors import PiledriverError, nearest
 
 # Verb -> (module with `configure(parser)` and `run(args) -> int | None`, one line of help). A module that holds a
@@ -148,7 +147,7 @@ def _one_line(error: BaseException) -> str:
 
         error = explained(error)
     if isinstance(error, PiledriverError):
-        message = at_the_command_line(error)
+        message = str(error)
     else:
         message = f"{type(error).__name__}: {error} (run again with --debug for the traceback)"
     return "piledriver: error: " + " ".join(message.split())

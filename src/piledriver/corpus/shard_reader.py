@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
@@ -156,7 +157,10 @@ def _document(text: str, meta: dict[str, Any], path: str, number: int) -> Docume
 
 def _bad(path: str, number: int, why: str, on_bad: OnBad | None) -> None:
     if on_bad is None:
-        raise CorruptFileError(f"{path}: document {number}: {why}", fix="repair the line, or pass on_bad to skip it")
+        whole = f"piledriver corpus extract jsonl {shlex.quote(path)} -o whole.jsonl.zst"
+        raise CorruptFileError(
+            f"{path}: document {number}: {why}", fix=f"repair the line, or keep only the whole ones: {whole}"
+        )
     on_bad(path, number, why)
 
 

@@ -6,14 +6,31 @@ import os
 from typing import Any
 
 from piledriver.core import storage
-from piledriver.core.errors import CorruptFileError, MissingDependencyError
+from piledriver.core.errors import CorruptFileError, MissingDependencyError, UsageError
 
 FILE = "tokenizer.json"
+_OTHER_KINDS = (".model", ".tiktoken", "vocab.json", "merges.txt", "vocab.txt")
 
 
 def tokenizer_file(path: str) -> str:
-    """The file itself, where a folder with one may have been given."""
-    return os.path.join(path, FILE) if os.path.isdir(path) else path
+    """The file itself, where a folder with one may have been given.
+
+    One of another kind is refused with the way to the right one; what is no tokenizer at all, when it is opened.
+    """
+    if os.path.isdir(path):
+        found = sorted(name for name in os.listdir(path) if name.endswith((FILE, *_OTHER_KINDS)))
+        if FILE in found:
+            return os.path.join(path, FILE)
+        folder, what = path, f"{path} holds {', '.join([*found, ''])}no {FILE}"
+    elif os.path.exists(path) and path.endswith(_OTHER_KINDS):
+        folder, found, what = os.path.dirname(path) or ".", [path], f"{path} is not a {FILE}"
+    else:
+        return path
+    program = f"from transformers import AutoTokenizer as T; T.from_pretrained({folder!r}).save_pretrained({folder!r})"
+    raise UsageError(
+        f"{what}, by which a budget in tokens is counted",
+        fix=f'make one with: python -c "{program}"' if found else f"give a {FILE}, or a folder with one",
+    )
 
 
 class TokenCounter:

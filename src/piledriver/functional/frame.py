@@ -264,3 +264,23 @@ def below(store: Store, name: str) -> Store | None:
     if type(value) is Tree:
         return value._data
     return value if hasattr(value, "tree") else None
+
+
+def made(declaration: Declaration, root: Key, device: torch.device) -> Tensor:
+    """The initial value of a declared variable: a function of the root key and of its own path."""
+    path, name = declaration.path[:-1], declaration.path[-1]
+    value = declaration.make(fold_in(root, ".".join((declaration.collection, *declaration.path))), device)
+    if not isinstance(value, Tensor):
+        raise InitialiserError(name, path, f"returned a {type(value).__name__}")
+    if tuple(value.shape) != declaration.shape:
+        raise InitialiserError(name, path, f"returned the shape {tuple(value.shape)}, not {declaration.shape}")
+    return value.to(device=device, dtype=declaration.dtype)
+
+
+def with_numbers(value: Tensor, name: str, frame: Frame) -> Tensor:
+    """An initial value, refused where it was made from a stand-in of the input."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if isinstance(value, FakeTensor):
+        raise InitialiserError(name, frame.path, "depends on the input, which has no numbers while shapes are inferred")
+    return value

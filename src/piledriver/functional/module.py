@@ -28,21 +28,22 @@ from torch.torch_version import TorchVersion
 from piledriver.core.errors import nearest
 from piledriver.functional.errors import (
     FrozenModuleError,
-    InitialiserError,
     MissingCollectionError,
     MissingVariableError,
     TransformError,
     UnboundModuleError,
     dotted,
 )
-from piledriver.functional.frame import Axes, Context, Declaration, Frame, Initialiser, Place
-from piledriver.functional.keys import Key, fold_in
+from piledriver.functional.frame import Axes, Context, Declaration, Frame, Initialiser, Place, made, with_numbers
+from piledriver.functional.keys import Key
 from piledriver.functional.passed import (
     Mutable,
     Variables,
     checked_example,
     collections_of,
+    device_of,
     root_key,
+    stand_in,
     stores_of,
     streams_of,
 )
@@ -157,7 +158,7 @@ class Module:
         names another method than `__call__`, one that uses every child.
         """
         root = root_key(key)
-        where = torch.device(device) if device is not None else _device_of((args, kwargs))
+        where = torch.device(device) if device is not None else device_of((args, kwargs))
         return unflatten(
             {
                 (collection, *path): made(declaration, root, where)
@@ -226,7 +227,7 @@ class Module:
         from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
         leaves = checked_example((args, kwargs))
-        context = Context({}, {}, None, declared={}, device=_device_of((args, kwargs)))
+        context = Context({}, {}, None, declared={}, device=device_of((args, kwargs)))
         mode = detect_fake_mode(leaves) or FakeTensorMode(allow_non_fake_inputs=True)
         with mode, torch.no_grad():
             fake_args, fake_kwargs = pytree.tree_map_only(Tensor, functools.partial(stand_in, mode), (args, kwargs))
@@ -299,7 +300,7 @@ class Module:
                     tuple(stand_in.shape),
                     stand_in.dtype,
                     axes,
-                    lambda _key, device: _checked(init(*args), name, frame).to(device),
+                    lambda _key, device: with_numbers(init(*args), name, frame).to(device),
                 )
                 frame.write(collection, name, stand_in)
             elif frame.context.is_mutable(collection):
@@ -430,37 +431,3 @@ def _chosen(bound: Module, method: Method | None) -> Callable[..., Any]:
         return found  # type: ignore[no-any-return]
     # `method=model.encode` is the method of a module without variables: what is meant is this one's.
     return functools.partial(getattr(method, "__func__", method), bound)
-
-
-def made(declaration: Declaration, root: Key, device: torch.device) -> Tensor:
-    """The initial value of a declared variable: a function of the root key and of its own path."""
-    path, name = declaration.path[:-1], declaration.path[-1]
-    value = declaration.make(fold_in(root, ".".join((declaration.collection, *declaration.path))), device)
-    if not isinstance(value, Tensor):
-        raise InitialiserError(name, path, f"returned a {type(value).__name__}")
-    if tuple(value.shape) != declaration.shape:
-        raise InitialiserError(name, path, f"returned the shape {tuple(value.shape)}, not {declaration.shape}")
-    return value.to(device=device, dtype=declaration.dtype)
-
-
-def _checked(value: Tensor, name: str, frame: Frame) -> Tensor:
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    if isinstance(value, FakeTensor):
-        raise InitialiserError(name, frame.path, "depends on the input, which has no numbers while shapes are inferred")
-    return value
-
-
-def stand_in(mode: Any, tensor: Tensor) -> Tensor:
-    """A tensor without data in a fake mode; one on meta stands for one on the default device."""
-    if tensor.device.type == "meta":
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device=torch.get_default_device())
-    return mode.from_tensor(tensor)  # type: ignore[no-any-return]
-
-
-def _device_of(tree: Any) -> torch.device:
-    """The device of the first tensor; inputs on meta stand for ones on the default device."""
-    for leaf in pytree.tree_leaves(tree):
-        if isinstance(leaf, Tensor) and leaf.device.type != "meta":
-            return leaf.device
-    return torch.get_default_device()

@@ -19,6 +19,7 @@ from piledriver.functional.optimizers import (
     adamw,
     add_decayed_weights,
     chain,
+    no_state,
     on_leaves,
     scale_by_rate,
     trace,
@@ -59,7 +60,7 @@ def orthogonalise(steps: int = 5, stacked: int = 0) -> Optimizer:
     def move(leaves: Leaves, state: EmptyState, *_: Any) -> tuple[Leaves, EmptyState]:
         return [orthogonal(leaf, steps, stacked) for leaf in leaves], state
 
-    return on_leaves(lambda params: EmptyState(), move)
+    return on_leaves(no_state, move)
 
 
 def default_label(path: Path, leaf: Tensor, stacked: int = 0) -> str:

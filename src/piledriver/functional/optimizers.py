@@ -154,7 +154,7 @@ def apply_updates(params: Any, updates: Any) -> Any:
 
 def scale(factor: float) -> Optimizer:
     """Times a number."""
-    return on_leaves(_nothing, lambda leaves, state, *_: (torch._foreach_mul(leaves, factor), state))
+    return on_leaves(no_state, lambda leaves, state, *_: (torch._foreach_mul(leaves, factor), state))
 
 
 def scale_by_rate(rate: Rate) -> Optimizer:
@@ -175,7 +175,7 @@ def clip_by_global_norm(limit: float) -> Optimizer:
         factor = torch.clamp(limit / (_norm(leaves) + 1e-6), max=1.0)
         return torch._foreach_mul(leaves, factor), state
 
-    return on_leaves(_nothing, move)
+    return on_leaves(no_state, move)
 
 
 def clip_by_value(limit: float) -> Optimizer:
@@ -184,7 +184,7 @@ def clip_by_value(limit: float) -> Optimizer:
     def move(leaves: Leaves, state: EmptyState, *_: Any) -> tuple[Leaves, EmptyState]:
         return torch._foreach_clamp_min(torch._foreach_clamp_max(leaves, limit), -limit), state
 
-    return on_leaves(_nothing, move)
+    return on_leaves(no_state, move)
 
 
 def global_norm(tree: Any) -> Tensor:
@@ -260,7 +260,7 @@ def add_decayed_weights(decay: float, mask: Mask | None = None) -> Optimizer:
         by_place = dict(zip(chosen, decayed, strict=True))
         return [by_place.get(i, leaf) for i, leaf in enumerate(leaves)], state
 
-    return on_leaves(_nothing, move)
+    return on_leaves(no_state, move)
 
 
 def sgd(rate: Rate, momentum: float = 0.0, nesterov: bool = False) -> Optimizer:
@@ -301,7 +301,8 @@ def _correction(decay: float, count: Tensor) -> Tensor:
     return 1.0 - torch.pow(torch.full_like(count, decay, dtype=torch.float32), count)
 
 
-def _nothing(params: Any) -> EmptyState:
+def no_state(params: Any) -> EmptyState:
+    """For an optimizer that remembers nothing."""
     return EmptyState()
 
 

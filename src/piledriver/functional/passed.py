@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
@@ -73,3 +74,18 @@ def checked_example(example: Any) -> list[Any]:
         if not isinstance(leaf, Tensor) and hasattr(leaf, "__array__") and len(shape):
             raise InputShapeError((), f"the example holds a {type(leaf).__name__}", "pass `torch.as_tensor(x)`")
     return leaves
+
+
+def stand_in(mode: Any, tensor: Tensor) -> Tensor:
+    """A tensor without data in a fake mode; one on meta stands for one on the default device."""
+    if tensor.device.type == "meta":
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=torch.get_default_device())
+    return mode.from_tensor(tensor)  # type: ignore[no-any-return]
+
+
+def device_of(tree: Any) -> torch.device:
+    """The device of the first tensor; inputs on meta stand for ones on the default device."""
+    for leaf in pytree.tree_leaves(tree):
+        if isinstance(leaf, Tensor) and leaf.device.type != "meta":
+            return leaf.device
+    return torch.get_default_device()

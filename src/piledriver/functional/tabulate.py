@@ -21,7 +21,8 @@ from torch import Tensor
 
 from piledriver.functional.frame import Context, Declaration, Frame, Place
 from piledriver.functional.lift import Scanned, Vmapped
-from piledriver.functional.module import Module, bound_at, stand_in
+from piledriver.functional.module import Module, bound_at
+from piledriver.functional.passed import stand_in
 from piledriver.functional.tree import Path
 
 # Narrower tables leave the inputs and the shapes of parameters out.

@@ -23,7 +23,8 @@ from piledriver.core.errors import PiledriverError
 from piledriver.functional.donation import donated_leaves, donating
 from piledriver.functional.errors import TransformError
 from piledriver.functional.lift import Remat
-from piledriver.functional.module import Module, stand_in
+from piledriver.functional.module import Module
+from piledriver.functional.passed import stand_in
 from piledriver.functional.remat import recomputed
 from piledriver.functional.tracing import counted, gradient_depth, inside_functorch, one_more_gradient
 from piledriver.functional.tree import Tree, leaves_of, rebuild
