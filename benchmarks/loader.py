@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from piledriver.data import StreamConfig, TokenLoader, TokenStream, open_stream, open_tokens, prepare_data_loader
-from piledriver.data.token_shard import TokenDocument, write_shard
+from piledriver.data.tokens.shard import TokenDocument, write_shard
 
 SEQ_LEN, BATCH = 2048, 256
 SHARDS, SHARD_TOKENS, DOCUMENT_TOKENS = 4, 1 << 24, 1300

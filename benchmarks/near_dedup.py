@@ -35,10 +35,10 @@ from unittest import mock
 from corpus_texts import PIECE, pieces
 
 from piledriver.corpus import ShardFileWriter, make_document, read_shards
-from piledriver.corpus.assembly import dedup
-from piledriver.corpus.assembly.tasks import Done, Task, run_task
 from piledriver.corpus.dedup.arrays import ArrayFile
-from piledriver.corpus.words import Words
+from piledriver.corpus.pipeline import dedup
+from piledriver.corpus.pipeline.tasks import Done, Task, run_task
+from piledriver.corpus.text.words import Words
 
 REAL_TEXT = Path(__file__).resolve().parents[2] / "shared" / "text"
 Pairs = list[tuple[int, int]]

@@ -41,8 +41,8 @@ from piledriver.models.presets import preset
 from piledriver.models.sizes import flops_per_token
 from piledriver.optim import OptimizerConfig
 from piledriver.train import DataConfig, TrainConfig
+from piledriver.train.deferred import Reading
 from piledriver.train.loop import Run
-from piledriver.train.reading import Reading
 from piledriver.train.step import Taken, Wishes
 
 PEERS = ("accelerate", "accelerate-inductor", "plain")

@@ -34,8 +34,8 @@ from piledriver.optim import ScheduledLR
 from piledriver.train import TrainConfig
 from piledriver.train.budget import default_schedule
 from piledriver.train.loop import Run
-from piledriver.train.metrics import read_metrics
 from piledriver.train.position import Position
+from piledriver.train.reporting.metrics import read_metrics
 from piledriver.train.setup import make_parts
 from piledriver.train.step import Taken, Wishes
 

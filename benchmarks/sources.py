@@ -31,8 +31,8 @@ from typing import Any
 
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.extract import found_in_piece, pieces_of
-from piledriver.corpus.source import Source
 from piledriver.corpus.sources import SOURCES
+from piledriver.corpus.sources.base import Source
 from piledriver.corpus.sources.table import BUILT_IN
 
 SAMPLES = Path(__file__).resolve().parents[2] / "shared" / "raw-samples"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from piledriver.corpus import Document, ShardFileWriter, read_texts
 from piledriver.data import TokenizerTraining, open_tokenizer, train_tokenizer
-from piledriver.data.tokenize import Tokenizing, tokenize_corpus
+from piledriver.data.tokens.tokenize import Tokenizing, tokenize_corpus
 
 MAX_BYTES = 300_000_000
 

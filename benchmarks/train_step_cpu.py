@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from piledriver.corpus import ShardFileWriter, make_document
 from piledriver.data import TokenizerTraining, tokenize_corpus, train_tokenizer
-from piledriver.data.stream import StreamConfig, open_stream
+from piledriver.data.stream.token_stream import StreamConfig, open_stream
 from piledriver.models import ModelConfig
 from piledriver.optim import OptimizerConfig
 from piledriver.train import DataConfig, TrainConfig, train

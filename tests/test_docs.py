@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from piledriver.cli.main import build_parser
-from piledriver.corpus.assembly.steps import licence_allowed
-from piledriver.corpus.recipe import load_recipe
+from piledriver.corpus.pipeline.recipe import load_recipe
+from piledriver.corpus.pipeline.steps import licence_allowed
 from piledriver.corpus.sources import resolve
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -28,7 +28,6 @@ from piledriver.checkpoint import (
     save,
     verify,
 )
-from piledriver.checkpoint.catalog import Reader
 from piledriver.checkpoint.errors import (
     CheckpointError,
     IncompleteCheckpointError,
@@ -36,6 +35,7 @@ from piledriver.checkpoint.errors import (
     UnsupportedStateError,
 )
 from piledriver.checkpoint.snapshot import open_ours
+from piledriver.checkpoint.tensor_index import Reader
 from piledriver.core.errors import UsageError
 from tests.checkpoint.runs import make_run, train, whole
 

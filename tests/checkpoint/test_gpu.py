@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from piledriver.checkpoint import Checkpointer, Contents, folder_for, load, save, save_model
-from piledriver.checkpoint.staging import Stage
+from piledriver.checkpoint.saving.staging import Stage
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

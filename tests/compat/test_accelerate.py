@@ -57,7 +57,7 @@ def test_names_are_where_users_import_them_from(path: str) -> None:
 
 def test_the_alias_shares_modules() -> None:
     code = (
-        "from piledriver.runtime.alias import install_alias\n"
+        "from piledriver.runtime.launch.alias import install_alias\n"
         "install_alias('accelerate', 'piledriver.compat.accelerate')\n"
         "import accelerate.utils.operations, piledriver.compat.accelerate.utils.operations as ours\n"
         "assert accelerate.utils.operations is ours and ours.__spec__.name.startswith('piledriver')\n"

@@ -10,7 +10,7 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piledriver.corpus.gunzip import Gunzip
+from piledriver.corpus.raw.gzip import Gunzip
 from tests.corpus.fuzz.seeds import tarred
 from tests.corpus.sources.extracting import extract_bytes
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from piledriver.corpus.html import fragment_to_text, page_to_text
+from piledriver.corpus.formats.html.convert import fragment_to_text, page_to_text
 
 CASES = {
     "paragraphs and inline markup": ("<p>One <b>bold</b><i> word</i>.</p>\n\n<p>Two", "One bold word.\n\nTwo"),

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from piledriver.corpus.html import fragment_to_text, tree_text
-from piledriver.corpus.html_plain import compiled, plain_text
+from piledriver.corpus.formats.html.convert import fragment_to_text, tree_text
+from piledriver.corpus.formats.html.fast.convert import compiled, plain_text
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piledriver.corpus.document import Refusal
-from piledriver.corpus.line_pieces import line_pieces, lines_of
-from piledriver.corpus.source import Piece
-from piledriver.corpus.streams import RawStream
+from piledriver.corpus.raw.streams import RawStream
+from piledriver.corpus.sources.base import Piece
+from piledriver.corpus.sources.shared.line_pieces import line_pieces, lines_of
 
 
 def lines(stream: RawStream, piece_bytes: int) -> list[tuple[int, bytes]]:

@@ -17,18 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piledriver.core.errors import CorruptFileError, UsageError
-from piledriver.corpus import (
-    Document,
-    Part,
-    ShardFileWriter,
-    ShardWriter,
-    count_documents,
-    read_shards,
-    read_texts,
-    shard_reader,
-    shard_writer,
-)
+from piledriver.corpus import Document, Part, ShardFileWriter, ShardWriter, count_documents, read_shards, read_texts
 from piledriver.corpus.document import make_document
+from piledriver.corpus.shards import reader as shard_reader
+from piledriver.corpus.shards import writer as shard_writer
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
 origins = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)

@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piledriver.core.errors import StorageError, UsageError
-from piledriver.corpus import streams
 from piledriver.corpus.document import Refusal
-from piledriver.corpus.source import ends_with
-from piledriver.corpus.streams import FileRange, decompressed, raw_streams
+from piledriver.corpus.raw import streams
+from piledriver.corpus.raw.streams import FileRange, decompressed, raw_streams
+from piledriver.corpus.sources.base import ends_with
 
 
 def tar_of(files: dict[str, bytes], mode: str = "w:gz") -> bytes:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piledriver.corpus.text import _MAY_NOT_BE_NFC, decode, normalise, normalise_code
+from piledriver.corpus.text.normalise import _MAY_NOT_BE_NFC, decode, normalise, normalise_code
 
 
 @given(st.text())

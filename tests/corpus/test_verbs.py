@@ -12,7 +12,7 @@ import pytest
 
 from piledriver.cli.main import main
 from piledriver.corpus.document import make_document
-from piledriver.corpus.shard_writer import ShardFileWriter
+from piledriver.corpus.shards.writer import ShardFileWriter
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from multiprocessing import connection
 import pytest
 
 from piledriver.core.errors import PiledriverError
-from piledriver.corpus.workers import Lost, Workers
+from piledriver.core.worker_pool import Lost, Workers
 
 pytestmark = pytest.mark.slow
 TARGET = "tests.corpus.test_workers:act"
@@ -59,7 +59,7 @@ def test_a_worker_that_hangs_is_ended() -> None:
 
 def test_a_worker_whose_parent_was_interrupted_says_nothing() -> None:
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "piledriver.corpus.workers", str(theirs.fileno()), TARGET, str(8 << 30)]
+    command = [sys.executable, "-m", "piledriver.core.worker_pool", str(theirs.fileno()), TARGET, str(8 << 30)]
     with subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE) as worker:
         theirs.close()
         with connection.Connection(ours.detach()) as pipe:
@@ -86,7 +86,7 @@ def test_workers_end_when_their_parent_is_killed() -> None:
 import sys
 sys.path.insert(0, {os.getcwd()!r})
 from piledriver.core.errors import PiledriverError
-from piledriver.corpus.workers import Workers
+from piledriver.core.worker_pool import Workers
 pool = Workers(2, "os.path:basename")
 print(*[w.process.pid for w in pool._workers], flush=True)
 list(pool.map(["a"]))

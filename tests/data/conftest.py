@@ -7,8 +7,8 @@ import pytest
 from piledriver.core import storage
 from piledriver.core.random import Stream
 from piledriver.corpus import Document, ShardFileWriter
-from piledriver.data.tokenize import Tokenizing, tokenize_corpus
-from piledriver.data.tokenizer_training import TokenizerTraining, train_tokenizer
+from piledriver.data.tokenizer.training import TokenizerTraining, train_tokenizer
+from piledriver.data.tokens.tokenize import Tokenizing, tokenize_corpus
 
 WORDS = [
     "the",

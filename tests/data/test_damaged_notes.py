@@ -12,9 +12,9 @@ import pytest
 from piledriver.cli.main import main
 from piledriver.core.errors import CorruptFileError, PiledriverError
 from piledriver.data.record import read_record, record_stream
-from piledriver.data.stream import StreamConfig, TokenStream, open_stream
-from piledriver.data.token_set import open_tokens
-from piledriver.data.tokenize import Tokenizing, tokenize_corpus
+from piledriver.data.stream.token_stream import StreamConfig, TokenStream, open_stream
+from piledriver.data.tokens.token_set import open_tokens
+from piledriver.data.tokens.tokenize import Tokenizing, tokenize_corpus
 from piledriver.data.trace import trace_step
 
 SETTINGS = Tokenizing(shard_tokens=2000)

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from piledriver.core.errors import CorruptFileError, PiledriverError, StorageError, UsageError
-from piledriver.corpus import shard_writer
-from piledriver.data.token_set import TokenizerMismatchError, open_tokens
-from piledriver.data.tokenize import Tokenizing, tokenize_corpus
-from piledriver.data.tokenizer import open_tokenizer
-from piledriver.data.tokenizer_training import TokenizerTraining, train_tokenizer
+from piledriver.corpus.shards import writer as shard_writer
+from piledriver.data.tokenizer.tokenizer import open_tokenizer
+from piledriver.data.tokenizer.training import TokenizerTraining, train_tokenizer
+from piledriver.data.tokens.token_set import TokenizerMismatchError, open_tokens
+from piledriver.data.tokens.tokenize import Tokenizing, tokenize_corpus
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -67,7 +67,7 @@ def test_workers_do_not_change_a_byte(tmp_path, corpus, tokenizer_path, tokens_f
 def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path, corpus, tokenizer_path, tokens_folder):
     out = tmp_path / "out"
     script = (
-        "import sys; from piledriver.data.tokenize import *\n"
+        "import sys; from piledriver.data.tokens.tokenize import *\n"
         "tokenize_corpus(sys.argv[1], sys.argv[2], sys.argv[3], Tokenizing(shard_tokens=2000))"
     )
     killed = 0

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piledriver.core.errors import CorruptFileError, UnknownNameError, UsageError
-from piledriver.data import encoders
-from piledriver.data.tokenizer import byte_characters, from_json, open_tokenizer
-from piledriver.data.tokenizer_training import TokenizerTraining, source_shares, train_tokenizer
+from piledriver.data.tokenizer import encoders
+from piledriver.data.tokenizer.tokenizer import byte_characters, from_json, open_tokenizer
+from piledriver.data.tokenizer.training import TokenizerTraining, source_shares, train_tokenizer
 
 GPT2 = Path(__file__).resolve().parents[2] / "../shared/tokenizers/gpt2"
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from piledriver.cli import tokenize as tokenize_verb
-from piledriver.cli import tokenizer_train as train_verb
 from piledriver.cli import trace as trace_verb
+from piledriver.cli.tokenizer import train as train_verb
 from piledriver.core.errors import CorruptFileError, StorageError, UsageError
 from piledriver.data import StreamConfig, open_stream, record_stream, trace_document, trace_step
 from piledriver.data.record import read_record

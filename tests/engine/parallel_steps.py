@@ -8,11 +8,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from piledriver.engine import Layout, zero
-from piledriver.engine.context import split_sequences
-from piledriver.engine.experts import spread_experts
+from piledriver.engine import Layout
+from piledriver.engine.context_parallel.apply import split_sequences
+from piledriver.engine.data_parallel import zero
+from piledriver.engine.expert_parallel.apply import spread_experts
 from piledriver.engine.mesh import Meshes, make_meshes
-from piledriver.engine.tensor import split_tensors
+from piledriver.engine.tensor_parallel.apply import split_tensors
 from piledriver.models import ModelConfig, Transformer, make_masks
 
 BATCH, VOCAB = 4, 51  # no number of processes divides this vocabulary

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from piledriver.engine import activations_offload
-from piledriver.engine.activations import save_activations
-from piledriver.engine.activations_budget import budget_of
-from piledriver.engine.activations_bytes import HeldBytes
-from piledriver.engine.activations_offload import KeepOnHost
+from piledriver.engine.activations import offload as activations_offload
+from piledriver.engine.activations.budget import budget_of
+from piledriver.engine.activations.checkpoint import save_activations
+from piledriver.engine.activations.offload import KeepOnHost
+from piledriver.engine.activations.saved_bytes import HeldBytes
 from piledriver.engine.blocks import blocks_of
 from piledriver.engine.errors import EngineError, LayoutError
 from piledriver.engine.layout import Layout

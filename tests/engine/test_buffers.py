@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from piledriver.accelerator import Accelerator
-from piledriver.data.processes import group_world
+from piledriver.data.loaders.process_group import group_world
 from piledriver.engine import Layout, LayoutError
-from piledriver.engine.buffers import share_statistics
-from piledriver.runtime.collectives import gather_object
+from piledriver.engine.data_parallel.sync_buffers import share_statistics
+from piledriver.runtime.collectives.operations import gather_object
 from tests.checkpoint.processes import run as on_ranks
 
 

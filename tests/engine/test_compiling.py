@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from piledriver.engine import activations_offload
-from piledriver.engine.activations import save_activations
-from piledriver.engine.compiling import compile_blocks, compile_report, is_compiled
+from piledriver.engine.activations import offload as activations_offload
+from piledriver.engine.activations.checkpoint import save_activations
+from piledriver.engine.compile import compile_blocks, compile_report, is_compiled
+from piledriver.engine.data_parallel.zero import shard_parameters
 from piledriver.engine.errors import LayoutError
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import make_meshes
-from piledriver.engine.tensor import split_tensors
-from piledriver.engine.zero import shard_parameters
+from piledriver.engine.tensor_parallel.apply import split_tensors
 from piledriver.models import ModelConfig, Transformer
 from tests.checkpoint.processes import run as on_ranks
 

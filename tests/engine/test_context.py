@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from piledriver.engine import EngineError, Layout, LayoutError, zero
-from piledriver.engine.context import Parts, check_model, split_sequences
-from piledriver.engine.context_kernels import attend_part, attend_part_backward, merge
-from piledriver.engine.context_ring import ring_attention
+from piledriver.engine import EngineError, Layout, LayoutError
+from piledriver.engine.context_parallel.apply import Parts, check_model, split_sequences
+from piledriver.engine.context_parallel.ring_attention import ring_attention
+from piledriver.engine.context_parallel.ring_kernels import attend_part, attend_part_backward, merge
+from piledriver.engine.data_parallel import zero
 from piledriver.engine.mesh import make_meshes
-from piledriver.engine.tensor_collectives import Group
+from piledriver.engine.shards.collectives import Group
 from piledriver.models import MoEConfig, Transformer, make_masks
 from tests.checkpoint.processes import run
 from tests.engine.parallel_steps import assert_like_one_process, config, lay_out
@@ -29,7 +30,7 @@ RING, HEADS = Layout(cp=2), Layout(cp=2, cp_method="all-to-all")
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**31), st.sampled_from(["cpu", "formula"]))
 def test_parts_of_the_keys_merge_into_the_whole(first: int, second: int, seed: int, kernel: str) -> None:
     """Output, and gradients from the log-sum-exp over all keys; by torch's kernel and by the formula."""
-    from piledriver.engine import context_kernels
+    from piledriver.engine.context_parallel import ring_kernels as context_kernels
 
     forward = attend_part if kernel == "cpu" else context_kernels._formula
     backward = attend_part_backward if kernel == "cpu" else context_kernels._formula_backward

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from piledriver.engine import Layout, LayoutError
-from piledriver.engine.experts import check_divisible, dropped_choices, expert_modules, spread_experts
+from piledriver.engine.expert_parallel.apply import check_divisible, dropped_choices, expert_modules, spread_experts
 from piledriver.engine.mesh import make_meshes
 from piledriver.models import MoEConfig, Transformer
 from tests.checkpoint.processes import run

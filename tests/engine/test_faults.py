@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from piledriver.accelerator import Accelerator
-from piledriver.data.processes import group_world
+from piledriver.data.loaders.process_group import group_world
 from piledriver.engine import Layout
-from piledriver.engine.finite import NonFiniteError
+from piledriver.engine.optimizer.nonfinite import NonFiniteError
 from piledriver.runtime.errors import DisagreementError, LostPeerError
 from tests.checkpoint.processes import run as on_ranks
 

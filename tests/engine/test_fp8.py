@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from piledriver.engine import Layout, fp8_ops
-from piledriver.engine.activations import save_activations
-from piledriver.engine.fp8 import fp8_layers, use_fp8
-from piledriver.engine.fp8_matmul import BACKWARD, FORWARD, cast, cast_rows, gate, gate_backward, product
-from piledriver.engine.fp8_ops import fp8_gated_mlp, fp8_linear
+from piledriver.engine import Layout
+from piledriver.engine.activations.checkpoint import save_activations
+from piledriver.engine.fp8 import ops as fp8_ops
+from piledriver.engine.fp8.apply import fp8_layers, use_fp8
+from piledriver.engine.fp8.ops import fp8_gated_mlp, fp8_linear
 from piledriver.engine.precision import compute_in
+from piledriver.kernels.fp8.matmul import BACKWARD, FORWARD, cast, cast_rows, gate, gate_backward, product
 from piledriver.models import ModelConfig, Transformer
 from piledriver.optim import MasterAdamW
 

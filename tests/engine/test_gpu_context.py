@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from piledriver.engine.context_kernels import attend_part, attend_part_backward, merge
-from piledriver.engine.loss_parallel import split_cross_entropy
-from piledriver.engine.tensor_collectives import Group
+from piledriver.engine.context_parallel.ring_kernels import attend_part, attend_part_backward, merge
+from piledriver.engine.shards.collectives import Group
+from piledriver.engine.tensor_parallel.vocab_parallel_loss import split_cross_entropy
 from piledriver.models.loss import plain_cross_entropy
 from tests.engine.gpu import ON_GPU
 

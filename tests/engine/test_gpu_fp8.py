@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from piledriver.engine import Layout
-from piledriver.engine.fp8 import use_fp8
-from piledriver.engine.fp8_matmul import BACKWARD, FORWARD, cast, cast_rows, gate, gate_backward, has_units, product
-from piledriver.engine.fp8_ops import fp8_gated_mlp, fp8_linear
+from piledriver.engine.fp8.apply import use_fp8
+from piledriver.engine.fp8.ops import fp8_gated_mlp, fp8_linear
+from piledriver.kernels.fp8.matmul import BACKWARD, FORWARD, cast, cast_rows, gate, gate_backward, has_units, product
 from piledriver.models import ModelConfig, Transformer
 from tests.engine.gpu import ON_GPU
 

@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from piledriver.engine import activations_offload, offload_gradients
-from piledriver.engine.activations import save_activations
-from piledriver.engine.compiling import compile_blocks, compile_report
+from piledriver.engine.activations import offload as activations_offload
+from piledriver.engine.activations.checkpoint import save_activations
+from piledriver.engine.compile import compile_blocks, compile_report
 from piledriver.engine.layout import Layout
-from piledriver.engine.loss_scale import LossScale, LossScaler
-from piledriver.engine.offload import offload_model, offload_optimizer
+from piledriver.engine.offload import gradients as offload_gradients
+from piledriver.engine.offload.apply import offload_model, offload_optimizer
+from piledriver.engine.optimizer.loss_scale import LossScale, LossScaler
+from piledriver.engine.optimizer.stochastic_rounding import round_stochastically
 from piledriver.engine.precision import compute_in
-from piledriver.engine.stochastic import round_stochastically
 from piledriver.models import ModelConfig, Transformer
 from piledriver.optim import clip_gradients
 from tests.engine.gpu import ON_GPU

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from piledriver.engine.errors import EngineError, LayoutError
-from piledriver.engine.finite import NonFiniteError, check_finite
-from piledriver.engine.loss_scale import LossScale, LossScaler, first_scale, next_scale, torch_like
+from piledriver.engine.optimizer.loss_scale import LossScale, LossScaler, first_scale, next_scale, torch_like
+from piledriver.engine.optimizer.nonfinite import NonFiniteError, check_finite
 from piledriver.optim import gradient_norm
 from tests.checkpoint.processes import run as on_ranks
 

@@ -14,10 +14,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from piledriver.checkpoint.names import parameter_names
-from piledriver.engine.clipping import clip_grad_norm
 from piledriver.engine.layout import Layout
-from piledriver.engine.loss_scale import LossScale, LossScaler
-from piledriver.engine.offload import offload_model, offload_optimizer, offload_policy
+from piledriver.engine.offload.apply import offload_model, offload_optimizer, offload_policy
+from piledriver.engine.optimizer.clip_grad_norm import clip_grad_norm
+from piledriver.engine.optimizer.loss_scale import LossScale, LossScaler
 from piledriver.engine.precision import compute_in
 from piledriver.models import ModelConfig, Transformer
 from tests.checkpoint.processes import run as on_ranks

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from piledriver.engine import Layout
 from piledriver.engine.apply import apply
-from piledriver.engine.clipping import total_norm
-from piledriver.engine.laid_out import laid_out, stepped_on
 from piledriver.engine.mesh import Meshes, make_meshes
-from piledriver.engine.pipeline.run import Pipeline
-from piledriver.engine.whole import whole_state
+from piledriver.engine.optimizer.clip_grad_norm import total_norm
+from piledriver.engine.pipeline_parallel.runner import Pipeline
+from piledriver.engine.shards.full_state_dict import whole_state
+from piledriver.engine.shards.owned_rows import stepped_on
+from piledriver.engine.state import laid_out
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.config import MoEConfig
 from piledriver.models.sizes import parameter_count
@@ -133,7 +134,7 @@ def _train(case: Case) -> None:
         assert abs(float(norm) - want_norms[step]) < 1e-4 * want_norms[step], (case, step, norm, want_norms[step])
         optimizer.step()
         if case.layout.zero in (1, 2):
-            from piledriver.engine import parts
+            from piledriver.engine.shards import owned_rows as parts
 
             parts.gather_rows(list(model.parameters()), meshes.dense["dp_shard"])
         for parameter in [*model.parameters(), *stepped_on(model.parameters())]:

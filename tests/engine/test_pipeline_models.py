@@ -19,13 +19,13 @@ from piledriver.engine import Layout, LayoutError
 from piledriver.engine.apply import apply
 from piledriver.engine.blocks import blocks_of
 from piledriver.engine.errors import EngineError
-from piledriver.engine.laid_out import laid_out
 from piledriver.engine.layout import Schedule
 from piledriver.engine.mesh import make_meshes
-from piledriver.engine.pipeline import split, stages_of
-from piledriver.engine.pipeline.chains import chain_of
-from piledriver.engine.pipeline.run import Pipeline, evaluate_batch, run_batch
-from piledriver.engine.whole import whole_state
+from piledriver.engine.pipeline_parallel import split, stages_of
+from piledriver.engine.pipeline_parallel.runner import Pipeline, evaluate_batch, run_batch
+from piledriver.engine.pipeline_parallel.units import chain_of
+from piledriver.engine.shards.full_state_dict import whole_state
+from piledriver.engine.state import laid_out
 from piledriver.models import ModelConfig, Transformer
 from piledriver.runtime.errors import LostPeerError
 from tests.engine.test_pipeline import on_processes
@@ -135,7 +135,7 @@ def _what_does_not_fit() -> None:
 def _documents() -> None:
     """Packed documents travel to every stage."""
     config = ModelConfig(vocab_size=16, dim=16, layers=3, heads=2, mlp_dim=32, max_positions=16)
-    from piledriver.models.masks import make_masks
+    from piledriver.models.attention.masks import make_masks
 
     whole = Transformer(config, seed=1)
     layout = Layout(pp=2, microbatches=2)

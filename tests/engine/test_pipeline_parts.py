@@ -13,12 +13,12 @@ from torch import nn
 
 from piledriver.engine import Layout, LayoutError
 from piledriver.engine.layout import MANY_STAGES_A_RANK, TWO_STAGES_A_RANK, Schedule
-from piledriver.engine.pipeline.batches import counted, cut_batch
-from piledriver.engine.pipeline.chains import chain_of
-from piledriver.engine.pipeline.costs import cost_of
-from piledriver.engine.pipeline.partition import balanced
-from piledriver.engine.pipeline.schedules import rank_of_stage, schedule_class, stages_of_rank
-from piledriver.engine.pipeline.split import cut
+from piledriver.engine.pipeline_parallel.balance import balanced
+from piledriver.engine.pipeline_parallel.costs import cost_of
+from piledriver.engine.pipeline_parallel.microbatches import counted, cut_batch
+from piledriver.engine.pipeline_parallel.schedules import rank_of_stage, schedule_class, stages_of_rank
+from piledriver.engine.pipeline_parallel.split import cut
+from piledriver.engine.pipeline_parallel.units import chain_of
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.config import MoEConfig
 from piledriver.models.sizes import flops_per_token, parameter_count

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
 
-from piledriver.engine import stochastic
-from piledriver.engine.clipping import total_norm
 from piledriver.engine.layout import Layout
+from piledriver.engine.optimizer import stochastic_rounding as stochastic
+from piledriver.engine.optimizer.clip_grad_norm import total_norm
+from piledriver.engine.optimizer.stochastic_rounding import name_noise, round_stochastically
 from piledriver.engine.precision import compute_in, mixed_precision_policy
-from piledriver.engine.stochastic import name_noise, round_stochastically
 from piledriver.models import ModelConfig, Transformer
 from piledriver.optim import CompactAdamW, Lion, MasterAdamW, Muon
 from tests.checkpoint.processes import run as on_ranks

@@ -11,12 +11,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from piledriver.engine import Layout, LayoutError
-from piledriver.engine.fp8 import fp8_layers, use_fp8
+from piledriver.engine.fp8.apply import fp8_layers, use_fp8
 from piledriver.engine.mesh import Meshes, make_meshes
-from piledriver.engine.tensor import split_tensors
-from piledriver.engine.tensor_infer import split_logits
-from piledriver.engine.tensor_roles import Role, infer_roles
-from piledriver.engine.tensor_transformer import check_divisible
+from piledriver.engine.tensor_parallel.apply import split_tensors
+from piledriver.engine.tensor_parallel.inferred import split_logits
+from piledriver.engine.tensor_parallel.roles import Role, infer_roles
+from piledriver.engine.tensor_parallel.transformer import check_divisible
 from piledriver.models import MoEConfig, Transformer
 from tests.checkpoint.processes import run
 from tests.engine.parallel_steps import VOCAB, assert_like_one_process, config

@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader
 
 from piledriver.accelerator import Accelerator, GradientAccumulationPlugin
 from piledriver.checkpoint import load_model, save_model
-from piledriver.data.processes import group_world
+from piledriver.data.loaders.process_group import group_world
 from piledriver.engine import Layout
-from piledriver.engine.activations_bytes import HeldBytes
+from piledriver.engine.activations.saved_bytes import HeldBytes
 from piledriver.engine.apply import apply
 from piledriver.engine.memory import expected_bytes
 from piledriver.engine.mesh import make_meshes

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from piledriver.corpus import Document
-from piledriver.data.tokenizer import Tokenizer, open_tokenizer
+from piledriver.data.tokenizer.tokenizer import Tokenizer, open_tokenizer
 from piledriver.models import ModelConfig, Transformer
 
 DOCUMENTS = [

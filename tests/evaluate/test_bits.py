@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piledriver.core.errors import UsageError
-from piledriver.data.tokenizer import Tokenizer
+from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.evaluate import Choice, TransformerScorer, TransformersScorer, bits_per_byte, multiple_choice, summarise
 from piledriver.evaluate.report import as_json, as_text, paper_figures, save_chart
 from piledriver.evaluate.windows import rolling_windows

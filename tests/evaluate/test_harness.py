@@ -17,7 +17,7 @@ import torch
 
 from piledriver.core.errors import MissingDependencyError, UsageError
 from piledriver.corpus import ShardFileWriter, read_shards
-from piledriver.data.tokenizer import Tokenizer
+from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.evaluate import Choice, TransformerScorer, bits_per_byte, multiple_choice, summarise
 from piledriver.evaluate.choices import encode_pair
 from piledriver.evaluate.harness import HarnessModel, model_class

@@ -12,7 +12,7 @@ import torch
 from piledriver.cli.main import main
 from piledriver.core.errors import CorruptFileError, UsageError
 from piledriver.corpus import Document
-from piledriver.data.tokenizer import Tokenizer
+from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.evaluate import TransformerScorer, bits_per_byte, open_scorer, summarise
 from piledriver.evaluate.report import as_json, as_text, paper_figures, save_chart
 from piledriver.evaluate.scorers import TransformersScorer

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import piledriver.functional as F
 from piledriver.core.errors import CorruptFileError, StorageError
-from piledriver.functional import msgpack
 from piledriver.functional.errors import TreeStructureError
+from piledriver.functional.serialization import msgpack
 
 
 def a_state() -> F.TrainState:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import piledriver.functional as F
-from piledriver.functional.keys import key
+from piledriver.functional.random.keys import key
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 

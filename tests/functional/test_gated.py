@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import piledriver.functional as fn
-from piledriver.functional.gated import gated_linear
 from piledriver.functional.layers import transformer
+from piledriver.kernels.gated_mlp import gated_linear
 
 
 def plainly(gate_up: Tensor, weight: Tensor, group: int) -> Tensor:

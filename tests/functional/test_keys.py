@@ -15,8 +15,8 @@ import piledriver.functional as F
 from piledriver.core.errors import UsageError
 from piledriver.core.random import Stream
 from piledriver.core.random import philox4x32 as numpy_philox
-from piledriver.functional import keys
-from piledriver.functional.philox import philox4x32, random_words
+from piledriver.functional.random import keys
+from piledriver.functional.random.philox import philox4x32, random_words
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script")
 

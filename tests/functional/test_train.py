@@ -14,7 +14,7 @@ import piledriver.functional as F
 from piledriver.core.errors import UsageError
 from piledriver.functional.errors import FunctionalError, TransformError, TreeStructureError
 from piledriver.functional.masks import mask_tree
-from piledriver.functional.muon import default_label, orthogonal
+from piledriver.functional.optimizers.muon import default_label, orthogonal
 
 PARAMS = F.Tree({"dense": {"kernel": F.normal(F.key(0), (4, 3)), "bias": F.normal(F.key(1), (3,))}})
 GRADS = F.tree_map(lambda leaf: leaf * 0.1 + 0.05, PARAMS)

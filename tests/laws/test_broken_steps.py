@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from piledriver.accelerator import Accelerator
-from piledriver.data.processes import group_world
+from piledriver.data.loaders.process_group import group_world
 from piledriver.engine import EngineError, Layout
 from piledriver.runtime.errors import LostPeerError
 from tests.checkpoint.processes import run as on_ranks

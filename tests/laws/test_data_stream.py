@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piledriver.data.cursor import Cursor
-from piledriver.data.lanes import Pieces
-from piledriver.data.mixture import slots_by_weight
-from piledriver.data.packing import best_fit
-from piledriver.data.stream import StreamConfig, TokenStream, open_stream
-from piledriver.data.token_loader import TokenLoader
-from piledriver.data.token_shard import TokenDocument, write_shard
+from piledriver.data.stream.loader import TokenLoader
+from piledriver.data.stream.mixture import slots_by_weight
+from piledriver.data.stream.packing import best_fit
+from piledriver.data.stream.token_stream import StreamConfig, TokenStream, open_stream
+from piledriver.data.stream.window_index import Pieces
+from piledriver.data.tokens.shard import TokenDocument, write_shard
 
 PACKINGS = ["packed", "joined", "document", "best_fit"]
 # What a checkpoint's cursor points into must never change: these are the orders of version 1.

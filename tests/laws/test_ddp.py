@@ -19,8 +19,8 @@ from piledriver.accelerator.errors import NotPreparedError
 from piledriver.accelerator.local_sgd import LocalSGD
 from piledriver.accelerator.options import DDPCommunicationHookType
 from piledriver.accelerator.replicas import reducer_of
-from piledriver.data.processes import group_world
-from piledriver.runtime.collectives import gather_object
+from piledriver.data.loaders.process_group import group_world
+from piledriver.runtime.collectives.operations import gather_object
 from piledriver.runtime.errors import DisagreementError
 from tests.checkpoint.processes import run as on_ranks
 

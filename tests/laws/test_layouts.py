@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from piledriver.accelerator import Accelerator, DataLoaderConfiguration, GradientAccumulationPlugin
-from piledriver.data.processes import group_world
+from piledriver.data.loaders.process_group import group_world
 from piledriver.models import ModelConfig, MoEConfig, Transformer
 from piledriver.optim import CompactAdamW, Lion, Muon, parameter_groups
 from tests.checkpoint.processes import run as on_ranks

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from piledriver.accelerator import Accelerator
-from piledriver.data.processes import group_world
+from piledriver.data.loaders.process_group import group_world
 from piledriver.engine import Layout
 from piledriver.models.loss import LossSums
 from piledriver.observe.monitor import SystemMonitor

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from piledriver.core.errors import UsageError
 from piledriver.models import Transformer, make_masks
-from piledriver.models.masks import document_boundaries, positions_in_documents
+from piledriver.models.attention.masks import document_boundaries, positions_in_documents
 from tests.models.shapes import SHAPES
 
 lengths_of_rows = st.integers(2, 24).flatmap(

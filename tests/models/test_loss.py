@@ -129,7 +129,7 @@ def test_token_losses_are_the_terms_of_the_sum() -> None:
 KERNEL_CHECK = """
 import torch
 from piledriver.models.loss import _turn_into_gradient
-from piledriver.models.loss_kernel import turn_into_gradient
+from piledriver.kernels.cross_entropy_triton import turn_into_gradient
 torch.manual_seed(0)
 for dtype, cap, z in ((torch.float32, None, 0.0), (torch.float32, 3.0, 0.01), (torch.bfloat16, None, 0.001)):
     logits, targets = (4 * torch.randn(9, 5000)).to(dtype), torch.randint(5000, (9,))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piledriver.models import ModelConfig, MoEConfig, Transformer
-from piledriver.models.moe import MoE, place
+from piledriver.models.feed_forward.moe import MoE, place
 
 
 @given(

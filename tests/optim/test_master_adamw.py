@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from piledriver.optim import MasterAdamW, clip_gradients, clip_in_step
-from piledriver.optim.master_adamw import join, split
+from piledriver.optim.split_master_adamw import join, split
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=50))

@@ -24,9 +24,9 @@ from piledriver.cli.main import main
 from piledriver.core.errors import UsageError
 from piledriver.runtime.errors import LaunchError
 from piledriver.runtime.hardware import Hardware
-from piledriver.runtime.launch import launch, worker_environment
-from piledriver.runtime.launch_config import LaunchConfig, processes_per_node, resolve
-from piledriver.runtime.launch_slurm import slurm_script
+from piledriver.runtime.launch.agent import launch, worker_environment
+from piledriver.runtime.launch.config import LaunchConfig, processes_per_node, resolve
+from piledriver.runtime.launch.slurm import slurm_script
 
 TRAIN = Path(__file__).with_name("train_script.py")
 
@@ -181,10 +181,10 @@ def test_a_killed_worker_is_restarted_and_the_weights_are_those_of_an_undisturbe
 
 NOTEBOOK = """
 import torch
-from piledriver.runtime.launch_function import notebook_launcher
+from piledriver.runtime.launch.function import notebook_launcher
 def train(factor):
     from piledriver.runtime import detect_world, connect
-    from piledriver.runtime.collectives import reduce
+    from piledriver.runtime.collectives.operations import reduce
     world = detect_world(); connect(world)
     layer = torch.nn.Linear(2, 1); layer(torch.ones(1, 2)).sum().backward()
     total = reduce(world, torch.tensor([float(factor)]), "sum").item()
@@ -246,7 +246,8 @@ def two_nodes() -> Any:
 
 def _on_node(name: str, rank: int, out: Path, *extra: str) -> subprocess.Popen[str]:
     code = (
-        "from piledriver.runtime.launch import launch; from piledriver.runtime.launch_config import LaunchConfig; "
+        "from piledriver.runtime.launch.agent import launch; "
+        "from piledriver.runtime.launch.config import LaunchConfig; "
         f"launch(LaunchConfig(nproc=1, cpu=True, nnodes='2', node_rank={rank}, rdzv_endpoint='10.77.0.1:29499'), "
         f"{str(TRAIN)!r}, {[str(out), *extra]!r})"
     )

@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from piledriver.runtime import collectives, order, seeds
-from piledriver.runtime.barrier import barrier
+from piledriver.runtime import process_order as order
+from piledriver.runtime import seeds
+from piledriver.runtime.collectives import operations as collectives
+from piledriver.runtime.collectives.barrier import barrier
+from piledriver.runtime.collectives.trigger import Trigger
 from piledriver.runtime.connection import connect
 from piledriver.runtime.environment import patched
 from piledriver.runtime.errors import (
@@ -23,8 +26,7 @@ from piledriver.runtime.errors import (
     RendezvousError,
     WorldError,
 )
-from piledriver.runtime.launch_function import run_on_processes
-from piledriver.runtime.trigger import Trigger
+from piledriver.runtime.launch.function import run_on_processes
 from piledriver.runtime.world import World, detect_world
 
 

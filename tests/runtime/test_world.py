@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from piledriver.runtime.collectives.split import bounds, share_of
 from piledriver.runtime.environment import patched, truth
 from piledriver.runtime.errors import MissingDeviceError, WorldError
 from piledriver.runtime.hardware import Hardware
-from piledriver.runtime.numa import near_cores
-from piledriver.runtime.split import bounds, share_of
+from piledriver.runtime.launch.numa import near_cores
 from piledriver.runtime.world import World, detect_world
 
 CPU = Hardware(cores=4)

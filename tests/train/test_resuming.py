@@ -15,7 +15,7 @@ from piledriver.core.config import load_config
 from piledriver.optim import scale_at
 from piledriver.train import TrainConfig
 from piledriver.train.budget import default_schedule
-from piledriver.train.metrics import read_metrics
+from piledriver.train.reporting.metrics import read_metrics
 
 from .corpus import make_tokens
 
@@ -93,7 +93,7 @@ def test_the_last_checkpoint_is_looked_for_once(
         looks.append(str(root))
         return latest(root)
 
-    monkeypatch.setattr("piledriver.train.resuming.latest", counted)
+    monkeypatch.setattr("piledriver.train.resume.latest", counted)
     out = Path(shutil.copytree(finished / "run", tmp_path / "run"))
     longer = f"budget_tokens={64 * (STEPS + 2)}"
     assert main(["train", str(finished / "config.yaml"), f"out={out}", longer, "--json"]) == 0

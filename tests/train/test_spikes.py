@@ -22,8 +22,8 @@ from piledriver.models import ModelConfig, Transformer
 from piledriver.optim import OptimizerConfig
 from piledriver.runtime.world import World
 from piledriver.train import DataConfig, SpikeConfig, TrainConfig, train
-from piledriver.train.metrics import read_metrics
-from piledriver.train.spikes import SpikeWatch
+from piledriver.train.reporting.metrics import read_metrics
+from piledriver.train.spikes.detect import SpikeWatch
 
 from .corpus import POISON, make_tokens
 from .runs import curve, finish, kill_when, start, weights

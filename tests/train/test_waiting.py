@@ -19,9 +19,9 @@ from piledriver.engine import Layout
 from piledriver.models import ModelConfig
 from piledriver.optim import OptimizerConfig
 from piledriver.train import DataConfig, SpikeConfig, TrainConfig
+from piledriver.train.deferred import Reading
 from piledriver.train.loop import Run
-from piledriver.train.metrics import read_metrics
-from piledriver.train.reading import Reading
+from piledriver.train.reporting.metrics import read_metrics
 from piledriver.train.step import Taken, Wishes
 
 from .corpus import make_tokens

@@ -23,10 +23,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from piledriver.accelerator import prepare
 from piledriver.accelerator.accumulation import GradientState, ItemMean
+from piledriver.accelerator.checkpointing import Keeping
 from piledriver.accelerator.errors import OptionError
-from piledriver.accelerator.facts import RunState
 from piledriver.accelerator.gradients import Gradients
-from piledriver.accelerator.keeping import Keeping
 from piledriver.accelerator.memory import release_memory
 from piledriver.accelerator.metrics import gather_for_metrics
 from piledriver.accelerator.options import (
@@ -43,6 +42,7 @@ from piledriver.accelerator.options import (
 )
 from piledriver.accelerator.plugins import layout_of_plugins
 from piledriver.accelerator.precision import check_precision, grad_scaler, resolve_precision
+from piledriver.accelerator.process_info import RunState
 from piledriver.accelerator.saving import StateSaver
 from piledriver.accelerator.settings import (
     Handlers,
@@ -54,9 +54,9 @@ from piledriver.accelerator.settings import (
 from piledriver.accelerator.strategy import Strategy, choose_strategy, meshes_of
 from piledriver.accelerator.tracking import Trackers
 from piledriver.engine import Layout
-from piledriver.runtime.collectives import gather, pad_across_processes, reduce
+from piledriver.runtime.collectives.operations import gather, pad_across_processes, reduce
+from piledriver.runtime.collectives.trigger import Trigger
 from piledriver.runtime.connection import connect
-from piledriver.runtime.trigger import Trigger
 from piledriver.runtime.world import World, detect_world
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ def compile_in_place(model: nn.Module, plugin: TorchDynamoPlugin) -> None:
     if plugin.backend == DynamoBackend.NO or plugin.disable:
         return
     from piledriver.engine.blocks import blocks_of
-    from piledriver.engine.compiling import compile_modules
+    from piledriver.engine.compile import compile_modules
 
     options = plugin.to_kwargs()
     blocks = (list(blocks_of(model).values()) or repeated_blocks(model)) if plugin.use_regional_compilation else []

@@ -12,13 +12,13 @@ from torch import nn
 
 from piledriver.accelerator import uneven
 from piledriver.accelerator.accumulation import Count, GradientState, ItemMean
-from piledriver.accelerator.answers import Answers
 from piledriver.accelerator.errors import NotPreparedError, OptionError
 from piledriver.accelerator.options import AutocastKwargs, ProfileKwargs
 from piledriver.accelerator.precision import autocast_context, is_unscaled
+from piledriver.accelerator.properties import Answers
 from piledriver.accelerator.strategy import Strategy
-from piledriver.engine.lost import naming_the_lost
-from piledriver.runtime.agreement import check_agreement
+from piledriver.engine.lost_ranks import naming_the_lost
+from piledriver.runtime.collectives.agreement import check_agreement
 
 _log = logging.getLogger(__name__)
 
@@ -204,11 +204,11 @@ class Gradients(Answers):
         if self.meshes is None:
             norm = nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
         else:
-            from piledriver.engine.clipping import clip_grad_norm
+            from piledriver.engine.optimizer.clip_grad_norm import clip_grad_norm
 
             norm = clip_grad_norm(parameters, max_norm, norm_type, self.meshes)
         if error_if_nonfinite:
-            from piledriver.engine.finite import check_finite
+            from piledriver.engine.optimizer.nonfinite import check_finite
 
             check_finite(self._models, norm, loss=self._last_loss)
         return norm
@@ -217,7 +217,7 @@ class Gradients(Answers):
         """Clip each gradient's values."""
         self.unscale_gradients()
         if self.meshes is not None:
-            from piledriver.engine.laid_out import stepped_on
+            from piledriver.engine.shards.owned_rows import stepped_on
 
             parameters = stepped_on(parameters)
         nn.utils.clip_grad_value_(parameters, clip_value)

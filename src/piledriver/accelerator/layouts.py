@@ -11,16 +11,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from piledriver.engine import laid_out
+from piledriver.engine import state as laid_out
 from piledriver.engine.apply import apply
-from piledriver.engine.broken_off import start_anew
-from piledriver.engine.local_step import step_locally
-from piledriver.engine.lost import watch_forward
+from piledriver.engine.detach import forget
+from piledriver.engine.failed_step import start_anew
+from piledriver.engine.lost_ranks import watch_forward
 from piledriver.engine.mesh import Meshes
-from piledriver.engine.offload import offload_optimizer
-from piledriver.engine.optimizers import follow, share_states
-from piledriver.engine.stochastic import round_stochastically
-from piledriver.runtime.agreement import check_agreement
+from piledriver.engine.offload.apply import offload_optimizer
+from piledriver.engine.optimizer.local_step import step_locally
+from piledriver.engine.optimizer.shard_states import follow, share_states
+from piledriver.engine.optimizer.stochastic_rounding import round_stochastically
+from piledriver.runtime.collectives.agreement import check_agreement
 
 if TYPE_CHECKING:
     from piledriver.accelerator.accelerator import Accelerator
@@ -86,7 +87,7 @@ class LaidOut:
 
     def release(self, model: nn.Module) -> None:
         """Average no longer."""
-        laid_out.forget(model)
+        forget(model)
 
 
 def follow_layout(accelerator: Accelerator, model: nn.Module, before: dict[str, nn.Parameter]) -> None:

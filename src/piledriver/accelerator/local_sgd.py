@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from piledriver.accelerator.errors import OptionError
-from piledriver.runtime.collectives import reduce
+from piledriver.runtime.collectives.operations import reduce
 
 if TYPE_CHECKING:
     from piledriver.accelerator.accelerator import Accelerator

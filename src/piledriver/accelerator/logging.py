@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
-from piledriver.runtime.barrier import barrier
+from piledriver.runtime.collectives.barrier import barrier
 from piledriver.runtime.world import World, detect_world
 
 

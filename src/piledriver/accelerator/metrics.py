@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from piledriver.accelerator.accumulation import GradientState
-from piledriver.runtime.collectives import gather, gather_object
-from piledriver.runtime.nested import leaves, map_tensors
+from piledriver.runtime.collectives.nested import leaves, map_tensors
+from piledriver.runtime.collectives.operations import gather, gather_object
 from piledriver.runtime.world import World
 
 

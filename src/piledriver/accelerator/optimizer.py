@@ -10,7 +10,7 @@ import torch
 
 from piledriver.accelerator.accumulation import GradientState
 from piledriver.accelerator.precision import forget_unscaled
-from piledriver.runtime.nested import send_to_device
+from piledriver.runtime.collectives.nested import send_to_device
 
 
 class PreparedOptimizer(torch.optim.Optimizer):

@@ -15,7 +15,7 @@ from piledriver.accelerator.errors import PrecisionError
 from piledriver.accelerator.options import AutocastKwargs, GradScalerKwargs, PrecisionType
 from piledriver.engine.layout import Layout
 from piledriver.runtime import environment
-from piledriver.runtime.nested import to_float32
+from piledriver.runtime.collectives.nested import to_float32
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -64,7 +64,7 @@ def autocast_context(
 def grad_scaler(name: str, device: torch.device, options: GradScalerKwargs | None, layout: Layout | None = None) -> Any:
     """The scaler that fp16 gradients need; None for other precisions. With a layout all processes skip together."""
     if layout is not None and layout.precision == "fp16":
-        from piledriver.engine.loss_scale import LossScaler, torch_like
+        from piledriver.engine.optimizer.loss_scale import LossScaler, torch_like
 
         told = options.to_kwargs() if options is not None else {}
         enabled = bool(told.pop("enabled", True))

@@ -10,15 +10,16 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
-from piledriver.accelerator import compiling, precision, strategy, tied
+from piledriver.accelerator import compiling, precision, strategy
 from piledriver.accelerator.errors import OptionError, PreparedTwiceError
 from piledriver.accelerator.optimizer import PreparedOptimizer
 from piledriver.accelerator.replicas import reducer_of
 from piledriver.accelerator.scheduler import PreparedScheduler
-from piledriver.engine.lost import sign_in
+from piledriver.engine import tied_weights as tied
+from piledriver.engine.lost_ranks import sign_in
 from piledriver.engine.marks import is_laid_out, is_on_meta
-from piledriver.runtime.agreement import first_difference
-from piledriver.runtime.collectives import gather_object
+from piledriver.runtime.collectives.agreement import first_difference
+from piledriver.runtime.collectives.operations import gather_object
 from piledriver.runtime.world import World
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from piledriver.accelerator.errors import OptionError
 from piledriver.core.config import to_mapping
-from piledriver.runtime.collectives import broadcast_object
+from piledriver.runtime.collectives.operations import broadcast_object
 
 if TYPE_CHECKING:
     from piledriver.accelerator.accelerator import Accelerator

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from piledriver.accelerator import replicas
 from piledriver.accelerator.options import DistributedDataParallelKwargs
 from piledriver.engine.layout import Layout
-from piledriver.runtime.collectives import reduce
+from piledriver.runtime.collectives.operations import reduce
 from piledriver.runtime.world import World
 
 if TYPE_CHECKING:

@@ -3,12 +3,12 @@
 from piledriver.checkpoint.accelerate_folder import is_accelerate_folder
 from piledriver.checkpoint.checkpointer import Checkpointer, load, save
 from piledriver.checkpoint.contents import Contents
-from piledriver.checkpoint.convert import convert
 from piledriver.checkpoint.folders import checkpoints, folder_for, latest, next_number, rotate
+from piledriver.checkpoint.formats.convert import convert
+from piledriver.checkpoint.formats.huggingface import load_model, save_model
+from piledriver.checkpoint.formats.merge import merge
 from piledriver.checkpoint.header import Header, is_complete, read_header, verify
-from piledriver.checkpoint.huggingface import load_model, save_model
-from piledriver.checkpoint.merge import merge
-from piledriver.checkpoint.report import LoadReport
+from piledriver.checkpoint.loading.report import LoadReport
 
 __all__ = [
     "Checkpointer",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from piledriver.checkpoint import folders
+from piledriver.checkpoint.formats.huggingface import weights_of
 from piledriver.checkpoint.header import is_complete, verify
-from piledriver.checkpoint.huggingface import weights_of
-from piledriver.checkpoint.load import open_snapshot
+from piledriver.checkpoint.loading.model import open_snapshot
 from piledriver.checkpoint.snapshot import Snapshot
 from piledriver.checkpoint.tree import tensor_keys
 from piledriver.core.storage import Location

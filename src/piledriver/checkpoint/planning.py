@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMe
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.tensor import DTensor
 
-from piledriver.checkpoint.ranks import Ranks
+from piledriver.checkpoint.saving.group import Ranks
 
 Box = tuple[str, tuple[int, ...]]
 Signature = tuple[tuple[Any, ...], ...]

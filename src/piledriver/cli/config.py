@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> None:
     """Ask, write, and show what was written."""
     from piledriver.core import config, storage
     from piledriver.runtime.hardware import find_hardware
-    from piledriver.runtime.launch_config import LaunchConfig, default_path, processes_per_node
+    from piledriver.runtime.launch.config import LaunchConfig, default_path, processes_per_node
 
     path = args.file or str(default_path())
     if args.show:

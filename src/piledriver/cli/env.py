@@ -13,7 +13,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Print what this machine is."""
-    from piledriver.runtime.machine import describe_machine
+    from piledriver.runtime.report import describe_machine
 
     facts = describe_machine()
     if args.json:

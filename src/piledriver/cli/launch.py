@@ -69,9 +69,9 @@ def run(args: argparse.Namespace) -> None:
     """Resolve the config and start."""
     from piledriver.core import config
     from piledriver.runtime.hardware import find_hardware
-    from piledriver.runtime.launch import launch
-    from piledriver.runtime.launch_config import processes_per_node, resolve
-    from piledriver.runtime.launch_slurm import ENDPOINT, slurm_script
+    from piledriver.runtime.launch.agent import launch
+    from piledriver.runtime.launch.config import processes_per_node, resolve
+    from piledriver.runtime.launch.slurm import ENDPOINT, slurm_script
 
     flags = chosen_flags(args)
     if args.slurm:
@@ -98,7 +98,7 @@ def chosen_flags(args: argparse.Namespace) -> dict[str, object]:
     """The launch config's fields that were given on the command line."""
     import dataclasses
 
-    from piledriver.runtime.launch_config import LaunchConfig
+    from piledriver.runtime.launch.config import LaunchConfig
 
     names = {field.name for field in dataclasses.fields(LaunchConfig)}
     return {name: value for name, value in vars(args).items() if name in names}

@@ -15,8 +15,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Launch the checks."""
-    from piledriver.runtime.launch import launch
-    from piledriver.runtime.launch_config import resolve
+    from piledriver.runtime.launch.agent import launch
+    from piledriver.runtime.launch.config import resolve
 
     wanted, _ = resolve(args.config, chosen_flags(args))
     launch(wanted, "piledriver.runtime.check", module=True)

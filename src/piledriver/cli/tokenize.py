@@ -33,8 +33,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Tokenise, and say what came out."""
-    from piledriver.data.token_set import open_tokens
-    from piledriver.data.tokenize import Tokenizing, tokenize_corpus
+    from piledriver.data.tokens.token_set import open_tokens
+    from piledriver.data.tokens.tokenize import Tokenizing, tokenize_corpus
 
     settings = Tokenizing(shard_tokens=args.shard_tokens, boundary=args.boundary, encoder=args.encoder)
     tokens = tokenize_corpus(args.corpus, args.tokenizer, args.out, settings, workers=args.workers)

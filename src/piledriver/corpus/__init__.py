@@ -1,8 +1,8 @@
 """Floor 1: raw sources to attributed, clean, deduplicated, mixed shards of text. Never imports torch."""
 
 from piledriver.corpus.document import Document, Refusal, make_document
-from piledriver.corpus.shard_reader import Part, count_documents, read_shards, read_texts
-from piledriver.corpus.shard_writer import ShardFileWriter, ShardSummary, ShardWriter
+from piledriver.corpus.shards.reader import Part, count_documents, read_shards, read_texts
+from piledriver.corpus.shards.writer import ShardFileWriter, ShardSummary, ShardWriter
 
 __all__ = [
     "Document",

@@ -19,14 +19,14 @@ import zstandard
 from piledriver.core import storage
 from piledriver.core.errors import PiledriverError, UsageError
 from piledriver.core.progress import progress
-from piledriver.corpus.careful import DAMAGE
+from piledriver.core.worker_pool import Lost, Workers
 from piledriver.corpus.document import Document, Refusal, make_document, refusal_line, to_line
-from piledriver.corpus.shard_writer import SUFFIX, ShardFileWriter
-from piledriver.corpus.source import MUCH_BYTES, Found, Piece, Source, piece_bytes, reason_of
+from piledriver.corpus.raw.partial_reads import DAMAGE
+from piledriver.corpus.raw.streams import OnBytes, OnPassed, RawStream, local_files, raw_streams
+from piledriver.corpus.shards.writer import SUFFIX, ShardFileWriter
 from piledriver.corpus.sources import SOURCES
-from piledriver.corpus.streams import OnBytes, OnPassed, RawStream, local_files, raw_streams
-from piledriver.corpus.text import normalise, normalise_code
-from piledriver.corpus.workers import Lost, Workers
+from piledriver.corpus.sources.base import MUCH_BYTES, Found, Piece, Source, piece_bytes, reason_of
+from piledriver.corpus.text.normalise import normalise, normalise_code
 
 _GENERATE = "generate:"
 _BATCH_PIECES = 256

@@ -16,9 +16,9 @@ from piledriver.core.config import to_mapping
 from piledriver.core.errors import ConfigError, CorruptFileError, StorageError, UsageError
 from piledriver.core.json_file import checked, damaged, read_json
 from piledriver.data.cursor import Cursor
-from piledriver.data.stream import StreamConfig, TokenStream
-from piledriver.data.token_manifest import MANIFEST
-from piledriver.data.token_set import open_tokens
+from piledriver.data.stream.token_stream import StreamConfig, TokenStream
+from piledriver.data.tokens.manifest import MANIFEST
+from piledriver.data.tokens.token_set import open_tokens
 
 FILE = "stream.json"
 _FORMAT = "piledriver-stream"

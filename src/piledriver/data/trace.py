@@ -15,8 +15,8 @@ import numpy as np
 from piledriver.core import storage
 from piledriver.core.errors import UsageError
 from piledriver.data.record import Segment, open_segment, read_record, segment_of
-from piledriver.data.stream import TokenStream
-from piledriver.data.token_set import DocumentPlace
+from piledriver.data.stream.token_stream import TokenStream
+from piledriver.data.tokens.token_set import DocumentPlace
 
 
 @dataclass(frozen=True)

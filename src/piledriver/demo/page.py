@@ -10,8 +10,8 @@ from typing import Any
 from piledriver.core import storage
 from piledriver.demo.result import DemoResult
 from piledriver.demo.samples import Sample
-from piledriver.train.metrics import read_metrics
-from piledriver.train.plots import loss_plot, validation_plot
+from piledriver.train.reporting.metrics import read_metrics
+from piledriver.train.reporting.plots import loss_plot, validation_plot
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c2733; }

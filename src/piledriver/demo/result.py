@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from piledriver.corpus.manifest import Manifest
+from piledriver.corpus.pipeline.manifest import Manifest
 from piledriver.demo.domains import Domain
 from piledriver.demo.samples import Sample
 from piledriver.evaluate import Figures

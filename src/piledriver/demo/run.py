@@ -13,12 +13,12 @@ from piledriver.core import storage
 from piledriver.core.config import from_mapping
 from piledriver.core.errors import ConfigError, UsageError
 from piledriver.corpus import Document, read_shards
-from piledriver.corpus.assembly.build import build_corpus
-from piledriver.corpus.recipe import Recipe
-from piledriver.data.token_set import TokenSet
-from piledriver.data.tokenize import tokenize_corpus
-from piledriver.data.tokenizer import Tokenizer, open_tokenizer
-from piledriver.data.tokenizer_training import TokenizerTraining, train_tokenizer
+from piledriver.corpus.pipeline.build import build_corpus
+from piledriver.corpus.pipeline.recipe import Recipe
+from piledriver.data.tokenizer.tokenizer import Tokenizer, open_tokenizer
+from piledriver.data.tokenizer.training import TokenizerTraining, train_tokenizer
+from piledriver.data.tokens.token_set import TokenSet
+from piledriver.data.tokens.tokenize import tokenize_corpus
 from piledriver.demo.baselines import ByteFrequencies, xz_bits, zstd_bits
 from piledriver.demo.domains import Domain, find_domains
 from piledriver.demo.page import write_page

@@ -10,7 +10,7 @@ from itertools import islice
 import torch
 
 from piledriver.corpus import Document
-from piledriver.data.tokenizer import Tokenizer
+from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.models import Transformer
 from piledriver.serve import Sampling, generate
 

@@ -8,22 +8,22 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from piledriver.engine import zero
-from piledriver.engine.activations import save_activations
-from piledriver.engine.buffers import share_statistics
-from piledriver.engine.compiling import compile_blocks
-from piledriver.engine.context import split_sequences
-from piledriver.engine.experts import spread_experts
-from piledriver.engine.fp8 import use_fp8
-from piledriver.engine.laid_out import LaidOut, remember
+from piledriver.engine.activations.checkpoint import save_activations
+from piledriver.engine.compile import compile_blocks
+from piledriver.engine.context_parallel.apply import split_sequences
+from piledriver.engine.data_parallel import zero
+from piledriver.engine.data_parallel.sync_buffers import share_statistics
+from piledriver.engine.expert_parallel.apply import spread_experts
+from piledriver.engine.fp8.apply import use_fp8
 from piledriver.engine.marks import is_on_meta
-from piledriver.engine.materialise import fill, recipe_of
 from piledriver.engine.mesh import Meshes
-from piledriver.engine.offload import offload_model
-from piledriver.engine.pipeline import split, stages_of
+from piledriver.engine.meta_init import fill, recipe_of
+from piledriver.engine.offload.apply import offload_model
+from piledriver.engine.optimizer.stochastic_rounding import name_noise
+from piledriver.engine.pipeline_parallel import split, stages_of
 from piledriver.engine.precision import compute_in
-from piledriver.engine.stochastic import name_noise
-from piledriver.engine.tensor import split_tensors
+from piledriver.engine.state import LaidOut, remember
+from piledriver.engine.tensor_parallel.apply import split_tensors
 
 Fill = Callable[[nn.Module], None]
 
@@ -60,7 +60,7 @@ def apply(model: nn.Module, meshes: Meshes, *, device: torch.device, weights: in
     remember(model, LaidOut(meshes, averager, stages))
     if layout.pp > 1 and not meshes.alone:
         # torch's pipelining takes a second to import.
-        from piledriver.engine.pipelined import run_as_pipeline
+        from piledriver.engine.pipeline_parallel.model_call import run_as_pipeline
 
         run_as_pipeline(model, meshes, device)
     return model

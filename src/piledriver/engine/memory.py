@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from piledriver.engine.laid_out import gradients_so_far
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Meshes
+from piledriver.engine.state import gradients_so_far
 from piledriver.optim.shards import local
 
 

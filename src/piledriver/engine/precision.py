@@ -18,7 +18,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Meshes
 from piledriver.models import Transformer
-from piledriver.runtime.nested import to_float32
+from piledriver.runtime.collectives.nested import to_float32
 
 _COMPUTED_IN = {
     "bf16": torch.bfloat16,

@@ -15,11 +15,11 @@ import numpy as np
 
 from piledriver.core.errors import UsageError
 from piledriver.corpus import Document
-from piledriver.data.tokenizer import Tokenizer
+from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.evaluate.batches import batches
 from piledriver.evaluate.scorers import Scorer
 from piledriver.evaluate.windows import Window, rolling_windows
-from piledriver.runtime.collectives import gather_object
+from piledriver.runtime.collectives.operations import gather_object
 from piledriver.runtime.world import World
 
 # Windows are sorted by length within so many, so that a batch wastes little on padding.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from piledriver.data.tokenizer import Tokenizer
+from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.evaluate.batches import batches
 from piledriver.evaluate.scorers import Scorer
 from piledriver.evaluate.windows import continuation_window

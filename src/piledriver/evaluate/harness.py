@@ -22,15 +22,15 @@ import torch
 
 from piledriver.core.errors import MissingDependencyError, UsageError
 from piledriver.corpus import Document
-from piledriver.data.tokenizer import Tokenizer
+from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.evaluate.batches import batches
 from piledriver.evaluate.bits import bits_per_byte
 from piledriver.evaluate.choices import encode_pair
 from piledriver.evaluate.open_model import open_model_tokenizer, open_scorer
 from piledriver.evaluate.scorers import Scorer
 from piledriver.evaluate.windows import continuation_window
-from piledriver.runtime.barrier import barrier
-from piledriver.runtime.collectives import gather, gather_object
+from piledriver.runtime.collectives.barrier import barrier
+from piledriver.runtime.collectives.operations import gather, gather_object
 from piledriver.runtime.world import World
 
 NAME = "piledriver"

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from piledriver.core.errors import UsageError
-from piledriver.engine.laid_out import laid_out
+from piledriver.engine.state import laid_out
 from piledriver.models import KVCache, Transformer, token_losses
 
 _ROWS_AT_ONCE = 512

@@ -8,8 +8,8 @@ from functools import cache
 from piledriver.core import storage
 from piledriver.core.errors import UsageError
 from piledriver.corpus import Document, read_shards
-from piledriver.data.token_set import open_tokens
-from piledriver.data.tokenizer import Tokenizer
+from piledriver.data.tokenizer.tokenizer import Tokenizer
+from piledriver.data.tokens.token_set import open_tokens
 from piledriver.evaluate.bits import bits_per_byte, summarise
 from piledriver.evaluate.scorers import TransformerScorer
 from piledriver.models import Transformer

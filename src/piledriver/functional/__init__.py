@@ -10,29 +10,6 @@
 """
 
 from piledriver.functional.bridge import from_torch, to_torch
-from piledriver.functional.control import cond, fori_loop, scan, while_loop
-from piledriver.functional.files import (
-    load_msgpack,
-    load_pickle,
-    load_safetensors,
-    restore_part,
-    restore_safetensors,
-    save_msgpack,
-    save_safetensors,
-)
-from piledriver.functional.keys import (
-    Key,
-    bernoulli,
-    bits,
-    fold_in,
-    key,
-    normal,
-    permutation,
-    randint,
-    split,
-    truncated_normal,
-    uniform,
-)
 from piledriver.functional.layers.attention import (
     MultiHeadAttention,
     attention_mask,
@@ -51,14 +28,12 @@ from piledriver.functional.layers.pooling import avg_pool, max_pool, min_pool
 from piledriver.functional.layers.positions import LearnedPositions, alibi_bias, rotary_tables, rotate, sinusoidal
 from piledriver.functional.layers.recurrent import RNN, Bidirectional, GRUCell, LSTMCell
 from piledriver.functional.layers.transformer import Decoder, GatedMLP, TransformerBlock, cross_entropy
-from piledriver.functional.lift import Remat, Scanned, Vmapped
 from piledriver.functional.masks import mask_tree, not_vectors
 from piledriver.functional.metrics import Accuracy, Average, Metrics, Welford, merge_all
 from piledriver.functional.module import Module, Spec, Variable
-from piledriver.functional.msgpack import from_bytes, restore, to_bytes
-from piledriver.functional.muon import muon
-from piledriver.functional.optimizer_groups import accumulate, by_label, masked
-from piledriver.functional.optimizers import (
+from piledriver.functional.optimizers.groups import accumulate, by_label, masked
+from piledriver.functional.optimizers.muon import muon
+from piledriver.functional.optimizers.optimizers import (
     Optimizer,
     adam,
     adamw,
@@ -76,7 +51,7 @@ from piledriver.functional.optimizers import (
     sgd,
     trace,
 )
-from piledriver.functional.schedules import (
+from piledriver.functional.optimizers.schedules import (
     constant_schedule,
     cosine_schedule,
     exponential_schedule,
@@ -85,6 +60,29 @@ from piledriver.functional.schedules import (
     warmup_cosine_schedule,
     warmup_stable_decay_schedule,
 )
+from piledriver.functional.random.keys import (
+    Key,
+    bernoulli,
+    bits,
+    fold_in,
+    key,
+    normal,
+    permutation,
+    randint,
+    split,
+    truncated_normal,
+    uniform,
+)
+from piledriver.functional.serialization.files import (
+    load_msgpack,
+    load_pickle,
+    load_safetensors,
+    restore_part,
+    restore_safetensors,
+    save_msgpack,
+    save_safetensors,
+)
+from piledriver.functional.serialization.msgpack import from_bytes, restore, to_bytes
 from piledriver.functional.state_dict import from_state_dict, to_state_dict
 from piledriver.functional.struct import replace, static, tree_dataclass
 from piledriver.functional.surgery import (
@@ -105,7 +103,9 @@ from piledriver.functional.surgery import (
 )
 from piledriver.functional.tabulate import tabulate
 from piledriver.functional.train import EMA, DynamicScale, EarlyStopping, TrainState, microbatched, select
-from piledriver.functional.transforms import eval_shape, grad, jit, jvp, remat, value_and_grad, vjp, vmap
+from piledriver.functional.transforms.control import cond, fori_loop, scan, while_loop
+from piledriver.functional.transforms.lift import Remat, Scanned, Vmapped
+from piledriver.functional.transforms.transforms import eval_shape, grad, jit, jvp, remat, value_and_grad, vjp, vmap
 from piledriver.functional.tree import Tree, flatten, map_with_path, tree_leaves, tree_map, unflatten
 
 __all__ = [

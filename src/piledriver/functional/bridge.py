@@ -23,8 +23,8 @@ from piledriver.functional.errors import (
     TransformError,
 )
 from piledriver.functional.frame import Context, Frame, Store
-from piledriver.functional.keys import Key
 from piledriver.functional.module import Module, bound_at
+from piledriver.functional.random.keys import Key
 from piledriver.functional.tree import Tree, flatten, unflatten
 
 BUFFERS = "buffers"

@@ -26,7 +26,7 @@ from piledriver.functional.errors import (
     VariablesError,
     dotted,
 )
-from piledriver.functional.keys import Key, fold_in
+from piledriver.functional.random.keys import Key, fold_in
 from piledriver.functional.tree import Path, Tree, unflatten
 
 Axes = tuple[str | None, ...]

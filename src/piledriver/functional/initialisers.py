@@ -15,7 +15,7 @@ from torch import Tensor
 
 from piledriver.core.errors import UsageError, suggest
 from piledriver.functional.frame import Initialiser
-from piledriver.functional.keys import Key, normal, truncated_normal, uniform
+from piledriver.functional.random.keys import Key, normal, truncated_normal, uniform
 
 Dims = int | Sequence[int]
 # The standard deviation of a standard normal that is cut at +-2.

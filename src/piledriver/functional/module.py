@@ -26,17 +26,7 @@ from torch import Tensor
 from torch.torch_version import TorchVersion
 
 from piledriver.core.errors import nearest
-from piledriver.functional.errors import (
-    FrozenModuleError,
-    MissingCollectionError,
-    MissingVariableError,
-    TransformError,
-    UnboundModuleError,
-    dotted,
-)
-from piledriver.functional.frame import Axes, Context, Declaration, Frame, Initialiser, Place, made, with_numbers
-from piledriver.functional.keys import Key
-from piledriver.functional.passed import (
+from piledriver.functional.call_args import (
     Mutable,
     Variables,
     checked_example,
@@ -47,6 +37,16 @@ from piledriver.functional.passed import (
     stores_of,
     streams_of,
 )
+from piledriver.functional.errors import (
+    FrozenModuleError,
+    MissingCollectionError,
+    MissingVariableError,
+    TransformError,
+    UnboundModuleError,
+    dotted,
+)
+from piledriver.functional.frame import Axes, Context, Declaration, Frame, Initialiser, Place, made, with_numbers
+from piledriver.functional.random.keys import Key
 from piledriver.functional.tree import Tree, unflatten
 
 M = TypeVar("M", bound="Module")

@@ -26,9 +26,9 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from piledriver.core.errors import nearest, suggest
 from piledriver.functional.errors import PartitionError
 from piledriver.functional.frame import Axes, Declaration, made
-from piledriver.functional.keys import Key
 from piledriver.functional.metrics import merge_all
 from piledriver.functional.module import Module, Spec
+from piledriver.functional.random.keys import Key
 from piledriver.functional.tree import Path, Tree, flatten, unflatten
 
 Rules = Mapping[str, str | None]

@@ -14,7 +14,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from piledriver.functional.errors import TreeStructureError
-from piledriver.functional.keys import Key
+from piledriver.functional.random.keys import Key
 from piledriver.functional.struct import replace
 from piledriver.functional.tree import Tree
 

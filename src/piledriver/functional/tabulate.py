@@ -19,10 +19,10 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from piledriver.functional.call_args import stand_in
 from piledriver.functional.frame import Context, Declaration, Frame, Place
-from piledriver.functional.lift import Scanned, Vmapped
 from piledriver.functional.module import Module, bound_at
-from piledriver.functional.passed import stand_in
+from piledriver.functional.transforms.lift import Scanned, Vmapped
 from piledriver.functional.tree import Path
 
 # Narrower tables leave the inputs and the shapes of parameters out.

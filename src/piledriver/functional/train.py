@@ -13,9 +13,9 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from piledriver.functional.errors import TransformError
-from piledriver.functional.optimizers import Optimizer, aligned, apply_updates
+from piledriver.functional.optimizers.optimizers import Optimizer, aligned, apply_updates
 from piledriver.functional.struct import replace, static, tree_dataclass
-from piledriver.functional.transforms import as_function, value_and_grad
+from piledriver.functional.transforms.transforms import as_function, value_and_grad
 from piledriver.functional.tree import Tree, freeze, leaves_of, rebuild
 
 S = TypeVar("S", bound="TrainState")

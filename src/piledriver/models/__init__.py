@@ -7,12 +7,12 @@
 - `interchange`: folders of `transformers`, read and written
 """
 
+from piledriver.models.attention.cache import KVCache
+from piledriver.models.attention.masks import Masks, make_masks
 from piledriver.models.axes import parameter_axes
-from piledriver.models.cache import KVCache
 from piledriver.models.config import ModelConfig, MoEConfig, RopeScaling
 from piledriver.models.initialise import initialise, learning_rate_scales
 from piledriver.models.loss import LossSums, linear_cross_entropy, token_losses
-from piledriver.models.masks import Masks, make_masks
 from piledriver.models.transformer import Transformer
 
 __all__ = [

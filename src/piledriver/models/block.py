@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from piledriver.models.attention import Attention
-from piledriver.models.cache import KVCache
+from piledriver.models.attention.cache import KVCache
+from piledriver.models.attention.layer import Attention
+from piledriver.models.attention.masks import Mask
 from piledriver.models.config import ModelConfig
+from piledriver.models.feed_forward.mlp import GatedMLP, PlainMLP
+from piledriver.models.feed_forward.moe import MoE
 from piledriver.models.layers import make_norm
-from piledriver.models.masks import Mask
-from piledriver.models.mlp import GatedMLP, PlainMLP
-from piledriver.models.moe import MoE
 
 
 class Block(nn.Module):

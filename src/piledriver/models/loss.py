@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from piledriver.models import loss_kernel
+from piledriver.kernels import cross_entropy_triton as loss_kernel
 
 IGNORE_INDEX = -100
 

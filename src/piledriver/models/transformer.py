@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from piledriver.core.errors import UsageError
+from piledriver.models.attention.cache import KVCache
+from piledriver.models.attention.masks import Mask, Masks, cache_mask, make_masks
+from piledriver.models.attention.rotary import Rotary
 from piledriver.models.block import Block
-from piledriver.models.cache import KVCache
 from piledriver.models.config import ModelConfig
 from piledriver.models.initialise import initialise
 from piledriver.models.layers import Embedding, Linear, make_norm
 from piledriver.models.loss import LossSums, cross_entropy, project
-from piledriver.models.masks import Mask, Masks, cache_mask, make_masks
-from piledriver.models.rotary import Rotary
 
 
 class Transformer(nn.Module):

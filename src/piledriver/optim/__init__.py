@@ -11,12 +11,12 @@
 from piledriver.optim.build import OptimizerConfig, build_optimizer
 from piledriver.optim.clip import clip_gradients, clip_in_step, gradient_norm
 from piledriver.optim.compact_adamw import CompactAdamW
+from piledriver.optim.conditional_step import can_leave_out, step_unless
 from piledriver.optim.groups import parameter_groups
-from piledriver.optim.leaving_out import can_leave_out, step_unless
 from piledriver.optim.lion import Lion
-from piledriver.optim.master_adamw import MasterAdamW
 from piledriver.optim.muon import Muon
 from piledriver.optim.schedule import ScheduleConfig, ScheduledLR, scale_at
+from piledriver.optim.split_master_adamw import MasterAdamW
 
 __all__ = [
     "CompactAdamW",

@@ -13,8 +13,8 @@ from piledriver.optim.adamw import make_adamw
 from piledriver.optim.compact_adamw import CompactAdamW, States
 from piledriver.optim.groups import parameter_groups
 from piledriver.optim.lion import Lion
-from piledriver.optim.master_adamw import MasterAdamW, Moments
 from piledriver.optim.muon import Muon
+from piledriver.optim.split_master_adamw import MasterAdamW, Moments
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

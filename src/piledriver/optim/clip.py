@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from piledriver.core.errors import PiledriverError
-from piledriver.optim.master_adamw import MasterAdamW
 from piledriver.optim.shards import local
+from piledriver.optim.split_master_adamw import MasterAdamW
 
 
 class NonFiniteGradientError(PiledriverError):

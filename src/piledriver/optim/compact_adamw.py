@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from piledriver.optim.adamw import Params
-from piledriver.optim.leaving_out import put, with_closure
+from piledriver.optim.conditional_step import put, with_closure
 from piledriver.optim.quantise import (
     block_size,
     dequantise_signed,
@@ -28,7 +28,7 @@ from piledriver.optim.quantise import (
 )
 from piledriver.optim.rounding import APART, noise_bits, round_to_bf16
 from piledriver.optim.shards import first_row, like, local, local_gradient
-from piledriver.optim.step_numbers import StepNumbers
+from piledriver.optim.step_constants import StepNumbers
 
 States = Literal["int8", "bf16", "fp32"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from piledriver.optim.adamw import Params
-from piledriver.optim.leaving_out import put, verdict_of, with_closure
+from piledriver.optim.conditional_step import put, verdict_of, with_closure
 from piledriver.optim.shards import local, local_gradient
 
 

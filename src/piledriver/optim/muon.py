@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from piledriver.core.errors import UsageError
 from piledriver.optim.adamw import Params, adamw_update
-from piledriver.optim.leaving_out import put, verdict_of, with_closure
+from piledriver.optim.conditional_step import put, verdict_of, with_closure
 from piledriver.optim.shards import like, local, local_gradient
 
 # The quintic whose slope at zero is largest while all singular values stay near one.

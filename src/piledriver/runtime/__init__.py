@@ -15,16 +15,16 @@ _FACE = {
     "find_hardware": "hardware",
     "connect": "connection",
     "disconnect": "connection",
-    "barrier": "barrier",
-    "main_process_first": "order",
-    "local_main_process_first": "order",
-    "split_between_processes": "split",
-    "Trigger": "trigger",
+    "barrier": "collectives.barrier",
+    "main_process_first": "process_order",
+    "local_main_process_first": "process_order",
+    "split_between_processes": "collectives.split",
+    "Trigger": "collectives.trigger",
     "set_seed": "seeds",
     "capture_rng": "seeds",
     "restore_rng": "seeds",
     "synchronise_rng": "seeds",
-    "describe_machine": "machine",
+    "describe_machine": "report",
 }
 
 __all__ = list(_FACE)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from piledriver.runtime.barrier import barrier
-from piledriver.runtime.collectives import broadcast, gather, gather_object, reduce, scatter
+from piledriver.runtime.collectives.barrier import barrier
+from piledriver.runtime.collectives.operations import broadcast, gather, gather_object, reduce, scatter
+from piledriver.runtime.collectives.split import split_between_processes
 from piledriver.runtime.connection import connect, disconnect
 from piledriver.runtime.seeds import set_seed, synchronise_rng
-from piledriver.runtime.split import split_between_processes
 from piledriver.runtime.world import World, detect_world
 
 

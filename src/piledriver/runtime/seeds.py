@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from piledriver.core.errors import UnknownNameError
-from piledriver.runtime.collectives import broadcast, broadcast_object
+from piledriver.runtime.collectives.operations import broadcast, broadcast_object
 from piledriver.runtime.world import World
 
 _DEVICES = ("cuda", "xpu", "mps")

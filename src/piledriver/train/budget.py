@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from piledriver.data.token_loader import to_tensors
+from piledriver.data.stream.loader import to_tensors
 from piledriver.models import Transformer
 from piledriver.optim import ScheduleConfig
-from piledriver.runtime.collectives import gather_object
+from piledriver.runtime.collectives.operations import gather_object
 from piledriver.train.setup import Parts
 from piledriver.train.step import masks_of
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from piledriver.core.errors import ConfigError
-from piledriver.data.stream import Packing
+from piledriver.data.stream.token_stream import Packing
 from piledriver.engine import Layout
 from piledriver.models.config import ModelConfig
 from piledriver.optim import OptimizerConfig, ScheduleConfig

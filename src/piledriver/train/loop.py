@@ -16,21 +16,21 @@ from dataclasses import dataclass
 from piledriver.checkpoint.header import read_header
 from piledriver.core.config import save_config
 from piledriver.core.errors import ConfigError, MissingDependencyError, PiledriverError
-from piledriver.data.token_set import open_tokens
+from piledriver.data.tokens.token_set import open_tokens
 from piledriver.models import Transformer, learning_rate_scales
 from piledriver.optim import ScheduledLR, build_optimizer
 from piledriver.runtime.world import World
 from piledriver.train.budget import default_schedule, total_steps
 from piledriver.train.config import TrainConfig
-from piledriver.train.display import display
-from piledriver.train.metrics import metric_log, read_metrics
-from piledriver.train.plots import save_plots
 from piledriver.train.position import Position
-from piledriver.train.reports import Reports
-from piledriver.train.resuming import CONFIG
-from piledriver.train.rollback import Skip, Snapshot
-from piledriver.train.saving import MODEL, Saving, whole_model, why_not_published
+from piledriver.train.reporting.display import display
+from piledriver.train.reporting.metrics import metric_log, read_metrics
+from piledriver.train.reporting.plots import save_plots
+from piledriver.train.reporting.step_reports import Reports
+from piledriver.train.resume import CONFIG
+from piledriver.train.save import MODEL, Saving, whole_model, why_not_published
 from piledriver.train.setup import compile_model, make_model, make_parts, peak_of
+from piledriver.train.spikes.rollback import Skip, Snapshot
 from piledriver.train.step import Stepper, Taken, Wishes
 from piledriver.train.stopping import StopRequest, stop_on_signals
 

@@ -6,9 +6,9 @@ from collections.abc import Generator
 from typing import cast
 
 from piledriver.data.record import record_stream
-from piledriver.data.token_loader import TokenBatch, TokenLoader
-from piledriver.train.rollback import SkipList
+from piledriver.data.stream.loader import TokenBatch, TokenLoader
 from piledriver.train.setup import Parts
+from piledriver.train.spikes.rollback import SkipList
 
 
 class Position:

@@ -12,9 +12,9 @@ import torch
 
 from piledriver.accelerator import Accelerator
 from piledriver.core.errors import ConfigError, PiledriverError
-from piledriver.data.stream import StreamConfig, TokenStream, open_stream
+from piledriver.data.stream.token_stream import StreamConfig, TokenStream, open_stream
 from piledriver.engine import Layout
-from piledriver.engine.compiling import compile_blocks
+from piledriver.engine.compile import compile_blocks
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.sizes import parameter_count
 from piledriver.observe.flops import peak_flops
@@ -23,7 +23,7 @@ from piledriver.runtime.seeds import set_seed
 from piledriver.runtime.world import World
 from piledriver.train.batching import Batching, cut_batch
 from piledriver.train.config import TrainConfig
-from piledriver.train.resuming import check_same_run, last_checkpoint, shape_of
+from piledriver.train.resume import check_same_run, last_checkpoint, shape_of
 from piledriver.train.text import make_tokens
 
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from piledriver.core.errors import PiledriverError
-from piledriver.data.token_loader import TokenBatch
+from piledriver.data.stream.loader import TokenBatch
 from piledriver.models import Transformer, make_masks
 from piledriver.optim import MasterAdamW, can_leave_out, clip_in_step, step_unless
+from piledriver.train.deferred import Reading
 from piledriver.train.position import Position
-from piledriver.train.reading import Reading
 from piledriver.train.setup import Parts
-from piledriver.train.spikes import SpikeWatch
+from piledriver.train.spikes.detect import SpikeWatch
 
 
 class Wishes(NamedTuple):

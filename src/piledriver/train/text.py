@@ -7,7 +7,7 @@ import os
 from piledriver.core import storage
 from piledriver.core.errors import ConfigError, StorageError, UsageError
 from piledriver.runtime.hardware import find_hardware
-from piledriver.runtime.order import main_process_first
+from piledriver.runtime.process_order import main_process_first
 from piledriver.runtime.world import World
 from piledriver.train.config import TrainConfig
 
@@ -36,9 +36,9 @@ def make_tokens(config: TrainConfig, vocab_size: int, world: World) -> str:
         return folder
     # Here, because a run on token shards needs nothing that reads text.
     from piledriver.corpus import read_shards
-    from piledriver.data.tokenize import tokenize_corpus
-    from piledriver.data.tokenizer import open_tokenizer
-    from piledriver.data.tokenizer_training import TokenizerTraining, train_tokenizer
+    from piledriver.data.tokenizer.tokenizer import open_tokenizer
+    from piledriver.data.tokenizer.training import TokenizerTraining, train_tokenizer
+    from piledriver.data.tokens.tokenize import tokenize_corpus
 
     if not os.path.exists(corpus):
         raise StorageError(f"{corpus} does not exist", fix="data.corpus must be a shard or a folder of shards of text")

@@ -12,11 +12,11 @@ import pytest
 
 from piledriver.core.errors import ConfigError, PiledriverError, UnknownNameError, UsageError
 from piledriver.corpus import read_shards
-from piledriver.corpus.assembly import chunks
-from piledriver.corpus.assembly.build import build_corpus
-from piledriver.corpus.assembly.tasks import Task, run_task
-from piledriver.corpus.manifest import load_manifest, verify
-from piledriver.corpus.recipe import load_recipe
+from piledriver.corpus.pipeline import chunks
+from piledriver.corpus.pipeline.build import build_corpus
+from piledriver.corpus.pipeline.manifest import load_manifest, verify
+from piledriver.corpus.pipeline.recipe import load_recipe
+from piledriver.corpus.pipeline.tasks import Task, run_task
 
 pytestmark = pytest.mark.slow
 

@@ -16,14 +16,14 @@ import yaml
 
 from piledriver.cli.main import main
 from piledriver.corpus import read_shards
-from piledriver.corpus.assembly.build import build_corpus
-from piledriver.corpus.card import card_facts
-from piledriver.corpus.card_page import page
-from piledriver.corpus.card_readme import header, readme, size_category
+from piledriver.corpus.card.facts import card_facts
+from piledriver.corpus.card.html import page
+from piledriver.corpus.card.readme import header, readme, size_category
 from piledriver.corpus.document import make_document
-from piledriver.corpus.manifest import verify
-from piledriver.corpus.recipe import load_recipe
-from piledriver.corpus.shard_writer import ShardFileWriter
+from piledriver.corpus.pipeline.build import build_corpus
+from piledriver.corpus.pipeline.manifest import verify
+from piledriver.corpus.pipeline.recipe import load_recipe
+from piledriver.corpus.shards.writer import ShardFileWriter
 
 pytestmark = pytest.mark.slow
 

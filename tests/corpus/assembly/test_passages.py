@@ -11,12 +11,12 @@ import pytest
 
 from piledriver.core.errors import ConfigError, UsageError
 from piledriver.corpus import read_shards
-from piledriver.corpus.assembly import stages
-from piledriver.corpus.assembly.build import build_corpus
 from piledriver.corpus.document import Document
 from piledriver.corpus.filters.classifier import ClassifierSettings, train
-from piledriver.corpus.manifest import load_manifest, verify
-from piledriver.corpus.recipe import load_recipe
+from piledriver.corpus.pipeline import stages
+from piledriver.corpus.pipeline.build import build_corpus
+from piledriver.corpus.pipeline.manifest import load_manifest, verify
+from piledriver.corpus.pipeline.recipe import load_recipe
 
 pytestmark = pytest.mark.slow
 

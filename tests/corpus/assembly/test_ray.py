@@ -24,8 +24,8 @@ import psutil
 import pytest
 
 from piledriver.core.errors import UsageError
-from piledriver.corpus.assembly.build import build_corpus
-from piledriver.corpus.recipe import load_recipe
+from piledriver.corpus.pipeline.build import build_corpus
+from piledriver.corpus.pipeline.recipe import load_recipe
 from tests.corpus.assembly.test_build import RECIPE, content, raw_files
 
 pytestmark = [
@@ -37,9 +37,9 @@ pytestmark = [
 # Small chunks: some hundred tasks to die in. The build begins when the nodes are there.
 _BUILD = """
 import sys, time
-from piledriver.corpus.assembly import stages
-from piledriver.corpus.assembly.build import build_corpus
-from piledriver.corpus.recipe import load_recipe
+from piledriver.corpus.pipeline import stages
+from piledriver.corpus.pipeline.build import build_corpus
+from piledriver.corpus.pipeline.recipe import load_recipe
 recipe, out, executor, cpus = sys.argv[1:]
 stages.CHUNK_BYTES = 20_000
 if executor.startswith("ray:"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from piledriver.core.errors import UnknownNameError
-from piledriver.corpus.assembly.build import check
-from piledriver.corpus.assembly.steps import licence_allowed
-from piledriver.corpus.recipe import load_recipe, shipped_recipes, source_name
+from piledriver.corpus.pipeline.build import check
+from piledriver.corpus.pipeline.recipe import load_recipe, shipped_recipes, source_name
+from piledriver.corpus.pipeline.steps import licence_allowed
 from piledriver.corpus.sources import SOURCES
 
 PILE = [slug for slug in SOURCES if SOURCES[slug].consent != "yours"]

@@ -10,12 +10,12 @@ import pytest
 
 from piledriver.cli.main import main
 from piledriver.corpus import read_shards
-from piledriver.corpus.assembly.build import build_corpus
-from piledriver.corpus.assembly.crossing import crossings
 from piledriver.corpus.document import Document
-from piledriver.corpus.manifest import load_manifest, verify
-from piledriver.corpus.recipe import load_recipe
-from piledriver.corpus.shard_writer import ShardFileWriter
+from piledriver.corpus.pipeline.build import build_corpus
+from piledriver.corpus.pipeline.manifest import load_manifest, verify
+from piledriver.corpus.pipeline.recipe import load_recipe
+from piledriver.corpus.pipeline.split_leakage import crossings
+from piledriver.corpus.shards.writer import ShardFileWriter
 
 pytestmark = pytest.mark.slow
 

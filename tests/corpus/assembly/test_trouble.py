@@ -15,14 +15,14 @@ import pytest
 
 from piledriver.core.errors import PiledriverError, UsageError
 from piledriver.corpus import read_shards
-from piledriver.corpus.assembly import dedup, stages
-from piledriver.corpus.assembly.build import build_corpus
-from piledriver.corpus.assembly.dedup import deduplicate
 from piledriver.corpus.document import Document
-from piledriver.corpus.ledger_reader import read_ledger
-from piledriver.corpus.manifest import load_manifest, verify
-from piledriver.corpus.recipe import load_recipe
-from piledriver.corpus.shard_writer import ShardFileWriter
+from piledriver.corpus.pipeline import dedup, stages
+from piledriver.corpus.pipeline.build import build_corpus
+from piledriver.corpus.pipeline.dedup import deduplicate
+from piledriver.corpus.pipeline.ledger_reader import read_ledger
+from piledriver.corpus.pipeline.manifest import load_manifest, verify
+from piledriver.corpus.pipeline.recipe import load_recipe
+from piledriver.corpus.shards.writer import ShardFileWriter
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ from piledriver.corpus.dedup import clusters, near
 from piledriver.corpus.dedup.arrays import ArrayFile, write_arrays
 from piledriver.corpus.dedup.minhash import PRESETS, MinHashSettings, Signer, similarity
 from piledriver.corpus.dedup.near import Run, Runs, band_group, compare, hash_ranges, meet, sign_run
-from piledriver.corpus.word_scan import scan_words
-from piledriver.corpus.words import Words
+from piledriver.corpus.text.word_hashes import scan_words
+from piledriver.corpus.text.words import Words
 
 
 def texts_of(seed: int, count: int) -> list[str]:

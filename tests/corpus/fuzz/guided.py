@@ -20,7 +20,11 @@ def main() -> None:
 
     slug = sys.argv.pop(1)
     # What numba compiles it must see as it was written.
-    compiled = ["piledriver.corpus.html_scan", "piledriver.corpus.html_marks", "piledriver.corpus.xml_unescape"]
+    compiled = [
+        "piledriver.corpus.formats.html.fast.scan",
+        "piledriver.corpus.formats.html.fast.lines",
+        "piledriver.corpus.formats.xml.unescape",
+    ]
     with atheris.instrument_imports(include=["piledriver.corpus"], exclude=compiled):
         from piledriver.corpus.sources import SOURCES
         from tests.corpus.fuzz.law import BrokenLawError, Raw, hold

@@ -20,8 +20,8 @@ import msgspec
 
 from piledriver.corpus.document import Document, Refusal, refusal_line, to_line
 from piledriver.corpus.extract import found_in
-from piledriver.corpus.source import Source
 from piledriver.corpus.sources import SOURCES
+from piledriver.corpus.sources.base import Source
 
 Raw = dict[str, bytes]
 """Files of one input, by their path."""

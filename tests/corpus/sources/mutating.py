@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from piledriver.corpus.document import Document
 from piledriver.corpus.extract import found_in_piece
-from piledriver.corpus.source import Piece
 from piledriver.corpus.sources import SOURCES
+from piledriver.corpus.sources.base import Piece
 
 
 def mutations(valid: bytes) -> st.SearchStrategy[bytes]:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from piledriver.corpus import streams
 from piledriver.corpus.document import Document
+from piledriver.corpus.raw import streams
 from tests.corpus.fuzz.seeds import parquet, seven_zipped, tarred
 from tests.corpus.sources.extracting import extract_bytes
 from tests.corpus.sources.test_pile_cc import PROSE, record

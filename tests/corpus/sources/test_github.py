@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from piledriver.corpus.git.pack import DamagedError, apply_delta
-from piledriver.corpus.git.repository import Repository
-from piledriver.corpus.licences import spdx_id
-from piledriver.corpus.source_code.rules import code_text, why_not_by_name
+from piledriver.corpus.raw.git.pack import DamagedError, apply_delta
+from piledriver.corpus.raw.git.repository import Repository
+from piledriver.corpus.sources.shared.repositories.rules import code_text, why_not_by_name
+from piledriver.corpus.text.spdx import spdx_id
 from tests.corpus.sources.extracting import SAMPLES, extract_bytes, extract_paths
 
 MIT = """MIT License

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from piledriver.corpus.gutenberg import without_boilerplate
+from piledriver.corpus.formats.gutenberg import without_boilerplate
 from tests.corpus.sources.extracting import SAMPLES, extract_bytes, extract_paths
 
 BOOK = (

@@ -11,7 +11,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from piledriver.corpus.reddit import url_key
+from piledriver.corpus.sources.openwebtext2.reddit import url_key
 from tests.corpus.sources.extracting import SAMPLES, extract_bytes, extract_paths
 
 PROSE = "This is a sentence of the article, and it has a clause. Here is another one, which makes it prose. " * 4

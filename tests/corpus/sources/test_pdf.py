@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from piledriver.corpus.document import Document
-from piledriver.corpus.source import Piece
+from piledriver.corpus.sources.base import Piece
 from piledriver.corpus.sources.pdf import documents as pdf_documents
 from tests.corpus.sources.extracting import SAMPLES, extract_bytes, extract_paths
 from tests.corpus.sources.mutating import mutations, parse_without_failure

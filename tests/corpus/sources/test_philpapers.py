@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from piledriver.corpus.pdf_filter import filtered
+from piledriver.corpus.formats.pdf.pile_filter import filtered
 from tests.corpus.sources.extracting import SAMPLES, extract_bytes, extract_paths
 from tests.corpus.sources.mutating import mutations, parse_without_failure
 

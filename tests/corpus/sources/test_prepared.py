@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from piledriver.corpus import xml_unescape
-from piledriver.corpus.html_plain import compiled, in_use
+from piledriver.corpus.formats.html.fast.convert import compiled, in_use
+from piledriver.corpus.formats.xml import unescape as xml_unescape
 from piledriver.corpus.sources import SOURCES
 from piledriver.corpus.sources.table import BUILT_IN
 from tests.corpus.sources.extracting import SAMPLES, extract_bytes, extract_paths

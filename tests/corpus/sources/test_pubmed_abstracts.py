@@ -68,7 +68,7 @@ def test_a_truncated_file_gives_what_was_whole() -> None:
 
 
 def test_pieces_hold_whole_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("piledriver.corpus.records.PIECE_BYTES", 1000)
+    monkeypatch.setattr("piledriver.corpus.sources.shared.record_pieces.PIECE_BYTES", 1000)
     whole = "<Abstract><AbstractText>x</AbstractText></Abstract>"
     texts, refusals = extract(*(citation(str(number), f"T{number}", whole) for number in range(50)))
     assert texts == [f"T{number}\nx" for number in range(50)]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from piledriver.corpus import stack_exchange_rows
+from piledriver.corpus.sources.stackexchange import rows as stack_exchange_rows
 from tests.corpus.sources.extracting import SAMPLES, extract_bytes, extract_paths
 
 

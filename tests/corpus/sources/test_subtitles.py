@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from piledriver.corpus.subtitles.formats import read_captions
-from piledriver.corpus.subtitles.transcript import plain_transcript
+from piledriver.corpus.formats.subtitles.formats import read_captions
+from piledriver.corpus.formats.subtitles.transcript import plain_transcript
 from tests.corpus.sources.extracting import SAMPLES, extract_bytes, extract_paths
 
 OPUS = b"""<?xml version="1.0" encoding="utf-8"?>

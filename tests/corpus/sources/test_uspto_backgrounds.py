@@ -102,7 +102,7 @@ def test_an_empty_file_is_refused_and_the_label_of_a_tape_is_not_a_patent() -> N
 
 
 def test_pieces_of_a_large_file_hold_whole_documents(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("piledriver.corpus.records.PIECE_BYTES", 3000)
+    monkeypatch.setattr("piledriver.corpus.sources.shared.record_pieces.PIECE_BYTES", 3000)
     found, refusals = extract_bytes("uspto-backgrounds", "ipg.xml", (XML_4 * 40).encode())
     assert len(found) == 40
     assert not refusals

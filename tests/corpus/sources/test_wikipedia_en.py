@@ -97,8 +97,8 @@ def test_every_packing_gives_the_same_articles(name: str, content: bytes) -> Non
 
 
 def test_multistream_is_cut_where_workers_can_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from piledriver.corpus.raw.streams import RawStream
     from piledriver.corpus.sources import wikipedia_en
-    from piledriver.corpus.streams import RawStream
 
     monkeypatch.setattr(wikipedia_en, "BATCH_BYTES", 2)
     path = tmp_path / "d.xml.bz2"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from piledriver.corpus.wikitext import Site, to_text
+from piledriver.corpus.formats.wikitext import Site, to_text
 
 RULES = {
     "bold and italic": ("'''''Both''''' ''it'' '''bold''' L''''art'''", "Both it bold L'art"),

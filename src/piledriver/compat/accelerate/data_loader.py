@@ -15,9 +15,9 @@ from piledriver.data import (
     SkipBatchSampler,
     get_sampler,
 )
-from piledriver.data.loader_dispatcher import DataLoaderDispatcher as _DataLoaderDispatcher
-from piledriver.data.loader_shard import DataLoaderShard as _DataLoaderShard
-from piledriver.data.loader_shard import SkipDataLoader as _SkipDataLoader
+from piledriver.data.loaders.dispatcher import DataLoaderDispatcher as _DataLoaderDispatcher
+from piledriver.data.loaders.shard import DataLoaderShard as _DataLoaderShard
+from piledriver.data.loaders.shard import SkipDataLoader as _SkipDataLoader
 
 __all__ = [
     "BatchSamplerShard",

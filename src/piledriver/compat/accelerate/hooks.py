@@ -15,7 +15,7 @@ from torch import nn
 from piledriver.compat.accelerate.utils.constants import SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING
 from piledriver.compat.accelerate.utils.module_tensors import named_module_tensors, set_module_tensor_to_device
 from piledriver.compat.accelerate.utils.offload import PrefixedDataset
-from piledriver.runtime.nested import find_device, send_to_device
+from piledriver.runtime.collectives.nested import find_device, send_to_device
 
 __all__ = ["SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING"]
 

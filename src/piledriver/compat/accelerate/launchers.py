@@ -1,5 +1,5 @@
 """Run a function on several processes from a notebook or a test."""
 
-from piledriver.runtime.launch_function import debug_launcher, notebook_launcher
+from piledriver.runtime.launch.function import debug_launcher, notebook_launcher
 
 __all__ = ["debug_launcher", "notebook_launcher"]

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import torch
 
 from piledriver.accelerator.accumulation import GradientState as _GradientState
-from piledriver.accelerator.facts import ProcessFacts, distributed_type
 from piledriver.accelerator.options import GradientAccumulationPlugin
 from piledriver.accelerator.precision import resolve_precision
+from piledriver.accelerator.process_info import ProcessFacts, distributed_type
 from piledriver.runtime.connection import connect, disconnect
 from piledriver.runtime.world import World, detect_world
 

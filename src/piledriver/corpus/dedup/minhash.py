@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from piledriver.core.random import Stream
-from piledriver.corpus.word_scan import scan_words
+from piledriver.corpus.text.word_hashes import scan_words
 
 UInt16Array = npt.NDArray[np.uint16]
 UInt32Array = npt.NDArray[np.uint32]

@@ -18,7 +18,7 @@ from piledriver.core import storage
 from piledriver.core.errors import UsageError
 from piledriver.core.random import Stream
 from piledriver.corpus.dedup.arrays import ArrayFile, write_arrays
-from piledriver.corpus.words import Words
+from piledriver.corpus.text.words import Words
 
 Float32Array = npt.NDArray[np.float32]
 UInt32Array = npt.NDArray[np.uint32]

@@ -1,7 +1,7 @@
 """Gopher's rules (Rae et al., "Scaling language models", 2021, table A1), with datatrove's thresholds.
 
-Words are ours (corpus/words.py), so figures differ a little from those of a linguistic tokeniser; benchmarks/filters.py
-reports how often the verdicts agree.
+Words are ours (corpus/text/words.py), so figures differ a little from those of a linguistic tokeniser;
+benchmarks/filters.py reports how often the verdicts agree.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 from piledriver.corpus.document import Document
 from piledriver.corpus.filters.statistics import repeated, repetition, statistics
 from piledriver.corpus.filters.verdict import Drop
-from piledriver.corpus.words import UInt64Array, Words
+from piledriver.corpus.text.words import UInt64Array, Words
 
 
 @cache

@@ -1,6 +1,6 @@
 """Documents in the languages asked for.
 
-The detector is pycld2 (see corpus/language.py). Measured on 4,288 texts of 300-400 characters (translated program
+The detector is pycld2 (see corpus/text/language.py). Measured on 4,288 texts of 300-400 characters (translated program
 messages in 93 languages; English speeches, law, Wikipedia and IRC), one thread, share of right answers over all the
 languages that exist in the set, whether the detector knows them or not:
 
@@ -23,7 +23,7 @@ import msgspec
 
 from piledriver.corpus.document import Document
 from piledriver.corpus.filters.verdict import Drop
-from piledriver.corpus.language import language_of
+from piledriver.corpus.text.language import language_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from piledriver.corpus.word_scan import ALPHABETIC, SIGN, Int32Array, UInt8Array, UInt64Array, scan_words
+from piledriver.corpus.text.word_hashes import ALPHABETIC, SIGN, Int32Array, UInt8Array, UInt64Array, scan_words
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from piledriver.core.errors import UnknownNameError
 from piledriver.core.registry import Registry
-from piledriver.corpus.source import Source
+from piledriver.corpus.sources.base import Source
 from piledriver.corpus.sources.table import BUILT_IN, PILE_SET_NAMES
 
 SOURCES: Registry[Source] = Registry("source", BUILT_IN)

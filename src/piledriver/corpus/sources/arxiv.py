@@ -11,13 +11,13 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from piledriver.corpus.careful import DAMAGE, read_whole
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.latex import gathered, main_files, to_text
-from piledriver.corpus.latex.comments import Aside
-from piledriver.corpus.source import MAX_PIECE_BYTES, Found, Piece, Source, damaged, until_damaged
-from piledriver.corpus.streams import RawStream, archive_kind
-from piledriver.corpus.text import decode
+from piledriver.corpus.formats.latex import gathered, main_files, to_text
+from piledriver.corpus.formats.latex.comments import Aside
+from piledriver.corpus.raw.partial_reads import DAMAGE, read_whole
+from piledriver.corpus.raw.streams import RawStream, archive_kind
+from piledriver.corpus.sources.base import MAX_PIECE_BYTES, Found, Piece, Source, damaged, until_damaged
+from piledriver.corpus.text.normalise import decode
 
 MAX_TEXT_BYTES = 1 << 26
 MAX_FILES = 5_000

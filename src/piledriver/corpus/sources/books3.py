@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from piledriver.corpus.epub import book_documents
-from piledriver.corpus.html_plain import compiled
-from piledriver.corpus.source import Source, each, ends_with, whole
+from piledriver.corpus.formats.html.fast.convert import compiled
+from piledriver.corpus.sources.base import Source, each, ends_with, whole
+from piledriver.corpus.sources.shared.books import book_documents
 
 SOURCE = Source(
     slug="books3",

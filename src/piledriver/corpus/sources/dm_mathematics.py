@@ -9,10 +9,10 @@ from typing import Any
 
 from piledriver.core.errors import UsageError
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.lines import bounded_lines
 from piledriver.corpus.mathematics.modules import LEVELS, modules_of, questions
-from piledriver.corpus.source import Found, Piece, Source, each, ends_with, whole
-from piledriver.corpus.text import decode
+from piledriver.corpus.raw.lines import bounded_lines
+from piledriver.corpus.sources.base import Found, Piece, Source, each, ends_with, whole
+from piledriver.corpus.text.normalise import decode
 
 DOCUMENT_CHARACTERS = 8192
 BLOCK_QUESTIONS = 2000

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from piledriver.corpus.html_plain import compiled
-from piledriver.corpus.mail.reading import mail_documents, mail_pieces
-from piledriver.corpus.source import Source, ends_with
+from piledriver.corpus.formats.html.fast.convert import compiled
+from piledriver.corpus.sources.base import Source, ends_with
+from piledriver.corpus.sources.shared.mail import mail_documents, mail_pieces
 
 _NUMBERED = re.compile(r"\d+[._]?")
 _named = ends_with(".csv", ".mbox", ".mbx", ".eml")

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.language import language_of
-from piledriver.corpus.source import Found, Piece, Source, each, whole
-from piledriver.corpus.text import decode
+from piledriver.corpus.sources.base import Found, Piece, Source, each, whole
+from piledriver.corpus.text.language import language_of
+from piledriver.corpus.text.normalise import decode
 
 MIN_CHARACTERS = 200
 

@@ -13,12 +13,12 @@ import msgspec
 from lxml import etree
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.html import parse, remove
-from piledriver.corpus.html_render import render
-from piledriver.corpus.line_pieces import line_pieces, lines_of
-from piledriver.corpus.peek import peeked
-from piledriver.corpus.source import Found, Piece, Source, each, ends_with, whole
-from piledriver.corpus.streams import RawStream
+from piledriver.corpus.formats.html.convert import parse, remove
+from piledriver.corpus.formats.html.render import render
+from piledriver.corpus.raw.peek import peeked
+from piledriver.corpus.raw.streams import RawStream
+from piledriver.corpus.sources.base import Found, Piece, Source, each, ends_with, whole
+from piledriver.corpus.sources.shared.line_pieces import line_pieces, lines_of
 
 # The best last: a later field that is not empty is made from the earlier ones, or from better print.
 _FIELDS = (

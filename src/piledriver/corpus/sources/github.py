@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from piledriver.corpus.source import Source
-from piledriver.corpus.source_code.trees import tree_documents, tree_pieces, wants
+from piledriver.corpus.sources.base import Source
+from piledriver.corpus.sources.shared.repositories.trees import tree_documents, tree_pieces, wants
 
 SOURCE = Source(
     slug="github",

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.gutenberg import book_meta, declared_encoding, without_boilerplate
-from piledriver.corpus.source import Found, Piece, Source, each, ends_with, whole
-from piledriver.corpus.text import decode
+from piledriver.corpus.formats.gutenberg import book_meta, declared_encoding, without_boilerplate
+from piledriver.corpus.sources.base import Found, Piece, Source, each, ends_with, whole
+from piledriver.corpus.text.normalise import decode
 
 
 def documents(piece: Piece) -> Iterator[Found]:

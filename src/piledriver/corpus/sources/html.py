@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from piledriver.corpus.document import Document
-from piledriver.corpus.html import page_to_text
-from piledriver.corpus.page import decode_page, page_meta
-from piledriver.corpus.source import Found, Piece, Source, each, ends_with, whole
+from piledriver.corpus.formats.html.convert import page_to_text
+from piledriver.corpus.formats.html.page import decode_page, page_meta
+from piledriver.corpus.sources.base import Found, Piece, Source, each, ends_with, whole
 
 
 def documents(piece: Piece) -> Iterator[Found]:

@@ -8,13 +8,13 @@ from typing import BinaryIO, cast
 
 import msgspec
 
-from piledriver.corpus.careful import DAMAGE, read_whole
 from piledriver.corpus.document import Refusal
-from piledriver.corpus.lines import MAX_LINE_BYTES, bounded_lines
-from piledriver.corpus.peek import peeked
-from piledriver.corpus.rows import record_document
-from piledriver.corpus.source import Found, Piece, Source, each, ends_with
-from piledriver.corpus.streams import FileRange, RawStream
+from piledriver.corpus.raw.lines import MAX_LINE_BYTES, bounded_lines
+from piledriver.corpus.raw.partial_reads import DAMAGE, read_whole
+from piledriver.corpus.raw.peek import peeked
+from piledriver.corpus.raw.streams import FileRange, RawStream
+from piledriver.corpus.sources.base import Found, Piece, Source, each, ends_with
+from piledriver.corpus.sources.shared.rows import record_document
 
 RANGE_BYTES = 1 << 24
 BATCH_BYTES = 1 << 22

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from piledriver.corpus.html_plain import compiled
-from piledriver.corpus.mail.reading import mail_documents, mail_pieces
-from piledriver.corpus.source import Source, ends_with
+from piledriver.corpus.formats.html.fast.convert import compiled
+from piledriver.corpus.sources.base import Source, ends_with
+from piledriver.corpus.sources.shared.mail import mail_documents, mail_pieces
 
 # Files of a maildir: time, a unique part, the host, and flags after a colon (or what stands for one on Windows).
 _MAILDIR = re.compile(r"\d{6,}\.[^/]{1,200}|\d+[._]?|[^/]{1,200}[:;!]2,[A-Za-z]{0,20}")

@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
-from piledriver.corpus.creative_commons import licence_id
 from piledriver.corpus.document import Document
-from piledriver.corpus.source import Found, Piece, Source, each, ends_with, whole
-from piledriver.corpus.text import decode
+from piledriver.corpus.sources.base import Found, Piece, Source, each, ends_with, whole
+from piledriver.corpus.text.creative_commons import licence_id
+from piledriver.corpus.text.normalise import decode
 
 _MOST_FRONT_MATTER = 1 << 16
 _KEPT = ("title", "author", "date", "language", "lang", "license", "licence")

@@ -11,9 +11,9 @@ from typing import Any, BinaryIO
 import msgspec
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.source import Found, Piece, Source, ends_with, until_damaged
-from piledriver.corpus.streams import RawStream
-from piledriver.corpus.text import decode
+from piledriver.corpus.raw.streams import RawStream
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, until_damaged
+from piledriver.corpus.text.normalise import decode
 
 BATCH_BYTES = 1 << 21
 MAX_LINE_BYTES = 1 << 22

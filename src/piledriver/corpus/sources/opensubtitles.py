@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from piledriver.corpus import xml
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.source import Found, Piece, Source, each, ends_with, whole
-from piledriver.corpus.subtitles.formats import read_captions
-from piledriver.corpus.subtitles.sentences import joined_cues, joined_words, undecorated
+from piledriver.corpus.formats.subtitles.formats import read_captions
+from piledriver.corpus.formats.subtitles.sentences import joined_cues, joined_words, undecorated
+from piledriver.corpus.formats.xml import parse as xml
+from piledriver.corpus.sources.base import Found, Piece, Source, each, ends_with, whole
 
 # OpenSubtitles/raw/en/1933/24240/3991985.xml: language, year, number of the film in IMDb, number of the subtitles.
 _PLACE = re.compile(r"(?:^|[/!])([a-z]{2,3}(?:_[a-zA-Z]{2,4})?)/(\d{1,4})/(\d+)/[^/!]+$")

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from piledriver.core.errors import MissingDependencyError
-from piledriver.corpus.careful import read_whole
 from piledriver.corpus.document import Refusal
-from piledriver.corpus.rows import record_document
-from piledriver.corpus.source import MAX_PIECE_BYTES, Found, Piece, Source, each, ends_with
-from piledriver.corpus.streams import RawStream
+from piledriver.corpus.raw.partial_reads import read_whole
+from piledriver.corpus.raw.streams import RawStream
+from piledriver.corpus.sources.base import MAX_PIECE_BYTES, Found, Piece, Source, each, ends_with
+from piledriver.corpus.sources.shared.rows import record_document
 
 _ROWS_AT_ONCE = 256
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.pdf_lines import UnreadablePdfError, metadata
-from piledriver.corpus.pdf_text import pdf_to_text
-from piledriver.corpus.source import Found, Piece, Source, each, ends_with, whole
+from piledriver.corpus.formats.pdf.lines import UnreadablePdfError, metadata
+from piledriver.corpus.formats.pdf.text import pdf_to_text
+from piledriver.corpus.sources.base import Found, Piece, Source, each, ends_with, whole
 
 
 def documents(piece: Piece) -> Iterator[Found]:

@@ -8,20 +8,20 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from piledriver.corpus.careful import DAMAGE, read_whole
-from piledriver.corpus.character_entities import with_character_entities
-from piledriver.corpus.creative_commons import licence_id
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.html import fragment_to_text
-from piledriver.corpus.html_plain import compiled
-from piledriver.corpus.jats_inline import flat, strip_namespaces
-from piledriver.corpus.pdf_filter import filtered
-from piledriver.corpus.pdf_lines import UnreadablePdfError
-from piledriver.corpus.pdf_text import pdf_to_text
-from piledriver.corpus.records import MAX_RECORD_BYTES, cut
-from piledriver.corpus.source import Found, Piece, Source, damaged, ends_with, until_damaged, whole
-from piledriver.corpus.streams import RawStream
-from piledriver.corpus.xml import XmlError, parse
+from piledriver.corpus.formats.html.convert import fragment_to_text
+from piledriver.corpus.formats.html.fast.convert import compiled
+from piledriver.corpus.formats.jats.inline import flat, strip_namespaces
+from piledriver.corpus.formats.pdf.lines import UnreadablePdfError
+from piledriver.corpus.formats.pdf.pile_filter import filtered
+from piledriver.corpus.formats.pdf.text import pdf_to_text
+from piledriver.corpus.formats.xml.entities import with_character_entities
+from piledriver.corpus.formats.xml.parse import XmlError, parse
+from piledriver.corpus.raw.partial_reads import DAMAGE, read_whole
+from piledriver.corpus.raw.streams import RawStream
+from piledriver.corpus.sources.base import Found, Piece, Source, damaged, ends_with, until_damaged, whole
+from piledriver.corpus.sources.shared.record_pieces import MAX_RECORD_BYTES, cut
+from piledriver.corpus.text.creative_commons import licence_id
 
 MIN_CHARACTERS = 1000
 _RECORD = re.compile(rb"<record[\s>]")

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.html import page_to_text
-from piledriver.corpus.language import language_of
-from piledriver.corpus.line_pieces import line_pieces, lines_of
-from piledriver.corpus.page import decode_page, page_meta
-from piledriver.corpus.source import Found, Piece, Source, each, ends_with, whole
-from piledriver.corpus.streams import RawStream
-from piledriver.corpus.web_archive import Page, archive_pieces, is_web_archive, pages_of
+from piledriver.corpus.formats.html.convert import page_to_text
+from piledriver.corpus.formats.html.page import decode_page, page_meta
+from piledriver.corpus.raw.streams import RawStream
+from piledriver.corpus.sources.base import Found, Piece, Source, each, ends_with, whole
+from piledriver.corpus.sources.shared.line_pieces import line_pieces, lines_of
+from piledriver.corpus.sources.shared.warc import Page, archive_pieces, is_web_archive, pages_of
+from piledriver.corpus.text.language import language_of
 
 _is_json_lines = ends_with(".jsonl", ".json", ".ndjson")
 _is_html = ends_with(".html", ".htm", ".xhtml")

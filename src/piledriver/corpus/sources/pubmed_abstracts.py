@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from piledriver.corpus.character_entities import with_character_entities
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.jats_inline import flat
-from piledriver.corpus.records import cut
-from piledriver.corpus.source import Found, Piece, Source, each
-from piledriver.corpus.streams import RawStream
-from piledriver.corpus.text import decode
-from piledriver.corpus.xml import XmlError, parse
+from piledriver.corpus.formats.jats.inline import flat
+from piledriver.corpus.formats.xml.entities import with_character_entities
+from piledriver.corpus.formats.xml.parse import XmlError, parse
+from piledriver.corpus.raw.streams import RawStream
+from piledriver.corpus.sources.base import Found, Piece, Source, each
+from piledriver.corpus.sources.shared.record_pieces import cut
+from piledriver.corpus.text.normalise import decode
 
 # How a record opens and closes in the XML files (of old ones: without the envelope).
 _OPENING = re.compile(rb"<(PubmedArticle|PubmedBookArticle|MedlineCitation)[\s>]")

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from piledriver.corpus.character_entities import with_character_entities
-from piledriver.corpus.creative_commons import licence_id
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.jats import article_text
-from piledriver.corpus.jats_inline import flat, strip_namespaces
-from piledriver.corpus.source import Found, Piece, Source, each, ends_with, whole
-from piledriver.corpus.xml import XmlError, parse
+from piledriver.corpus.formats.jats.article import article_text
+from piledriver.corpus.formats.jats.inline import flat, strip_namespaces
+from piledriver.corpus.formats.xml.entities import with_character_entities
+from piledriver.corpus.formats.xml.parse import XmlError, parse
+from piledriver.corpus.sources.base import Found, Piece, Source, each, ends_with, whole
+from piledriver.corpus.text.creative_commons import licence_id
 
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 _ID_NAMES = {"pmc": "pmcid", "pmcid": "pmcid", "pmid": "pmid", "doi": "doi"}

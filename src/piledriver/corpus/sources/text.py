@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from piledriver.corpus.document import Document
-from piledriver.corpus.source import Found, Piece, Source, each, ends_with, whole
-from piledriver.corpus.text import decode
+from piledriver.corpus.sources.base import Found, Piece, Source, each, ends_with, whole
+from piledriver.corpus.text.normalise import decode
 
 
 def documents(piece: Piece) -> Iterator[Found]:

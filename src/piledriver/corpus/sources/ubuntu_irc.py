@@ -10,11 +10,11 @@ from datetime import date
 from typing import Any
 from urllib.parse import unquote
 
-from piledriver.corpus.careful import DAMAGE, read_whole
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.peek import peeked
-from piledriver.corpus.source import Found, Piece, Source, damaged, ends_with
-from piledriver.corpus.streams import RawStream
+from piledriver.corpus.raw.partial_reads import DAMAGE, read_whole
+from piledriver.corpus.raw.peek import peeked
+from piledriver.corpus.raw.streams import RawStream
+from piledriver.corpus.sources.base import Found, Piece, Source, damaged, ends_with
 
 MAX_DAY_BYTES = 1 << 26
 # Days of a week that stand apart find each other as long as no more than this lies between them.

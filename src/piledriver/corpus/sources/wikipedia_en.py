@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, cast
 
-from piledriver.corpus.careful import DAMAGE, read_whole
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.peek import peeked
-from piledriver.corpus.source import Found, Piece, Source, each, ends_with
-from piledriver.corpus.streams import FileRange, RawStream, decompressed
-from piledriver.corpus.text import decode
-from piledriver.corpus.wikitext.convert import ENGLISH, to_text
-from piledriver.corpus.wikitext.dump import Page, pages, read_page, read_site
-from piledriver.corpus.wikitext.multistream import is_multistream, stream_ranges
-from piledriver.corpus.wikitext.site import Site
+from piledriver.corpus.formats.wikitext.convert import ENGLISH, to_text
+from piledriver.corpus.formats.wikitext.dump import Page, pages, read_page, read_site
+from piledriver.corpus.formats.wikitext.multistream import is_multistream, stream_ranges
+from piledriver.corpus.formats.wikitext.site import Site
+from piledriver.corpus.raw.partial_reads import DAMAGE, read_whole
+from piledriver.corpus.raw.peek import peeked
+from piledriver.corpus.raw.streams import FileRange, RawStream, decompressed
+from piledriver.corpus.sources.base import Found, Piece, Source, each, ends_with
+from piledriver.corpus.text.normalise import decode
 
 RANGE_BYTES = 1 << 24
 BATCH_BYTES = 1 << 22

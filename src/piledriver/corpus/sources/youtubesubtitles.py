@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 
 from piledriver.core.random import Stream
-from piledriver.corpus.careful import DAMAGE, read_whole
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.source import Found, Piece, Source, damaged, ends_with
-from piledriver.corpus.streams import RawStream
-from piledriver.corpus.subtitles.cues import Cue
-from piledriver.corpus.subtitles.formats import read_captions
-from piledriver.corpus.subtitles.languages import LANGUAGES, describe, video_id
+from piledriver.corpus.formats.subtitles.cues import Cue
+from piledriver.corpus.formats.subtitles.formats import read_captions
+from piledriver.corpus.formats.subtitles.languages import LANGUAGES, describe, video_id
+from piledriver.corpus.raw.partial_reads import DAMAGE, read_whole
+from piledriver.corpus.raw.streams import RawStream
+from piledriver.corpus.sources.base import Found, Piece, Source, damaged, ends_with
 
 MAX_FILE_BYTES = 1 << 25
 # Files of a video that stand apart in an archive find each other as long as no more than this lies between them.

@@ -16,13 +16,13 @@ from torch import Tensor
 from piledriver.functional.errors import InputShapeError
 from piledriver.functional.frame import Initialiser
 from piledriver.functional.initialisers import lecun_normal, zeros
-from piledriver.functional.keys import Key
 from piledriver.functional.layers.dropout import dropped, replicated_like
 from piledriver.functional.layers.dtypes import promoted
 from piledriver.functional.layers.linear import DenseGeneral
 from piledriver.functional.layers.positions import first_rotary_tables, rotary_tables, rotate
 from piledriver.functional.module import Module
-from piledriver.functional.tracing import fused_kernels_lack_a_rule
+from piledriver.functional.random.keys import Key
+from piledriver.functional.transforms.tracing import fused_kernels_lack_a_rule
 from piledriver.functional.tree import Path
 
 Implementation = Literal["auto", "fused", "reference"]

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from piledriver.functional.errors import InputShapeError
-from piledriver.functional.keys import Key, bernoulli
 from piledriver.functional.module import Module
+from piledriver.functional.random.keys import Key, bernoulli
 
 
 class Dropout(Module):

@@ -14,9 +14,9 @@ from torch import Tensor
 from piledriver.functional.errors import InputShapeError
 from piledriver.functional.frame import Axes, Initialiser
 from piledriver.functional.initialisers import lecun_normal, zeros
-from piledriver.functional.keys import Key
 from piledriver.functional.layers.dtypes import promoted
 from piledriver.functional.module import Module
+from piledriver.functional.random.keys import Key
 from piledriver.functional.tree import Path
 
 _LECUN = lecun_normal()

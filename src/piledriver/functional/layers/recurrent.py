@@ -9,7 +9,6 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from piledriver.functional.control import scan
 from piledriver.functional.errors import InputShapeError
 from piledriver.functional.frame import Initialiser
 from piledriver.functional.initialisers import lecun_normal, orthogonal, zeros
@@ -17,6 +16,7 @@ from piledriver.functional.layers.dropout import replicated_like
 from piledriver.functional.layers.dtypes import promoted
 from piledriver.functional.layers.linear import Dense
 from piledriver.functional.module import Module
+from piledriver.functional.transforms.control import scan
 
 _LECUN, _ORTHOGONAL = lecun_normal(), orthogonal()
 

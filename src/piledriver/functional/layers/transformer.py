@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from piledriver.functional.frame import Axes, Initialiser
-from piledriver.functional.gated import can_fuse, gated_linear
 from piledriver.functional.initialisers import scaled_normal
 from piledriver.functional.layers.attention import Implementation, MultiHeadAttention
 from piledriver.functional.layers.dropout import Dropout
@@ -20,9 +19,10 @@ from piledriver.functional.layers.embed import Embed
 from piledriver.functional.layers.linear import Dense
 from piledriver.functional.layers.norm import RMSNorm
 from piledriver.functional.layers.positions import first_rotary_tables, rotary_tables
-from piledriver.functional.lift import Remat, Scanned
 from piledriver.functional.module import Module
-from piledriver.functional.tracing import only_autograd_surrounds
+from piledriver.functional.transforms.lift import Remat, Scanned
+from piledriver.functional.transforms.tracing import only_autograd_surrounds
+from piledriver.kernels.gated_mlp import can_fuse, gated_linear
 
 _NORMAL = scaled_normal(0.02)
 

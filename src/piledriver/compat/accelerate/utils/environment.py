@@ -107,7 +107,7 @@ def get_cpu_distributed_information() -> Any:
 
 def set_numa_affinity(local_process_index: int, verbose: bool | None = None) -> None:
     """Keep this process on the cores near its device."""
-    from piledriver.runtime.numa import bind_to_near_cores
+    from piledriver.runtime.launch.numa import bind_to_near_cores
 
     bind_to_near_cores()
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from piledriver.accelerator import tied
+from piledriver.engine import tied_weights as tied
 
 
 def get_non_persistent_buffers(module: nn.Module, recurse: bool = False, fqns: bool = False) -> set[str]:

@@ -11,10 +11,11 @@ import torch
 
 from piledriver.accelerator.options import DistributedType
 from piledriver.compat.accelerate.state import PartialState
-from piledriver.runtime import collectives, nested
-from piledriver.runtime.agreement import check_agreement
+from piledriver.runtime.collectives import nested
+from piledriver.runtime.collectives import operations as collectives
+from piledriver.runtime.collectives.agreement import check_agreement
+from piledriver.runtime.collectives.nested import find_device, listify, send_to_device
 from piledriver.runtime.errors import DisagreementError
-from piledriver.runtime.nested import find_device, listify, send_to_device
 
 __all__ = ["find_device", "listify", "send_to_device"]
 

@@ -183,7 +183,7 @@ def get_module_children_bottom_up(model: nn.Module, return_fqns: bool = False) -
 def write_basic_config(mixed_precision: str = "no", save_location: str | None = None) -> bool | Path:
     """Write the launch config that this machine would use."""
     from piledriver.core import config, storage
-    from piledriver.runtime.launch_config import LaunchConfig, default_path
+    from piledriver.runtime.launch.config import LaunchConfig, default_path
 
     path = Path(save_location) if save_location is not None else default_path()
     if path.exists():

@@ -1,0 +1,128 @@
+"""The Accelerator's verbs for what outlives a run: weights, checkpoints, trackers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from piledriver.accelerator.properties import Answers
+from piledriver.accelerator.saving import StateSaver
+from piledriver.accelerator.tracking import Trackers
+from piledriver.accelerator.unwrap import unwrap
+from piledriver.runtime.connection import disconnect
+
+
+class Keeping(Answers):
+    """Models in and out, `save_state` and `load_state`, trackers."""
+
+    _saver: StateSaver
+    _tracking: Trackers
+
+    def unwrap_model(self, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
+        """The user's module; ours puts nothing around it, other libraries may have."""
+        return unwrap(model, keep_fp32_wrapper, keep_torch_compile)
+
+    def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> Any:
+        """The model's weights under its own keys."""
+        inner = self.unwrap_model(model) if unwrap else model
+        if self.meshes is None:
+            return inner.state_dict()
+        from piledriver.engine.shards.full_state_dict import whole_state
+
+        return whole_state(inner, self.meshes)
+
+    def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
+        """Save something once per run (or per node where `save_on_each_node`)."""
+        from piledriver.accelerator.files import save_object
+
+        writes = self.is_local_main_process if self.project_configuration.save_on_each_node else self.is_main_process
+        if writes:
+            save_object(obj, f, safe_serialization)
+
+    def save_model(
+        self, model: Any, save_directory: Any, max_shard_size: int | str = "10GB", safe_serialization: bool = True
+    ) -> None:
+        """Save weights as Hugging Face does: safetensors, in shards with an index where they are large."""
+        from piledriver.accelerator.files import save_model_files
+
+        if self.meshes is not None and self.meshes.layout.pp > 1:
+            from piledriver.engine.shards.full_state_dict import whole_state
+
+            # Each rank has other weights: bring them together, so that all see the same.
+            model = whole_state(self.unwrap_model(model), self.meshes)
+        save_model_files(model, save_directory, max_shard_size, safe_serialization)
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """Save and load these with `save_state` and `load_state` too."""
+        self._saver.register(*objects)
+
+    @property
+    def _custom_objects(self) -> list[Any]:
+        return self._saver.custom
+
+    def register_save_state_pre_hook(self, hook: Callable[..., None]) -> Any:
+        """Called as `hook(models, weights, folder)` before `save_state`."""
+        return self._saver.add_save_hook(hook)
+
+    def register_load_state_pre_hook(self, hook: Callable[..., None]) -> Any:
+        """Called as `hook(models, folder)` before `load_state`."""
+        return self._saver.add_load_hook(hook)
+
+    def save_state(
+        self, output_dir: Any = None, safe_serialization: bool = True, asynchronous: bool = False, **_: Any
+    ) -> str:
+        """Save everything prepared, random generators and registered objects; returns the folder.
+
+        The format is ours whatever `safe_serialization` says: nothing in it is a pickle. With `asynchronous` the loop
+        waits only for the copy to host memory; an interrupted save is never taken for a good one.
+        """
+        return self._saver.save(self._whole, None if output_dir is None else str(output_dir), asynchronous=asynchronous)
+
+    def load_state(self, input_dir: Any = None, load_kwargs: dict[str, Any] | None = None, **options: Any) -> Any:
+        """Load what `save_state` saved, on any number of processes; reads Accelerate's folders too."""
+        location = options.pop("map_location", None)
+        if location not in (None, "cpu", "on_device"):
+            raise TypeError("Unsupported optimizer map location passed, choose one of `None`, `on_device`, `cpu`")
+        return self._saver.load(
+            self._whole, None if input_dir is None else str(input_dir), strict=options.get("strict", True)
+        )
+
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """The same loader without its first batches, which are not read."""
+        from piledriver.data import skip_first_batches
+
+        return skip_first_batches(dataloader, num_batches)
+
+    # Trackers.
+
+    @property
+    def trackers(self) -> list[Any]:
+        """The trackers that were started."""
+        return self._tracking.started
+
+    @property
+    def log_with(self) -> list[Any]:
+        """The trackers that were asked for."""
+        return self._tracking.wanted
+
+    def init_trackers(
+        self, project_name: str, config: dict[str, Any] | None = None, init_kwargs: dict[str, Any] | None = None
+    ) -> None:
+        """Start the trackers of `log_with`, on the main process."""
+        self._tracking.start(self.world, project_name, config, init_kwargs or {})
+
+    def get_tracker(self, name: str, unwrap: bool = False) -> Any:
+        """One tracker by name; with `unwrap` the library's own object."""
+        return self._tracking.get(self.world, name, unwrap)
+
+    def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:
+        """Log values to every tracker, on the main process."""
+        self._tracking.log(values, step, log_kwargs or {})
+
+    def end_training(self) -> None:
+        """Finish what is being saved, close the trackers, leave the process group."""
+        self._saver.close()
+        self._tracking.finish()
+        disconnect()

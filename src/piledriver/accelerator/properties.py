@@ -1,0 +1,152 @@
+"""The Accelerator's properties that only repeat what it was told, under Accelerate's names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from piledriver.accelerator.options import DataLoaderConfiguration, ProjectConfiguration
+from piledriver.accelerator.process_info import ProcessFacts
+from piledriver.engine.layout import Layout
+
+if TYPE_CHECKING:
+    from piledriver.accelerator.accelerator import Accelerator
+    from piledriver.engine.mesh import Meshes
+
+
+class Answers(ProcessFacts):
+    """What was asked for, and where this process stands in it."""
+
+    dataloader_config: DataLoaderConfiguration
+    project_configuration: ProjectConfiguration
+    layout: Layout | None
+    meshes: Meshes | None
+    _mixed_precision: str
+
+    @property
+    def _whole(self) -> Accelerator:
+        """This, as what it is: its verbs are spread over files."""
+        return self  # type: ignore[return-value]
+
+    @property
+    def mixed_precision(self) -> str:
+        """The precision that prepared models compute in: no, fp16, bf16 or fp8."""
+        return self._mixed_precision
+
+    @property
+    def multi_device(self) -> bool:
+        """Whether several processes with an accelerator each train together."""
+        return self.use_distributed and self.device.type != "cpu"
+
+    @property
+    def split_batches(self) -> bool:
+        """Whether a loader's batch size is that of all processes together."""
+        return self.dataloader_config.split_batches
+
+    @property
+    def dispatch_batches(self) -> bool | None:
+        """Whether only the main process reads."""
+        return self.dataloader_config.dispatch_batches
+
+    @property
+    def even_batches(self) -> bool:
+        """Whether the end of the data is filled up so that all processes take the same number of batches."""
+        return self.dataloader_config.even_batches
+
+    @even_batches.setter
+    def even_batches(self, value: bool) -> None:
+        self.dataloader_config.even_batches = value
+
+    @property
+    def use_seedable_sampler(self) -> bool:
+        """Whether loaders shuffle by (seed, epoch)."""
+        return self.dataloader_config.use_seedable_sampler
+
+    @property
+    def non_blocking(self) -> bool:
+        """Whether batches are copied to the device while the loop goes on."""
+        return self.dataloader_config.non_blocking
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        """Whether torchdata's stateful loader does the work."""
+        return self.dataloader_config.use_stateful_dataloader
+
+    @property
+    def project_dir(self) -> str | None:
+        """The folder of the run."""
+        return self.project_configuration.project_dir
+
+    @property
+    def logging_dir(self) -> str | None:
+        """The folder of the trackers."""
+        return self.project_configuration.logging_dir
+
+    @property
+    def save_iteration(self) -> int:
+        """The number of the next automatic checkpoint."""
+        return self.project_configuration.iteration
+
+    @property
+    def parallelism_config(self) -> Any:
+        """None: a `Layout` says it, see `layout`."""
+        return None
+
+    @property
+    def torch_device_mesh(self) -> Any:
+        """(pp, dp_replicate, dp_shard, cp, tp) of the layout; None where there is one copy of the model per process."""
+        return None if self.meshes is None else self.meshes.batch
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """Whether parameters are sharded."""
+        return self.layout is not None and self.layout.zero == 3
+
+    @property
+    def is_composable_parallelism_enabled(self) -> bool:
+        """Whether parameters are sharded over a mesh."""
+        return self.is_fsdp2
+
+    @property
+    def fp8_backend(self) -> Any:
+        """ "ENGINE" where our own layers compute in fp8; None elsewhere."""
+        return "ENGINE" if self.layout is not None and self.layout.precision.startswith("fp8") else None
+
+    @property
+    def deepspeed_plugin(self) -> Any:
+        """None: one engine does what its stages do."""
+        return None
+
+    @property
+    def should_save_model(self) -> bool:
+        """Whether this process writes a whole model."""
+        return self.is_main_process
+
+    @property
+    def tensor_parallel_rank(self) -> int:
+        """Place on the tensor axis."""
+        return self._place("tp")
+
+    @property
+    def pipeline_parallel_rank(self) -> int:
+        """Place on the pipeline axis."""
+        return self._place("pp")
+
+    @property
+    def context_parallel_rank(self) -> int:
+        """Place on the context axis."""
+        return self._place("cp")
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """Which of the batches that are read at once this process reads."""
+        return self.process_index if self.meshes is None else self.meshes.data_rank
+
+    @property
+    def data_parallel_shard_rank(self) -> int:
+        """Place on the sharding axis."""
+        return self._place("dp_shard")
+
+    def _place(self, axis: str) -> int:
+        if self.meshes is None or self.meshes.alone:
+            return 0
+        return int(self.meshes.batch[axis].get_local_rank())

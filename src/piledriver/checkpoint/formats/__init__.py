@@ -1,0 +1,1 @@
+"""Checkpoint formats: torch DCP and Hugging Face folders, conversion between them."""

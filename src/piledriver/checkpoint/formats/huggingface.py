@@ -1,0 +1,226 @@
+"""Models to and from Hugging Face folders: safetensors shards with an index, tied weights once."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from piledriver.checkpoint import folders, names
+from piledriver.checkpoint.contents import Contents
+from piledriver.checkpoint.errors import BadSizeError, CheckpointError
+from piledriver.checkpoint.formats.dcp import is_dcp_folder, open_dcp
+from piledriver.checkpoint.loading.model import KeyMap, match, open_snapshot
+from piledriver.checkpoint.loading.report import LoadReport
+from piledriver.checkpoint.published_weights import INDEX_ENDING, open_weights
+from piledriver.checkpoint.safetensors_file import write_file
+from piledriver.checkpoint.saving.group import Ranks
+from piledriver.checkpoint.snapshot import Snapshot
+from piledriver.checkpoint.tensor_index import Catalog
+from piledriver.core.storage import Location, fsync_folder, write_text
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", re.IGNORECASE)
+_OLD = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
+Fetch = Callable[[], torch.Tensor | None]
+"""Brings one tensor to the host; collective where it is sharded. None on ranks that do not write."""
+
+
+def parse_size(size: int | str) -> int:
+    """Bytes in a size.
+
+    >>> parse_size("5GB"), parse_size("1.5 MiB"), parse_size(100)
+    (5000000000, 1572864, 100)
+    """
+    if isinstance(size, int):
+        return size
+    found = _SIZE.fullmatch(size)
+    if found is None or found[2].upper() not in _UNITS:
+        raise BadSizeError(f"cannot read the size {size!r}", fix="write it like '5GB' or '500MiB'")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def save_model(
+    model: nn.Module | Mapping[str, torch.Tensor],
+    folder: Location,
+    *,
+    max_shard_size: int | str = "10GB",
+    safe_serialization: bool = True,
+) -> list[Path]:
+    """Write a model as Hugging Face would. Collective; rank 0 writes, one shard in its memory at a time.
+
+    A weight under several names is written once, under the first; the other names are in the file's metadata.
+    """
+    ranks = Ranks()
+    try:
+        state = names.model_state(model) if isinstance(model, nn.Module) else dict(model)
+        state = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+        tensors, aliases = untied(state)
+        plan = [
+            (key, value.numel() * value.dtype.itemsize, _fetcher(value, ranks.first)) for key, value in tensors.items()
+        ]
+        return write_shards(
+            plan, local_folder(folder), max_shard_size, aliases=aliases, safe=safe_serialization, ranks=ranks
+        )
+    finally:
+        ranks.close()
+
+
+def load_model(
+    model: nn.Module, path: Location, *, strict: bool = True, key_map: KeyMap | None = None, index: int = 0
+) -> LoadReport:
+    """Load weights from a checkpoint of ours, an Accelerate or Hugging Face folder, a `.safetensors` or `.bin` file.
+
+    Each rank reads only its own part. `index` chooses the model of a checkpoint that holds several.
+    """
+    source = folders.local(path)
+    ranks = Ranks()
+    try:
+        snapshot = ranks.together("reading the weights", lambda: weights_of(source, index))
+        matching = ranks.together(
+            "matching", lambda: match(snapshot, Contents(models=[model], rng=False), key_map=key_map)
+        )
+        matching.unexpected = sorted(set.intersection(*map(set, ranks.shared(matching.unexpected))))
+        if strict:
+            ranks.together("matching", matching.report().raise_unless_exact)
+        return ranks.together("loading", matching.run)
+    finally:
+        ranks.close()
+
+
+def weights_of(path: Path, index: int = 0) -> Snapshot:
+    """One model's weights from any kind of folder or file, as a snapshot with that model alone."""
+    if path.is_dir() and folders.is_good(path):
+        opened = open_snapshot(path, 0)
+        models = opened.shared.get("models", [])
+        if index >= len(models):
+            raise CheckpointError(f"{path} holds {len(models)} models, so there is no number {index}")
+        return Snapshot(shared={"models": [models[index]]}, own={}, catalog=opened.catalog, header=opened.header)
+    catalog: Catalog
+    aliases: dict[str, str] = {}
+    if path.is_dir() and is_dcp_folder(path):
+        catalog = open_dcp(path)
+    else:
+        catalog, aliases = open_weights(path, index)
+    named = {name: name for name in catalog} | aliases
+    structure = {name: {"$": "tensor", "key": key} for name, key in named.items()}
+    return Snapshot(shared={"models": [structure]}, own={}, catalog=catalog)
+
+
+def untied(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Each weight once, and the other names of those that share memory: name -> kept name."""
+    kept: dict[tuple[object, ...], str] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    aliases: dict[str, str] = {}
+    for name, tensor in state.items():
+        first = kept.setdefault(_identity(tensor), name)
+        if first == name:
+            tensors[name] = tensor
+        else:
+            aliases[name] = first
+    return tensors, aliases
+
+
+def write_shards(
+    plan: Iterable[tuple[str, int, Fetch]],
+    folder: Path,
+    max_shard_size: int | str,
+    *,
+    aliases: Mapping[str, str],
+    safe: bool = True,
+    ranks: Ranks,
+) -> list[Path]:
+    """Write planned tensors to shards in a temporary folder, then move them into place, the index last."""
+    plan = list(plan)
+    shards = list(_shards(plan, parse_size(max_shard_size)))
+    stem, ending = ("model", "safetensors") if safe else ("pytorch_model", "bin")
+    files = [f"{stem}-{i + 1:05d}-of-{len(shards):05d}.{ending}" for i in range(len(shards))]
+    files = files if len(shards) > 1 else [f"{stem}.{ending}"]
+    partial = folder / f".{stem}-{secrets.token_hex(4)}.partial"
+    try:
+        if ranks.first:
+            partial.mkdir(parents=True)
+        for file, shard in zip(files, shards, strict=True):
+            # Gathering is collective, so every rank goes through every tensor; only the first keeps them.
+            fetched = [(name, fetch()) for name, _, fetch in shard]
+            held = [(name, tensor) for name, tensor in fetched if tensor is not None]
+
+            def write(file: str = file, held: list[tuple[str, torch.Tensor]] = held) -> None:
+                if ranks.first:
+                    _write_one(partial / file, held, aliases, safe)
+
+            ranks.together("writing the model", write)
+        ranks.together("committing the model", lambda: _move(partial, folder, files, shards) if ranks.first else None)
+    finally:
+        if ranks.first:
+            shutil.rmtree(partial, ignore_errors=True)
+    return [folder / file for file in files]
+
+
+def _write_one(path: Path, tensors: list[tuple[str, torch.Tensor]], aliases: Mapping[str, str], safe: bool) -> None:
+    here = {name for name, _ in tensors}
+    extra = {name: kept for name, kept in aliases.items() if kept in here}
+    if safe:
+        write_file(path, tensors, metadata=extra)
+        return
+    state = {name: tensor.cpu() for name, tensor in tensors}
+    torch.save(state | {name: state[kept] for name, kept in extra.items()}, path)
+
+
+def _move(partial: Path, folder: Path, files: list[str], shards: list[list[tuple[str, int, Fetch]]]) -> None:
+    index = {
+        "metadata": {"total_size": sum(size for shard in shards for _, size, _ in shard)},
+        "weight_map": {name: file for file, shard in zip(files, shards, strict=True) for name, _, _ in shard},
+    }
+    stale = [path for path in folder.iterdir() if _OLD.fullmatch(path.name) and path.name not in files]
+    # The old index goes first: a move that is interrupted leaves a folder that says it has no model.
+    for path in sorted(stale, key=lambda path: not path.name.endswith(INDEX_ENDING)):
+        path.unlink()
+    for file in files:
+        (partial / file).replace(folder / file)
+    fsync_folder(folder)
+    if len(files) > 1:
+        listing = f"{files[0].split('-')[0]}.{files[0].rsplit('.', 1)[1]}{INDEX_ENDING}"
+        write_text(folder / listing, json.dumps(index, indent=2) + "\n")
+
+
+def _shards(plan: list[tuple[str, int, Fetch]], limit: int) -> Iterator[list[tuple[str, int, Fetch]]]:
+    shard: list[tuple[str, int, Fetch]] = []
+    size = 0
+    for item in plan:
+        if shard and size + item[1] > limit:
+            yield shard
+            shard, size = [], 0
+        shard.append(item)
+        size += item[1]
+    yield shard
+
+
+def _fetcher(tensor: torch.Tensor, keep: bool) -> Fetch:
+    def fetch() -> torch.Tensor | None:
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        return whole.detach().cpu() if keep else None
+
+    return fetch
+
+
+def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
+    if isinstance(tensor, DTensor) or tensor.is_meta or not tensor.numel():
+        return ("object", id(tensor))
+    return ("memory", tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def local_folder(folder: Location) -> Path:
+    """A local folder that exists."""
+    path = folders.local(folder)
+    if path.is_file():
+        raise CheckpointError(f"{path} is a file, not a folder", fix="give a folder")
+    path.mkdir(parents=True, exist_ok=True)
+    return path

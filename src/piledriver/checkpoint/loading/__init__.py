@@ -1,0 +1,1 @@
+"""Load a checkpoint into live models and optimizers."""

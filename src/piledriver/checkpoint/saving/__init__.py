@@ -1,0 +1,1 @@
+"""Save a checkpoint: plan, stage, write and commit."""

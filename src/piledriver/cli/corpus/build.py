@@ -1,0 +1,54 @@
+"""`piledriver corpus build RECIPE -o DIR`: a recipe to a corpus; run it again to go on after an interruption."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+
+from piledriver.cli.counts import add_workers
+from piledriver.cli.overrides import add_overrides
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments."""
+    parser.add_argument("recipe", metavar="RECIPE", help="a YAML file, or a recipe that we ship: local, open or pile")
+    add_overrides(parser, "change keys of the recipe, such as seed=7")
+    parser.add_argument("-o", "--out", required=True, metavar="DIR", help="the corpus to make or to go on with")
+    parser.add_argument(
+        "--executor",
+        default="local",
+        metavar="local|ray|ray:HOST:PORT",
+        help="who runs the tasks: processes (default), a Ray cluster on this machine, or one that runs",
+    )
+    add_workers(parser)
+    parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Build and print what came out of every stage."""
+    from piledriver.corpus.pipeline.build import build_corpus
+    from piledriver.corpus.pipeline.recipe import load_recipe
+
+    recipe = load_recipe(args.recipe, args.overrides)
+    manifest = build_corpus(recipe, args.out, executor_name=args.executor, workers=args.workers)
+    if args.json:
+        print(json.dumps(dataclasses.asdict(manifest), indent=2, ensure_ascii=False))
+        return
+    for stage in manifest.stages:
+        for source, account in stage["sources"].items():
+            dropped = ", ".join(f"{count} {reason}" for reason, count in account["dropped"].items())
+            print(
+                f"{stage['stage']:<13} {source:<20} {account['documents']:>9} documents"
+                + (f"  dropped: {dropped}" if dropped else "")
+            )
+    for source, share in manifest.mix.items():
+        unit = "tokens" if "asked_tokens" in share else "bytes"
+        got, asked = share[f"got_{unit}"], share[f"asked_{unit}"]
+        print(f"{'mix':<13} {source:<20} {got:>9} {unit} of {asked:.0f} asked for")
+        if not got:
+            print(f"warning: nothing of {source} is in the corpus; see above what dropped it", file=sys.stderr)
+    for split in ("train", "validation", "test"):
+        shards = [entry for entry in manifest.outputs if entry.get("split") == split]
+        print(f"{split}: {sum(entry['documents'] for entry in shards)} documents in {len(shards)} shards")

@@ -1,0 +1,33 @@
+"""`piledriver corpus card DIR`: README.md and card.html for a finished corpus."""
+
+from __future__ import annotations
+
+import argparse
+
+from piledriver.cli.counts import zero_or_more
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments."""
+    parser.add_argument("folder", metavar="DIR", help="a corpus that 'piledriver corpus build' or 'dedup' made")
+    parser.add_argument(
+        "--read",
+        type=zero_or_more,
+        default=100_000,
+        metavar="N",
+        help="documents to read for lengths and samples (default 100,000)",
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Write both and say where they are."""
+    from piledriver.core import storage
+    from piledriver.corpus.card.facts import card_facts
+    from piledriver.corpus.card.html import page
+    from piledriver.corpus.card.readme import readme
+
+    facts = card_facts(args.folder, read_documents=args.read)
+    for name, content in (("README.md", readme(facts)), ("card.html", page(facts))):
+        path = storage.join(args.folder, name)
+        storage.write_text(path, content)
+        print(path)

@@ -1,0 +1,48 @@
+"""`piledriver corpus dedup IN... -o DIR`: duplicates out of shards that exist already."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+from piledriver.cli.counts import add_workers
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments."""
+    parser.add_argument("inputs", nargs="+", metavar="IN", help="shards or folders of shards")
+    parser.add_argument("-o", "--out", required=True, metavar="DIR", help="the corpus to make or to go on with")
+    parser.add_argument(
+        "--method",
+        choices=("exact", "near", "minhash", "paragraphs", "substring"),
+        default="minhash",
+        help="which duplicates: equal texts, nearly equal ones (minhash or near, the default), repeated parts",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="key=value",
+        help="a setting of the method, such as threshold=0.7; may be repeated",
+    )
+    add_workers(parser)
+    parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Deduplicate and print what went."""
+    from piledriver.core.yaml_tree import parse_override
+    from piledriver.corpus.pipeline.dedup import deduplicate
+
+    settings = dict(map(parse_override, args.set))
+    method = "near" if args.method == "minhash" else args.method
+    manifest = deduplicate(args.inputs, args.out, method, settings, workers=args.workers)
+    if args.json:
+        print(json.dumps(dataclasses.asdict(manifest), indent=2, ensure_ascii=False))
+        return
+    before, after = (stage["sources"]["shards"] for stage in manifest.stages)
+    print(f"{before['documents']} documents in, {after['documents']} out")
+    for kind in ("dropped", "removed"):
+        for name, count in after.get(kind, {}).items():
+            print(f"{kind} {name}: {count}" if kind == "removed" else f"dropped {count}: {name}")

@@ -1,6 +1,0 @@
-"""`piledriver evaluate ...`: how good is a model?"""
-
-VERBS: dict[str, tuple[str, str]] = {
-    "bpb": ("piledriver.cli.evaluate_bpb", "bits per byte of a model on a corpus, by source"),
-    "lm-eval": ("piledriver.cli.evaluate_lm_eval", "tasks of EleutherAI's evaluation harness"),
-}

@@ -1,7 +1,0 @@
-"""`piledriver tokenizer ...`: make tokenizers."""
-
-from __future__ import annotations
-
-VERBS: dict[str, tuple[str, str]] = {
-    "train": ("piledriver.cli.tokenizer_train", "learn a byte-level BPE tokenizer from a corpus"),
-}

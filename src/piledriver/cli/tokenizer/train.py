@@ -1,0 +1,91 @@
+"""`piledriver tokenizer train`: learn a byte-level BPE tokenizer from a corpus."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from piledriver.cli.counts import positive
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments."""
+    parser.add_argument("corpus", metavar="CORPUS", help="a folder of text shards, or one of them")
+    parser.add_argument("-o", "--out", required=True, metavar="FILE", help="the tokenizer.json to write")
+    parser.add_argument(
+        "--vocab-size",
+        type=positive,
+        required=True,
+        metavar="N",
+        help="ids in all, the 256 bytes and the special tokens included",
+    )
+    parser.add_argument(
+        "--special",
+        action="append",
+        metavar="TOKEN",
+        help="a special token; the first stands between documents (default <|endoftext|>)",
+    )
+    parser.add_argument(
+        "--weight", action="append", default=[], metavar="SOURCE=W", help="share of a source in the sample (default 1)"
+    )
+    parser.add_argument(
+        "--sample-bytes", type=_bytes, default=500_000_000, metavar="N", help="text to learn from (default 5e8)"
+    )
+    parser.add_argument(
+        "--min-frequency",
+        type=positive,
+        default=2,
+        metavar="N",
+        help="pairs rarer than this are not merged (default 2)",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="which documents are drawn (default 0)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Train and save."""
+    from piledriver.core import storage
+    from piledriver.data.tokenizer.training import TokenizerTraining, train_tokenizer
+
+    training = TokenizerTraining(
+        vocab_size=args.vocab_size,
+        special_tokens=tuple(args.special or ("<|endoftext|>",)),
+        weights=dict(_weight(text) for text in args.weight),
+        sample_bytes=args.sample_bytes,
+        min_frequency=args.min_frequency,
+        seed=args.seed,
+    )
+    tokenizer = train_tokenizer(args.corpus, training)
+    storage.write_bytes(args.out, tokenizer.content)
+    facts = {"tokenizer": args.out, "vocab_size": tokenizer.vocab_size, "sha256": tokenizer.fingerprint}
+    if args.json:
+        print(json.dumps(facts))
+        return
+    short = (
+        f" ({args.vocab_size} asked for: the sample has no more pairs)"
+        if tokenizer.vocab_size < args.vocab_size
+        else ""
+    )
+    print(f"{args.out}: {tokenizer.vocab_size} ids{short}, encoder {tokenizer.encoder}")
+
+
+def _bytes(text: str) -> int:
+    try:
+        count = int(float(text))
+    except (ValueError, OverflowError):
+        count = 0
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes, such as 5e8")
+    return count
+
+
+def _weight(text: str) -> tuple[str, float]:
+    from piledriver.core.errors import UsageError
+
+    source, equals, weight = text.rpartition("=")
+    try:
+        if not equals:
+            raise ValueError
+        return source, float(weight)
+    except ValueError:
+        raise UsageError(f"{text!r} is not a weight", fix="write SOURCE=W, for example books=2") from None

@@ -1,0 +1,1 @@
+"""The dataset card of a corpus: facts, README.md and card.html."""

@@ -1,0 +1,165 @@
+"""What there is to say of a finished corpus: the facts that its card shows, from the manifest, the ledger and a look at
+the documents.
+
+Counts are the manifest's and whole. Lengths, languages and samples are of the documents that were read: an even number
+from the beginning of each shard (shards are shuffled, so that is a fair sample), `read_documents` of them at most.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from piledriver.core import storage
+from piledriver.core.errors import MissingDependencyError
+from piledriver.corpus.document import Document
+from piledriver.corpus.pipeline.ledger_reader import LEDGER, read_ledger
+from piledriver.corpus.pipeline.manifest import Manifest, load_manifest
+from piledriver.corpus.shards.reader import read_shards
+from piledriver.corpus.text.language import language_of
+
+SAMPLES_PER_SOURCE = 2
+SAMPLE_CHARACTERS = 1200
+_LANGUAGES_OF = 2000
+
+
+@dataclass
+class Composition:
+    """One source in the finished corpus."""
+
+    documents: int = 0
+    """Different documents after every stage."""
+    text_bytes: int = 0
+    train_bytes: int = 0
+    """Bytes in training, copies counted."""
+    extracted: int = 0
+
+
+@dataclass
+class CardFacts:
+    """Everything that a card says."""
+
+    manifest: Manifest
+    composition: dict[str, Composition]
+    splits: dict[str, int]
+    """Documents of each split, copies counted."""
+    licences: dict[str, int]
+    drops: dict[tuple[str, str], int]
+    """(stage, reason) to documents."""
+    taken_out: dict[str, dict[str, int]]
+    """What was replaced, removed or hit, by stage."""
+    lengths: Counter[int] = field(default_factory=Counter)
+    """Documents by the power of two of their characters."""
+    languages: Counter[str] = field(default_factory=Counter)
+    clusters: Counter[int] = field(default_factory=Counter)
+    """Near-duplicate clusters by how many documents each had."""
+    largest_clusters: list[tuple[str, int]] = field(default_factory=list)
+    """(id of the kept document, documents)."""
+    samples: dict[str, list[Document]] = field(default_factory=dict)
+    documents_read: int = 0
+
+
+def card_facts(folder: storage.Location, *, read_documents: int = 100_000) -> CardFacts:
+    """Gather the facts of a corpus that `piledriver corpus build` finished."""
+    manifest = load_manifest(folder)
+    drops: Counter[tuple[str, str]] = Counter()
+    taken_out: dict[str, dict[str, int]] = {}
+    for stage in manifest.stages:
+        for account in stage["sources"].values():
+            for name, count in account["dropped"].items():
+                use, _, reason = name.partition(": ")
+                drops[use, reason] += count
+            for kind in ("removed", "hits"):
+                for name, count in account.get(kind, {}).items():
+                    _add(taken_out, f"{stage['stage']}: {kind}", name, count)
+    for account in _last(manifest).values():
+        for name, count in account.get("replaced", {}).items():
+            _add(taken_out, "pii: replaced", name, count)
+    facts = CardFacts(
+        manifest=manifest,
+        composition=_composition(manifest),
+        splits=_splits(manifest),
+        licences=_licences(manifest),
+        drops=dict(drops),
+        taken_out=taken_out,
+    )
+    _read_clusters(folder, facts)
+    _read_documents(folder, facts, read_documents)
+    return facts
+
+
+def _last(manifest: Manifest) -> dict[str, dict[str, Any]]:
+    """Each source's account at the last stage that reported it: a stage over some sources leaves the others as they
+    were."""
+    accounts: dict[str, dict[str, Any]] = {}
+    for stage in manifest.stages:
+        accounts.update(stage["sources"])
+    return accounts
+
+
+def _composition(manifest: Manifest) -> dict[str, Composition]:
+    extracted = manifest.stages[0]["sources"] if manifest.stages else {}
+    found = {
+        name: Composition(
+            account["documents"],
+            account["text_bytes"],
+            manifest.mix.get(name, {}).get("got_bytes", account["text_bytes"]),
+            extracted.get(name, account)["documents"],
+        )
+        for name, account in _last(manifest).items()
+    }
+    return dict(sorted(found.items(), key=lambda item: -item[1].train_bytes))
+
+
+def _splits(manifest: Manifest) -> dict[str, int]:
+    splits: dict[str, int] = {}
+    for entry in manifest.outputs:
+        if "split" in entry:
+            splits[entry["split"]] = splits.get(entry["split"], 0) + entry["documents"]
+    return splits
+
+
+def _licences(manifest: Manifest) -> dict[str, int]:
+    licences: Counter[str] = Counter()
+    for account in _last(manifest).values():
+        licences.update(account["licences"])
+    return dict(licences.most_common())
+
+
+def _add(table: dict[str, dict[str, int]], row: str, name: str, count: int) -> None:
+    counts = table.setdefault(row, {})
+    counts[name] = counts.get(name, 0) + count
+
+
+def _read_clusters(folder: storage.Location, facts: CardFacts) -> None:
+    if not storage.exists(storage.join(folder, LEDGER)):
+        return
+    sizes = Counter(row["kept"] for row in read_ledger(folder, stage="near"))
+    # The kept document belongs to its cluster too.
+    facts.clusters = Counter(count + 1 for count in sizes.values())
+    facts.largest_clusters = [(kept, count + 1) for kept, count in sizes.most_common(10)]
+
+
+def _read_documents(folder: storage.Location, facts: CardFacts, most: int) -> None:
+    shards = [entry["path"] for entry in facts.manifest.outputs if "split" in entry]
+    each = max(1, most // max(1, len(shards)))
+    for name in shards:
+        for document in islice(read_shards(storage.join(folder, *name.split("/"))), each):
+            facts.documents_read += 1
+            facts.lengths[max(0, len(document.text).bit_length() - 1)] += 1
+            samples = facts.samples.setdefault(document.source, [])
+            if len(samples) < SAMPLES_PER_SOURCE and document.id not in {known.id for known in samples}:
+                samples.append(document)
+            if facts.documents_read <= _LANGUAGES_OF:
+                facts.languages[_language(document)] += 1
+
+
+def _language(document: Document) -> str:
+    if "language" in document.meta:
+        return str(document.meta["language"])
+    try:
+        return language_of(document.text) or "unknown"
+    except MissingDependencyError:
+        return "unknown"

@@ -1,0 +1,112 @@
+"""The card as README.md: a YAML header that the Hub accepts, then the same facts as the page, in Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from piledriver.corpus.card.facts import CardFacts
+
+# What our names are called there.
+_CALLED = {"public-domain": "pddl", "odc-by-1.0": "odc-by", "odbl-1.0": "odbl", "pddl-1.0": "pddl", "gfdl-1.3": "gfdl"}
+# Codes of the detector that are not ISO's of today.
+_LANGUAGES = {"iw": "he", "jw": "jv", "mo": "ro", "in": "id", "ji": "yi"}
+_SIZES = (("n<1K", 10**3), ("1K<n<10K", 10**4), ("10K<n<100K", 10**5), ("100K<n<1M", 10**6), ("1M<n<10M", 10**7))
+_MORE_SIZES = (("10M<n<100M", 10**8), ("100M<n<1B", 10**9), ("1B<n<10B", 10**10), ("10B<n<100B", 10**11))
+
+
+def header(facts: CardFacts) -> dict[str, Any]:
+    """The metadata: languages, licences, size, and which files are which split."""
+    licences = sorted({hub_licence(licence) for licence in facts.licences}) or ["other"]
+    codes = [_LANGUAGES.get(code, code) for code, _ in facts.languages.most_common()]
+    languages = list(dict.fromkeys(code for code in codes if re.fullmatch("[a-z]{2,3}", code)))
+    documents = sum(facts.splits.values())
+    made: dict[str, Any] = {"pretty_name": facts.manifest.name}
+    if languages:
+        made["language"] = languages
+    made["license"] = licences if len(licences) > 1 else licences[0]
+    if "other" in licences:
+        # It asks for a name and a place: the section below has the licences by number of documents.
+        made["license_name"], made["license_link"] = "per-document", "README.md"
+    made["task_categories"] = ["text-generation"]
+    made["size_categories"] = [size_category(documents)]
+    files = [{"split": split, "path": f"{split}/*.jsonl.zst"} for split, count in facts.splits.items() if count]
+    made["configs"] = [{"config_name": "default", "data_files": files}]
+    return made
+
+
+def hub_licence(licence: str) -> str:
+    """The Hub's name of a licence.
+
+    >>> hub_licence("CC-BY-4.0"), hub_licence("public-domain"), hub_licence("yours")
+    ('cc-by-4.0', 'pddl', 'other')
+    """
+    # Ours are SPDX's names, which say "or later" and "only" where the Hub does not.
+    name = re.sub(r"(?:-or-later|-only|\+)$", "", "-".join(licence.lower().split()))
+    name = _CALLED.get(name, name)
+    return name if name in _hub_licences() else "other"
+
+
+@cache
+def _hub_licences() -> frozenset[str]:
+    """The Hub refuses every other name."""
+    lines = (resources.files("piledriver.corpus.card") / "hub_licences.txt").read_text(encoding="utf-8").splitlines()
+    return frozenset(line for line in lines if not line.startswith("#"))
+
+
+def size_category(documents: int) -> str:
+    """The Hub's class of a number of rows."""
+    return next((name for name, limit in (*_SIZES, *_MORE_SIZES) if documents < limit), "100B<n<1T")
+
+
+def readme(facts: CardFacts) -> str:
+    """The whole file."""
+    manifest = facts.manifest
+    parts = [
+        f"---\n{yaml.safe_dump(header(facts), sort_keys=False, allow_unicode=True)}---",
+        f"# {_plain(manifest.name)}",
+        f"Built by piledriver {manifest.versions.get('piledriver', '')} from {len(manifest.inputs)} raw files; "
+        "`manifest.json` has their checksums, the recipe and the count of every stage, `ledger.parquet` every document "
+        "that was dropped and why, `card.html` samples and charts.",
+        "Each line is a JSON object: `text`, and `meta` with `pile_set_name` (the source), `id`, `licence`, `origin`.",
+        "## Composition",
+        _table(
+            ("source", "found", "kept", "bytes of text", "bytes in training"),
+            [
+                (name, part.extracted, part.documents, part.text_bytes, part.train_bytes)
+                for name, part in facts.composition.items()
+            ],
+        ),
+        "## Splits",
+        _table(("split", "documents"), facts.splits.items()),
+        "## Licences",
+        'By the licence that each document carries; "yours" and "unknown" are no permission to publish.',
+        _table(("licence", "documents"), facts.licences.items()),
+        "## What was dropped",
+        _table(("stage", "reason", "documents"), [(*key, count) for key, count in facts.drops.items()]),
+    ]
+    if facts.taken_out:
+        rows = [(stage, name, count) for stage, counts in facts.taken_out.items() for name, count in counts.items()]
+        parts += ["## What was taken out of documents", _table(("stage", "what", "number"), rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    lines += [f"| {' | '.join(_cell(value) for value in row)} |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else _plain(str(value))
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown and HTML take for nothing but text."""
+    escaped = re.sub(r"([\\`*_{}\[\]()#+!|<>~])", r"\\\1", text)
+    return " ".join(escaped.split())

@@ -1,0 +1,1 @@
+"""Markup and document formats to plain text, one folder or module per format."""

@@ -1,0 +1,1 @@
+"""A compiled scanner for plain HTML fragments."""

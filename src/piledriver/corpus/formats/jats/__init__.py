@@ -1,0 +1,1 @@
+"""JATS and NLM articles to plain text."""

@@ -1,0 +1,379 @@
+r"""The text of a LaTeX source: headings, paragraphs, lists, tables, captions, theorems, formulas, notes, references.
+
+One walk over paired tokens. Groups need no recursion (their braces mean nothing in text); arguments and environments
+recurse over ranges of the same token list, so every token is read once, to a fixed depth.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+
+from piledriver.corpus.formats.latex import commands as known
+from piledriver.corpus.formats.latex.comments import Aside
+from piledriver.corpus.formats.latex.environments import write_environment
+from piledriver.corpus.formats.latex.labels import Citations, Labels, resolved
+from piledriver.corpus.formats.latex.macros import expanded
+from piledriver.corpus.formats.latex.mathematics import display_math, inline_math
+from piledriver.corpus.formats.latex.plain_tex import prepared
+from piledriver.corpus.formats.latex.symbols import ACCENTS, SYMBOLS, accented
+from piledriver.corpus.formats.latex.text_commands import SPECIAL, cite, reference, section
+from piledriver.corpus.formats.latex.tokens import environment, is_paragraph, is_word, joined, pair, tokenize
+from piledriver.corpus.formats.markdown import heading
+
+MAX_DEPTH = 50
+MAX_OPTIONAL_TOKENS = 400
+
+_SPACE = re.compile(r"[ \t\n]+")
+_AROUND_BREAK = re.compile("[ \t\n]*\x04[ \t\n\x04]*")
+_DIMENSION = re.compile(
+    r"\s*=?\s*(?:by\s*)?[-+]?[\d.,]*\s*(?:true\s*)?(?:pt|em|ex|cm|mm|in|bp|pc|dd|cc|sp|mu|fil+)?(?:\s*(?:plus|minus)\s*[-\d.]+\s*\w{2,4})*"
+)
+_NUMBER_WITHIN = re.compile(
+    r"\\numberwithin\s*\{equation\}\s*\{section\}|\\def\\theequation\{\\thesection|\\theequation\}?\s*\{\\thesection|"
+    r"\\@addtoreset\{equation\}\{section\}"
+)
+
+
+def to_text(source: str, aside: Aside) -> str:
+    r"""Readable text of a source that `gathered` made.
+
+    >>> to_text(r"\section{One}Let $x>0$.\begin{itemize}\item a\item b\end{itemize}", Aside())
+    '## One\n\nLet $x>0$.\n\n- a\n- b'
+    """
+    tokens, closing = pair(expanded(tokenize(prepared(source))))
+    converter = Converter(tokens, closing, aside)
+    converter.labels.equations_within_sections = _NUMBER_WITHIN.search(source) is not None
+    if re.search(r"\\document(?:class|style)[^{]{0,200}\{[^}]{0,200}(revtex|aps)", source):
+        converter.labels.style = "revtex"
+    elif re.search(r"\\documentclass[^{]{0,200}\{[^}]{0,200}IEEE", source):
+        converter.labels.style = "ieee"
+    if re.search(r"\\usepackage[^{]{0,200}\{[^}]{0,200}(?:acl|naacl|emnlp|coling)", source):
+        converter.citations.plain_cite = "citep"
+    return converter.document()
+
+
+class Converter:
+    """The state of one conversion: where blocks go, what was numbered, which notes were found."""
+
+    def __init__(self, tokens: list[str], closing: list[int], aside: Aside) -> None:
+        self.tokens, self.closing, self.aside = tokens, closing, aside
+        self.labels, self.citations = Labels(), Citations()
+        self.blocks: list[str] = []
+        self.inline: list[str] = []
+        self.notes: list[str] = []
+        self.title = ""
+        self.theorems: dict[str, tuple[str, str, bool]] = {}
+        # Where AMS-TeX's closing commands and the paragraph breaks stand.
+        self._ends: dict[str, list[int]] = {}
+        for index, token in enumerate(tokens):
+            if token.startswith("\\end") and token[-1] != "}":
+                self._ends.setdefault(token, []).append(index)
+            elif is_paragraph(token):
+                self._ends.setdefault("paragraph", []).append(index)
+        self._depth = 0
+        self.float_name = ""
+        self.literal = False
+        self.in_algorithm = False
+
+    def document(self) -> str:
+        start, end = self._body()
+        self._preamble(start)
+        self._bibliography(start)
+        self.render(start, end)
+        self.flush()
+        blocks = self.blocks
+        if self.title:
+            blocks.insert(0, heading(self.title, 1))
+        blocks.extend(f"[^{number}]: {note}" for number, note in enumerate(self.notes, 1))
+        return resolved("\n\n".join(blocks), self.labels)
+
+    def _body(self) -> tuple[int, int]:
+        for index, token in enumerate(self.tokens):
+            if token.startswith("\\begin") and environment(token) == "document":
+                end = self.closing[index]
+                return index + 1, end if end >= 0 else len(self.tokens)
+        return 0, len(self.tokens)
+
+    def _preamble(self, end: int) -> None:
+        """What a preamble says that is text or names something: title, abstract, theorems."""
+        index = 0
+        while index < end:
+            token = self.tokens[index]
+            if token in ("\\title", "\\newtheorem", "\\newtheorem*", "\\abstract", "\\icmltitle", "\\spnewtheorem") or (
+                environment(token) == "abstract" and token.startswith("\\begin") and self.closing[index] > 0
+            ):
+                index = self.command(index, end)
+            else:
+                index += 1
+        self.flush()
+
+    def _bibliography(self, start: int) -> None:
+        """The keys of the list at the end, before the text that cites them."""
+        for index in range(start, len(self.tokens)):
+            if self.tokens[index] == "\\bibitem":
+                after, label = self.optional(index + 1)
+                after, key = self.argument(after)
+                self.citations.add(self.raw(*key).strip(), self.text(*label)[:500] if label else "")
+
+    # Ranges of tokens
+
+    def skip_space(self, index: int) -> int:
+        tokens = self.tokens
+        while (
+            index < len(tokens)
+            and (tokens[index] == "\n" or tokens[index].isspace())
+            and not is_paragraph(tokens[index])
+        ):
+            index += 1
+        return index
+
+    def argument(self, index: int) -> tuple[int, tuple[int, int]]:
+        """(where to go on, the range of the argument): a group, or one token."""
+        index = self.skip_space(index)
+        if index >= len(self.tokens):
+            return index, (index, index)
+        token = self.tokens[index]
+        if token == "{":
+            close = self.closing[index]
+            return (close + 1, (index + 1, close)) if close >= 0 else (index + 1, (index, index))
+        if token == "}" or is_paragraph(token) or environment(token):
+            return index, (index, index)
+        return index + 1, (index, index + 1)
+
+    def delimited(self, index: int) -> tuple[int, tuple[int, int]]:
+        r"""The argument of the command at `index`: a group, or in AMS-TeX what stands before its `\\end...` command.
+
+        `\\beginsection` of plain TeX goes to the end of the paragraph.
+        """
+        after, _ = self.optional(index + 1)
+        if self.braced(after):
+            return self.argument(after)
+        name = self.tokens[index].rstrip("*")
+        places = self._ends.get("paragraph" if name == "\\beginsection" else f"\\end{name[1:]}", [])
+        found = bisect_left(places, after)
+        if found < len(places) and places[found] - after < MAX_OPTIONAL_TOKENS:
+            return places[found] + 1, (after, places[found])
+        return self.argument(after) if name in known.SECTIONS else (after, (after, after))
+
+    def braced(self, index: int) -> bool:
+        index = self.skip_space(index)
+        return index < len(self.tokens) and self.tokens[index] == "{"
+
+    def optional(self, index: int) -> tuple[int, tuple[int, int] | None]:
+        """(where to go on, the range in brackets or None)."""
+        start = self.skip_space(index)
+        if start >= len(self.tokens) or self.tokens[start] != "[":
+            return index, None
+        depth = 0
+        at = start
+        limit = min(len(self.tokens), start + MAX_OPTIONAL_TOKENS)
+        while at < limit:
+            token = self.tokens[at]
+            if token == "[":
+                depth += 1
+            elif token == "]":
+                depth -= 1
+                if depth == 0:
+                    return at + 1, (start + 1, at)
+            elif token == "}" or is_paragraph(token):
+                break
+            elif self.closing[at] > at:
+                at = self.closing[at]
+            at += 1
+        return index, None
+
+    def raw(self, start: int, end: int) -> str:
+        """The source of a range."""
+        return joined(self.tokens[start:end])
+
+    def text(self, start: int, end: int) -> str:
+        """A range as text on one line."""
+        return _one_line(self.sub(start, end))
+
+    def sub(self, start: int, end: int) -> str:
+        """A range as text of its own: its blocks, apart."""
+        if self._depth >= MAX_DEPTH:
+            return "".join(token for token in self.tokens[start:end] if token[0] not in "\\{}$&#[]\x02")
+        outer = self.blocks, self.inline
+        self.blocks, self.inline = [], []
+        self._depth += 1
+        try:
+            self.render(start, end)
+            self.flush()
+            return "\n\n".join(self.blocks)
+        finally:
+            self.blocks, self.inline = outer
+            self._depth -= 1
+
+    # Writing
+
+    def flush(self) -> None:
+        """End the paragraph."""
+        if self.inline:
+            paragraph = _paragraph("".join(self.inline))
+            self.inline.clear()
+            if paragraph:
+                self.blocks.append(paragraph)
+
+    def block(self, text: str) -> None:
+        """A block of its own."""
+        self.flush()
+        if text.strip():
+            self.blocks.append(text)
+
+    def render(self, start: int, end: int) -> None:
+        """Write the text of a range."""
+        tokens, inline = self.tokens, self.inline
+        index = start
+        while index < end:
+            token = tokens[index]
+            first = token[0]
+            if first == "\\":
+                index = self.command(index, end)
+                inline = self.inline
+            elif first == "$":
+                index = self._dollar(index)
+            elif first == "\n" and len(token) > 1:
+                self.flush()
+                index += 1
+            elif first == "{" or first == "}" or first == "&" or first == "#":
+                if first == "&":
+                    inline.append(" ")
+                index += 1
+            elif first == "~":
+                inline.append(" ")
+                index += 1
+            elif first == "\x02":
+                self._verbatim(token)
+                index += 1
+            else:
+                inline.append(token if self.literal else _typeset(token))
+                index += 1
+
+    def _verbatim(self, token: str) -> None:
+        piece = self.aside.pieces[int(token[1:-1])]
+        if piece.endswith("\n"):
+            self.block(f"```\n{piece}```")
+        else:
+            self.inline.append(f"`{piece}`")
+
+    def _dollar(self, index: int) -> int:
+        close = self.closing[index]
+        if close < 0:
+            self.inline.append("$" if self.tokens[index] == "$" else "")
+            return index + 1
+        body = self.tokens[index + 1 : close]
+        if self.tokens[index] == "$$":
+            self.block(display_math(body, "", False, self.labels))
+        else:
+            self.inline.append(inline_math(body))
+        return close + 1
+
+    def command(self, index: int, end: int) -> int:
+        """Write what the command at `index` stands for; where to go on."""
+        token = self.tokens[index]
+        if token.startswith(("\\begin", "\\end")) and (name := environment(token)):
+            return write_environment(self, index, name, end) if token.startswith("\\begin") else index + 1
+        special = SPECIAL.get(token)
+        if special is not None:
+            return min(special(self, index), max(end, index + 1))
+        if self.in_algorithm and (action := known.ALGORITHM.get(token[1:].lower())) is not None:
+            return self._pseudo_code(index, action)
+        symbol = SYMBOLS.get(token)
+        if symbol is not None:
+            self.inline.append(symbol)
+            return self.after_word(index) if is_word(token) else index + 1
+        if token in ACCENTS:
+            after, base = self.argument(index + 1)
+            return self._accent(token, after, base)
+        plain = token.rstrip("*")
+        if plain in known.SECTIONS:
+            return section(self, index, plain, token)
+        if token in known.CITATIONS:
+            return cite(self, index)
+        if token in known.REFERENCES:
+            return reference(self, index)
+        if token in known.DROPPED_ARGUMENTS:
+            return self._drop(index, known.DROPPED_ARGUMENTS[token])
+        if token in known.DIMENSIONS:
+            return self._dimension(index)
+        if not is_word(token):
+            return index + 1
+        # Unknown: its options are for the typesetter, its arguments are probably text.
+        after, _ = self.optional(index + 1)
+        return after if after > index + 1 else self.after_word(index)
+
+    def after_word(self, index: int) -> int:
+        following = index + 1
+        if following < len(self.tokens):
+            token = self.tokens[following]
+            if token == "\n":
+                return following + 1
+            if token[0] in " \t":
+                self.tokens[following] = token.lstrip(" \t") or " "
+                return following if token.strip() else following + 1
+        return following
+
+    def _accent(self, command: str, after: int, base: tuple[int, int]) -> int:
+        start, end = base
+        if end - start == 1 and self.tokens[start][0] not in "\\{}$\x02" and self.tokens[start - 1] != "{":
+            token = self.tokens[start].lstrip()
+            self.inline.append(accented(command, token[:1]) + _typeset(token[1:]))
+            return after
+        self.inline.append(accented(command, self.text(start, end)))
+        return after
+
+    def _drop(self, index: int, arguments: int) -> int:
+        after, _ = self.optional(index + 1)
+        if not self.braced(after):
+            return max(after, self.delimited(index)[0])
+        for _ in range(arguments):
+            after, _ = self.optional(after)
+            if not self.braced(after):
+                break
+            after, _ = self.argument(after)
+        return after
+
+    def _dimension(self, index: int) -> int:
+        following = self.skip_space(index + 1)
+        if following < len(self.tokens) and self.tokens[following][0] not in "\\{}$&#[]~\x02\n":
+            token = self.tokens[following]
+            found = _DIMENSION.match(token)
+            rest = token[found.end() :] if found else token
+            self.tokens[following] = rest or " "
+        return following
+
+    def _pseudo_code(self, index: int, action: tuple[str, str | None]) -> int:
+        before, behind = action
+        self.inline.append(before)
+        after, _ = self.optional(index + 1)
+        if behind is not None and self.braced(after):
+            after, argument = self.argument(after)
+            self.inline.append(self.text(*argument) + behind)
+            if behind and self.braced(after):
+                # algorithm2e: the body follows as an argument.
+                self.inline.append("\x04")
+        return after
+
+
+def _typeset(text: str) -> str:
+    """Text as TeX sets it: dashes and quotation marks."""
+    if "-" in text and "--" in text:
+        text = text.replace("---", "—").replace("--", "–")
+    if "`" in text:
+        text = text.replace("``", "“").replace("`", "‘")
+    if "'" in text:
+        text = text.replace("''", "”").replace("'", "’")
+    return text
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _paragraph(text: str) -> str:
+    text = _SPACE.sub(" ", text)
+    if "\x04" in text:
+        text = _AROUND_BREAK.sub("\n", text)
+    return text.strip(" \n")

@@ -1,0 +1,1 @@
+"""XML from untrusted files: parse, expand named entities, unescape."""

@@ -1,0 +1,386 @@
+"""Raw files as streams: what stands in folders and archives, opened safely, nothing unpacked to disk.
+
+Symbolic links, devices, pipes and sockets are never opened. Archive members with absolute or climbing names, links,
+encrypted members and compression bombs are refused with their reason; the rest of the archive goes on. Archives inside
+archives are opened too, to a fixed depth.
+"""
+
+from __future__ import annotations
+
+import bz2
+import io
+import lzma
+import os
+import shutil
+import stat
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, BinaryIO, cast
+
+import zstandard
+
+from piledriver.core.errors import StorageError, UsageError
+from piledriver.corpus.document import Refusal
+from piledriver.corpus.raw.gzip import Gunzip
+from piledriver.corpus.raw.partial_reads import DAMAGE, CarefulRaw, CarefulReader
+
+MAX_DEPTH = 4
+MAX_MEMBERS = 50_000_000
+# Text compresses 3 to 20 times, rarely 100; a stream that grows more than this much is made to fill a disk or memory.
+MAX_EXPANSION = 2_000
+_EXPANSION_GRACE_BYTES = 1 << 27
+
+Wants = Callable[[str], bool]
+OnBytes = Callable[[int], None]
+OnPassed = Callable[[str], None]
+
+
+@dataclass
+class RawStream:
+    """One raw file or archive member. `file` is its (decompressed) content, to be read before the next one is asked
+    for.
+
+    `path` is set for a plain local file: its pieces may be places in that file, which workers open themselves.
+    """
+
+    origin: str
+    name: str
+    path: str | None = None
+    content: BinaryIO | None = None
+
+    @cached_property
+    def file(self) -> BinaryIO:
+        """The content, with one layer of compression taken off."""
+        return decompressed(self.raw, self.origin)
+
+    @cached_property
+    def raw(self) -> BinaryIO:
+        """The content as it is."""
+        if self.content is not None:
+            return self.content
+        assert self.path is not None, "a stream has either a path or content"
+        return open(self.path, "rb")
+
+    def close(self) -> None:
+        """Close what was opened."""
+        for name in ("file", "raw"):
+            if name in self.__dict__:
+                getattr(self, name).close()
+
+
+def raw_streams(
+    paths: Iterable[str], wants: Wants, on_bytes: OnBytes | None = None, on_passed: OnPassed | None = None
+) -> Iterator[RawStream | Refusal]:
+    """Every wanted file below the paths and in the archives there, in a fixed order; `on_passed` hears of the files in
+    folders that are not wanted.
+    """
+    for path, origin, named in local_files(paths):
+        if on_bytes is not None:
+            on_bytes(_size(path))
+        kind = archive_kind(path)
+        if kind is not None and not (named and wants(os.path.basename(path))):
+            try:
+                file = open(path, "rb")
+            except OSError as error:
+                yield Refusal("unreadable file", origin, str(error))
+                continue
+            with file:
+                yield from _archive(file, kind, origin, wants, depth=1)
+        elif named or wants(os.path.basename(path)):
+            # A file that the user named is read whatever it is called; in a folder the name decides.
+            stream = RawStream(origin, os.path.basename(path), path)
+            yield stream
+            stream.close()
+        elif on_passed is not None:
+            on_passed(origin)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        # It was there a moment ago; who opens it will say what is wrong.
+        return 0
+
+
+def local_files(paths: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
+    """(path, origin, whether the user named it) of every regular file, folders in sorted order, links not followed."""
+    for path in paths:
+        if not os.path.lexists(path):
+            raise UsageError(f"{path} does not exist", fix="check the path")
+        base = os.path.basename(os.path.abspath(path))
+        mode = os.stat(path).st_mode
+        if stat.S_ISREG(mode):
+            yield path, base, True
+        elif stat.S_ISDIR(mode):
+            if not os.access(path, os.R_OK | os.X_OK):
+                raise StorageError(f"cannot read {path}: Permission denied", fix="check the permissions")
+            for root, folders, names in os.walk(path):
+                folders.sort()
+                for name in sorted(names):
+                    full = os.path.join(root, name)
+                    if stat.S_ISREG(os.lstat(full).st_mode):
+                        yield full, os.path.join(base, os.path.relpath(full, path)), False
+        else:
+            raise UsageError(f"{path} is neither a file nor a folder", fix="give regular files or folders")
+
+
+def archive_kind(name: str) -> str | None:
+    """Which kind of archive a name stands for: 'tar', 'zip', '7z' or None."""
+    lowered = name.lower()
+    for compression in (".gz", ".bz2", ".xz", ".zst"):
+        lowered = lowered.removesuffix(compression)
+    if lowered.endswith(".tar") or name.lower().endswith((".tgz", ".tbz2", ".txz")):
+        return "tar"
+    return "zip" if lowered.endswith(".zip") else "7z" if lowered.endswith(".7z") else None
+
+
+def _archive(file: BinaryIO, kind: str, origin: str, wants: Wants, depth: int) -> Iterator[RawStream | Refusal]:
+    members = {"tar": _tar_members, "zip": _zip_members, "7z": _seven_zip_members}[kind]
+    seen = 0
+    try:
+        for member in members(file, origin):
+            seen += 1
+            if seen > MAX_MEMBERS:
+                yield Refusal("too many members", origin, f"more than {MAX_MEMBERS}")
+                return
+            if isinstance(member, Refusal):
+                yield member
+                continue
+            inner = archive_kind(member.name)
+            if wants(member.name):
+                yield member
+                member.close()
+            elif inner is not None:
+                if depth >= MAX_DEPTH:
+                    yield Refusal("archives nested too deeply", member.origin, f"more than {MAX_DEPTH} levels")
+                else:
+                    yield from _archive(member.raw, inner, member.origin, wants, depth + 1)
+    except DAMAGE as error:
+        yield Refusal("damaged archive", origin, f"{type(error).__name__}: {error}")
+
+
+def _member(origin: str, name: str, content: BinaryIO) -> RawStream | Refusal:
+    if name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/"):
+        return Refusal("unsafe member name", f"{origin}!{name}")
+    return RawStream(f"{origin}!{name}", os.path.basename(name), content=content)
+
+
+def _tar_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
+    # Stream mode: one pass, nothing sought, so that a compressed archive of any size is read in constant memory.
+    content = decompressed(file, origin)
+    with tarfile.open(fileobj=content, mode="r|", ignore_zeros=False) as archive:
+        for entry in archive:
+            if entry.isdir():
+                continue
+            if not entry.isreg():
+                yield Refusal("not a regular file", f"{origin}!{entry.name}")
+                continue
+            inside = archive.extractfile(entry)
+            assert inside is not None
+            # What tarfile gives in stream mode has no working `seekable`: read it through a stream that has.
+            yield _member(origin, entry.name, cast(BinaryIO, CarefulReader(_Readable(inside), 1 << 16)))
+    # Behind the last member stands the checksum of all of them, which raises where it is wrong.
+    while content.read(1 << 20):
+        pass
+
+
+def _zip_members(unsought: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
+    with _sought(unsought) as file:
+        yield from _listed_zip_members(file, origin)
+
+
+def _listed_zip_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
+    try:
+        opened = zipfile.ZipFile(file)
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError) as error:
+        yield Refusal("damaged archive", origin, f"{type(error).__name__}: {error}")
+        yield from _scanned_zip_members(file, origin)
+        return
+    with opened as archive:
+        for entry in archive.infolist():
+            if not entry.filename or entry.filename.endswith("/"):
+                continue
+            if entry.flag_bits & 1:
+                yield Refusal("encrypted member", f"{origin}!{entry.filename}")
+                continue
+            if entry.file_size > _EXPANSION_GRACE_BYTES and entry.file_size > MAX_EXPANSION * entry.compress_size:
+                yield Refusal("compression bomb", f"{origin}!{entry.filename}", f"{entry.file_size} bytes")
+                continue
+            try:
+                content = cast(BinaryIO, archive.open(entry))
+            except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+                yield Refusal("damaged member", f"{origin}!{entry.filename}", str(error))
+                continue
+            yield _member(origin, entry.filename, content)
+
+
+def _scanned_zip_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
+    """What stands in a zip archive before it breaks off."""
+    from piledriver.corpus.raw.zip_recovery import MemberError, scanned_members
+
+    for found in scanned_members(file):
+        if isinstance(found, MemberError):
+            reason = "encrypted member" if str(found) == "encrypted" else "damaged member"
+            yield Refusal(reason, f"{origin}!{found.name}", str(found))
+        else:
+            name, content = found
+            guarded = _Guarded(content, cast(BinaryIO, _Place(file)), origin)
+            yield _member(origin, name, cast(BinaryIO, CarefulReader(guarded, 1 << 16)))
+
+
+def _seven_zip_members(unsought: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
+    from piledriver.corpus.raw.seven_zip import EncryptedError, MemberError, members
+
+    with _sought(unsought) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        try:
+            for found in members(file, lambda length: length > max(_EXPANSION_GRACE_BYTES, MAX_EXPANSION * size)):
+                if isinstance(found, MemberError):
+                    yield Refusal(found.reason, f"{origin}!{found.name}", str(found))
+                else:
+                    yield _member(origin, *found)
+        except EncryptedError as error:
+            yield Refusal("encrypted archive", origin, str(error))
+
+
+def decompressed(file: BinaryIO, origin: str) -> BinaryIO:
+    """The stream with one layer of gzip, bzip2, xz or zstd taken off, by its first bytes; anything else as it is."""
+    head, file = _peek(file, 6)
+    opened: BinaryIO
+    if head[:2] == b"\x1f\x8b":
+        opened = cast(BinaryIO, Gunzip(file))
+    elif head[:3] == b"BZh":
+        opened = cast(BinaryIO, bz2.BZ2File(file))
+    elif head == b"\xfd7zXZ\x00":
+        opened = cast(BinaryIO, lzma.LZMAFile(file))
+    elif head[:4] == b"\x28\xb5\x2f\xfd":
+        opened = cast(
+            BinaryIO, zstandard.ZstdDecompressor(max_window_size=1 << 31).stream_reader(file, read_across_frames=True)
+        )
+    else:
+        return file
+    return cast(BinaryIO, CarefulReader(_Guarded(opened, file, origin), 1 << 18))
+
+
+class _Guarded(CarefulRaw):
+    """A decompressed stream that stops when it has grown beyond what text can."""
+
+    def __init__(self, inner: BinaryIO, outer: BinaryIO, origin: str) -> None:
+        super().__init__(inner)
+        self._outer, self._origin = outer, origin
+        self._given = 0
+
+    def readinto(self, buffer: bytearray | memoryview, /) -> int:  # type: ignore[override]
+        count = super().readinto(buffer)
+        self._given += count
+        if self._given > _EXPANSION_GRACE_BYTES and self._given > MAX_EXPANSION * max(1, self._outer.tell()):
+            raise StorageError(f"{self._origin} is a compression bomb: it grows more than {MAX_EXPANSION} times")
+        return count
+
+    def close(self) -> None:
+        self._inner.close()
+        self._outer.close()
+        super().close()
+
+
+class _Place:
+    """Where a file is read that others go on to read: a member does not close its archive."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.tell = file.tell
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class FileRange(io.BufferedIOBase):
+    """A part of a local file as a stream of its own."""
+
+    def __init__(self, path: str, offset: int = 0, length: int | None = None) -> None:
+        self._file = open(path, "rb")
+        self._file.seek(offset)
+        self._offset = offset
+        self._end = offset + length if length is not None else os.path.getsize(path)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self._end - self._file.tell())
+        return self._file.read(left if size is None or size < 0 else min(size, left))
+
+    read1 = read
+
+    def readline(self, size: int | None = -1) -> bytes:
+        # The one that is inherited reads byte by byte.
+        left = max(0, self._end - self._file.tell())
+        return self._file.readline(left if size is None or size < 0 else min(size, left))
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: self._offset, io.SEEK_CUR: self._file.tell(), io.SEEK_END: self._end}[whence]
+        return self._file.seek(max(self._offset, base + offset)) - self._offset
+
+    def tell(self) -> int:
+        return self._file.tell() - self._offset
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _seekable(file: BinaryIO) -> bool:
+    try:
+        return file.seekable()
+    except AttributeError:
+        # Members of a tar archive that is read as a stream (Python 3.11) do not even answer.
+        return False
+
+
+@contextmanager
+def _sought(file: BinaryIO) -> Iterator[BinaryIO]:
+    """The same content in a file that can be sought in: zip and 7z have their directory at the end."""
+    if _seekable(file):
+        yield file
+        return
+    with tempfile.TemporaryFile() as spooled:
+        # What can be read of a damaged one may still hold members.
+        with suppress(*DAMAGE):
+            shutil.copyfileobj(file, spooled, 1 << 20)
+        spooled.seek(0)
+        yield cast(BinaryIO, spooled)
+
+
+def _peek(file: BinaryIO, size: int) -> tuple[bytes, BinaryIO]:
+    if _seekable(file):
+        at = file.tell()
+        head = file.read(size)
+        file.seek(at)
+        return head, file
+    buffered = file if isinstance(file, io.BufferedReader) else CarefulReader(_Readable(file), 1 << 18)
+    return buffered.peek(size)[:size], cast(BinaryIO, buffered)
+
+
+class _Readable(CarefulRaw):
+    """Anything with `read`, as a raw stream that can be buffered and says how far it was read."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self._given = 0
+
+    def readinto(self, buffer: bytearray | memoryview, /) -> int:  # type: ignore[override]
+        count = super().readinto(buffer)
+        self._given += count
+        return count
+
+    def tell(self) -> int:
+        return self._given

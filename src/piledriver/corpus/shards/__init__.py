@@ -1,0 +1,1 @@
+"""Text shards: read, write and seek in `.jsonl.zst` files."""

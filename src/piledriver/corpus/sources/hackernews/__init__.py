@@ -1,0 +1,151 @@
+"""HackerNews: stories with the conversations below them."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from piledriver.corpus.document import Document, Refusal
+from piledriver.corpus.formats.html.convert import fragment_to_text
+from piledriver.corpus.formats.html.fast.convert import compiled
+from piledriver.corpus.raw.streams import RawStream
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, until_damaged
+from piledriver.corpus.sources.hackernews.items import Item, Threads, items
+
+_PIECE_BYTES = 1 << 19
+# Long addresses are cut in what is shown; the whole one stands in the link.
+_CUT_LINK = re.compile(r"<a\s[^<>]{0,200}?href=\"([^\"<>]{1,4000})\"[^<>]{0,200}>[^<>]{1,300}\.\.\.</a>")
+
+
+def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
+    """All items of all files, then whole threads, several to a piece."""
+    with Threads() as threads:
+        for stream in streams:
+            for item in until_damaged(stream.origin, items(stream)):
+                if isinstance(item, Refusal):
+                    yield item
+                else:
+                    threads.add(item, f"{stream.origin}#{item['id']}")
+        batch: list[bytes] = []
+        size = 0
+        for origin, story in threads.roots():
+            reason = _refused(story)
+            if reason is not None:
+                yield Refusal(reason, origin)
+                continue
+            thread = msgspec.json.encode({"origin": origin, "story": story, "replies": threads.replies(story["id"])})
+            batch.append(thread)
+            size += len(thread)
+            if size > _PIECE_BYTES:
+                yield Piece(origin, data=b"\n".join(batch))
+                batch, size = [], 0
+        if batch:
+            yield Piece("threads", data=b"\n".join(batch))
+        for origin, _, parent in threads.orphans():
+            yield Refusal("reply without its story", origin, f"parent {parent}")
+
+
+def _refused(story: Item) -> str | None:
+    if story.get("type") != "story":
+        return "not a story"
+    if story.get("dead") or story.get("deleted"):
+        return "dead or deleted"
+    if story.get("score", 1) < 1:
+        return "score below 1"
+    if story.get("descendants") == 0 or not story.get("title"):
+        return "no title" if not story.get("title") else "no comments"
+    return None
+
+
+def documents(piece: Piece) -> Iterator[Found]:
+    """Each thread of the piece as one text."""
+    assert piece.data is not None
+    for line in piece.data.split(b"\n"):
+        thread = msgspec.json.decode(line)
+        yield _document(thread["story"], thread["replies"], thread["origin"])
+
+
+def _document(story: Item, replies: list[Item], origin: str) -> Found:
+    children: dict[int, list[Item]] = {}
+    for reply in replies:
+        if not reply.get("dead") and not reply.get("deleted") and reply.get("text"):
+            children.setdefault(reply["parent"], []).append(reply)
+    conversations = [_conversation(comment, children) for comment in _ranked(story, children)]
+    if not conversations:
+        return Refusal("no comments", origin)
+    parts = [f"{_line(story['title'])} - {story.get('by', '')}\n"]
+    if story.get("url"):
+        parts.append(f"\n{story['url']}\n")
+    if story.get("text"):
+        parts.append(f"\n{_text(story['text'])}\n")
+    parts.append("======\n")
+    parts.append("\n------\n".join(conversations))
+    time = story.get("time")
+    meta: dict[str, Any] = {
+        "origin": origin,
+        "item_id": story["id"],
+        "title": _line(story["title"]),
+        "by": story.get("by"),
+        "score": story.get("score"),
+        "url": story.get("url"),
+        "date": datetime.fromtimestamp(time, UTC).isoformat() if time and 0 < time < 1 << 33 else None,
+    }
+    return Document("".join(parts), meta={name: value for name, value in meta.items() if value is not None})
+
+
+def _ranked(parent: Item, children: dict[int, list[Item]]) -> list[Item]:
+    """The replies to an item as the site shows them: by its list of kids, then those that it does not name."""
+    replies = children.get(parent["id"])
+    if not replies:
+        return []
+    rank = {kid: place for place, kid in enumerate(parent.get("kids") or ())}
+    return sorted(replies, key=lambda reply: (rank.get(reply["id"], len(rank)), reply["id"]))
+
+
+def _conversation(comment: Item, children: dict[int, list[Item]]) -> str:
+    """A comment, the reply that was replied to most, the same for that one, and so on."""
+    turns: list[str] = []
+    current: Item | None = comment
+    seen: set[int] = set()
+    while current is not None and current["id"] not in seen:
+        seen.add(current["id"])
+        turns.append(f"{current.get('by', '')}\n{_text(current['text'])}\n")
+        below = _ranked(current, children)
+        current = max(below, key=lambda reply: len(children.get(reply["id"], ())), default=None)
+    return "\n~~~\n".join(turns)
+
+
+def _text(markup: str) -> str:
+    return fragment_to_text(_CUT_LINK.sub(r"\1", markup) if "...</a>" in markup else markup)
+
+
+def _line(title: str) -> str:
+    return " ".join(html.unescape(title).split())
+
+
+SOURCE = Source(
+    slug="hackernews",
+    name="HackerNews",
+    title="Hacker News stories with the conversations below them",
+    raw_format="items as JSON: of the Firebase interface, nested as from Algolia, or an export with one item a line",
+    licence="unknown",
+    consent="terms",
+    treatment=(
+        "A story that is neither dead nor deleted, with a score of 1 or more and at least one comment: title and "
+        "author, address, text, `======`, then for each comment at the top the conversation that begins with it, "
+        "`------` between them. A conversation goes on with the reply that was itself replied to most, after `~~~`, "
+        "as in the original; other replies are left out, because a line of turns cannot show a tree. Items may come "
+        "in any order and are joined on disk. Addresses that the site shows cut are whole. Dead and deleted "
+        "comments are skipped; replies whose story is not in the input are refused."
+    ),
+    citation="Y Combinator, Hacker News API, github.com/HackerNews/API",
+    wants=ends_with(".json", ".jsonl", ".ndjson"),
+    pieces=pieces,
+    prepare=compiled,
+    documents=documents,
+)

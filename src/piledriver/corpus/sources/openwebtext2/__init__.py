@@ -1,0 +1,167 @@
+"""OpenWebText2: pages that Reddit's users linked to and voted for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from piledriver.corpus.document import Document, Refusal
+from piledriver.corpus.formats.html.convert import page_to_text
+from piledriver.corpus.formats.html.page import decode_page, page_meta
+from piledriver.corpus.formats.html.scripts import words
+from piledriver.corpus.raw.partial_reads import read_whole
+from piledriver.corpus.raw.streams import RawStream
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, until_damaged
+from piledriver.corpus.sources.openwebtext2.reddit import Submissions, url_key
+from piledriver.corpus.sources.shared.warc import MAX_PAGE_BYTES, archive_pieces, is_web_archive, pages_of
+from piledriver.corpus.text.language import language_of
+
+MIN_SCORE = 3
+# Pages of pictures, films, music, code and talk, or text that the Pile has from elsewhere.
+EXCLUDED_DOMAINS = words(
+    "500px.com amazon.co.uk amazon.com amzn.to bandcamp.com battle.net bestbuy.com bit.ly craigslist.org deviantart.com"
+    " discord.gg discord.com ebay.com etsy.com facebook.com fb.me flickr.com gfycat.com giphy.com gist.github.com"
+    " github.com gofundme.com goo.gl gyazo.com imgflip.com imgur.com instagr.am instagram.com itunes.apple.com"
+    " kickstarter.com linkedin.com liveleak.com mixcloud.com netflix.com newegg.com open.spotify.com pastebin.com"
+    " patreon.com photobucket.com pinterest.com play.google.com postimg.org prnt.sc quickmeme.com quora.com"
+    " redbubble.com redd.it reddit.com reddituploads.com soundcloud.com spotify.com steamcommunity.com steampowered.com"
+    " store.steampowered.com strawpoll.me streamable.com surveymonkey.com t.co t.me tinypic.com tumblr.com twitch.tv"
+    " twitter.com vimeo.com vine.co walmart.com wikipedia.org x.com xhamster.com pornhub.com youtu.be youtube.com"
+    " yt.com"
+)
+EXCLUDED_EXTENSIONS = tuple(
+    f".{extension}"
+    for extension in words(
+        "7z aac avi apk bin bmp csv dmg doc docx eps epub exe flac flv gif gifv gz ico iso jpeg jpg m4a m4v mkv mov mp3"
+        " mp4 mpeg mpg ogg ogv opus pdf png ppt pptx ps rar svg tar tgz tif tiff torrent wav webm webp wma wmv xls xlsx"
+        " xml zip zst"
+    )
+)
+_is_page = ends_with(".html", ".htm", ".xhtml")
+_is_json_lines = ends_with(".jsonl", ".ndjson")
+_DUMP_NAME = re.compile(r"^RS_|_submissions\b", re.IGNORECASE)
+_CANONICAL = re.compile(
+    rb"<(?:link|meta)\b[^<>]{0,300}?(?:rel=[\"']?canonical|property=[\"']?og:url)[^<>]{0,300}?(?:href|content)=[\"']?"
+    rb"(https?://[^\"'\s<>]{4,2000})",
+    re.IGNORECASE,
+)
+_HEAD_BYTES = 1 << 17
+
+
+def wants(name: str) -> bool:
+    """Pages, web archives, and Pushshift's dumps of submissions (`RS_2015-01.zst`, `.bz2`, `.xz`, JSON lines)."""
+    return is_web_archive(name) or _is_page(name) or _is_submissions(name)
+
+
+def _is_submissions(name: str) -> bool:
+    return _DUMP_NAME.search(name) is not None or _is_json_lines(name)
+
+
+def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
+    """All the dumps, then each page that they are for; pages are judged here, before anybody parses them."""
+    with Submissions() as submissions:
+        waiting: list[RawStream] = []
+        begun = False
+        for stream in streams:
+            if _is_submissions(stream.name):
+                if begun:
+                    yield Refusal("submissions after pages", stream.origin, "name the dumps before archives of pages")
+                else:
+                    yield from until_damaged(stream.origin, submissions.add_dump(stream))
+            elif stream.path is not None:
+                # Files can wait, so that their dumps may come in any order; what an archive holds cannot.
+                waiting.append(stream)
+            else:
+                begun = True
+                yield from until_damaged(stream.origin, _pages(stream, submissions))
+        for stream in waiting:
+            yield from until_damaged(stream.origin, _pages(stream, submissions))
+            stream.close()
+
+
+def _pages(stream: RawStream, submissions: Submissions) -> Iterator[Piece | Refusal]:
+    if not is_web_archive(stream.name):
+        content = read_whole(stream.file, MAX_PAGE_BYTES)
+        if len(content) > MAX_PAGE_BYTES:
+            yield Refusal("too large", stream.origin, f"more than {MAX_PAGE_BYTES} bytes")
+            return
+        found = _CANONICAL.search(content[:_HEAD_BYTES])
+        url = found[1].decode("utf-8", "replace") if found else None
+        yield _judged(Piece(stream.origin, data=content, extra={}), url, submissions)
+        return
+    for part in archive_pieces(stream):
+        for page in [part] if isinstance(part, Refusal) else pages_of(part):
+            if isinstance(page, Refusal):
+                yield page
+            elif page.status is not None and not 200 <= page.status < 300:
+                yield Refusal("http status is not 2xx", page.origin, str(page.status))
+            elif "html" not in page.kind and page.kind:
+                yield Refusal("not html", page.origin, page.kind[:80])
+            else:
+                extra = {"date": page.date, "charset": page.charset}
+                yield _judged(Piece(page.origin, data=page.content, extra=extra), page.url, submissions)
+
+
+def _judged(piece: Piece, url: str | None, submissions: Submissions) -> Piece | Refusal:
+    """The piece with what Reddit says of it, or why it is not taken."""
+    if url is None:
+        return Refusal("no url", piece.origin, "it cannot be looked up") if submissions.count else piece
+    key = url_key(url)
+    if key is None:
+        return Refusal("not a web address", piece.origin, url[:200])
+    host = key.partition("/")[0].partition(":")[0].partition("?")[0]
+    if _is_excluded(host):
+        return Refusal("excluded domain", piece.origin, host)
+    if key.partition("?")[0].lower().endswith(EXCLUDED_EXTENSIONS):
+        return Refusal("excluded extension", piece.origin, url[-200:])
+    found = submissions.of(key)
+    if submissions.count:
+        if found is None:
+            return Refusal("not submitted", piece.origin, url[:200])
+        if found[0] < MIN_SCORE:
+            return Refusal("score below 3", piece.origin, f"{found[0]:g}")
+    if not submissions.use(key):
+        return Refusal("duplicate url", piece.origin, url[:200])
+    extra = {**piece.extra, "url": url, "domain": host, "score": found and found[0], "reddit": found and found[1]}
+    return Piece(piece.origin, data=piece.data, extra=extra)
+
+
+def _is_excluded(host: str) -> bool:
+    labels = host.split(".")
+    return any(".".join(labels[start:]) in EXCLUDED_DOMAINS for start in range(len(labels) - 1))
+
+
+def documents(piece: Piece) -> Iterator[Found]:
+    """The main content of the page."""
+    extra: dict[str, Any] = dict(piece.extra or {})
+    html = decode_page(piece.read(), extra.pop("charset", None))
+    text = "\n".join(line for line in page_to_text(html).split("\n") if line.strip().lower() != "advertisement")
+    if not text.strip():
+        yield Refusal("no text", piece.origin)
+        return
+    meta = {**extra, **page_meta(html), "language": language_of(text)}
+    yield Document(text, meta={"origin": piece.origin, **{k: v for k, v in meta.items() if v is not None}})
+
+
+SOURCE = Source(
+    slug="openwebtext2",
+    name="OpenWebText2",
+    title="web pages that Reddit's users linked to with a score of 3 or more",
+    raw_format="HTML files or WARC pages, and Pushshift submission dumps (RS_*.zst, .bz2, .xz, .jsonl) for the scores",
+    licence="unknown",
+    consent="none",
+    treatment=(
+        "With submission dumps, a page is taken when the scores of all its submissions sum to 3 or more; its "
+        "address is the record's, or the canonical one that the page names. Without dumps every page is taken as "
+        "already chosen. Self posts, excluded domains (pictures, films, shops, code, social media, Wikipedia) and "
+        "extensions are refused, and so is an address that came before. The main content is found by piledriver's "
+        "own extractor (the original used Newspaper3k); lines that say only Advertisement go. Scores are kept on "
+        "disk while reading, so memory is bounded; name the dumps before archives of pages. All languages are kept, "
+        "as in the original."
+    ),
+    citation="Gao et al. 2020, The Pile, arXiv:2101.00027; Gokaslan and Cohen 2019, OpenWebText",
+    wants=wants,
+    pieces=pieces,
+    documents=documents,
+)

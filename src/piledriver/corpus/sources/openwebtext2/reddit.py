@@ -1,0 +1,140 @@
+"""Links that Reddit's users submitted, with their scores: Pushshift's dumps into a table on disk."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import xxhash
+
+from piledriver.corpus.document import Refusal
+from piledriver.corpus.raw.streams import RawStream
+from piledriver.corpus.sources.shared.line_pieces import line_pieces, lines_of
+
+_BATCH = 20_000
+_MOST_SUBMISSIONS = 50
+
+
+class Submission(msgspec.Struct, frozen=True):
+    """The fields of a dump's line that are needed; others are skipped without being built."""
+
+    url: str | None = None
+    score: float | str | None = None
+    id: str | None = None
+    subreddit: str | None = None
+    title: str | None = None
+    created_utc: float | str | None = None
+    is_self: bool | None = None
+
+
+_decode = msgspec.json.Decoder(Submission)
+
+
+def url_key(url: str) -> str | None:
+    """One form for all spellings of an address: no scheme, no `www.`, no fragment; None where it is no web address.
+
+    >>> url_key("HTTP://www.Example.com:80/a/#top"), url_key("self.python"), url_key("https://[bad")
+    ('example.com/a', None, None)
+    """
+    try:
+        parts = urlsplit(url.strip())
+        host, port = (parts.hostname or "").removeprefix("www."), parts.port
+    except ValueError:
+        return None
+    if parts.scheme.lower() not in ("http", "https") or "." not in host:
+        return None
+    shown_port = f":{port}" if port not in (None, 80, 443) else ""
+    return f"{host}{shown_port}{parts.path.rstrip('/')}" + (f"?{parts.query}" if parts.query else "")
+
+
+class Submissions:
+    """Scores by address, in a file: memory stays small for all of Reddit. Also remembers which addresses were used."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="piledriver-submissions-")
+        self._table = sqlite3.connect(Path(self._folder.name) / "submissions.db", isolation_level=None)
+        self._table.executescript(
+            "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-262144;"
+            "CREATE TABLE scores (key INTEGER PRIMARY KEY, score REAL, seen TEXT);"
+            "CREATE TABLE used (key INTEGER PRIMARY KEY) WITHOUT ROWID;"
+        )
+        self.count = 0
+
+    def __enter__(self) -> Submissions:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._table.close()
+        self._folder.cleanup()
+
+    def add_dump(self, stream: RawStream) -> Iterator[Refusal]:
+        """Take in one dump; yields what in it is no submission."""
+        batch: list[Submission] = []
+        for piece in line_pieces(stream):
+            if isinstance(piece, Refusal):
+                yield piece
+                continue
+            for item in lines_of(piece):
+                if isinstance(item, Refusal):
+                    yield item
+                    continue
+                try:
+                    batch.append(_decode.decode(item[1]))
+                except (msgspec.DecodeError, ValueError, RecursionError) as error:
+                    yield Refusal("invalid submission", f"{piece.origin}#{item[0]}", str(error)[:200])
+                if len(batch) >= _BATCH:
+                    self._add(batch)
+                    batch = []
+        self._add(batch)
+
+    def _add(self, batch: Iterable[Submission]) -> None:
+        sums: dict[int, tuple[float, list[dict[str, Any]]]] = {}
+        for submission in batch:
+            key = url_key(submission.url) if submission.url and not submission.is_self else None
+            if key is None:
+                continue
+            score = _number(submission.score)
+            described = {
+                "id": submission.id,
+                "subreddit": submission.subreddit,
+                "title": submission.title,
+                "score": score,
+                "created_utc": _number(submission.created_utc),
+            }
+            before, seen = sums.get(_hash(key), (0.0, []))
+            sums[_hash(key)] = (before + score, [*seen, described][:_MOST_SUBMISSIONS])
+            self.count += 1
+        self._table.execute("BEGIN")
+        for number, (score, seen) in sums.items():
+            row = self._table.execute("SELECT score, seen FROM scores WHERE key=?", (number,)).fetchone()
+            if row is not None:
+                score, seen = score + row[0], (json.loads(row[1]) + seen)[:_MOST_SUBMISSIONS]
+            self._table.execute("INSERT OR REPLACE INTO scores VALUES (?,?,?)", (number, score, json.dumps(seen)))
+        self._table.execute("COMMIT")
+
+    def of(self, key: str) -> tuple[float, list[dict[str, Any]]] | None:
+        """(sum of scores, submissions) of an address, or None where nobody submitted it."""
+        row = self._table.execute("SELECT score, seen FROM scores WHERE key=?", (_hash(key),)).fetchone()
+        return None if row is None else (row[0], json.loads(row[1]))
+
+    def use(self, key: str) -> bool:
+        """Whether this is the first time that the address is used."""
+        return self._table.execute("INSERT OR IGNORE INTO used VALUES (?)", (_hash(key),)).rowcount == 1
+
+
+def _hash(key: str) -> int:
+    return int(xxhash.xxh3_64_intdigest(key.encode("utf-8", "replace"))) - (1 << 63)
+
+
+def _number(value: float | str | None) -> float:
+    try:
+        return float(value) if value is not None else 0.0
+    except ValueError:
+        return 0.0

@@ -1,0 +1,1 @@
+"""What several sources share: web archives, mail, repositories, records and rows."""

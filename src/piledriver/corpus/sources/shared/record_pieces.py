@@ -1,0 +1,77 @@
+"""One long stream of records cut into pieces of some megabytes that hold whole records only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+from piledriver.corpus.document import Refusal
+from piledriver.corpus.raw.partial_reads import DAMAGE
+from piledriver.corpus.raw.streams import RawStream
+from piledriver.corpus.sources.base import Piece
+
+PIECE_BYTES = 1 << 22
+MAX_RECORD_BYTES = 1 << 26
+
+LastCut = Callable[[bytes], int]
+"""Where in a buffer the last whole record ends (0 where none does)."""
+
+
+def cut(stream: RawStream, last_cut: LastCut) -> Iterator[Piece | Refusal]:
+    """Pieces of whole records; places in the file where it is a plain local one, else bytes.
+
+    A record larger than `MAX_RECORD_BYTES` is refused and reading goes on behind it: memory stays bounded.
+    """
+    file = stream.file
+    # A compressed stream is wrapped, a plain file is not: only there do places mean the same to a worker.
+    local = stream.path is not None and getattr(file, "name", None) == stream.path
+    buffer = b""
+    at = 0
+    with file:
+        for block in _blocks(file):
+            if isinstance(block, Exception):
+                # A truncated file: what was read before the damage is as good as ever.
+                yield Refusal("damaged data", f"{stream.origin}#{at + len(buffer)}", f"{type(block).__name__}: {block}")
+                end = last_cut(buffer)
+                buffer = buffer[:end]
+                break
+            buffer += block
+            end = last_cut(buffer)
+            if end > 0:
+                yield _piece(stream, buffer[:end], at, local)
+                at += end
+                buffer = buffer[end:]
+            elif len(buffer) > MAX_RECORD_BYTES:
+                yield Refusal("too large", f"{stream.origin}#{at}", f"a record of more than {MAX_RECORD_BYTES} bytes")
+                at += len(buffer)
+                buffer = b""
+    if buffer.strip():
+        yield _piece(stream, buffer, at, local)
+    elif at == 0:
+        yield Refusal("empty file", stream.origin)
+
+
+def _blocks(file: BinaryIO) -> Iterator[bytes | Exception]:
+    """Some megabytes at a time; damage comes last, after all that could be read."""
+    read = getattr(file, "read1", file.read)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        while part := read(1 << 18):
+            parts.append(part)
+            size += len(part)
+            if size >= PIECE_BYTES:
+                yield b"".join(parts)
+                parts, size = [], 0
+    except DAMAGE as error:
+        yield b"".join(parts)
+        yield error
+        return
+    if parts:
+        yield b"".join(parts)
+
+
+def _piece(stream: RawStream, content: bytes, at: int, local: bool) -> Piece:
+    if local:
+        return Piece(stream.origin, path=stream.path, offset=at, length=len(content))
+    return Piece(stream.origin, data=content)

@@ -1,0 +1,64 @@
+"""A repository and its files, and how the content of a file is read wherever it is."""
+
+from __future__ import annotations
+
+import os
+import stat
+from functools import lru_cache
+
+import msgspec
+
+from piledriver.corpus.raw.git.pack import DamagedError
+from piledriver.corpus.raw.git.repository import BLOB, Repository
+from piledriver.corpus.sources.shared.repositories.rules import MAX_BYTES
+
+BATCH_FILES = 64
+BATCH_BYTES = 1 << 20
+# About how long a file of code is, where it is not known yet.
+FILE_BYTES = 5000
+
+
+class Tree(msgspec.Struct, frozen=True):
+    """A repository: its name, its licence, the commit that was read, and the folder of its objects where it is bare."""
+
+    name: str
+    licence: str | None = None
+    commit: str | None = None
+    objects: str | None = None
+    root: str = ""
+
+
+class File(msgspec.Struct, frozen=True):
+    """One file of a tree: where it is from, its path in the tree, and its content, its place on disk or its object."""
+
+    origin: str
+    path: str
+    content: bytes | None = None
+    on_disk: str | None = None
+    object_id: str | None = None
+
+
+def content_of(file: File, tree: Tree) -> bytes:
+    """The bytes of a file: at hand, in git's storage, or on disk."""
+    if file.content is not None:
+        return file.content
+    if file.object_id is not None:
+        if tree.objects is None:
+            raise DamagedError(f"object {file.object_id} is not in the repository")
+        kind, content = _opened(tree.objects, tree.commit).read(file.object_id)
+        if kind != BLOB:
+            raise DamagedError(f"a {kind} where a file should be")
+        return content
+    assert file.on_disk is not None
+    # Not followed even if somebody puts a link in its place between the listing and now.
+    descriptor = os.open(file.on_disk, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    with open(descriptor, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("not a regular file")
+        return opened.read(MAX_BYTES + 1)
+
+
+@lru_cache(maxsize=4)
+def _opened(folder: str, commit: str | None) -> Repository:
+    # By the commit as well: a repository that changed between two runs of one process is opened again.
+    return Repository(folder)

@@ -1,0 +1,187 @@
+"""StackExchange: questions with their best answers."""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+from collections.abc import Iterator
+
+from piledriver.corpus.document import Document, Refusal
+from piledriver.corpus.formats.html.convert import fragment_bytes_to_text
+from piledriver.corpus.formats.html.fast.convert import compiled
+from piledriver.corpus.formats.xml.unescape import unescaped
+from piledriver.corpus.raw.streams import RawStream
+from piledriver.corpus.sources.base import Found, Piece, Source, each, until_damaged
+from piledriver.corpus.sources.stackexchange.rows import Threads, attribute, field, numbers, rows
+
+MIN_SCORE = 3
+MOST_ANSWERS = 3
+_PIECE_BYTES = 1 << 19
+_QUESTION, _ANSWER = 1, 2
+_TAG_MARKS = re.compile(r"[<>|]+")
+_NAMED_POSTS = re.compile(r"(.+)[-._]posts\.xml(?:\.(?:gz|bz2|xz|zst))?", re.IGNORECASE)
+# Attributes by their names as they stand in a row.
+_SCORE, _DATE, _BODY, _USER, _USER_NAME, _TITLE, _TAGS, _LICENCE = (
+    f' {name}="'.encode()
+    for name in (
+        *("Score", "CreationDate", "Body", "OwnerUserId", "OwnerDisplayName", "Title", "Tags", "ContentLicense"),
+    )
+)
+_VERSION = re.compile(r"CC[ -]BY-SA[ -](\d\.\d)", re.IGNORECASE)
+
+
+def wants(name: str) -> bool:
+    """`Posts.xml` alone or in a site's .7z; the other tables of a dump are not needed."""
+    lowered = name.lower()
+    for compression in (".gz", ".bz2", ".xz", ".zst"):
+        lowered = lowered.removesuffix(compression)
+    return lowered == "posts.xml" or lowered.endswith(("-posts.xml", ".posts.xml", "_posts.xml"))
+
+
+def split(stream: RawStream) -> Iterator[Piece | Refusal]:
+    """Whole threads, several to a piece, by the number of the question."""
+    site = site_of(stream.origin) or _site_of_folder(stream.path)
+    with Threads() as threads:
+        for row in until_damaged(stream.origin, rows(stream.file, stream.origin)):
+            if isinstance(row, Refusal):
+                yield row
+                continue
+            number, kind, parent = numbers(row)
+            question = parent if kind == _ANSWER else number
+            if question is None or number is None or kind is None:
+                yield Refusal("row without id", stream.origin, row[:200].decode("utf-8", "replace"))
+            elif kind not in (_QUESTION, _ANSWER):
+                yield Refusal("neither question nor answer", f"{stream.origin}#{number}", f"post type {kind}")
+            else:
+                threads.add(question, row.replace(b"\x00", b""))
+        batch: list[list[bytes]] = []
+        size = 0
+        for _, thread in threads:
+            batch.append(thread)
+            size += sum(map(len, thread))
+            if size > _PIECE_BYTES:
+                yield Piece(stream.origin, length=size, extra=(site, batch))
+                batch, size = [], 0
+        if batch:
+            yield Piece(stream.origin, length=size, extra=(site, batch))
+
+
+def site_of(origin: str) -> str:
+    """The site that a dump is of, by the name of its archive or folder.
+
+    >>> site_of("stackoverflow.com-Posts.7z!Posts.xml"), site_of("dump/french.meta/Posts.xml")
+    ('stackoverflow.com', 'french.meta')
+    """
+    *parts, file = re.split(r"[!/\\]", origin)
+    if named := _NAMED_POSTS.fullmatch(file):
+        return named[1]
+    if not parts:
+        return ""
+    name = parts[-1] if not parts[-1].lower().endswith((".tar", ".zip")) or len(parts) == 1 else parts[-2]
+    return re.sub(r"(?:-posts)?(?:\.(?:7z|zip|tar|gz|bz2|xz|zst))*$", "", name, flags=re.IGNORECASE)
+
+
+def _site_of_folder(path: str | None) -> str:
+    """For a file that was named by itself: its folder, where that is called like a site."""
+    folder = os.path.basename(os.path.dirname(os.path.abspath(path))) if path else ""
+    return folder if "." in folder else ""
+
+
+def documents(piece: Piece) -> Iterator[Found]:
+    """Each thread of the piece. Rows that will not be used are never parsed."""
+    for question, *answers in piece.extra[1]:
+        if field(question, b"PostTypeId") == _QUESTION:
+            yield _thread(question, answers, piece)
+            continue
+        for row in (question, *answers):
+            origin = f"{piece.origin}#{field(row, b'Id')}"
+            yield Refusal("answer without question", origin, f"question {field(row, b'ParentId')}")
+
+
+def _thread(row: bytes, answer_rows: list[bytes], piece: Piece) -> Found:
+    number, accepted = field(row, b"Id"), field(row, b"AcceptedAnswerId")
+    origin = f"{piece.origin}#{number}"
+    if not answer_rows:
+        return Refusal("no answers", origin)
+    # A negative score is not all digits and reads as none.
+    scored = [(field(answer, b"Score") or 0, field(answer, b"Id"), answer) for answer in answer_rows]
+    best = [(score, id_, answer) for score, id_, answer in scored if id_ == accepted or score >= MIN_SCORE]
+    if not best:
+        return Refusal("no accepted or well scored answer", origin)
+    best.sort(key=lambda found: (-found[0], found[1] != accepted, found[1] or 0))
+    del best[MOST_ANSWERS:]
+    used = [row, *(answer for _, _, answer in best)]
+    title = " ".join(html.unescape(_said(row, _TITLE)).split())
+    bodies = [fragment_bytes_to_text(attribute(post, _BODY) or b"") for post in used]
+    parts = [f"Q:\n\n{title}\n\n{bodies[0]}", *(f"A:\n\n{body}" for body in bodies[1:])]
+    versions = sorted(set(map(licence_version, used)))
+    site: str = piece.extra[0]
+    meta = {
+        "origin": origin,
+        # Share-alike material may be adapted under a later version: the whole is under the latest of its parts.
+        "licence": f"CC-BY-SA-{versions[-1]}",
+        "site": site or None,
+        "question_id": number,
+        "answer_ids": [id_ for _, id_, _ in best],
+        "title": title,
+        "tags": [tag for tag in _TAG_MARKS.split(_said(row, _TAGS)) if tag],
+        "score": _score(row),
+        "date": _said(row, _DATE) or None,
+        "authors": [_said(post, _USER) or _said(post, _USER_NAME) for post in used],
+        "url": f"https://{site}/q/{number}" if "." in site and not site.endswith(".meta") else None,
+    }
+    return Document("\n\n".join(parts) + "\n", meta={name: value for name, value in meta.items() if value is not None})
+
+
+def prepare(much: bool = True) -> None:
+    """Compile what reads posts, where there are many."""
+    compiled(much)
+    unescaped(200 * b"&lt;")
+
+
+def _said(row: bytes, place: bytes) -> str:
+    return (attribute(row, place) or b"").decode("utf-8", "replace")
+
+
+def _score(row: bytes) -> int:
+    try:
+        return int(attribute(row, _SCORE) or 0)
+    except ValueError:
+        return 0
+
+
+def licence_version(row: bytes) -> str:
+    """The version of CC BY-SA of a post: what it says, else what was in force when it was written.
+
+    >>> licence_version(b'<row CreationDate="2012-05-01T00:00:00" />')
+    '3.0'
+    """
+    if said := _VERSION.search(_said(row, _LICENCE)):
+        return said[1]
+    date = _said(row, _DATE)
+    return "2.5" if date < "2011-04-08" else "3.0" if date < "2018-05-02" else "4.0"
+
+
+SOURCE = Source(
+    slug="stackexchange",
+    name="StackExchange",
+    title="questions of the Stack Exchange sites with their best answers",
+    raw_format="Posts.xml, or a site's .7z dump (stackoverflow.com-Posts.7z, french.stackexchange.com.7z)",
+    licence="CC-BY-SA",
+    consent="author",
+    treatment=(
+        "A question with at least one answer that was accepted or has a score of 3 or more: `Q:`, title, body, then "
+        "up to three such answers by score, each after `A:`. Code, lists, tables and formulas of the posts are "
+        "kept. Posts may come in any order; questions and answers are joined through files when they do not fit in "
+        "memory. The original dropped questions whose number of answers was not reached, here the answers that "
+        "there are count. The licence is the version of CC BY-SA that the post names or that was in force when it "
+        "was written, the latest where posts differ; authors are named by their user id. Tag wikis and other kinds "
+        "of posts are refused."
+    ),
+    citation="Stack Exchange Inc., Stack Exchange Data Dump, archive.org/details/stackexchange",
+    wants=wants,
+    pieces=each(split),
+    prepare=prepare,
+    documents=documents,
+)

@@ -1,6 +1,0 @@
-"""Wikitext to readable text, in linear time and without a tree: see `convert.to_text`."""
-
-from piledriver.corpus.wikitext.convert import to_text
-from piledriver.corpus.wikitext.site import Site
-
-__all__ = ["Site", "to_text"]

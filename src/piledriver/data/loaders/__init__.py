@@ -1,0 +1,1 @@
+"""Shard any torch `DataLoader` across processes, with exact resume."""

@@ -1,0 +1,237 @@
+"""What the prepared loaders share: they look like the torch loader they hold, and tell where they are.
+
+A prepared loader holds a torch `DataLoader` (or torchdata's `StatefulDataLoader`) instead of inheriting from it, so
+that one class serves both; `isinstance` still answers for the loader inside, because code that users have asks that.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from itertools import islice
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from piledriver.core.errors import MissingDependencyError
+from piledriver.data.loaders.iterable_shard import IterableDatasetShard
+from piledriver.data.loaders.sampler_position import Position
+from piledriver.data.loaders.samplers import RemainingBatches, ReplayableRandomSampler, position_after
+
+# The keyword arguments of DataLoader that a prepared loader takes over from the original one.
+CARRIED = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+    "pin_memory_device",
+    "in_order",
+)
+
+
+class LoaderListener(Protocol):
+    """Who wants to know which loader is being iterated over (gradient accumulation syncs at a loader's end)."""
+
+    def loader_began(self, loader: Any) -> None:
+        """An iteration begins; the innermost loader is the last one that began."""
+
+    def loader_ended(self, loader: Any) -> None:
+        """The iteration is over, or was left early."""
+
+
+class DataLoaderStateMixin:
+    """Where the iteration is: at the last batch or not, and how many samples of the batch are real."""
+
+    end_of_dataloader: bool = False
+    """Whether the batch in hand is the last one of the epoch."""
+    remainder: int = -1
+    """Samples in the last round over all processes; -1 while that is unknown, 0 where it is a full one."""
+    valid_count: int | None = None
+    """Real samples at the front of the batch in hand, the others are padding; None where every sample is real."""
+    gradient_state: LoaderListener | None = None
+    """Told when an iteration begins and ends, where there is one."""
+    _drop_last: bool = False
+
+    def reset(self) -> None:
+        """Forget the last iteration."""
+        self.end_of_dataloader = False
+        self.remainder = -1
+        self.valid_count = None
+
+    def begin(self) -> None:
+        """An iteration begins."""
+        self.reset()
+        if not self._drop_last:
+            self.remainder = self._expected_remainder()
+        if self.gradient_state is not None:
+            self.gradient_state.loader_began(self)
+
+    def end(self) -> None:
+        """The iteration is over."""
+        if self.gradient_state is not None:
+            self.gradient_state.loader_ended(self)
+
+    def valid_mask(self, batch_size: int, device: torch.device | str | None = None) -> torch.Tensor:
+        """True for each real sample of the batch in hand, False for padding."""
+        count = batch_size if self.valid_count is None else self.valid_count
+        return torch.arange(batch_size, device=device) < count
+
+    def _expected_remainder(self) -> int:
+        try:
+            return int(self.total_dataset_length % self.total_batch_size)  # type: ignore[attr-defined]
+        except (TypeError, AttributeError, NotImplementedError, ZeroDivisionError):
+            # A dataset without a length, a batch sampler without a batch size: known only at the end.
+            return -1
+
+
+class DataLoaderAdapter:
+    """Holds the loader that does the work, and answers for it."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        use_stateful_dataloader: bool = False,
+        batch_sampler: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        self.use_stateful_dataloader = use_stateful_dataloader
+        kind = _stateful_kind() if use_stateful_dataloader else DataLoader
+        if batch_sampler is not None:
+            kwargs["batch_sampler"] = batch_sampler
+        self._arguments = kwargs
+        self.base_dataloader = kind(dataset, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("base_dataloader", "_arguments"):
+            # Half-built (unpickling): do not look for it in itself.
+            raise AttributeError(name)
+        return getattr(self.base_dataloader, name)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return self.base_dataloader.__class__
+
+    def __len__(self) -> int:
+        return len(self.base_dataloader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.base_dataloader)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default asks __class__, which answers for the loader inside.
+        return _restore, (type(self), self.__dict__.copy())
+
+    @property
+    def _batches(self) -> Any:
+        """The batch sampler, wherever torch keeps it."""
+        inner = self.base_dataloader
+        return inner.sampler if sampler_is_batch_sampler(inner) else inner.batch_sampler
+
+    @property
+    def _is_iterable(self) -> bool:
+        return isinstance(self.base_dataloader.dataset, IterableDataset)
+
+    def _enter(self, entry: Mapping[str, Any] | None) -> Iterator[Any]:
+        """The batches of the loader inside, from an entry that was saved on."""
+        sampler = get_sampler(self.base_dataloader)
+        if entry is not None and entry["sampler"] is not None and hasattr(sampler, "load_state_dict"):
+            sampler.load_state_dict(entry["sampler"])
+        if entry is None or entry["batches"] == 0:
+            return iter(self.base_dataloader)
+        if not self._is_iterable:
+            at = Position(batches=entry["batches"], samples=entry["samples"])
+            return iter(self._another(RemainingBatches(self._batches, at)))
+        source = self._stateful_dataset()
+        if source is not None and entry["dataset"] is not None:
+            source.load_state_dict(entry["dataset"])
+            return iter(self.base_dataloader)
+        return islice(iter(self.base_dataloader), entry["batches"], None)
+
+    def _position(self, taken: int, entry: Mapping[str, Any] | None) -> Position:
+        """Where all processes are when the loader inside gave so many batches after an entry (or what is skipped)."""
+        if self._is_iterable:
+            return Position(batches=taken + (entry["batches"] if entry is not None else 0))
+        now, begun = (position_after(self._batches, count) for count in (taken, 0))
+        if entry is None:
+            return now
+        return Position(
+            batches=now.batches - begun.batches + entry["batches"],
+            samples=now.samples - begun.samples + entry["samples"],
+        )
+
+    def _entry_at(self, iteration: int, at: Position) -> dict[str, Any]:
+        """What to save to enter an epoch at a position, or before its beginning."""
+        sampler, source = get_sampler(self.base_dataloader), self._stateful_dataset()
+        begun = at.batches > 0
+        drawn = sampler.state_dict(finished=not begun) if isinstance(sampler, ReplayableRandomSampler) else None
+        held = source.state_dict() if source is not None and begun else None
+        return {"iteration": iteration, **asdict(at), "sampler": drawn, "dataset": held}
+
+    def _stateful_dataset(self) -> Any:
+        """The iterable dataset that saves its own state, where it lives in this process."""
+        source: Any = self.base_dataloader.dataset
+        source = source.dataset if isinstance(source, IterableDatasetShard) else source
+        if self.base_dataloader.num_workers or not self._is_iterable:
+            return None
+        return source if hasattr(source, "state_dict") and hasattr(source, "load_state_dict") else None
+
+    def _another(self, batches: Any) -> DataLoader[Any]:
+        """A loader like the one inside with other batches."""
+        dropped = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
+        kept = {name: value for name, value in self._arguments.items() if name not in dropped}
+        if sampler_is_batch_sampler(self.base_dataloader):
+            return DataLoader(self.base_dataloader.dataset, sampler=batches, batch_size=None, **kept)
+        return DataLoader(self.base_dataloader.dataset, batch_sampler=batches, **kept)
+
+
+def _restore(kind: type[Any], attributes: dict[str, Any]) -> Any:
+    loader: Any = object.__new__(kind)
+    loader.__dict__.update(attributes)
+    return loader
+
+
+def _stateful_kind() -> type[DataLoader[Any]]:
+    try:
+        stateful = importlib.import_module("torchdata.stateful_dataloader")
+    except ImportError:
+        raise MissingDependencyError("torchdata", extra="data", purpose="use_stateful_dataloader=True") from None
+    kind: type[DataLoader[Any]] = stateful.StatefulDataLoader
+    return kind
+
+
+def sampler_is_batch_sampler(loader: Any) -> bool:
+    """Whether the dataset is asked for whole batches: `DataLoader(sampler=BatchSampler(...), batch_size=None)`."""
+    return isinstance(loader.sampler, BatchSampler)
+
+
+def get_sampler(dataloader: Any) -> Any:
+    """The sampler that the order of a loader's samples comes from."""
+    if sampler_is_batch_sampler(dataloader):
+        return getattr(dataloader.sampler, "sampler", None)
+    return getattr(dataloader.batch_sampler, "sampler", None)
+
+
+def set_sampler(dataloader: Any, sampler: Any) -> None:
+    """Give a loader another order of samples."""
+    batches = dataloader.sampler if sampler_is_batch_sampler(dataloader) else dataloader.batch_sampler
+    batches.sampler = sampler
+
+
+def tell_epoch(loader: Any, epoch: int) -> None:
+    """Pass the epoch on to everything in a loader that shuffles by it."""
+    here = loader.sampler if sampler_is_batch_sampler(loader) else loader.batch_sampler
+    parts = []
+    while here is not None:
+        parts.append(here)
+        here = getattr(here, "batch_sampler", None)
+    parts.extend([getattr(parts[-1], "sampler", None) if parts else loader.sampler, loader.base_dataloader.dataset])
+    for part in parts:
+        if hasattr(part, "set_epoch"):
+            part.set_epoch(epoch)

@@ -1,0 +1,53 @@
+"""Rows of a batch, whatever its structure: join batches, take a part. What the dispatcher deals out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+
+from piledriver.runtime.collectives.nested import find_batch_size, like, rebuild_mapping, tensors
+
+
+def take_rows(batch: Any, part: slice, process_index: int = 0, num_processes: int = 1) -> Any:
+    """A part of every tensor, and of every plain list that has one item per sample.
+
+    (The last two arguments are for users' own functions in this place; this one does not need them.)
+
+    >>> take_rows({"x": torch.arange(4), "names": ["a", "b", "c", "d"], "split": "train"}, slice(1, 3))
+    {'x': tensor([1, 2]), 'names': ['b', 'c'], 'split': 'train'}
+    """
+    return _take(batch, part, find_batch_size(batch))
+
+
+def _take(data: Any, part: slice, rows: int | None) -> Any:
+    if isinstance(data, torch.Tensor):
+        return data[part] if data.ndim else data
+    if isinstance(data, Mapping):
+        return rebuild_mapping(data, {key: _take(value, part, rows) for key, value in data.items()})
+    if isinstance(data, (list, tuple)):
+        if _is_column(data):
+            return data[part] if len(data) == rows else data
+        return like(data, (_take(item, part, rows) for item in data))
+    return data
+
+
+def join_rows(batches: list[Any]) -> Any:
+    """Batches of the same structure, one after the other."""
+    first = batches[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(batches) if first.ndim else first
+    if isinstance(first, Mapping):
+        return rebuild_mapping(first, {key: join_rows([batch[key] for batch in batches]) for key in first})
+    if isinstance(first, (list, tuple)):
+        if _is_column(first):
+            return type(first)(chain.from_iterable(batches))
+        return like(first, (join_rows(list(items)) for items in zip(*batches, strict=True)))
+    return first
+
+
+def _is_column(data: Any) -> bool:
+    """Whether a sequence holds one plain thing per sample (names, ids) rather than parts of a batch."""
+    return not hasattr(data, "_fields") and next(tensors(data), None) is None

@@ -1,0 +1,177 @@
+"""`DataLoaderDispatcher`: the main process reads, every process gets its part of what was read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+import torch
+
+from piledriver.data.loaders.base import DataLoaderAdapter, DataLoaderStateMixin, get_sampler, set_sampler, tell_epoch
+from piledriver.data.loaders.batch_rows import join_rows, take_rows
+from piledriver.data.loaders.process_group import share_batch, this_process
+from piledriver.data.loaders.sampler_position import Position
+from piledriver.runtime.collectives.nested import find_batch_size, send_to_device
+
+
+class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
+    """A loader that only the main process iterates over; the batches are broadcast and cut into equal parts.
+
+    With `split_batches` one batch is cut, otherwise as many batches as there are processes are joined first. An
+    incomplete last round is filled up with samples from the first one, and `valid_count` says what is real.
+
+    >>> [batch.tolist() for batch in DataLoaderDispatcher(range(5), batch_size=2)]
+    [[0, 1], [2, 3], [4]]
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        split_batches: bool = False,
+        skip_batches: int = 0,
+        use_stateful_dataloader: bool = False,
+        _drop_last: bool = False,
+        _non_blocking: bool = False,
+        slice_fn: Callable[..., Any] | None = None,
+        torch_device_mesh: Any = None,
+        iteration: int = 0,
+        device: torch.device | str = "cpu",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(dataset, use_stateful_dataloader=use_stateful_dataloader, **kwargs)
+        self.split_batches = split_batches
+        self.skip_batches = skip_batches
+        self._drop_last = _drop_last
+        self._non_blocking = _non_blocking
+        self.slice_fn = slice_fn if slice_fn is not None else take_rows
+        self.torch_device_mesh = torch_device_mesh
+        self.iteration = iteration
+        self.device = device
+        self.process_index, self.num_processes = this_process()
+        self._entry: dict[str, Any] | None = None
+        self._state: dict[str, Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        entry, self._entry = self._entry, None
+        self.begin()
+        try:
+            self.set_epoch(self.iteration)
+            rounds = self._rounds(entry) if self.process_index == 0 else iter(())
+            first: Any = None
+            index = 0
+            batch, state = self._share(next(rounds, None))
+            while batch is not None:
+                first = batch if first is None else first
+                index += 1
+                self._state = state
+                # One round ahead, to know the last one when it is handed out.
+                ahead, state = self._share(next(rounds, None))
+                if ahead is None:
+                    self.end_of_dataloader = True
+                    self._state = state
+                if index > self.skip_batches:
+                    yield self._my_part(batch, first)
+                batch = ahead
+            self.iteration += 1
+        finally:
+            self.end()
+
+    def __len__(self) -> int:
+        batches = len(self.base_dataloader)
+        if self.split_batches:
+            return batches
+        return (math.floor if self._drop_last else math.ceil)(batches / self.num_processes)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next round after the one in hand is; the same on every process."""
+        if self._state is not None:
+            return self._state
+        if self.use_stateful_dataloader:
+            return dict(cast(Any, self.base_dataloader).state_dict())
+        return self._entry if self._entry is not None else self._entry_at(self.iteration, Position())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from there at the next iteration."""
+        self._state = None
+        if self.use_stateful_dataloader:
+            # Until a batch is taken this is the state; torchdata would read up to it only to say so.
+            self._state = dict(state_dict)
+            cast(Any, self.base_dataloader).load_state_dict(dict(state_dict))
+            return
+        self._entry = dict(state_dict)
+        self.iteration = self._entry["iteration"]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, for everything in the loader that shuffles by it."""
+        self.iteration = epoch
+        tell_epoch(self, epoch)
+
+    @property
+    def total_batch_size(self) -> int:
+        """Samples in one round over all processes."""
+        size = cast(int, self.batch_sampler.batch_size if self.batch_sampler is not None else self.batch_size)
+        return size if self.split_batches else size * self.num_processes
+
+    @property
+    def total_dataset_length(self) -> int:
+        """Samples in the dataset."""
+        return len(self.dataset)
+
+    def get_sampler(self) -> Any:
+        """The sampler that the order comes from."""
+        return get_sampler(self)
+
+    def set_sampler(self, sampler: Any) -> None:
+        """Give the loader another order."""
+        set_sampler(self, sampler)
+
+    def _rounds(self, entry: Mapping[str, Any] | None) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """On the main process: what all processes share next, with the state after it; at the end the state alone."""
+        per_round = 1 if self.split_batches else self.num_processes
+        parts: list[Any] = []
+        for taken, batch in enumerate(self._enter(entry), 1):
+            parts.append(batch)
+            if len(parts) == per_round:
+                yield self._joined(parts), self._state_at(self._position(taken, entry))
+                parts = []
+        finished = self._state_at(None)
+        if parts and not self._drop_last:
+            yield self._joined(parts), finished
+        yield None, finished
+
+    def _state_at(self, at: Position | None) -> dict[str, Any]:
+        if self.use_stateful_dataloader:
+            return {**cast(Any, self.base_dataloader).state_dict(), "_iterator_finished": at is None}
+        return self._entry_at(self.iteration, at) if at else self._entry_at(self.iteration + 1, Position())
+
+    def _joined(self, parts: list[Any]) -> Any:
+        try:
+            return parts[0] if len(parts) == 1 else join_rows(parts)
+        except RuntimeError as error:
+            raise ValueError(
+                "batches of different shapes cannot be joined for dispatch; use split_batches=True, or "
+                "dispatch_batches=False so that each process reads its own"
+            ) from error
+
+    def _share(self, round_: tuple[Any, dict[str, Any]] | None) -> tuple[Any, dict[str, Any]]:
+        batch, state = round_ if round_ is not None else (None, None)
+        if batch is not None:
+            batch = send_to_device(batch, self.device, self._non_blocking)
+        return share_batch(batch, state, self.device)
+
+    def _my_part(self, batch: Any, first: Any) -> Any:
+        observed = find_batch_size(batch)
+        if observed is None:
+            raise ValueError("a batch without tensors cannot be dispatched; use dispatch_batches=False")
+        if self.end_of_dataloader:
+            self.remainder = observed
+        width = math.ceil(observed / self.num_processes)
+        missing = width * self.num_processes - observed
+        if missing:
+            fill = [first] * math.ceil(missing / cast(int, find_batch_size(first)))
+            batch = join_rows([batch, *fill])
+        start = width * self.process_index
+        self.valid_count = max(0, min(width, observed - start)) if missing else None
+        part = slice(start, start + width)
+        return self.slice_fn(batch, part, process_index=self.process_index, num_processes=self.num_processes)

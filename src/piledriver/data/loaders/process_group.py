@@ -1,0 +1,73 @@
+"""What a prepared loader asks of its process group: who am I, and the main process's batch everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from piledriver.runtime.collectives.nested import map_tensors, tensors
+from piledriver.runtime.collectives.operations import broadcast_object
+from piledriver.runtime.world import World, detect_world
+
+# Names of mesh axes along which processes read different data.
+_DATA_AXES = ("dp", "data", "fsdp", "zero", "replicate", "shard")
+
+
+def this_process() -> tuple[int, int]:
+    """(index, count) of this process: of its group where there is one, else what the environment says."""
+    world = group_world() if _has_group() else detect_world()
+    return world.rank, world.size
+
+
+def group_world(device: torch.device | str = "cpu") -> World:
+    """This process in the group that is connected, or alone."""
+    if not _has_group():
+        return World()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return World(rank=rank, size=size, device=torch.device(device), backend=dist.get_backend())
+
+
+def data_process(mesh: Any) -> tuple[int, int]:
+    """(index, count) among the processes that read different data: the data axes of a mesh.
+
+    Processes that differ only along other axes (tensor, context, pipeline) read the same batches.
+    """
+    index, count = 0, 1
+    coordinate = mesh.get_coordinate()
+    for axis, name in enumerate(mesh.mesh_dim_names or ()):
+        if name.startswith(_DATA_AXES):
+            index = index * mesh.size(axis) + coordinate[axis]
+            count *= mesh.size(axis)
+    return index, count
+
+
+def share_batch(batch: Any, note: Any, device: torch.device | str) -> tuple[Any, Any]:
+    """The main process's batch and note on every process: the structure as an object, the tensors as tensors."""
+    world = group_world(device)
+    if not world.is_distributed:
+        return batch, note
+    outline, note = broadcast_object(world, (map_tensors(_Outline, batch), note) if world.is_main else None)
+    if world.is_main:
+        batch = map_tensors(torch.Tensor.contiguous, batch)
+    else:
+        batch = map_tensors(lambda slot: slot.empty(device), outline, test=lambda leaf: isinstance(leaf, _Outline))
+    for tensor in tensors(batch):
+        dist.broadcast(tensor, src=0)
+    return batch, note
+
+
+class _Outline:
+    """Shape and type of a tensor that is yet to come."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape = tensor.shape
+        self.dtype = tensor.dtype
+
+    def empty(self, device: torch.device | str) -> torch.Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
+
+def _has_group() -> bool:
+    return dist.is_available() and dist.is_initialized()

@@ -1,0 +1,1 @@
+"""Token shards to batches: window locations, mixture order, packing, prefetching loader."""

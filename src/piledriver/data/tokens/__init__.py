@@ -1,0 +1,1 @@
+"""Token shards: tokenize a corpus, open and verify the result."""

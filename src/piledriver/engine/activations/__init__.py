@@ -1,0 +1,1 @@
+"""Activation memory: checkpointing, budgets and offload."""

@@ -1,0 +1,106 @@
+"""What the backward finds of the forward: everything, what is dear to recompute, block inputs, or what fits a budget.
+
+Each block's `forward` is replaced by a callable object on the same module: no wrapper module, so names of parameters
+and keys of the state dict stay, hooks of other steps stay outside, and a deep copy of the model computes with its own
+weights. Gradients are bit for bit those of keeping everything, dropout included.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from piledriver.engine.activations.budget import Budget, KeepWithinBudget
+from piledriver.engine.activations.offload import KeepOnHost, Shelf
+from piledriver.engine.blocks import blocks_of
+from piledriver.engine.compile import is_compiled
+from piledriver.engine.errors import LayoutError
+from piledriver.engine.hf_kv_cache import refuse_caches, without_empty_caches
+from piledriver.engine.layout import Layout
+from piledriver.engine.mesh import Meshes
+from piledriver.models.block import Block
+
+# Operators whose outputs selective checkpointing keeps: matrix products, attention and communication. The rest is
+# elementwise and reductions, which cost little to do again.
+_DEAR = frozenset(
+    {
+        *(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution")),
+        *(f"aten::{name}" for name in ("_scaled_mm", "_grouped_mm", "_scaled_grouped_mm")),
+        *(f"aten::_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn")),
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "aten::_scaled_dot_product_fused_attention_overrideable",
+        "aten::_flash_attention_forward",
+        "aten::_efficient_attention_forward",
+        "flex_attention",
+        "torch_attn::_varlen_attn",
+        "piledriver::fp8_linear",
+        "piledriver::fp8_gated_mlp",
+        "_c10d_functional::reduce_scatter_tensor",
+        "_c10d_functional::all_to_all_single",
+        "_c10d_functional::all_reduce",
+    }
+)
+
+
+def save_activations(model: nn.Module, meshes: Meshes | None, layout: Layout) -> nn.Module:
+    """Make the blocks of a model keep what the layout says; in place."""
+    for module in model.modules() if layout.recompute_norms else ():
+        if isinstance(module, Block):
+            module.recompute_norms = True
+    if layout.activations == "keep" and not layout.activation_offload:
+        return model
+    blocks = list(blocks_of(model).values())
+    if not blocks:
+        raise LayoutError(
+            f"{type(model).__name__} has no repeated blocks whose activations could be recomputed",
+            fix="use activations='keep', or put the repeated modules in a ModuleList",
+        )
+    _recompute(model, blocks, meshes, layout)
+    if layout.activation_offload:
+        shelf = Shelf()
+        # The backward begins with the last block: what it saved would come back before it had left.
+        for number, block in enumerate(blocks[:-1]):
+            block.forward = KeepOnHost(block.forward, shelf, first=number == 0)
+    return model
+
+
+def _recompute(model: nn.Module, blocks: list[nn.Module], meshes: Meshes | None, layout: Layout) -> None:
+    if layout.activations == "budget" and is_compiled(model, meshes, layout):
+        # The compiler chooses operator by operator: `compile_blocks` tells it the budget.
+        return
+    if layout.activations == "budget":
+        budget = Budget(share=layout.activation_budget, blocks=len(blocks))
+        for number, block in enumerate(blocks):
+            block.forward = KeepWithinBudget(block.forward, Recompute(block.forward), budget, number)
+    elif layout.activations != "keep":
+        for block in blocks[:: layout.activation_every]:
+            block.forward = Recompute(block.forward, selective=layout.activations == "selective")
+
+
+class Recompute:
+    """A forward whose inside is computed again in the backward; with `selective`, all but the dear operators of it."""
+
+    def __init__(self, forward: Callable[..., Any], *, selective: bool = False) -> None:
+        self.forward = forward
+        self.options: dict[str, Any] = {}
+        if selective:
+            self.options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, keep_the_dear)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self.forward(*args, **kwargs)
+        if not torch.compiler.is_compiling():
+            args, kwargs = without_empty_caches(args, kwargs)
+            refuse_caches(args, kwargs)
+        return checkpoint(self.forward, *args, use_reentrant=False, **self.options, **kwargs)
+
+
+def keep_the_dear(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    """Whether an operator's output is kept."""
+    kept = operator.name().split(".")[0] in _DEAR
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,138 @@
+"""torch.compile block by block, in place, and a report of what the compiler could not do.
+
+Only the `forward` of a block is compiled: hooks around it (sharding, replicas) stay outside the graph, names stay, and
+equal blocks share one compilation because their parameters are inputs of the graph. Compiling one block instead of the
+whole stack starts many times sooner, at the same speed.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch._functorch.config
+from torch import nn
+
+from piledriver.engine.blocks import blocks_of
+from piledriver.engine.hf_kv_cache import without_empty_caches
+from piledriver.engine.layout import Layout
+from piledriver.engine.mesh import Meshes
+from piledriver.engine.schedule_rules import SPLIT_BACKWARD
+
+# torch remembers this many compilations; its own 64 are few for a long run with many shapes.
+_REMEMBERED = 4096
+
+
+def is_compiled(model: nn.Module, meshes: Meshes | None, layout: Layout) -> bool:
+    """Whether the layout compiles this model: as it says, else on GPUs."""
+    if layout.compile is not None:
+        return bool(layout.compile)
+    if layout.pp > 1 and layout.schedule in SPLIT_BACKWARD:
+        return False
+    if meshes is not None:
+        return meshes.device_type == "cuda"
+    return any(parameter.device.type == "cuda" for parameter in model.parameters())
+
+
+def compile_blocks(model: nn.Module, meshes: Meshes | None, layout: Layout, **options: Any) -> nn.Module:
+    """Compile every block of a model where the layout says so, in place; or the model, if asked or nothing repeats.
+
+    `options` are those of `torch.compile`.
+    """
+    if is_compiled(model, meshes, layout):
+        budget = layout.activation_budget if layout.activations == "budget" else None
+        blocks = [] if layout.compile == "model" else list(blocks_of(model).values())
+        compile_modules(blocks or [model], activation_budget=budget, **options)
+    return model
+
+
+def compile_modules(modules: list[nn.Module], *, activation_budget: float | None = None, **options: Any) -> None:
+    """Compile the forward of these modules, in place; they may keep that share of what they would keep otherwise."""
+    from torch._dynamo import utils
+
+    utils.set_compilation_metrics_limit(_REMEMBERED)
+    for module in modules:
+        outer: Any = module
+        # What moves saved tensors has to see them leave the graph, so it stays around it.
+        while getattr(outer.forward, "stays_outside_compiled", False):
+            outer = outer.forward
+        if not isinstance(outer.forward, Compiled):
+            outer.forward = Compiled(outer.forward, options, activation_budget)
+
+
+class Compiled:
+    """A compiled forward. A copy compiles the copy's own forward, where a compiled function would keep the original."""
+
+    def __init__(
+        self, forward: Callable[..., Any], options: dict[str, Any], activation_budget: float | None = None
+    ) -> None:
+        self.forward, self.options, self.activation_budget = forward, options, activation_budget
+        plain: Any = forward if inspect.ismethod(forward) or inspect.isfunction(forward) else type(forward).__call__
+        self.compiled = torch.compile(plain if plain is forward else plain.__get__(forward), **options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            args, kwargs = without_empty_caches(args, kwargs)
+        if self.activation_budget is None:
+            return self.compiled(*args, **kwargs)
+        # A setting of the process, so it is made only around this call: other models have other budgets.
+        with torch._functorch.config.patch(activation_memory_budget=self.activation_budget):
+            return self.compiled(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
+        return Compiled(copy.deepcopy(self.forward, memo), dict(self.options), self.activation_budget)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Compiled, (self.forward, self.options, self.activation_budget)
+
+
+@dataclass(frozen=True)
+class CompileReport:
+    """What torch.compile did in this process until now."""
+
+    graphs: int = 0
+    """Different graphs that were captured."""
+    breaks: dict[str, int] = field(default_factory=dict)
+    """Why a graph ended before its function did: reason to count."""
+    recompiles: dict[str, int] = field(default_factory=dict)
+    """Why a function was compiled again: reason to count."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.graphs} graphs, {sum(self.breaks.values())} breaks{_reasons(self.breaks)}, "
+            f"{sum(self.recompiles.values())} recompiles{_reasons(self.recompiles)}"
+        )
+
+
+def compile_report() -> CompileReport:
+    """Graphs, breaks and recompiles until now, for the end of a run's first steps.
+
+    >>> print(CompileReport(2, {"print": 1}, {}))
+    2 graphs, 1 breaks (print), 0 recompiles
+    """
+    from torch._dynamo import utils
+
+    recompiles: dict[str, int] = {}
+    for metrics in utils.get_compilation_metrics():
+        if metrics.recompile_reason:
+            reason = _first_line(metrics.recompile_reason)
+            recompiles[reason] = recompiles.get(reason, 0) + 1
+    breaks: dict[str, int] = {}
+    for reason, count in utils.counters["graph_break"].items():
+        breaks[_first_line(reason)] = breaks.get(_first_line(reason), 0) + count
+    return CompileReport(utils.counters["stats"]["unique_graphs"], breaks, recompiles)
+
+
+def _first_line(reason: str) -> str:
+    return next((line.strip() for line in reason.splitlines() if line.strip()), "unknown")
+
+
+def _reasons(reasons: dict[str, int]) -> str:
+    if not reasons:
+        return ""
+    named = [reason if count == 1 else f"{count} x {reason}" for reason, count in reasons.items()]
+    return f" ({'; '.join(named)})"

@@ -1,0 +1,1 @@
+"""Context parallelism: sequences sharded across ranks."""

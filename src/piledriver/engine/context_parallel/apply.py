@@ -1,0 +1,201 @@
+"""Context parallel: each process of cp holds a part of every sequence.
+
+Every process of cp is given the whole batch and keeps its part: tokens behind the embedding, rotary positions, targets.
+Attention sees all of the sequence, either by passing keys and values round (`context_ring`) or by exchanging the
+sequence for heads (`context_heads`). Lengths that do not divide are padded at the end, where the causal mask hides it.
+
+The scale of losses and gradients, said once for all axes:
+
+- Gradients are averaged over all processes that hold different data, dp_replicate * dp_shard * cp
+  (`Meshes.averaged_over`); processes of tp hold whole gradients and are not averaged over.
+- A process returns the loss of the batch it was given: with cp the sums over the whole sequence, the same on all
+  processes of cp, tokens counted over all parts. So logging and dividing by tokens are as without cp.
+- The gradient of a sum over cp is itself summed over cp, and the mean over processes divides by cp again: the result is
+  the gradient of the whole sequence's loss, whichever targets are ignored in which part.
+- Experts' gradients arrive as sums over ep, and are divided by the same `averaged_over`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from piledriver.engine.context_parallel.huggingface import is_language_model, split_language_model
+from piledriver.engine.context_parallel.ring_attention import ring_attention
+from piledriver.engine.context_parallel.ulysses import HeadsForSequence
+from piledriver.engine.errors import EngineError, LayoutError
+from piledriver.engine.layout import Layout
+from piledriver.engine.mesh import Meshes
+from piledriver.engine.shards.collectives import Group, gathered, padded, summed_both_ways
+from piledriver.engine.tensor_parallel.transformer import LocalHeads
+from piledriver.models import LossSums, ModelConfig, Transformer
+from piledriver.models.attention.layer import Attention
+from piledriver.models.attention.masks import Mask
+from piledriver.models.loss import IGNORE_INDEX
+
+
+def split_sequences(model: nn.Module, meshes: Meshes, layout: Layout) -> nn.Module:
+    """Split the sequences of a model over cp, in place. Comes after `split_tensors`, which it wraps.
+
+    Our `Transformer`, and causal language models of `transformers` (`context_huggingface`).
+    """
+    if layout.cp == 1 or meshes.alone:
+        return model
+    if is_language_model(model):
+        parts = Parts(Group.of(meshes.cp), zigzag=layout.cp_method == "ring")
+        split_language_model(model, parts, layout)
+        return model
+    if not isinstance(model, Transformer):
+        raise LayoutError(
+            f"cp {layout.cp} needs to know where {type(model).__name__} uses positions, masks and targets",
+            fix="use our Transformer or a causal language model of transformers, or cp=1 with zero and tp",
+        )
+    check_model(model.config, layout)
+    balanced = model.config.moe is not None and model.config.moe.balance_coefficient != 0
+    parts = Parts(Group.of(meshes.cp), zigzag=layout.cp_method == "ring", may_pad=not balanced)
+    for module in model.modules():
+        if isinstance(module, Attention):
+            _replace_kernel(module, parts)
+    _hook(model, parts)
+    return model
+
+
+def check_model(config: ModelConfig, layout: Layout) -> None:
+    """Refuse what a method cannot do, with the one that can."""
+    if layout.cp_method == "all-to-all":
+        heads = config.heads // layout.tp
+        if heads % layout.cp:
+            nearest = max(n for n in range(1, min(layout.cp, heads) + 1) if heads % n == 0)
+            raise LayoutError(
+                f"cp {layout.cp} by all-to-all does not divide the {heads} heads that tp {layout.tp} leaves",
+                fix=f"use cp={nearest}, or cp_method='ring'",
+            )
+        return
+    reasons = {
+        "ALiBi": config.positions == "alibi",
+        "a soft cap on scores": config.attention_softcap is not None,
+        "a sliding window": config.sliding_window is not None,
+    }
+    for reason, there in reasons.items():
+        if there:
+            raise LayoutError(f"ring attention has no kernel for {reason}", fix="use cp_method='all-to-all'")
+
+
+class Parts:
+    """Which part of a sequence this process holds."""
+
+    def __init__(self, group: Group, *, zigzag: bool, may_pad: bool = True) -> None:
+        self.group, self.zigzag, self.may_pad = group, zigzag, may_pad
+        self.length = 0
+        """Tokens of the whole sequence being computed, before padding."""
+
+    @property
+    def pieces(self) -> int:
+        """Into how many pieces of one size a sequence is cut."""
+        return self.group.size * (2 if self.zigzag else 1)
+
+    def mine(self, x: Tensor, dim: int) -> Tensor:
+        """This process's part of a whole sequence."""
+        if not self.may_pad and x.shape[dim] % self.pieces:
+            raise EngineError(
+                f"{x.shape[dim]} tokens in {self.pieces} pieces need padding, which the balance of experts would count",
+                fix=f"use lengths that {self.pieces} divides",
+            )
+        chunks = padded(x, dim, self.pieces).chunk(self.pieces, dim)
+        if not self.zigzag:
+            return chunks[self.group.rank].contiguous()
+        return torch.cat((chunks[self.group.rank], chunks[-1 - self.group.rank]), dim)
+
+    def whole(self, x: Tensor, dim: int) -> Tensor:
+        """The sequence put together from everybody's part; the gradients of all are summed."""
+        x = gathered(x, dim, self.group)
+        if self.zigzag:
+            chunks = x.chunk(self.pieces, dim)
+            x = torch.cat((*chunks[::2], *reversed(chunks[1::2])), dim)
+        return x.narrow(dim, 0, self.length)
+
+    def __deepcopy__(self, memo: Any) -> Parts:
+        return self
+
+
+class Ring:
+    """The attention kernel that passes keys and values round."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, *, scale: float, **_: Any) -> Tensor:
+        _refuse_cache(q, k)
+        if mask != Mask():
+            raise EngineError(
+                "ring attention knows only the causal mask, not documents", fix="use cp_method='all-to-all'"
+            )
+        return ring_attention(q, k, v, scale, self.parts.group)
+
+
+def _refuse_cache(q: Tensor, k: Tensor) -> None:
+    if q.shape[2] != k.shape[2]:
+        raise EngineError("a cache of keys is not split over cp", fix="generate with cp=1")
+
+
+def _replace_kernel(attention: Attention, parts: Parts) -> None:
+    """Put the kernel in place; where tp left some of the heads here, inside of that."""
+    holder: Any = attention.kernel if isinstance(attention.kernel, LocalHeads) else None
+    inner: Callable[..., Tensor] = attention.kernel if holder is None else holder.inner
+    kernel = Ring(parts) if parts.zigzag else HeadsForSequence(inner, parts)
+    if holder is None:
+        attention.kernel = kernel
+    else:
+        holder.inner = kernel
+
+
+def _hook(model: Transformer, parts: Parts) -> None:
+    if model.embedding is not None:
+        model.embedding.register_forward_pre_hook(lambda _, args: _tokens(parts, args), prepend=True)
+    elif model.blocks:
+        first = next(iter(model.blocks.values()))
+        first.register_forward_pre_hook(lambda _, args: _note_length(parts, args[0]), prepend=True)
+    if model.rotary is not None:
+        model.rotary.register_forward_hook(lambda _, args, table: _rows(parts, args[0], table), prepend=True)
+    if model.position_embedding is not None:
+        model.position_embedding.register_forward_pre_hook(
+            lambda _, args: (parts.mine(args[0], -1), *args[1:]), prepend=True
+        )
+    model.cross_entropy = PartOfTheLoss(model.cross_entropy, parts)
+    inner = model.project
+    model.project = lambda hidden, weight: parts.whole(inner(hidden, weight), 1)
+
+
+def _tokens(parts: Parts, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    parts.length = args[0].shape[1]
+    return (parts.mine(args[0], 1), *args[1:])
+
+
+def _note_length(parts: Parts, hidden: Tensor) -> None:
+    # A stage behind the first is given parts; where there are rotary positions, they said the exact length already.
+    if not hidden.shape[1] * parts.group.size - parts.pieces < parts.length <= hidden.shape[1] * parts.group.size:
+        parts.length = hidden.shape[1] * parts.group.size
+
+
+def _rows(parts: Parts, length: int, table: Tensor) -> Tensor:
+    parts.length = length
+    return parts.mine(table, 1)
+
+
+class PartOfTheLoss:
+    """The loss of the whole sequence from the parts: every process of cp gets the same sums."""
+
+    def __init__(self, inner: Callable[..., LossSums], parts: Parts) -> None:
+        self.inner, self.parts = inner, parts
+
+    def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, **options: Any) -> LossSums:
+        # Padding must not be counted: shift so that zeros mean "ignored", pad, shift back.
+        mine = self.parts.mine(targets - IGNORE_INDEX, 1) + IGNORE_INDEX
+        sums = self.inner(hidden, weight, mine, **options)
+        group = self.parts.group
+        total = summed_both_ways(sums.total, group)
+        rest = [summed_both_ways(value.detach(), group) for value in sums[1:]]
+        return LossSums(total, *cast(list[Any], rest))

@@ -1,0 +1,169 @@
+"""Context parallel of Hugging Face language models, through the doors that `transformers` has for it.
+
+Attention is registered as one more of its attention functions; a hook around the model hands this process its part of
+tokens, positions and labels (shifted before they are cut, so that no pair is lost between parts). With labels, `loss`
+is that of the whole sequences on every process and `logits` are this process's part; without, logits are put together.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from piledriver.engine.context_parallel.ring_attention import ring_attention
+from piledriver.engine.context_parallel.ulysses import to_heads, to_sequence, with_enough_heads
+from piledriver.engine.errors import EngineError, LayoutError
+from piledriver.engine.layout import Layout
+from piledriver.engine.shards.collectives import padded, summed_both_ways
+from piledriver.models.loss import IGNORE_INDEX
+
+if TYPE_CHECKING:
+    from piledriver.engine.context_parallel.apply import Parts
+
+NAME = "piledriver_context"
+_PARTS = "_context_parts"
+
+
+def is_language_model(model: nn.Module) -> bool:
+    """Whether this is a causal language model of `transformers`."""
+    known = hasattr(model, "set_attn_implementation") and hasattr(model, "loss_function")
+    return known and hasattr(getattr(model, "config", None), "num_attention_heads")
+
+
+def split_language_model(model: nn.Module, parts: Parts, layout: Layout) -> None:
+    """Put the attention in and the hooks around, in place."""
+    door: Any = model
+    _check(door, parts, layout)
+    _register()
+    _own_config(door)
+    door.set_attn_implementation(NAME)
+    if door.config._attn_implementation != NAME:
+        raise LayoutError(
+            f"cp {layout.cp}: {type(model).__name__} does not let its attention be chosen",
+            fix="use cp=1, with zero and tp",
+        )
+    for module in model.modules():
+        module.__dict__[_PARTS] = parts
+    model.register_forward_pre_hook(_Before(parts), with_kwargs=True)
+    model.register_forward_hook(_After(parts), with_kwargs=True)
+
+
+def _check(model: Any, parts: Parts, layout: Layout) -> None:
+    config = model.config
+    if layout.pp > 1:
+        raise LayoutError(f"cp {layout.cp} with pp {layout.pp} is not known for {type(model).__name__}", fix="use pp=1")
+    heads = config.num_attention_heads // layout.tp
+    if not parts.zigzag and heads % layout.cp:
+        raise LayoutError(
+            f"cp {layout.cp} by all-to-all does not divide the {heads} heads that tp {layout.tp} leaves",
+            fix="use cp_method='ring'",
+        )
+    for name in ("attn_logit_softcapping", "num_experts", "num_local_experts"):
+        if getattr(config, name, None):
+            raise LayoutError(f"cp {layout.cp} does not know {name} of {type(model).__name__}", fix="use cp=1")
+
+
+def _own_config(model: Any) -> None:
+    """Other models may have been made from the same config object: they keep theirs."""
+    shared, own = model.config, copy.deepcopy(model.config)
+    for module in model.modules():
+        if module.__dict__.get("config") is shared:
+            module.config = own
+
+
+def _register() -> None:
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(NAME, _attend)
+    # The mask of whole sequences is causal and needs no tensor.
+    AttentionMaskInterface.register(NAME, lambda *args, **options: None)
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    parts: Parts = module.__dict__[_PARTS]
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    window = options.get("sliding_window")
+    if attention_mask is not None or dropout or options.get("softcap") or (window and window < parts.length):
+        raise EngineError(
+            f"{type(module).__name__} asks for a mask, dropout, a soft cap or a window, which cp does not know",
+            fix="turn it off in the config, or use cp=1",
+        )
+    if query.shape[2] != key.shape[2]:
+        raise EngineError("a cache of keys is not split over cp", fix="generate with cp=1")
+    if parts.zigzag:
+        out = ring_attention(query, key, value, scale, parts.group)
+    else:
+        out = _by_heads(query, key, value, scale, parts)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _by_heads(q: Tensor, k: Tensor, v: Tensor, scale: float, parts: Parts) -> Tensor:
+    group, time = parts.group, q.shape[2]
+    k, v = (with_enough_heads(x, q.shape[1], group.size) for x in (k, v))
+    q, k, v = (to_heads(x, group).narrow(2, 0, parts.length) for x in (q, k, v))
+    gqa = q.shape[1] != k.shape[1]
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=gqa)
+    return to_sequence(padded(out, 2, time * group.size), group)
+
+
+class _Before:
+    """This process's part of what the model is given."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        parts, given = self.parts, dict(given)
+        if args:
+            given["input_ids"] = args[0]
+        ids = given.get("input_ids")
+        mask = given.pop("attention_mask", None)
+        if ids is None or len(args) > 1 or given.get("past_key_values") is not None:
+            raise EngineError(
+                "cp takes input_ids, position_ids and labels, by name", fix="leave caches and embeddings out"
+            )
+        if mask is not None and not bool(mask.all()):
+            raise EngineError(
+                "cp does not know padding in attention_mask", fix="pad on the right and leave the mask out"
+            )
+        parts.length = ids.shape[1]
+        places, given_places = torch.arange(parts.length, device=ids.device).expand_as(ids), given.get("position_ids")
+        if given_places is not None and not bool((given_places == places).all()):
+            raise EngineError("cp does not know documents packed by position_ids", fix="use our Transformer for them")
+        given |= {"input_ids": parts.mine(ids, 1), "position_ids": parts.mine(places, 1), "use_cache": False}
+        labels = given.get("labels")
+        if labels is not None:
+            following = F.pad(labels, (0, 1), value=IGNORE_INDEX)[:, 1:]
+            if given.get("num_items_in_batch") is None:
+                given["num_items_in_batch"] = (following != IGNORE_INDEX).sum()
+            mine = parts.mine(following - IGNORE_INDEX, 1) + IGNORE_INDEX
+            given |= {"labels": mine, "shift_labels": mine}
+        return (), given
+
+    def __deepcopy__(self, memo: Any) -> _Before:
+        return self
+
+
+class _After(_Before):
+    """The loss of whole sequences, or their logits."""
+
+    def __call__(self, module: nn.Module, args: Any, given: Any, out: Any = None) -> Any:
+        if out.loss is not None:
+            out.loss = summed_both_ways(out.loss, self.parts.group)
+        else:
+            out.logits = self.parts.whole(out.logits, 1)
+        return out

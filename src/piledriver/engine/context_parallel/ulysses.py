@@ -1,0 +1,64 @@
+"""All-to-all over heads: for attention each process gets the whole sequence of some of the heads (Jacobs et al., 2023).
+
+Any mask and any kernel work as on one process, since every head sees the whole sequence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from piledriver.engine.errors import EngineError
+from piledriver.engine.shards.collectives import Group, exchanged, padded
+from piledriver.engine.tensor_parallel.transformer import heads_of
+from piledriver.models.attention.masks import Mask
+
+if TYPE_CHECKING:
+    from piledriver.engine.context_parallel.apply import Parts
+
+
+class HeadsForSequence:
+    """The attention kernel that exchanges the sequence for heads, runs the kernel it replaced, and exchanges back."""
+
+    def __init__(self, inner: Callable[..., Tensor], parts: Parts) -> None:
+        self.inner, self.parts = inner, parts
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, *, slopes: Tensor | None = None, **options: Any
+    ) -> Tensor:
+        if q.shape[2] != k.shape[2]:
+            raise EngineError("a cache of keys is not split over cp", fix="generate with cp=1")
+        group, time = self.parts.group, q.shape[2]
+        k, v = (with_enough_heads(x, q.shape[1], group.size) for x in (k, v))
+        q, k, v = (to_heads(x, group).narrow(2, 0, self.parts.length) for x in (q, k, v))
+        mask, slopes = heads_of(mask, slopes, group.rank * q.shape[1], q.shape[1])
+        out = self.inner(q, k, v, mask, slopes=slopes, **options)
+        return to_sequence(padded(out, 2, time * group.size), group)
+
+
+def to_heads(x: Tensor, group: Group) -> Tensor:
+    """[batch, heads, time / C, head_dim] to [batch, heads / C, time, head_dim]."""
+    batch, heads, time, width = x.shape
+    pieces = x.view(batch, group.size, heads // group.size, time, width).transpose(0, 1)
+    # By sender now, and so by place in the sequence.
+    came = exchanged(pieces, None, None, group)
+    return came.permute(1, 2, 0, 3, 4).reshape(batch, heads // group.size, -1, width)
+
+
+def to_sequence(x: Tensor, group: Group) -> Tensor:
+    """Back: [batch, heads / C, time, head_dim] to [batch, heads, time / C, head_dim]."""
+    batch, heads, time, width = x.shape
+    pieces = x.view(batch, heads, group.size, time // group.size, width).permute(2, 0, 1, 3, 4)
+    came = exchanged(pieces, None, None, group)
+    return came.transpose(0, 1).reshape(batch, heads * group.size, -1, width)
+
+
+def with_enough_heads(x: Tensor, heads: int, size: int) -> Tensor:
+    """Keys and values with fewer heads than processes are repeated until every process gets one."""
+    times = size // math.gcd(x.shape[1], size)
+    if times > 1 and heads % (x.shape[1] * times):
+        times = heads // x.shape[1]
+    return x if times == 1 else x.repeat_interleave(times, dim=1)

@@ -1,0 +1,1 @@
+"""Data parallelism: ZeRO sharding, gradient reducers and synchronised buffers."""

@@ -1,0 +1,263 @@
+"""Gradients averaged over the processes that hold the same parameters, in buckets, while the backward is still running.
+
+For zero 0 and 1 every process ends with the whole mean; for zero 2 with its own rows of it, and whole gradients are
+let go as their bucket is sent. torch's own reducer knows neither split tensors nor experts nor rows, this one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from piledriver.engine.mesh import Meshes
+from piledriver.engine.shards import owned_rows as parts
+from piledriver.engine.shards.grad_hooks import when_accumulated
+from piledriver.engine.shards.owned_rows import BUCKET_BYTES
+
+
+class Averager:
+    """Watches a model's parameters; `release` takes the hooks off again."""
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        meshes: Meshes,
+        *,
+        scatter: bool = False,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        self.enabled = True
+        self.meshes = meshes
+        held = [parameter for parameter in parameters if parameter.requires_grad]
+        # The backward comes to the last ones first.
+        self.buckets = [
+            Bucket(members, meshes, scatter=scatter and parts.shard_axis(members[0], meshes) is not None)
+            for members in _alike(held[::-1], bucket_bytes)
+        ]
+        self._arrived: set[int] = set()
+        self._sent = 0
+        self._backward: int | None = None
+        self._handles = [when_accumulated(parameter, self._on_gradient) for parameter in held]
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Keep gradients local within the block."""
+        before, self.enabled = self.enabled, False
+        try:
+            yield
+        finally:
+            self.enabled = before
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Average within the block, whatever was said outside."""
+        before, self.enabled = self.enabled, True
+        try:
+            yield
+        finally:
+            self.enabled = before
+
+    def synchronise(self) -> None:
+        """Average what has gathered, now: for backwards that no hook sees (pipeline schedules)."""
+        self._finish()
+
+    def drop(self) -> None:
+        """Forget what a backward that broke off has sent."""
+        self._begin(None)
+
+    def release(self) -> None:
+        """Watch no longer."""
+        for handle in self._handles:
+            handle.remove()
+
+    def __deepcopy__(self, memo: Any) -> None:
+        # A copy of the model is not in the group.
+        return None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+    def _on_gradient(self, parameter: Tensor) -> None:
+        if not self.enabled:
+            return
+        backward = torch._C._current_graph_task_id()
+        if backward != self._backward:
+            # The one before may have ended in an error (out of memory, caught by the loop), without a last word.
+            self._begin(backward)
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        self._arrived.add(id(parameter))
+        # In one order on every process, whatever order the gradients come in.
+        while self._sent < len(self.buckets) and self.buckets[self._sent].keys <= self._arrived:
+            self.buckets[self._sent].send()
+            self._sent += 1
+
+    def _begin(self, backward: int | None) -> None:
+        self._backward = backward
+        self._arrived.clear()
+        self._sent = 0
+        for bucket in self.buckets:
+            bucket.drop()
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        for bucket in self.buckets[self._sent :]:
+            bucket.send()
+        for bucket in self.buckets:
+            bucket.receive()
+        self._begin(None)
+
+
+class Bucket:
+    """Parameters whose gradients travel together."""
+
+    def __init__(self, parameters: list[nn.Parameter], meshes: Meshes, *, scatter: bool) -> None:
+        self.parameters = parameters
+        self.keys = {id(parameter) for parameter in parameters}
+        self.axes = meshes.experts_averaged if parts.is_expert(parameters[0]) else meshes.averaged
+        self.divisor = meshes.averaged_over
+        self.scatter = scatter
+        # Sums of 16-bit numbers would lose what single processes added, and gloo has none.
+        self.travels_in = torch.float32 if parameters[0].dtype.itemsize == 2 else parameters[0].dtype
+        self._flat: Tensor | None = None
+        self._work: Any = None
+        self._missing: list[bool] = []
+
+    @torch.no_grad()
+    def send(self) -> None:
+        """Put the gradients into one buffer and start to sum it over the first axis."""
+        gradients = [_settled(parameter) for parameter in self.parameters]
+        if all(gradient is None for gradient in gradients) and not self.axes:
+            return
+        self._missing = [gradient is None for gradient in gradients]
+        flags = self._flags()
+        if self.scatter:
+            self._send_rows(gradients, flags)
+        else:
+            pieces = [
+                parts.local(parameter).new_zeros(parts.local(parameter).numel())
+                if gradient is None
+                else gradient.flatten()
+                for parameter, gradient in zip(self.parameters, gradients, strict=True)
+            ]
+            self._flat = torch.cat([*pieces, flags]).to(self.travels_in)
+            del pieces, gradients
+            self._show_views()
+            if self.axes:
+                self._work = dist.all_reduce(self._flat, group=self.axes[0].get_group(), async_op=True)
+
+    def _send_rows(self, gradients: list[Tensor | None], flags: Tensor) -> None:
+        size = self.axes[0].size()
+        rows = [
+            parts.rows_in_chunks(parts.local(parameter) if gradient is None else gradient, size, zero=gradient is None)
+            for parameter, gradient in zip(self.parameters, gradients, strict=True)
+        ]
+        buffer = torch.cat([*rows, flags.expand(size, -1)], dim=1).to(self.travels_in)
+        del rows, gradients
+        for parameter in self.parameters:
+            parameter.grad = None
+        self._flat = buffer.new_empty(buffer.shape[1])
+        self._work = parts.reduce_scatter(self._flat, buffer.flatten(), group=self.axes[0].get_group())
+
+    def drop(self) -> None:
+        """Forget what is underway."""
+        if self._work is not None:
+            self._work.wait()
+        self._flat = self._work = None
+
+    @torch.no_grad()
+    def receive(self) -> None:
+        """Wait, sum over the other axes, divide; gradients that no process had stay None."""
+        flat, self._flat = self._flat, None
+        if flat is None:
+            return
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        for axis in self.axes[1:]:
+            dist.all_reduce(flat, group=axis.get_group())
+        numbers, flags = flat[: -len(self.parameters)], flat[-len(self.parameters) :]
+        if self.divisor > 1:
+            numbers.div_(self.divisor)
+        if self.scatter:
+            self._keep_rows(numbers, flags)
+            return
+        if self._flat_dtype_differs:
+            self._bring_back(numbers)
+        for parameter, there in zip(self.parameters, self._present(flags), strict=True):
+            if not there:
+                parameter.grad = None
+            parts.show_own_gradient(parameter)
+
+    @property
+    def _flat_dtype_differs(self) -> bool:
+        return self.travels_in != self.parameters[0].dtype
+
+    def _bring_back(self, numbers: Tensor) -> None:
+        """From the dtype that travelled to the parameters' own."""
+        begin = 0
+        for parameter in self.parameters:
+            shape = parts.local(parameter).shape
+            mean = numbers[begin : begin + shape.numel()].view(shape).to(parameter.dtype)
+            parameter.grad = parts.wrapped_like(parameter, mean)
+            begin += shape.numel()
+
+    def _flags(self) -> Tensor:
+        """Ones where there is a gradient, made on the device: a copy from the host would wait for the device."""
+        like = parts.local(self.parameters[0]).detach()
+        if not any(self._missing):
+            return like.new_ones(len(self.parameters))
+        return torch.cat([like.new_zeros(1) if missing else like.new_ones(1) for missing in self._missing])
+
+    def _present(self, flags: Tensor) -> list[bool]:
+        """Which gradients some process had. The host has to ask only where something is missing here."""
+        if not any(self._missing):
+            return [True] * len(self.parameters)
+        return [there > 0 for there in flags.tolist()]
+
+    def _show_views(self) -> None:
+        """Gradients become views of the buffer: what is summed there needs no copy back, and no memory twice."""
+        assert self._flat is not None
+        if self._flat_dtype_differs:
+            return
+        begin = 0
+        for parameter in self.parameters:
+            shape = parts.local(parameter).shape
+            parameter.grad = parts.wrapped_like(parameter, self._flat[begin : begin + shape.numel()].view(shape))
+            begin += shape.numel()
+
+    def _keep_rows(self, numbers: Tensor, flags: Tensor) -> None:
+        begin = 0
+        for parameter, there in zip(self.parameters, self._present(flags), strict=True):
+            length = parts.chunk_elements(parameter, self.axes[0].size())
+            if there:
+                parts.add_own_gradient(parameter, numbers[begin : begin + length].to(parameter.dtype))
+            begin += length
+
+
+def _settled(parameter: nn.Parameter) -> Tensor | None:
+    """The local part of a gradient, laid out as its parameter is."""
+    gradient = parameter.grad
+    if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
+        if gradient.placements != parameter.placements:
+            gradient = gradient.redistribute(parameter.device_mesh, parameter.placements)
+        return gradient.to_local()
+    return gradient
+
+
+def _alike(parameters: list[nn.Parameter], most_bytes: int) -> list[list[nn.Parameter]]:
+    """Neighbours of one type, device and kind, up to a size."""
+    open_ones: dict[tuple[Any, ...], list[nn.Parameter]] = {}
+    done: list[list[nn.Parameter]] = []
+    for parameter in parameters:
+        key = (parameter.dtype, parameter.device, parts.is_expert(parameter), parameter.dim() == 0)
+        members = open_ones.setdefault(key, [])
+        members.append(parameter)
+        if sum(parts.local(one).nbytes for one in members) >= most_bytes:
+            done.append(open_ones.pop(key))
+    return done + list(open_ones.values())

@@ -1,0 +1,1 @@
+"""Expert parallelism: experts sharded across ranks."""

@@ -1,0 +1,108 @@
+"""Expert parallel: each process of ep holds some of the experts, and tokens travel to theirs and back.
+
+What equals one process: outputs, losses and gradients where nothing is dropped, and the load-balance loss, whose shares
+and probabilities are means over the tokens of one forward on all data-parallel processes, as if one had them all.
+(Micro-batches are balanced one by one, as they are on one process.)
+
+Gradients of experts are sums over the tokens of all processes of ep, and must be divided by all processes that read
+data, as every other parameter's (`Meshes.averaged_over`). Our own averaging does that; `fully_shard` divides by the
+processes that share one expert out, so with zero 3 the gradients come to it divided by ep already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, Shard
+
+from piledriver.engine.errors import LayoutError
+from piledriver.engine.expert_parallel.token_dispatch import AtMost, Everything
+from piledriver.engine.layout import Layout
+from piledriver.engine.mesh import Meshes
+from piledriver.engine.shards.collectives import Group, summed_both_ways
+from piledriver.engine.shards.local_params import ScaleGradient, part, place_parameter
+from piledriver.engine.shards.owned_rows import is_expert
+from piledriver.engine.tensor_parallel.transformer import PartOfEachExpert
+from piledriver.models.feed_forward.moe import Experts, MoE
+
+_TP_DIM = {"gate_up": 1, "down": 2}
+"""The dimension of each stacked weight that tp splits: the width of the expert."""
+
+
+def spread_experts(model: nn.Module, meshes: Meshes, layout: Layout) -> nn.Module:
+    """Lay the experts of a `Transformer` over ep, in place; make the balance loss one of all processes."""
+    mixtures = [module for module in model.modules() if isinstance(module, MoE)]
+    if not mixtures:
+        # A pipeline stage without blocks of its own has no experts either.
+        if layout.ep > 1 and layout.pp == 1:
+            raise LayoutError(f"ep {layout.ep}, but {type(model).__name__} has no experts that we know", fix="use ep=1")
+        return model
+    check_divisible(mixtures[0].router.settings.experts, layout.ep)
+    if not meshes.alone and meshes.averaged_over > 1:
+        average = MeanOverData([Group.of(axis) for axis in meshes.averaged])
+        for mixture in mixtures:
+            mixture.router.average = average
+    if layout.ep == 1 and layout.expert_capacity is None:
+        return model
+    group = Group("", 1, 0) if layout.ep == 1 or meshes.alone else Group.of(meshes.ep)
+    placed: dict[nn.Parameter, nn.Parameter] = {}
+    for mixture in mixtures:
+        if group.size > 1:
+            _place(mixture.experts, meshes, layout, placed)
+        _carry(mixture, Everything(group) if layout.expert_capacity is None else AtMost(group, layout.expert_capacity))
+    return model
+
+
+def check_divisible(experts: int, ep: int) -> None:
+    """Refuse an ep that does not deal the experts out evenly."""
+    if experts % ep:
+        nearest = max(n for n in range(1, min(ep, experts) + 1) if experts % n == 0)
+        raise LayoutError(f"ep {ep} does not divide the {experts} experts", fix=f"use ep={nearest}")
+
+
+def expert_modules(model: nn.Module) -> list[nn.Module]:
+    """The modules whose parameters are spread over ep: zero shares them out over `meshes.expert_shard`."""
+    return [module for module in model.modules() if any(is_expert(p) for p in module.parameters(recurse=False))]
+
+
+def dropped_choices(model: nn.Module) -> tuple[int, int]:
+    """With expert_capacity: choices (token, expert) that found no room on this process, and all choices, so far."""
+    counters = [visit.counter for visit in map(_carrier, model.modules()) if isinstance(visit, AtMost)]
+    counted = [counter.tolist() for counter in counters if counter is not None]
+    return sum(dropped for dropped, _ in counted), sum(choices for _, choices in counted)
+
+
+class MeanOverData:
+    """The mean over the processes that hold different tokens. The gradient is the mean of theirs too."""
+
+    def __init__(self, groups: list[Group]) -> None:
+        self.groups = groups
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for group in self.groups:
+            x = summed_both_ways(x, group) / group.size
+        return x
+
+
+def _place(experts: Experts, meshes: Meshes, layout: Layout, placed: dict[nn.Parameter, nn.Parameter]) -> None:
+    reader = ScaleGradient(1 / layout.ep) if layout.zero == 3 else part
+    mesh: DeviceMesh = meshes.experts["ep", "tp"] if layout.tp > 1 else meshes.ep
+    for name, dim in _TP_DIM.items():
+        placements: list[Placement] = [Shard(0), Shard(dim)] if layout.tp > 1 else [Shard(0)]
+        place_parameter(experts, name, mesh, placements, placed, reader)
+
+
+def _carry(mixture: MoE, carrier: Callable[..., Tensor]) -> None:
+    """Put a carrier in place of the visit; where tp splits each expert, inside of that."""
+    if isinstance(mixture.visit, PartOfEachExpert):
+        mixture.visit.inner = carrier
+    else:
+        mixture.visit = carrier
+
+
+def _carrier(module: nn.Module) -> Any:
+    visit = getattr(module, "visit", None)
+    return visit.inner if isinstance(visit, PartOfEachExpert) else visit

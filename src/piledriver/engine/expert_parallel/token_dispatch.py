@@ -1,0 +1,91 @@
+"""Tokens to the processes that hold their experts, and back.
+
+Without a capacity nothing is dropped: how many rows go where is known only from the routing, so one number per pair of
+processes travels to the host. With a capacity every expert takes at most so many rows from each process: all shapes are
+fixed and nothing waits for the host, and what finds no room is counted and passes by on the residual stream.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from piledriver.engine.shards.collectives import Group, exchanged
+from piledriver.models.feed_forward.grouped import ROW_ALIGNMENT
+from piledriver.models.feed_forward.moe import Experts, Routing, mix, place
+
+
+class Everything:
+    """Every choice is carried out, however uneven the load."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, experts: Experts, tokens: Tensor, routing: Routing) -> Tensor:
+        """[tokens, dim] to the weighted sum of what the experts made of each."""
+        chosen = routing.experts.flatten()
+        order = chosen.argsort(stable=True)
+        rows = tokens[order // routing.experts.shape[1]]
+        counts = torch.bincount(chosen, minlength=experts.count)
+        here = experts.count // self.group.size
+        coming = exchanged(counts, None, None, self.group).view(self.group.size, here)
+        sent = counts.view(self.group.size, here).sum(dim=1).tolist()
+        received = coming.sum(dim=1).tolist()
+        arrived = exchanged(rows, received, sent, self.group)
+        # They lie by sender, then by expert: sort by expert.
+        mine = torch.arange(here, device=tokens.device).repeat(self.group.size)
+        slots, ends, size = place(mine.repeat_interleave(coming.flatten()), here)
+        buffer = tokens.new_zeros(size, tokens.shape[1]).index_copy(0, slots, arrived)
+        back = exchanged(experts(buffer, ends)[slots], sent, received, self.group)
+        return mix(torch.empty_like(back).index_copy(0, order, back), routing)
+
+
+class AtMost:
+    """Each expert takes at most `capacity` times its even share of each process's choices, first choices first."""
+
+    def __init__(self, group: Group, capacity: float) -> None:
+        self.group, self.capacity = group, capacity
+        self.counter: Tensor | None = None
+        """[2]: choices dropped and choices made here, so far; on the device, so that counting waits for nothing."""
+
+    def __call__(self, experts: Experts, tokens: Tensor, routing: Routing) -> Tensor:
+        """[tokens, dim] to the weighted sum of what the experts that had room made of each."""
+        count, choices = experts.count, routing.experts.numel()
+        room = max(math.ceil(self.capacity * choices / count), 1)
+        # First choices of all tokens come before second ones.
+        chosen = routing.experts.t().flatten()
+        order = chosen.argsort(stable=True)
+        counts = torch.zeros(count, dtype=torch.int64, device=chosen.device).scatter_add(
+            0, chosen, torch.ones_like(chosen)
+        )
+        in_line = torch.arange(choices, device=chosen.device) - (counts.cumsum(0) - counts)[chosen[order]]
+        turn = torch.empty_like(chosen).scatter(0, order, in_line)
+        fits = turn < room
+        # Row `count * room` takes what is dropped.
+        slots = torch.where(fits, chosen * room + turn, count * room)
+        copies = tokens.repeat(routing.experts.shape[1], 1)
+        buffer = tokens.new_zeros(count * room + 1, tokens.shape[1]).index_copy(0, slots, copies)
+        done = self._visit(experts, buffer[:-1], room)
+        done = torch.cat((done, done.new_zeros(1, done.shape[1])))[slots]
+        self._count(fits)
+        by_token = done.view(*routing.experts.t().shape, -1).transpose(0, 1).flatten(0, 1)
+        return mix(by_token, routing)
+
+    def _visit(self, experts: Experts, buffer: Tensor, room: int) -> Tensor:
+        size, here, dim = self.group.size, experts.count // self.group.size, buffer.shape[1]
+        arrived = exchanged(buffer, None, None, self.group).view(size, here, room, dim).transpose(0, 1)
+        rows = arrived.reshape(here, size * room, dim)
+        aligned = -(-size * room // ROW_ALIGNMENT) * ROW_ALIGNMENT
+        rows = torch.nn.functional.pad(rows, (0, 0, 0, aligned - size * room))
+        ends = torch.arange(1, here + 1, device=buffer.device, dtype=torch.int32) * aligned
+        done = experts(rows.flatten(0, 1), ends).view(here, aligned, dim)[:, : size * room]
+        back = done.reshape(here, size, room, dim).transpose(0, 1).reshape(-1, dim)
+        return exchanged(back, None, None, self.group)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _count(self, fits: Tensor) -> None:
+        new = torch.stack(((~fits).sum(), fits.new_full((), fits.numel(), dtype=torch.int64)))
+        self.counter = new if self.counter is None else self.counter + new

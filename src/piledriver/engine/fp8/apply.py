@@ -1,0 +1,88 @@
+"""Linear layers in fp8: e4m3 in the forward pass, e5m2 for gradients, scales from each tensor as it is.
+
+Scales are taken anew from every tensor (no history to save, so a resumed run is the run). Layers keep their class, name
+and parameters: what changes is the function that a layer's `forward` computes, so state dicts are what they were.
+
+What stays as it was: embeddings, the output layer (its logits are what the loss is sensitive to), experts (grouped
+products), and layers whose sizes the matrix units cannot take or that are too small to win.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor, nn
+
+from piledriver.engine.fp8.ops import fp8_gated_mlp, fp8_linear
+from piledriver.engine.layout import Layout
+from piledriver.engine.mesh import Meshes
+from piledriver.kernels.fp8.matmul import MULTIPLE
+from piledriver.models.feed_forward.mlp import GatedMLP
+from piledriver.optim.shards import local
+
+FP8_PRECISIONS = ("fp8", "fp8-rowwise", "fp8-pure")
+WORTH = 600.0
+"""Casts cost by the sum of a layer's sizes, products save by their product: it pays where product / sum is above this
+(measured on an H200: 768 to 768 loses, 768 to 2304 breaks even, 2048 to 2048 wins). A gated MLP, whose activation is
+computed within the casts, pays from four fifths of it."""
+_HEADS = frozenset({"head", "lm_head", "embed_out", "output"})
+
+
+def use_fp8(model: nn.Module, meshes: Meshes | None, layout: Layout, *, worth: float = WORTH) -> nn.Module:
+    """Let the linear layers of a model compute in fp8, in place. Call it before compiling.
+
+    >>> model = nn.Sequential(nn.Linear(2048, 1024), nn.ReLU(), nn.Linear(1024, 10))
+    >>> use_fp8(model, None, Layout(precision="fp8"))[0](torch.randn(4, 2048)).shape, fp8_layers(model)
+    (torch.Size([4, 1024]), ['0'])
+    """
+    if layout.precision not in FP8_PRECISIONS:
+        return model
+    rowwise = layout.precision == "fp8-rowwise"
+    for name, module in model.named_modules():
+        if isinstance(module, GatedMLP):
+            if not rowwise and _fuses(module, worth):
+                module.forward = functools.partial(_mlp_forward, module)  # type: ignore[method-assign]
+            module.fuse = not _fits("", module.down, worth)
+        if isinstance(module, nn.Linear) and _fits(name, module, worth):
+            module.forward = functools.partial(_linear_forward, module, rowwise)  # type: ignore[method-assign]
+    return model
+
+
+def fp8_layers(model: nn.Module) -> list[str]:
+    """The names of the layers that compute in fp8: linear layers, and gated MLPs as wholes."""
+    ours = (_linear_forward, _mlp_forward)
+    return [
+        name for name, module in model.named_modules() if getattr(vars(module).get("forward"), "func", None) in ours
+    ]
+
+
+def _fits(name: str, layer: nn.Linear, worth: float) -> bool:
+    # Where tp splits a layer, what counts is the part that this process multiplies; it is scaled by itself.
+    sizes = local(layer.weight).shape
+    if name.rpartition(".")[2] in _HEADS or any(size % MULTIPLE for size in sizes):
+        return False
+    return sizes[0] * sizes[1] >= worth * sum(sizes)
+
+
+def _fuses(mlp: GatedMLP, worth: float) -> bool:
+    """Whether the whole MLP can be one operator: nothing to add, nobody listening in between."""
+    layers = (mlp.gate_up, mlp.down)
+    plain = all(layer.bias is None and not layer._forward_hooks and not layer._forward_pre_hooks for layer in layers)
+    return plain and mlp.activation == "silu" and all(_fits("", layer, 0.8 * worth) for layer in layers)
+
+
+def _linear_forward(layer: nn.Linear, rowwise: bool, x: Tensor) -> Tensor:
+    x = _in_autocast(x)
+    y = fp8_linear(x, layer.weight, rowwise=rowwise)
+    return y if layer.bias is None else y + layer.bias.to(y.dtype)
+
+
+def _mlp_forward(mlp: GatedMLP, x: Tensor) -> Tensor:
+    return fp8_gated_mlp(_in_autocast(x), mlp.gate_up.weight, mlp.down.weight, mlp.block)
+
+
+def _in_autocast(x: Tensor) -> Tensor:
+    """In the dtype that torch's own linear layer would compute in here."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x

@@ -1,0 +1,203 @@
+"""Which rank is gone, when a collective breaks: the survivors call the roll over the store.
+
+Everybody who fails signs with what it was doing. Ranks that have not signed are dead, or still wait for those who have;
+of processes on this machine the system knows which. Whoever is dead is named, else whoever has not signed, else whoever
+was doing something else.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from piledriver.runtime.collectives.operations import is_lost_peer
+from piledriver.runtime.errors import DisagreementError, LostPeerError
+
+ROLL_SECONDS = 5.0
+"""How long to wait for signatures where several ranks have not signed."""
+LEAST_SECONDS = 1.0
+"""How long to wait at least: those who only now fail are alive."""
+
+
+@contextmanager
+def naming_the_lost(doing: str, group: dist.ProcessGroup | None = None) -> Iterator[None]:
+    """Turn torch's errors about a lost connection into one that names the rank, among all or those of a group.
+
+    `doing` says what, and how often before: ranks that took another branch are known by it.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        _say_who(error, doing, group)
+        raise
+
+
+def _say_who(error: BaseException, doing: str, group: dist.ProcessGroup | None) -> None:
+    cause: BaseException | None = error
+    while cause is not None and not is_lost_peer(cause):
+        cause = cause.__cause__
+    if cause is None or not dist.is_initialized():
+        return
+    signed, missing = _roll_in_time(doing, group)
+    said = next(iter(str(cause).splitlines()), "")
+    me = f"rank {dist.get_rank()}: {doing} failed because"
+    if missing:
+        who = ", ".join(map(str, missing))
+        raise LostPeerError(
+            f"{me} rank {who} is gone, hangs or does something else: {said}",
+            fix="look at that rank's log; raise the timeout if it was only slow",
+        ) from error
+    odd = _who_differs(signed)
+    if odd:
+        others = ", ".join(f"rank {rank} was in {signed[rank]}" for rank in odd)
+        raise DisagreementError(
+            f"{me} the ranks do different things: {others}", fix="make every rank take the same branches"
+        ) from error
+    raise LostPeerError(
+        f"{me} another process is gone or cannot be reached: {said}",
+        fix="look for the first rank that failed in the logs; Layout(debug=True) names one that takes another branch",
+    ) from error
+
+
+def _who_differs(signed: dict[int, str]) -> list[int]:
+    """Those who do not do what most do; of two the second."""
+    usual = Counter(signed[rank] for rank in sorted(signed)).most_common(1)
+    return [rank for rank in sorted(signed) if signed[rank] != usual[0][0]] if usual else []
+
+
+def _roll_in_time(doing: str, group: dist.ProcessGroup | None) -> tuple[dict[int, str], list[int]]:
+    """The roll; nobody is named if it takes too long: where the network is cut, the store waits for minutes too."""
+    box = [({dist.get_rank(): doing}, list[int]())]
+    caller = threading.Thread(target=lambda: box.append(_call_the_roll(doing, group)), daemon=True)
+    caller.start()
+    caller.join(ROLL_SECONDS + LEAST_SECONDS + 1.0)
+    return box[-1]
+
+
+def _call_the_roll(doing: str, group: dist.ProcessGroup | None) -> tuple[dict[int, str], list[int]]:
+    """What each rank that answers was doing, and the ranks that do not: the dead ones where that is known."""
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    me = dist.get_rank()
+    keys = {rank: f"piledriver/lost/{'-'.join(map(str, ranks))}/{rank}" for rank in ranks}
+    try:
+        # torch has no public way to the store, nor to the groups there are.
+        store = dist.distributed_c10d._get_default_store()
+        store.set(keys[me], doing)
+        for one in [group] if group is not None else list(dist.distributed_c10d._world.pg_map):
+            with suppress(RuntimeError):
+                one.abort()
+        start = time.monotonic()
+        while True:
+            missing = [rank for rank in ranks if not store.check([keys[rank]])]
+            dead = [rank for rank in missing if _is_dead(store, rank)]
+            waited = time.monotonic() - start
+            if waited > (LEAST_SECONDS if dead or len(missing) <= 1 else ROLL_SECONDS):
+                signed = {rank: store.get(keys[rank]).decode() for rank in ranks if rank not in missing}
+                return signed, dead or missing
+            time.sleep(0.05)
+    except (dist.DistError, RuntimeError):
+        # Rank 0 serves the store: with it gone, nobody answers.
+        return {me: doing}, [0] if 0 in ranks and me != 0 else []
+
+
+def sign_in() -> None:
+    """Leave word of where this process is, for those who will look for it."""
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"piledriver/where/{dist.get_rank()}", f"{socket.gethostname()} {os.getpid()}")
+
+
+def _is_dead(store: Any, rank: int) -> bool:
+    """Whether a rank ran on this machine and does no longer. Where nobody can tell, it is not."""
+    if not store.check([f"piledriver/where/{rank}"]):
+        return False
+    host, pid = store.get(f"piledriver/where/{rank}").decode().split()
+    if host != socket.gethostname():
+        return False
+    try:
+        # A zombie, whose parent has not asked for it yet, still takes signals.
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state in ("Z", "X")
+    except OSError:
+        pass
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+class _NamesTheLost:
+    """The call of a model whose forward communicates. Copies of the model have none: torch leaves it out of them."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call = call
+        self.calls = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            # A graph that counts would be another graph every time.
+            self.calls += 1
+        try:
+            return self.call(*args, **kwargs)
+        except RuntimeError as error:
+            _say_who(error, f"forward number {self.calls}", None)
+            raise
+
+
+class _Announce:
+    """Tells everybody that a sharded module's forward begins, before anything is gathered for it."""
+
+    def __init__(self, name: str, tell: Callable[[str], None]) -> None:
+        self.name, self.tell = name, tell
+
+    def __call__(self, _module: nn.Module, _args: Any) -> None:
+        self.tell(f"the forward of {self.name or 'the model'}")
+
+    def __deepcopy__(self, memo: Any) -> _Announce:
+        return _Announce(self.name, _to_nobody)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Announce, (self.name, _to_nobody)
+
+
+def _to_nobody(_what: str) -> None:
+    return None
+
+
+def watch_forward(model: nn.Module, tell: Callable[[str], None] | None = None) -> None:
+    """Name a rank that is lost in this model's forward; with `tell`, all compare notes before each sharded module."""
+    model._compiled_call_impl = _NamesTheLost(model._compiled_call_impl or model._call_impl)
+    if tell is None:
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            _hook(module, _Announce(name, tell))
+
+
+def _hook(module: Any, hook: Callable[..., None]) -> None:
+    module.register_forward_pre_hook(hook, prepend=True)
+
+
+def watch_no_longer(model: nn.Module) -> None:
+    """Undo `watch_forward`."""
+    if isinstance(watcher := model._compiled_call_impl, _NamesTheLost):
+        model._compiled_call_impl = watcher.call if watcher.call != model._call_impl else None
+    for module in model.modules():
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if isinstance(hook, _Announce):
+                del module._forward_pre_hooks[key]

@@ -1,0 +1,245 @@
+"""Host memory as a second tier: optimizer states and fp32 masters there, and with `parameters` the weights too.
+
+`offload_model` is the last step of `apply.py`, `offload_optimizer` its counterpart for each optimizer. The device keeps
+weights in the dtype that is computed in; gradients go to the host as the backward makes them; the optimizer, whose
+groups now hold the masters, steps there with its fused CPU kernel; new weights go back. The optimizer object, its
+groups, schedulers and state dict stay what they were, and the model's state dict gives the masters: so a checkpoint
+moves between runs with and without offload.
+
+With zero 3 on several processes each holds the masters of its shards; `parameters` is then torch's own offload policy.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from piledriver.engine.blocks import blocks_of
+from piledriver.engine.layout import Layout
+from piledriver.engine.mesh import Meshes
+from piledriver.engine.offload.blocks import StreamedBlocks
+from piledriver.engine.offload.gradients import GradientStream
+from piledriver.engine.offload.master import Master
+from piledriver.engine.precision import compute_dtype
+from piledriver.optim.shards import local
+
+_NAME = "_offloaded"
+
+
+class Offloaded:
+    """What a model has on the host."""
+
+    def __init__(self, model: nn.Module, layout: Layout, device: torch.device) -> None:
+        dtype = compute_dtype(layout) if layout.precision != "fp16" else None
+        self.masters: dict[nn.Parameter, Master] = {}
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                self.masters[parameter] = Master(parameter, device, home=self)
+                if dtype is not None and parameter.dim() > 1 and not isinstance(parameter, DTensor):
+                    # Vectors (norms, biases) stay fp32: they are few, and computed with in fp32.
+                    parameter.data = parameter.data.to(dtype)
+        self.blocks: StreamedBlocks | None = None
+        if layout.offload == "parameters":
+            self.blocks = StreamedBlocks(list(blocks_of(model).values()), self.masters, device)
+            streamed = self.blocks.streamed
+            for parameter in model.parameters():
+                if parameter not in streamed:
+                    parameter.data = parameter.data.to(device)
+            _move_buffers(model, device)
+        self.gradients = GradientStream(list(self.masters.values()))
+        self.handles: list[Any] = []
+
+    def send(self, *, only_stale: bool = False) -> None:
+        """New weights to the device, or to where blocks are filled from."""
+        streamed = {} if self.blocks is None else self.blocks.streamed
+        for parameter, master in self.masters.items():
+            if only_stale and not master.is_stale:
+                continue
+            if parameter in streamed:
+                streamed[parameter].refresh()
+            else:
+                master.send()
+
+    def drop(self) -> None:
+        """A step broke off: nothing is on its way any more, in either direction."""
+        self.gradients.settle()
+        if self.blocks is not None:
+            self.blocks.evict_all()
+
+    @torch.no_grad()
+    def release(self) -> None:
+        """Give the model its masters back: where blocks were streamed, in host memory, else where it is."""
+        self.send(only_stale=True)
+        self.gradients.close()
+        if self.blocks is not None:
+            self.blocks.release()
+        for parameter, master in self.masters.items():
+            if self.blocks is not None:
+                parameter.data = master.tensor.detach()
+            elif parameter.dtype != master.tensor.dtype and not isinstance(parameter, DTensor):
+                parameter.data = master.tensor.detach().to(parameter.device)
+            del parameter.on_host  # type: ignore[attr-defined]
+
+    def __deepcopy__(self, memo: Any) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+
+def offload_policy(layout: Layout, device_type: str) -> OffloadPolicy:
+    """For `fully_shard`. Memory is pinned where there is a device that gains from it."""
+    if layout.offload != "parameters":
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=device_type != "cpu")
+
+
+def offload_model(model: nn.Module, meshes: Meshes | None, layout: Layout, *, device: torch.device) -> nn.Module:
+    """Put a model's masters (and weights) on the host, in place. Before its optimizers are offloaded."""
+    if layout.offload == "none" or offloaded(model) is not None:
+        return model
+    if layout.offload == "parameters" and any(isinstance(p, DTensor) for p in model.parameters()):
+        # Sharded with `offload_policy`: the parameters themselves are on the host.
+        _move_buffers(model, device)
+        return model
+    made = Offloaded(model, layout, device)
+    model.__dict__[_NAME] = made
+    # Before the hook that gathers shards.
+    handles = [model.register_forward_pre_hook(_SendWhatWasLoaded(made), prepend=True)]
+    model.zero_grad = _ZeroGrad(model)  # type: ignore[method-assign]
+    for module in model.modules():
+        if any(True for _ in module.parameters(recurse=False)):
+            handles.append(module.register_state_dict_post_hook(_give_masters))  # type: ignore[no-untyped-call]
+            handles.append(module.register_load_state_dict_pre_hook(_load_masters))  # type: ignore[no-untyped-call]
+    made.handles = handles
+    return model
+
+
+def offloaded(model: nn.Module) -> Offloaded | None:
+    """What a model has on the host, if anything."""
+    found: Offloaded | None = model.__dict__.get(_NAME)
+    return found
+
+
+def bring_back(model: nn.Module) -> None:
+    """Undo `offload_model`: the model holds its masters itself, and nothing else does."""
+    if (made := offloaded(model)) is None:
+        return
+    made.release()
+    if made.blocks is not None:
+        _move_buffers(model, torch.device("cpu"))
+    for handle in made.handles:
+        handle.remove()
+    del model.__dict__[_NAME]
+
+
+def _move_buffers(model: nn.Module, device: torch.device) -> None:
+    for buffer in model.buffers():
+        buffer.data = buffer.data.to(device)
+
+
+def offload_optimizer(optimizer: Optimizer) -> None:
+    """Let an optimizer step on the masters of offloaded models, its states beside them; in place.
+
+    It may be called again when more of the optimizer's parameters were offloaded.
+    """
+    masters: list[Master] = []
+    for group in optimizer.param_groups:
+        for place, parameter in enumerate(group["params"]):
+            master: Master | None = getattr(parameter, "on_host", None)
+            if master is None:
+                continue
+            masters.append(master)
+            group["params"][place] = master.tensor
+            if parameter in optimizer.state:
+                state = optimizer.state.pop(parameter)
+                optimizer.state[master.tensor] = {key: _on_host(value) for key, value in state.items()}
+    use_fused_on_host(optimizer)
+    for home in dict.fromkeys(master.home for master in masters):
+        optimizer.register_step_pre_hook(_Settle(home))
+        optimizer.register_step_post_hook(_Send(home))
+
+
+def use_fused_on_host(optimizer: Optimizer) -> None:
+    """torch's optimizers have a fused kernel for the CPU too, many times faster than their loop."""
+    for group in optimizer.param_groups:
+        if "fused" in group and all(one.device.type == "cpu" and one.is_floating_point() for one in group["params"]):
+            group["fused"], group["foreach"] = True, False
+
+
+def _on_host(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    if not isinstance(value, DTensor):
+        return value.cpu()
+    return DTensor(local(value).cpu(), value._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+class _SendWhatWasLoaded:
+    def __init__(self, offloaded: Offloaded) -> None:
+        self.offloaded = offloaded
+
+    def __call__(self, _module: nn.Module, _args: Any) -> None:
+        self.offloaded.send(only_stale=True)
+
+
+class _Settle:
+    def __init__(self, home: Offloaded) -> None:
+        self.home = home
+
+    def __call__(self, *_: Any) -> None:
+        self.home.gradients.settle()
+
+
+class _Send:
+    def __init__(self, home: Offloaded) -> None:
+        self.home = home
+
+    def __call__(self, *_: Any) -> None:
+        self.home.send()
+
+
+class _ZeroGrad:
+    """Clears the gradients beside the masters too, for loops that clear the model's instead of the optimizer's."""
+
+    def __init__(self, model: nn.Module) -> None:
+        functools.update_wrapper(self, type(model).zero_grad)
+        self.model = model
+
+    def __call__(self, set_to_none: bool = True) -> None:
+        type(self.model).zero_grad(self.model, set_to_none)
+        for parameter in self.model.parameters():
+            part = getattr(parameter, "own_part", None)
+            if part is not None:
+                part.grad = None
+
+
+def _give_masters(module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+    for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+        master: Master | None = getattr(parameter, "on_host", None)
+        known = state.get(prefix + name)
+        if master is not None and known is not None:
+            # What asked for variables gets the variable, what asked for values the value.
+            state[prefix + name] = master.tensor if known.requires_grad else master.tensor.detach()
+            master.was_given_out = True
+
+
+@torch.no_grad()
+def _load_masters(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+        master: Master | None = getattr(parameter, "on_host", None)
+        came = state.get(prefix + name)
+        if master is None or came is None or came.shape != master.tensor.shape:
+            continue
+        master.tensor.copy_(came)
+        master.was_given_out = True
+        storage = local(parameter).untyped_storage()
+        if storage.nbytes() == 0:
+            # torch goes on to copy into the weight itself, which is not there now; the next forward evicts it again.
+            storage.resize_(parameter.numel() * parameter.element_size())

@@ -1,0 +1,173 @@
+"""Blocks whose weights are on the device only while they compute: the next one comes while this one runs.
+
+The memory of an evicted weight is given back while the tensor stays, so what the graph saved of it (views, transposes)
+is whole again when the weight returns for the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.utils._pytree import tree_leaves
+
+from piledriver.engine.offload.master import Master, host_copy
+
+
+class StreamedBlocks:
+    """The blocks of one model, in order. At most two of them are on the device."""
+
+    def __init__(self, blocks: list[nn.Module], masters: dict[nn.Parameter, Master], device: torch.device) -> None:
+        counts: dict[nn.Parameter, int] = {}
+        for block in blocks:
+            for parameter in block.parameters():
+                counts[parameter] = counts.get(parameter, 0) + 1
+        self.weights = [
+            [StreamedWeight(masters[p], device) for p in block.parameters() if counts[p] == 1 and p in masters]
+            for block in blocks
+        ]
+        self.device = device
+        self.stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._backward: int | None = None
+        self._handles = [
+            handle
+            for number, block in enumerate(blocks)
+            for handle in (
+                block.register_forward_pre_hook(_Before(self, number)),
+                block.register_forward_hook(_After(self, number)),
+            )
+        ]
+        for number in range(len(blocks)):
+            self.evict(number)
+
+    @property
+    def streamed(self) -> dict[nn.Parameter, StreamedWeight]:
+        """The weights that come and go, by parameter."""
+        return {weight.master.parameter: weight for block in self.weights for weight in block}
+
+    def need(self, number: int, *, then: int) -> None:
+        """Have a block's weights here now and begin to bring those of the block that comes `then`."""
+        self._fetch(number)
+        for weight in self.weights[number]:
+            if weight.arrived is not None:
+                torch.cuda.current_stream(self.device).wait_event(weight.arrived)
+        if 0 <= then < len(self.weights):
+            self._fetch(then)
+
+    def _fetch(self, number: int) -> None:
+        due = [weight for weight in self.weights[number] if not weight.is_here]
+        if not due:
+            return
+        for weight in due:
+            weight.allocate()
+        if self.stream is None:
+            for weight in due:
+                weight.fill()
+            return
+        # The memory was just given out by the computing stream, which may still use it for what it held before.
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            for weight in due:
+                weight.fill()
+                weight.arrived = self.stream.record_event()
+
+    def evict(self, number: int) -> None:
+        """Give a block's memory back."""
+        for weight in self.weights[number]:
+            weight.release()
+
+    def backward_reached(self, number: int) -> None:
+        """The gradient of a block's output is there."""
+        backward = torch._C._current_graph_task_id()
+        if backward != self._backward:
+            # Also where the one before broke off, which had no end to be told of.
+            self._backward = backward
+            Variable._execution_engine.queue_callback(self.evict_all)
+        for other in range(len(self.weights)):
+            if other not in (number, number - 1):
+                self.evict(other)
+        self.need(number, then=number - 1)
+
+    def evict_all(self) -> None:
+        """No forward and no backward is running."""
+        self._backward = None
+        for number in range(len(self.weights)):
+            self.evict(number)
+
+    def release(self) -> None:
+        """Bring nothing any more: the memory on the device is given back."""
+        for handle in self._handles:
+            handle.remove()
+        self.evict_all()
+
+
+class StreamedWeight:
+    """One weight on the device, now and then, and what it is filled from."""
+
+    def __init__(self, master: Master, device: torch.device) -> None:
+        self.master = master
+        parameter = master.parameter
+        host = master.tensor.detach()
+        self.source = host
+        if parameter.dtype != host.dtype:
+            self.source = host_copy(host, parameter.dtype, owner=self)
+        parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        self._bytes = parameter.untyped_storage().nbytes()
+        self.arrived: torch.cuda.Event | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the weight has memory on the device."""
+        return self.master.parameter.untyped_storage().nbytes() > 0
+
+    def allocate(self) -> None:
+        """Memory on the device, not filled."""
+        self.master.parameter.untyped_storage().resize_(self._bytes)
+
+    @torch.no_grad()
+    def fill(self) -> None:
+        """The weight itself. It is the same as before, so the graph need not know."""
+        with torch.autograd.grad_mode._unsafe_preserve_version_counter(self.master.parameter):
+            self.master.parameter.copy_(self.source, non_blocking=True)
+
+    def release(self) -> None:
+        """Give the memory back; not before what is on its way into it has arrived."""
+        if self.arrived is not None:
+            torch.cuda.current_stream(self.master.device).wait_event(self.arrived)
+        self.master.parameter.untyped_storage().resize_(0)
+        self.arrived = None
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """The master changed: send this from now on."""
+        if self.source.data_ptr() != self.master.tensor.data_ptr():
+            self.source.copy_(self.master.tensor)
+        self.release()
+        self.master.sent()
+
+
+class _Before:
+    def __init__(self, blocks: StreamedBlocks, number: int) -> None:
+        self.blocks, self.number = blocks, number
+
+    def __call__(self, _module: nn.Module, _args: Any) -> None:
+        self.blocks.need(self.number, then=self.number + 1)
+
+
+class _After:
+    def __init__(self, blocks: StreamedBlocks, number: int) -> None:
+        self.blocks, self.number = blocks, number
+
+    def __call__(self, _module: nn.Module, _args: Any, out: Any) -> None:
+        given = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        if given and torch.is_grad_enabled():
+            torch.autograd.graph.register_multi_grad_hook(given, self._reached(), mode="any")
+        self.blocks.evict(self.number)
+
+    def _reached(self) -> Callable[[Tensor], None]:
+        return lambda _gradient: self.blocks.backward_reached(self.number)

@@ -1,0 +1,94 @@
+"""The norm of all gradients together, over every process and axis that holds a part of them, and clipping by it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.placement_types import Placement
+
+from piledriver.engine.mesh import Meshes
+from piledriver.engine.shards.owned_rows import stepped_on
+from piledriver.optim.clip import local_norm
+from piledriver.optim.shards import local
+
+
+@torch.no_grad()
+def clip_grad_norm(
+    parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, meshes: Meshes | None = None
+) -> Tensor:
+    """Scale gradients down so that the norm of all of them together is at most `max_norm`; returns the norm before.
+
+    >>> weight = torch.zeros(2, requires_grad=True)
+    >>> weight.grad = torch.tensor([3.0, 4.0])
+    >>> clip_grad_norm([weight], 1.0), weight.grad
+    (tensor(5.), tensor([0.6000, 0.8000]))
+    """
+    held = [parameter for parameter in stepped_on(parameters) if parameter.grad is not None]
+    total = total_norm(held, norm_type, meshes)
+    for device, parts in _by_device(
+        [local(parameter.grad) for parameter in held if parameter.grad is not None]
+    ).items():
+        factor = (max_norm / (total.to(device) + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(parts, factor)
+    return total
+
+
+@torch.no_grad()
+def total_norm(parameters: list[Tensor], norm_type: float = 2.0, meshes: Meshes | None = None) -> Tensor:
+    """The norm of all gradients as one vector, the same on every process.
+
+    Each is measured where it lies; what is sharded is added up over the axes that share it. A weight that two stages
+    use belongs to one of them.
+    """
+    infinite = math.isinf(norm_type)
+    groups: dict[Any, list[Tensor]] = {}
+    for parameter in parameters:
+        gradient, key = _settled(parameter)
+        groups.setdefault(key, []).append(gradient)
+    device = (
+        local(parameters[0]).device if parameters else torch.device("cpu" if meshes is None else meshes.device_type)
+    )
+    total = torch.zeros((), device=device)
+    for key in sorted(groups, key=str):
+        # A process with fewer rows than others may hold none of a parameter, and nothing has no largest number.
+        held = [gradient for gradient in groups[key] if gradient.numel()]
+        norm = local_norm(held, norm_type, device)
+        part = norm if infinite else norm**norm_type
+        mesh, dims = key
+        for dim in dims:
+            _all_reduce(part, mesh.get_group(dim), infinite)
+        total = torch.maximum(total, part) if infinite else total + part
+    if meshes is not None and not meshes.alone and meshes.layout.pp > 1:
+        _all_reduce(total, meshes.pp.get_group(), infinite)
+    return total if infinite else total ** (1.0 / norm_type)
+
+
+def _settled(parameter: Tensor) -> tuple[Tensor, tuple[Any, tuple[int, ...]]]:
+    """The local part of a gradient, and the mesh and its dimensions over which it is shared out."""
+    gradient = parameter.grad
+    assert gradient is not None
+    if not isinstance(gradient, DTensor):
+        return gradient, (None, ())
+    if any(placement.is_partial() for placement in gradient.placements):
+        wanted: list[Placement] = [Replicate() if one.is_partial() else one for one in gradient.placements]
+        gradient = gradient.redistribute(placements=wanted)
+        parameter.grad = gradient
+    dims = tuple(dim for dim, placement in enumerate(gradient.placements) if not placement.is_replicate())
+    return gradient.to_local(), (gradient.device_mesh if dims else None, dims)
+
+
+def _all_reduce(number: Tensor, group: Any, infinite: bool) -> None:
+    dist.all_reduce(number, dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=group)
+
+
+def _by_device(tensors: list[Tensor]) -> dict[torch.device, list[Tensor]]:
+    found: dict[torch.device, list[Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.device, []).append(tensor)
+    return found

@@ -1,0 +1,102 @@
+"""The loss of a batch from those of its micro-batches: sums, divided once by the targets of all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from piledriver.engine.mesh import Meshes
+from piledriver.engine.pipeline_parallel.microbatches import MicroBatch, counted
+from piledriver.engine.pipeline_parallel.stages.transformer import pack, unpack
+from piledriver.models.loss import LossSums
+
+LossFunction = Callable[[Any, Any], Any]
+
+
+class Losses:
+    """What the last stage computes of one batch."""
+
+    def __init__(
+        self,
+        microbatches: list[MicroBatch],
+        loss_fn: LossFunction | None,
+        *,
+        own: bool,
+        meshes: Meshes,
+        device: torch.device,
+    ) -> None:
+        self.microbatches, self.own = microbatches, own
+        self._loss_fn = loss_fn or shifted_cross_entropy
+        # Hugging Face's loss does not count the first label: it is nobody's next token.
+        first = 1 if loss_fn is None and not own else 0
+        weights = torch.stack(
+            [torch.as_tensor(counted(_from_label(part.targets, first)), device=device) for part in microbatches]
+        ).double()
+        # Our own loss counts for itself; for others the host has to know, and asks once a batch.
+        self._weights = [] if own else weights.tolist()
+        total = weights.sum()
+        for axis in meshes.averaged:
+            dist.all_reduce(total, group=axis.get_group())
+        self.weight = total
+        """Counted targets of all processes."""
+        self._processes = meshes.averaged_over
+        self._factor: Tensor | float = 1.0
+        self._sums = torch.zeros(5, dtype=torch.float64, device=device)
+
+    def divide_by(self, divisor: Tensor | float, scale: Tensor | float) -> None:
+        """What gradients are multiplied by. Processes are averaged afterwards, so each counts itself that much more."""
+        self._factor = scale * self._processes / divisor
+
+    def of(self, output: Any, number: int) -> Tensor:
+        """What to call backward on for one micro-batch; its sums are kept."""
+        if not self.own:
+            output = self._sums_of(output, self.microbatches[number], self._weights[number])
+        self._sums = self._sums + output.detach()
+        total: Tensor = output[0]
+        return total * self._factor
+
+    def everywhere(self, meshes: Meshes) -> LossSums:
+        """The sums over all micro-batches and processes, on every rank."""
+        for axis in [meshes.pp, *meshes.averaged]:
+            dist.all_reduce(self._sums, group=axis.get_group())
+        return unpack(self._sums)
+
+    def _sums_of(self, output: Any, micro: MicroBatch, weight: float) -> Tensor:
+        if micro.rows < micro.filled:
+            output = _first_rows(output, micro.rows)
+        if weight == 0:
+            # A mean over nothing is not a number, and neither would its gradient be.
+            return torch.stack([_touch(output).double() * 0.0, *self._sums.new_zeros(4)])
+        value = self._loss_fn(output, micro.targets)
+        if isinstance(value, LossSums):
+            return pack(value)
+        total = value.double() * weight
+        nothing = torch.zeros_like(total).detach()
+        return torch.stack([total, total.detach(), nothing, nothing, nothing + weight])
+
+
+def shifted_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss of Hugging Face's causal models: each token predicts the next, -100 is not counted."""
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+
+
+def _from_label(targets: Any, first: int) -> Any:
+    return targets[:, first:] if first else targets
+
+
+def _touch(output: Any) -> Tensor:
+    if isinstance(output, Tensor):
+        return output.sum()
+    members = output.values() if isinstance(output, dict) else output
+    return torch.stack([_touch(member) for member in members if isinstance(member, Tensor)]).sum()
+
+
+def _first_rows(output: Any, rows: int) -> Any:
+    if isinstance(output, Tensor):
+        return output[:rows]
+    return type(output)(_first_rows(member, rows) for member in output)

@@ -1,0 +1,311 @@
+"""Run whole batches through a pipeline: forward, backward, and one loss that every rank knows.
+
+The loss of a batch is the mean over all counted targets of all processes, however they fall on micro-batches and
+processes: each micro-batch weighs as much as it has targets, and everything is divided by their number once. So the
+gradients are those of one process with the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from piledriver.core.errors import UsageError
+from piledriver.engine.errors import EngineError
+from piledriver.engine.lost_ranks import naming_the_lost
+from piledriver.engine.mesh import Meshes
+from piledriver.engine.pipeline_parallel.forward_only import Forward, run_forward
+from piledriver.engine.pipeline_parallel.infer_shapes import Meta, StageOutOfMemoryError, find_shapes
+from piledriver.engine.pipeline_parallel.losses import Losses, LossFunction
+from piledriver.engine.pipeline_parallel.microbatches import MicroBatch, check_same_batch, cut_batch
+from piledriver.engine.pipeline_parallel.schedules import microbatches_of, rank_of_stage, schedule_class
+from piledriver.engine.pipeline_parallel.split import split_of, stages_of
+from piledriver.engine.pipeline_parallel.stages.stage import Keywords, Stage
+from piledriver.engine.pipeline_parallel.tied_weights import Borrowed
+from piledriver.engine.schedule_rules import SPLIT_BACKWARD
+from piledriver.engine.state import laid_out
+from piledriver.models import Transformer
+from piledriver.models.loss import LossSums
+
+# Schedules are kept for so many shapes of batches: each holds buffers for what its stages receive.
+KEPT_SHAPES = 4
+
+GO_ON = "go on from a checkpoint in new processes, with smaller batches or more microbatches"
+"""What to do when one rank failed in the middle of a schedule, while others wait for what it will not send."""
+
+SETTINGS = ("z_loss", "chunk_tokens")
+"""Attributes of our `Transformer` that may change between batches."""
+
+
+class Pipeline:
+    """This rank's stages of a model that was split and laid out, and the schedule that runs them."""
+
+    def __init__(self, model: nn.Module, meshes: Meshes, *, device: torch.device) -> None:
+        known = split_of(model)
+        if known is None:
+            raise UsageError("the model was not split into stages", fix="lay it out with pp of 2 or more")
+        self.model, self.meshes, self.layout, self.device = model, meshes, meshes.layout, device
+        self.kind = known.chain.kind
+        self.stages = dict(zip(known.stages, stages_of(model), strict=True))
+        self.microbatches = microbatches_of(self.layout)
+        self.borrowed = Borrowed(model, self.stages, meshes, self.layout)
+        self.borrowed.materialise(device)
+        if self.layout.schedule in SPLIT_BACKWARD:
+            _keep_gathered(self.stages.values())
+        self.rank_of = [rank_of_stage(self.layout, stage) for stage in range(self.layout.stages)]
+        self._found: dict[Any, list[tuple[Meta, ...]]] = {}
+        self._built: dict[Any, tuple[Any, list[Stage]]] = {}
+        self._losses: Losses | None = None
+        self._window_open = False
+        self._broke_off: str | None = None
+
+    def step(
+        self,
+        inputs: Tensor | tuple[Tensor, ...],
+        targets: Any,
+        *,
+        loss_fn: LossFunction | None = None,
+        context: Mapping[str, Any] | None = None,
+        divisor: Tensor | float | None = None,
+        scale: Tensor | float = 1.0,
+        sync: bool = True,
+    ) -> LossSums:
+        """Forward and backward of a batch; gradients are added to what is there. See `run_batch`."""
+        self._check_in_step()
+        averager = getattr(laid_out(self.model), "averager", None)
+        with naming_the_lost("a pipeline step", self.meshes.pp.get_group()):
+            losses = self._prepare(inputs, targets, loss_fn, context)
+            # A batch in which nothing counts leaves no gradient rather than one that is not a number.
+            losses.divide_by(losses.weight.clamp(min=1.0) if divisor is None else divisor, scale)
+            if not self._window_open:
+                self.borrowed.lend()
+            schedule = self._schedule(losses)
+            with self._in_step():
+                self._window_open = not sync
+                with averager.off() if averager is not None else nullcontext():
+                    self._train(losses, *schedule, sync=sync)
+                if sync:
+                    self.borrowed.give_back()
+                    if averager is not None:
+                        averager.synchronise()
+                return losses.everywhere(self.meshes)
+
+    @torch.no_grad()
+    def evaluate(
+        self,
+        inputs: Tensor | tuple[Tensor, ...],
+        targets: Any,
+        *,
+        loss_fn: LossFunction | None = None,
+        context: Mapping[str, Any] | None = None,
+    ) -> LossSums:
+        """The loss sums of a batch, forward only."""
+        self._check_in_step()
+        with naming_the_lost("a pipeline's evaluation", self.meshes.pp.get_group()):
+            losses = self._prepare(inputs, targets, loss_fn, context)
+            self.borrowed.lend()
+            self._shapes(losses)
+            with self._in_step():
+                self._forward(losses)
+                return losses.everywhere(self.meshes)
+
+    def _check_in_step(self) -> None:
+        if self._broke_off is not None:
+            raise EngineError(
+                f"a batch broke off within the pipeline's schedule, so its ranks are out of step: {self._broke_off}",
+                fix=GO_ON,
+            )
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """From here on stages talk to each other: one that fails leaves others waiting for what it will not send."""
+        try:
+            yield
+        except Exception as error:
+            # torch says in general terms that a schedule failed; what failed is the cause.
+            cause = error.__cause__ or error
+            self._broke_off = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
+            if isinstance(cause, torch.OutOfMemoryError):
+                raise StageOutOfMemoryError(self._broke_off, fix=GO_ON) from error
+            raise
+
+    def _prepare(self, inputs: Any, targets: Any, loss_fn: LossFunction | None, context: Any) -> Losses:
+        own = self.kind == "transformer" and loss_fn is None
+        if self.kind in ("sequential", "traced"):
+            name = type(self.model).__name__
+            if loss_fn is None:
+                raise UsageError(f"a pipeline of a {name} has no loss of its own", fix="give loss_fn")
+            if context:
+                raise UsageError(f"stages of a {name} take no {next(iter(context))!r}", fix="leave it out")
+        self._pass_settings_on()
+        if self.layout.debug:
+            check_same_batch(inputs, targets, self.meshes.pp)
+        cut = cut_batch(inputs, targets, dict(context or {}), self.microbatches)
+        if isinstance(self.model, Transformer) and self.model.config.moe and cut[-1].rows != cut[0].rows:
+            rows, parts = sum(part.rows for part in cut), self.microbatches
+            raise EngineError(
+                f"{rows} rows cannot be cut into {parts} micro-batches of one size, and experts would count filling",
+                fix=f"give {max(rows // parts, 1) * parts} rows, or change microbatches",
+            )
+        return Losses(cut, loss_fn, own=own, meshes=self.meshes, device=self.device)
+
+    def _pass_settings_on(self) -> None:
+        """Stages are copies: what the user says to the model about its loss is said to them too."""
+        settings = {name: vars(self.model)[name] for name in SETTINGS if name in vars(self.model)}
+        for stage in self.stages.values():
+            vars(stage).update(settings)
+
+    def _train(self, losses: Losses, schedule: Any, stages: list[Stage], *, sync: bool) -> None:
+        self._losses = losses
+        for stage in stages:
+            stage.microbatches, stage.reduces = losses.microbatches, sync
+        try:
+            # torch cuts this into numbers of micro-batches, by which losses find their targets.
+            schedule.step(target=torch.arange(self.microbatches), return_outputs=False)
+        finally:
+            self._losses = None
+            for stage in stages:
+                stage.microbatches = []
+                stage.clear_runtime_states()
+
+    def _forward(self, losses: Losses) -> None:
+        keywords, last = self._keywords_of(losses.own), self.layout.stages - 1
+        run_forward(
+            {number: _with_keywords(module, keywords, number == last) for number, module in self.stages.items()},
+            losses.microbatches,
+            self._shapes(losses),
+            self.rank_of,
+            group=self.meshes.pp.get_group(),
+            device=self.device,
+            finish=losses.of,
+        )
+        for stage in self.stages.values():
+            _reshard(stage)
+
+    def _shapes(self, losses: Losses) -> list[tuple[Meta, ...]]:
+        """What travels between stages for batches of this shape."""
+        first, last = losses.microbatches[0], self.layout.stages - 1
+        key = (losses.own, _shape_key(first))
+        if key not in self._found:
+            keywords = self._keywords_of(losses.own)
+            runs = {number: _with_keywords(m, keywords, number == last) for number, m in self.stages.items()}
+            self._found[key] = find_shapes(self.stages, runs, self.rank_of, first, self.meshes.pp, self.device)
+        return self._found[key]
+
+    def _schedule(self, losses: Losses) -> tuple[Any, list[Stage]]:
+        key = (losses.own, _shape_key(losses.microbatches[0]))
+        if key not in self._built:
+            while len(self._built) >= KEPT_SHAPES:
+                del self._built[next(iter(self._built))]
+            self._built[key] = self._build(losses)
+        return self._built[key]
+
+    def _build(self, losses: Losses) -> tuple[Any, list[Stage]]:
+        outputs = self._shapes(losses)
+        inputs = [tuple(Meta.of(tensor) for tensor in losses.microbatches[0].inputs), *outputs]
+        stages = [
+            Stage(
+                module,
+                number,
+                self.layout.stages,
+                device=self.device,
+                inputs=inputs[number],
+                outputs=outputs[number],
+                keywords=self._keywords_of(losses.own),
+                # In two parts it would recompute twice; torch's selective recomputation cannot do that at all.
+                splits_backward=self.layout.activations == "keep",
+                group=self.meshes.pp.get_group(),
+            )
+            for number, module in self.stages.items()
+        ]
+        one = self.layout.schedule in ("gpipe", "1f1b")
+        # Our losses are sums divided once, so torch does not divide by the number of micro-batches again.
+        schedule = schedule_class(self.layout.schedule)(
+            stages[0] if one else stages, self.microbatches, loss_fn=self._loss, scale_grads=False
+        )
+        return schedule, stages
+
+    def _loss(self, output: Any, number: Tensor) -> Tensor:
+        assert self._losses is not None
+        return self._losses.of(output, int(number))
+
+    def _keywords_of(self, own: bool) -> Keywords:
+        def keywords(micro: MicroBatch, last: bool) -> dict[str, Any]:
+            named = dict(micro.context)
+            if self.kind == "transformer":
+                named["time"] = micro.inputs[0].shape[1]
+                if own and last:
+                    named["targets"] = micro.padded_targets()
+            return named
+
+        return keywords
+
+
+def run_batch(
+    pipeline: Pipeline,
+    inputs: Tensor | tuple[Tensor, ...],
+    targets: Any,
+    loss_fn: LossFunction | None = None,
+    *,
+    context: Mapping[str, Any] | None = None,
+    divisor: Tensor | float | None = None,
+    scale: Tensor | float = 1.0,
+    sync: bool = True,
+) -> Tensor:
+    """Forward and backward of a whole batch; the mean loss over all processes' counted targets, on every rank.
+
+    Every rank of a pipeline gives the same inputs and targets. `loss_fn(output, targets)` may give a mean, which
+    counts as many targets as the micro-batch has that are not -100 (rows, where they are no integers), or `LossSums`.
+    Without it our own models compute their own loss and Hugging Face's the usual shifted one. `context` holds what
+    every stage takes beside (document_ids; attention_mask). To accumulate over several batches give the number of
+    targets of all of them, on all processes, as `divisor`, and sync=False for all but the last. `scale` multiplies
+    gradients, not the result (loss scaling).
+    """
+    sums = pipeline.step(inputs, targets, loss_fn=loss_fn, context=context, divisor=divisor, scale=scale, sync=sync)
+    return (sums.total / sums.tokens).float()
+
+
+def evaluate_batch(
+    pipeline: Pipeline,
+    inputs: Tensor | tuple[Tensor, ...],
+    targets: Any,
+    loss_fn: LossFunction | None = None,
+    *,
+    context: Mapping[str, Any] | None = None,
+) -> Tensor:
+    """The mean loss of a batch over all processes, on every rank, forward only."""
+    sums = pipeline.evaluate(inputs, targets, loss_fn=loss_fn, context=context)
+    return (sums.total / sums.tokens).float()
+
+
+def _with_keywords(module: nn.Module, keywords: Keywords, last: bool) -> Forward:
+    return lambda inputs, micro: module(*inputs, **keywords(micro, last))
+
+
+def _shape_key(micro: MicroBatch) -> Any:
+    named = {name: value for name, value in micro.context.items() if isinstance(value, Tensor)}
+    tensors = [*enumerate(micro.inputs), *named.items()]
+    return tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors)
+
+
+def _keep_gathered(stages: Iterable[nn.Module]) -> None:
+    """With zero 3 and a backward in two parts: gather a stage once a batch, as the schedule says, not block by block.
+
+    The second part asks the stage for its parameters; where a forward in between has put them away again it would find
+    the shards and lose gradients.
+    """
+    for stage in stages:
+        for part in stage.modules():
+            if isinstance(part, FSDPModule):
+                part.set_reshard_after_forward(False, recurse=False)
+
+
+def _reshard(module: nn.Module) -> None:
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()

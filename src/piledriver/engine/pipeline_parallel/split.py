@@ -1,0 +1,149 @@
+"""Cut a model into pipeline stages: the first step of laying it out, before anything gets memory.
+
+A rank keeps the modules of its stages only and drops the rest. Works on the meta device, so that a rank never holds
+another rank's parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from piledriver.engine.errors import LayoutError
+from piledriver.engine.layout import Layout
+from piledriver.engine.mesh import Meshes
+from piledriver.engine.pipeline_parallel.balance import balanced
+from piledriver.engine.pipeline_parallel.costs import weights
+from piledriver.engine.pipeline_parallel.schedules import rank_of_stage, stages_of_rank
+from piledriver.engine.pipeline_parallel.traced import adopt, trace
+from piledriver.engine.pipeline_parallel.units import Chain, chain_of, shell, without
+from piledriver.models.layers import Linear
+
+_NAME = "_pipeline_split"
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Where a model was cut, and what this rank has of it."""
+
+    chain: Chain
+    names: list[tuple[str, ...]]
+    """The modules of each stage."""
+    stages: list[int]
+    """The stages of this rank."""
+    made: list[nn.Module]
+    """The modules that run them, once they are made."""
+
+    def __deepcopy__(self, memo: Any) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+
+def split(model: nn.Module, meshes: Meshes, layout: Layout, *, sequence_length: int | None = None) -> nn.Module:
+    """Keep of a model what this process's stages need, in place. Where a tied weight is needed at both ends, the last
+    stage gets room for a copy, which `Pipeline` keeps equal to the first one's."""
+    if layout.pp == 1:
+        return model
+    chain = chain_of(model, sequence_length)
+    names = cut(chain, layout.stages)
+    mine = stages_of_rank(layout, meshes.pp.get_local_rank())
+    if chain.kind == "traced":
+        return _split_traced(model, chain, names, mine, layout)
+    kept = {name for stage in mine for name in names[stage]}
+    if chain.borrows and layout.stages - 1 in mine:
+        _make_room(model, chain)
+    without(model, [name for stage in names for name in stage if name not in kept and _has(model, name)])
+    model.__dict__[_NAME] = Split(chain, names, mine, [])
+    return model
+
+
+def _split_traced(
+    model: nn.Module, chain: Chain, names: list[tuple[str, ...]], mine: list[int], layout: Layout
+) -> nn.Module:
+    if layout.tp > 1:
+        raise LayoutError(
+            f"tp {layout.tp} in stages of a {type(model).__name__}, which are known by a trace only", fix="use tp=1"
+        )
+    every = trace(model, [stage[0] for stage in names[1:]])
+    stages = [every[number] for number in mine]
+    adopt(model, stages, [name for stage in names for name in stage])
+    model.__dict__[_NAME] = Split(chain, names, mine, stages)
+    return model
+
+
+def cut(chain: Chain, stages: int) -> list[tuple[str, ...]]:
+    """The module names of each stage: the cut whose dearest stage costs least."""
+    if len(chain.units) < stages:
+        raise LayoutError(
+            f"{stages} stages of a model with {len(chain.units)} units (blocks, and the output layer)",
+            fix=f"use at most {len(chain.units)} stages: a smaller pp or stages_per_rank",
+        )
+    parts = balanced(weights([unit.cost for unit in chain.units]), stages)
+    return [tuple(name for unit in chain.units[part.start : part.stop] for name in unit.names) for part in parts]
+
+
+def split_of(model: nn.Module) -> Split | None:
+    """Where a model was cut; None for a whole one."""
+    found: Split | None = model.__dict__.get(_NAME)
+    return found
+
+
+def stages_of(model: nn.Module) -> list[nn.Module]:
+    """The modules that run this rank's stages: what is sharded as one root each. Of a whole model, itself.
+
+    They share their parts with the model, so call this once the steps that replace or wrap modules are done.
+    """
+    known = split_of(model)
+    if known is None:
+        return [model]
+    if not known.made:
+        for stage in known.stages:
+            keep = set(known.names[stage])
+            others = [n for s in known.stages for n in known.names[s] if n not in keep and _has(model, n)]
+            known.made.append(known.chain.make_stage(shell(model, others)))
+            # What the split kept for the model does not belong to a stage of its own.
+            known.made[-1].__dict__.pop(_NAME, None)
+        # The optimizer, checkpoints and norms see a tied weight once: where it is owned.
+        without(model, [name for name in known.chain.borrows if _has(model, name)])
+    return known.made
+
+
+def stage_borders(model: nn.Module) -> tuple[list[str], list[str]]:
+    """The modules of this rank that take what another stage made, and those whose output goes to another stage.
+
+    Call it before `stages_of`. A whole model has none.
+    """
+    known = split_of(model)
+    if known is None:
+        return [], []
+    chains = [[name for name in known.names[stage] if _has(model, name)] for stage in known.stages]
+    heads = [names[0] for stage, names in zip(known.stages, chains, strict=True) if stage > 0]
+    tails = [names[-1] for stage, names in zip(known.stages, chains, strict=True) if stage < len(known.names) - 1]
+    return heads, tails
+
+
+def ends(layout: Layout) -> tuple[int, int]:
+    """The pipeline ranks of the first and the last stage."""
+    return rank_of_stage(layout, 0), rank_of_stage(layout, layout.stages - 1)
+
+
+def _make_room(model: nn.Module, chain: Chain) -> None:
+    for borrower, owner in chain.borrows.items():
+        weight = cast(torch.Tensor, model.get_submodule(owner).weight)
+        room = nn.Parameter(torch.empty_like(weight), requires_grad=weight.requires_grad)
+        if not _has(model, borrower):
+            parent, _, key = borrower.rpartition(".")
+            made = Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+            setattr(model.get_submodule(parent), key, made)
+        # A module that the user made stays (its class, its hooks); only the weight is another one from now on.
+        model.get_submodule(borrower).weight = room
+
+
+def _has(model: nn.Module, name: str) -> bool:
+    parent, _, key = name.rpartition(".")
+    return model.get_submodule(parent)._modules.get(key) is not None

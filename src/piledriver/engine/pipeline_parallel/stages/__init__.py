@@ -1,0 +1,1 @@
+"""Pipeline stages of our own and of Hugging Face models."""

@@ -1,0 +1,103 @@
+"""A weight that both ends of the pipeline need (tied embeddings) has one owner, the first stage; the last one borrows.
+
+Before a batch the owner's weights go to the borrower; after it the borrower's gradient goes to the owner and is added
+there. So the optimizer, the norm of the gradients and checkpoints meet the weight once, on its owner. Each process
+exchanges its own part with the process at the same place of the other stage.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from piledriver.engine.errors import EngineError
+from piledriver.engine.layout import Layout
+from piledriver.engine.mesh import Meshes
+from piledriver.engine.pipeline_parallel.split import ends, split_of
+
+
+class Borrowed:
+    """The weights of a pipeline that are needed at both ends; none for most models."""
+
+    def __init__(self, model: nn.Module, stages: dict[int, nn.Module], meshes: Meshes, layout: Layout) -> None:
+        known = split_of(model)
+        assert known is not None
+        self.group = meshes.pp.get_group()
+        first, last = ends(layout)
+        self.first, self.last = (dist.get_global_rank(self.group, rank) for rank in (first, last))
+        self.me = dist.get_rank()
+        borrows = known.chain.borrows
+        self.owned = [model.get_submodule(name) for name in borrows.values()] if self.me == self.first else []
+        at_the_end = stages.get(layout.stages - 1)
+        self.borrowed = [] if at_the_end is None else [at_the_end.get_submodule(name) for name in borrows]
+
+    def materialise(self, device: torch.device) -> None:
+        """Room for the copies, where the model was made without memory."""
+        for module in self.borrowed:
+            if any(parameter.is_meta for parameter in module.parameters()):
+                module.to_empty(device=device)
+
+    @torch.no_grad()
+    def lend(self) -> None:
+        """The owner's weights to the borrower."""
+        self._pass([_local(m.weight) for m in self.owned], [_local(m.weight) for m in self.borrowed], back=False)
+
+    @torch.no_grad()
+    def give_back(self) -> None:
+        """The borrower's gradient to the owner, who adds it to its own."""
+        gradients = [self._gradient(module.weight) for module in self.borrowed]
+        room = [torch.zeros_like(_local(module.weight)) for module in self.owned]
+        self._pass(gradients, room, back=True)
+        for module, came in zip(self.owned, room, strict=True):
+            weight: Any = module.weight
+            if not weight.requires_grad:
+                continue
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+            _local(weight.grad).add_(came)
+        for module in self.borrowed:
+            module.weight.grad = None
+
+    def gradients(self) -> list[Tensor]:
+        """What has gathered for the owner and was not given back yet: the weights are no parameters of the model."""
+        weights: list[Any] = [module.weight for module in self.borrowed]
+        return [weight.grad for weight in weights if weight.grad is not None]
+
+    def _pass(self, out: list[Tensor], into: list[Tensor], *, back: bool) -> None:
+        if self.first == self.last:
+            for source, target in zip(out, into, strict=True):
+                _fits(source, target)
+                target.copy_(source)
+            return
+        sender, receiver = (self.last, self.first) if back else (self.first, self.last)
+        if self.me == sender:
+            for tensor in out:
+                dist.send(tensor.contiguous(), receiver, group=self.group)
+        if self.me == receiver:
+            for tensor in into:
+                dist.recv(tensor, sender, group=self.group)
+
+    @staticmethod
+    def _gradient(weight: Any) -> Tensor:
+        if weight.grad is None:
+            return torch.zeros_like(_local(weight))
+        if isinstance(weight.grad, DTensor) and weight.grad.placements != weight.placements:
+            return weight.grad.redistribute(weight.device_mesh, weight.placements).to_local()
+        return _local(weight.grad)
+
+
+def _fits(source: Tensor, target: Tensor) -> None:
+    if source.shape != target.shape:
+        raise EngineError(
+            f"a tied weight is laid out as {tuple(source.shape)} at one end of the pipeline, {tuple(target.shape)} at "
+            "the other",
+            fix="split the embedding and the output layer alike",
+        )
+
+
+def _local(tensor: Any) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()

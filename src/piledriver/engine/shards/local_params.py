@@ -1,0 +1,158 @@
+"""Parameters that are `DTensor`s at rest and plain tensors at work.
+
+At rest (optimizer, checkpoint, sharding over data-parallel processes) a parameter knows its whole shape and where its
+parts are. While its module's `forward` runs, reading it gives this process's part as a plain tensor: the module's own
+code, compiled or with fp8 kernels, needs to know nothing of parallelism.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_tensor
+
+from piledriver.engine.shards.collectives import Group, copied
+
+Reader = Callable[[Tensor], Tensor]
+
+
+def part(parameter: Tensor) -> Tensor:
+    """This process's part, as a plain tensor; its gradient finds its way back."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def place_parameter(
+    module: nn.Module,
+    name: str,
+    mesh: DeviceMesh,
+    placements: Sequence[Placement],
+    placed: dict[nn.Parameter, nn.Parameter],
+    reader: Reader = part,
+) -> None:
+    """Lay one parameter, alike on all processes, over a mesh; read it with `reader` while the module runs.
+
+    `placed` remembers what became of which parameter, so that tied parameters stay one.
+    """
+    parameter = module._parameters[name]
+    if parameter is None:
+        return
+    if parameter not in placed and not isinstance(parameter, DTensor):
+        # Every process holds the same values: each keeps its part, and nothing is sent.
+        laid = distribute_tensor(parameter.data, mesh, list(placements), src_data_rank=None)
+        placed[parameter] = nn.Parameter(laid, requires_grad=parameter.requires_grad)
+    module.register_parameter(name, placed.get(parameter, parameter))
+    read_locally(module, name, reader)
+
+
+def place_rest(model: nn.Module, mesh: DeviceMesh, placed: dict[nn.Parameter, nn.Parameter]) -> None:
+    """What no rule splits is whole on every process, on the same mesh as the rest: optimizers mix no kinds."""
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None and not isinstance(parameter, DTensor):
+                place_parameter(module, name, mesh, [Replicate()], placed)
+
+
+class SumGradient:
+    """Reads a whole parameter that each process uses for a part of the work: gradients are summed."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def __call__(self, parameter: Tensor) -> Tensor:
+        return copied(part(parameter), self.group)
+
+
+class ScaleGradient:
+    """Reads a part whose gradient is to be multiplied by a factor."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, parameter: Tensor) -> Tensor:
+        return cast(Tensor, _scaled(part(parameter), self.factor))
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.factor, None
+
+
+_scaled: Any = _Scaled.apply
+
+
+class OnlyOnce:
+    """Reads a bias that every process would add before a sum: all but the first add zeros.
+
+    The gradient of the sum is whole on every process, so each keeps it as it is.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def __call__(self, parameter: Tensor) -> Tensor:
+        here = part(parameter)
+        return here if self.group.rank == 0 else cast(Tensor, _silent(here))
+
+
+class _Silent(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+_silent: Any = _Silent.apply
+
+
+def read_locally(module: nn.Module, name: str, reader: Reader = part) -> None:
+    """While the module runs, its parameter `name` is what `reader` makes of it."""
+    first = "_readers" not in module.__dict__
+    if first:
+        module.__dict__["_readers"] = {}
+        module.__dict__["_at_work"] = False
+        module.register_forward_pre_hook(_begin, prepend=True)
+        # Not called after an error: that would be a guard on the hook's number, and a compilation for every block.
+        module.register_forward_hook(_end)
+    module.__dict__["_readers"][name] = reader
+    kind = type(module)
+    if name not in kind.__dict__.get("_local_names", ()):
+        names = (*kind.__dict__.get("_local_names", ()), name)
+        base = kind.__mro__[1] if "_local_names" in kind.__dict__ else kind
+        module.__class__ = _reading_class(base, names)
+
+
+@functools.cache  # one class for all blocks, so that one compilation serves them all
+def _reading_class(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+    space: dict[str, Any] = {name: _reading(name) for name in names}
+    space["_local_names"] = names
+    return type(base.__name__, (base,), space)
+
+
+def _reading(name: str) -> property:
+    def read(self: Any) -> Any:
+        parameter = self._parameters[name]
+        return self._readers[name](parameter) if self._at_work and parameter is not None else parameter
+
+    return property(read)
+
+
+def _begin(module: nn.Module, args: Any) -> None:
+    module._at_work = True  # type: ignore[assignment]
+
+
+def _end(module: nn.Module, args: Any, output: Any) -> None:
+    module._at_work = False  # type: ignore[assignment]

@@ -1,0 +1,187 @@
+"""The part of a parameter whose optimizer state lives on this process (zero 1 and 2): its rows, as a DTensor.
+
+The parameter stays whole. Its own part is a DTensor over the same memory, which the optimizer steps on in its stead; so
+any optimizer that knows sharded parameters keeps 1 / N of its state, and checkpoints name and reshard it as they do for
+zero 3. Rows are dealt out as `Shard(0)` deals them: in even chunks, the last ones shorter or empty.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
+
+from piledriver.engine.mesh import Meshes
+from piledriver.optim.shards import local as local
+
+BUCKET_BYTES = 25 * 2**20
+
+# torch 2.13 renamed them and warns about the old names.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+
+
+def is_expert(parameter: Tensor) -> bool:
+    """Whether a parameter is spread over the expert axis."""
+    return isinstance(parameter, DTensor) and "ep" in (parameter.device_mesh.mesh_dim_names or ())
+
+
+def is_own_part(parameter: Tensor) -> bool:
+    """Whether this is the part that an optimizer steps on, not the parameter itself."""
+    return getattr(parameter, "is_own_part", False)
+
+
+def shard_axis(parameter: Tensor, meshes: Meshes) -> DeviceMesh | None:
+    """The axis that shares out a parameter's state; None where there is nothing to share out."""
+    if meshes.alone or parameter.dim() == 0 or is_expert(parameter):
+        return None
+    axis = meshes.sharing
+    return axis if axis.size() > 1 else None
+
+
+def own_part(parameter: nn.Parameter, meshes: Meshes) -> DTensor:
+    """This process's rows of a parameter, sharing its memory, kept as `parameter.own_part`."""
+    known: DTensor | None = getattr(parameter, "own_part", None)
+    if known is not None:
+        return known
+    whole = local(parameter).detach()
+    placements: list[Placement] = [Replicate()] * meshes.shard.ndim
+    axis = shard_axis(parameter, meshes)
+    rows = whole
+    if axis is not None:
+        placements[-1] = _rows_placement(parameter)
+        rows = _chunk(whole, axis)
+    if meshes.tp.size() > 1:
+        placements.append(parameter.placements[0] if isinstance(parameter, DTensor) else Replicate())
+    part = DTensor.from_local(
+        rows,
+        meshes.parts,
+        placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=torch.empty(parameter.shape, device="meta").stride(),
+    )
+    part.requires_grad_(parameter.requires_grad)
+    part.is_own_part = True  # type: ignore[attr-defined]
+    parameter.own_part = part  # type: ignore[attr-defined]
+    return part
+
+
+def _rows_placement(parameter: Tensor) -> Placement:
+    """Rows of what tensor parallel left: where that split the rows too, each piece is split again."""
+    if isinstance(parameter, DTensor):
+        placement = parameter.placements[0]
+        if isinstance(placement, Shard) and placement.dim == 0:
+            return _StridedShard(0, split_factor=parameter.device_mesh.size())
+    return Shard(0)
+
+
+def wrapped_like(parameter: Tensor, part: Tensor) -> Tensor:
+    """A local tensor, distributed as a parameter is."""
+    if not isinstance(parameter, DTensor):
+        return part
+    wrapped: Tensor = DTensor.from_local(
+        part,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+    return wrapped
+
+
+def show_own_gradient(parameter: nn.Parameter) -> None:
+    """Zero 1: the gradient of the own part is a view of the whole one."""
+    part: DTensor | None = getattr(parameter, "own_part", None)
+    if part is None:
+        return
+    if parameter.grad is None:
+        part.grad = None
+        return
+    rows = local(part)
+    begin = rows.storage_offset() - local(parameter).storage_offset()
+    whole = local(parameter.grad).reshape(-1)
+    part.grad = _as(part, whole[begin : begin + rows.numel()].view(rows.shape))
+
+
+def add_own_gradient(parameter: nn.Parameter, padded: Tensor) -> None:
+    """Zero 2: keep the rows of the gradient that came; padding behind them is dropped."""
+    part: DTensor = parameter.own_part  # type: ignore[attr-defined]
+    rows = local(part)
+    came = padded[: rows.numel()].view(rows.shape)
+    if part.grad is None:
+        part.grad = _as(part, came)
+    else:
+        local(part.grad).add_(came)
+
+
+def forget_own_gradient(parameter: nn.Parameter) -> None:
+    """There is none any more."""
+    part: DTensor | None = getattr(parameter, "own_part", None)
+    if part is not None:
+        part.grad = None
+
+
+def _as(part: DTensor, rows: Tensor) -> DTensor:
+    made: DTensor = DTensor.from_local(
+        rows, part.device_mesh, part.placements, run_check=False, shape=part.shape, stride=part.stride()
+    )
+    return made
+
+
+def chunk_elements(parameter: Tensor, size: int) -> int:
+    """Elements of one process's chunk, padding included."""
+    whole = local(parameter)
+    return -(-whole.shape[0] // size) * (whole.numel() // max(whole.shape[0], 1))
+
+
+def rows_in_chunks(tensor: Tensor, size: int, *, zero: bool = False) -> Tensor:
+    """[size, chunk]: rows dealt out as `Shard(0)` deals them, padded with zeros; all zeros where asked."""
+    chunk = chunk_elements(tensor, size)
+    if zero:
+        return tensor.new_zeros(size, chunk)
+    flat = tensor.flatten()
+    return nn.functional.pad(flat, (0, size * chunk - flat.numel())).view(size, chunk)
+
+
+def reduce_scatter(out: Tensor, buffer: Tensor, *, group: Any) -> Any:
+    """Start to sum a buffer over a group, each process getting its part."""
+    return _reduce_scatter(out, buffer, group=group, async_op=True)
+
+
+@torch.no_grad()
+def gather_rows(parameters: list[nn.Parameter], axis: DeviceMesh) -> None:
+    """Bring everybody's new rows into the whole parameters. All of one type and device."""
+    size = axis.size()
+    mine = []
+    for parameter in parameters:
+        rows = local(parameter.own_part).flatten()  # type: ignore[attr-defined]
+        mine.append(nn.functional.pad(rows, (0, chunk_elements(parameter, size) - rows.numel())))
+    sent = torch.cat(mine)
+    del mine
+    came = sent.new_empty(size * sent.numel())
+    _all_gather(came, sent, group=axis.get_group())
+    begin, table = 0, came.view(size, -1)
+    for parameter in parameters:
+        length = chunk_elements(parameter, size)
+        whole = local(parameter).detach()
+        whole.view(-1).copy_(table[:, begin : begin + length].flatten()[: whole.numel()])
+        begin += length
+
+
+def _chunk(whole: Tensor, axis: DeviceMesh) -> Tensor:
+    rows = -(-whole.shape[0] // axis.size())
+    begin = min(axis.get_local_rank() * rows, whole.shape[0])
+    return whole[begin : min(begin + rows, whole.shape[0])]
+
+
+def stepped_on(parameters: Any) -> list[Tensor]:
+    """The tensors whose gradients count: own rows in place of a parameter where the optimizer steps on these."""
+    held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    return [getattr(one, "own_part", one) if not is_own_part(one) else one for one in held]

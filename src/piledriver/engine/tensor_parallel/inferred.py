@@ -1,0 +1,180 @@
+"""Tensor parallel of models that we did not write: the roles of `tensor_roles`, carried out.
+
+Between split layers everything is whole on every process (norms are not split along the sequence): other people's code
+looks at shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import loss_parallel
+
+from piledriver.engine.shards.collectives import Group, copied, cut, summed
+from piledriver.engine.shards.local_params import OnlyOnce, Reader, SumGradient, part, place_parameter, place_rest
+from piledriver.engine.tensor_parallel.activation_hooks import Stream, VocabularyPart
+from piledriver.engine.tensor_parallel.roles import Role, features, infer_roles, is_transposed
+from piledriver.engine.tensor_parallel.transformer import gathered_columns
+
+
+def split_inferred(model: nn.Module, mesh: DeviceMesh) -> dict[str, Role]:
+    """Lay a model over tp by the roles of its layers, in place; gives back the roles."""
+    group = Group.of(mesh)
+    roles = infer_roles(model, group.size)
+    placed: dict[nn.Parameter, nn.Parameter] = {}
+    entries: dict[str, SharedEntry] = {}
+    for name, role in roles.items():
+        module = model.get_submodule(name)
+        _place(module, role, mesh, placed, group)
+        _hook(module, role, mesh, group, entries.setdefault(name.rpartition(".")[0], SharedEntry(group)))
+        if role is Role.ROWS:
+            _count_heads(model.get_submodule(name.rpartition(".")[0]), group.size)
+    place_rest(model, mesh, placed)
+    for module in model.modules():
+        if isinstance(module, nn.MultiheadAttention):
+            _read_with_parent(module)
+    return roles
+
+
+@contextmanager
+def split_logits(model: nn.Module) -> Iterator[None]:
+    """Within the block, forward and backward: the output layer gives its parts, and `F.cross_entropy` knows of it.
+
+    For losses that a user writes on the logits of a model with an inferred plan: whole logits exist on no process.
+    """
+    heads = [hook for module in model.modules() for hook in module._forward_hooks.values() if isinstance(hook, Head)]
+    for head in heads:
+        head.in_parts = True
+    try:
+        with loss_parallel():
+            yield
+    finally:
+        for head in heads:
+            head.in_parts = False
+
+
+def _place(
+    module: nn.Module, role: Role, mesh: DeviceMesh, placed: dict[nn.Parameter, nn.Parameter], group: Group
+) -> None:
+    rows, columns = (1, 0) if is_transposed(module) else (0, 1)
+    for leaf in list(module._parameters):
+        placement: Placement = Replicate()
+        reader: Reader = part
+        if role in (Role.COLUMNS, Role.COLUMNS_CUT):
+            placement, reader = (Shard(columns), part) if leaf == "weight" else (Replicate(), OnlyOnce(group))
+        elif role is Role.HEAD_NORM:
+            reader = SumGradient(group)
+        else:
+            placement = Shard(rows if leaf == "weight" else 0)
+        place_parameter(module, leaf, mesh, [placement], placed, reader)
+
+
+class SharedEntry:
+    """What layers that read the same input share: its gradient is summed once for all of them."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.readers = 0
+        self._reads = 0
+        self._last: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        x = args[0]
+        if self._last is None or self._last[0] is not x:
+            self._last, self._reads = (x, copied(x, self.group)), 0
+        entered = self._last[1]
+        self._reads += 1
+        if self._reads == self.readers:
+            self._last = None
+        return (entered, *args[1:])
+
+    def __deepcopy__(self, memo: Any) -> SharedEntry:
+        return self
+
+
+class Head:
+    """Joins the parts of the logits, or hands them on as one split tensor."""
+
+    def __init__(self, mesh: DeviceMesh, group: Group, columns: int) -> None:
+        self.mesh, self.group, self.columns = mesh, group, columns
+        self.in_parts = False
+
+    def __call__(self, module: nn.Module, args: Any, out: Tensor) -> Tensor:
+        if self.in_parts:
+            whole = torch.empty((*out.shape[:-1], self.columns), device="meta")
+            split: Tensor = DTensor.from_local(
+                out, self.mesh, [Shard(out.dim() - 1)], run_check=False, shape=whole.shape, stride=whole.stride()
+            )
+            return split
+        return gathered_columns(out, self.columns, self.group)
+
+    def __deepcopy__(self, memo: Any) -> Head:
+        return self
+
+
+def _hook(module: nn.Module, role: Role, mesh: DeviceMesh, group: Group, entry: SharedEntry) -> None:
+    if role is Role.VOCABULARY:
+        _split_vocabulary(module, group)
+        return
+    if role is Role.HEAD_NORM:
+        return
+    if role in (Role.ROWS, Role.ROWS_JOINED, Role.HEAD):
+        entry.readers += 1
+        module.register_forward_pre_hook(entry)
+    if role is Role.COLUMNS_CUT:
+        module.register_forward_pre_hook(lambda _, args: (cut(args[0], -1, group), *args[1:]))
+    if role in (Role.COLUMNS, Role.COLUMNS_CUT):
+        module.register_forward_hook(lambda _, args, out: summed(out, group))
+    # The shape that the parameter has at rest is that of the whole layer.
+    columns = features(module)[1]
+    if role is Role.ROWS_JOINED:
+        module.register_forward_hook(lambda _, args, out: gathered_columns(out, columns, group))
+    if role is Role.HEAD:
+        module.register_forward_hook(Head(mesh, group, columns))
+    if is_transposed(module) and role in (Role.ROWS, Role.ROWS_JOINED):
+        whole: Any = module
+        whole.nf = columns // group.size
+
+
+def _split_vocabulary(module: Any, group: Group) -> None:
+    rows = -(-module.num_embeddings // group.size)
+    first = min(group.rank * rows, module.num_embeddings)
+    count = min(rows, module.num_embeddings - first)
+    VocabularyPart(first, count, Stream(group, by_sequence=False)).attach(module)
+    if module.padding_idx is not None:
+        here = first <= module.padding_idx < first + count
+        module.padding_idx = module.padding_idx - first if here else None
+
+
+_COUNTS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "num_kv_heads", "n_kv_heads")
+
+
+def _count_heads(module: nn.Module, tp: int) -> None:
+    """An attention module that counts its heads counts those of this process, once."""
+    if module.__dict__.setdefault("_heads_split_over", 1) == tp:
+        return
+    module.__dict__["_heads_split_over"] = tp
+    for name in _COUNTS:
+        count = module.__dict__.get(name)
+        if isinstance(count, int) and count % tp == 0:
+            setattr(module, name, count // tp)
+
+
+def _read_with_parent(attention: nn.MultiheadAttention) -> None:
+    """torch's attention uses the weights of its output layer without calling it."""
+    child = attention.out_proj
+
+    def begin(module: nn.Module, args: Any) -> None:
+        child._at_work = True  # type: ignore[assignment]
+
+    def end(module: nn.Module, args: Any, out: Any) -> None:
+        child._at_work = False  # type: ignore[assignment]
+
+    attention.register_forward_pre_hook(begin)
+    attention.register_forward_hook(end, always_call=True)

@@ -1,0 +1,218 @@
+"""Tensor and sequence parallel of our own `Transformer`: one table from the names of axes to what is split.
+
+Fused projections are stored so that an even split is right (`models.axes`), so every rule is: split the named dimension
+over tp. A layer whose rows are split reads the whole stream; one whose columns are split leaves a sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, Replicate, Shard
+
+from piledriver.engine.errors import LayoutError
+from piledriver.engine.layout import Layout
+from piledriver.engine.pipeline_parallel import stage_borders
+from piledriver.engine.shards.collectives import Group, copied, joined, padded, summed
+from piledriver.engine.shards.local_params import OnlyOnce, SumGradient, part, place_parameter
+from piledriver.engine.tensor_parallel.activation_hooks import (
+    SplitRMSNorm,
+    Stream,
+    VocabularyPart,
+    enter_parts,
+    leave_parts,
+)
+from piledriver.engine.tensor_parallel.roles import check_heads
+from piledriver.engine.tensor_parallel.vocab_parallel_loss import split_cross_entropy
+from piledriver.models import LossSums, ModelConfig, Transformer, parameter_axes
+from piledriver.models.attention.layer import Attention
+from piledriver.models.attention.masks import Mask
+from piledriver.models.axes import Axes
+from piledriver.models.feed_forward.moe import Experts, MoE, Routing
+from piledriver.models.loss import cross_entropy
+
+SPLIT_AXES = frozenset({"heads", "kv_heads", "mlp", "vocab"})
+"""What tp splits. Every other axis is whole on every process."""
+
+
+def split_transformer(model: Transformer, mesh: DeviceMesh, layout: Layout) -> None:
+    """Lay the parameters of a `Transformer`, or of a pipeline stage of one, over tp and hook the exchanges in."""
+    config = model.config
+    check_divisible(config, layout.tp)
+    split = SPLIT_AXES if layout.loss_parallel else SPLIT_AXES - {"vocab"}
+    stream = Stream(Group.of(mesh), by_sequence=layout.sequence_parallel)
+    placed: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        if isinstance(module, Attention):
+            _split_heads(module, stream.group)
+        elif isinstance(module, MoE):
+            _split_experts(module, stream)
+    axes = parameter_axes(model)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, Experts) and layout.ep > 1:
+            continue  # `spread_experts` lays them over both axes at once.
+        here = {leaf: axes[f"{name}.{leaf}"] for leaf in module._parameters if f"{name}.{leaf}" in axes}
+        _place(module, here, split, mesh, placed, stream)
+    _hook_ends(model, config, stream, vocabulary_split=layout.loss_parallel)
+
+
+def placement_of(axes: Axes, split: frozenset[str]) -> Placement:
+    """How one parameter lies over tp.
+
+    >>> placement_of(("embed", "mlp"), SPLIT_AXES)
+    Shard(dim=1)
+    """
+    found = [dim for dim, axis in enumerate(axes) if axis in split]
+    return Shard(found[0]) if found else Replicate()
+
+
+def check_divisible(config: ModelConfig, tp: int) -> None:
+    """Refuse a tp that would cut a head or a block of gate rows."""
+    check_heads(config.heads, config.kv_heads, tp)
+    step = config.gate_block if config.mlp == "gated" else 1
+    if config.mlp_dim % (tp * step):
+        parts = config.mlp_dim // step
+        nearest = max(n for n in range(1, tp + 1) if parts % n == 0 and config.kv_heads % n == 0)
+        raise LayoutError(
+            f"tp {tp} does not divide the {parts} blocks of {step} that mlp_dim {config.mlp_dim} is stored in",
+            fix=f"use tp={nearest}",
+        )
+
+
+def _place(
+    module: nn.Module,
+    axes: dict[str, Axes],
+    split: frozenset[str],
+    mesh: DeviceMesh,
+    placed: dict[nn.Parameter, nn.Parameter],
+    stream: Stream,
+) -> None:
+    weight = axes.get("weight", ())
+    by_rows = len(weight) > 1 and weight[0] in split and weight[0] != "vocab"
+    by_columns = len(weight) > 1 and weight[-1] in split
+    for leaf, names in axes.items():
+        reader: Callable[[Tensor], Tensor] = part
+        if leaf == "bias" and by_columns:
+            reader = OnlyOnce(stream.group)
+        elif names == ("head_dim",) or (names == ("embed",) and stream.by_sequence):
+            reader = SumGradient(stream.group)
+        place_parameter(module, leaf, mesh, [placement_of(names, split)], placed, reader)
+    if by_rows:
+        enter_parts(module, stream)
+    elif by_columns:
+        leave_parts(module, stream)
+
+
+def _split_heads(attention: Attention, group: Group) -> None:
+    config = attention.config
+    attention.kernel = LocalHeads(attention.kernel, group)
+    if config.qk_norm == "full":
+        width = config.head_dim
+        for name, heads in (("q_norm", config.heads), ("k_norm", config.kv_heads)):
+            norm = cast(Any, getattr(attention, name))
+            setattr(attention, name, SplitRMSNorm(norm.weight, heads * width, config.norm_eps, group))
+
+
+class LocalHeads:
+    """The attention kernel for this process's heads: of whatever is given per head it takes its share."""
+
+    def __init__(self, inner: Callable[..., Tensor], group: Group) -> None:
+        self.inner, self.group = inner, group
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, *, slopes: Tensor | None = None, **options: Any
+    ) -> Tensor:
+        mask, slopes = heads_of(mask, slopes, self.group.rank * q.shape[1], q.shape[1])
+        return self.inner(q, k, v, mask, slopes=slopes, **options)
+
+
+def heads_of(mask: Mask, slopes: Tensor | None, first: int, count: int) -> tuple[Mask, Tensor | None]:
+    """Of a mask and of ALiBi slopes, the heads from `first` on."""
+    if mask.dense is not None and mask.dense.shape[1] > 1:
+        mask = mask._replace(dense=mask.dense.narrow(1, first, count))
+    return mask, None if slopes is None else slopes.narrow(0, first, count)
+
+
+def _split_experts(moe: MoE, stream: Stream) -> None:
+    moe.visit = PartOfEachExpert(moe.visit, stream.group)
+    moe.register_forward_pre_hook(lambda _, args: (stream.whole(args[0]),))
+    moe.register_forward_hook(lambda _, args, out: (stream.split(out[0]), out[1]))
+
+
+class PartOfEachExpert:
+    """Experts of which this process computes a part of the hidden width. The router is computed alike on all."""
+
+    def __init__(self, inner: Callable[[Experts, Tensor, Routing], Tensor], group: Group) -> None:
+        self.inner, self.group = inner, group
+
+    def __call__(self, experts: Experts, tokens: Tensor, routing: Routing) -> Tensor:
+        routing = routing._replace(weights=copied(routing.weights, self.group))
+        return summed(self.inner(experts, copied(tokens, self.group), routing), self.group)
+
+
+def _hook_ends(model: Transformer, config: ModelConfig, stream: Stream, *, vocabulary_split: bool) -> None:
+    rows = -(-config.vocab_size // stream.group.size)
+    first = min(stream.group.rank * rows, config.vocab_size)
+    count = min(rows, config.vocab_size - first)
+    if model.embedding is not None and vocabulary_split:
+        VocabularyPart(first, count, stream).attach(model.embedding)
+    elif model.embedding is not None:
+        model.embedding.register_forward_pre_hook(lambda _, args: stream.begin(args[0]))
+        model.embedding.register_forward_hook(lambda _, args, out: stream.split(out))
+    if model.position_embedding is not None:
+        model.position_embedding.register_forward_hook(lambda _, args, out: stream.split(out))
+    entries, exits = stage_borders(model)
+    for name in entries:
+        model.get_submodule(name).register_forward_pre_hook(lambda _, args: _begin_stage(stream, args))
+    for name in exits:
+        model.get_submodule(name).register_forward_hook(lambda _, args, out: (stream.whole(out[0]), out[1]))
+    if vocabulary_split:
+        model.cross_entropy = SplitVocabularyLoss(stream, first)
+        model.project = SplitVocabularyLogits(stream, config.vocab_size)
+    else:
+        model.cross_entropy = lambda hidden, weight, *args, **options: cross_entropy(
+            stream.whole(hidden), part(weight), *args, **options
+        )
+        model.project = lambda hidden, weight: F.linear(stream.whole(hidden), part(weight).to(hidden.dtype))
+
+
+def _begin_stage(stream: Stream, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Between pipeline stages the stream is whole."""
+    stream.begin(args[0])
+    return (stream.split(args[0]), *args[1:])
+
+
+class SplitVocabularyLoss:
+    """The loss where this process holds the output rows from `first` on."""
+
+    def __init__(self, stream: Stream, first: int) -> None:
+        self.stream, self.first = stream, first
+
+    def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, **options: Any) -> LossSums:
+        if options.get("chunk_tokens") == 0:
+            options["chunk_tokens"] = max(targets.numel(), 1)
+        whole = self.stream.into_parts(hidden)
+        return split_cross_entropy(whole, part(weight), targets, first=self.first, group=self.stream.group, **options)
+
+
+class SplitVocabularyLogits:
+    """Whole logits for those who ask for them: parts computed where their rows are, then put together."""
+
+    def __init__(self, stream: Stream, vocab_size: int) -> None:
+        self.stream, self.vocab_size = stream, vocab_size
+
+    def __call__(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        group, whole = self.stream.group, self.stream.into_parts(hidden)
+        logits = F.linear(whole, part(weight).to(hidden.dtype))
+        return gathered_columns(logits, self.vocab_size, group)
+
+
+def gathered_columns(x: Tensor, columns: int, group: Group) -> Tensor:
+    """Pieces of the last dimension put together; the last pieces may be shorter."""
+    piece = -(-columns // group.size)
+    x = padded(x, -1, piece) if x.shape[-1] else x.new_zeros(*x.shape[:-1], piece)
+    return joined(x, -1, group).narrow(-1, 0, columns)

@@ -1,0 +1,131 @@
+"""Does a split model compute what the plain one does? Run both on one small input and name the first that differs.
+
+Modules are compared in the order in which they finish, so the first one named is where the difference begins. An output
+that is a part of the plain one's is compared with that part. Then the gradients of all parameters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from piledriver.engine.errors import LayoutError
+from piledriver.models.feed_forward.moe import Experts
+
+_TOLERANCE = 1e-4
+"""Relative to the largest number of a tensor: sums in another order differ by less in fp32."""
+
+
+def check_same(plain: nn.Module, split: nn.Module, mesh: DeviceMesh) -> None:
+    """Raise a `LayoutError` on every process of tp where any of them finds a difference."""
+    inputs = small_input(plain)
+    wanted, found = _run(plain, inputs), _run(split, inputs)
+    complaint = _first_difference(wanted, found, mesh) or _gradient_difference(plain, split)
+    everyone: list[Any] = [None] * mesh.size()
+    dist.all_gather_object(everyone, complaint, group=mesh.get_group())
+    split.zero_grad(set_to_none=True)
+    said = next((one for one in everyone if one is not None), None)
+    if said is not None:
+        raise LayoutError(
+            f"split over tp {mesh.size()}, {said} does not compute what it does alone",
+            fix="use zero 3 for this model, or split our Transformer",
+        )
+
+
+def small_input(model: nn.Module) -> Tensor:
+    """Token numbers where a model begins with an embedding, else numbers for its first linear layer."""
+    generator = torch.Generator().manual_seed(0)
+    device = next(model.parameters()).device
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            return torch.randint(module.num_embeddings, (2, 8), generator=generator).to(device)
+        if isinstance(module, nn.Linear):
+            dtype = module.weight.dtype
+            return torch.randn(2, 8, module.in_features, generator=generator).to(device, dtype)
+    raise LayoutError(f"{type(model).__name__} has nothing to check the split of", fix="use debug=False")
+
+
+def _run(model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
+    """The output of every module at its last call, in the order in which they finish; then backward."""
+    outputs: dict[str, Tensor] = {}
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+
+    def keep(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, out: Any) -> None:
+            tensor = _first_tensor(out)
+            if tensor is not None:
+                outputs.pop(name, None)
+                outputs[name] = tensor.detach()
+
+        return hook
+
+    # What leaves experts is summed over processes only behind them.
+    watched = [(name, module) for name, module in model.named_modules() if not isinstance(module, Experts)]
+    handles = [module.register_forward_hook(keep(name)) for name, module in watched]
+    try:
+        model.zero_grad(set_to_none=True)
+        out = _first_tensor(model(inputs))
+        if out is not None and out.requires_grad:
+            torch.autograd.backward(out.float().square().mean())
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, training in modes.items():
+            module.training = training
+    return outputs
+
+
+def _first_tensor(out: Any) -> Tensor | None:
+    if isinstance(out, Tensor):
+        return out if out.is_floating_point() else None
+    values = out.values() if isinstance(out, dict) else out if isinstance(out, tuple | list) else ()
+    return next((value for value in values if isinstance(value, Tensor) and value.is_floating_point()), None)
+
+
+def _first_difference(wanted: dict[str, Tensor], found: dict[str, Tensor], mesh: DeviceMesh) -> str | None:
+    for name, tensor in found.items():
+        if name in wanted:
+            expected = _as_part(wanted[name], tensor, mesh)
+            if expected is None or not _close(expected, tensor):
+                return f"the module {name or 'itself'!r}"
+    return None
+
+
+def _as_part(whole: Tensor, like: Tensor, mesh: DeviceMesh) -> Tensor | None:
+    """The whole, or this process's part of it along the one dimension that is shorter."""
+    if whole.dim() != like.dim():
+        return None
+    shorter = [dim for dim in range(whole.dim()) if whole.shape[dim] != like.shape[dim]]
+    if not shorter:
+        return whole
+    if len(shorter) > 1:
+        return None
+    parts = whole.chunk(mesh.size(), shorter[0])
+    part = parts[mesh.get_local_rank()] if mesh.get_local_rank() < len(parts) else None
+    return part if part is not None and part.shape == like.shape else None
+
+
+def _gradient_difference(plain: nn.Module, split: nn.Module) -> str | None:
+    wanted = dict(plain.named_parameters())
+    # Some gradients are zero but for rounding (a bias of keys): they are measured by the others.
+    largest = max((p.grad.abs().max().item() for p in wanted.values() if p.grad is not None), default=0.0)
+    for name, parameter in split.named_parameters():
+        expected, gradient = wanted[name].grad, parameter.grad
+        if isinstance(gradient, DTensor):
+            gradient = gradient.full_tensor()
+        if (expected is None) != (gradient is None):
+            return f"the gradient of {name!r}"
+        if expected is not None and gradient is not None and not _close(expected, gradient, 1e-2 * largest):
+            return f"the gradient of {name!r}"
+    return None
+
+
+def _close(wanted: Tensor, found: Tensor, least: float = 1e-6) -> bool:
+    scale = wanted.abs().max().item() if wanted.numel() else 0.0
+    return torch.allclose(wanted.float(), found.float(), rtol=0.0, atol=_TOLERANCE * max(scale, least))

@@ -1,0 +1,167 @@
+"""Cross-entropy with the vocabulary split over processes: in chunks of tokens, and no process sees whole logits.
+
+Each process holds the output rows of its part of the vocabulary. Per chunk of tokens the largest logit is agreed on,
+then the sum of exponentials and the target's logit are summed: three numbers per token travel, not the vocabulary.
+z-loss and soft-capping are exact, since log(Z) is known to all. Gradients are computed while the chunk's logits are
+there, as in `models.loss`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from piledriver.engine.shards.collectives import Group, agreed
+from piledriver.models.loss import (
+    IGNORE_INDEX,
+    LossSums,
+    default_chunk_tokens,
+    empty_results,
+    keep_gradients,
+    scale_gradients,
+)
+
+
+def split_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    first: int,
+    group: Group,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    chunk_tokens: int | None = None,
+    ignore_index: int = IGNORE_INDEX,
+) -> LossSums:
+    """Sums as of `linear_cross_entropy`, where `weight` holds the rows of the vocabulary from `first` on.
+
+    All processes give the same `hidden` and `targets` and get the same sums. The gradient by `hidden` is this process's
+    part: whoever made `hidden` sums it (`copied`, `gathered`).
+    """
+    hidden, targets = hidden.flatten(0, -2), targets.flatten()
+    grad = torch.is_grad_enabled()
+    total, entropy, squares, _, _ = _split_loss(
+        hidden,
+        weight,
+        targets,
+        first,
+        ignore_index,
+        z_loss,
+        0.0 if softcap is None else softcap,
+        chunk_tokens or default_chunk_tokens(weight.shape[0], hidden.device.type),
+        group.name,
+        grad and hidden.requires_grad,
+        grad and weight.requires_grad,
+    )
+    tokens = (targets != ignore_index).sum()
+    return LossSums(total, entropy.detach(), squares.detach(), torch.zeros_like(total).detach(), tokens)
+
+
+@torch.library.custom_op("piledriver::split_cross_entropy", mutates_args=())
+def _split_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    first: int,
+    ignore_index: int,
+    z_loss: float,
+    softcap: float,
+    chunk_tokens: int,
+    group: str,
+    hidden_grad: bool,
+    weight_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    compute_weight = weight.to(hidden.dtype)
+    sums = torch.zeros(2, dtype=torch.float32, device=hidden.device)
+    d_hidden = torch.empty_like(hidden) if hidden_grad else hidden.new_empty(0)
+    d_weight = torch.zeros_like(weight) if weight_grad else weight.new_empty(0)
+    largest_of, parts_of, gradient_of = _phases(hidden.device.type)
+    for begin in range(0, hidden.shape[0], chunk_tokens):
+        chunk, goals = hidden[begin : begin + chunk_tokens], targets[begin : begin + chunk_tokens]
+        logits = chunk @ compute_weight.t()
+        largest = agreed(largest_of(logits, softcap), "max", group)
+        exponentials, goal = agreed(parts_of(logits, goals, largest, first, softcap), "sum", group)
+        log_z = largest + exponentials.log()
+        counted = goals != ignore_index
+        sums += torch.stack(
+            (torch.where(counted, log_z - goal, 0.0).sum(), torch.where(counted, log_z.square(), 0.0).sum())
+        )
+        gradient = gradient_of(logits, goals, log_z, counted, first, z_loss, softcap)
+        if hidden_grad:
+            d_hidden[begin : begin + chunk_tokens] = gradient @ compute_weight
+        if weight_grad:
+            d_weight += (gradient.t() @ chunk).to(d_weight.dtype)
+    return sums[0] + z_loss * sums[1], sums[0].clone(), sums[1].clone(), d_hidden, d_weight
+
+
+@_split_loss.register_fake
+def _(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    first: int,
+    ignore_index: int,
+    z_loss: float,
+    softcap: float,
+    chunk_tokens: int,
+    group: str,
+    hidden_grad: bool,
+    weight_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return empty_results(hidden, weight, hidden_grad, weight_grad)
+
+
+_split_loss.register_autograd(scale_gradients, setup_context=keep_gradients)
+
+
+def _largest(logits: Tensor, softcap: float) -> Tensor:
+    """[tokens]: the largest logit of this part. An empty part has none."""
+    if logits.shape[1] == 0:
+        return logits.new_full((logits.shape[0],), -torch.inf, dtype=torch.float32)
+    return _capped(logits, softcap).max(dim=-1).values
+
+
+def _parts(logits: Tensor, targets: Tensor, largest: Tensor, first: int, softcap: float) -> Tensor:
+    """[2, tokens]: this part's sum of exponentials, and the target's logit where this part holds it."""
+    capped = _capped(logits, softcap)
+    mine, place = _place(targets, first, logits.shape[1])
+    goal = capped.gather(1, place) if logits.shape[1] else capped.new_zeros(capped.shape[0], 1)
+    goal = torch.where(mine, goal.squeeze(1), 0.0)
+    return torch.stack(((capped - largest.unsqueeze(1)).exp().sum(dim=-1), goal))
+
+
+def _gradient(
+    logits: Tensor, targets: Tensor, log_z: Tensor, counted: Tensor, first: int, z_loss: float, softcap: float
+) -> Tensor:
+    """The gradient of the total by this part's logits, in their dtype."""
+    capped = _capped(logits, softcap)
+    probabilities = (capped - log_z.unsqueeze(1)).exp()
+    if z_loss:
+        probabilities = probabilities * (1.0 + 2.0 * z_loss * log_z.unsqueeze(1))
+    places = torch.arange(logits.shape[1], device=logits.device) + first
+    gradient = probabilities - (places == targets.unsqueeze(1)).to(probabilities.dtype)
+    if softcap:
+        gradient = gradient * (1.0 - (capped / softcap).square())
+    return torch.where(counted.unsqueeze(1), gradient, 0.0).to(logits.dtype)
+
+
+def _capped(logits: Tensor, softcap: float) -> Tensor:
+    logits = logits.float()
+    return softcap * torch.tanh(logits / softcap) if softcap else logits
+
+
+def _place(targets: Tensor, first: int, size: int) -> tuple[Tensor, Tensor]:
+    mine = (targets >= first) & (targets < first + size)
+    return mine, torch.where(mine, targets - first, 0).unsqueeze(1)
+
+
+@functools.cache
+def _phases(device_type: str) -> tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., Tensor]]:
+    """On a GPU each phase is one compiled kernel; on a CPU operator by operator."""
+    if device_type == "cpu":
+        return _largest, _parts, _gradient
+    return torch.compile(_largest), torch.compile(_parts), torch.compile(_gradient)

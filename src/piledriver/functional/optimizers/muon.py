@@ -1,0 +1,94 @@
+"""Muon: momentum whose matrices are made orthogonal before they are applied (Jordan et al., 2024)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from piledriver.functional.masks import not_vectors
+from piledriver.functional.optimizers.groups import by_label
+from piledriver.functional.optimizers.optimizers import (
+    EmptyState,
+    Leaves,
+    Optimizer,
+    Rate,
+    adamw,
+    add_decayed_weights,
+    chain,
+    no_state,
+    on_leaves,
+    scale_by_rate,
+    trace,
+)
+from piledriver.functional.tree import Path
+
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+
+
+def muon(
+    rate: Rate,
+    *,
+    adam_rate: Rate | None = None,
+    momentum: float = 0.95,
+    steps: int = 5,
+    weight_decay: float = 0.0,
+    stacked: int = 0,
+    label: Callable[[Path, Tensor], str] | None = None,
+) -> Optimizer:
+    """Muon for hidden matrices, AdamW (at `adam_rate`, else `rate`) for embeddings, vectors and the head.
+
+    `stacked` is how many leading dimensions are a batch of matrices (1 for scanned layers). `label` decides otherwise
+    than by name and shape which of the two, "muon" or "adamw", a parameter gets.
+    """
+    hidden = chain(
+        trace(momentum, nesterov=True),
+        orthogonalise(steps, stacked),
+        add_decayed_weights(weight_decay),
+        scale_by_rate(rate),
+    )
+    others = adamw(rate if adam_rate is None else adam_rate, 0.9, 0.95, weight_decay=weight_decay, mask=not_vectors)
+    return by_label({"muon": hidden, "adamw": others}, label or (lambda path, leaf: default_label(path, leaf, stacked)))
+
+
+def orthogonalise(steps: int = 5, stacked: int = 0) -> Optimizer:
+    """Every update made `orthogonal`."""
+
+    def move(leaves: Leaves, state: EmptyState, *_: Any) -> tuple[Leaves, EmptyState]:
+        return [orthogonal(leaf, steps, stacked) for leaf in leaves], state
+
+    return on_leaves(no_state, move)
+
+
+def default_label(path: Path, leaf: Tensor, stacked: int = 0) -> str:
+    """Muon for matrices that are neither an embedding nor a head."""
+    is_outer = any(name in ("embed", "embedding", "head") for name in path)
+    return "adamw" if is_outer or leaf.ndim - stacked < 2 else "muon"
+
+
+def orthogonal(update: Tensor, steps: int = 5, stacked: int = 0) -> Tensor:
+    """The nearest orthogonal matrix by Newton and Schulz, scaled so that wide and tall matrices move alike.
+
+    Tensors of more dimensions are cut into inputs and outputs where that makes the squarest matrix: (dim, heads,
+    head_dim) at its first dimension, (heads, head_dim, dim) at its last.
+    """
+    shape = update.shape
+    own = shape[stacked:]
+    cut = min(range(1, len(own)), key=lambda i: abs(math.log(math.prod(own[:i]) / math.prod(own[i:]))))
+    matrix = update.reshape(*shape[:stacked], math.prod(own[:cut]), math.prod(own[cut:]))
+    rows, columns = matrix.shape[-2:]
+    x = matrix.to(torch.bfloat16 if update.is_cuda else torch.float32)
+    if rows > columns:
+        x = x.mT
+    x = x / (torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True) + 1e-7)
+    a, b, c = _COEFFICIENTS
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    if rows > columns:
+        x = x.mT
+    made: Tensor = (x * max(1.0, columns / rows) ** 0.5).reshape(shape).to(update.dtype)
+    return made

@@ -1,0 +1,1 @@
+"""Counter-based random keys and the Philox generator."""

@@ -1,0 +1,1 @@
+"""Function transforms: grad, vmap, jit, lift, remat, control flow."""

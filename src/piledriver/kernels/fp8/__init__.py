@@ -1,0 +1,1 @@
+"""Casts to fp8 and fp8 matrix products."""

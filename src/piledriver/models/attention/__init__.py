@@ -1,0 +1,1 @@
+"""Attention: projections, kernels, masks, positions, KV cache."""

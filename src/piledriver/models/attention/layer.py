@@ -1,0 +1,98 @@
+"""Self-attention with one fused projection for queries, keys and values.
+
+The rows of the projection are grouped by key-value head: the queries that share it, then its key, then its value. So an
+even split of the rows over devices gives each whole groups, and GPT-NeoX's own layout is the case of one query each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from piledriver.models.attention.alibi import alibi_slopes
+from piledriver.models.attention.attend import attend
+from piledriver.models.attention.cache import KVCache
+from piledriver.models.attention.masks import Mask
+from piledriver.models.attention.rotary import rotate
+from piledriver.models.config import ModelConfig
+from piledriver.models.layers import Linear, RMSNorm
+
+
+class Attention(nn.Module):
+    """Multi-head, grouped-query or multi-query attention."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.config, self.layer = config, layer
+        self.window = config.window_of(layer)
+        self.group = config.heads // config.kv_heads
+        self.qkv = Linear(config.dim, config.kv_heads * (self.group + 2) * config.head_dim, bias=config.qkv_bias)
+        self.out = Linear(config.heads * config.head_dim, config.dim, bias=config.out_bias)
+        self.q_norm, self.k_norm = _qk_norms(config)
+        # Whoever holds only some of the heads, or of the sequence, on this device puts another kernel here.
+        self.kernel: Callable[..., Tensor] = attend
+
+    def forward(
+        self,
+        x: Tensor,
+        rotary: Tensor | None,
+        mask: Mask,
+        cache: KVCache | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """[batch, time, dim] to the same; `positions` says where in the cache these tokens stand."""
+        config = self.config
+        projected = self.qkv(x)
+        # Shapes are read behind the projection: before it, this process may hold a part of the sequence.
+        batch, time, _ = projected.shape
+        # The number of heads is left to be inferred: under tensor parallel this process holds a part of them.
+        grouped = projected.view(batch, time, -1, self.group + 2, config.head_dim)
+        if config.clip_qkv is not None:
+            grouped = grouped.clamp(-config.clip_qkv, config.clip_qkv)
+        q, k, v = torch.split(grouped, [self.group, 1, 1], dim=3)
+        q, k, v = q.reshape(batch, time, -1, config.head_dim), k.squeeze(3), v.squeeze(3)
+        q, k = self._normalise(q, k)
+        if rotary is not None:
+            q, k = rotate(q, rotary), rotate(k, rotary)
+        if v.is_cuda and torch.is_grad_enabled():
+            # As a view it would keep the whole projection for the backward, besides the rotated queries and keys.
+            v = v.contiguous()
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        if cache is not None:
+            assert positions is not None
+            k, v = cache.put(self.layer, k, v, positions)
+        out = self.kernel(
+            q,
+            k,
+            v,
+            mask,
+            scale=config.attention_scale,
+            window=self.window,
+            softcap=config.attention_softcap,
+            slopes=self._slopes(q) if mask.block is not None else None,
+        )
+        mixed: Tensor = self.out(out.transpose(1, 2).reshape(batch, time, -1))
+        return mixed
+
+    def _normalise(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if self.q_norm is None or self.k_norm is None:
+            return q, k
+        if self.config.qk_norm == "head":
+            return self.q_norm(q), self.k_norm(k)
+        return self.q_norm(q.flatten(2)).view_as(q), self.k_norm(k.flatten(2)).view_as(k)
+
+    def _slopes(self, q: Tensor) -> Tensor | None:
+        return (
+            torch.tensor(alibi_slopes(self.config.heads), device=q.device) if self.config.positions == "alibi" else None
+        )
+
+
+def _qk_norms(config: ModelConfig) -> tuple[RMSNorm | None, RMSNorm | None]:
+    if config.qk_norm == "none":
+        return None, None
+    if config.qk_norm == "head":
+        return RMSNorm(config.head_dim, config.norm_eps), RMSNorm(config.head_dim, config.norm_eps)
+    q_dim, k_dim = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    return RMSNorm(q_dim, config.norm_eps), RMSNorm(k_dim, config.norm_eps)

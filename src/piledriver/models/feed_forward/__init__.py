@@ -1,0 +1,1 @@
+"""Feed-forward layers: MLP and mixture of experts."""

@@ -1,0 +1,201 @@
+"""AdamW for bf16 weights whose other half is kept beside: together they are the fp32 master weight, bit for bit.
+
+bf16 is the upper half of fp32. Keeping the lower half as a state gives exact fp32 updates in 4 bytes per weight, where
+an fp32 master and its bf16 copy take 6, and gradients are bf16 too. With fp32 moments that is 14 bytes a parameter in
+all (AdamW with fp32 weights and a bf16 copy: 18), with bf16 moments, rounded stochastically, 10. Weights that are fp32
+already have no other half. Clipping happens inside the update: `clip` only measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+from torch.optim import Optimizer
+
+from piledriver.kernels import adamw_triton as master_kernel
+from piledriver.kernels.adamw_triton import Facts
+from piledriver.optim.adamw import Params
+from piledriver.optim.conditional_step import put, with_closure
+from piledriver.optim.rounding import APART, noise_bits, round_to_bf16
+from piledriver.optim.shards import first_row, like, local, local_gradient
+from piledriver.optim.step_constants import StepNumbers
+
+Moments = Literal["fp32", "bf16"]
+
+
+class MasterAdamW(Optimizer):
+    """AdamW with exact fp32 weights of which the model holds the upper half.
+
+    >>> weight = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    >>> optimizer = MasterAdamW([weight], lr=1e-4, weight_decay=0.0)
+    >>> for _ in range(5):
+    ...     weight.grad = torch.ones_like(weight)
+    ...     optimizer.step()
+    >>> weight[0].item(), round(optimizer.master(weight)[0].item(), 6)  # bf16 alone would never move
+    (1.0, 0.9995)
+    """
+
+    leaves_out_on_device = True
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        weight_decay: float = 0.1,
+        moments: Moments = "fp32",
+        seed: int = 0,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "moments": moments,
+            "seed": seed,
+        }
+        super().__init__(params, defaults)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._factors: dict[torch.device, Tensor] = {}
+        self._numbers = StepNumbers()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget()
+
+    def clip(self, factor: Tensor) -> None:
+        """Multiply gradients by this in the next step, while they are read; they themselves stay as they are."""
+        self._factors = {factor.device: factor}
+
+    def master(self, parameter: Tensor) -> Tensor:
+        """The fp32 weight of a parameter (its local part where it is sharded)."""
+        weight, state = local(parameter).detach(), self.state[parameter]
+        return join(weight, local(state["low"])) if "low" in state else weight.float()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step on every parameter that has a gradient."""
+        loss = with_closure(closure)
+        numbered = enumerate(((group, one) for group in self.param_groups for one in group["params"]), start=1)
+        due = [(number, group, one) for number, (group, one) in numbered if one.grad is not None]
+        for _, group, parameter in due:
+            if not self.state[parameter]:
+                self._begin(parameter, group["moments"])
+        self._numbers.begin(self, [(group, parameter) for _, group, parameter in due])
+        for number, group, parameter in due:
+            self._update(parameter, group, number)
+        self._numbers.end()
+        self._factors = {}
+        return loss
+
+    def _update(self, parameter: Tensor, group: dict[str, Any], number: int) -> None:
+        state, weight = self.state[parameter], local(parameter)
+        if weight.numel() == 0:
+            return
+        lr, (beta1, beta2) = float(group["lr"]), group["betas"]
+        take = master_kernel.step if weight.is_cuda and master_kernel.available() else master_step
+        take(
+            weight,
+            local(state["low"]) if "low" in state else None,
+            local_gradient(parameter).contiguous(),
+            local(state["exp_avg"]),
+            local(state["exp_avg_sq"]),
+            self._factor(weight.device),
+            (lr, 1.0 - lr * group["weight_decay"], beta1, beta2, group["eps"]),
+            self._numbers.facts(parameter),
+            first_row(parameter) * (weight[0].numel() if weight.dim() else 1),
+            # Its own number where it was laid out: then the noise is the same beside any others.
+            getattr(parameter, "noise_number", number * APART) & 0x7FFFFFFF,
+        )
+        increment_version(parameter)
+
+    def _factor(self, device: torch.device) -> Tensor:
+        if device not in self._factors:
+            known = next(iter(self._factors.values()), None)
+            self._factors[device] = torch.ones((), device=device) if known is None else known.to(device)
+        return self._factors[device]
+
+    def _begin(self, parameter: Tensor, moments: Moments) -> None:
+        state, part = self.state[parameter], local(parameter)
+        state["step"] = torch.zeros((), dtype=torch.float32)
+        if part.dtype == torch.bfloat16:
+            state["low"] = like(parameter, torch.zeros_like(part, dtype=torch.int16))
+        # Vectors are few: they keep fp32 moments.
+        kept = torch.bfloat16 if moments == "bf16" and part.dim() > 1 else torch.float32
+        for name in ("exp_avg", "exp_avg_sq"):
+            state[name] = like(parameter, torch.zeros_like(part, dtype=kept))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, which would cast every state to the dtype of its parameter: these keep theirs."""
+        super().load_state_dict(state_dict)
+        ordered = [parameter for group in self.param_groups for parameter in group["params"]]
+        numbers = [index for group in state_dict["param_groups"] for index in group["params"]]
+        for parameter, index in zip(ordered, numbers, strict=True):
+            for name, value in state_dict["state"].get(index, {}).items():
+                device = value.device if name == "step" else parameter.device
+                self.state[parameter][name] = value.detach().clone().to(device)
+
+
+# Its updates need no rounding by others (see the engine's bf16-pure). torch keeps the mark when it wraps the method.
+MasterAdamW.step._rounds = True  # type: ignore[attr-defined]
+
+
+def join(high: Tensor, low: Tensor) -> Tensor:
+    """The fp32 number of which `high` is the nearest bf16 and `low` the rest of its bits."""
+    return ((high.view(torch.int16).to(torch.int32) << 16) + low.to(torch.int32)).view(torch.float32)
+
+
+def split(whole: Tensor) -> tuple[Tensor, Tensor]:
+    """fp32 into the nearest bf16 (ties away from zero) and the rest.
+
+    >>> numbers = torch.randn(1000)
+    >>> high, low = split(numbers)
+    >>> torch.equal(join(high, low), numbers), bool((high.float() - numbers).abs().max() < 0.01)
+    (True, True)
+    """
+    bits = whole.view(torch.int32)
+    # Rounding up the bits of what is not a number would turn it into one.
+    upper = torch.where(whole.isnan(), 0x7FC0, (bits + 0x8000) >> 16)
+    return upper.to(torch.int16).view(torch.bfloat16), (bits - (upper << 16)).to(torch.int16)
+
+
+def master_step(
+    weight: Tensor,
+    low: Tensor | None,
+    gradient: Tensor,
+    first: Tensor,
+    second: Tensor,
+    factor: Tensor,
+    rates: tuple[float, ...],
+    facts: Facts,
+    first_index: int,
+    apart: int,
+) -> None:
+    """What the kernel does, operator by operator."""
+    lr, shrink, beta1, beta2, eps = rates
+    correction1, correction2 = facts.corrections
+    whole = weight.float() if low is None else join(weight, low)
+    slope = gradient.float() * factor
+    m = (first.float() * beta1).add_(slope, alpha=1.0 - beta1)
+    v = (second.float() * beta2).addcmul_(slope, slope, value=1.0 - beta2)
+    whole = whole * shrink - lr * (m / correction1) / ((v / correction2).sqrt() + eps)
+    if first.dtype == torch.bfloat16:
+        salt = (facts.salt + apart) & 0x7FFFFFFF
+        bits = noise_bits(1, first.numel(), first_index, salt, first.device).view_as(m)
+        m, v = round_to_bf16(m, bits), round_to_bf16(v, bits >> 16)
+    put(first, m, facts.left_out)
+    put(second, v, facts.left_out)
+    if low is None:
+        put(weight, whole, facts.left_out)
+    else:
+        high, rest = split(whole)
+        put(weight, high, facts.left_out)
+        put(low, rest, facts.left_out)

@@ -1,0 +1,130 @@
+"""What follows from the number of a step (bias corrections, the salt of its noise), as tensors on the device.
+
+Usually the host counts. Where steps may be left out on the device (`leaving_out.py`) only the device knows the number,
+and a salt comes from a hash that it cannot compute: so the facts of the next 512 numbers are made ahead, and the device
+picks. That waits for the device once in 512 steps, and whenever somebody else wrote the counters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from piledriver.core.random import Stream
+from piledriver.kernels.adamw_triton import Facts
+from piledriver.optim.conditional_step import verdict_of
+from piledriver.optim.shards import local
+
+AHEAD = 512
+
+Due = list[tuple[dict[str, Any], Tensor]]
+"""The group and the parameter of everything that has a gradient."""
+
+
+class StepNumbers:
+    """Advances `state["step"]` of an optimizer's parameters: `begin` a step, ask for its `facts`, `end` it."""
+
+    def __init__(self) -> None:
+        self._left_out: Tensor | None = None
+        self._now: dict[Any, Facts] = {}
+        self._keys: dict[Tensor, Any] = {}
+        self._ahead: dict[Any, _Ahead] = {}
+        self._seen: dict[Tensor, tuple[Tensor, int]] = {}
+        self._left = 0
+
+    def begin(self, optimizer: Optimizer, due: Due) -> None:
+        """A step on these parameters begins."""
+        self._left_out, self._now = verdict_of(optimizer), {}
+        states = {parameter: optimizer.state[parameter] for _, parameter in due}
+        if self._left_out is None:
+            self._seen = {}
+            self._count(due, states)
+            return
+        if self._left == 0 or not self._is_known(states):
+            self._look_ahead(due, states)
+        self._left -= 1
+
+    def facts(self, parameter: Tensor) -> Facts:
+        """What the step of this parameter needs to know."""
+        key = self._keys[parameter]
+        if key not in self._now:
+            number, betas, seed, device = key
+            if self._left_out is None:
+                corrections, salts = _facts_of([number], betas, seed, device)
+                self._now[key] = Facts(corrections[0], salts[0], None)
+            else:
+                self._now[key] = self._ahead[key].pick(self._left_out)
+        return self._now[key]
+
+    def end(self) -> None:
+        """Where the device counts: one more, unless the step was left out."""
+        if self._left_out is None or not self._seen:
+            return
+        counters, one = [counter for counter, _ in self._seen.values()], (~self._left_out).float()
+        # A list of tensors: a single one would be taken for a number, and read.
+        torch._foreach_add_(counters, [one] * len(counters))
+        self._seen = {parameter: (counter, counter._version) for parameter, (counter, _) in self._seen.items()}
+
+    def _count(self, due: Due, states: dict[Tensor, dict[str, Any]]) -> None:
+        self._keys = {}
+        for group, parameter in due:
+            state = states[parameter]
+            state["step"] = state["step"].cpu()
+            state["step"] += 1
+            self._keys[parameter] = _key(int(state["step"]), group, parameter)
+
+    def _is_known(self, states: dict[Tensor, dict[str, Any]]) -> bool:
+        """Whether the counters are those of the last step, as it left them, and no other parameters are due."""
+        if states.keys() != self._seen.keys():
+            return False
+        return all(states[p]["step"] is counter and counter._version == at for p, (counter, at) in self._seen.items())
+
+    def _look_ahead(self, due: Due, states: dict[Tensor, dict[str, Any]]) -> None:
+        self._keys, self._ahead, self._seen, self._left = {}, {}, {}, AHEAD
+        counters = [states[parameter]["step"] for _, parameter in due]
+        numbers: dict[int, int] = {}
+        for device in dict.fromkeys(counter.device for counter in counters):
+            here = [counter for counter in counters if counter.device == device]
+            # One wait for all of them, and none where the host counted until now.
+            numbers |= zip(map(id, here), map(int, torch.stack(here).tolist()), strict=True)
+        for (group, parameter), counter in zip(due, counters, strict=True):
+            moved = counter.to(local(parameter).device)
+            states[parameter]["step"] = moved
+            self._seen[parameter] = (moved, moved._version)
+            key = self._keys[parameter] = _key(numbers[id(counter)], group, parameter)
+            if key not in self._ahead:
+                self._ahead[key] = _Ahead(moved, *key)
+
+
+class _Ahead:
+    """The facts of the numbers after `start`, of parameters whose counters move together."""
+
+    def __init__(self, counter: Tensor, start: int, betas: tuple[float, float], seed: int, device: torch.device):
+        self.counter, self.start = counter, start
+        self.corrections, self.salts = _facts_of(range(start + 1, start + 1 + AHEAD), betas, seed, device)
+
+    def pick(self, left_out: Tensor) -> Facts:
+        at = (self.counter - self.start).long().view(1)
+        return Facts(self.corrections.index_select(0, at)[0], self.salts.index_select(0, at)[0], left_out)
+
+
+def _key(number: int, group: dict[str, Any], parameter: Tensor) -> tuple[int, tuple[float, float], int, torch.device]:
+    return number, tuple(group["betas"]), group["seed"], local(parameter).device
+
+
+def _facts_of(numbers: Any, betas: tuple[float, float], seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    corrections = [[1.0 - betas[0] ** number, 1.0 - betas[1] ** number] for number in numbers]
+    salts = [Stream(seed, "rounding", number).below(2**31, 0) for number in numbers]
+    if len(salts) == 1:
+        # Every step where the host counts: numbers that are written by kernels do not wait for the device.
+        made = torch.empty(1, 2, dtype=torch.float32, device=device)
+        made[0, 0].fill_(corrections[0][0])
+        made[0, 1].fill_(corrections[0][1])
+        return made, torch.full((1,), salts[0], dtype=torch.int64, device=device)
+    return (
+        torch.tensor(corrections, dtype=torch.float32, device=device),
+        torch.tensor(salts, dtype=torch.int64, device=device),
+    )

@@ -1,0 +1,1 @@
+"""Collectives over nested structures, barriers, and checks that all ranks agree."""

@@ -1,0 +1,1 @@
+"""Start processes: launch config, elastic agent, Slurm, notebooks."""

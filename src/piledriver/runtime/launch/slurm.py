@@ -1,0 +1,74 @@
+"""A Slurm batch script that starts `piledriver launch` once per node."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from piledriver.runtime.launch.config import LaunchConfig
+
+_TEMPLATE = """\
+#!/bin/bash
+#SBATCH --job-name={name}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node={gpus}
+#SBATCH --time={time}
+#SBATCH --output={name}-%j.log
+#SBATCH --signal=B:TERM@120
+
+set -euo pipefail
+MEETING_HOST=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MEETING_PORT=$((20000 + SLURM_JOB_ID % 10000))
+export MEETING_HOST MEETING_PORT
+
+# One launcher per node; it starts one process per device and numbers them by SLURM_NODEID.
+srun --kill-on-bad-exit=1 bash -c 'exec piledriver launch \\
+    --nnodes "$SLURM_NNODES" --node-rank "$SLURM_NODEID" --rdzv-id "$SLURM_JOB_ID" \\
+    --rdzv-endpoint "{endpoint}" --nproc {nproc} --max-restarts {restarts} \\
+    {command}'
+"""
+ENDPOINT = "$MEETING_HOST:$MEETING_PORT"
+"""Where the nodes of the script meet; only the shell on a node knows it."""
+
+
+def slurm_script(
+    wanted: LaunchConfig,
+    script: str,
+    arguments: Sequence[str] = (),
+    *,
+    name: str = "piledriver",
+    nodes: int = 1,
+    time: str = "24:00:00",
+    module: bool = False,
+) -> str:
+    """The text of the batch script.
+
+    >>> print(slurm_script(LaunchConfig(nproc=8), "train.py", ["--lr", "1e-3"], nodes=2).splitlines()[2])
+    #SBATCH --nodes=2
+    """
+    command = shlex.join([*_further_flags(wanted), *(["-m"] if module else []), script, *arguments])
+    return _TEMPLATE.format(
+        name=name,
+        nodes=nodes,
+        gpus=wanted.nproc if wanted.nproc != "auto" else 8,
+        time=time,
+        nproc=wanted.nproc,
+        restarts=wanted.max_restarts,
+        endpoint=ENDPOINT,
+        # It stands within single quotes.
+        command=command.replace("'", "'\\''"),
+    )
+
+
+def _further_flags(wanted: LaunchConfig) -> list[str]:
+    """What was asked for beside the flags of the template, as flags again."""
+    flags: list[str] = []
+    for name in ("cpu", "bind_numa", "debug_collectives", "alias_accelerate"):
+        flags += [f"--{name.replace('_', '-')}"] if getattr(wanted, name) else []
+    for name in ("log_dir", "mixed_precision", "gradient_accumulation_steps"):
+        value = getattr(wanted, name)
+        flags += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
+    if wanted.rdzv_timeout_seconds != LaunchConfig().rdzv_timeout_seconds:
+        flags += ["--rdzv-timeout-seconds", str(wanted.rdzv_timeout_seconds)]
+    return flags

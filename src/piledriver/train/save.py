@@ -1,0 +1,109 @@
+"""A run on disk: checkpoints to go on from, and the finished model as others read it."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import asdict
+from typing import Any
+
+from piledriver.checkpoint import Checkpointer, Contents, folder_for, is_complete
+from piledriver.core import storage
+from piledriver.core.config import to_mapping
+from piledriver.core.errors import StorageError
+from piledriver.models import ModelConfig, Transformer
+from piledriver.models.interchange import InterchangeError, save_folder, write_config
+from piledriver.train.resume import CHECKPOINTS, damaged
+from piledriver.train.setup import Parts, make_model
+from piledriver.train.step import Stepper
+
+MODEL = "model"
+
+
+def why_not_published(shape: ModelConfig) -> str | None:
+    """Why a finished model of this shape has no folder that others read; None where it has one."""
+    try:
+        write_config(shape)
+    except InterchangeError as error:
+        return error.what
+    return None
+
+
+def whole_model(parts: Parts, model: Transformer) -> Transformer:
+    """The model itself, or a whole copy of one that is laid out over processes."""
+    if parts.accelerator.meshes is None:
+        return model
+    whole = make_model(parts)
+    whole.load_state_dict(parts.accelerator.get_state_dict(model))
+    return whole
+
+
+class Saving:
+    """Saves a run now and then."""
+
+    def __init__(self, parts: Parts, stepper: Stepper, loader: Any, total_steps: int) -> None:
+        self._parts, self._stepper, self._total_steps = parts, stepper, total_steps
+        self._saver = Checkpointer()
+        self._contents = Contents(
+            models=[stepper.model],
+            optimizers=[stepper.optimizer],
+            schedulers=[stepper.scheduler],
+            loaders=[loader],
+            custom=[stepper.watch],
+            scaler=parts.accelerator.scaler,
+        )
+        self._last = time.monotonic()
+
+    def resume(self) -> int:
+        """Be as the checkpoint was that the run found when it began; the step to go on with."""
+        found = self._parts.checkpoint
+        if found is None:
+            return 0
+        try:
+            return int(self._saver.load(found, self._contents).step or 0)
+        except StorageError as error:
+            raise damaged(found, error.what) from error
+
+    def is_late(self) -> bool:
+        """Whether this process's clock says that it is time to save. Clocks differ; all save together."""
+        return time.monotonic() - self._last > 60 * self._parts.config.checkpoint_minutes
+
+    def is_due(self, step: int, late: bool) -> bool:
+        """Whether to save after this step, given that it is late by the clock of somebody."""
+        config = self._parts.config
+        if config.checkpoint_steps is not None:
+            return step % config.checkpoint_steps == 0
+        return late and not (config.spikes.action == "rollback" and step % config.spikes.snapshot_steps)
+
+    def save(self, step: int) -> None:
+        """A checkpoint of this step, written while the run goes on."""
+        self._last = time.monotonic()
+        folder = folder_for(os.path.join(self._parts.config.out, CHECKPOINTS), step, style="step-{}")
+        if is_complete(folder):
+            return  # went back to where it was saved already
+        meshes = self._parts.accelerator.meshes
+        self._saver.save(
+            folder,
+            self._contents,
+            step=step,
+            layout=None if meshes is None else to_mapping(meshes.layout),
+            extra={"total_steps": self._total_steps, "batching": asdict(self._parts.batching)},
+            asynchronous=True,
+            total_limit=self._parts.config.keep_checkpoints,
+        )
+
+    def wait(self) -> None:
+        """Until everything is written."""
+        self._saver.wait()
+
+    def publish(self) -> None:
+        """The finished model as a folder that `transformers` and `piledriver evaluate` read, with its tokenizer."""
+        folder = os.path.join(self._parts.config.out, MODEL)
+        model = whole_model(self._parts, self._stepper.model)
+        if not self._parts.world.is_main:
+            return
+        save_folder(model, folder)
+        for name in os.listdir(self._parts.tokens):
+            if name.startswith("tokenizer"):
+                content = storage.read_bytes(os.path.join(self._parts.tokens, name))
+                storage.write_bytes(os.path.join(folder, name), content)

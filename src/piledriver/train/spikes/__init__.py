@@ -1,0 +1,1 @@
+"""Loss spikes: detect them, and roll back to before them."""
