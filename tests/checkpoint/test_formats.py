@@ -21,14 +21,13 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.fsdp import fully_shard
 
-from piledriver.checkpoint import Contents, is_accelerate_folder, load, load_model, save, save_model
+from piledriver.checkpoint import Contents, convert, is_accelerate_folder, load, load_model, merge, save, save_model
 from piledriver.checkpoint.errors import (
     BadSizeError,
     IncompleteCheckpointError,
     StateMismatchError,
     UntrustedFileError,
 )
-from piledriver.checkpoint.formats import convert, merge
 from piledriver.checkpoint.formats.huggingface import parse_size
 from piledriver.cli import main as cli
 from piledriver.core.errors import UnknownNameError

@@ -21,6 +21,7 @@ from piledriver.checkpoint.saving import commit
 from piledriver.checkpoint.saving.group import Ranks
 from piledriver.checkpoint.saving.staging import Stage
 from piledriver.checkpoint.snapshot import Snapshot
+from piledriver.checkpoint.tensor_index import name_in_file
 from piledriver.checkpoint.tree import Json, tensor_keys
 from piledriver.core.storage import Location
 
@@ -187,7 +188,7 @@ def _collected(contents: Contents) -> tuple[dict[str, list[Json]], dict[str, tor
 
 def _piece(tensor: torch.Tensor, key: str, offsets: tuple[int, ...]) -> tuple[str, torch.Tensor]:
     data = planning.local_part(tensor)
-    return planning.name_in_file(key, offsets, whole=data.shape == tensor.shape), data
+    return name_in_file(key, offsets, whole=data.shape == tensor.shape), data
 
 
 def _summary(shared: Mapping[str, list[Json]], own: Mapping[str, Json]) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from typing import Any
 
 from piledriver.checkpoint.errors import IncompleteCheckpointError
 from piledriver.checkpoint.header import INDEX, STATE, Header, check_files, read_header
-from piledriver.checkpoint.planning import name_in_file
-from piledriver.checkpoint.tensor_index import Catalog, Chunk, Entry
+from piledriver.checkpoint.tensor_index import Catalog, Chunk, Entry, name_in_file
 from piledriver.checkpoint.tree import Json, dtype_of
 from piledriver.core.storage import read_text
 

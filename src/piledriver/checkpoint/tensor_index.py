@@ -190,3 +190,12 @@ def _deliver(planner: LoadPlanner, item: ReadItem, value: torch.Tensor) -> None:
         )
     target.copy_(value)
     planner.commit_tensor(item, target)
+
+
+def name_in_file(key: str, offsets: tuple[int, ...], whole: bool) -> str:
+    """The name of a box inside its file: the key itself where the box is the whole tensor.
+
+    >>> name_in_file("fc.weight", (4, 0), whole=False)
+    'fc.weight@4,0'
+    """
+    return key if whole else f"{key}@{','.join(map(str, offsets))}"

@@ -56,15 +56,6 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
-def name_in_file(key: str, offsets: tuple[int, ...], whole: bool) -> str:
-    """The name of a box inside its file: the key itself where the box is the whole tensor.
-
-    >>> name_in_file("fc.weight", (4, 0), whole=False)
-    'fc.weight@4,0'
-    """
-    return key if whole else f"{key}@{','.join(map(str, offsets))}"
-
-
 def _signature(tensors: dict[str, torch.Tensor]) -> Signature:
     # Cheap, because it is taken at every save while the training waits.
     return tuple(
