@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from piledriver.checkpoint import folders, planning
+from piledriver.checkpoint import folders
 from piledriver.checkpoint.contents import Contents, own_state, shared_state
 from piledriver.checkpoint.errors import CheckpointError, cannot_save
 from piledriver.checkpoint.header import verify as verify_files
 from piledriver.checkpoint.loading.model import KeyMap, match, open_snapshot
 from piledriver.checkpoint.loading.report import LoadReport
-from piledriver.checkpoint.saving import commit
+from piledriver.checkpoint.saving import commit, planning
 from piledriver.checkpoint.saving.group import Ranks
 from piledriver.checkpoint.saving.staging import Stage
 from piledriver.checkpoint.snapshot import Snapshot

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from piledriver.checkpoint import folders, planning
+from piledriver.checkpoint import folders
 from piledriver.checkpoint.errors import CheckpointError
 from piledriver.checkpoint.formats.huggingface import weights_of
 from piledriver.checkpoint.formats.merge import merge
 from piledriver.checkpoint.loading.model import open_snapshot
-from piledriver.checkpoint.saving import commit
+from piledriver.checkpoint.saving import commit, planning
 from piledriver.checkpoint.saving.group import Ranks
 from piledriver.checkpoint.snapshot import Snapshot
 from piledriver.checkpoint.tensor_index import read_whole
