@@ -81,8 +81,6 @@ def test_nothing_found_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "raw" / "a.bin").write_bytes(b"x")
     with pytest.raises(PiledriverError, match="no text document in"):
         extract("text", [str(tmp_path / "raw")], tmp_path / "o.jsonl.zst")
-    with pytest.raises(UsageError, match="cannot be generated"):
-        extract("text", ["generate:seed=1"], tmp_path / "o.jsonl.zst")
     with pytest.raises(UsageError, match="must end in"):
         extract("text", [str(tmp_path / "raw")], tmp_path / "o.json")
     assert not list(tmp_path.glob("o*"))

@@ -28,7 +28,6 @@ from piledriver.corpus.sources import SOURCES
 from piledriver.corpus.sources.base import MUCH_BYTES, Found, Piece, Source, piece_bytes, reason_of
 from piledriver.corpus.text.normalise import normalise, normalise_code
 
-_GENERATE = "generate:"
 _BATCH_PIECES = 256
 _BATCH_BYTES = 1 << 20
 _PIECE_SECONDS = 120
@@ -58,7 +57,7 @@ class ExtractSummary:
 def extract(
     slug: str, paths: Sequence[str], out: storage.Location, *, rejects: storage.Location | None = None, workers: int = 1
 ) -> ExtractSummary:
-    """Extract the documents of a source from raw files, folders and archives (or `generate:key=value,...`) into `out`.
+    """Extract the documents of a source from raw files, folders and archives into `out`.
 
     `rejects` takes one JSON line for each thing that was refused, with reason and origin. The bytes of both files are
     the same for any number of workers. Nothing is written where no document was found.
@@ -67,7 +66,7 @@ def extract(
     for path in (out, rejects):
         if path is not None and not str(path).endswith(SUFFIX):
             raise UsageError(f"{path} must end in {SUFFIX}", fix=f"write to {path}{SUFFIX}")
-    total_bytes = sum(storage.size(path) for path, _, _ in local_files(p for p in paths if not p.startswith(_GENERATE)))
+    total_bytes = sum(storage.size(path) for path, _, _ in local_files(paths))
     refused: Counter[str] = Counter()
     licences: Counter[str] = Counter()
     passed_over: Counter[str] = Counter()
@@ -134,8 +133,7 @@ def pieces_of(
 
     def streams() -> Iterator[RawStream]:
         nonlocal reading
-        named = [path for path in paths if not path.startswith(_GENERATE)]
-        for item in raw_streams(named, source.wants, on_bytes, on_passed):
+        for item in raw_streams(paths, source.wants, on_bytes, on_passed):
             if isinstance(item, Refusal):
                 aside.append(item)
             else:
@@ -158,11 +156,6 @@ def pieces_of(
             reason = reason_of(error) if isinstance(error, DAMAGE) else _reason(error)
             yield Refusal(reason, reading, f"{type(error).__name__}: {error}"[:500], source.name)
     yield from aside
-    for path in paths:
-        if path.startswith(_GENERATE):
-            if source.generate is None:
-                raise UsageError(f"{source.slug} cannot be generated", fix="give raw files")
-            yield from source.generate(_settings(path.removeprefix(_GENERATE)))
 
 
 def found_in_piece(source: Source, piece: Piece) -> Iterator[Found]:
@@ -269,12 +262,3 @@ def _reason(error: Exception) -> str:
 
 def _too_long(*_: object) -> None:
     raise TimeoutError(f"more than {_PIECE_SECONDS} s")
-
-
-def _settings(text: str) -> dict[str, str]:
-    """`a=1,b=2` to a dict."""
-    pairs = [pair.partition("=") for pair in text.split(",") if pair]
-    for key, equals, _ in pairs:
-        if not equals:
-            raise UsageError(f"{key!r} is not a setting", fix="write generate:key=value,key=value")
-    return {key: value for key, _, value in pairs}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import os
 import sys
 import sysconfig
@@ -11,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 
 from piledriver.core.random import Stream
+
+_DOCUMENTED = ("numpy", "pyarrow", "lxml")
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Domain:
 def find_domains(staging: Path, bytes_each: int, seed: int) -> list[Domain]:
     """Every domain that this machine has, each cut to about `bytes_each`, drawn at random by the seed.
 
-    `staging` takes what has to be written out first (package descriptions, the manual's chapters).
+    `staging` takes what has to be written out first (package descriptions, chapters of the manual, docstrings).
     """
     choose = Stream(seed, "demo")
     library = Path(sysconfig.get_paths()["stdlib"])
@@ -36,19 +40,15 @@ def find_domains(staging: Path, bytes_each: int, seed: int) -> list[Domain]:
         ("Type stubs", "code", _below(map(Path, _sites()), ".pyi")),
         ("Package READMEs", "markdown", _readmes(staging / "readmes")),
         ("Python manual", "text", _manual(staging / "manual")),
+        ("Docstrings", "text", _docstrings(staging / "docstrings")),
         ("Licences", "text", _licences()),
         ("System documents", "text", _below([Path("/usr/share/doc")], "copyright")),
         ("Web pages", "html", _below([Path("/usr/share")], ".html")),
     ]
-    domains = [
+    return [
         Domain(name, source, chosen)
         for name, source, files in candidates
         if (chosen := _drawn(files, bytes_each, choose.child(name)))
-    ]
-    questions = max(1, bytes_each // 4000)
-    return [
-        *domains,
-        Domain("Mathematics", "dm-mathematics", [f"generate:seed={seed},level=train-easy,count={questions}"]),
     ]
 
 
@@ -91,6 +91,24 @@ def _manual(folder: Path) -> Iterator[Path]:
         path = folder / f"{name}.txt"
         path.write_text(text, encoding="utf-8")
         yield path
+
+
+def _docstrings(folder: Path) -> Iterator[Path]:
+    """Write the docstrings of the packages that a corpus build needs, one file a module, and yield the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for package in _DOCUMENTED:
+        found = importlib.util.find_spec(package)
+        if found is None or found.origin is None:
+            continue
+        root = Path(found.origin).parent
+        for source in _below([root], ".py", without=("test", "tests")):
+            documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+            nodes = ast.walk(ast.parse(source.read_bytes()))
+            texts = [ast.get_docstring(node) for node in nodes if isinstance(node, documented)]
+            name = ".".join(source.relative_to(root.parent).with_suffix("").parts)
+            path = folder / f"{name}.txt"
+            path.write_text("\n\n".join(text for text in texts if text), encoding="utf-8", errors="replace")
+            yield path
 
 
 def _licences() -> Iterator[Path]:

@@ -21,6 +21,6 @@ def extract_bytes(slug: str, name: str, content: bytes) -> tuple[list[Document],
 
 
 def extract_paths(slug: str, *paths: Path | str) -> tuple[list[Document], list[Refusal]]:
-    """Extract files, folders or `generate:...`."""
+    """Extract files and folders."""
     found = list(found_in(SOURCES[slug], [str(path) for path in paths]))
     return [item for item in found if isinstance(item, Document)], [item for item in found if isinstance(item, Refusal)]

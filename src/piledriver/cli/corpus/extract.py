@@ -13,9 +13,7 @@ from piledriver.core.errors import UsageError
 def configure(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     parser.add_argument("source", metavar="SOURCE", help="a slug or a pile_set_name; see 'piledriver corpus sources'")
-    parser.add_argument(
-        "paths", nargs="+", metavar="PATH", help="raw files, folders, archives, or generate:key=value,..."
-    )
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="raw files, folders and archives")
     parser.add_argument("-o", "--out", required=True, metavar="OUT.jsonl.zst", help="the shard to write")
     parser.add_argument("--rejects", metavar="FILE.jsonl.zst", help="write what was refused, with reason and origin")
     add_workers(parser)

@@ -183,9 +183,7 @@ def _portable(recipe: Recipe) -> dict[str, Any]:
     """The recipe without the places of this machine: inputs are named by their origins and checksums."""
     plain: dict[str, Any] = to_mapping(recipe)
     for entry in plain["sources"]:
-        entry["paths"] = [
-            os.path.basename(path.rstrip("/")) if not path.startswith("generate:") else path for path in entry["paths"]
-        ]
+        entry["paths"] = [os.path.basename(path.rstrip("/")) for path in entry["paths"]]
     if recipe.tokenizer is not None:
         plain["tokenizer"] = os.path.basename(recipe.tokenizer.rstrip("/"))
     for stage in plain["stages"]:

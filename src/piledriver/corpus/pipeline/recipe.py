@@ -22,7 +22,7 @@ class SourceEntry:
     source: str
     """A slug or pile_set_name."""
     paths: list[str]
-    """Raw files, folders, archives, or generate:key=value,..."""
+    """Raw files, folders and archives."""
     epochs: float | None = None
     """How many times the whole source goes into the training split (2.5: twice, and half of it a third time)."""
     weight: float | None = None
@@ -174,4 +174,4 @@ def _shipped(name: str) -> str:
 
 
 def _relative(path: str, base: Path) -> str:
-    return path if path.startswith("generate:") or storage.is_remote(path) else str(base / Path(path).expanduser())
+    return path if storage.is_remote(path) else str(base / Path(path).expanduser())

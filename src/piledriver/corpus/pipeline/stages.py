@@ -57,7 +57,7 @@ class InputFile:
 def checksum_inputs(executor: Executor, name: str, entry: SourceEntry) -> list[InputFile]:
     """Every raw file of a source with its checksum. Files are hashed again only where a size or time changed."""
     found: list[tuple[str, str, int, int]] = []
-    for path, origin, _ in local_files(path for path in entry.paths if not path.startswith("generate:")):
+    for path, origin, _ in local_files(entry.paths):
         status = os.stat(path)
         found.append((path, origin, status.st_size, status.st_mtime_ns))
     groups = list(_cut(found, lambda file: file[2], CHECKSUM_BYTES, CHECKSUM_FILES))
@@ -75,7 +75,7 @@ def checksum_inputs(executor: Executor, name: str, entry: SourceEntry) -> list[I
 def extract(executor: Executor, name: str, entry: SourceEntry, inputs: Sequence[InputFile]) -> StageOutcome:
     """Raw files to chunks. After a crash the pieces are found again, which is cheap, and the missing chunks parsed."""
     source = resolve(entry.source)
-    described = {"source": source.slug, "name": name, "inputs": _inputs_key(entry, inputs)}
+    described = {"source": source.slug, "name": name, "inputs": _inputs_key(inputs)}
     if source.prepare is not None:
         source.prepare(sum(file.size for file in inputs) >= MUCH_BYTES)
 
@@ -95,9 +95,8 @@ def extract(executor: Executor, name: str, entry: SourceEntry, inputs: Sequence[
     return outcome
 
 
-def _inputs_key(entry: SourceEntry, inputs: Sequence[InputFile]) -> str:
-    generated = [path for path in entry.paths if path.startswith("generate:")]
-    return Task("inputs", {"files": [[file.origin, file.sha256] for file in inputs], "generated": generated}).key
+def _inputs_key(inputs: Sequence[InputFile]) -> str:
+    return Task("inputs", {"files": [[file.origin, file.sha256] for file in inputs]}).key
 
 
 def _cut(items: Iterable[T], size: Callable[[T], int], most_bytes: int, most_items: int) -> Iterator[list[T]]:

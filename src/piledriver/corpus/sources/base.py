@@ -92,8 +92,6 @@ class Source:
     wants: Callable[[str], bool]
     """Whether a file or archive member with this name is raw data of this source."""
     citation: str = ""
-    generate: Callable[[dict[str, str]], Iterator[Piece]] | None = None
-    """For a source that can be made here: `generate:key=value,...` in place of a path."""
     prepare: Callable[..., object] | None = None
     """`prepare(much)` is run before the pieces, outside of the time that one may take, with whether there is much to
     read (`MUCH_BYTES`): then what can be compiled is compiled, in the parent first of all, so that workers find it in

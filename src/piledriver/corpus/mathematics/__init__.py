@@ -1,1 +1,0 @@
-"""Questions and answers of school mathematics, after DeepMind's mathematics_dataset, with exact rational arithmetic."""
