@@ -5,7 +5,7 @@
 
 Random tokens, the same optimizer settings, clipping at 1.0; median step by CUDA events. Rows: `hand`, a compiled model
 under autocast with torch's fused AdamW; `bf16` and `fp8`, our model with fp32 weights and the same AdamW; `bf16-pure`
-and `fp8-pure`, bf16 weights whose other half the optimizer keeps (`MasterAdamW`, exact fp32 updates). One JSON line per
+and `fp8-pure`, bf16 weights whose other half `SplitMasterAdamW` keeps (exact fp32 updates). One JSON line per
 shape.
 """
 
@@ -36,7 +36,7 @@ from piledriver.models.presets import preset
 from piledriver.models.sizes import flops_per_token, parameter_count
 from piledriver.optim import OptimizerConfig, build_optimizer
 
-ROWS = {"bf16": "adamw", "fp8": "adamw", "bf16-pure": "adamw_master_bf16", "fp8-pure": "adamw_master_bf16"}
+ROWS = {"bf16": "adamw", "fp8": "adamw", "bf16-pure": "adamw_split_bf16", "fp8-pure": "adamw_split_bf16"}
 BILLIONS = {  # (dim, layers) of a Llama-like shape, for the search of the largest
     6: (4096, 30),
     7: (4096, 36),

@@ -5,7 +5,7 @@
 Both shapes; data loading, logging and checks included: the median of the wall times from step to step. Rows:
 `accelerate` and `accelerate-inductor` (transformers' Llama, bf16, fused AdamW), `plain` (a hand-written compiled model
 in a plain torch loop); ours: `bf16` (bf16 weights, their other half in the optimizer: layout.precision bf16-pure and
-optimizer.kind adamw_master_bf16), `fp8` (fp32 weights, AdamW), both compiled block by block; `bf16-whole` and
+optimizer.kind adamw_split_bf16), `fp8` (fp32 weights, AdamW), both compiled block by block; `bf16-whole` and
 `fp8-whole` (bf16 weights in both), the model as one graph with norms recomputed in the backward: layout.compile model
 and layout.recompute_norms. All loops read a step's loss when the next step was handed to the device. `ours` is bf16,
 `peer` the best of the others.
@@ -90,7 +90,7 @@ def config_of(
         budget_tokens=batch * length * steps,
         out=tempfile.mkdtemp(),
         layout=LAYOUTS.get(row),
-        optimizer=OptimizerConfig(kind="adamw" if row == "fp8" else "adamw_master_bf16", lr=lr),
+        optimizer=OptimizerConfig(kind="adamw" if row == "fp8" else "adamw_split_bf16", lr=lr),
         trackers=(),
         plots=False,
     )

@@ -19,7 +19,7 @@ from piledriver.engine.fp8.ops import fp8_gated_mlp, fp8_linear
 from piledriver.engine.precision import compute_in
 from piledriver.kernels.fp8.matmul import BACKWARD, FORWARD, cast, cast_rows, gate, gate_backward, product
 from piledriver.models import ModelConfig, Transformer
-from piledriver.optim import MasterAdamW
+from piledriver.optim import SplitMasterAdamW
 
 SHAPE = ModelConfig(vocab_size=64, dim=32, layers=2, heads=2, mlp_dim=64, max_positions=16)
 
@@ -143,7 +143,7 @@ def test_a_model_learns_as_without(precision: str) -> None:
         if layout.has_bf16_weights:
             compute_in(model, None, layout)
         use_fp8(model, None, layout, worth=0)
-        optimizer = MasterAdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.999), weight_decay=0.01)
+        optimizer = SplitMasterAdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.999), weight_decay=0.01)
         for _ in range(30):
             sums = model(tokens[:, :-1], tokens[:, 1:])
             loss = sums.total / sums.tokens

@@ -19,7 +19,7 @@ from piledriver.engine.optimizer.clip_grad_norm import total_norm
 from piledriver.engine.optimizer.stochastic_rounding import name_noise, round_stochastically
 from piledriver.engine.precision import compute_in, mixed_precision_policy
 from piledriver.models import ModelConfig, Transformer
-from piledriver.optim import CompactAdamW, Lion, MasterAdamW, Muon
+from piledriver.optim import CompactAdamW, Lion, Muon, SplitMasterAdamW
 from tests.checkpoint.processes import run as on_ranks
 from tests.optim.problems import Net, batch, train
 
@@ -104,7 +104,7 @@ def test_an_update_is_the_fp32_one_rounded_up_or_down(kind: str, monkeypatch: py
 
 
 def test_optimizers_that_round_by_themselves_are_left_alone() -> None:
-    for kind in (CompactAdamW, MasterAdamW):
+    for kind in (CompactAdamW, SplitMasterAdamW):
         optimizer = kind(list(pure_net().parameters()))
         round_stochastically(optimizer)
         assert "step" not in optimizer.__dict__
@@ -175,7 +175,7 @@ def test_bf16_moments_round_the_same_beside_any_others() -> None:
     for held in (slice(None), slice(2, None)):
         model = pure_net()
         parameters = list(model.parameters())
-        optimizer = MasterAdamW(parameters[held], lr=1e-2, moments="bf16")
+        optimizer = SplitMasterAdamW(parameters[held], lr=1e-2, moments="bf16")
         for step in range(3):
             for number, parameter in enumerate(parameters):
                 parameter.grad = _noise(parameter.shape, 10 * step + number)
@@ -197,7 +197,7 @@ def process(rank: int) -> None:
             optimizer: torch.optim.Optimizer = {
                 "adamw": functools.partial(torch.optim.AdamW, lr=1e-2),
                 "8-bit": functools.partial(CompactAdamW, lr=1e-2),
-                "bf16 moments": functools.partial(MasterAdamW, lr=1e-2, moments="bf16"),
+                "bf16 moments": functools.partial(SplitMasterAdamW, lr=1e-2, moments="bf16"),
             }[kind](parameters)
             round_stochastically(optimizer)
             for step in range(3):

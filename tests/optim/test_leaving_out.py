@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from piledriver.optim import OptimizerConfig, build_optimizer, can_leave_out, step_unless
+from piledriver.optim import OptimizerConfig, build_optimizer, can_skip_on_device, step_unless
 from piledriver.optim import step_constants as step_numbers
 
 from .problems import Net
 
 CPU = torch.device("cpu")
-KINDS = ["adamw", "muon", "lion", "adamw8bit", "adamw_bf16", "adamw_master", "adamw_master_bf16"]
+KINDS = ["adamw", "muon", "lion", "adamw8bit", "adamw_bf16", "adamw_split", "adamw_split_bf16"]
 
 
 def give_gradients(model: nn.Module, step: int, *, broken: bool = False) -> None:
@@ -43,7 +43,7 @@ def test_left_out_is_never_taken(kind: str, dtype: torch.dtype, device: str, mon
     config = OptimizerConfig(kind=kind, lr=0.01)  # type: ignore[arg-type]
     never, told = Net().to(device, dtype), Net().to(device, dtype)
     plain, optimizer = build_optimizer(never, config), build_optimizer(told, config)
-    assert can_leave_out(optimizer, next(told.parameters()).device)
+    assert can_skip_on_device(optimizer, next(told.parameters()).device)
     for step in range(12):
         left_out = step in (0, 3, 4, 9)
         give_gradients(told, step, broken=left_out)
@@ -70,7 +70,7 @@ def test_left_out_is_never_taken(kind: str, dtype: torch.dtype, device: str, mon
 
 def test_counters_that_others_wrote_are_read_again() -> None:
     model = Net()
-    optimizer = build_optimizer(model, OptimizerConfig(kind="adamw_master_bf16"))
+    optimizer = build_optimizer(model, OptimizerConfig(kind="adamw_split_bf16"))
     states: list[dict[str, torch.Tensor]] = []
     for _ in range(2):
         for step in range(3):
@@ -86,5 +86,5 @@ def test_counters_that_others_wrote_are_read_again() -> None:
 
 def test_who_has_to_be_waited_for() -> None:
     model = Net()
-    assert not can_leave_out(torch.optim.SGD(model.parameters(), lr=0.1), CPU)
-    assert not can_leave_out(torch.optim.AdamW(model.parameters(), fused=True), torch.device("cuda"))
+    assert not can_skip_on_device(torch.optim.SGD(model.parameters(), lr=0.1), CPU)
+    assert not can_skip_on_device(torch.optim.AdamW(model.parameters(), fused=True), torch.device("cuda"))

@@ -1,4 +1,4 @@
-"""MasterAdamW is AdamW on fp32 weights of which the model sees the upper half."""
+"""SplitMasterAdamW is AdamW on fp32 weights of which the model sees the upper half."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from piledriver.optim import MasterAdamW, clip_gradients, clip_in_step
+from piledriver.optim import SplitMasterAdamW, clip_gradients, clip_in_step
 from piledriver.optim.split_master_adamw import join, split
 
 
@@ -40,7 +40,10 @@ def steps_of(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], seed
 def test_updates_are_exactly_those_of_fp32_weights() -> None:
     small = [nn.Parameter(torch.randn(8, 16).bfloat16()), nn.Parameter(torch.randn(16).bfloat16())]
     wide = [nn.Parameter(weight.detach().float()) for weight in small]
-    ours, theirs = MasterAdamW(small, lr=1e-3), torch.optim.AdamW(wide, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    ours, theirs = (
+        SplitMasterAdamW(small, lr=1e-3),
+        torch.optim.AdamW(wide, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1),
+    )
     steps_of(ours, small, 0)
     steps_of(theirs, wide, 0)
     for mine, expected in zip(small, wide, strict=True):
@@ -50,7 +53,7 @@ def test_updates_are_exactly_those_of_fp32_weights() -> None:
 
 def test_small_moments_keep_their_means() -> None:
     weight = nn.Parameter(torch.zeros(64, 64).bfloat16())
-    optimizer = MasterAdamW([weight], lr=1e-3, moments="bf16")
+    optimizer = SplitMasterAdamW([weight], lr=1e-3, moments="bf16")
     for _ in range(200):
         weight.grad = torch.full_like(weight, 1e-3)
         optimizer.step()
@@ -63,7 +66,7 @@ def test_clipping_within_the_step_is_clipping_before_it() -> None:
     first = [nn.Parameter(torch.randn(8, 16)), nn.Parameter(torch.randn(4))]
     second = [nn.Parameter(weight.detach().clone()) for weight in first]
     gradients = [torch.randn_like(weight) for weight in first]
-    one, other = MasterAdamW(first, lr=1e-2), MasterAdamW(second, lr=1e-2)
+    one, other = SplitMasterAdamW(first, lr=1e-2), SplitMasterAdamW(second, lr=1e-2)
     for weights in (first, second):
         for weight, gradient in zip(weights, gradients, strict=True):
             weight.grad = gradient.clone()
@@ -79,11 +82,11 @@ def test_clipping_within_the_step_is_clipping_before_it() -> None:
 
 def test_a_resumed_run_is_the_run() -> None:
     weights = [nn.Parameter(torch.randn(8, 16).bfloat16())]
-    optimizer = MasterAdamW(weights, lr=1e-3, moments="bf16")
+    optimizer = SplitMasterAdamW(weights, lr=1e-3, moments="bf16")
     steps_of(optimizer, weights, 0)
     kept, state = copy.deepcopy(weights), copy.deepcopy(optimizer.state_dict())
     steps_of(optimizer, weights, 1)
-    again = MasterAdamW(kept, lr=1e-3, moments="bf16")
+    again = SplitMasterAdamW(kept, lr=1e-3, moments="bf16")
     again.load_state_dict(state)
     steps_of(again, kept, 1)
     assert torch.equal(optimizer.master(weights[0]), again.master(kept[0]))
@@ -96,7 +99,7 @@ def test_a_resumed_run_is_the_run() -> None:
 def test_the_kernel_is_the_formula(moments: str, dtype: torch.dtype) -> None:
     def run(device: str) -> tuple[Tensor, Tensor]:
         weight = nn.Parameter(torch.randn(100, 30, generator=torch.Generator().manual_seed(0)).to(dtype).to(device))
-        optimizer = MasterAdamW([weight], lr=1e-3, moments=moments)  # type: ignore[arg-type]
+        optimizer = SplitMasterAdamW([weight], lr=1e-3, moments=moments)  # type: ignore[arg-type]
         steps_of(optimizer, [weight], 0)
         return optimizer.master(weight).cpu(), optimizer.state[weight]["exp_avg"].float().cpu()
 

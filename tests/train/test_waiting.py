@@ -96,7 +96,7 @@ class Watched(Run):
         ("adamw", None, "log"),
         ("muon", None, "skip"),
         ("adamw8bit", None, "skip"),
-        ("adamw_master_bf16", Layout(precision="bf16-pure"), "skip"),
+        ("adamw_split_bf16", Layout(precision="bf16-pure"), "skip"),
     ],
 )
 def test_a_step_is_handed_over_without_reading_anything(

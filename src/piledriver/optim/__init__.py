@@ -9,25 +9,30 @@
 """
 
 from piledriver.optim.build import OptimizerConfig, build_optimizer
+from piledriver.optim.capability import Capabilities, capabilities
 from piledriver.optim.clip import clip_gradients, clip_in_step, gradient_norm
 from piledriver.optim.compact_adamw import CompactAdamW
-from piledriver.optim.conditional_step import can_leave_out, step_unless
+from piledriver.optim.conditional_step import can_skip_on_device, step_unless
 from piledriver.optim.groups import parameter_groups
 from piledriver.optim.lion import Lion
 from piledriver.optim.muon import Muon
+from piledriver.optim.registry import OPTIMIZERS
 from piledriver.optim.schedule import ScheduleConfig, ScheduledLR, scale_at
-from piledriver.optim.split_master_adamw import MasterAdamW
+from piledriver.optim.split_master_adamw import SplitMasterAdamW
 
 __all__ = [
+    "OPTIMIZERS",
+    "Capabilities",
     "CompactAdamW",
     "Lion",
-    "MasterAdamW",
     "Muon",
     "OptimizerConfig",
     "ScheduleConfig",
     "ScheduledLR",
+    "SplitMasterAdamW",
     "build_optimizer",
-    "can_leave_out",
+    "can_skip_on_device",
+    "capabilities",
     "clip_gradients",
     "clip_in_step",
     "gradient_norm",

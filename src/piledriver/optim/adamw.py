@@ -46,7 +46,7 @@ def make_adamw(
 
 
 def adamw_update(
-    parameters: list[Tensor], state: dict[Tensor, Any], group: dict[str, Any], left_out: Tensor | None = None
+    parameters: list[Tensor], state: dict[Tensor, Any], group: dict[str, Any], skip: Tensor | None = None
 ) -> None:
     """One AdamW step on these parameters, local parts only, exactly torch's."""
     for parameter in parameters:
@@ -70,7 +70,7 @@ def adamw_update(
         moved,
         foreach=not fused,
         fused=fused,
-        found_inf=None if left_out is None else left_out.float(),
+        found_inf=None if skip is None else skip.float(),
         amsgrad=False,
         beta1=group["betas"][0],
         beta2=group["betas"][1],

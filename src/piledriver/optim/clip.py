@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -11,8 +12,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from piledriver.core.errors import PiledriverError
+from piledriver.optim.capability import capabilities
 from piledriver.optim.shards import local
-from piledriver.optim.split_master_adamw import MasterAdamW
 
 
 class NonFiniteGradientError(PiledriverError):
@@ -100,10 +101,10 @@ def clip_gradients(
 def clip_in_step(
     optimizer: Optimizer, parameters: Iterable[Tensor], max_norm: float, *, groups: Sequence[dist.ProcessGroup] = ()
 ) -> Tensor:
-    """As `clip_gradients`, but an optimizer that can (`MasterAdamW`) scales the gradients while it reads them."""
+    """Clip as `clip_gradients` does; an optimizer that `clips_in_step` scales gradients while it reads them."""
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
-    if not isinstance(optimizer, MasterAdamW):
+    if not capabilities(optimizer).clips_in_step:
         return clip_gradients(parameters, max_norm, groups=groups)
     norm = gradient_norm(parameters, groups)
-    optimizer.clip((max_norm / (norm + 1e-6)).clamp(max=1.0))
+    cast(Any, optimizer).clip((max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm

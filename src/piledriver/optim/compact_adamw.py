@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from piledriver.optim.adamw import Params
-from piledriver.optim.conditional_step import put, with_closure
+from piledriver.optim.conditional_step import call_closure, masked_copy_
 from piledriver.optim.quantise import (
     block_size,
     dequantise_signed,
@@ -39,7 +39,8 @@ class CompactAdamW(Optimizer):
     Vectors, and matrices whose last dimension no block of 64 divides, keep fp32 states: they are few.
     """
 
-    leaves_out_on_device = True
+    rounds_bf16 = True
+    skips_on_device = True
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class CompactAdamW(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step on every parameter that has a gradient."""
-        loss = with_closure(closure)
+        loss = call_closure(closure)
         numbered = enumerate(((group, one) for group in self.param_groups for one in group["params"]), start=1)
         due = [(number, group, one) for number, (group, one) in numbered if one.grad is not None]
         for _, group, parameter in due:
@@ -132,6 +133,10 @@ class CompactAdamW(Optimizer):
                 self.state[parameter][name] = value.detach().clone().to(device)
 
 
+adamw8bit = functools.partial(CompactAdamW, states="int8")
+adamw_bf16 = functools.partial(CompactAdamW, states="bf16")
+
+
 class _Rates:
     """The learning rate of a group and what its decay leaves, in one step, made once for each device.
 
@@ -158,7 +163,7 @@ def adam_step(
     constants: tuple[float, float, float],
     salt: Tensor,
     first_index: int,
-    left_out: Tensor | None = None,
+    skip: Tensor | None = None,
 ) -> None:
     """The update on [rows, columns], in place; `moments` says by its dtypes how the states are kept."""
     lr, shrink, correction1, correction2 = rates
@@ -174,12 +179,12 @@ def adam_step(
     if rounded or stored != torch.float32:
         bits = noise_bits(weight.shape[0], weight.shape[1], first_index, salt, weight.device)
         # Three roundings from one hash: the low half for the weight, the high half for the moments.
-        put(weight, round_to_bf16(new, bits) if rounded else new, left_out)
-        _write_moments(moments, first, second, bits, left_out)
+        masked_copy_(weight, round_to_bf16(new, bits) if rounded else new, skip)
+        _write_moments(moments, first, second, bits, skip)
     else:
-        put(weight, new, left_out)
-        put(moments["exp_avg"], first, left_out)
-        put(moments["exp_avg_sq"], second, left_out)
+        masked_copy_(weight, new, skip)
+        masked_copy_(moments["exp_avg"], first, skip)
+        masked_copy_(moments["exp_avg_sq"], second, skip)
 
 
 def _read_moments(moments: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -190,21 +195,21 @@ def _read_moments(moments: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _write_moments(
-    moments: dict[str, Tensor], first: Tensor, second: Tensor, bits: Tensor, left_out: Tensor | None
+    moments: dict[str, Tensor], first: Tensor, second: Tensor, bits: Tensor, skip: Tensor | None
 ) -> None:
     # The second moment gets the same bits turned round, which are as good as others.
     other = ((bits >> 16) | (bits << 16)) & 0xFFFFFFFF
     if "exp_avg_scale" not in moments:
         small = moments["exp_avg"].dtype == torch.bfloat16
-        put(moments["exp_avg"], round_to_bf16(first, bits) if small else first, left_out)
-        put(moments["exp_avg_sq"], round_to_bf16(second, other) if small else second, left_out)
+        masked_copy_(moments["exp_avg"], round_to_bf16(first, bits) if small else first, skip)
+        masked_copy_(moments["exp_avg_sq"], round_to_bf16(second, other) if small else second, skip)
         return
     codes, scale = quantise_signed(first, bits.float() * 2.0**-32)
-    put(moments["exp_avg"], codes, left_out)
-    put(moments["exp_avg_scale"], scale, left_out)
+    masked_copy_(moments["exp_avg"], codes, skip)
+    masked_copy_(moments["exp_avg_scale"], scale, skip)
     codes, scale = quantise_unsigned(second, other.float() * 2.0**-32)
-    put(moments["exp_avg_sq"], codes, left_out)
-    put(moments["exp_avg_sq_scale"], scale, left_out)
+    masked_copy_(moments["exp_avg_sq"], codes, skip)
+    masked_copy_(moments["exp_avg_sq_scale"], scale, skip)
 
 
 def _room_for_graphs() -> AbstractContextManager[None]:

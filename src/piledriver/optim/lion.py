@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from piledriver.optim.adamw import Params
-from piledriver.optim.conditional_step import put, verdict_of, with_closure
+from piledriver.optim.conditional_step import call_closure, masked_copy_, skip_flag
 from piledriver.optim.shards import local, local_gradient
 
 
@@ -25,7 +25,8 @@ class Lion(Optimizer):
     tensor([0.9000, 1.1000])
     """
 
-    leaves_out_on_device = True
+    elementwise = True
+    skips_on_device = True
 
     def __init__(
         self, params: Params, lr: float = 1e-4, *, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.3
@@ -35,19 +36,19 @@ class Lion(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step on every parameter that has a gradient."""
-        loss, left_out = with_closure(closure), verdict_of(self)
+        loss, skip = call_closure(closure), skip_flag(self)
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             for parameter in parameters:
                 if not self.state[parameter]:
                     self.state[parameter]["exp_avg"] = torch.zeros_like(parameter)
             # What may be left out is computed beside the old numbers: one by one, or there would be two of everything.
-            for together in [parameters] if left_out is None else [[parameter] for parameter in parameters]:
+            for together in [parameters] if skip is None else [[parameter] for parameter in parameters]:
                 if together:
-                    self._update(together, group, left_out)
+                    self._update(together, group, skip)
         return loss
 
-    def _update(self, parameters: list[Tensor], group: dict[str, Any], left_out: Tensor | None) -> None:
+    def _update(self, parameters: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
         weights = [local(parameter) for parameter in parameters]
         gradients = [local_gradient(parameter) for parameter in parameters]
         momenta = [local(self.state[parameter]["exp_avg"]) for parameter in parameters]
@@ -55,7 +56,7 @@ class Lion(Optimizer):
         directions = torch._foreach_lerp(gradients, momenta, first)
         torch._foreach_sign_(directions)
         kept = 1.0 - group["lr"] * group["weight_decay"]
-        if left_out is None:
+        if skip is None:
             torch._foreach_mul_(weights, kept)
             torch._foreach_add_(weights, directions, alpha=-group["lr"])
             torch._foreach_lerp_(momenta, gradients, 1.0 - second)
@@ -64,4 +65,4 @@ class Lion(Optimizer):
         torch._foreach_add_(moved, directions, alpha=-group["lr"])
         averaged = torch._foreach_lerp(momenta, gradients, 1.0 - second)
         for old, new in zip([*weights, *momenta], [*moved, *averaged], strict=True):
-            put(old, new, left_out)
+            masked_copy_(old, new, skip)

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from piledriver.core.errors import UsageError
 from piledriver.optim.adamw import Params, adamw_update
-from piledriver.optim.conditional_step import put, verdict_of, with_closure
+from piledriver.optim.conditional_step import call_closure, masked_copy_, skip_flag
 from piledriver.optim.shards import like, local, local_gradient
 
 # The quintic whose slope at zero is largest while all singular values stay near one.
@@ -55,7 +55,8 @@ class Muon(Optimizer):
     bit of a gradient can turn a direction of small singular value, so runs that must be compared want fp32.
     """
 
-    leaves_out_on_device = True
+    per_parameter = True
+    skips_on_device = True
 
     def __init__(
         self,
@@ -95,37 +96,37 @@ class Muon(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step on every parameter that has a gradient."""
-        loss, left_out = with_closure(closure), verdict_of(self)
+        loss, skip = call_closure(closure), skip_flag(self)
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if group["kind"] == "matrix":
-                self._muon(parameters, group, left_out)
+                self._muon(parameters, group, skip)
             else:
-                adamw_update(parameters, self.state, group, left_out)
+                adamw_update(parameters, self.state, group, skip)
         return loss
 
-    def _muon(self, parameters: list[Tensor], group: dict[str, Any], left_out: Tensor | None) -> None:
+    def _muon(self, parameters: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
         for together in _batches(parameters):
-            momenta = torch.stack([self._momentum(parameter, group, left_out) for parameter in together])
+            momenta = torch.stack([self._momentum(parameter, group, skip) for parameter in together])
             turned = orthogonalise(momenta, steps=group["newton_schulz_steps"], dtype=self._dtype)
             for parameter, update in zip(together, turned, strict=True):
                 weight = local(parameter)
-                moved = weight if left_out is None else weight.clone()
+                moved = weight if skip is None else weight.clone()
                 moved.mul_(1.0 - group["lr"] * group["weight_decay"])
                 moved.add_(_share(update, parameter), alpha=-group["lr"] * _adjustment(parameter, group["adjust"]))
-                if left_out is not None:
-                    put(weight, moved, left_out)
+                if skip is not None:
+                    masked_copy_(weight, moved, skip)
 
-    def _momentum(self, parameter: Tensor, group: dict[str, Any], left_out: Tensor | None) -> Tensor:
+    def _momentum(self, parameter: Tensor, group: dict[str, Any], skip: Tensor | None) -> Tensor:
         """The (Nesterov) momentum of the whole matrix."""
         state = self.state[parameter]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
         gradient, kept = local_gradient(parameter), local(state["momentum_buffer"])
-        buffer = kept if left_out is None else kept.clone()
+        buffer = kept if skip is None else kept.clone()
         buffer.lerp_(gradient, 1.0 - group["momentum"])
-        if left_out is not None:
-            put(kept, buffer, left_out)
+        if skip is not None:
+            masked_copy_(kept, buffer, skip)
         update = gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
         whole = like(parameter, update)
         return whole.full_tensor() if isinstance(whole, DTensor) else whole

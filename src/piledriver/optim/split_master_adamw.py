@@ -8,6 +8,7 @@ already have no other half. Clipping happens inside the update: `clip` only meas
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from torch.optim import Optimizer
 from piledriver.kernels import adamw_triton as master_kernel
 from piledriver.kernels.adamw_triton import Facts
 from piledriver.optim.adamw import Params
-from piledriver.optim.conditional_step import put, with_closure
+from piledriver.optim.conditional_step import call_closure, masked_copy_
 from piledriver.optim.rounding import APART, noise_bits, round_to_bf16
 from piledriver.optim.shards import first_row, like, local, local_gradient
 from piledriver.optim.step_constants import StepNumbers
@@ -27,11 +28,11 @@ from piledriver.optim.step_constants import StepNumbers
 Moments = Literal["fp32", "bf16"]
 
 
-class MasterAdamW(Optimizer):
+class SplitMasterAdamW(Optimizer):
     """AdamW with exact fp32 weights of which the model holds the upper half.
 
     >>> weight = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
-    >>> optimizer = MasterAdamW([weight], lr=1e-4, weight_decay=0.0)
+    >>> optimizer = SplitMasterAdamW([weight], lr=1e-4, weight_decay=0.0)
     >>> for _ in range(5):
     ...     weight.grad = torch.ones_like(weight)
     ...     optimizer.step()
@@ -39,7 +40,9 @@ class MasterAdamW(Optimizer):
     (1.0, 0.9995)
     """
 
-    leaves_out_on_device = True
+    rounds_bf16 = True
+    clips_in_step = True
+    skips_on_device = True
 
     def __init__(
         self,
@@ -83,7 +86,7 @@ class MasterAdamW(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step on every parameter that has a gradient."""
-        loss = with_closure(closure)
+        loss = call_closure(closure)
         numbered = enumerate(((group, one) for group in self.param_groups for one in group["params"]), start=1)
         due = [(number, group, one) for number, (group, one) in numbered if one.grad is not None]
         for _, group, parameter in due:
@@ -144,8 +147,7 @@ class MasterAdamW(Optimizer):
                 self.state[parameter][name] = value.detach().clone().to(device)
 
 
-# Its updates need no rounding by others (see the engine's bf16-pure). torch keeps the mark when it wraps the method.
-MasterAdamW.step._rounds = True  # type: ignore[attr-defined]
+adamw_split_bf16 = functools.partial(SplitMasterAdamW, moments="bf16")
 
 
 def join(high: Tensor, low: Tensor) -> Tensor:
@@ -191,11 +193,11 @@ def master_step(
         salt = (facts.salt + apart) & 0x7FFFFFFF
         bits = noise_bits(1, first.numel(), first_index, salt, first.device).view_as(m)
         m, v = round_to_bf16(m, bits), round_to_bf16(v, bits >> 16)
-    put(first, m, facts.left_out)
-    put(second, v, facts.left_out)
+    masked_copy_(first, m, facts.left_out)
+    masked_copy_(second, v, facts.left_out)
     if low is None:
-        put(weight, whole, facts.left_out)
+        masked_copy_(weight, whole, facts.left_out)
     else:
         high, rest = split(whole)
-        put(weight, high, facts.left_out)
-        put(low, rest, facts.left_out)
+        masked_copy_(weight, high, facts.left_out)
+        masked_copy_(low, rest, facts.left_out)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from piledriver.core.random import Stream
 from piledriver.kernels.adamw_triton import Facts
-from piledriver.optim.conditional_step import verdict_of
+from piledriver.optim.conditional_step import skip_flag
 from piledriver.optim.shards import local
 
 AHEAD = 512
@@ -37,7 +37,7 @@ class StepNumbers:
 
     def begin(self, optimizer: Optimizer, due: Due) -> None:
         """A step on these parameters begins."""
-        self._left_out, self._now = verdict_of(optimizer), {}
+        self._left_out, self._now = skip_flag(optimizer), {}
         states = {parameter: optimizer.state[parameter] for _, parameter in due}
         if self._left_out is None:
             self._seen = {}
@@ -106,9 +106,9 @@ class _Ahead:
         self.counter, self.start = counter, start
         self.corrections, self.salts = _facts_of(range(start + 1, start + 1 + AHEAD), betas, seed, device)
 
-    def pick(self, left_out: Tensor) -> Facts:
+    def pick(self, skip: Tensor) -> Facts:
         at = (self.counter - self.start).long().view(1)
-        return Facts(self.corrections.index_select(0, at)[0], self.salts.index_select(0, at)[0], left_out)
+        return Facts(self.corrections.index_select(0, at)[0], self.salts.index_select(0, at)[0], skip)
 
 
 def _key(number: int, group: dict[str, Any], parameter: Tensor) -> tuple[int, tuple[float, float], int, torch.device]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from piledriver.core.errors import PiledriverError
 from piledriver.data.stream.loader import TokenBatch
 from piledriver.models import Transformer, make_masks
-from piledriver.optim import MasterAdamW, can_leave_out, clip_in_step, step_unless
+from piledriver.optim import can_skip_on_device, capabilities, clip_in_step, step_unless
 from piledriver.train.deferred import Reading
 from piledriver.train.position import Position
 from piledriver.train.setup import Parts
@@ -65,9 +65,8 @@ class Stepper:
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.watch = SpikeWatch(parts.config.spikes, parts.device)
         self.waits = self._has_to_wait()
-        inner = optimizer.optimizer
         meshes = self._accelerator.meshes
-        self._clips_in_step = isinstance(inner, MasterAdamW) and (
+        self._clips_in_step = capabilities(optimizer).clips_in_step and (
             not parts.world.is_distributed if meshes is None else meshes.alone and meshes.layout.offload == "none"
         )
 
@@ -75,7 +74,7 @@ class Stepper:
         """Whether the host has to know how a step went before it goes on."""
         if self._accelerator.scaler is not None or self._action in ("stop", "rollback"):
             return True
-        return self._action == "skip" and not can_leave_out(self.optimizer, self._parts.device)
+        return self._action == "skip" and not can_skip_on_device(self.optimizer, self._parts.device)
 
     def take(self, step: int, wishes: Wishes) -> Taken:
         """One step; where it went wrong it is left out, or worse, as asked. Wishes travel with its loss."""
