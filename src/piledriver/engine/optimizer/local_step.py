@@ -13,27 +13,14 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from piledriver.optim import capabilities
 from piledriver.optim.shards import local, local_gradient
-
-_ELEMENTWISE: frozenset[type] = frozenset(
-    {
-        torch.optim.Adadelta,
-        torch.optim.Adagrad,
-        torch.optim.Adam,
-        torch.optim.AdamW,
-        torch.optim.Adamax,
-        torch.optim.NAdam,
-        torch.optim.RAdam,
-        torch.optim.RMSprop,
-        torch.optim.SGD,
-    }
-)
 
 
 def step_locally(optimizer: torch.optim.Optimizer) -> None:
     """Let an optimizer step on the local parts of its parameters, where each element is on its own; in place."""
     sharded = any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"])
-    if type(optimizer) not in _ELEMENTWISE or not sharded or "_local_step" in optimizer.__dict__:
+    if not capabilities(optimizer).elementwise or not sharded or "_local_step" in optimizer.__dict__:
         return
     step = LocalStep()
     optimizer.__dict__["_local_step"] = step

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from piledriver.core.random import Stream
-from piledriver.optim import CompactAdamW, Lion, Muon
+from piledriver.optim import capabilities
 from piledriver.optim.rounding import hash_bits, round_to_bf16
 from piledriver.optim.shards import local, local_gradient, whole_indices
 
@@ -29,9 +29,6 @@ BUCKET_ELEMENTS = 1 << 26
 
 # Odd and large: parameters of one step get noise far from each other's.
 _APART = 0x3C6EF35F
-
-# Whose step on some parameters is independent of its step on the others. Any other optimizer steps on all at once.
-_BY_PARAMETER = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, Lion, Muon)
 
 
 def name_noise(model: nn.Module) -> None:
@@ -45,7 +42,7 @@ def name_noise(model: nn.Module) -> None:
 
 def round_stochastically(optimizer: Optimizer, *, seed: int = 0) -> None:
     """Let an optimizer update bf16 parameters as said above, in place. Its handle, groups and state dict stay."""
-    if isinstance(optimizer, CompactAdamW) or getattr(optimizer.step, "_rounds", False):
+    if capabilities(optimizer).rounds_bf16:
         return
     if not any(_is_small(parameter) for parameter in _parameters(optimizer)):
         return
@@ -63,8 +60,10 @@ def round_stochastically(optimizer: Optimizer, *, seed: int = 0) -> None:
         return loss
 
     hooked: Any = Optimizer.profile_hook_step(step)
-    hooked._wrapped_by_lr_sched = hooked._rounds = True
+    hooked._wrapped_by_lr_sched = True
     optimizer.step = types.MethodType(hooked, optimizer)  # type: ignore[method-assign]
+    # The replaced step counts on the host, so a verdict on the device comes too late for it.
+    optimizer.__dict__.update(rounds_bf16=True, skips_on_device=False)
     for group in optimizer.param_groups:
         group.setdefault("rounding_step", 0)
     dtypes = _KeepDtypes()
@@ -99,7 +98,7 @@ def _step(optimizer: Optimizer, raw: Callable[[Optimizer], Any], seed: int) -> N
 
 def _buckets(optimizer: Optimizer) -> Iterator[set[Tensor]]:
     due = [parameter for parameter in _parameters(optimizer) if parameter.grad is not None]
-    if not isinstance(optimizer, _BY_PARAMETER):
+    if not capabilities(optimizer).per_parameter:
         yield set(due)
         return
     bucket: set[Tensor] = set()
