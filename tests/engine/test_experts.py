@@ -41,7 +41,6 @@ def _what_has_no_room(rank: int) -> None:
     assert choices == SHAPE.layers * 2 * 2 * 8
     assert 0 < dropped < choices / 2
     moe = model.blocks["0"].mlp
-    moe.eval()
     same = torch.ones(1, 8, SHAPE.dim)
     before = dropped_choices(model)[0]
     out, _ = moe(same)
@@ -49,6 +48,9 @@ def _what_has_no_room(rank: int) -> None:
     assert dropped_choices(model)[0] - before == 8
     assert out[0, 4:].abs().max() == 0
     assert out[0, :4].abs().min(dim=-1).values.max() > 0
+    moe.eval()
+    whole, _ = moe(same)
+    torch.testing.assert_close(whole[0, 4:], whole[0, :4], msg="an evaluation drops nothing")
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ states in place of tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast, overload
+from typing import Literal, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from piledriver.models.block import Block
 from piledriver.models.config import ModelConfig
 from piledriver.models.initialise import initialise
 from piledriver.models.layers import Embedding, Linear, make_norm
-from piledriver.models.loss import LossSums, cross_entropy, project
+from piledriver.models.loss import LossSums, cross_entropy, project, token_losses
 
 
 class Transformer(nn.Module):
@@ -52,6 +52,7 @@ class Transformer(nn.Module):
         # Whoever splits the vocabulary, or the sequence, over devices puts other functions here.
         self.project: Callable[[Tensor, Tensor], Tensor] = project
         self.cross_entropy: Callable[..., LossSums] = cross_entropy
+        self.token_losses: Callable[..., Tensor] = token_losses
         if not any(parameter.is_meta for parameter in self.parameters()):
             initialise(self, seed)
 
@@ -69,6 +70,11 @@ class Transformer(nn.Module):
     @overload
     def forward(self, tokens: Tensor, targets: Tensor, *, masks: Masks | None = None) -> LossSums: ...
 
+    @overload
+    def forward(
+        self, tokens: Tensor, targets: Tensor, *, masks: Masks | None = None, reduction: Literal["none"]
+    ) -> Tensor: ...
+
     def forward(
         self,
         tokens: Tensor,
@@ -77,9 +83,11 @@ class Transformer(nn.Module):
         masks: Masks | None = None,
         cache: KVCache | None = None,
         positions: Tensor | None = None,
+        reduction: Literal["sum", "none"] = "sum",
     ) -> Tensor | LossSums:
         """Logits of [batch, time] tokens, or the loss sums against `targets` (-100 is not counted).
 
+        With `reduction="none"`: the negative log-likelihood of every target, [batch, time] in fp32, without gradients.
         `masks` comes from `make_masks`, for packed documents. With a `cache`, `positions` ([batch, time]) says where
         these tokens stand; they see everything that the cache holds before them.
         """
@@ -88,6 +96,8 @@ class Transformer(nn.Module):
             return x
         if targets is None:
             return self.logits(x)
+        if reduction == "none":
+            return self.token_losses(x, self.output_weight(), targets, softcap=self.config.logit_softcap)
         return self.loss(x, targets, balance)
 
     def hidden(

@@ -99,7 +99,7 @@ class Parts:
 
     def mine(self, x: Tensor, dim: int) -> Tensor:
         """This process's part of a whole sequence."""
-        if not self.may_pad and x.shape[dim] % self.pieces:
+        if not self.may_pad and torch.is_grad_enabled() and x.shape[dim] % self.pieces:
             raise EngineError(
                 f"{x.shape[dim]} tokens in {self.pieces} pieces need padding, which the balance of experts would count",
                 fix=f"use lengths that {self.pieces} divides",
@@ -108,6 +108,11 @@ class Parts:
         if not self.zigzag:
             return chunks[self.group.rank].contiguous()
         return torch.cat((chunks[self.group.rank], chunks[-1 - self.group.rank]), dim)
+
+    def own_targets(self, targets: Tensor) -> Tensor:
+        """This process's part of [batch, time] targets."""
+        # Padding must not be counted: shift so that zeros mean "ignored", pad, shift back.
+        return self.mine(targets - IGNORE_INDEX, 1) + IGNORE_INDEX
 
     def whole(self, x: Tensor, dim: int) -> Tensor:
         """The sequence put together from everybody's part; the gradients of all are summed."""
@@ -165,6 +170,7 @@ def _hook(model: Transformer, parts: Parts) -> None:
             lambda _, args: (parts.mine(args[0], -1), *args[1:]), prepend=True
         )
     model.cross_entropy = PartOfTheLoss(model.cross_entropy, parts)
+    model.token_losses = GatheredTokenLosses(model.token_losses, parts)
     inner = model.project
     model.project = lambda hidden, weight: parts.whole(inner(hidden, weight), 1)
 
@@ -192,10 +198,18 @@ class PartOfTheLoss:
         self.inner, self.parts = inner, parts
 
     def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, **options: Any) -> LossSums:
-        # Padding must not be counted: shift so that zeros mean "ignored", pad, shift back.
-        mine = self.parts.mine(targets - IGNORE_INDEX, 1) + IGNORE_INDEX
-        sums = self.inner(hidden, weight, mine, **options)
+        sums = self.inner(hidden, weight, self.parts.own_targets(targets), **options)
         group = self.parts.group
         total = summed_both_ways(sums.total, group)
         rest = [summed_both_ways(value.detach(), group) for value in sums[1:]]
         return LossSums(total, *cast(list[Any], rest))
+
+
+class GatheredTokenLosses:
+    """The loss of every token of the whole sequence, on every process of cp, from the parts."""
+
+    def __init__(self, inner: Callable[..., Tensor], parts: Parts) -> None:
+        self.inner, self.parts = inner, parts
+
+    def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, **options: Any) -> Tensor:
+        return self.parts.whole(self.inner(hidden, weight, self.parts.own_targets(targets), **options), 1)

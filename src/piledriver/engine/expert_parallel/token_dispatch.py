@@ -53,6 +53,9 @@ class AtMost:
 
     def __call__(self, experts: Experts, tokens: Tensor, routing: Routing) -> Tensor:
         """[tokens, dim] to the weighted sum of what the experts that had room made of each."""
+        if not experts.training:
+            # What is dropped depends on the rest of the batch: figures of an evaluation must not.
+            return Everything(self.group)(experts, tokens, routing)  # type: ignore[no-any-return]
         count, choices = experts.count, routing.experts.numel()
         room = max(math.ceil(self.capacity * choices / count), 1)
         # First choices of all tokens come before second ones.

@@ -80,6 +80,26 @@ class Losses:
         return torch.stack([total, total.detach(), nothing, nothing, nothing + weight])
 
 
+class TokenLosses:
+    """The loss of every target of one batch, as the last stage computes them by micro-batch."""
+
+    own = True
+
+    def __init__(self, microbatches: list[MicroBatch], targets: Tensor, device: torch.device) -> None:
+        self.microbatches = microbatches
+        self._losses = torch.zeros(targets.shape, device=device)
+
+    def of(self, output: Tensor, number: int) -> None:
+        """Keep the losses of one micro-batch."""
+        begin, rows = sum(micro.rows for micro in self.microbatches[:number]), self.microbatches[number].rows
+        self._losses[begin : begin + rows] = output[:rows]
+
+    def everywhere(self, group: Any) -> Tensor:
+        """All losses, on every rank of the pipeline."""
+        dist.all_reduce(self._losses, group=group)
+        return self._losses
+
+
 def shifted_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """The loss of Hugging Face's causal models: each token predicts the next, -100 is not counted."""
     return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())

@@ -63,8 +63,11 @@ class PipelinedForward:
         """Hold nothing of who prepared the model."""
         self.factor = _one
 
-    def __call__(self, inputs: Any, targets: Any = None, **context: Any) -> LossSums:
-        """The sums over all processes, with gradients of their mean where they are on."""
+    def __call__(self, inputs: Any, targets: Any = None, **context: Any) -> LossSums | Tensor:
+        """The sums over all processes, with gradients of their mean where they are on.
+
+        With `reduction="none"`: the loss of every target of this pipeline's batch, on all of its ranks.
+        """
         known = None if self.model is None else laid_out(self.model)
         if known is None or known.pipeline is None:
             raise UsageError("this copy of a model is in no pipeline", fix="use the one that was prepared")
@@ -74,6 +77,8 @@ class PipelinedForward:
             raise UsageError("a pipeline computes losses, and was given no targets", fix="call model(tokens, targets)")
         loss_fn = context.pop("loss_fn", None)
         sums: LossSums
+        if context.get("reduction") == "none":
+            return known.pipeline.token_losses(inputs, targets, context=context)  # type: ignore[no-any-return]
         if not torch.is_grad_enabled():
             sums = known.pipeline.evaluate(inputs, targets, loss_fn=loss_fn, context=context)
             return sums

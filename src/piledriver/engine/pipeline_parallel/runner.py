@@ -21,7 +21,7 @@ from piledriver.engine.lost_ranks import naming_the_lost
 from piledriver.engine.mesh import Meshes
 from piledriver.engine.pipeline_parallel.forward_only import Forward, run_forward
 from piledriver.engine.pipeline_parallel.infer_shapes import Meta, StageOutOfMemoryError, find_shapes
-from piledriver.engine.pipeline_parallel.losses import Losses, LossFunction
+from piledriver.engine.pipeline_parallel.losses import Losses, LossFunction, TokenLosses
 from piledriver.engine.pipeline_parallel.microbatches import MicroBatch, check_same_batch, cut_batch
 from piledriver.engine.pipeline_parallel.schedules import microbatches_of, rank_of_stage, schedule_class
 from piledriver.engine.pipeline_parallel.split import split_of, stages_of
@@ -114,6 +114,24 @@ class Pipeline:
                 self._forward(losses)
                 return losses.everywhere(self.meshes)
 
+    @torch.no_grad()
+    def token_losses(self, inputs: Tensor, targets: Tensor, *, context: Mapping[str, Any]) -> Tensor:
+        """The loss of every target, [batch, time] in fp32, on every rank of this pipeline; forward only."""
+        self._check_in_step()
+        if self.kind != "transformer":
+            raise UsageError(
+                f"a pipeline of a {type(self.model).__name__} has no losses by token", fix="use our Transformer"
+            )
+        group = self.meshes.pp.get_group()
+        with naming_the_lost("a pipeline's evaluation", group):
+            self._pass_settings_on()
+            losses = TokenLosses(cut_batch(inputs, targets, context, self.microbatches), targets, self.device)
+            self.borrowed.lend()
+            self._shapes(losses)
+            with self._in_step():
+                self._forward(losses)
+                return losses.everywhere(group)
+
     def _check_in_step(self) -> None:
         if self._broke_off is not None:
             raise EngineError(
@@ -173,7 +191,7 @@ class Pipeline:
                 stage.microbatches = []
                 stage.clear_runtime_states()
 
-    def _forward(self, losses: Losses) -> None:
+    def _forward(self, losses: Losses | TokenLosses) -> None:
         keywords, last = self._keywords_of(losses.own), self.layout.stages - 1
         run_forward(
             {number: _with_keywords(module, keywords, number == last) for number, module in self.stages.items()},
@@ -187,10 +205,10 @@ class Pipeline:
         for stage in self.stages.values():
             _reshard(stage)
 
-    def _shapes(self, losses: Losses) -> list[tuple[Meta, ...]]:
+    def _shapes(self, losses: Losses | TokenLosses) -> list[tuple[Meta, ...]]:
         """What travels between stages for batches of this shape."""
         first, last = losses.microbatches[0], self.layout.stages - 1
-        key = (losses.own, _shape_key(first))
+        key = (type(losses), losses.own, _shape_key(first))
         if key not in self._found:
             keywords = self._keywords_of(losses.own)
             runs = {number: _with_keywords(m, keywords, number == last) for number, m in self.stages.items()}

@@ -27,13 +27,13 @@ from piledriver.engine.tensor_parallel.activation_hooks import (
     leave_parts,
 )
 from piledriver.engine.tensor_parallel.roles import check_heads
-from piledriver.engine.tensor_parallel.vocab_parallel_loss import split_cross_entropy
+from piledriver.engine.tensor_parallel.vocab_parallel_loss import split_cross_entropy, split_token_losses
 from piledriver.models import LossSums, ModelConfig, Transformer, parameter_axes
 from piledriver.models.attention.layer import Attention
 from piledriver.models.attention.masks import Mask
 from piledriver.models.axes import Axes
 from piledriver.models.feed_forward.moe import Experts, MoE, Routing
-from piledriver.models.loss import cross_entropy
+from piledriver.models.loss import cross_entropy, token_losses
 
 SPLIT_AXES = frozenset({"heads", "kv_heads", "mlp", "vocab"})
 """What tp splits. Every other axis is whole on every process."""
@@ -172,9 +172,15 @@ def _hook_ends(model: Transformer, config: ModelConfig, stream: Stream, *, vocab
         model.get_submodule(name).register_forward_hook(lambda _, args, out: (stream.whole(out[0]), out[1]))
     if vocabulary_split:
         model.cross_entropy = SplitVocabularyLoss(stream, first)
+        model.token_losses = lambda hidden, weight, targets, **options: split_token_losses(
+            stream.into_parts(hidden), part(weight), targets, first=first, group=stream.group, **options
+        )
         model.project = SplitVocabularyLogits(stream, config.vocab_size)
     else:
         model.cross_entropy = lambda hidden, weight, *args, **options: cross_entropy(
+            stream.whole(hidden), part(weight), *args, **options
+        )
+        model.token_losses = lambda hidden, weight, *args, **options: token_losses(
             stream.whole(hidden), part(weight), *args, **options
         )
         model.project = lambda hidden, weight: F.linear(stream.whole(hidden), part(weight).to(hidden.dtype))

@@ -61,6 +61,36 @@ def split_cross_entropy(
     return LossSums(total, entropy.detach(), squares.detach(), torch.zeros_like(total).detach(), tokens)
 
 
+@torch.no_grad()
+def split_token_losses(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    first: int,
+    group: Group,
+    softcap: float | None = None,
+    ignore_index: int = IGNORE_INDEX,
+) -> Tensor:
+    """Return what `models.loss.token_losses` would, on every process; `weight` holds the rows from `first` on."""
+    rows, goals = hidden.flatten(0, -2), targets.flatten()
+    weight, cap = weight.to(rows.dtype), 0.0 if softcap is None else softcap
+    size = default_chunk_tokens(weight.shape[0], rows.device.type)
+    losses = []
+    for chunk, goal_ids in zip(torch.split(rows, size), torch.split(goals, size), strict=True):
+        log_z, goal = _log_z_and_goal(chunk @ weight.t(), goal_ids, first, cap, group.name)
+        losses.append(torch.where(goal_ids != ignore_index, log_z - goal, 0.0))
+    return torch.cat(losses).view_as(targets)
+
+
+def _log_z_and_goal(logits: Tensor, targets: Tensor, first: int, softcap: float, group: str) -> tuple[Tensor, Tensor]:
+    """[tokens] each: the log-partition function and the target's logit over the whole vocabulary."""
+    largest_of, parts_of, _ = _phases(logits.device.type)
+    largest = agreed(largest_of(logits, softcap), "max", group)
+    exponentials, goal = agreed(parts_of(logits, targets, largest, first, softcap), "sum", group)
+    return largest + exponentials.log(), goal
+
+
 @torch.library.custom_op("piledriver::split_cross_entropy", mutates_args=())
 def _split_loss(
     hidden: Tensor,
@@ -79,13 +109,11 @@ def _split_loss(
     sums = torch.zeros(2, dtype=torch.float32, device=hidden.device)
     d_hidden = torch.empty_like(hidden) if hidden_grad else hidden.new_empty(0)
     d_weight = torch.zeros_like(weight) if weight_grad else weight.new_empty(0)
-    largest_of, parts_of, gradient_of = _phases(hidden.device.type)
+    gradient_of = _phases(hidden.device.type)[2]
     for begin in range(0, hidden.shape[0], chunk_tokens):
         chunk, goals = hidden[begin : begin + chunk_tokens], targets[begin : begin + chunk_tokens]
         logits = chunk @ compute_weight.t()
-        largest = agreed(largest_of(logits, softcap), "max", group)
-        exponentials, goal = agreed(parts_of(logits, goals, largest, first, softcap), "sum", group)
-        log_z = largest + exponentials.log()
+        log_z, goal = _log_z_and_goal(logits, goals, first, softcap, group)
         counted = goals != ignore_index
         sums += torch.stack(
             (torch.where(counted, log_z - goal, 0.0).sum(), torch.where(counted, log_z.square(), 0.0).sum())

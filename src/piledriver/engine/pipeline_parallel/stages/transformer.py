@@ -6,7 +6,7 @@ experts travels from stage to stage as a running sum beside the hidden states, s
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +27,12 @@ class TransformerStage(Transformer):
         time: int,
         targets: Tensor | None = None,
         document_ids: Tensor | None = None,
+        reduction: Literal["sum", "none"] = "sum",
     ) -> Any:
-        """Tokens or hidden states in; hidden states, logits, or the five sums of `LossSums` as one fp64 vector out."""
+        """Tokens or hidden states in; hidden states, logits, or the five sums of `LossSums` as one fp64 vector out.
+
+        With `reduction="none"` the last stage gives the loss of every target instead of sums.
+        """
         masks = None if document_ids is None else make_masks(self.config, time, document_ids.device, document_ids)
         x, balances = self.run(x, time=time, masks=masks)
         if self.config.moe is not None:
@@ -39,6 +43,8 @@ class TransformerStage(Transformer):
             return x if balance is None else (x, balance)
         if targets is None:
             return self.logits(x)
+        if reduction == "none":
+            return self.token_losses(x, self.output_weight(), targets, softcap=self.config.logit_softcap)
         mean = None if balance is None else balance.sum() / self.config.layers
         return pack(self.loss(x, targets, mean))
 
