@@ -116,29 +116,3 @@ def test_nested_structures_keep_their_types() -> None:
     assert moved.b[0].device.type == "meta"
     with pytest.raises(TypeError, match="Unsupported types"):
         recursively_apply(torch.abs, [1], error_on_other_type=True)
-
-
-def test_models_larger_than_a_device(tmp_path: Path) -> None:
-    from piledriver.compat.accelerate import cpu_offload, disk_offload, init_empty_weights
-    from piledriver.compat.accelerate.utils import infer_auto_device_map, load_checkpoint_in_model
-
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    x = torch.randn(2, 3)
-    expected = model(x)
-    torch.save(model.state_dict(), tmp_path / "weights.bin")
-    with init_empty_weights():
-        empty = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    assert all(parameter.is_meta for parameter in empty.parameters())
-    load_checkpoint_in_model(empty, tmp_path / "weights.bin", device_map={"": "cpu"})
-    torch.testing.assert_close(empty(x), expected)
-    for away in (lambda m: cpu_offload(m, "cpu"), lambda m: disk_offload(m, str(tmp_path / "disk"), "cpu")):
-        kept = away(empty)
-        assert kept[0].weight.is_meta
-        torch.testing.assert_close(kept(x), expected)
-        from piledriver.compat.accelerate.hooks import remove_hook_from_submodules
-
-        remove_hook_from_submodules(kept)
-        load_checkpoint_in_model(kept, tmp_path / "weights.bin", device_map={"": "cpu"})
-    assert infer_auto_device_map(model, {0: 150, "cpu": 10**6}) == {"": 0}
-    assert infer_auto_device_map(model, {0: 60, "cpu": 10**6}) == {"": "cpu"}

@@ -1,5 +1,16 @@
-"""Floor 6: a trained model at work. `generate` continues a text."""
+"""Floor 6: run a trained model. `generate` continues prompts; `placement` runs models larger than a device."""
 
-from piledriver.serve.generate import Sampling, generate
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_FACE = {"Sampling": "decode", "generate": "decode"}
 
 __all__ = ["Sampling", "generate"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FACE:
+        return getattr(importlib.import_module(f"piledriver.serve.{_FACE[name]}"), name)
+    raise AttributeError(f"module 'piledriver.serve' has no attribute {name!r}")

@@ -72,8 +72,8 @@ class Accelerator(_Accelerator):
         self, model: Any, save_directory: Any, max_shard_size: int | str = "10GB", safe_serialization: bool = True
     ) -> None:
         """Ours; weights that are kept away from the model are brought one by one."""
-        from piledriver.compat.accelerate.utils.module_tensors import has_offloaded_params
-        from piledriver.compat.accelerate.utils.weights import get_state_dict_offloaded_model
+        from piledriver.serve.placement.load_checkpoint import get_state_dict_offloaded_model
+        from piledriver.serve.placement.tensors import has_offloaded_params
 
         held = get_state_dict_offloaded_model(model) if any(map(has_offloaded_params, model.modules())) else model
         super().save_model(held, save_directory, max_shard_size, safe_serialization)

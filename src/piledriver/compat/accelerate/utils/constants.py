@@ -2,7 +2,9 @@
 
 import operator
 
-from torch import nn
+from piledriver.serve.placement.layerwise_casting import (
+    SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING as SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING,
+)
 
 SCALER_NAME = "scaler.pt"
 MODEL_NAME = "pytorch_model"
@@ -60,12 +62,3 @@ TORCH_LAUNCH_PARAMS = [
     "master_addr",
     "master_port",
 ]
-SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING = (
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-    nn.Linear,
-)

@@ -1,4 +1,4 @@
-"""Modules larger than a device, under Accelerate's path; each question has a file of its own beside this one."""
+"""`accelerate.utils.modeling`: sizes, device maps, tensors and weights of `piledriver.serve.placement`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ from typing import Any
 from piledriver.accelerator.options import AutocastKwargs
 from piledriver.accelerator.precision import autocast_context, grad_scaler
 from piledriver.compat.accelerate.state import PartialState
-from piledriver.compat.accelerate.utils.device_map import (
+from piledriver.serve.placement.allocation import get_module_size_with_ties
+from piledriver.serve.placement.device_map import (
     check_device_map,
     check_tied_parameters_in_config,
     check_tied_parameters_on_same_device,
     clean_device_map,
     get_balanced_memory,
-    get_module_size_with_ties,
     infer_auto_device_map,
 )
-from piledriver.compat.accelerate.utils.module_sizes import (
+from piledriver.serve.placement.load_checkpoint import (
+    get_state_dict_from_offload,
+    get_state_dict_offloaded_model,
+    load_checkpoint_in_model,
+    load_state_dict,
+)
+from piledriver.serve.placement.sizes import (
     calculate_maximum_sizes,
     compute_module_sizes,
     compute_module_total_buffer_size,
@@ -25,7 +31,7 @@ from piledriver.compat.accelerate.utils.module_sizes import (
     get_max_layer_size,
     get_max_memory,
 )
-from piledriver.compat.accelerate.utils.module_tensors import (
+from piledriver.serve.placement.tensors import (
     align_module_device,
     find_tied_parameters,
     get_non_persistent_buffers,
@@ -36,13 +42,7 @@ from piledriver.compat.accelerate.utils.module_tensors import (
     retie_parameters,
     set_module_tensor_to_device,
 )
-from piledriver.compat.accelerate.utils.offload import load_offloaded_weights
-from piledriver.compat.accelerate.utils.weights import (
-    get_state_dict_from_offload,
-    get_state_dict_offloaded_model,
-    load_checkpoint_in_model,
-    load_state_dict,
-)
+from piledriver.serve.placement.weight_files import load_offloaded_weights
 
 __all__ = [
     "align_module_device",

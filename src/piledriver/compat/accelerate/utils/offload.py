@@ -1,142 +1,21 @@
-"""Weights on disk: one memory-mapped file each, with an index."""
+"""`accelerate.utils.offload`: weights on disk."""
 
-from __future__ import annotations
+from piledriver.serve.placement.weight_files import (
+    OffloadedWeightsLoader,
+    PrefixedDataset,
+    extract_submodules_state_dict,
+    load_offloaded_weight,
+    offload_state_dict,
+    offload_weight,
+    save_offload_index,
+)
 
-import json
-import os
-from collections.abc import Iterator, Mapping
-from typing import Any
-
-import numpy as np
-import torch
-
-from piledriver.core import storage
-
-# numpy does not know these types: their bits go as integers of the same width.
-_SAME_BITS = {
-    "bfloat16": torch.int16,
-    **dict.fromkeys(
-        ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"), torch.int8
-    ),
-}
-
-
-def offload_weight(
-    weight: torch.Tensor, weight_name: str, offload_folder: Any, index: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """Write one weight and note it in the index."""
-    kind = str(weight.dtype).removeprefix("torch.")
-    as_integers = _SAME_BITS.get(kind)
-    array = (weight.view(as_integers) if as_integers is not None else weight).detach().cpu().numpy()
-    index = {} if index is None else index
-    index[weight_name] = {"dtype": kind, "shape": list(array.shape)}
-    written = np.memmap(
-        os.path.join(offload_folder, f"{weight_name}.dat"), dtype=array.dtype, mode="w+", shape=array.shape or (1,)
-    )
-    written[...] = array if array.ndim else array[None]
-    written.flush()
-    return index
-
-
-def load_offloaded_weight(weight_file: Any, weight_info: Mapping[str, Any]) -> torch.Tensor:
-    """Read one weight back."""
-    shape = tuple(weight_info["shape"])
-    kind = weight_info["dtype"]
-    as_integers = _SAME_BITS.get(kind)
-    stored = str(as_integers).removeprefix("torch.") if as_integers is not None else kind
-    array = np.memmap(weight_file, dtype=stored, shape=shape or (1,), mode="r")
-    tensor = torch.from_numpy(np.array(array if shape else array[0]))
-    return tensor.view(getattr(torch, kind)) if as_integers is not None else tensor
-
-
-def save_offload_index(index: dict[str, Any] | None, offload_folder: Any) -> None:
-    """Write the index, with what was in it before."""
-    if not index:
-        return
-    path = os.path.join(offload_folder, "index.json")
-    before = json.loads(storage.read_text(path)) if os.path.isfile(path) else {}
-    storage.write_text(path, json.dumps({**before, **index}, indent=2))
-
-
-def offload_state_dict(save_dir: Any, state_dict: Mapping[str, torch.Tensor]) -> None:
-    """Write every weight of a state dict."""
-    os.makedirs(save_dir, exist_ok=True)
-    index: dict[str, Any] = {}
-    for name, weight in state_dict.items():
-        index = offload_weight(weight, name, save_dir, index)
-    save_offload_index(index, save_dir)
-
-
-def load_offloaded_weights(model: Any, index: dict[str, Any] | None, offload_folder: Any) -> None:
-    """Read weights of an index into a model."""
-    from piledriver.compat.accelerate.utils.module_tensors import set_module_tensor_to_device
-
-    for name, info in (index or {}).items():
-        weight = load_offloaded_weight(os.path.join(offload_folder, f"{name}.dat"), info)
-        set_module_tensor_to_device(model, name, "cpu", value=weight)
-
-
-def extract_submodules_state_dict(state_dict: Mapping[str, Any], submodule_names: list[str]) -> dict[str, Any]:
-    """The entries of some submodules."""
-    return {
-        key: value
-        for key, value in state_dict.items()
-        if any(key == name or key.startswith(name + ".") for name in submodule_names)
-    }
-
-
-class PrefixedDataset(Mapping[str, Any]):
-    """A mapping seen from below a prefix."""
-
-    def __init__(self, dataset: Mapping[str, Any], prefix: str) -> None:
-        self.dataset = dataset
-        self.prefix = prefix
-
-    def __getitem__(self, key: str) -> Any:
-        return self.dataset[f"{self.prefix}{key}"]
-
-    def __iter__(self) -> Iterator[str]:
-        return (key for key in self.dataset if key.startswith(self.prefix))
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-
-class OffloadedWeightsLoader(Mapping[str, Any]):
-    """Weights that are in memory or on disk, by name."""
-
-    def __init__(
-        self,
-        state_dict: dict[str, torch.Tensor] | None = None,
-        save_folder: Any = None,
-        index: Mapping[str, Any] | None = None,
-        device: Any = None,
-    ) -> None:
-        if state_dict is None and save_folder is None and index is None:
-            raise ValueError("Need either a `state_dict`, a `save_folder` or an `index` containing offloaded weights.")
-        self.state_dict = state_dict or {}
-        self.save_folder = save_folder
-        if index is None and save_folder is not None and os.path.isfile(os.path.join(save_folder, "index.json")):
-            index = json.loads(storage.read_text(os.path.join(save_folder, "index.json")))
-        self.index: dict[str, Any] = dict(index or {})
-        self.all_keys = [*self.state_dict, *(key for key in self.index if key not in self.state_dict)]
-        self.device = device
-
-    def __getitem__(self, key: str) -> torch.Tensor:
-        if key in self.state_dict:
-            return self.state_dict[key]
-        info = self.index[key]
-        if info.get("safetensors_file") is not None:
-            from safetensors import safe_open
-
-            with safe_open(info["safetensors_file"], framework="pt", device=str(self.device or "cpu")) as file:
-                tensor: torch.Tensor = file.get_tensor(info.get("weight_name", key))
-            wanted = info.get("dtype")
-            return tensor.to(getattr(torch, wanted)) if isinstance(wanted, str) else tensor
-        return load_offloaded_weight(os.path.join(self.save_folder, f"{key}.dat"), info)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.all_keys)
-
-    def __len__(self) -> int:
-        return len(self.all_keys)
+__all__ = [
+    "OffloadedWeightsLoader",
+    "PrefixedDataset",
+    "extract_submodules_state_dict",
+    "load_offloaded_weight",
+    "offload_state_dict",
+    "offload_weight",
+    "save_offload_index",
+]

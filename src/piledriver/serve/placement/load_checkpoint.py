@@ -1,4 +1,4 @@
-"""Weights from files into a model, to wherever a device map wants them."""
+"""Load weights from files into a model, each straight to the device that a device map gives it."""
 
 from __future__ import annotations
 
@@ -12,61 +12,50 @@ from typing import Any
 import torch
 from torch import nn
 
-from piledriver.compat.accelerate.utils.module_tensors import (
+from piledriver.core import storage
+from piledriver.serve.placement.errors import PlacementError, StrictLoadError
+from piledriver.serve.placement.tensors import (
     align_module_device,
     find_tied_parameters,
     has_offloaded_params,
     retie_parameters,
     set_module_tensor_to_device,
 )
-from piledriver.compat.accelerate.utils.offload import offload_weight, save_offload_index
-from piledriver.core import storage
+from piledriver.serve.placement.weight_files import offload_weight, save_offload_index
 
-logger = logging.getLogger("accelerate.utils.modeling")
+_log = logging.getLogger(__name__)
 
 
 def load_state_dict(checkpoint_file: Any, device_map: Mapping[str, Any] | None = None) -> dict[str, torch.Tensor]:
-    """The tensors of a file; from safetensors each straight to its device."""
+    """Return the tensors of a file; those of a safetensors file are read straight to their devices."""
     if str(checkpoint_file).endswith(".safetensors"):
         from safetensors import safe_open
 
         with safe_open(str(checkpoint_file), framework="pt") as file:
-            return {key: file.get_tensor(key).to(_where(key, device_map)) for key in file.keys()}  # noqa: SIM118
+            devices = {key: _device_of(key, device_map or {}, "cpu") for key in file.keys()}  # noqa: SIM118
+            return {key: file.get_tensor(key).to("cpu" if to == "disk" else to) for key, to in devices.items()}
     loaded: dict[str, torch.Tensor] = torch.load(checkpoint_file, map_location="cpu", weights_only=True)
     return loaded
 
 
-def _where(name: str, device_map: Mapping[str, Any] | None) -> Any:
-    """The device of the longest prefix in a map; the CPU for what stays on disk."""
-    if device_map is None:
-        return "cpu"
-    device = device_map.get("", "cpu")
-    parts = name.split(".")
-    for depth in range(len(parts), 0, -1):
-        if ".".join(parts[:depth]) in device_map:
-            device = device_map[".".join(parts[:depth])]
-            break
-    return "cpu" if device == "disk" else device
-
-
 def checkpoint_files(checkpoint: Any) -> list[Path]:
-    """The files of a checkpoint: itself, those of its index, or what a folder holds."""
+    """Return the files of a checkpoint, which is a file, an index, or a folder with either."""
     path = Path(checkpoint)
     if path.is_file():
         return _files_of_index(path) if path.name.endswith(".json") else [path]
     if not path.is_dir():
-        raise ValueError(
-            f"`checkpoint` should be the path to a file containing a whole state dict, or the index of a sharded "
-            f"checkpoint, or a folder containing a sharded checkpoint or the whole state dict, but got {checkpoint}."
+        raise PlacementError(
+            f"there is no checkpoint at {checkpoint}",
+            fix="give a file with a state dict, the index of a sharded checkpoint, or a folder with either",
         )
     for name in ("model.safetensors", "pytorch_model.bin"):
         if (path / name).is_file():
             return [path / name]
     indexes = sorted(file for file in path.iterdir() if file.name.endswith(".index.json"))
     if len(indexes) != 1:
-        raise ValueError(
-            f"{checkpoint} is not a folder containing a `.index.json` file or a pytorch_model.bin or a "
-            "model.safetensors file"
+        raise PlacementError(
+            f"{checkpoint} has {len(indexes)} files `*.index.json`, no model.safetensors and no pytorch_model.bin",
+            fix="give the file of the weights or the index itself",
         )
     return _files_of_index(indexes[0])
 
@@ -91,13 +80,14 @@ def load_checkpoint_in_model(
     full_state_dict: bool = True,
     broadcast_from_rank0: bool = False,
 ) -> None:
-    """Load weights in place; with a device map each where it belongs, those on disk into a folder."""
+    """Load weights in place: each to its device of the map; those mapped to disk go to files in `offload_folder`.
+
+    With `strict`, raise `StrictLoadError` where the checkpoint lacks weights of the model or holds others.
+    """
     tied = find_tied_parameters(model)
     files = checkpoint_files(checkpoint)
     if device_map is not None and "disk" in device_map.values() and offload_folder is None:
-        raise ValueError(
-            "At least one of the model submodule will be offloaded to disk, please pass an `offload_folder`."
-        )
+        raise PlacementError("the device map offloads modules to disk", fix="pass an `offload_folder`")
     wanted = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
     expected = set(model.state_dict())
     offload_index: dict[str, Any] = {}
@@ -118,11 +108,11 @@ def load_checkpoint_in_model(
             f"Some weights of the checkpoint at {checkpoint} were not used when initializing {type(model).__name__}"
         )
         if strict:
-            raise RuntimeError(f"{message}: {sorted(unused)}")
-        logger.warning("%s: %s", message, sorted(unused))
+            raise StrictLoadError(f"{message}: {sorted(unused)}")
+        _log.warning("%s: %s", message, sorted(unused))
     missing = expected - seen - _tied_to_seen(tied, seen)
     if strict and missing:
-        raise RuntimeError(f"the checkpoint at {checkpoint} lacks {sorted(missing)}")
+        raise StrictLoadError(f"the checkpoint at {checkpoint} lacks {sorted(missing)}")
     save_offload_index(offload_index, offload_folder)
     retie_parameters(model, tied)
 
@@ -151,16 +141,19 @@ def _place(
     set_module_tensor_to_device(model, name, "meta")
 
 
-def _device_of(name: str, device_map: Mapping[str, Any]) -> Any:
+def _device_of(name: str, device_map: Mapping[str, Any], default: Any = None) -> Any:
+    """Return the device of the longest prefix of a name in the map."""
     parts = name.split(".")
     for depth in range(len(parts), -1, -1):
         if ".".join(parts[:depth]) in device_map:
             return device_map[".".join(parts[:depth])]
-    raise ValueError(f"{name} doesn't have any device set.")
+    if default is not None:
+        return default
+    raise PlacementError(f"the device map has no device for {name}", fix="add an entry for it or its module")
 
 
 def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, Any]:
-    """A whole state dict of a model whose weights are kept away: each is brought in turn."""
+    """Return the full state dict of a model with offloaded weights, loading them module by module."""
     state: dict[str, Any] = {}
     for name, module in model.named_modules():
         if name == "" and not has_offloaded_params(module) and any(True for _ in module.children()):
@@ -177,7 +170,7 @@ def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, Any]:
 def get_state_dict_from_offload(
     module: nn.Module, module_name: str, state_dict: dict[str, Any], device_to_put_offload: Any = "cpu"
 ) -> dict[str, Any]:
-    """A module's own tensors on a device, under their full names."""
+    """Replace the entries of `state_dict` that belong to a module by its loaded tensors; return the dictionary."""
     prefix = module_name.rpartition(".")[0]
     with align_module_device(module, device_to_put_offload):
         for key, tensor in module.state_dict().items():

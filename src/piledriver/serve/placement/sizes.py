@@ -1,4 +1,4 @@
-"""How many bytes a module and its parts take."""
+"""Bytes that a module and its submodules take, and bytes that devices have free."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from piledriver.compat.accelerate.utils.module_tensors import named_module_tensors
-from piledriver.core.errors import PiledriverError
+from piledriver.serve.placement.errors import PlacementError
+from piledriver.serve.placement.tensors import named_module_tensors
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)(i?)B", re.IGNORECASE)
 
 
 def dtype_byte_size(dtype: Any) -> float:
-    """Bytes per element; a boolean counts as one bit."""
+    """Return bytes per element; a boolean counts as one bit."""
     if dtype is torch.bool:
         return 1 / 8
     special = {"INT2": 1 / 4, "INT4": 1 / 2, "FP8": 1}.get(getattr(dtype, "name", ""))
@@ -24,12 +24,19 @@ def dtype_byte_size(dtype: Any) -> float:
 
 
 def convert_file_size_to_int(size: int | str) -> int:
-    """Bytes in a size such as 5GB or 2GiB."""
+    """Return the bytes of a size such as 5GB or 2GiB.
+
+    >>> convert_file_size_to_int("5GB"), convert_file_size_to_int("2KiB")
+    (5000000000, 2048)
+    """
     if isinstance(size, int):
         return size
     found = _SIZE.fullmatch(size.strip())
     if found is None:
-        raise ValueError(f"`size` {size} is not in a valid format. Use an integer for bytes, or a string with a unit.")
+        raise PlacementError(
+            f"size {size!r} is not in a valid format",
+            fix="give a number of bytes, or one with a unit, as 5GB",
+        )
     base = 1024 if found[3] else 1000
     return int(float(found[1]) * base ** " KMGT".index(found[2].upper() or " "))
 
@@ -37,7 +44,7 @@ def convert_file_size_to_int(size: int | str) -> int:
 def compute_module_sizes(
     model: nn.Module, dtype: Any = None, special_dtypes: dict[str, Any] | None = None, buffers_only: bool = False
 ) -> dict[str, int]:
-    """Bytes of every tensor and of every module that holds it; the whole under the empty name."""
+    """Return bytes by name of every tensor and of every module that holds it; the total is under the empty name."""
     wanted = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
     sizes: dict[str, Any] = defaultdict(int)
     tensors: Any = model.named_buffers(recurse=True) if buffers_only else named_module_tensors(model, recurse=True)
@@ -63,23 +70,23 @@ def _bytes_of(name: str, tensor: torch.Tensor, wanted: Any, special: dict[str, A
 def compute_module_total_buffer_size(
     model: nn.Module, dtype: Any = None, special_dtypes: dict[str, Any] | None = None
 ) -> int:
-    """Bytes of all buffers."""
+    """Return the bytes of all buffers."""
     return compute_module_sizes(model, dtype, special_dtypes, buffers_only=True).get("", 0)
 
 
 def get_max_layer_size(
     modules: list[tuple[str, Any]], module_sizes: dict[str, int], no_split_module_classes: list[str]
 ) -> tuple[int, list[str]]:
-    """The largest part that cannot be split, and the names of those that are as large."""
+    """Return the size of the largest module that cannot be split, and the names of the modules of that size."""
     largest, names = 0, []
-    waiting = list(modules)
-    while waiting:
-        name, module = waiting.pop(0)
+    queue = list(modules)
+    while queue:
+        name, module = queue.pop(0)
         children = list(module.named_children()) if isinstance(module, nn.Module) else []
         if children and type(module).__name__ not in no_split_module_classes:
-            waiting = [(f"{name}.{child_name}", child) for child_name, child in children] + waiting
+            queue = [(f"{name}.{child_name}", child) for child_name, child in children] + queue
             continue
-        # A module whose parameters all belong to another one has no size of its own.
+        # A module whose parameters are all tied to another one has no size of its own.
         size = module_sizes.get(name, 0)
         if size > largest:
             largest, names = size, [name]
@@ -89,7 +96,7 @@ def get_max_layer_size(
 
 
 def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]]]:
-    """Bytes of the whole model, and its largest layer."""
+    """Return the bytes of the whole model, and of its largest layer with its names."""
     sizes = compute_module_sizes(model)
     no_split = list(getattr(model, "_no_split_modules", None) or [])
     modules = [*model.named_parameters(recurse=False), *model.named_children(), *model.named_buffers(recurse=False)]
@@ -97,7 +104,7 @@ def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]
 
 
 def get_max_memory(max_memory: dict[Any, Any] | None = None) -> dict[Any, int]:
-    """What each device has free, or what was given, in bytes."""
+    """Return bytes by device: those given, accelerators first, or those that each device has free."""
     import psutil
 
     if max_memory is None:
@@ -111,10 +118,8 @@ def get_max_memory(max_memory: dict[Any, Any] | None = None) -> dict[Any, int]:
     known = ("mps", "cpu", "disk")
     for key in given:
         if not isinstance(key, int) and key not in known:
-            raise MemoryKeyError(f"Device {key} is not recognized, available devices are integers, {', '.join(known)}")
+            raise PlacementError(
+                f"max_memory: unknown device {key!r}", fix=f"use the integer of an accelerator, or {', '.join(known)}"
+            )
     numbered = sorted(key for key in given if isinstance(key, int))
     return {key: given[key] for key in [*numbered, *(key for key in known if key in given)]}
-
-
-class MemoryKeyError(PiledriverError, ValueError):
-    """A device in `max_memory` that is none."""

@@ -1,4 +1,4 @@
-"""Single tensors of a module: by name, on another device, tied to others."""
+"""Single tensors of a module: list them, move one to a device, find tied ones."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from piledriver.engine import tied_weights as tied
+from piledriver.engine import tied_weights
+from piledriver.serve.placement.errors import PlacementError
 
 
 def get_non_persistent_buffers(module: nn.Module, recurse: bool = False, fqns: bool = False) -> set[str]:
-    """Names of buffers that a state dict leaves out."""
+    """Return the names of buffers that a state dict omits; with `recurse` and `fqns`, the names seen from `module`."""
     found: set[str] = set(module._non_persistent_buffers_set)
     if recurse:
         for name, child in module.named_modules():
@@ -25,12 +26,12 @@ def get_non_persistent_buffers(module: nn.Module, recurse: bool = False, fqns: b
 def named_module_tensors(
     module: nn.Module, include_buffers: bool = True, recurse: bool = False, remove_non_persistent: bool = False
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters, then buffers."""
+    """Yield parameters, then buffers, with their names."""
     yield from module.named_parameters(recurse=recurse)
     if include_buffers:
-        left_out = get_non_persistent_buffers(module, recurse, fqns=True) if remove_non_persistent else set()
+        omitted = get_non_persistent_buffers(module, recurse, fqns=True) if remove_non_persistent else set()
         for name, buffer in module.named_buffers(recurse=recurse):
-            if name not in left_out:
+            if name not in omitted:
                 yield name, buffer
 
 
@@ -45,26 +46,32 @@ def set_module_tensor_to_device(
     non_blocking: bool = False,
     clear_cache: bool = True,
 ) -> None:
-    """Put one tensor on a device, with a value where it has none or another one is wanted."""
+    """Move one parameter or buffer to a device, with `value` as its new content where given.
+
+    Floating-point values are cast to `dtype`, or to the tensor's type if `dtype` is None. A tensor on the meta device
+    needs a value.
+    """
     owner, _, leaf = tensor_name.rpartition(".")
     holder = module.get_submodule(owner)
     if leaf not in holder._parameters and leaf not in holder._buffers:
-        raise ValueError(f"{holder} does not have a parameter or a buffer named {leaf}.")
+        raise PlacementError(f"{holder} does not have a parameter or a buffer named {leaf}.")
     is_buffer = leaf in holder._buffers
     old: Any = holder._buffers[leaf] if is_buffer else holder._parameters[leaf]
     if old is None and value is None:
         return
     if old is not None and old.device.type == "meta" and torch.device(device).type != "meta" and value is None:
-        raise ValueError(f"{leaf} is on the meta device, we need a `value` to put in on {device}.")
+        raise PlacementError(
+            f"{tensor_name} is on the meta device and cannot be moved to {device}", fix="pass its content as `value`"
+        )
     if value is not None and old is not None and value.shape != old.shape:
-        raise ValueError(
+        raise PlacementError(
             f'Trying to set a tensor of shape {value.shape} in "{leaf}" (which has shape {old.shape}), this looks '
             "incorrect."
         )
     source = old if value is None else value
-    kind = dtype if dtype is not None else None if old is None or value is None else old.dtype
-    if kind is not None and source.dtype != kind and not _is_integer(source.dtype):
-        source = source.to(kind)
+    wanted = dtype if dtype is not None else None if old is None or value is None else old.dtype
+    if wanted is not None and source.dtype != wanted and not _is_integer(source.dtype):
+        source = source.to(wanted)
     with torch.no_grad():
         moved = source.detach().to(device, non_blocking=non_blocking)
     if is_buffer:
@@ -72,8 +79,8 @@ def set_module_tensor_to_device(
         return
     if old is not None and value is None and old.device == moved.device:
         return
-    made = nn.Parameter(moved, requires_grad=bool(old is None or old.requires_grad) and not _is_integer(moved.dtype))
-    holder._parameters[leaf] = made
+    trains = (old is None or old.requires_grad) and not _is_integer(moved.dtype)
+    holder._parameters[leaf] = nn.Parameter(moved, requires_grad=trains)
 
 
 def _is_integer(dtype: torch.dtype) -> bool:
@@ -81,33 +88,33 @@ def _is_integer(dtype: torch.dtype) -> bool:
 
 
 def find_tied_parameters(model: nn.Module, **kwargs: Any) -> list[list[str]]:
-    """Groups of names that share one parameter."""
-    return [sorted(group) for group in tied.find_tied(model)]
+    """Return groups of names that share one parameter, each sorted."""
+    return [sorted(group) for group in tied_weights.find_tied(model)]
 
 
 def retie_parameters(model: nn.Module, tied_params: list[list[str]]) -> None:
-    """Make each group one parameter again; one that has a value wins over those that were left without."""
+    """Make each group one parameter again: the first that is not on the meta device, or the first of all."""
     for group in tied_params:
         with_value = [name for name in group if model.get_parameter(name).device.type != "meta"]
         first = (with_value or group)[0]
-        tied.retie(model, [[first, *(name for name in group if name != first)]])
+        tied_weights.retie(model, [[first, *(name for name in group if name != first)]])
 
 
 def id_tensor_storage(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
-    """What identifies the memory behind a tensor."""
+    """Return a key that is equal for tensors that share memory: device, address, size in bytes."""
     storage = tensor.untyped_storage()
     return tensor.device, storage.data_ptr(), storage.nbytes()
 
 
 def has_offloaded_params(module: nn.Module) -> bool:
-    """Whether a module's weights are kept away between calls."""
-    # Of the hooks only AlignDevicesHook offloads; asking for its class here would import in a circle.
+    """Return whether a module's weights are offloaded between calls."""
+    # AlignDevicesHook is the only hook with this attribute; importing its class here would be circular.
     return bool(getattr(getattr(module, "_hf_hook", None), "offload", False))
 
 
 @contextmanager
 def align_module_device(module: nn.Module, execution_device: Any = None) -> Iterator[None]:
-    """A module's own weights are on a device within the block, and back where they were after it."""
+    """Keep a module's own weights on a device within the block, and restore their places after it."""
     if has_offloaded_params(module):
         hook: Any = module._hf_hook
         before = hook.execution_device
@@ -133,5 +140,5 @@ def align_module_device(module: nn.Module, execution_device: Any = None) -> Iter
 
 
 def is_peft_model(model: nn.Module) -> bool:
-    """Whether peft wrapped this model."""
+    """Return whether peft wraps this model."""
     return any(kind.__name__ == "PeftModel" for kind in type(model).__mro__)

@@ -1,0 +1,65 @@
+"""Autoregressive decoding: prefill the key-value cache with the prompt, then decode one token at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from piledriver.core.errors import UsageError
+from piledriver.core.random import Stream
+from piledriver.models import KVCache, Transformer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is chosen."""
+
+    temperature: float = 0.8
+    """Divides the logits; 0 chooses the most likely token."""
+    top_k: int | None = 50
+    """Sample from this many of the most likely tokens; None samples from all."""
+    seed: int = 0
+    """Token i of row r depends on seed, r and i only."""
+
+
+@torch.no_grad()
+def generate(model: Transformer, prompts: Tensor, new_tokens: int, sampling: Sampling | None = None) -> Tensor:
+    """Continue prompts of shape [batch, time]; return tokens of shape [batch, time + new_tokens]."""
+    sampling = sampling or Sampling()
+    batch, length = prompts.shape
+    total = length + new_tokens
+    if total > model.config.max_positions:
+        raise UsageError(
+            f"{length} + {new_tokens} tokens exceed the model's {model.config.max_positions} positions",
+            fix=f"shorten the prompt, or ask for at most {max(model.config.max_positions - length, 0)} new tokens",
+        )
+    model.eval()
+    weight = next(model.parameters())
+    cache = KVCache(model.config, batch, total, device=weight.device, dtype=model.compute_dtype or weight.dtype)
+    tokens = torch.empty(batch, total, dtype=torch.long, device=weight.device)
+    tokens[:, :length] = prompts
+    streams = [Stream(sampling.seed, "generate", row) for row in range(batch)]
+    begin = 0
+    for end in range(length, total):
+        positions = torch.arange(begin, end, device=weight.device).expand(batch, -1)
+        logits = model(tokens[:, begin:end], cache=cache, positions=positions)[:, -1].float()
+        tokens[:, end] = _sample(logits, sampling, [stream.uniform(end) for stream in streams])
+        begin = end
+    return tokens
+
+
+def _sample(logits: Tensor, sampling: Sampling, uniforms: list[float]) -> Tensor:
+    """Return one token for each row by inverting the cumulative distribution at a given uniform number.
+
+    The numbers come from counter-based streams, so there is no generator state and every device draws the same.
+    """
+    if sampling.temperature == 0:
+        return logits.argmax(dim=-1)
+    if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
+        threshold = logits.topk(sampling.top_k).values[:, -1:]
+        logits = logits.masked_fill(logits < threshold, float("-inf"))
+    cumulative = (logits / sampling.temperature).softmax(dim=-1).cumsum(dim=-1)
+    points = torch.tensor(uniforms, device=logits.device)[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, points, right=True).clamp_(max=logits.shape[-1] - 1).squeeze(1)
