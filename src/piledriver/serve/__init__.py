@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_FACE = {"Sampling": "decode", "generate": "decode"}
+if TYPE_CHECKING:
+    from piledriver.serve.decode import Sampling, generate
 
 __all__ = ["Sampling", "generate"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FACE:
-        return getattr(importlib.import_module(f"piledriver.serve.{_FACE[name]}"), name)
+    # Imported on first use: placement needs neither models nor attention kernels.
+    if name in __all__:
+        from piledriver.serve import decode
+
+        return getattr(decode, name)
     raise AttributeError(f"module 'piledriver.serve' has no attribute {name!r}")
