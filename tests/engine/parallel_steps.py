@@ -9,11 +9,11 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from piledriver.engine import Layout
-from piledriver.engine.context_parallel.apply import split_sequences
+from piledriver.engine.context_parallel.apply import apply_cp
 from piledriver.engine.data_parallel import zero
-from piledriver.engine.expert_parallel.apply import spread_experts
-from piledriver.engine.mesh import Meshes, make_meshes
-from piledriver.engine.tensor_parallel.apply import split_tensors
+from piledriver.engine.expert_parallel.apply import apply_ep
+from piledriver.engine.mesh import Mesh, make_mesh
+from piledriver.engine.tensor_parallel.apply import apply_tp
 from piledriver.models import ModelConfig, Transformer, make_masks
 
 BATCH, VOCAB = 4, 51  # no number of processes divides this vocabulary
@@ -23,17 +23,17 @@ def config(**options: Any) -> ModelConfig:
     return ModelConfig(**{"vocab_size": VOCAB, "dim": 32, "layers": 2, "heads": 4, "max_positions": 32, **options})
 
 
-def lay_out(model: Transformer, layout: Layout) -> Meshes:
-    meshes = make_meshes(layout, "cpu")
-    for step in (split_tensors, spread_experts, split_sequences, zero.shard_parameters):
-        step(model, meshes, meshes.layout)
-    model.averager = zero.average_gradients(model, meshes, meshes.layout)
-    return meshes
+def lay_out(model: Transformer, layout: Layout) -> Mesh:
+    mesh = make_mesh(layout, "cpu")
+    for step in (apply_tp, apply_ep, apply_cp, zero.apply_zero):
+        step(model, mesh, mesh.layout)
+    model.reducer = zero.attach_reducer(model, mesh, mesh.layout)
+    return mesh
 
 
-def train(model: Transformer, meshes: Meshes | None, *, time: int, documents: bool = False, steps: int = 3) -> Any:
+def train(model: Transformer, mesh: Mesh | None, *, time: int, documents: bool = False, steps: int = 3) -> Any:
     """Losses of each step with SGD, which unlike Adam shows gradients of a wrong scale, then the weights."""
-    rank, size = (0, 1) if meshes is None else (meshes.data_rank, meshes.layout.data_size)
+    rank, size = (0, 1) if mesh is None else (mesh.data_rank, mesh.layout.data_size)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(1)
     losses = []
@@ -57,8 +57,8 @@ def assert_like_one_process(shape: ModelConfig, layout: Layout, *, time: int = 1
     alone, spread = Transformer(shape), Transformer(shape)
     alone.z_loss = spread.z_loss = 1e-3
     losses, weights = train(alone, None, time=time, documents=documents)
-    meshes = lay_out(spread, layout)
-    found, spread_weights = train(spread, meshes, time=time, documents=documents)
+    mesh = lay_out(spread, layout)
+    found, spread_weights = train(spread, mesh, time=time, documents=documents)
     dist.all_reduce(found)
     torch.testing.assert_close(found / dist.get_world_size(), losses, rtol=1e-6, atol=1e-6)
     assert spread_weights.keys() == weights.keys()

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from piledriver.engine import EngineError, Layout, LayoutError
-from piledriver.engine.context_parallel.apply import Parts, check_model, split_sequences
+from piledriver.engine.context_parallel.apply import SequenceSharding, apply_cp, check_model
 from piledriver.engine.context_parallel.ring_attention import ring_attention
 from piledriver.engine.context_parallel.ring_kernels import attend_part, attend_part_backward, merge
 from piledriver.engine.data_parallel import zero
-from piledriver.engine.mesh import make_meshes
+from piledriver.engine.mesh import make_mesh
 from piledriver.engine.shards.collectives import Group
 from piledriver.models import MoEConfig, Transformer, make_masks
 from tests.checkpoint.processes import run
@@ -54,7 +54,7 @@ def test_parts_of_the_keys_merge_into_the_whole(first: int, second: int, seed: i
 @given(st.integers(1, 5), st.integers(1, 40), st.booleans())
 def test_every_token_is_in_one_part(size: int, time: int, zigzag: bool) -> None:
     tokens = torch.arange(1, time + 1)[None]
-    parts = [Parts(Group("", size, rank), zigzag=zigzag).mine(tokens, 1) for rank in range(size)]
+    parts = [SequenceSharding(Group("", size, rank), zigzag=zigzag).mine(tokens, 1) for rank in range(size)]
     found = torch.cat(parts, 1)
     assert sorted(found[found != 0].tolist()) == tokens[0].tolist()
     assert len({part.shape for part in parts}) == 1
@@ -77,7 +77,7 @@ def _on_two(rank: int) -> None:
     with pytest.raises(EngineError, match=r"not documents\. Fix: use cp_method='all-to-all'"):
         model(torch.zeros(1, 8, dtype=torch.long), masks=masks)
     with pytest.raises(LayoutError, match="cp 2 needs to know where Linear uses positions"):
-        split_sequences(nn.Linear(2, 2), make_meshes(RING, "cpu"), RING)
+        apply_cp(nn.Linear(2, 2), make_mesh(RING, "cpu"), RING)
 
 
 @pytest.mark.slow
@@ -94,14 +94,14 @@ def _hugging_face(rank: int) -> None:
     labels[:, :4] = -100
     shapes = hugging_face_configs()
     for layout in (RING, HEADS):
-        meshes = make_meshes(layout, "cpu")
+        mesh = make_mesh(layout, "cpu")
         for name in ("llama", "qwen3", "gpt_neox", "gpt2"):
             torch.manual_seed(0)
             spread = AutoModelForCausalLM.from_config(shapes[name])
             alone = AutoModelForCausalLM.from_config(shapes[name])
             alone.load_state_dict(spread.state_dict())
-            split_sequences(spread, meshes, meshes.layout)
-            averager = zero.average_gradients(spread, meshes, meshes.layout)
+            apply_cp(spread, mesh, mesh.layout)
+            reducer = zero.attach_reducer(spread, mesh, mesh.layout)
             found, wanted = spread(tokens, labels=labels).loss, alone(tokens, labels=labels).loss
             torch.testing.assert_close(found, wanted)
             found.backward()
@@ -112,7 +112,7 @@ def _hugging_face(rank: int) -> None:
                 torch.testing.assert_close(spread(input_ids=tokens).logits, alone(tokens).logits)
             with pytest.raises(EngineError, match="padding in attention_mask"):
                 spread(tokens, attention_mask=tokens > 3)
-            assert averager is not None
+            assert reducer is not None
 
 
 @pytest.mark.slow
@@ -134,11 +134,11 @@ def _on_four(rank: int) -> None:
 
 
 def _ring_in_half_precision(rank: int) -> None:
-    """Parts are merged in fp32: the ring is no further off than one kernel in the same precision."""
+    """SequenceSharding are merged in fp32: the ring is no further off than one kernel in the same precision."""
     generator = torch.Generator().manual_seed(0)
     whole = [torch.randn(1, 2, 32, 16, generator=generator) for _ in range(3)]
     exact = F.scaled_dot_product_attention(*whole, is_causal=True, scale=0.25)
-    parts = Parts(Group.of(make_meshes(Layout(cp=4), "cpu").cp), zigzag=True)
+    parts = SequenceSharding(Group.of(make_mesh(Layout(cp=4), "cpu").cp), zigzag=True)
     q, k, v = (parts.mine(x, 2).bfloat16() for x in whole)
     out = ring_attention(q, k, v, 0.25, parts.group)
     plain = F.scaled_dot_product_attention(*(x.bfloat16() for x in whole), is_causal=True, scale=0.25)

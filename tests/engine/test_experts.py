@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from piledriver.engine import Layout, LayoutError
-from piledriver.engine.expert_parallel.apply import check_divisible, dropped_choices, expert_modules, spread_experts
-from piledriver.engine.mesh import make_meshes
+from piledriver.engine.expert_parallel.apply import apply_ep, check_divisible, dropped_choices, expert_modules
+from piledriver.engine.mesh import make_mesh
 from piledriver.models import MoEConfig, Transformer
 from tests.checkpoint.processes import run
 from tests.engine.parallel_steps import assert_like_one_process, config, lay_out, train
@@ -34,8 +34,8 @@ def _on_two(rank: int) -> None:
 def _what_has_no_room(rank: int) -> None:
     """Tokens that all want the same experts: half of the first one's fit, and the rest passes by."""
     model = Transformer(SHAPE)
-    meshes = lay_out(model, Layout(ep=2, expert_capacity=1.0))
-    losses, _ = train(model, meshes, time=8, steps=1)
+    mesh = lay_out(model, Layout(ep=2, expert_capacity=1.0))
+    losses, _ = train(model, mesh, time=8, steps=1)
     assert losses.isfinite().all()
     dropped, choices = dropped_choices(model)
     assert choices == SHAPE.layers * 2 * 2 * 8
@@ -72,4 +72,4 @@ def test_an_ep_that_does_not_fit_is_refused() -> None:
     with pytest.raises(LayoutError, match=r"ep 3 does not divide the 8 experts\. Fix: use ep=2"):
         check_divisible(8, 3)
     with pytest.raises(LayoutError, match="ep 2, but Linear has no experts"):
-        spread_experts(nn.Linear(2, 2), make_meshes(Layout(), "cpu"), Layout(ep=2))
+        apply_ep(nn.Linear(2, 2), make_mesh(Layout(), "cpu"), Layout(ep=2))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from piledriver.engine import Layout
-from piledriver.engine.fp8.apply import use_fp8
+from piledriver.engine.fp8.apply import apply_fp8
 from piledriver.engine.fp8.ops import fp8_gated_mlp, fp8_linear
 from piledriver.kernels.fp8.matmul import BACKWARD, FORWARD, cast, cast_rows, gate, gate_backward, has_units, product
 from piledriver.models import ModelConfig, Transformer
@@ -149,11 +149,11 @@ def test_compiled_is_eager(precision: str, backend: str, tolerance: float) -> No
     """One graph with the operators in it. The generated kernels round elsewhere, which moves scales."""
     torch.compiler.reset()
     shape = ModelConfig(vocab_size=512, dim=128, layers=2, heads=2, mlp_dim=256, max_positions=64)
-    model = use_fp8(Transformer(shape).cuda(), None, Layout(precision=precision), worth=0)  # type: ignore[arg-type]
+    model = apply_fp8(Transformer(shape).cuda(), None, Layout(precision=precision), worth=0)  # type: ignore[arg-type]
     model.compute_dtype = torch.bfloat16
     tokens = torch.randint(512, (4, 65), device="cuda")
     other = copy.deepcopy(model)
-    use_fp8(other, None, Layout(precision=precision), worth=0)  # type: ignore[arg-type]
+    apply_fp8(other, None, Layout(precision=precision), worth=0)  # type: ignore[arg-type]
     other.compile(fullgraph=True, backend=backend)
     losses = [each(tokens[:, :-1], tokens[:, 1:]).total for each in (model, other)]
     assert_near("loss", losses[1], losses[0], 1e-2)

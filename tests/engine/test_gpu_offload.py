@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from piledriver.engine.activations import offload as activations_offload
-from piledriver.engine.activations.checkpoint import save_activations
-from piledriver.engine.compile import compile_blocks, compile_report
+from piledriver.engine.activations.checkpoint import apply_activation_checkpointing
+from piledriver.engine.compile import apply_compile, compile_report
 from piledriver.engine.layout import Layout
 from piledriver.engine.offload import gradients as offload_gradients
-from piledriver.engine.offload.apply import offload_model, offload_optimizer
+from piledriver.engine.offload.apply import apply_offload, offload_optimizer
 from piledriver.engine.optimizer.loss_scale import LossScale, LossScaler
 from piledriver.engine.optimizer.stochastic_rounding import round_stochastically
-from piledriver.engine.precision import compute_in
+from piledriver.engine.precision import apply_precision
 from piledriver.models import ModelConfig, Transformer
 from piledriver.optim import clip_gradients
 from tests.engine.gpu import ON_GPU
@@ -38,10 +38,10 @@ def run(
     if layout.offload != "parameters":
         model.to(CUDA)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    compute_in(model, None, layout)
-    save_activations(model, None, layout)
-    compile_blocks(model, None, layout)
-    offload_model(model, None, layout, device=CUDA)
+    apply_precision(model, None, layout)
+    apply_activation_checkpointing(model, None, layout)
+    apply_compile(model, None, layout)
+    apply_offload(model, None, layout, device=CUDA)
     offload_optimizer(optimizer)
     tokens = torch.randint(512, (steps, batch, length + 1), generator=torch.Generator().manual_seed(0)).to(CUDA)
     losses = []
@@ -49,7 +49,7 @@ def run(
         torch.cuda.reset_peak_memory_stats()
         sums = model(tokens[step, :, :-1], targets=tokens[step, :, 1:])
         (sums.total / sums.tokens).backward()
-        held = [getattr(parameter, "own_part", parameter) for parameter in model.parameters()]
+        held = [getattr(parameter, "optimizer_shard", parameter) for parameter in model.parameters()]
         clip_gradients(held, 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -96,7 +96,7 @@ def gradients(layout: Layout) -> tuple[list[Tensor], int]:
     gc.collect()
     torch.cuda.empty_cache()
     model = Transformer(CONFIG).to(CUDA)
-    save_activations(model, None, layout)
+    apply_activation_checkpointing(model, None, layout)
     tokens = torch.randint(512, (16, 257), generator=torch.Generator().manual_seed(0)).to(CUDA)
     for _ in range(2):
         model.zero_grad()
@@ -133,7 +133,7 @@ def test_rounding_is_the_same_on_every_device() -> None:
 
 def test_fp16_finds_its_scale() -> None:
     model = Transformer(CONFIG).to(CUDA)
-    compute_in(model, None, Layout(precision="fp16"))
+    apply_precision(model, None, Layout(precision="fp16"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     scaler = LossScaler(LossScale(initial=2.0**40, hysteresis=1), device=CUDA, models=[model])
     tokens = torch.randint(512, (4, 129), device=CUDA)

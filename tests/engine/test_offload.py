@@ -15,10 +15,10 @@ from torch.distributed.tensor import DTensor
 
 from piledriver.checkpoint.names import parameter_names
 from piledriver.engine.layout import Layout
-from piledriver.engine.offload.apply import offload_model, offload_optimizer, offload_policy
+from piledriver.engine.offload.apply import apply_offload, offload_optimizer, offload_policy
 from piledriver.engine.optimizer.clip_grad_norm import clip_grad_norm
 from piledriver.engine.optimizer.loss_scale import LossScale, LossScaler
-from piledriver.engine.precision import compute_in
+from piledriver.engine.precision import apply_precision
 from piledriver.models import ModelConfig, Transformer
 from tests.checkpoint.processes import run as on_ranks
 
@@ -30,8 +30,8 @@ def make(layout: Layout, *, tied: bool = False) -> tuple[nn.Module, torch.optim.
     model = Transformer(ModelConfig(vocab_size=32, dim=16, layers=3, heads=2, tied=tied))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.8)
-    compute_in(model, None, layout)
-    offload_model(model, None, layout, device=CPU)
+    apply_precision(model, None, layout)
+    apply_offload(model, None, layout, device=CPU)
     offload_optimizer(optimizer)
     return model, optimizer, scheduler
 
@@ -109,9 +109,9 @@ def test_blocks_are_on_the_device_only_while_they_compute() -> None:
     sums.total.backward()
     assert here() == []
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert all(parameter.own_part.grad is not None for parameter in model.parameters())  # type: ignore[attr-defined]
+    assert all(parameter.optimizer_shard.grad is not None for parameter in model.parameters())  # type: ignore[attr-defined]
     model.zero_grad()
-    assert all(parameter.own_part.grad is None for parameter in model.parameters())  # type: ignore[attr-defined]
+    assert all(parameter.optimizer_shard.grad is None for parameter in model.parameters())  # type: ignore[attr-defined]
     with torch.no_grad():
         model(TOKENS[0, :, :-1])
     assert here() == []
@@ -154,7 +154,7 @@ def test_a_state_that_was_there_goes_along_and_scaled_gradients_are_unscaled() -
     model, optimizer, scheduler = make(Layout())
     train(plain, range(1))
     train((model, optimizer, scheduler), range(1))
-    offload_model(model, None, Layout(offload="optimizer"), device=CPU)
+    apply_offload(model, None, Layout(offload="optimizer"), device=CPU)
     offload_optimizer(optimizer)
     assert train((model, optimizer, scheduler), range(1, 3)) == train(plain, range(1, 3))
 
@@ -178,7 +178,7 @@ def process(rank: int) -> None:
         for module in (*model, model):
             fully_shard(module, offload_policy=offload_policy(layout, "cpu"))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
-        offload_model(model, None, layout, device=CPU)
+        apply_offload(model, None, layout, device=CPU)
         offload_optimizer(optimizer)
         for step in range(3):
             optimizer.zero_grad()

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from piledriver.engine import Layout
 from piledriver.engine.apply import apply
-from piledriver.engine.mesh import Meshes, make_meshes
+from piledriver.engine.mesh import Mesh, make_mesh
 from piledriver.engine.optimizer.clip_grad_norm import total_norm
 from piledriver.engine.pipeline_parallel.runner import Pipeline
-from piledriver.engine.shards.full_state_dict import whole_state
-from piledriver.engine.shards.owned_rows import stepped_on
-from piledriver.engine.state import laid_out
+from piledriver.engine.shards.full_state_dict import full_state_dict
+from piledriver.engine.shards.owned_rows import optimizer_tensors
+from piledriver.engine.state import state_of
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.config import MoEConfig
 from piledriver.models.sizes import parameter_count
@@ -93,53 +93,53 @@ def _reference(case: Case, data_size: int, microbatches: int) -> tuple[list[floa
     return losses, norms, model.state_dict()
 
 
-def _lay_out(case: Case, meshes: Meshes) -> tuple[nn.Module, Pipeline]:
+def _lay_out(case: Case, mesh: Mesh) -> tuple[nn.Module, Pipeline]:
     with torch.device("meta" if case.meta else "cpu"):
         model: nn.Module = Transformer(case.config(), seed=3)
-    model = apply(model, meshes, device=CPU, weights=3)
-    known = laid_out(model)
+    model = apply(model, mesh, device=CPU, weights=3)
+    known = state_of(model)
     assert known is not None
     return model, known.pipeline
 
 
-def _each_parameter_has_one_owner(case: Case, model: nn.Module, meshes: Meshes) -> None:
+def _each_parameter_has_one_owner(case: Case, model: nn.Module, mesh: Mesh) -> None:
     """So no rank has another's, and norms, optimizers and checkpoints meet a tied weight once."""
     held = torch.tensor(sum(parameter.numel() for parameter in model.parameters()))
-    dist.all_reduce(held, group=meshes.pp.get_group())
+    dist.all_reduce(held, group=mesh.pp.get_group())
     assert int(held) == parameter_count(case.config())
 
 
 def _train(case: Case) -> None:
-    meshes = make_meshes(case.layout, "cpu")
-    model, pipeline = _lay_out(case, meshes)
-    _each_parameter_has_one_owner(case, model, meshes)
-    size = meshes.layout.data_size
+    mesh = make_mesh(case.layout, "cpu")
+    model, pipeline = _lay_out(case, mesh)
+    _each_parameter_has_one_owner(case, model, mesh)
+    size = mesh.layout.data_size
     want_losses, want_norms, want = _reference(case, size, pipeline.microbatches)
-    optimizer = torch.optim.AdamW(stepped_on(model.parameters()), lr=0.01)
+    optimizer = torch.optim.AdamW(optimizer_tensors(model.parameters()), lr=0.01)
     batches = _batches(case)
     if case.accumulate == 1:
-        sums = pipeline.evaluate(*_mine(batches[0], meshes.data_rank, size))
+        sums = pipeline.evaluate(*_mine(batches[0], mesh.data_rank, size))
         assert abs(float(sums.total / sums.tokens) - want_losses[0]) < 1e-5 * want_losses[0], (case, sums)
     for step in range(STEPS):
         window = batches[step * case.accumulate : (step + 1) * case.accumulate]
         tokens = sum(int((targets != -100).sum()) for _, targets in window)
         summed = 0.0
         for number, batch in enumerate(window):
-            x, y = _mine(batch, meshes.data_rank, size)
+            x, y = _mine(batch, mesh.data_rank, size)
             last = number == len(window) - 1
             sums = pipeline.step(x, y, divisor=None if case.accumulate == 1 else tokens, sync=last)
             summed += float(sums.total)
         assert abs(summed / tokens - want_losses[step]) < 1e-5 * abs(want_losses[step]), (case, step, summed / tokens)
-        norm = total_norm([p for p in stepped_on(model.parameters()) if p.grad is not None], 2.0, meshes)
+        norm = total_norm([p for p in optimizer_tensors(model.parameters()) if p.grad is not None], 2.0, mesh)
         assert abs(float(norm) - want_norms[step]) < 1e-4 * want_norms[step], (case, step, norm, want_norms[step])
         optimizer.step()
         if case.layout.zero in (1, 2):
             from piledriver.engine.shards import owned_rows as parts
 
-            parts.gather_rows(list(model.parameters()), meshes.dense["dp_shard"])
-        for parameter in [*model.parameters(), *stepped_on(model.parameters())]:
+            parts.gather_rows(list(model.parameters()), mesh.dense["dp_shard"])
+        for parameter in [*model.parameters(), *optimizer_tensors(model.parameters())]:
             parameter.grad = None
-    got = whole_state(model, meshes)
+    got = full_state_dict(model, mesh)
     assert set(got) == set(want), (case, set(got) ^ set(want))
     for name, value in want.items():
         torch.testing.assert_close(got[name], value, rtol=1e-4, atol=2e-5, msg=lambda m, n=name: f"{case} {n}: {m}")

@@ -20,12 +20,12 @@ from piledriver.engine.apply import apply
 from piledriver.engine.blocks import blocks_of
 from piledriver.engine.errors import EngineError
 from piledriver.engine.layout import Schedule
-from piledriver.engine.mesh import make_meshes
-from piledriver.engine.pipeline_parallel import split, stages_of
+from piledriver.engine.mesh import make_mesh
+from piledriver.engine.pipeline_parallel import split_stages, stages_of
 from piledriver.engine.pipeline_parallel.runner import Pipeline, evaluate_batch, run_batch
-from piledriver.engine.pipeline_parallel.units import chain_of
-from piledriver.engine.shards.full_state_dict import whole_state
-from piledriver.engine.state import laid_out
+from piledriver.engine.pipeline_parallel.units import units_of
+from piledriver.engine.shards.full_state_dict import full_state_dict
+from piledriver.engine.state import state_of
 from piledriver.models import ModelConfig, Transformer
 from piledriver.runtime.errors import LostPeerError
 from tests.engine.test_pipeline import on_processes
@@ -54,10 +54,10 @@ def _batch(rows: int, time: int) -> tuple[Tensor, Tensor]:
 def _user_stack() -> None:
     """A chain of modules with a loss function that gives a mean, on batches of several shapes."""
     layout = Layout(pp=2, schedule="interleaved-1f1b", microbatches=4)
-    meshes = make_meshes(layout, "cpu")
+    mesh = make_mesh(layout, "cpu")
     whole, model = _stack(), _stack()
-    model = split(model, meshes, layout)
-    pipeline = Pipeline(model, meshes, device=CPU)
+    model = split_stages(model, mesh, layout)
+    pipeline = Pipeline(model, mesh, device=CPU)
     want = torch.optim.SGD(whole.parameters(), lr=0.5)
     got = torch.optim.SGD(model.parameters(), lr=0.5)
     for rows, length in ((8, 6), (8, 5), (6, 6), (3, 6), (8, 6)):
@@ -69,7 +69,7 @@ def _user_stack() -> None:
         for optimizer in (want, got):
             optimizer.step()
             optimizer.zero_grad()
-    joined = whole_state(model, meshes)
+    joined = full_state_dict(model, mesh)
     for name, value in whole.state_dict().items():
         torch.testing.assert_close(joined[name], value)
     with pytest.raises(UsageError, match="no loss of its own"):
@@ -91,12 +91,12 @@ def _hugging_face() -> None:
     whole = Gemma2ForCausalLM(config)
     state = {name: value.clone() for name, value in whole.state_dict().items()}
     layout = Layout(pp=2, microbatches=2)
-    meshes = make_meshes(layout, "cpu")
-    model = split(Gemma2ForCausalLM(config), meshes, layout)
+    mesh = make_mesh(layout, "cpu")
+    model = split_stages(Gemma2ForCausalLM(config), mesh, layout)
     stages_of(model)
     missing, _ = model.load_state_dict(state, strict=False)
     assert not missing
-    pipeline = Pipeline(model, meshes, device=CPU)
+    pipeline = Pipeline(model, mesh, device=CPU)
     x, _ = _batch(4, 8)
     attention = torch.ones_like(x)
     attention[1, :3] = 0
@@ -111,7 +111,7 @@ def _hugging_face() -> None:
         for optimizer in (want, got):
             optimizer.step()
             optimizer.zero_grad()
-    joined = whole_state(model, meshes)
+    joined = full_state_dict(model, mesh)
     for name, parameter in whole.named_parameters():
         torch.testing.assert_close(joined[name], parameter.detach(), rtol=1e-5, atol=1e-6)
 
@@ -119,14 +119,16 @@ def _hugging_face() -> None:
 def _what_does_not_fit() -> None:
     """Every rank is told which stage cannot take what it gets; nobody hangs."""
     layout = Layout(pp=2, microbatches=2)
-    meshes = make_meshes(layout, "cpu")
-    wrong = split(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(5, 4), nn.Linear(4, 4)), meshes, layout)
-    pipeline = Pipeline(wrong, meshes, device=CPU)
+    mesh = make_mesh(layout, "cpu")
+    wrong = split_stages(
+        nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(5, 4), nn.Linear(4, 4)), mesh, layout
+    )
+    pipeline = Pipeline(wrong, mesh, device=CPU)
     with pytest.raises(EngineError, match=r"stage 1 cannot take what the stage before it gives \(\(2, 4\)\)"):
         run_batch(pipeline, torch.zeros(4, 4), torch.zeros(4, 4), F.mse_loss)
     layout = Layout(pp=2, microbatches=2, debug=True)
-    meshes = make_meshes(layout, "cpu")
-    pipeline = Pipeline(split(_stack(), meshes, layout), meshes, device=CPU)
+    mesh = make_mesh(layout, "cpu")
+    pipeline = Pipeline(split_stages(_stack(), mesh, layout), mesh, device=CPU)
     x, y = _batch(4 + dist.get_rank(), 4)
     with pytest.raises(EngineError, match="ranks 0 and 1 of a pipeline were given different batches"):
         run_batch(pipeline, x, y, _mean)
@@ -139,8 +141,8 @@ def _documents() -> None:
 
     whole = Transformer(config, seed=1)
     layout = Layout(pp=2, microbatches=2)
-    meshes = make_meshes(layout, "cpu")
-    pipeline = Pipeline(split(Transformer(config, seed=1), meshes, layout), meshes, device=CPU)
+    mesh = make_mesh(layout, "cpu")
+    pipeline = Pipeline(split_stages(Transformer(config, seed=1), mesh, layout), mesh, device=CPU)
     x, y = _batch(4, 8)
     ids = (torch.arange(8) > 4).long().expand(4, 8)
     sums = whole(x, y, masks=make_masks(config, 8, "cpu", ids))
@@ -177,9 +179,9 @@ def _own_model(schedule: Schedule) -> None:
     torch.manual_seed(2)
     whole = Own()
     layout = Layout(pp=2, microbatches=4, schedule=schedule, activations="full" if schedule == "1f1b" else "keep")
-    meshes = make_meshes(layout, "cpu")
-    model = apply(copy.deepcopy(whole), meshes, device=CPU)
-    known = laid_out(model)
+    mesh = make_mesh(layout, "cpu")
+    model = apply(copy.deepcopy(whole), mesh, device=CPU)
+    known = state_of(model)
     assert known is not None
     assert blocks_of(model)
     for optimizer in (want := torch.optim.SGD(whole.parameters(), lr=0.5), torch.optim.SGD(model.parameters(), lr=0.5)):
@@ -191,7 +193,7 @@ def _own_model(schedule: Schedule) -> None:
         else:
             torch.testing.assert_close(loss, expected)
         optimizer.step()
-    joined = whole_state(model, meshes)
+    joined = full_state_dict(model, mesh)
     assert set(joined) == set(whole.state_dict())
     for name, value in whole.state_dict().items():
         torch.testing.assert_close(joined[name], value)
@@ -215,14 +217,14 @@ def test_other_models_and_batches(tmp_path: Path) -> None:
         transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**HUGGING_FACE))
         scaled = transformers.GraniteForCausalLM(transformers.GraniteConfig(**HUGGING_FACE, embedding_multiplier=2.0))
     with pytest.raises(LayoutError, match="GraniteModel changes hidden states outside its layers"):
-        chain_of(scaled)
+        units_of(scaled)
     on_processes(2, tmp_path, _on_two)
 
 
 def _one_dies() -> None:
     layout = Layout(pp=3, microbatches=3)
-    meshes = make_meshes(layout, "cpu")
-    pipeline = Pipeline(split(_stack(), meshes, layout), meshes, device=CPU)
+    mesh = make_mesh(layout, "cpu")
+    pipeline = Pipeline(split_stages(_stack(), mesh, layout), mesh, device=CPU)
     x, y = _batch(6, 4)
     run_batch(pipeline, x, y, _mean)
     if dist.get_rank() == 1:
@@ -247,7 +249,7 @@ def test_a_model_that_is_no_chain_is_refused() -> None:
         pass
 
     with pytest.raises(LayoutError, match="in which order Tree runs its modules"):
-        chain_of(Tree())
+        units_of(Tree())
     shared = nn.Linear(4, 4)
     with pytest.raises(LayoutError, match="share the parameter"):
-        chain_of(nn.Sequential(shared, nn.ReLU(), shared))
+        units_of(nn.Sequential(shared, nn.ReLU(), shared))

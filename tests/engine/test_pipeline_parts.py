@@ -18,7 +18,7 @@ from piledriver.engine.pipeline_parallel.costs import cost_of
 from piledriver.engine.pipeline_parallel.microbatches import counted, cut_batch
 from piledriver.engine.pipeline_parallel.schedules import rank_of_stage, schedule_class, stages_of_rank
 from piledriver.engine.pipeline_parallel.split import cut
-from piledriver.engine.pipeline_parallel.units import chain_of
+from piledriver.engine.pipeline_parallel.units import units_of
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.config import MoEConfig
 from piledriver.models.sizes import flops_per_token, parameter_count
@@ -51,7 +51,7 @@ def test_costs_of_units_add_up_to_the_model(moe: MoEConfig | None, tied: bool) -
     config = ModelConfig(vocab_size=64, dim=32, layers=3, heads=2, tied=tied, moe=moe, max_positions=128)
     with torch.device("meta"):
         model = Transformer(config)
-    units = chain_of(model, 128).units
+    units = units_of(model, 128).units
     assert sum(unit.cost.flops for unit in units) == pytest.approx(
         flops_per_token(config, 128, training=False), rel=0.01
     )
@@ -65,12 +65,12 @@ def test_a_large_vocabulary_leaves_the_last_stage_fewer_blocks() -> None:
         small, large = (Transformer(ModelConfig(vocab_size=v, dim=64, layers=8, heads=2)) for v in (64, 4096))
 
     def blocks(model: Transformer) -> list[int]:
-        return [sum(name.startswith("blocks") for name in names) for names in cut(chain_of(model), 2)]
+        return [sum(name.startswith("blocks") for name in names) for names in cut(units_of(model), 2)]
 
     assert blocks(small) == [4, 4]
     assert blocks(large)[0] > blocks(large)[1]
     with pytest.raises(LayoutError, match="10 stages of a model with 9 units"):
-        cut(chain_of(small), 10)
+        cut(units_of(small), 10)
 
 
 def test_other_modules_cost_what_they_multiply() -> None:

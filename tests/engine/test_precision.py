@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_dev
 from piledriver.engine.layout import Layout
 from piledriver.engine.optimizer import stochastic_rounding as stochastic
 from piledriver.engine.optimizer.clip_grad_norm import total_norm
-from piledriver.engine.optimizer.stochastic_rounding import name_noise, round_stochastically
-from piledriver.engine.precision import compute_in, mixed_precision_policy
+from piledriver.engine.optimizer.stochastic_rounding import assign_noise_ids, round_stochastically
+from piledriver.engine.precision import apply_precision, mixed_precision_policy
 from piledriver.models import ModelConfig, Transformer
 from piledriver.optim import CompactAdamW, Lion, Muon, SplitMasterAdamW
 from tests.checkpoint.processes import run as on_ranks
@@ -50,7 +50,7 @@ def test_weights_and_activations_have_the_dtype_asked_for(precision: str, made: 
     plain.register_buffer("table", torch.ones(2))
     tokens = batch(0)[0].view(4, 16)
     expected = plain(tokens).detach()
-    model = compute_in(copy.deepcopy(plain), None, Layout(precision=precision))  # type: ignore[arg-type]
+    model = apply_precision(copy.deepcopy(plain), None, Layout(precision=precision))  # type: ignore[arg-type]
     seen = []
     inner = next(m for m in model.modules() if isinstance(m, nn.Linear))
     inner.register_forward_hook(lambda _module, _args, out: seen.append(out.dtype))
@@ -73,8 +73,8 @@ def test_what_fully_shard_is_told() -> None:
 
 
 def pure_net() -> nn.Module:
-    model = compute_in(Net(), None, Layout(precision="bf16-pure"))
-    name_noise(model)
+    model = apply_precision(Net(), None, Layout(precision="bf16-pure"))
+    assign_noise_ids(model)
     return model
 
 
@@ -155,7 +155,7 @@ def test_schedulers_and_resumed_runs(scheduler_first: bool) -> None:
 def test_a_pure_model_learns_like_one_in_fp32() -> None:
     losses = {}
     for precision in ("fp32", "bf16-pure"):
-        model = compute_in(Net(), None, Layout(precision=precision))  # type: ignore[arg-type]
+        model = apply_precision(Net(), None, Layout(precision=precision))  # type: ignore[arg-type]
         optimizer = Muon(
             [
                 {"params": [p for p in model.parameters() if p.dim() > 1]},
@@ -192,7 +192,7 @@ def process(rank: int) -> None:
             model = pure_net()
             if sharded:
                 fully_shard(model)
-                name_noise(model)
+                assign_noise_ids(model)
             parameters = list(model.parameters())
             optimizer: torch.optim.Optimizer = {
                 "adamw": functools.partial(torch.optim.AdamW, lr=1e-2),

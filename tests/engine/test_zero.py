@@ -23,7 +23,7 @@ from piledriver.engine import Layout
 from piledriver.engine.activations.saved_bytes import HeldBytes
 from piledriver.engine.apply import apply
 from piledriver.engine.memory import expected_bytes
-from piledriver.engine.mesh import make_meshes
+from piledriver.engine.mesh import make_mesh
 from piledriver.models import ModelConfig, Transformer
 from piledriver.optim import CompactAdamW
 from tests.checkpoint.processes import run as on_ranks
@@ -97,7 +97,7 @@ def a_model_without_memory(rank: int, folder: str) -> None:
                 model = Transformer(CONFIG)
             weights: Any = 0 if source == "seed" else lambda laid: load_model(laid, folder)
             with Peak() as peak:
-                apply(model, make_meshes(layout, "cpu"), device=CPU, weights=weights)
+                apply(model, make_mesh(layout, "cpu"), device=CPU, weights=weights)
             # A quarter of the model at rest, and while it is filled one parameter that is drawn whole and dealt out.
             assert peak.most < size / 4 + 3 * largest < 0.75 * size, (peak.most, size)
             for name, value in model.state_dict().items():
@@ -128,7 +128,7 @@ def own_modules_without_memory() -> None:
     for layout in (Layout(zero=3), Layout(zero=3, dp_replicate=2), Layout()):
         with torch.device("meta"):
             model = Own()
-        apply(model, make_meshes(layout, "cpu"), device=CPU, weights=5)
+        apply(model, make_mesh(layout, "cpu"), device=CPU, weights=5)
         states.append({k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in model.state_dict().items()})
     assert states[0]["layers.0.0.weight"].std() > 0.1
     for other in states[1:]:
@@ -216,7 +216,7 @@ def branches(rank: int, zero: Any) -> None:
     run.backward(model(x, rank == 1))
     for name, parameter in model.named_parameters():
         gradients = [one.get_parameter(name).grad for one in expected]
-        held = getattr(parameter, "own_part", parameter).grad
+        held = getattr(parameter, "optimizer_shard", parameter).grad
         if all(gradient is None for gradient in gradients):
             assert held is None, name
             continue
@@ -224,7 +224,7 @@ def branches(rank: int, zero: Any) -> None:
         torch.testing.assert_close(held.full_tensor() if isinstance(held, DTensor) else held, mean)
     # Local gradients stay local, and either way of clearing them clears all of them.
     model.zero_grad()
-    assert all(p.grad is None and getattr(p, "own_part", p).grad is None for p in model.parameters())
+    assert all(p.grad is None and getattr(p, "optimizer_shard", p).grad is None for p in model.parameters())
     with run.no_sync(model):
         run.backward(model(x, True))
     alone = Branches()
@@ -256,7 +256,7 @@ def a_backward_that_failed_leaves_nothing_behind(rank: int) -> None:
             run.backward(model[1](Breaks.apply(model[0](torch.ones(1, 3)))).sum())
         model.zero_grad()
         run.backward(model(torch.full((1, 3), float(rank))).sum())
-        held = getattr(model[0].weight, "own_part", model[0].weight).grad
+        held = getattr(model[0].weight, "optimizer_shard", model[0].weight).grad
         everyone: list[Any] = [None, None]
         dist.all_gather_object(everyone, held.full_tensor() if isinstance(held, DTensor) else held)
         assert torch.equal(everyone[0], everyone[1])
@@ -271,7 +271,7 @@ def metrics_count_each_sample_once(rank: int) -> None:
         seen = [number for batch in loader for number in run.gather_for_metrics(batch).tolist()]
         assert seen == list(range(7)), layout
         total = run.reduce(torch.tensor([1.0]), "sum").item()
-        assert total == run.meshes.layout.data_size
+        assert total == run.mesh.layout.data_size
 
 
 def windows_weigh_every_item_alike(rank: int, layout: Layout, sync_each_batch: bool = False) -> None:
@@ -289,11 +289,11 @@ def windows_weigh_every_item_alike(rank: int, layout: Layout, sync_each_batch: b
     plugin = GradientAccumulationPlugin(num_steps=2, sync_with_dataloader=False, sync_each_batch=sync_each_batch)
     run = accelerator(layout, gradient_accumulation_plugin=plugin)
     model = run.prepare(Transformer(CONFIG))
-    assert run.meshes is not None
-    mine = run.meshes.data_rank
-    parts = [0, 1, 2, 3] if run.meshes.layout.data_size == 1 else [2 * mine, 2 * mine + 1]
+    assert run.mesh is not None
+    mine = run.mesh.data_rank
+    parts = [0, 1, 2, 3] if run.mesh.layout.data_size == 1 else [2 * mine, 2 * mine + 1]
     for first, second in zip(parts[0::2], parts[1::2], strict=True):
-        if run.meshes.layout.data_size == 1:
+        if run.mesh.layout.data_size == 1:
             # One reader takes all four parts, two in each batch of the window.
             x, y = torch.cat((tokens[first], tokens[second])), torch.cat((targets[first], targets[second]))
             _one_batch(run, model, x, y)
@@ -302,7 +302,7 @@ def windows_weigh_every_item_alike(rank: int, layout: Layout, sync_each_batch: b
             _one_batch(run, model, tokens[second], targets[second])
     for name, parameter in reference.named_parameters():
         held = model.get_parameter(name)
-        gradient = getattr(held, "own_part", held).grad
+        gradient = getattr(held, "optimizer_shard", held).grad
         whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
         torch.testing.assert_close(whole, parameter.grad, atol=1e-6, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
     run.free_memory()

@@ -117,7 +117,7 @@ def hooks_of(model: nn.Module) -> set[str]:
                 kinds |= {_kind(getattr(hook, "hook", hook)) for hook in table.values()}
         kinds |= {"zero_grad", "_offloaded"} & vars(module).keys()
     for parameter in model.parameters():
-        kinds |= {"own_part", "on_host"} & vars(parameter).keys()
+        kinds |= {"optimizer_shard", "on_host"} & vars(parameter).keys()
         if parameter._post_accumulate_grad_hooks or parameter._backward_hooks:
             kinds.add("gradient")
     return kinds
@@ -145,7 +145,7 @@ def assert_gone(things: dict[str, weakref.ref[Any]], before: Any) -> None:
 
 
 def check(case: Case) -> None:
-    # Once for what is made once a process: meshes of this layout with their connections, caches.
+    # Once for what is made once a process: mesh of this layout with their connections, caches.
     before = belongings()
     prepared(case)
     gc.collect()

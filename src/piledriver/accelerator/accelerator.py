@@ -61,7 +61,7 @@ from piledriver.runtime.world import World, detect_world
 
 if TYPE_CHECKING:
     from piledriver.engine.memory import MemoryReport
-    from piledriver.engine.mesh import Meshes
+    from piledriver.engine.mesh import Mesh
 
 T = TypeVar("T")
 
@@ -119,7 +119,7 @@ class Accelerator(Gradients, Keeping):
             parallelism=parallelism_config,
         )
         self.layout = agreed_layout(layout, self.mixed_precision)
-        self.meshes: Meshes | None = meshes_of(self.layout, self.device)
+        self.mesh: Mesh | None = meshes_of(self.layout, self.device)
         check_precision(self.mixed_precision, self.device, engine=self.layout is not None)
         self.device_placement = device_placement
         self.dataloader_config = dataloader_config or DataLoaderConfiguration()
@@ -141,7 +141,7 @@ class Accelerator(Gradients, Keeping):
         self.project_configuration = resolve_project(project_config, project_dir)
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.rng_types = list(rng_types) if rng_types is not None else ["generator"]
-        self.strategy: Strategy = choose_strategy(self.world, self.ddp_handler, self.meshes)
+        self.strategy: Strategy = choose_strategy(self.world, self.ddp_handler, self.mesh)
         # Weakly: the whole parameters must go once no optimizer refers to them.
         self._replaced: MutableMapping[torch.Tensor, torch.Tensor] = WeakIdKeyDictionary()
         self._gone: MutableMapping[torch.Tensor, bool] = WeakIdKeyDictionary()
@@ -232,7 +232,7 @@ class Accelerator(Gradients, Keeping):
         """Bytes of parameters, gradients and optimizer states that this process holds, and what the layout asks for."""
         from piledriver.engine.memory import measure
 
-        return measure(self._models, [getattr(one, "optimizer", one) for one in self._optimizers], self.meshes)
+        return measure(self._models, [getattr(one, "optimizer", one) for one in self._optimizers], self.mesh)
 
     def prepare_scheduler(self, scheduler: Any) -> Any:
         """A scheduler that steps once when its optimizer did."""
@@ -257,14 +257,14 @@ class Accelerator(Gradients, Keeping):
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """The same without samples that only fill up the last batch."""
-        some = self.meshes is not None and self.meshes.copies_of_batch > 1
-        readers = self.meshes.readers if some and self.meshes is not None else None
+        some = self.mesh is not None and self.mesh.model_parallel_size > 1
+        readers = self.mesh.readers if some and self.mesh is not None else None
         return gather_for_metrics(self.world, self.gradient_state, input_data, use_gather_object, readers)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """The sum or mean over processes; those that read the same batch (tensor axis and others) count as one."""
-        if reduction == "sum" and self.meshes is not None:
-            scale /= self.meshes.copies_of_batch
+        if reduction == "sum" and self.mesh is not None:
+            scale /= self.mesh.model_parallel_size
         return reduce(self.world, tensor, reduction, scale)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:

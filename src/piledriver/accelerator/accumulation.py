@@ -172,28 +172,28 @@ class ItemMean:
         *,
         gradients: Iterable[torch.Tensor],
         add_up: Callable[[torch.Tensor], torch.Tensor],
-        averaged_over: int,
+        reduce_size: int,
         loss_is_of_all: bool = False,
         device: torch.device,
     ) -> None:
         """A batch with `count` items begins (None: weigh batches alike).
 
-        `gradients` are those gathered so far, `add_up` sums a count over the `averaged_over` processes whose gradients
+        `gradients` are those gathered so far, `add_up` sums a count over the `reduce_size` processes whose gradients
         are averaged. Where a loss is that of all of them (pipelines), it counts their items.
         """
         self._to_mean = None
         if count is None:
             self.batch_weight = None
             return
-        if loss_is_of_all and averaged_over > 1:
-            count, averaged_over = add_up(_as_tensor(count, device)), 1
+        if loss_is_of_all and reduce_size > 1:
+            count, reduce_size = add_up(_as_tensor(count, device)), 1
         self.counted = self.counted + count
         self.batch_weight = count
         if not window_ends:
             return
-        total = add_up(_as_tensor(self.counted, device)) if averaged_over > 1 else self.counted
+        total = add_up(_as_tensor(self.counted, device)) if reduce_size > 1 else self.counted
         # Averaging over processes divides by their number, the mean over items must not.
-        to_mean = averaged_over / (total.clamp(min=1) if isinstance(total, torch.Tensor) else max(total, 1))
+        to_mean = reduce_size / (total.clamp(min=1) if isinstance(total, torch.Tensor) else max(total, 1))
         _multiply(gradients, to_mean)
         self._to_mean = to_mean
         self.batch_weight = count * to_mean

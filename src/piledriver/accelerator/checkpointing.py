@@ -27,11 +27,11 @@ class Keeping(Answers):
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> Any:
         """The model's weights under its own keys."""
         inner = self.unwrap_model(model) if unwrap else model
-        if self.meshes is None:
+        if self.mesh is None:
             return inner.state_dict()
-        from piledriver.engine.shards.full_state_dict import whole_state
+        from piledriver.engine.shards.full_state_dict import full_state_dict
 
-        return whole_state(inner, self.meshes)
+        return full_state_dict(inner, self.mesh)
 
     def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
         """Save something once per run (or per node where `save_on_each_node`)."""
@@ -47,11 +47,11 @@ class Keeping(Answers):
         """Save weights as Hugging Face does: safetensors, in shards with an index where they are large."""
         from piledriver.accelerator.files import save_model_files
 
-        if self.meshes is not None and self.meshes.layout.pp > 1:
-            from piledriver.engine.shards.full_state_dict import whole_state
+        if self.mesh is not None and self.mesh.layout.pp > 1:
+            from piledriver.engine.shards.full_state_dict import full_state_dict
 
             # Each rank has other weights: bring them together, so that all see the same.
-            model = whole_state(self.unwrap_model(model), self.meshes)
+            model = full_state_dict(self.unwrap_model(model), self.mesh)
         save_model_files(model, save_directory, max_shard_size, safe_serialization)
 
     def register_for_checkpointing(self, *objects: Any) -> None:

@@ -17,7 +17,7 @@ from piledriver.accelerator.options import AutocastKwargs, ProfileKwargs
 from piledriver.accelerator.precision import autocast_context, is_unscaled
 from piledriver.accelerator.properties import Answers
 from piledriver.accelerator.strategy import Strategy
-from piledriver.engine.lost_ranks import naming_the_lost
+from piledriver.engine.lost_ranks import report_lost_ranks
 from piledriver.runtime.collectives.agreement import check_agreement
 
 _log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class Gradients(Answers):
                 ends,
                 gradients=self._gathered(models),
                 add_up=self.strategy.add_up,
-                averaged_over=self.strategy.averaged_over,
+                reduce_size=self.strategy.reduce_size,
                 loss_is_of_all=self.strategy.loss_is_of_all,
                 device=self.device,
             )
@@ -138,11 +138,11 @@ class Gradients(Answers):
             if not self.world.is_distributed:
                 loss.backward(**kwargs)
                 return
-            with naming_the_lost(f"averaging gradients in backward number {self._backwards}"):
+            with report_lost_ranks(f"averaging gradients in backward number {self._backwards}"):
                 loss.backward(**kwargs)
         except Exception:
             for model in self._models:
-                self.strategy.broke_off(model)
+                self.strategy.on_failed_backward(model)
             raise
 
     def _say_who_does_not_follow(self) -> None:
@@ -157,7 +157,10 @@ class Gradients(Answers):
             # With zero 3 a model shows gathered parameters after its forward, which no optimizer holds.
             return
         known = {
-            id(one) for model in self._models for p in model.parameters() for one in (p, getattr(p, "own_part", p))
+            id(one)
+            for model in self._models
+            for p in model.parameters()
+            for one in (p, getattr(p, "optimizer_shard", p))
         }
         groups = [group for one in self._optimizers for group in one.param_groups]
         strange = [p for group in groups for p in group["params"] if p.requires_grad and id(p) not in known]
@@ -201,12 +204,12 @@ class Gradients(Answers):
         With `error_if_nonfinite` a norm that is not a number stops all processes, naming the rank that it came from.
         """
         self.unscale_gradients()
-        if self.meshes is None:
+        if self.mesh is None:
             norm = nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
         else:
             from piledriver.engine.optimizer.clip_grad_norm import clip_grad_norm
 
-            norm = clip_grad_norm(parameters, max_norm, norm_type, self.meshes)
+            norm = clip_grad_norm(parameters, max_norm, norm_type, self.mesh)
         if error_if_nonfinite:
             from piledriver.engine.optimizer.nonfinite import check_finite
 
@@ -216,10 +219,10 @@ class Gradients(Answers):
     def clip_grad_value_(self, parameters: torch.Tensor | Iterable[torch.Tensor], clip_value: float) -> None:
         """Clip each gradient's values."""
         self.unscale_gradients()
-        if self.meshes is not None:
-            from piledriver.engine.shards.owned_rows import stepped_on
+        if self.mesh is not None:
+            from piledriver.engine.shards.owned_rows import optimizer_tensors
 
-            parameters = stepped_on(parameters)
+            parameters = optimizer_tensors(parameters)
         nn.utils.clip_grad_value_(parameters, clip_value)
 
     @property

@@ -16,8 +16,8 @@ from piledriver.accelerator.optimizer import PreparedOptimizer
 from piledriver.accelerator.replicas import reducer_of
 from piledriver.accelerator.scheduler import PreparedScheduler
 from piledriver.engine import tied_weights as tied
-from piledriver.engine.lost_ranks import sign_in
-from piledriver.engine.marks import is_laid_out, is_on_meta
+from piledriver.engine.lost_ranks import register_rank
+from piledriver.engine.marks import is_on_meta, is_prepared
 from piledriver.runtime.collectives.agreement import first_difference
 from piledriver.runtime.collectives.operations import gather_object
 from piledriver.runtime.world import World
@@ -77,7 +77,7 @@ def ready_model(
     accelerator: Accelerator, model: nn.Module, placed: bool, evaluation_mode: bool, weights: Any = 0
 ) -> nn.Module:
     """Place, set the precision, lay out, compile: all in place. Tied parameters are tied afterwards as before."""
-    if reducer_of(model) is not None or is_laid_out(model):
+    if reducer_of(model) is not None or is_prepared(model):
         raise PreparedTwiceError(
             f"the model {type(model).__name__} was prepared by another Accelerator",
             fix="use one Accelerator, or free_memory() of the other first",
@@ -97,7 +97,7 @@ def ready_model(
         tied.retie(model, groups)
     compiling.compile_in_place(model, accelerator.dynamo_plugin)
     if accelerator.world.is_distributed and not evaluation_mode:
-        sign_in()
+        register_rank()
         if accelerator.layout is not None:
             _layouts().watch(accelerator, model)
     return model
@@ -152,9 +152,9 @@ def ready_scheduler(accelerator: Accelerator, scheduler: Any) -> PreparedSchedul
     )
 
 
-def _dispatches(wanted: bool | None, meshes: Any) -> bool | None:
+def _dispatches(wanted: bool | None, mesh: Any) -> bool | None:
     """One process reading for all deals out by rank: where several ranks take the same batch, each reads for itself."""
-    if meshes is None or meshes.copies_of_batch == 1:
+    if mesh is None or mesh.model_parallel_size == 1:
         return wanted
     if wanted:
         raise OptionError("dispatch_batches with tensor, context or pipeline axes", fix="leave dispatch_batches out")
@@ -165,17 +165,17 @@ def ready_data_loader(accelerator: Accelerator, loader: Any, placed: bool, slice
     """This process's share of a loader, that tells us when it is at its end."""
     from piledriver.data import prepare_data_loader
 
-    config, meshes = accelerator.dataloader_config, accelerator.meshes
+    config, mesh = accelerator.dataloader_config, accelerator.mesh
     ready: Any = prepare_data_loader(
         loader,
         accelerator.device,
-        num_processes=accelerator.num_processes if meshes is None else meshes.layout.data_size,
-        process_index=accelerator.process_index if meshes is None else meshes.data_rank,
+        num_processes=accelerator.num_processes if mesh is None else mesh.layout.data_size,
+        process_index=accelerator.process_index if mesh is None else mesh.data_rank,
         torch_device_mesh=accelerator.torch_device_mesh,
         split_batches=config.split_batches,
         put_on_device=placed,
         rng_types=list(accelerator.rng_types),
-        dispatch_batches=_dispatches(config.dispatch_batches, meshes),
+        dispatch_batches=_dispatches(config.dispatch_batches, mesh),
         even_batches=config.even_batches,
         slice_fn_for_dispatch=slice_fn,
         use_seedable_sampler=config.use_seedable_sampler,

@@ -10,7 +10,7 @@ from piledriver.engine.layout import Layout
 
 if TYPE_CHECKING:
     from piledriver.accelerator.accelerator import Accelerator
-    from piledriver.engine.mesh import Meshes
+    from piledriver.engine.mesh import Mesh
 
 
 class Answers(ProcessFacts):
@@ -19,7 +19,7 @@ class Answers(ProcessFacts):
     dataloader_config: DataLoaderConfiguration
     project_configuration: ProjectConfiguration
     layout: Layout | None
-    meshes: Meshes | None
+    mesh: Mesh | None
     _mixed_precision: str
 
     @property
@@ -94,7 +94,7 @@ class Answers(ProcessFacts):
     @property
     def torch_device_mesh(self) -> Any:
         """(pp, dp_replicate, dp_shard, cp, tp) of the layout; None where there is one copy of the model per process."""
-        return None if self.meshes is None else self.meshes.batch
+        return None if self.mesh is None else self.mesh.batch
 
     @property
     def is_fsdp2(self) -> bool:
@@ -139,7 +139,7 @@ class Answers(ProcessFacts):
     @property
     def data_parallel_rank(self) -> int:
         """Which of the batches that are read at once this process reads."""
-        return self.process_index if self.meshes is None else self.meshes.data_rank
+        return self.process_index if self.mesh is None else self.mesh.data_rank
 
     @property
     def data_parallel_shard_rank(self) -> int:
@@ -147,6 +147,6 @@ class Answers(ProcessFacts):
         return self._place("dp_shard")
 
     def _place(self, axis: str) -> int:
-        if self.meshes is None or self.meshes.alone:
+        if self.mesh is None or self.mesh.alone:
             return 0
-        return int(self.meshes.batch[axis].get_local_rank())
+        return int(self.mesh.batch[axis].get_local_rank())

@@ -92,7 +92,7 @@ class StateSaver:
         self.checkpointer.save(
             target,
             self._contents(accelerator, models),
-            layout=None if accelerator.meshes is None else to_mapping(accelerator.meshes.layout),
+            layout=None if accelerator.mesh is None else to_mapping(accelerator.mesh.layout),
             extra={"accumulation_step": accelerator.gradient_state.step, "iteration": project.iteration},
             asynchronous=asynchronous,
             total_limit=total_limit,

@@ -20,7 +20,7 @@ from piledriver.runtime.collectives.operations import reduce
 from piledriver.runtime.world import World
 
 if TYPE_CHECKING:
-    from piledriver.engine.mesh import Meshes
+    from piledriver.engine.mesh import Mesh
 
 
 class Strategy(Protocol):
@@ -42,7 +42,7 @@ class Strategy(Protocol):
         """The sum of a count over the processes whose gradients are averaged."""
 
     @property
-    def averaged_over(self) -> int:
+    def reduce_size(self) -> int:
         """How many processes a gradient is the mean of."""
 
     @property
@@ -55,7 +55,7 @@ class Strategy(Protocol):
     def sync_in_backward(self, model: nn.Module) -> AbstractContextManager[None]:
         """Average gradients in this backward whatever the forward pass said."""
 
-    def broke_off(self, model: nn.Module) -> None:
+    def on_failed_backward(self, model: nn.Module) -> None:
         """A backward failed: the next step must find nothing of it but gradients to clear."""
 
     def release(self, model: nn.Module) -> None:
@@ -65,7 +65,7 @@ class Strategy(Protocol):
 class Alone:
     """One process: nothing to do."""
 
-    averaged_over = 1
+    reduce_size = 1
     loss_is_of_all = False
 
     def lay_out(self, model: nn.Module, weights: Any = 0) -> None:
@@ -90,7 +90,7 @@ class Alone:
         """Nothing."""
         return nullcontext()
 
-    def broke_off(self, model: nn.Module) -> None:
+    def on_failed_backward(self, model: nn.Module) -> None:
         """Nothing."""
 
     def release(self, model: nn.Module) -> None:
@@ -119,7 +119,7 @@ class Replicas:
         return total
 
     @property
-    def averaged_over(self) -> int:
+    def reduce_size(self) -> int:
         """All processes."""
         return self.world.size
 
@@ -135,7 +135,7 @@ class Replicas:
         """Average in this backward."""
         return replicas.sync_in_backward(model)
 
-    def broke_off(self, model: nn.Module) -> None:
+    def on_failed_backward(self, model: nn.Module) -> None:
         """The reducer cannot begin anew: the next forward gets another one."""
         replicas.renew(model, self.options)
 
@@ -144,24 +144,24 @@ class Replicas:
         replicas.forget(model)
 
 
-def meshes_of(layout: Layout | None, device: torch.device) -> Meshes | None:
-    """The meshes that a layout asks for, on the processes that are connected."""
+def meshes_of(layout: Layout | None, device: torch.device) -> Mesh | None:
+    """The mesh that a layout asks for, on the processes that are connected."""
     if layout is None:
         return None
-    from piledriver.engine.mesh import make_meshes
+    from piledriver.engine.mesh import make_mesh
 
-    return make_meshes(layout, device.type)
+    return make_mesh(layout, device.type)
 
 
 def choose_strategy(
-    world: World, options: DistributedDataParallelKwargs | None = None, meshes: Meshes | None = None
+    world: World, options: DistributedDataParallelKwargs | None = None, mesh: Mesh | None = None
 ) -> Strategy:
     """The layout's, or one copy per process where the user gave none."""
-    if meshes is not None:
+    if mesh is not None:
         # The engine and the models that it knows take as long to import as torch: only for those who use them.
         from piledriver.accelerator.layouts import LaidOut
 
-        return LaidOut(meshes, world.device)
+        return LaidOut(mesh, world.device)
     return Replicas(world, options) if world.is_distributed else Alone()
 
 

@@ -42,12 +42,12 @@ def model_state(model: nn.Module) -> dict[str, Any]:
 def parameter_names(models: Sequence[nn.Module]) -> dict[int, str]:
     """The name of each parameter by identity; those of a second model carry its number.
 
-    Where an optimizer steps on a part of a parameter (`own_part`: this process's rows), the part has its name too.
+    Where an optimizer steps on a shard of a parameter (`optimizer_shard`), the shard has its name too.
     """
     names: dict[int, str] = {}
     for index, model in enumerate(models):
         for name, parameter in bare(model).named_parameters():
-            for one in (parameter, getattr(parameter, "own_part", None)):
+            for one in (parameter, getattr(parameter, "optimizer_shard", None)):
                 names.setdefault(id(one), clean(name) if index == 0 else f"{index}:{clean(name)}")
     names.pop(id(None), None)
     return names

@@ -8,61 +8,61 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from piledriver.engine.activations.checkpoint import save_activations
-from piledriver.engine.compile import compile_blocks
-from piledriver.engine.context_parallel.apply import split_sequences
+from piledriver.engine.activations.checkpoint import apply_activation_checkpointing
+from piledriver.engine.compile import apply_compile
+from piledriver.engine.context_parallel.apply import apply_cp
 from piledriver.engine.data_parallel import zero
-from piledriver.engine.data_parallel.sync_buffers import share_statistics
-from piledriver.engine.expert_parallel.apply import spread_experts
-from piledriver.engine.fp8.apply import use_fp8
+from piledriver.engine.data_parallel.sync_buffers import sync_buffers
+from piledriver.engine.expert_parallel.apply import apply_ep
+from piledriver.engine.fp8.apply import apply_fp8
 from piledriver.engine.marks import is_on_meta
-from piledriver.engine.mesh import Meshes
-from piledriver.engine.meta_init import fill, recipe_of
-from piledriver.engine.offload.apply import offload_model
-from piledriver.engine.optimizer.stochastic_rounding import name_noise
-from piledriver.engine.pipeline_parallel import split, stages_of
-from piledriver.engine.precision import compute_in
-from piledriver.engine.state import LaidOut, remember
-from piledriver.engine.tensor_parallel.apply import split_tensors
+from piledriver.engine.mesh import Mesh
+from piledriver.engine.meta_init import init_plan, materialise
+from piledriver.engine.offload.apply import apply_offload
+from piledriver.engine.optimizer.stochastic_rounding import assign_noise_ids
+from piledriver.engine.pipeline_parallel import split_stages, stages_of
+from piledriver.engine.precision import apply_precision
+from piledriver.engine.state import EngineState, attach_state
+from piledriver.engine.tensor_parallel.apply import apply_tp
 
 Fill = Callable[[nn.Module], None]
 
 
-def apply(model: nn.Module, meshes: Meshes, *, device: torch.device, weights: int | Fill = 0) -> nn.Module:
-    """Lay a model out as `meshes.layout` says, in place. All processes call this together.
+def apply(model: nn.Module, mesh: Mesh, *, device: torch.device, weights: int | Fill = 0) -> nn.Module:
+    """Lay a model out as `mesh.layout` says, in place. All processes call this together.
 
     A model on the meta device gets its memory only once it is shared out: `weights` is then the seed to initialise it
     from, or a function that fills it (from a checkpoint). Other models start everywhere as they are on rank 0.
     """
-    layout = meshes.layout
-    recipe = recipe_of(model) if is_on_meta(model) else None
-    if recipe is None and not meshes.alone:
+    layout = mesh.layout
+    recipe = init_plan(model) if is_on_meta(model) else None
+    if recipe is None and not mesh.alone:
         _start_as_rank_0(model)
 
-    model = split(model, meshes, layout)
-    model = split_tensors(model, meshes, layout)
-    model = spread_experts(model, meshes, layout)
-    model = split_sequences(model, meshes, layout)
-    model = compute_in(model, meshes, layout)
-    model = use_fp8(model, meshes, layout)
-    model = save_activations(model, meshes, layout)
-    model = compile_blocks(model, meshes, layout)
+    model = split_stages(model, mesh, layout)
+    model = apply_tp(model, mesh, layout)
+    model = apply_ep(model, mesh, layout)
+    model = apply_cp(model, mesh, layout)
+    model = apply_precision(model, mesh, layout)
+    model = apply_fp8(model, mesh, layout)
+    model = apply_activation_checkpointing(model, mesh, layout)
+    model = apply_compile(model, mesh, layout)
     # From here on the model shows a tied weight once, where it is owned.
     stages = stages_of(model)
-    model = zero.shard_parameters(model, meshes, layout)
+    model = zero.apply_zero(model, mesh, layout)
     if recipe is not None:
-        fill(model, recipe, torch.device("cpu") if layout.offload == "parameters" else device, weights)
-    averager = zero.average_gradients(model, meshes, layout)
-    model = share_statistics(model, meshes, layout)
-    model = offload_model(model, meshes, layout, device=device)
-    name_noise(model)
+        materialise(model, recipe, torch.device("cpu") if layout.offload == "parameters" else device, weights)
+    reducer = zero.attach_reducer(model, mesh, layout)
+    model = sync_buffers(model, mesh, layout)
+    model = apply_offload(model, mesh, layout, device=device)
+    assign_noise_ids(model)
 
-    remember(model, LaidOut(meshes, averager, stages))
-    if layout.pp > 1 and not meshes.alone:
+    attach_state(model, EngineState(mesh, reducer, stages))
+    if layout.pp > 1 and not mesh.alone:
         # torch's pipelining takes a second to import.
         from piledriver.engine.pipeline_parallel.model_call import run_as_pipeline
 
-        run_as_pipeline(model, meshes, device)
+        run_as_pipeline(model, mesh, device)
     return model
 
 

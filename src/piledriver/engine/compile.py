@@ -20,30 +20,30 @@ from torch import nn
 from piledriver.engine.blocks import blocks_of
 from piledriver.engine.hf_kv_cache import without_empty_caches
 from piledriver.engine.layout import Layout
-from piledriver.engine.mesh import Meshes
+from piledriver.engine.mesh import Mesh
 from piledriver.engine.schedule_rules import SPLIT_BACKWARD
 
 # torch remembers this many compilations; its own 64 are few for a long run with many shapes.
 _REMEMBERED = 4096
 
 
-def is_compiled(model: nn.Module, meshes: Meshes | None, layout: Layout) -> bool:
+def is_compiled(model: nn.Module, mesh: Mesh | None, layout: Layout) -> bool:
     """Whether the layout compiles this model: as it says, else on GPUs."""
     if layout.compile is not None:
         return bool(layout.compile)
     if layout.pp > 1 and layout.schedule in SPLIT_BACKWARD:
         return False
-    if meshes is not None:
-        return meshes.device_type == "cuda"
+    if mesh is not None:
+        return mesh.device_type == "cuda"
     return any(parameter.device.type == "cuda" for parameter in model.parameters())
 
 
-def compile_blocks(model: nn.Module, meshes: Meshes | None, layout: Layout, **options: Any) -> nn.Module:
+def apply_compile(model: nn.Module, mesh: Mesh | None, layout: Layout, **options: Any) -> nn.Module:
     """Compile every block of a model where the layout says so, in place; or the model, if asked or nothing repeats.
 
     `options` are those of `torch.compile`.
     """
-    if is_compiled(model, meshes, layout):
+    if is_compiled(model, mesh, layout):
         budget = layout.activation_budget if layout.activations == "budget" else None
         blocks = [] if layout.compile == "model" else list(blocks_of(model).values())
         compile_modules(blocks or [model], activation_budget=budget, **options)

@@ -6,23 +6,23 @@ from typing import Any
 
 from torch import nn
 
-from piledriver.engine.data_parallel.sync_buffers import share_no_statistics
-from piledriver.engine.lost_ranks import watch_no_longer
+from piledriver.engine.data_parallel.sync_buffers import unsync_buffers
+from piledriver.engine.lost_ranks import unwatch_forward
 from piledriver.engine.marks import LAID_OUT
-from piledriver.engine.offload.apply import bring_back
+from piledriver.engine.offload.apply import undo_offload
 
 
-def forget(model: nn.Module) -> None:
+def detach(model: nn.Module) -> None:
     """Average no longer, and keep nothing in host memory but the model. Parameters that are sharded stay so."""
     known = model.__dict__.pop(LAID_OUT, None)
-    if known is not None and known.averager is not None:
-        known.averager.release()
+    if known is not None and known.reducer is not None:
+        known.reducer.release()
     if known is not None and known.pipeline is not None:
         call: Any = model.forward
         call.let_go()
-    watch_no_longer(model)
-    share_no_statistics(model)
-    bring_back(model)
+    unwatch_forward(model)
+    unsync_buffers(model)
+    undo_offload(model)
     model.__dict__.pop("zero_grad", None)
     for parameter in model.parameters():
-        parameter.__dict__.pop("own_part", None)
+        parameter.__dict__.pop("optimizer_shard", None)

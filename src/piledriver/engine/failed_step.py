@@ -14,27 +14,27 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from piledriver.engine.offload.apply import offloaded
-from piledriver.engine.state import laid_out
+from piledriver.engine.state import state_of
 from piledriver.engine.torch_private import parameter_groups, shared_state
 
 
-def start_anew(model: nn.Module) -> None:
+def reset_after_failure(model: nn.Module) -> None:
     """Drop what a backward that failed left underway. Gradients that had arrived stay until they are cleared."""
-    known = laid_out(model)
+    known = state_of(model)
     if known is None:
         return
     # The error that broke the step off is the one to be seen.
     with suppress(RuntimeError):
-        if known.averager is not None:
-            known.averager.drop()
+        if known.reducer is not None:
+            known.reducer.drop()
         for root in known.roots:
             if isinstance(root, FSDPModule):
-                forget_step(root)
+                discard_step(root)
         if (on_host := offloaded(model)) is not None:
             on_host.drop()
 
 
-def watch_for_broken_steps(root: nn.Module) -> None:
+def reset_failed_steps(root: nn.Module) -> None:
     """Let a sharded module's forward begin with a look at how the step before ended."""
     if isinstance(root, FSDPModule):
         root.register_forward_pre_hook(_reset_if_broken, prepend=True)
@@ -47,10 +47,10 @@ def _reset_if_broken(root: Any, _args: Any) -> None:
     state = shared_state(root)
     if state.iter_forward_root is not None or state.post_backward_final_callback_queued:
         # A forward that failed has not touched the gradients of the batches before it.
-        forget_step(root, gradients=state.post_backward_final_callback_queued)
+        discard_step(root, gradients=state.post_backward_final_callback_queued)
 
 
-def forget_step(root: Any, *, gradients: bool = True) -> None:
+def discard_step(root: Any, *, gradients: bool = True) -> None:
     """Put a sharded module back to where no step has begun, and drop gradients that are not shared out yet."""
     state = root._get_fsdp_state()
     if state._is_root is None:

@@ -24,14 +24,14 @@ from torch import nn
 from piledriver.runtime.collectives.operations import is_lost_peer
 from piledriver.runtime.errors import DisagreementError, LostPeerError
 
-ROLL_SECONDS = 5.0
+POLL_SECONDS = 5.0
 """How long to wait for signatures where several ranks have not signed."""
-LEAST_SECONDS = 1.0
+MIN_POLL_SECONDS = 1.0
 """How long to wait at least: those who only now fail are alive."""
 
 
 @contextmanager
-def naming_the_lost(doing: str, group: dist.ProcessGroup | None = None) -> Iterator[None]:
+def report_lost_ranks(doing: str, group: dist.ProcessGroup | None = None) -> Iterator[None]:
     """Turn torch's errors about a lost connection into one that names the rank, among all or those of a group.
 
     `doing` says what, and how often before: ranks that took another branch are known by it.
@@ -39,17 +39,17 @@ def naming_the_lost(doing: str, group: dist.ProcessGroup | None = None) -> Itera
     try:
         yield
     except RuntimeError as error:
-        _say_who(error, doing, group)
+        _raise_lost_ranks(error, doing, group)
         raise
 
 
-def _say_who(error: BaseException, doing: str, group: dist.ProcessGroup | None) -> None:
+def _raise_lost_ranks(error: BaseException, doing: str, group: dist.ProcessGroup | None) -> None:
     cause: BaseException | None = error
     while cause is not None and not is_lost_peer(cause):
         cause = cause.__cause__
     if cause is None or not dist.is_initialized():
         return
-    signed, missing = _roll_in_time(doing, group)
+    signed, missing = _poll_ranks_in_time(doing, group)
     said = next(iter(str(cause).splitlines()), "")
     me = f"rank {dist.get_rank()}: {doing} failed because"
     if missing:
@@ -76,16 +76,16 @@ def _who_differs(signed: dict[int, str]) -> list[int]:
     return [rank for rank in sorted(signed) if signed[rank] != usual[0][0]] if usual else []
 
 
-def _roll_in_time(doing: str, group: dist.ProcessGroup | None) -> tuple[dict[int, str], list[int]]:
+def _poll_ranks_in_time(doing: str, group: dist.ProcessGroup | None) -> tuple[dict[int, str], list[int]]:
     """The roll; nobody is named if it takes too long: where the network is cut, the store waits for minutes too."""
     box = [({dist.get_rank(): doing}, list[int]())]
-    caller = threading.Thread(target=lambda: box.append(_call_the_roll(doing, group)), daemon=True)
+    caller = threading.Thread(target=lambda: box.append(_poll_ranks(doing, group)), daemon=True)
     caller.start()
-    caller.join(ROLL_SECONDS + LEAST_SECONDS + 1.0)
+    caller.join(POLL_SECONDS + MIN_POLL_SECONDS + 1.0)
     return box[-1]
 
 
-def _call_the_roll(doing: str, group: dist.ProcessGroup | None) -> tuple[dict[int, str], list[int]]:
+def _poll_ranks(doing: str, group: dist.ProcessGroup | None) -> tuple[dict[int, str], list[int]]:
     """What each rank that answers was doing, and the ranks that do not: the dead ones where that is known."""
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     me = dist.get_rank()
@@ -102,7 +102,7 @@ def _call_the_roll(doing: str, group: dist.ProcessGroup | None) -> tuple[dict[in
             missing = [rank for rank in ranks if not store.check([keys[rank]])]
             dead = [rank for rank in missing if _is_dead(store, rank)]
             waited = time.monotonic() - start
-            if waited > (LEAST_SECONDS if dead or len(missing) <= 1 else ROLL_SECONDS):
+            if waited > (MIN_POLL_SECONDS if dead or len(missing) <= 1 else POLL_SECONDS):
                 signed = {rank: store.get(keys[rank]).decode() for rank in ranks if rank not in missing}
                 return signed, dead or missing
             time.sleep(0.05)
@@ -111,7 +111,7 @@ def _call_the_roll(doing: str, group: dist.ProcessGroup | None) -> tuple[dict[in
         return {me: doing}, [0] if 0 in ranks and me != 0 else []
 
 
-def sign_in() -> None:
+def register_rank() -> None:
     """Leave word of where this process is, for those who will look for it."""
     store = dist.distributed_c10d._get_default_store()
     store.set(f"piledriver/where/{dist.get_rank()}", f"{socket.gethostname()} {os.getpid()}")
@@ -139,7 +139,7 @@ def _is_dead(store: Any, rank: int) -> bool:
     return False
 
 
-class _NamesTheLost:
+class _ReportLostRanks:
     """The call of a model whose forward communicates. Copies of the model have none: torch leaves it out of them."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
@@ -153,7 +153,7 @@ class _NamesTheLost:
         try:
             return self.call(*args, **kwargs)
         except RuntimeError as error:
-            _say_who(error, f"forward number {self.calls}", None)
+            _raise_lost_ranks(error, f"forward number {self.calls}", None)
             raise
 
 
@@ -179,7 +179,7 @@ def _to_nobody(_what: str) -> None:
 
 def watch_forward(model: nn.Module, tell: Callable[[str], None] | None = None) -> None:
     """Name a rank that is lost in this model's forward; with `tell`, all compare notes before each sharded module."""
-    model._compiled_call_impl = _NamesTheLost(model._compiled_call_impl or model._call_impl)
+    model._compiled_call_impl = _ReportLostRanks(model._compiled_call_impl or model._call_impl)
     if tell is None:
         return
     from torch.distributed.fsdp import FSDPModule
@@ -193,9 +193,9 @@ def _hook(module: Any, hook: Callable[..., None]) -> None:
     module.register_forward_pre_hook(hook, prepend=True)
 
 
-def watch_no_longer(model: nn.Module) -> None:
+def unwatch_forward(model: nn.Module) -> None:
     """Undo `watch_forward`."""
-    if isinstance(watcher := model._compiled_call_impl, _NamesTheLost):
+    if isinstance(watcher := model._compiled_call_impl, _ReportLostRanks):
         model._compiled_call_impl = watcher.call if watcher.call != model._call_impl else None
     for module in model.modules():
         for key, hook in list(module._forward_pre_hooks.items()):

@@ -7,7 +7,7 @@ from torch import nn
 LAID_OUT = "_laid_out"
 
 
-def is_laid_out(model: nn.Module) -> bool:
+def is_prepared(model: nn.Module) -> bool:
     """Whether the engine has done something to this model."""
     return model.__dict__.get(LAID_OUT) is not None
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from piledriver.engine.layout import Layout
-from piledriver.engine.mesh import Meshes
+from piledriver.engine.mesh import Mesh
 from piledriver.engine.state import gradients_so_far
 from piledriver.optim.shards import local
 
@@ -34,7 +34,7 @@ class MemoryReport:
 
 
 def measure(
-    models: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer], meshes: Meshes | None = None
+    models: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer], mesh: Mesh | None = None
 ) -> MemoryReport:
     """Sum the storages that live on this process; memory that two tensors share counts once."""
     models = list(models)

@@ -1,4 +1,4 @@
-"""The processes of a layout as device meshes: three views of the same ranks.
+"""The processes of a layout as device mesh: three views of the same ranks.
 
 Parameters that every token uses are laid over (pp, dp_replicate, dp_shard, tp), where dp_shard includes cp: processes
 that split a sequence hold the same parameters, so these may be shared out among them too. Experts are laid over (pp,
@@ -20,10 +20,10 @@ from piledriver.engine.layout import Layout
 
 
 @dataclass(frozen=True)
-class Meshes:
+class Mesh:
     """Where this process stands in a layout. An axis of size 1 has a mesh of one process.
 
-    A process that is alone has no process group and so no meshes: steps look at the layout's sizes before they ask.
+    A process that is alone has no process group and so no mesh: steps look at the layout's sizes before they ask.
     Axes are cut out once: torch takes milliseconds each time, and they are asked for by every parameter.
     """
 
@@ -64,12 +64,12 @@ class Meshes:
         )
 
     @functools.cached_property
-    def sharing(self) -> DeviceMesh:
+    def shard_group(self) -> DeviceMesh:
         """The processes that share out one copy of the dense parameters."""
         return self.dense["dp_shard"]
 
     @functools.cached_property
-    def parts(self) -> DeviceMesh:
+    def state_mesh(self) -> DeviceMesh:
         """What the own rows of dense parameters (zero 1 and 2) are laid over: `shard`, and tp where there is one."""
         names = [*(["dp_replicate"] if self.dense["dp_replicate"].size() > 1 else []), "dp_shard"]
         return self.dense[(*names, "tp")] if self.tp.size() > 1 else self.shard
@@ -86,19 +86,19 @@ class Meshes:
         return self.dense is None
 
     @functools.cached_property
-    def averaged(self) -> list[DeviceMesh]:
+    def dp_groups(self) -> list[DeviceMesh]:
         """The axes over which gradients of dense parameters are averaged, the sharing one first."""
         axes = [] if self.alone else [self.dense["dp_shard"], self.dense["dp_replicate"]]
         return [axis for axis in axes if axis.size() > 1]
 
     @functools.cached_property
-    def experts_averaged(self) -> list[DeviceMesh]:
+    def expert_dp_groups(self) -> list[DeviceMesh]:
         """The same for experts: processes that hold the same ones."""
         axes = [] if self.alone else [self.experts["dp_shard"], self.experts["dp_replicate"]]
         return [axis for axis in axes if axis.size() > 1]
 
     @functools.cached_property
-    def averaged_over(self) -> int:
+    def reduce_size(self) -> int:
         """How many processes hold parts of the data that one gradient is the mean of."""
         return 1 if self.alone else self.dense["dp_shard"].size() * self.dense["dp_replicate"].size()
 
@@ -116,7 +116,7 @@ class Meshes:
         return [0] if self.alone else [int(rank) for rank in self.batch.mesh[0, :, :, 0, 0].flatten().tolist()]
 
     @property
-    def copies_of_batch(self) -> int:
+    def model_parallel_size(self) -> int:
         """How many processes read the same batch."""
         return self.layout.pp * self.layout.cp * self.layout.tp
 
@@ -126,12 +126,12 @@ class Meshes:
         return tuple(place)
 
 
-def make_meshes(layout: Layout, device_type: str) -> Meshes:
-    """The meshes of a layout on the processes that are connected. All processes must call this together."""
+def make_mesh(layout: Layout, device_type: str) -> Mesh:
+    """The mesh of a layout on the processes that are connected. All processes must call this together."""
     device = torch.device(device_type).type
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         nothing: Any = None
-        return Meshes(layout.on(1), device, nothing, nothing, nothing)
+        return Mesh(layout.on(1), device, nothing, nothing, nothing)
     layout = layout.on(dist.get_world_size())
     assert layout.dp_replicate is not None
     assert layout.dp_shard is not None
@@ -146,7 +146,7 @@ def make_meshes(layout: Layout, device_type: str) -> Meshes:
     dense = (layout.pp, replicate, shard, layout.tp)
     experts = (layout.pp, expert_replicate, over // layout.ep, layout.ep, layout.tp)
     assert math.prod(batch) == math.prod(dense) == math.prod(experts)
-    return Meshes(
+    return Mesh(
         layout,
         device,
         _mesh(device, dense, ("pp", "dp_replicate", "dp_shard", "tp")),
@@ -156,7 +156,7 @@ def make_meshes(layout: Layout, device_type: str) -> Meshes:
 
 
 _made: dict[tuple[Any, ...], tuple[Any, DeviceMesh]] = {}
-"""Meshes never change, and each costs threads and connections: those of one shape are made once per connected world."""
+"""Mesh never change, and each costs threads and connections: those of one shape are made once per connected world."""
 
 
 def _mesh(device: str, sizes: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:

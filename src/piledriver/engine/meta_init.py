@@ -20,23 +20,25 @@ from piledriver.models import Transformer, initialise
 
 
 @dataclass(frozen=True)
-class Recipe:
+class InitPlan:
     """The modules of a model as they were before it was laid out, without memory."""
 
     modules: dict[str, nn.Module]
 
 
-def recipe_of(model: nn.Module) -> Recipe:
+def init_plan(model: nn.Module) -> InitPlan:
     """Copies of the modules that hold parameters or buffers of their own: on the meta device they cost nothing."""
     held = {
         name: copy.deepcopy(_alone(module))
         for name, module in model.named_modules()
         if not isinstance(model, Transformer) and (module._parameters or module._buffers)
     }
-    return Recipe(held)
+    return InitPlan(held)
 
 
-def fill(model: nn.Module, recipe: Recipe, device: torch.device, weights: int | Callable[[nn.Module], None]) -> None:
+def materialise(
+    model: nn.Module, recipe: InitPlan, device: torch.device, weights: int | Callable[[nn.Module], None]
+) -> None:
     """Give a laid-out model its memory and its weights."""
     model.to_empty(device=device)
     if not isinstance(weights, int):

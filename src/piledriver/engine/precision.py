@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from piledriver.engine.layout import Layout
-from piledriver.engine.mesh import Meshes
+from piledriver.engine.mesh import Mesh
 from piledriver.models import Transformer
 from piledriver.runtime.collectives.nested import to_float32
 
@@ -51,7 +51,7 @@ def mixed_precision_policy(layout: Layout) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(param_dtype=gathered, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 
-def compute_in(model: nn.Module, meshes: Meshes | None, layout: Layout) -> nn.Module:
+def apply_precision(model: nn.Module, mesh: Mesh | None, layout: Layout) -> nn.Module:
     """Make a model compute in the layout's precision; in place. fp8 layers are `fp8.py`'s, the rest of them is bf16."""
     dtype = compute_dtype(layout)
     if dtype is None:
@@ -62,8 +62,8 @@ def compute_in(model: nn.Module, meshes: Meshes | None, layout: Layout) -> nn.Mo
         if isinstance(module, Transformer):
             module.compute_dtype = dtype
     if not isinstance(model, Transformer):
-        device = "cpu" if meshes is None else meshes.device_type
-        model.forward = UnderAutocast(model.forward, functools.partial(torch.autocast, device, dtype))
+        device = "cpu" if mesh is None else mesh.device_type
+        model.forward = AutocastForward(model.forward, functools.partial(torch.autocast, device, dtype))
     return model
 
 
@@ -74,7 +74,7 @@ def make_pure(model: nn.Module) -> None:
             parameter.data = parameter.data.to(torch.bfloat16)
 
 
-class UnderAutocast:
+class AutocastForward:
     """A forward under autocast, its outputs in fp32 so that losses outside are exact."""
 
     def __init__(self, forward: Callable[..., Any], context: Callable[[], Any]) -> None:

@@ -1,4 +1,4 @@
-"""What the engine remembers of a model that it laid out: its meshes, and who averages its gradients."""
+"""What the engine remembers of a model that it laid out: its mesh, and who averages its gradients."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch.distributed.fsdp import FSDPModule
 
 from piledriver.engine.errors import EngineError
 from piledriver.engine.marks import LAID_OUT
-from piledriver.engine.mesh import Meshes
+from piledriver.engine.mesh import Mesh
 from piledriver.engine.torch_private import parameter_groups
 
 
-class LaidOut:
+class EngineState:
     """Kept on the model; a copy of the model is in no group and has none."""
 
-    def __init__(self, meshes: Meshes, averager: Any, roots: list[nn.Module]) -> None:
-        self.meshes = meshes
+    def __init__(self, mesh: Mesh, reducer: Any, roots: list[nn.Module]) -> None:
+        self.mesh = mesh
         self.roots = roots
         """The modules that run: the model itself, or its stages on this rank."""
-        self.averager = averager
+        self.reducer = reducer
         self.pipeline: Any = None
         """Runs whole batches, where the model was cut into stages."""
 
@@ -33,33 +33,33 @@ class LaidOut:
         return type(None), ()
 
 
-def remember(model: nn.Module, laid_out: LaidOut) -> None:
+def attach_state(model: nn.Module, state: EngineState) -> None:
     """Keep it with the model."""
-    model.__dict__[LAID_OUT] = laid_out
+    model.__dict__[LAID_OUT] = state
 
 
-def laid_out(model: nn.Module) -> LaidOut | None:
+def state_of(model: nn.Module) -> EngineState | None:
     """What was done to a model, if anything."""
-    found: LaidOut | None = model.__dict__.get(LAID_OUT)
+    found: EngineState | None = model.__dict__.get(LAID_OUT)
     return found
 
 
 def pipelined(model: nn.Module) -> Any:
     """The call of a model that is a pipeline, with `factor` and `syncs`; None of others."""
-    known = laid_out(model)
+    known = state_of(model)
     return model.forward if known is not None and known.pipeline is not None else None
 
 
 @contextmanager
 def no_sync(model: nn.Module) -> Iterator[None]:
     """Keep gradients local within the block."""
-    known = laid_out(model)
+    known = state_of(model)
     if known is not None and known.pipeline is not None:
         with _set(model.forward, syncs=False):
             yield
         return
-    if known is not None and known.averager is not None:
-        with known.averager.off():
+    if known is not None and known.reducer is not None:
+        with known.reducer.off():
             yield
         return
     if isinstance(model, FSDPModule):
@@ -75,14 +75,14 @@ def no_sync(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def sync_in_backward(model: nn.Module) -> Iterator[None]:
     """Average in this backward, whatever was said around it."""
-    known = laid_out(model)
+    known = state_of(model)
     if known is not None and known.pipeline is not None:
         raise EngineError(
             "a pipeline averages in the call of the model, before backward",
             fix="call the model outside no_sync where gradients shall be averaged",
         )
-    if known is not None and known.averager is not None:
-        with known.averager.on():
+    if known is not None and known.reducer is not None:
+        with known.reducer.on():
             yield
         return
     if isinstance(model, FSDPModule):
@@ -108,12 +108,12 @@ def gradients_so_far(model: nn.Module) -> Iterator[Tensor]:
 
 def _gathered(model: nn.Module) -> Iterator[Tensor]:
     for parameter in model.parameters():
-        part = getattr(parameter, "own_part", None)
+        part = getattr(parameter, "optimizer_shard", None)
         if parameter.grad is not None:
             yield parameter.grad
         elif part is not None and part.grad is not None:
             yield part.grad
-    known = laid_out(model)
+    known = state_of(model)
     for root in [model] if known is None else known.roots:
         for module in root.modules():
             if isinstance(module, FSDPModule):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from piledriver.core.errors import UsageError
-from piledriver.engine.state import laid_out
+from piledriver.engine.state import state_of
 from piledriver.models import KVCache, Transformer, token_losses
 
 _ROWS_AT_ONCE = 512
@@ -107,10 +107,10 @@ class TransformersScorer:
 
 def _refuse_parts(model: Transformer) -> None:
     """A model of which this process holds a part would score a part of each sequence, or nothing."""
-    known = laid_out(model)
-    if known is None or known.meshes.alone:
+    known = state_of(model)
+    if known is None or known.mesh.alone:
         return
-    layout = known.meshes.layout
+    layout = known.mesh.layout
     if layout.zero == 3 or max(layout.tp, layout.pp, layout.cp, layout.ep) > 1:
         raise UsageError(
             f"a model laid out as {layout} is not whole on a process, and cannot be scored there",

@@ -1,4 +1,4 @@
-"""Clip gradients by their global norm, also where they are sharded over several meshes and pipeline stages."""
+"""Clip gradients by their global norm, also where they are sharded over several mesh and pipeline stages."""
 
 from __future__ import annotations
 

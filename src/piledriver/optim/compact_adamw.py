@@ -99,7 +99,7 @@ class CompactAdamW(Optimizer):
             {name: moment.view(-1, 1 if name.endswith("scale") else block) for name, moment in moments.items()},
             (*rates.of(group, weight.device), *facts.corrections),
             (*group["betas"], group["eps"]),
-            facts.salt + getattr(parameter, "noise_number", number * APART),
+            facts.salt + getattr(parameter, "noise_id", number * APART),
             first,
             facts.left_out,
         )

@@ -116,7 +116,7 @@ class SplitMasterAdamW(Optimizer):
             self._numbers.facts(parameter),
             first_row(parameter) * (weight[0].numel() if weight.dim() else 1),
             # Its own number where it was laid out: then the noise is the same beside any others.
-            getattr(parameter, "noise_number", number * APART) & 0x7FFFFFFF,
+            getattr(parameter, "noise_id", number * APART) & 0x7FFFFFFF,
         )
         increment_version(parameter)
 

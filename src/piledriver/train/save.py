@@ -31,7 +31,7 @@ def why_not_published(shape: ModelConfig) -> str | None:
 
 def whole_model(parts: Parts, model: Transformer) -> Transformer:
     """The model itself, or a whole copy of one that is laid out over processes."""
-    if parts.accelerator.meshes is None:
+    if parts.accelerator.mesh is None:
         return model
     whole = make_model(parts)
     whole.load_state_dict(parts.accelerator.get_state_dict(model))
@@ -81,12 +81,12 @@ class Saving:
         folder = folder_for(os.path.join(self._parts.config.out, CHECKPOINTS), step, style="step-{}")
         if is_complete(folder):
             return  # went back to where it was saved already
-        meshes = self._parts.accelerator.meshes
+        mesh = self._parts.accelerator.mesh
         self._saver.save(
             folder,
             self._contents,
             step=step,
-            layout=None if meshes is None else to_mapping(meshes.layout),
+            layout=None if mesh is None else to_mapping(mesh.layout),
             extra={"total_steps": self._total_steps, "batching": asdict(self._parts.batching)},
             asynchronous=True,
             total_limit=self._parts.config.keep_checkpoints,

@@ -14,7 +14,7 @@ from piledriver.accelerator import Accelerator
 from piledriver.core.errors import ConfigError, PiledriverError
 from piledriver.data.stream.token_stream import StreamConfig, TokenStream, open_stream
 from piledriver.engine import Layout
-from piledriver.engine.compile import compile_blocks
+from piledriver.engine.compile import apply_compile
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.sizes import parameter_count
 from piledriver.observe.flops import peak_flops
@@ -57,10 +57,10 @@ class Parts:
 
         Processes that split a matrix, a sequence or the blocks among them read the same.
         """
-        meshes = self.accelerator.meshes
-        if meshes is None:
+        mesh = self.accelerator.mesh
+        if mesh is None:
             return self.world.rank, self.world.size
-        return meshes.data_rank, meshes.layout.data_size
+        return mesh.data_rank, mesh.layout.data_size
 
     @property
     def name(self) -> str:
@@ -80,11 +80,11 @@ def make_parts(config: TrainConfig) -> Parts:
     accelerator = _make_accelerator(config)
     set_seed(config.seed)
     torch.use_deterministic_algorithms(config.deterministic, warn_only=not config.deterministic)
-    meshes, world = accelerator.meshes, accelerator.world
+    mesh, world = accelerator.mesh, accelerator.world
     batching = cut_batch(
         config.batch_tokens,
         config.data.seq_len or shape.max_positions,
-        world.size if meshes is None else meshes.layout.data_size,
+        world.size if mesh is None else mesh.layout.data_size,
         config.micro_batch_tokens,
         accelerator.device.type,
     )
@@ -175,7 +175,7 @@ def compile_model(model: Transformer, parts: Parts) -> None:
     if wanted == "model" or (wanted is None and parts.device.type == "cuda"):
         model.compile()
     elif wanted:
-        compile_blocks(model, None, Layout(compile=wanted))
+        apply_compile(model, None, Layout(compile=wanted))
 
 
 def peak_of(parts: Parts, model: Transformer) -> float | None:

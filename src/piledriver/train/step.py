@@ -65,9 +65,9 @@ class Stepper:
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.watch = SpikeWatch(parts.config.spikes, parts.device)
         self.waits = self._has_to_wait()
-        meshes = self._accelerator.meshes
+        mesh = self._accelerator.mesh
         self._clips_in_step = capabilities(optimizer).clips_in_step and (
-            not parts.world.is_distributed if meshes is None else meshes.alone and meshes.layout.offload == "none"
+            not parts.world.is_distributed if mesh is None else mesh.alone and mesh.layout.offload == "none"
         )
 
     def _has_to_wait(self) -> bool:

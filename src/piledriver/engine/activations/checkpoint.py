@@ -22,12 +22,12 @@ from piledriver.engine.compile import is_compiled
 from piledriver.engine.errors import LayoutError
 from piledriver.engine.hf_kv_cache import refuse_caches, without_empty_caches
 from piledriver.engine.layout import Layout
-from piledriver.engine.mesh import Meshes
+from piledriver.engine.mesh import Mesh
 from piledriver.models.block import Block
 
 # Operators whose outputs selective checkpointing keeps: matrix products, attention and communication. The rest is
 # elementwise and reductions, which cost little to do again.
-_DEAR = frozenset(
+_OPS_TO_SAVE = frozenset(
     {
         *(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution")),
         *(f"aten::{name}" for name in ("_scaled_mm", "_grouped_mm", "_scaled_grouped_mm")),
@@ -47,7 +47,7 @@ _DEAR = frozenset(
 )
 
 
-def save_activations(model: nn.Module, meshes: Meshes | None, layout: Layout) -> nn.Module:
+def apply_activation_checkpointing(model: nn.Module, mesh: Mesh | None, layout: Layout) -> nn.Module:
     """Make the blocks of a model keep what the layout says; in place."""
     for module in model.modules() if layout.recompute_norms else ():
         if isinstance(module, Block):
@@ -60,7 +60,7 @@ def save_activations(model: nn.Module, meshes: Meshes | None, layout: Layout) ->
             f"{type(model).__name__} has no repeated blocks whose activations could be recomputed",
             fix="use activations='keep', or put the repeated modules in a ModuleList",
         )
-    _recompute(model, blocks, meshes, layout)
+    _recompute(model, blocks, mesh, layout)
     if layout.activation_offload:
         shelf = Shelf()
         # The backward begins with the last block: what it saved would come back before it had left.
@@ -69,8 +69,8 @@ def save_activations(model: nn.Module, meshes: Meshes | None, layout: Layout) ->
     return model
 
 
-def _recompute(model: nn.Module, blocks: list[nn.Module], meshes: Meshes | None, layout: Layout) -> None:
-    if layout.activations == "budget" and is_compiled(model, meshes, layout):
+def _recompute(model: nn.Module, blocks: list[nn.Module], mesh: Mesh | None, layout: Layout) -> None:
+    if layout.activations == "budget" and is_compiled(model, mesh, layout):
         # The compiler chooses operator by operator: `compile_blocks` tells it the budget.
         return
     if layout.activations == "budget":
@@ -89,7 +89,7 @@ class Recompute:
         self.forward = forward
         self.options: dict[str, Any] = {}
         if selective:
-            self.options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, keep_the_dear)
+            self.options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, save_expensive_ops)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -100,7 +100,7 @@ class Recompute:
         return checkpoint(self.forward, *args, use_reentrant=False, **self.options, **kwargs)
 
 
-def keep_the_dear(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+def save_expensive_ops(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
     """Whether an operator's output is kept."""
-    kept = operator.name().split(".")[0] in _DEAR
+    kept = operator.name().split(".")[0] in _OPS_TO_SAVE
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

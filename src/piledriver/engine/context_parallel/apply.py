@@ -7,12 +7,12 @@ sequence for heads (`context_heads`). Lengths that do not divide are padded at t
 The scale of losses and gradients, said once for all axes:
 
 - Gradients are averaged over all processes that hold different data, dp_replicate * dp_shard * cp
-  (`Meshes.averaged_over`); processes of tp hold whole gradients and are not averaged over.
+  (`Mesh.reduce_size`); processes of tp hold whole gradients and are not averaged over.
 - A process returns the loss of the batch it was given: with cp the sums over the whole sequence, the same on all
   processes of cp, tokens counted over all parts. So logging and dividing by tokens are as without cp.
 - The gradient of a sum over cp is itself summed over cp, and the mean over processes divides by cp again: the result is
   the gradient of the whole sequence's loss, whichever targets are ignored in which part.
-- Experts' gradients arrive as sums over ep, and are divided by the same `averaged_over`.
+- Experts' gradients arrive as sums over ep, and are divided by the same `reduce_size`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from piledriver.engine.context_parallel.huggingface import is_language_model, split_language_model
 from piledriver.engine.context_parallel.ring_attention import ring_attention
-from piledriver.engine.context_parallel.ulysses import HeadsForSequence
+from piledriver.engine.context_parallel.ulysses import UlyssesAttention
 from piledriver.engine.errors import EngineError, LayoutError
 from piledriver.engine.layout import Layout
-from piledriver.engine.mesh import Meshes
+from piledriver.engine.mesh import Mesh
 from piledriver.engine.shards.collectives import Group, gathered, padded, summed_both_ways
 from piledriver.engine.tensor_parallel.transformer import LocalHeads
 from piledriver.models import LossSums, ModelConfig, Transformer
@@ -37,15 +37,15 @@ from piledriver.models.attention.masks import Mask
 from piledriver.models.loss import IGNORE_INDEX
 
 
-def split_sequences(model: nn.Module, meshes: Meshes, layout: Layout) -> nn.Module:
+def apply_cp(model: nn.Module, mesh: Mesh, layout: Layout) -> nn.Module:
     """Split the sequences of a model over cp, in place. Comes after `split_tensors`, which it wraps.
 
     Our `Transformer`, and causal language models of `transformers` (`context_huggingface`).
     """
-    if layout.cp == 1 or meshes.alone:
+    if layout.cp == 1 or mesh.alone:
         return model
     if is_language_model(model):
-        parts = Parts(Group.of(meshes.cp), zigzag=layout.cp_method == "ring")
+        parts = SequenceSharding(Group.of(mesh.cp), zigzag=layout.cp_method == "ring")
         split_language_model(model, parts, layout)
         return model
     if not isinstance(model, Transformer):
@@ -55,7 +55,7 @@ def split_sequences(model: nn.Module, meshes: Meshes, layout: Layout) -> nn.Modu
         )
     check_model(model.config, layout)
     balanced = model.config.moe is not None and model.config.moe.balance_coefficient != 0
-    parts = Parts(Group.of(meshes.cp), zigzag=layout.cp_method == "ring", may_pad=not balanced)
+    parts = SequenceSharding(Group.of(mesh.cp), zigzag=layout.cp_method == "ring", may_pad=not balanced)
     for module in model.modules():
         if isinstance(module, Attention):
             _replace_kernel(module, parts)
@@ -84,7 +84,7 @@ def check_model(config: ModelConfig, layout: Layout) -> None:
             raise LayoutError(f"ring attention has no kernel for {reason}", fix="use cp_method='all-to-all'")
 
 
-class Parts:
+class SequenceSharding:
     """Which part of a sequence this process holds."""
 
     def __init__(self, group: Group, *, zigzag: bool, may_pad: bool = True) -> None:
@@ -122,14 +122,14 @@ class Parts:
             x = torch.cat((*chunks[::2], *reversed(chunks[1::2])), dim)
         return x.narrow(dim, 0, self.length)
 
-    def __deepcopy__(self, memo: Any) -> Parts:
+    def __deepcopy__(self, memo: Any) -> SequenceSharding:
         return self
 
 
 class Ring:
     """The attention kernel that passes keys and values round."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: SequenceSharding) -> None:
         self.parts = parts
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, *, scale: float, **_: Any) -> Tensor:
@@ -146,18 +146,18 @@ def _refuse_cache(q: Tensor, k: Tensor) -> None:
         raise EngineError("a cache of keys is not split over cp", fix="generate with cp=1")
 
 
-def _replace_kernel(attention: Attention, parts: Parts) -> None:
+def _replace_kernel(attention: Attention, parts: SequenceSharding) -> None:
     """Put the kernel in place; where tp left some of the heads here, inside of that."""
     holder: Any = attention.kernel if isinstance(attention.kernel, LocalHeads) else None
     inner: Callable[..., Tensor] = attention.kernel if holder is None else holder.inner
-    kernel = Ring(parts) if parts.zigzag else HeadsForSequence(inner, parts)
+    kernel = Ring(parts) if parts.zigzag else UlyssesAttention(inner, parts)
     if holder is None:
         attention.kernel = kernel
     else:
         holder.inner = kernel
 
 
-def _hook(model: Transformer, parts: Parts) -> None:
+def _hook(model: Transformer, parts: SequenceSharding) -> None:
     if model.embedding is not None:
         model.embedding.register_forward_pre_hook(lambda _, args: _tokens(parts, args), prepend=True)
     elif model.blocks:
@@ -175,18 +175,18 @@ def _hook(model: Transformer, parts: Parts) -> None:
     model.project = lambda hidden, weight: parts.whole(inner(hidden, weight), 1)
 
 
-def _tokens(parts: Parts, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _tokens(parts: SequenceSharding, args: tuple[Any, ...]) -> tuple[Any, ...]:
     parts.length = args[0].shape[1]
     return (parts.mine(args[0], 1), *args[1:])
 
 
-def _note_length(parts: Parts, hidden: Tensor) -> None:
+def _note_length(parts: SequenceSharding, hidden: Tensor) -> None:
     # A stage behind the first is given parts; where there are rotary positions, they said the exact length already.
     if not hidden.shape[1] * parts.group.size - parts.pieces < parts.length <= hidden.shape[1] * parts.group.size:
         parts.length = hidden.shape[1] * parts.group.size
 
 
-def _rows(parts: Parts, length: int, table: Tensor) -> Tensor:
+def _rows(parts: SequenceSharding, length: int, table: Tensor) -> Tensor:
     parts.length = length
     return parts.mine(table, 1)
 
@@ -194,7 +194,7 @@ def _rows(parts: Parts, length: int, table: Tensor) -> Tensor:
 class PartOfTheLoss:
     """The loss of the whole sequence from the parts: every process of cp gets the same sums."""
 
-    def __init__(self, inner: Callable[..., LossSums], parts: Parts) -> None:
+    def __init__(self, inner: Callable[..., LossSums], parts: SequenceSharding) -> None:
         self.inner, self.parts = inner, parts
 
     def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, **options: Any) -> LossSums:

@@ -22,7 +22,7 @@ from piledriver.engine.shards.collectives import padded, summed_both_ways
 from piledriver.models.loss import IGNORE_INDEX
 
 if TYPE_CHECKING:
-    from piledriver.engine.context_parallel.apply import Parts
+    from piledriver.engine.context_parallel.apply import SequenceSharding
 
 NAME = "piledriver_context"
 _PARTS = "_context_parts"
@@ -34,7 +34,7 @@ def is_language_model(model: nn.Module) -> bool:
     return known and hasattr(getattr(model, "config", None), "num_attention_heads")
 
 
-def split_language_model(model: nn.Module, parts: Parts, layout: Layout) -> None:
+def split_language_model(model: nn.Module, parts: SequenceSharding, layout: Layout) -> None:
     """Put the attention in and the hooks around, in place."""
     door: Any = model
     _check(door, parts, layout)
@@ -52,7 +52,7 @@ def split_language_model(model: nn.Module, parts: Parts, layout: Layout) -> None
     model.register_forward_hook(_After(parts), with_kwargs=True)
 
 
-def _check(model: Any, parts: Parts, layout: Layout) -> None:
+def _check(model: Any, parts: SequenceSharding, layout: Layout) -> None:
     config = model.config
     if layout.pp > 1:
         raise LayoutError(f"cp {layout.cp} with pp {layout.pp} is not known for {type(model).__name__}", fix="use pp=1")
@@ -94,7 +94,7 @@ def _attend(
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    parts: Parts = module.__dict__[_PARTS]
+    parts: SequenceSharding = module.__dict__[_PARTS]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     window = options.get("sliding_window")
     if attention_mask is not None or dropout or options.get("softcap") or (window and window < parts.length):
@@ -111,7 +111,7 @@ def _attend(
     return out.transpose(1, 2).contiguous(), None
 
 
-def _by_heads(q: Tensor, k: Tensor, v: Tensor, scale: float, parts: Parts) -> Tensor:
+def _by_heads(q: Tensor, k: Tensor, v: Tensor, scale: float, parts: SequenceSharding) -> Tensor:
     group, time = parts.group, q.shape[2]
     k, v = (with_enough_heads(x, q.shape[1], group.size) for x in (k, v))
     q, k, v = (to_heads(x, group).narrow(2, 0, parts.length) for x in (q, k, v))
@@ -123,7 +123,7 @@ def _by_heads(q: Tensor, k: Tensor, v: Tensor, scale: float, parts: Parts) -> Te
 class _Before:
     """This process's part of what the model is given."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: SequenceSharding) -> None:
         self.parts = parts
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

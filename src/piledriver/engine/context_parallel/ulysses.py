@@ -17,13 +17,13 @@ from piledriver.engine.tensor_parallel.transformer import heads_of
 from piledriver.models.attention.masks import Mask
 
 if TYPE_CHECKING:
-    from piledriver.engine.context_parallel.apply import Parts
+    from piledriver.engine.context_parallel.apply import SequenceSharding
 
 
-class HeadsForSequence:
+class UlyssesAttention:
     """The attention kernel that exchanges the sequence for heads, runs the kernel it replaced, and exchanges back."""
 
-    def __init__(self, inner: Callable[..., Tensor], parts: Parts) -> None:
+    def __init__(self, inner: Callable[..., Tensor], parts: SequenceSharding) -> None:
         self.inner, self.parts = inner, parts
 
     def __call__(

@@ -15,29 +15,29 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from piledriver.engine.mesh import Meshes
+from piledriver.engine.mesh import Mesh
 from piledriver.engine.shards import owned_rows as parts
 from piledriver.engine.shards.grad_hooks import when_accumulated
 from piledriver.engine.shards.owned_rows import BUCKET_BYTES
 
 
-class Averager:
+class GradientReducer:
     """Watches a model's parameters; `release` takes the hooks off again."""
 
     def __init__(
         self,
         parameters: Iterable[nn.Parameter],
-        meshes: Meshes,
+        mesh: Mesh,
         *,
         scatter: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self.enabled = True
-        self.meshes = meshes
+        self.mesh = mesh
         held = [parameter for parameter in parameters if parameter.requires_grad]
         # The backward comes to the last ones first.
         self.buckets = [
-            Bucket(members, meshes, scatter=scatter and parts.shard_axis(members[0], meshes) is not None)
+            Bucket(members, mesh, scatter=scatter and parts.shard_axis(members[0], mesh) is not None)
             for members in _alike(held[::-1], bucket_bytes)
         ]
         self._arrived: set[int] = set()
@@ -116,11 +116,11 @@ class Averager:
 class Bucket:
     """Parameters whose gradients travel together."""
 
-    def __init__(self, parameters: list[nn.Parameter], meshes: Meshes, *, scatter: bool) -> None:
+    def __init__(self, parameters: list[nn.Parameter], mesh: Mesh, *, scatter: bool) -> None:
         self.parameters = parameters
         self.keys = {id(parameter) for parameter in parameters}
-        self.axes = meshes.experts_averaged if parts.is_expert(parameters[0]) else meshes.averaged
-        self.divisor = meshes.averaged_over
+        self.axes = mesh.expert_dp_groups if parts.is_expert(parameters[0]) else mesh.dp_groups
+        self.divisor = mesh.reduce_size
         self.scatter = scatter
         # Sums of 16-bit numbers would lose what single processes added, and gloo has none.
         self.travels_in = torch.float32 if parameters[0].dtype.itemsize == 2 else parameters[0].dtype
@@ -192,7 +192,7 @@ class Bucket:
         for parameter, there in zip(self.parameters, self._present(flags), strict=True):
             if not there:
                 parameter.grad = None
-            parts.show_own_gradient(parameter)
+            parts.expose_shard_gradient(parameter)
 
     @property
     def _flat_dtype_differs(self) -> bool:
@@ -236,7 +236,7 @@ class Bucket:
         for parameter, there in zip(self.parameters, self._present(flags), strict=True):
             length = parts.chunk_elements(parameter, self.axes[0].size())
             if there:
-                parts.add_own_gradient(parameter, numbers[begin : begin + length].to(parameter.dtype))
+                parts.accumulate_shard_gradient(parameter, numbers[begin : begin + length].to(parameter.dtype))
             begin += length
 
 

@@ -16,25 +16,25 @@ from torch.nn.modules.batchnorm import SyncBatchNorm, _NormBase
 
 from piledriver.engine.errors import LayoutError
 from piledriver.engine.layout import Layout
-from piledriver.engine.mesh import Meshes
+from piledriver.engine.mesh import Mesh
 
 
-def share_statistics(model: nn.Module, meshes: Meshes, layout: Layout) -> nn.Module:
+def sync_buffers(model: nn.Module, mesh: Mesh, layout: Layout) -> nn.Module:
     """From now on all copies of a model have the running statistics of the first one; in place."""
     holders = [module for module in model.modules() if _tracks(module)]
-    if meshes.alone or meshes.averaged_over == 1 or not holders:
+    if mesh.alone or mesh.reduce_size == 1 or not holders:
         return model
     if layout.pp > 1:
         raise LayoutError(
             f"{type(model).__name__} keeps running statistics, which the copies of a pipeline do not share",
             fix=f"use norms without them (layer, RMS, group), or pp=1 for pp={layout.pp}",
         )
-    model.register_forward_hook(_FromTheFirst(meshes))
+    model.register_forward_hook(_FromTheFirst(mesh))
     return model
 
 
-def share_no_statistics(model: nn.Module) -> None:
-    """Undo `share_statistics`: the model is in no group any more."""
+def unsync_buffers(model: nn.Module) -> None:
+    """Undo `sync_buffers`: the model is in no group any more."""
     for key, hook in list(model._forward_hooks.items()):
         if isinstance(hook, _FromTheFirst):
             del model._forward_hooks[key]
@@ -47,14 +47,14 @@ def _tracks(module: nn.Module) -> bool:
 class _FromTheFirst:
     """A copy of the model is in no group: it keeps to itself."""
 
-    def __init__(self, meshes: Meshes | None) -> None:
-        self.meshes = meshes
+    def __init__(self, mesh: Mesh | None) -> None:
+        self.mesh = mesh
 
     def __call__(self, model: nn.Module, _args: Any, _output: Any) -> None:
-        if self.meshes is None or not torch.is_grad_enabled():
+        if self.mesh is None or not torch.is_grad_enabled():
             return
         held = [buffer for module in model.modules() if module.training and _tracks(module) for buffer in _of(module)]
-        for axis in self.meshes.averaged:
+        for axis in self.mesh.dp_groups:
             group = axis.get_group()
             first = dist.get_global_rank(group, 0)
             work = [dist.broadcast(buffer, src=first, group=group, async_op=True) for buffer in held]

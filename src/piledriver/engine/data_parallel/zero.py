@@ -18,41 +18,41 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from piledriver.engine.blocks import blocks_of
-from piledriver.engine.data_parallel.reducer import Averager
+from piledriver.engine.data_parallel.reducer import GradientReducer
 from piledriver.engine.expert_parallel.apply import expert_modules
-from piledriver.engine.failed_step import watch_for_broken_steps
+from piledriver.engine.failed_step import reset_failed_steps
 from piledriver.engine.layout import Layout
-from piledriver.engine.mesh import Meshes
+from piledriver.engine.mesh import Mesh
 from piledriver.engine.offload.apply import offload_policy
-from piledriver.engine.optimizer.shard_states import clear_parts_too
+from piledriver.engine.optimizer.shard_states import patch_zero_grad
 from piledriver.engine.pipeline_parallel.split import stages_of
 from piledriver.engine.precision import mixed_precision_policy
 from piledriver.engine.shards import owned_rows as parts
 
 
-def shard_parameters(model: nn.Module, meshes: Meshes, layout: Layout) -> nn.Module:
+def apply_zero(model: nn.Module, mesh: Mesh, layout: Layout) -> nn.Module:
     """Zero 3: parameters in 1 / N, gathered block by block while they are needed. Works on the meta device."""
-    if layout.zero != 3 or meshes.alone or meshes.shard.size() == 1:
+    if layout.zero != 3 or mesh.alone or mesh.shard.size() == 1:
         return model
     options = {
         "mp_policy": mixed_precision_policy(layout),
-        "offload_policy": offload_policy(layout, meshes.device_type),
+        "offload_policy": offload_policy(layout, mesh.device_type),
     }
     for root in stages_of(model):
-        _shard(root, meshes, options, layout.prefetch)
+        _shard(root, mesh, options, layout.prefetch)
     return model
 
 
-def _shard(root: nn.Module, meshes: Meshes, options: dict[str, Any], prefetch: int) -> None:
+def _shard(root: nn.Module, mesh: Mesh, options: dict[str, Any], prefetch: int) -> None:
     for experts in expert_modules(root):
-        fully_shard(experts, mesh=meshes.expert_shard, reshard_after_forward=True, **options)
+        fully_shard(experts, mesh=mesh.expert_shard, reshard_after_forward=True, **options)
     blocks = [block for block in blocks_of(root).values() if any(True for _ in block.parameters())]
     for block in blocks:
-        fully_shard(block, mesh=meshes.shard, reshard_after_forward=True, **options)
-    fully_shard(root, mesh=meshes.shard, **options)
+        fully_shard(block, mesh=mesh.shard, reshard_after_forward=True, **options)
+    fully_shard(root, mesh=mesh.shard, **options)
     _prefetch(blocks, prefetch)
-    if meshes.layout.pp == 1:
-        watch_for_broken_steps(root)
+    if mesh.layout.pp == 1:
+        reset_failed_steps(root)
 
 
 def _prefetch(blocks: list[nn.Module], ahead: int) -> None:
@@ -69,16 +69,16 @@ def _fsdp(modules: list[nn.Module]) -> list[FSDPModule]:
     return [module for module in modules if isinstance(module, FSDPModule)]
 
 
-def average_gradients(model: nn.Module, meshes: Meshes, layout: Layout) -> Averager | None:
+def attach_reducer(model: nn.Module, mesh: Mesh, layout: Layout) -> GradientReducer | None:
     """Zero 0, 1 and 2: average in every backward from now on. With zero 2 each process receives its rows only."""
-    if layout.zero == 3 and not meshes.alone and meshes.shard.size() > 1:
+    if layout.zero == 3 and not mesh.alone and mesh.shard.size() > 1:
         return None
-    if meshes.alone or meshes.averaged_over == 1 or not any(p.requires_grad for p in model.parameters()):
+    if mesh.alone or mesh.reduce_size == 1 or not any(p.requires_grad for p in model.parameters()):
         return None
     if layout.zero in (1, 2):
         for parameter in model.parameters():
             if not parts.local(parameter).is_contiguous():
                 parameter.data = parameter.data.contiguous()
-            parts.own_part(parameter, meshes)
-        clear_parts_too(model)
-    return Averager(model.parameters(), meshes, scatter=layout.zero == 2)
+            parts.optimizer_shard(parameter, mesh)
+        patch_zero_grad(model)
+    return GradientReducer(model.parameters(), mesh, scatter=layout.zero == 2)

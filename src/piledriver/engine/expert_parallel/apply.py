@@ -5,7 +5,7 @@ and probabilities are means over the tokens of one forward on all data-parallel 
 (Micro-batches are balanced one by one, as they are on one process.)
 
 Gradients of experts are sums over the tokens of all processes of ep, and must be divided by all processes that read
-data, as every other parameter's (`Meshes.averaged_over`). Our own averaging does that; `fully_shard` divides by the
+data, as every other parameter's (`Mesh.reduce_size`). Our own averaging does that; `fully_shard` divides by the
 processes that share one expert out, so with zero 3 the gradients come to it divided by ep already.
 """
 
@@ -19,20 +19,20 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Shard
 
 from piledriver.engine.errors import LayoutError
-from piledriver.engine.expert_parallel.token_dispatch import AtMost, Everything
+from piledriver.engine.expert_parallel.token_dispatch import CapacityDispatcher, DroplessDispatcher
 from piledriver.engine.layout import Layout
-from piledriver.engine.mesh import Meshes
+from piledriver.engine.mesh import Mesh
 from piledriver.engine.shards.collectives import Group, summed_both_ways
 from piledriver.engine.shards.local_params import ScaleGradient, part, place_parameter
 from piledriver.engine.shards.owned_rows import is_expert
-from piledriver.engine.tensor_parallel.transformer import PartOfEachExpert
+from piledriver.engine.tensor_parallel.transformer import ExpertTensorParallel
 from piledriver.models.feed_forward.moe import Experts, MoE
 
 _TP_DIM = {"gate_up": 1, "down": 2}
 """The dimension of each stacked weight that tp splits: the width of the expert."""
 
 
-def spread_experts(model: nn.Module, meshes: Meshes, layout: Layout) -> nn.Module:
+def apply_ep(model: nn.Module, mesh: Mesh, layout: Layout) -> nn.Module:
     """Lay the experts of a `Transformer` over ep, in place; make the balance loss one of all processes."""
     mixtures = [module for module in model.modules() if isinstance(module, MoE)]
     if not mixtures:
@@ -41,18 +41,23 @@ def spread_experts(model: nn.Module, meshes: Meshes, layout: Layout) -> nn.Modul
             raise LayoutError(f"ep {layout.ep}, but {type(model).__name__} has no experts that we know", fix="use ep=1")
         return model
     check_divisible(mixtures[0].router.settings.experts, layout.ep)
-    if not meshes.alone and meshes.averaged_over > 1:
-        average = MeanOverData([Group.of(axis) for axis in meshes.averaged])
+    if not mesh.alone and mesh.reduce_size > 1:
+        average = MeanOverData([Group.of(axis) for axis in mesh.dp_groups])
         for mixture in mixtures:
             mixture.router.average = average
     if layout.ep == 1 and layout.expert_capacity is None:
         return model
-    group = Group("", 1, 0) if layout.ep == 1 or meshes.alone else Group.of(meshes.ep)
+    group = Group("", 1, 0) if layout.ep == 1 or mesh.alone else Group.of(mesh.ep)
     placed: dict[nn.Parameter, nn.Parameter] = {}
     for mixture in mixtures:
         if group.size > 1:
-            _place(mixture.experts, meshes, layout, placed)
-        _carry(mixture, Everything(group) if layout.expert_capacity is None else AtMost(group, layout.expert_capacity))
+            _place(mixture.experts, mesh, layout, placed)
+        _carry(
+            mixture,
+            DroplessDispatcher(group)
+            if layout.expert_capacity is None
+            else CapacityDispatcher(group, layout.expert_capacity),
+        )
     return model
 
 
@@ -64,13 +69,13 @@ def check_divisible(experts: int, ep: int) -> None:
 
 
 def expert_modules(model: nn.Module) -> list[nn.Module]:
-    """The modules whose parameters are spread over ep: zero shares them out over `meshes.expert_shard`."""
+    """The modules whose parameters are spread over ep: zero shares them out over `mesh.expert_shard`."""
     return [module for module in model.modules() if any(is_expert(p) for p in module.parameters(recurse=False))]
 
 
 def dropped_choices(model: nn.Module) -> tuple[int, int]:
     """With expert_capacity: choices (token, expert) that found no room on this process, and all choices, so far."""
-    counters = [visit.counter for visit in map(_carrier, model.modules()) if isinstance(visit, AtMost)]
+    counters = [visit.counter for visit in map(_carrier, model.modules()) if isinstance(visit, CapacityDispatcher)]
     counted = [counter.tolist() for counter in counters if counter is not None]
     return sum(dropped for dropped, _ in counted), sum(choices for _, choices in counted)
 
@@ -87,17 +92,17 @@ class MeanOverData:
         return x
 
 
-def _place(experts: Experts, meshes: Meshes, layout: Layout, placed: dict[nn.Parameter, nn.Parameter]) -> None:
+def _place(experts: Experts, mesh: Mesh, layout: Layout, placed: dict[nn.Parameter, nn.Parameter]) -> None:
     reader = ScaleGradient(1 / layout.ep) if layout.zero == 3 else part
-    mesh: DeviceMesh = meshes.experts["ep", "tp"] if layout.tp > 1 else meshes.ep
+    expert_mesh: DeviceMesh = mesh.experts["ep", "tp"] if layout.tp > 1 else mesh.ep
     for name, dim in _TP_DIM.items():
         placements: list[Placement] = [Shard(0), Shard(dim)] if layout.tp > 1 else [Shard(0)]
-        place_parameter(experts, name, mesh, placements, placed, reader)
+        place_parameter(experts, name, expert_mesh, placements, placed, reader)
 
 
 def _carry(mixture: MoE, carrier: Callable[..., Tensor]) -> None:
     """Put a carrier in place of the visit; where tp splits each expert, inside of that."""
-    if isinstance(mixture.visit, PartOfEachExpert):
+    if isinstance(mixture.visit, ExpertTensorParallel):
         mixture.visit.inner = carrier
     else:
         mixture.visit = carrier
@@ -105,4 +110,4 @@ def _carry(mixture: MoE, carrier: Callable[..., Tensor]) -> None:
 
 def _carrier(module: nn.Module) -> Any:
     visit = getattr(module, "visit", None)
-    return visit.inner if isinstance(visit, PartOfEachExpert) else visit
+    return visit.inner if isinstance(visit, ExpertTensorParallel) else visit

@@ -17,7 +17,7 @@ from piledriver.models.feed_forward.grouped import ROW_ALIGNMENT
 from piledriver.models.feed_forward.moe import Experts, Routing, mix, place
 
 
-class Everything:
+class DroplessDispatcher:
     """Every choice is carried out, however uneven the load."""
 
     def __init__(self, group: Group) -> None:
@@ -43,7 +43,7 @@ class Everything:
         return mix(torch.empty_like(back).index_copy(0, order, back), routing)
 
 
-class AtMost:
+class CapacityDispatcher:
     """Each expert takes at most `capacity` times its even share of each process's choices, first choices first."""
 
     def __init__(self, group: Group, capacity: float) -> None:

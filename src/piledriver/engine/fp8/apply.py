@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from piledriver.engine.fp8.ops import fp8_gated_mlp, fp8_linear
 from piledriver.engine.layout import Layout
-from piledriver.engine.mesh import Meshes
+from piledriver.engine.mesh import Mesh
 from piledriver.kernels.fp8.matmul import MULTIPLE
 from piledriver.models.feed_forward.mlp import GatedMLP
 from piledriver.optim.shards import local
@@ -29,11 +29,11 @@ computed within the casts, pays from four fifths of it."""
 _HEADS = frozenset({"head", "lm_head", "embed_out", "output"})
 
 
-def use_fp8(model: nn.Module, meshes: Meshes | None, layout: Layout, *, worth: float = WORTH) -> nn.Module:
+def apply_fp8(model: nn.Module, mesh: Mesh | None, layout: Layout, *, worth: float = WORTH) -> nn.Module:
     """Let the linear layers of a model compute in fp8, in place. Call it before compiling.
 
     >>> model = nn.Sequential(nn.Linear(2048, 1024), nn.ReLU(), nn.Linear(1024, 10))
-    >>> use_fp8(model, None, Layout(precision="fp8"))[0](torch.randn(4, 2048)).shape, fp8_layers(model)
+    >>> apply_fp8(model, None, Layout(precision="fp8"))[0](torch.randn(4, 2048)).shape, fp8_layers(model)
     (torch.Size([4, 1024]), ['0'])
     """
     if layout.precision not in FP8_PRECISIONS:

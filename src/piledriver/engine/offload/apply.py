@@ -1,6 +1,6 @@
 """Host memory as a second tier: optimizer states and fp32 masters there, and with `parameters` the weights too.
 
-`offload_model` is the last step of `apply.py`, `offload_optimizer` its counterpart for each optimizer. The device keeps
+`apply_offload` is the last step of `apply.py`, `offload_optimizer` its counterpart for each optimizer. The device keeps
 weights in the dtype that is computed in; gradients go to the host as the backward makes them; the optimizer, whose
 groups now hold the masters, steps there with its fused CPU kernel; new weights go back. The optimizer object, its
 groups, schedulers and state dict stay what they were, and the model's state dict gives the masters: so a checkpoint
@@ -22,10 +22,10 @@ from torch.optim import Optimizer
 
 from piledriver.engine.blocks import blocks_of
 from piledriver.engine.layout import Layout
-from piledriver.engine.mesh import Meshes
+from piledriver.engine.mesh import Mesh
 from piledriver.engine.offload.blocks import StreamedBlocks
 from piledriver.engine.offload.gradients import GradientStream
-from piledriver.engine.offload.master import Master
+from piledriver.engine.offload.master import MasterWeight
 from piledriver.engine.precision import compute_dtype
 from piledriver.optim.shards import local
 
@@ -37,10 +37,10 @@ class Offloaded:
 
     def __init__(self, model: nn.Module, layout: Layout, device: torch.device) -> None:
         dtype = compute_dtype(layout) if layout.precision != "fp16" else None
-        self.masters: dict[nn.Parameter, Master] = {}
+        self.masters: dict[nn.Parameter, MasterWeight] = {}
         for parameter in model.parameters():
             if parameter.is_floating_point():
-                self.masters[parameter] = Master(parameter, device, home=self)
+                self.masters[parameter] = MasterWeight(parameter, device, home=self)
                 if dtype is not None and parameter.dim() > 1 and not isinstance(parameter, DTensor):
                     # Vectors (norms, biases) stay fp32: they are few, and computed with in fp32.
                     parameter.data = parameter.data.to(dtype)
@@ -100,7 +100,7 @@ def offload_policy(layout: Layout, device_type: str) -> OffloadPolicy:
     return CPUOffloadPolicy(pin_memory=device_type != "cpu")
 
 
-def offload_model(model: nn.Module, meshes: Meshes | None, layout: Layout, *, device: torch.device) -> nn.Module:
+def apply_offload(model: nn.Module, mesh: Mesh | None, layout: Layout, *, device: torch.device) -> nn.Module:
     """Put a model's masters (and weights) on the host, in place. Before its optimizers are offloaded."""
     if layout.offload == "none" or offloaded(model) is not None:
         return model
@@ -127,8 +127,8 @@ def offloaded(model: nn.Module) -> Offloaded | None:
     return found
 
 
-def bring_back(model: nn.Module) -> None:
-    """Undo `offload_model`: the model holds its masters itself, and nothing else does."""
+def undo_offload(model: nn.Module) -> None:
+    """Undo `apply_offload`: the model holds its masters itself, and nothing else does."""
     if (made := offloaded(model)) is None:
         return
     made.release()
@@ -149,10 +149,10 @@ def offload_optimizer(optimizer: Optimizer) -> None:
 
     It may be called again when more of the optimizer's parameters were offloaded.
     """
-    masters: list[Master] = []
+    masters: list[MasterWeight] = []
     for group in optimizer.param_groups:
         for place, parameter in enumerate(group["params"]):
-            master: Master | None = getattr(parameter, "on_host", None)
+            master: MasterWeight | None = getattr(parameter, "on_host", None)
             if master is None:
                 continue
             masters.append(master)
@@ -215,14 +215,14 @@ class _ZeroGrad:
     def __call__(self, set_to_none: bool = True) -> None:
         type(self.model).zero_grad(self.model, set_to_none)
         for parameter in self.model.parameters():
-            part = getattr(parameter, "own_part", None)
+            part = getattr(parameter, "optimizer_shard", None)
             if part is not None:
                 part.grad = None
 
 
 def _give_masters(module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
     for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-        master: Master | None = getattr(parameter, "on_host", None)
+        master: MasterWeight | None = getattr(parameter, "on_host", None)
         known = state.get(prefix + name)
         if master is not None and known is not None:
             # What asked for variables gets the variable, what asked for values the value.
@@ -233,7 +233,7 @@ def _give_masters(module: nn.Module, state: dict[str, Any], prefix: str, _metada
 @torch.no_grad()
 def _load_masters(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-        master: Master | None = getattr(parameter, "on_host", None)
+        master: MasterWeight | None = getattr(parameter, "on_host", None)
         came = state.get(prefix + name)
         if master is None or came is None or came.shape != master.tensor.shape:
             continue

@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
-from piledriver.engine.offload.master import Master, host_copy
+from piledriver.engine.offload.master import MasterWeight, host_copy
 
 
 class StreamedBlocks:
     """The blocks of one model, in order. At most two of them are on the device."""
 
-    def __init__(self, blocks: list[nn.Module], masters: dict[nn.Parameter, Master], device: torch.device) -> None:
+    def __init__(
+        self, blocks: list[nn.Module], masters: dict[nn.Parameter, MasterWeight], device: torch.device
+    ) -> None:
         counts: dict[nn.Parameter, int] = {}
         for block in blocks:
             for parameter in block.parameters():
@@ -109,7 +111,7 @@ class StreamedBlocks:
 class StreamedWeight:
     """One weight on the device, now and then, and what it is filled from."""
 
-    def __init__(self, master: Master, device: torch.device) -> None:
+    def __init__(self, master: MasterWeight, device: torch.device) -> None:
         self.master = master
         parameter = master.parameter
         host = master.tensor.detach()

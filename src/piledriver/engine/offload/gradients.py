@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from piledriver.engine.offload.master import Master
+from piledriver.engine.offload.master import MasterWeight
 from piledriver.engine.shards.grad_hooks import when_accumulated
 from piledriver.optim.shards import local_gradient
 
@@ -24,7 +24,7 @@ MOST_BYTES_UNDERWAY = 1 << 30
 class GradientStream:
     """Takes gradients to the masters of one model."""
 
-    def __init__(self, masters: list[Master]) -> None:
+    def __init__(self, masters: list[MasterWeight]) -> None:
         self._masters = {master.parameter: master for master in masters}
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="gradients-to-host")
         self._underway: deque[tuple[int, Future[None]]] = deque()
@@ -77,7 +77,7 @@ class GradientStream:
         self._worker.shutdown()
 
 
-def _add(master: Master, staged: Tensor, arrived: torch.cuda.Event | None) -> None:
+def _add(master: MasterWeight, staged: Tensor, arrived: torch.cuda.Event | None) -> None:
     if arrived is not None:
         arrived.synchronize()
     master.add_gradient(staged)

@@ -16,11 +16,11 @@ from piledriver.optim.shards import local
 _SMALLEST_PINNED = 1 << 16
 
 
-class Master:
+class MasterWeight:
     """The fp32 master of one parameter on the host, and beside it what the device is sent.
 
-    The optimizer holds `tensor`, which the rest of the engine finds as `parameter.own_part`; what sends and receives is
-    `parameter.on_host`.
+    The optimizer holds `tensor`, which the rest of the engine finds as `parameter.optimizer_shard`; transfers go
+    through `parameter.on_host`.
     """
 
     def __init__(self, parameter: nn.Parameter, device: torch.device, *, home: Any) -> None:
@@ -35,8 +35,8 @@ class Master:
             # Not `from_local`, which would move it to the device of the mesh.
             whole = DTensor(host, parameter._spec, requires_grad=False)  # type: ignore[no-untyped-call]
         self.tensor = nn.Parameter(whole, requires_grad=parameter.requires_grad)
-        self.tensor.is_own_part = True  # type: ignore[attr-defined]
-        parameter.own_part = self.tensor  # type: ignore[attr-defined]
+        self.tensor.is_optimizer_shard = True  # type: ignore[attr-defined]
+        parameter.optimizer_shard = self.tensor  # type: ignore[attr-defined]
         parameter.on_host = self  # type: ignore[attr-defined]
         self.was_given_out = False
         self.sent_version = self.tensor._version
@@ -84,11 +84,11 @@ def host_copy(tensor: Tensor, dtype: torch.dtype, *, owner: object) -> Tensor:
     """A copy in host memory, locked in place as long as its owner lives where a GPU gains from that.
 
     torch's own pinned memory is rounded up to a power of two, which for large weights is up to twice what they need.
-    So large ones get pages of their own, and these are registered with the driver.
+    So large ones get page_aligned_empty of their own, and these are registered with the driver.
     """
     if not torch.cuda.is_available() or tensor.numel() * dtype.itemsize < _SMALLEST_PINNED:
         return tensor.detach().to("cpu", dtype, copy=True)
-    host = pages(tensor.shape, dtype)
+    host = page_aligned_empty(tensor.shape, dtype)
     host.copy_(tensor.detach())
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     if int(runtime.cudaHostRegister(host.data_ptr(), host.nbytes, 0)) == 0:
@@ -96,10 +96,10 @@ def host_copy(tensor: Tensor, dtype: torch.dtype, *, owner: object) -> Tensor:
     return host
 
 
-def pages(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+def page_aligned_empty(shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """A tensor that shares no page of memory with another.
 
-    >>> pages(torch.Size((2, 3)), torch.bfloat16).fill_(1).sum()
+    >>> page_aligned_empty(torch.Size((2, 3)), torch.bfloat16).fill_(1).sum()
     tensor(6., dtype=torch.bfloat16)
     """
     memory = mmap.mmap(-1, shape.numel() * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

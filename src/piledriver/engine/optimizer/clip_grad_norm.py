@@ -12,15 +12,15 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from piledriver.engine.mesh import Meshes
-from piledriver.engine.shards.owned_rows import stepped_on
+from piledriver.engine.mesh import Mesh
+from piledriver.engine.shards.owned_rows import optimizer_tensors
 from piledriver.optim.clip import local_norm
 from piledriver.optim.shards import local
 
 
 @torch.no_grad()
 def clip_grad_norm(
-    parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, meshes: Meshes | None = None
+    parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, mesh: Mesh | None = None
 ) -> Tensor:
     """Scale gradients down so that the norm of all of them together is at most `max_norm`; returns the norm before.
 
@@ -29,8 +29,8 @@ def clip_grad_norm(
     >>> clip_grad_norm([weight], 1.0), weight.grad
     (tensor(5.), tensor([0.6000, 0.8000]))
     """
-    held = [parameter for parameter in stepped_on(parameters) if parameter.grad is not None]
-    total = total_norm(held, norm_type, meshes)
+    held = [parameter for parameter in optimizer_tensors(parameters) if parameter.grad is not None]
+    total = total_norm(held, norm_type, mesh)
     for device, parts in _by_device(
         [local(parameter.grad) for parameter in held if parameter.grad is not None]
     ).items():
@@ -40,7 +40,7 @@ def clip_grad_norm(
 
 
 @torch.no_grad()
-def total_norm(parameters: list[Tensor], norm_type: float = 2.0, meshes: Meshes | None = None) -> Tensor:
+def total_norm(parameters: list[Tensor], norm_type: float = 2.0, mesh: Mesh | None = None) -> Tensor:
     """The norm of all gradients as one vector, the same on every process.
 
     Each is measured where it lies; what is sharded is added up over the axes that share it. A weight that two stages
@@ -51,21 +51,19 @@ def total_norm(parameters: list[Tensor], norm_type: float = 2.0, meshes: Meshes 
     for parameter in parameters:
         gradient, key = _settled(parameter)
         groups.setdefault(key, []).append(gradient)
-    device = (
-        local(parameters[0]).device if parameters else torch.device("cpu" if meshes is None else meshes.device_type)
-    )
+    device = local(parameters[0]).device if parameters else torch.device("cpu" if mesh is None else mesh.device_type)
     total = torch.zeros((), device=device)
     for key in sorted(groups, key=str):
         # A process with fewer rows than others may hold none of a parameter, and nothing has no largest number.
         held = [gradient for gradient in groups[key] if gradient.numel()]
         norm = local_norm(held, norm_type, device)
         part = norm if infinite else norm**norm_type
-        mesh, dims = key
+        device_mesh, dims = key
         for dim in dims:
-            _all_reduce(part, mesh.get_group(dim), infinite)
+            _all_reduce(part, device_mesh.get_group(dim), infinite)
         total = torch.maximum(total, part) if infinite else total + part
-    if meshes is not None and not meshes.alone and meshes.layout.pp > 1:
-        _all_reduce(total, meshes.pp.get_group(), infinite)
+    if mesh is not None and not mesh.alone and mesh.layout.pp > 1:
+        _all_reduce(total, mesh.pp.get_group(), infinite)
     return total if infinite else total ** (1.0 / norm_type)
 
 

@@ -1,7 +1,7 @@
 """torch's elementwise optimizers on sharded parameters run on the local parts: the same numbers, as fast as plain.
 
 Given DTensors, torch leaves its fast paths and goes operator by operator, and the fast ones refuse lists with parts on
-several meshes (experts beside the rest). An update that looks at one element at a time needs to know nothing of other
+several mesh (experts beside the rest). An update that looks at one element at a time needs to know nothing of other
 processes: it is run on this process's parts, and what it keeps is a DTensor again between the steps, for checkpoints.
 """
 

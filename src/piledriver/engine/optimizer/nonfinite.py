@@ -80,7 +80,7 @@ def _parameter(models: Iterable[nn.Module]) -> str | None:
 
 def _gradient(parameter: Tensor) -> list[Tensor]:
     """The local gradient, of the part that the optimizer steps on where the parameter has none."""
-    for one in (parameter, getattr(parameter, "own_part", None)):
+    for one in (parameter, getattr(parameter, "optimizer_shard", None)):
         if one is not None and one.grad is not None:
             return [local(one.grad)]
     return []

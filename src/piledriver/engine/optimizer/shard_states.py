@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from piledriver.engine.mesh import Meshes
+from piledriver.engine.mesh import Mesh
 from piledriver.engine.shards import owned_rows as parts
 from piledriver.engine.shards.owned_rows import BUCKET_BYTES
 
 
-def follow(optimizer: torch.optim.Optimizer, replaced: Mapping[Tensor, Tensor], gone: Container[Tensor] = ()) -> None:
+def swap_parameters(
+    optimizer: torch.optim.Optimizer, replaced: Mapping[Tensor, Tensor], gone: Container[Tensor] = ()
+) -> None:
     """Put each new parameter where the old one was, with its state where there is one already.
 
     `gone` are those that other pipeline stages hold.
@@ -37,21 +39,21 @@ def _laid_out_like(new: Tensor, old: Tensor, value: Any) -> Any:
     return distribute_tensor(value, new.device_mesh, new.placements, src_data_rank=None)
 
 
-def share_states(optimizer: torch.optim.Optimizer, meshes: Meshes) -> None:
+def shard_states(optimizer: torch.optim.Optimizer, mesh: Mesh) -> None:
     """Zero 1 and 2: step on this process's rows only, then bring everybody's new rows together."""
-    whole = [p for group in optimizer.param_groups for p in group["params"] if not parts.is_own_part(p)]
+    whole = [p for group in optimizer.param_groups for p in group["params"] if not parts.is_optimizer_shard(p)]
     if not whole:
         return
-    replaced = {parameter: parts.own_part(parameter, meshes) for parameter in whole}
-    follow(optimizer, replaced)
+    replaced = {parameter: parts.optimizer_shard(parameter, mesh) for parameter in whole}
+    swap_parameters(optimizer, replaced)
     for parameter in whole:
-        parts.show_own_gradient(parameter)
+        parts.expose_shard_gradient(parameter)
     optimizer.register_step_pre_hook(_Before(whole))
-    optimizer.register_step_post_hook(_After(whole, meshes))
+    optimizer.register_step_post_hook(_After(whole, mesh))
     optimizer.zero_grad = _ZeroGrad(whole)  # type: ignore[method-assign]
 
 
-def clear_parts_too(model: nn.Module) -> None:
+def patch_zero_grad(model: nn.Module) -> None:
     """`model.zero_grad()` clears the gradients of the own rows too, which are not the model's parameters."""
     model.zero_grad = _ZeroGrad(list(model.parameters()))  # type: ignore[method-assign]
 
@@ -64,19 +66,19 @@ class _Before:
 
     def __call__(self, *_: Any) -> None:
         for parameter in self.parameters:
-            if parameter.grad is not None and parameter.own_part.grad is None:  # type: ignore[attr-defined]
-                parts.show_own_gradient(parameter)
+            if parameter.grad is not None and parameter.optimizer_shard.grad is None:  # type: ignore[attr-defined]
+                parts.expose_shard_gradient(parameter)
 
 
 class _After:
     """Everybody's new rows, bucket by bucket."""
 
-    def __init__(self, parameters: list[nn.Parameter], meshes: Meshes) -> None:
-        self.axis = meshes.sharing
+    def __init__(self, parameters: list[nn.Parameter], mesh: Mesh) -> None:
+        self.axis = mesh.shard_group
         self.buckets: list[list[nn.Parameter]] = []
         alike: dict[tuple[Any, ...], list[nn.Parameter]] = {}
         for parameter in parameters:
-            if parts.shard_axis(parameter, meshes) is not None and parameter.requires_grad:
+            if parts.shard_axis(parameter, mesh) is not None and parameter.requires_grad:
                 alike.setdefault((parameter.dtype, parameter.device), []).append(parameter)
         for members in alike.values():
             self.buckets += _of_at_most(members, BUCKET_BYTES)
@@ -95,7 +97,7 @@ class _ZeroGrad:
     def __call__(self, set_to_none: bool = True) -> None:
         for parameter in self.parameters:
             # A view of what is being cleared, or rows of their own: gone in both cases.
-            parts.forget_own_gradient(parameter)
+            parts.clear_shard_gradient(parameter)
             if set_to_none:
                 parameter.grad = None
             elif parameter.grad is not None:

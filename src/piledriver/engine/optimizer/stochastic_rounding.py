@@ -31,13 +31,13 @@ BUCKET_ELEMENTS = 1 << 26
 _APART = 0x3C6EF35F
 
 
-def name_noise(model: nn.Module) -> None:
+def assign_noise_ids(model: nn.Module) -> None:
     """Give each parameter a number of its name, so that its noise does not depend on which others are beside it."""
     for name, parameter in model.named_parameters():
         number = Stream(0, "parameter", name).below(2**31, 0)
-        for one in (parameter, getattr(parameter, "own_part", None)):
+        for one in (parameter, getattr(parameter, "optimizer_shard", None)):
             if isinstance(one, Tensor):
-                one.noise_number = number  # type: ignore[attr-defined]
+                one.noise_id = number  # type: ignore[attr-defined]
 
 
 def round_stochastically(optimizer: Optimizer, *, seed: int = 0) -> None:
@@ -87,7 +87,7 @@ def _step(optimizer: Optimizer, raw: Callable[[Optimizer], Any], seed: int) -> N
             raw(optimizer)
             for parameter, stand_in in stand_ins.items():
                 optimizer.state[parameter] = optimizer.state.pop(stand_in, {})
-                apart = getattr(parameter, "noise_number", _APART * positions[parameter])
+                apart = getattr(parameter, "noise_id", _APART * positions[parameter])
                 _round_into(parameter, stand_in, salt + apart)
     finally:
         for group, members in zip(optimizer.param_groups, groups, strict=True):

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from piledriver.engine.errors import EngineError
-from piledriver.engine.failed_step import forget_step
+from piledriver.engine.failed_step import discard_step
 from piledriver.engine.pipeline_parallel.microbatches import MicroBatch
 
 Run = Callable[[tuple[Tensor, ...], MicroBatch], Any]
@@ -104,7 +104,7 @@ def _try(
         return tuple(Meta.of(tensor) for tensor in tensors)
     except Exception as error:
         if isinstance(stage, FSDPModule):
-            forget_step(stage, gradients=False)
+            discard_step(stage, gradients=False)
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if isinstance(error, torch.OutOfMemoryError):

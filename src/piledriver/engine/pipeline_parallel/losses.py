@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from piledriver.engine.mesh import Meshes
+from piledriver.engine.mesh import Mesh
 from piledriver.engine.pipeline_parallel.microbatches import MicroBatch, counted
 from piledriver.engine.pipeline_parallel.stages.transformer import pack, unpack
 from piledriver.models.loss import LossSums
@@ -27,7 +27,7 @@ class Losses:
         loss_fn: LossFunction | None,
         *,
         own: bool,
-        meshes: Meshes,
+        mesh: Mesh,
         device: torch.device,
     ) -> None:
         self.microbatches, self.own = microbatches, own
@@ -40,11 +40,11 @@ class Losses:
         # Our own loss counts for itself; for others the host has to know, and asks once a batch.
         self._weights = [] if own else weights.tolist()
         total = weights.sum()
-        for axis in meshes.averaged:
+        for axis in mesh.dp_groups:
             dist.all_reduce(total, group=axis.get_group())
         self.weight = total
         """Counted targets of all processes."""
-        self._processes = meshes.averaged_over
+        self._processes = mesh.reduce_size
         self._factor: Tensor | float = 1.0
         self._sums = torch.zeros(5, dtype=torch.float64, device=device)
 
@@ -60,9 +60,9 @@ class Losses:
         total: Tensor = output[0]
         return total * self._factor
 
-    def everywhere(self, meshes: Meshes) -> LossSums:
+    def everywhere(self, mesh: Mesh) -> LossSums:
         """The sums over all micro-batches and processes, on every rank."""
-        for axis in [meshes.pp, *meshes.averaged]:
+        for axis in [mesh.pp, *mesh.dp_groups]:
             dist.all_reduce(self._sums, group=axis.get_group())
         return unpack(self._sums)
 

@@ -96,7 +96,7 @@ def check_same_batch(inputs: Any, targets: Any, pp: DeviceMesh) -> None:
         raise EngineError(
             f"ranks {ranks[0]} and {ranks[other]} of a pipeline were given different batches: shapes and sums are "
             f"{told[0]} and {told[other]}",
-            fix="read the same batch on every rank of a pipeline (`meshes.data_rank` says which)",
+            fix="read the same batch on every rank of a pipeline (`mesh.data_rank` says which)",
         )
 
 

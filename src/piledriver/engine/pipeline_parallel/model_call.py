@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from piledriver.core.errors import UsageError
 from piledriver.engine.errors import EngineError
-from piledriver.engine.mesh import Meshes
+from piledriver.engine.mesh import Mesh
 from piledriver.engine.pipeline_parallel.runner import Pipeline
-from piledriver.engine.precision import UnderAutocast
-from piledriver.engine.state import gradients_so_far, laid_out
+from piledriver.engine.precision import AutocastForward
+from piledriver.engine.state import gradients_so_far, state_of
 from piledriver.models.loss import LossSums
 from piledriver.optim.shards import local
 
@@ -34,16 +34,16 @@ _HOOKS = (
 )
 
 
-def run_as_pipeline(model: nn.Module, meshes: Meshes, device: torch.device) -> None:
+def run_as_pipeline(model: nn.Module, mesh: Mesh, device: torch.device) -> None:
     """From now on a call of the model runs a whole batch through all stages. Every rank of a pipeline calls it."""
-    known = laid_out(model)
+    known = state_of(model)
     assert known is not None
     for stage in known.roots:
         # A stage is a shallow copy: what was put around the model's forward goes around its own.
         around = stage.__dict__.pop("forward", None)
-        if isinstance(around, UnderAutocast):
-            stage.forward = UnderAutocast(stage.forward, around.context)
-    known.pipeline = Pipeline(model, meshes, device=device)
+        if isinstance(around, AutocastForward):
+            stage.forward = AutocastForward(stage.forward, around.context)
+    known.pipeline = Pipeline(model, mesh, device=device)
     for name in _HOOKS:
         # They belong to the stages, which have them too; around the schedule they would run twice.
         setattr(model, name, OrderedDict())
@@ -68,7 +68,7 @@ class PipelinedForward:
 
         With `reduction="none"`: the loss of every target of this pipeline's batch, on all of its ranks.
         """
-        known = None if self.model is None else laid_out(self.model)
+        known = None if self.model is None else state_of(self.model)
         if known is None or known.pipeline is None:
             raise UsageError("this copy of a model is in no pipeline", fix="use the one that was prepared")
         if targets is None:

@@ -17,8 +17,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from piledriver.core.errors import UsageError
 from piledriver.engine.errors import EngineError
-from piledriver.engine.lost_ranks import naming_the_lost
-from piledriver.engine.mesh import Meshes
+from piledriver.engine.lost_ranks import report_lost_ranks
+from piledriver.engine.mesh import Mesh
 from piledriver.engine.pipeline_parallel.forward_only import Forward, run_forward
 from piledriver.engine.pipeline_parallel.infer_shapes import Meta, StageOutOfMemoryError, find_shapes
 from piledriver.engine.pipeline_parallel.losses import Losses, LossFunction, TokenLosses
@@ -26,9 +26,9 @@ from piledriver.engine.pipeline_parallel.microbatches import MicroBatch, check_s
 from piledriver.engine.pipeline_parallel.schedules import microbatches_of, rank_of_stage, schedule_class
 from piledriver.engine.pipeline_parallel.split import split_of, stages_of
 from piledriver.engine.pipeline_parallel.stages.stage import Keywords, Stage
-from piledriver.engine.pipeline_parallel.tied_weights import Borrowed
+from piledriver.engine.pipeline_parallel.tied_weights import TiedWeightSync
 from piledriver.engine.schedule_rules import SPLIT_BACKWARD
-from piledriver.engine.state import laid_out
+from piledriver.engine.state import state_of
 from piledriver.models import Transformer
 from piledriver.models.loss import LossSums
 
@@ -45,15 +45,15 @@ SETTINGS = ("z_loss", "chunk_tokens")
 class Pipeline:
     """This rank's stages of a model that was split and laid out, and the schedule that runs them."""
 
-    def __init__(self, model: nn.Module, meshes: Meshes, *, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, mesh: Mesh, *, device: torch.device) -> None:
         known = split_of(model)
         if known is None:
             raise UsageError("the model was not split into stages", fix="lay it out with pp of 2 or more")
-        self.model, self.meshes, self.layout, self.device = model, meshes, meshes.layout, device
+        self.model, self.mesh, self.layout, self.device = model, mesh, mesh.layout, device
         self.kind = known.chain.kind
         self.stages = dict(zip(known.stages, stages_of(model), strict=True))
         self.microbatches = microbatches_of(self.layout)
-        self.borrowed = Borrowed(model, self.stages, meshes, self.layout)
+        self.borrowed = TiedWeightSync(model, self.stages, mesh, self.layout)
         self.borrowed.materialise(device)
         if self.layout.schedule in SPLIT_BACKWARD:
             _keep_gathered(self.stages.values())
@@ -77,8 +77,8 @@ class Pipeline:
     ) -> LossSums:
         """Forward and backward of a batch; gradients are added to what is there. See `run_batch`."""
         self._check_in_step()
-        averager = getattr(laid_out(self.model), "averager", None)
-        with naming_the_lost("a pipeline step", self.meshes.pp.get_group()):
+        reducer = getattr(state_of(self.model), "reducer", None)
+        with report_lost_ranks("a pipeline step", self.mesh.pp.get_group()):
             losses = self._prepare(inputs, targets, loss_fn, context)
             # A batch in which nothing counts leaves no gradient rather than one that is not a number.
             losses.divide_by(losses.weight.clamp(min=1.0) if divisor is None else divisor, scale)
@@ -87,13 +87,13 @@ class Pipeline:
             schedule = self._schedule(losses)
             with self._in_step():
                 self._window_open = not sync
-                with averager.off() if averager is not None else nullcontext():
+                with reducer.off() if reducer is not None else nullcontext():
                     self._train(losses, *schedule, sync=sync)
                 if sync:
                     self.borrowed.give_back()
-                    if averager is not None:
-                        averager.synchronise()
-                return losses.everywhere(self.meshes)
+                    if reducer is not None:
+                        reducer.synchronise()
+                return losses.everywhere(self.mesh)
 
     @torch.no_grad()
     def evaluate(
@@ -106,13 +106,13 @@ class Pipeline:
     ) -> LossSums:
         """The loss sums of a batch, forward only."""
         self._check_in_step()
-        with naming_the_lost("a pipeline's evaluation", self.meshes.pp.get_group()):
+        with report_lost_ranks("a pipeline's evaluation", self.mesh.pp.get_group()):
             losses = self._prepare(inputs, targets, loss_fn, context)
             self.borrowed.lend()
             self._shapes(losses)
             with self._in_step():
                 self._forward(losses)
-                return losses.everywhere(self.meshes)
+                return losses.everywhere(self.mesh)
 
     @torch.no_grad()
     def token_losses(self, inputs: Tensor, targets: Tensor, *, context: Mapping[str, Any]) -> Tensor:
@@ -162,7 +162,7 @@ class Pipeline:
                 raise UsageError(f"stages of a {name} take no {next(iter(context))!r}", fix="leave it out")
         self._pass_settings_on()
         if self.layout.debug:
-            check_same_batch(inputs, targets, self.meshes.pp)
+            check_same_batch(inputs, targets, self.mesh.pp)
         cut = cut_batch(inputs, targets, dict(context or {}), self.microbatches)
         if isinstance(self.model, Transformer) and self.model.config.moe and cut[-1].rows != cut[0].rows:
             rows, parts = sum(part.rows for part in cut), self.microbatches
@@ -170,7 +170,7 @@ class Pipeline:
                 f"{rows} rows cannot be cut into {parts} micro-batches of one size, and experts would count filling",
                 fix=f"give {max(rows // parts, 1) * parts} rows, or change microbatches",
             )
-        return Losses(cut, loss_fn, own=own, meshes=self.meshes, device=self.device)
+        return Losses(cut, loss_fn, own=own, mesh=self.mesh, device=self.device)
 
     def _pass_settings_on(self) -> None:
         """Stages are copies: what the user says to the model about its loss is said to them too."""
@@ -198,7 +198,7 @@ class Pipeline:
             losses.microbatches,
             self._shapes(losses),
             self.rank_of,
-            group=self.meshes.pp.get_group(),
+            group=self.mesh.pp.get_group(),
             device=self.device,
             finish=losses.of,
         )
@@ -212,7 +212,7 @@ class Pipeline:
         if key not in self._found:
             keywords = self._keywords_of(losses.own)
             runs = {number: _with_keywords(m, keywords, number == last) for number, m in self.stages.items()}
-            self._found[key] = find_shapes(self.stages, runs, self.rank_of, first, self.meshes.pp, self.device)
+            self._found[key] = find_shapes(self.stages, runs, self.rank_of, first, self.mesh.pp, self.device)
         return self._found[key]
 
     def _schedule(self, losses: Losses) -> tuple[Any, list[Stage]]:
@@ -237,7 +237,7 @@ class Pipeline:
                 keywords=self._keywords_of(losses.own),
                 # In two parts it would recompute twice; torch's selective recomputation cannot do that at all.
                 splits_backward=self.layout.activations == "keep",
-                group=self.meshes.pp.get_group(),
+                group=self.mesh.pp.get_group(),
             )
             for number, module in self.stages.items()
         ]

@@ -14,12 +14,12 @@ from torch import nn
 
 from piledriver.engine.errors import LayoutError
 from piledriver.engine.layout import Layout
-from piledriver.engine.mesh import Meshes
+from piledriver.engine.mesh import Mesh
 from piledriver.engine.pipeline_parallel.balance import balanced
 from piledriver.engine.pipeline_parallel.costs import weights
 from piledriver.engine.pipeline_parallel.schedules import rank_of_stage, stages_of_rank
 from piledriver.engine.pipeline_parallel.traced import adopt, trace
-from piledriver.engine.pipeline_parallel.units import Chain, chain_of, shell, without
+from piledriver.engine.pipeline_parallel.units import PipelineUnits, drop_modules, shell, units_of
 from piledriver.models.layers import Linear
 
 _NAME = "_pipeline_split"
@@ -29,7 +29,7 @@ _NAME = "_pipeline_split"
 class Split:
     """Where a model was cut, and what this rank has of it."""
 
-    chain: Chain
+    chain: PipelineUnits
     names: list[tuple[str, ...]]
     """The modules of each stage."""
     stages: list[int]
@@ -44,26 +44,26 @@ class Split:
         return type(None), ()
 
 
-def split(model: nn.Module, meshes: Meshes, layout: Layout, *, sequence_length: int | None = None) -> nn.Module:
+def split_stages(model: nn.Module, mesh: Mesh, layout: Layout, *, sequence_length: int | None = None) -> nn.Module:
     """Keep of a model what this process's stages need, in place. Where a tied weight is needed at both ends, the last
     stage gets room for a copy, which `Pipeline` keeps equal to the first one's."""
     if layout.pp == 1:
         return model
-    chain = chain_of(model, sequence_length)
+    chain = units_of(model, sequence_length)
     names = cut(chain, layout.stages)
-    mine = stages_of_rank(layout, meshes.pp.get_local_rank())
+    mine = stages_of_rank(layout, mesh.pp.get_local_rank())
     if chain.kind == "traced":
         return _split_traced(model, chain, names, mine, layout)
     kept = {name for stage in mine for name in names[stage]}
     if chain.borrows and layout.stages - 1 in mine:
         _make_room(model, chain)
-    without(model, [name for stage in names for name in stage if name not in kept and _has(model, name)])
+    drop_modules(model, [name for stage in names for name in stage if name not in kept and _has(model, name)])
     model.__dict__[_NAME] = Split(chain, names, mine, [])
     return model
 
 
 def _split_traced(
-    model: nn.Module, chain: Chain, names: list[tuple[str, ...]], mine: list[int], layout: Layout
+    model: nn.Module, chain: PipelineUnits, names: list[tuple[str, ...]], mine: list[int], layout: Layout
 ) -> nn.Module:
     if layout.tp > 1:
         raise LayoutError(
@@ -76,7 +76,7 @@ def _split_traced(
     return model
 
 
-def cut(chain: Chain, stages: int) -> list[tuple[str, ...]]:
+def cut(chain: PipelineUnits, stages: int) -> list[tuple[str, ...]]:
     """The module names of each stage: the cut whose dearest stage costs least."""
     if len(chain.units) < stages:
         raise LayoutError(
@@ -106,10 +106,10 @@ def stages_of(model: nn.Module) -> list[nn.Module]:
             keep = set(known.names[stage])
             others = [n for s in known.stages for n in known.names[s] if n not in keep and _has(model, n)]
             known.made.append(known.chain.make_stage(shell(model, others)))
-            # What the split kept for the model does not belong to a stage of its own.
+            # What the split_stages kept for the model does not belong to a stage of its own.
             known.made[-1].__dict__.pop(_NAME, None)
         # The optimizer, checkpoints and norms see a tied weight once: where it is owned.
-        without(model, [name for name in known.chain.borrows if _has(model, name)])
+        drop_modules(model, [name for name in known.chain.borrows if _has(model, name)])
     return known.made
 
 
@@ -132,7 +132,7 @@ def ends(layout: Layout) -> tuple[int, int]:
     return rank_of_stage(layout, 0), rank_of_stage(layout, layout.stages - 1)
 
 
-def _make_room(model: nn.Module, chain: Chain) -> None:
+def _make_room(model: nn.Module, chain: PipelineUnits) -> None:
     for borrower, owner in chain.borrows.items():
         weight = cast(torch.Tensor, model.get_submodule(owner).weight)
         room = nn.Parameter(torch.empty_like(weight), requires_grad=weight.requires_grad)

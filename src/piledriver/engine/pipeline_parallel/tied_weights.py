@@ -16,17 +16,17 @@ from torch.distributed.tensor import DTensor
 
 from piledriver.engine.errors import EngineError
 from piledriver.engine.layout import Layout
-from piledriver.engine.mesh import Meshes
+from piledriver.engine.mesh import Mesh
 from piledriver.engine.pipeline_parallel.split import ends, split_of
 
 
-class Borrowed:
+class TiedWeightSync:
     """The weights of a pipeline that are needed at both ends; none for most models."""
 
-    def __init__(self, model: nn.Module, stages: dict[int, nn.Module], meshes: Meshes, layout: Layout) -> None:
+    def __init__(self, model: nn.Module, stages: dict[int, nn.Module], mesh: Mesh, layout: Layout) -> None:
         known = split_of(model)
         assert known is not None
-        self.group = meshes.pp.get_group()
+        self.group = mesh.pp.get_group()
         first, last = ends(layout)
         self.first, self.last = (dist.get_global_rank(self.group, rank) for rank in (first, last))
         self.me = dist.get_rank()

@@ -36,7 +36,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Chain:
+class PipelineUnits:
     """How one kind of model is cut."""
 
     kind: str
@@ -47,7 +47,7 @@ class Chain:
     """Turn a shallow copy that holds the modules of a stage into one whose `forward` runs them."""
 
 
-def chain_of(model: nn.Module, sequence_length: int | None = None) -> Chain:
+def units_of(model: nn.Module, sequence_length: int | None = None) -> PipelineUnits:
     """How to cut a model, or a `LayoutError` that says why it cannot be cut."""
     length = sequence_length or min(_longest(model), LONGEST)
     if isinstance(model, Transformer):
@@ -58,14 +58,14 @@ def chain_of(model: nn.Module, sequence_length: int | None = None) -> Chain:
         return _huggingface(model, length)
     if example_of(model) is not None:
         units = [Unit(names, cost) for names, cost in traced_units(model, length)]
-        return Chain("traced", units, {}, lambda made: made)
+        return PipelineUnits("traced", units, {}, lambda made: made)
     raise LayoutError(
         f"cannot tell in which order {type(model).__name__} runs its modules, so it cannot be cut into stages",
         fix=f"make it an nn.Sequential, or give it {EXAMPLE}: inputs of a micro-batch, with which it is traced",
     )
 
 
-def without(model: nn.Module, names: Iterable[str]) -> None:
+def drop_modules(model: nn.Module, names: Iterable[str]) -> None:
     """Take modules out of a model; members of lists leave a gap, so that the others keep their names."""
     for name in names:
         parent_name, _, key = name.rpartition(".")
@@ -77,7 +77,7 @@ def without(model: nn.Module, names: Iterable[str]) -> None:
 
 
 def shell(model: nn.Module, dropped: Iterable[str]) -> nn.Module:
-    """A copy of a model without some modules; those that stay, and all parameters, are the same objects."""
+    """Return a copy of a model without some modules; the others, and all parameters, are the same objects."""
     made = _shallow(model)
     copied: dict[str, nn.Module] = {"": made}
     for name in dropped:
@@ -87,7 +87,7 @@ def shell(model: nn.Module, dropped: Iterable[str]) -> nn.Module:
             if path not in copied:
                 parent = copied[".".join(parts[:depth])]
                 copied[path] = parent._modules[parts[depth]] = _shallow(model.get_submodule(path))
-        without(made, [name])
+        drop_modules(made, [name])
     return made
 
 
@@ -97,7 +97,7 @@ def _shallow(module: nn.Module) -> nn.Module:
     return made
 
 
-def _transformer(model: Transformer, length: int) -> Chain:
+def _transformer(model: Transformer, length: int) -> PipelineUnits:
     blocks = [f"blocks.{key}" for key in model.blocks]
     units = [Unit((name,), cost_of(model.get_submodule(name), length)) for name in blocks]
     ends = [name for name in ("embedding", "position_embedding") if getattr(model, name) is not None]
@@ -105,10 +105,10 @@ def _transformer(model: Transformer, length: int) -> Chain:
     units[0] = Unit((*ends, *units[0].names), units[0].cost + first)
     units.append(Unit(("norm", "head"), output_cost(model)))
     borrows = {"head": "embedding"} if model.config.tied else {}
-    return Chain("transformer", units, borrows, make_transformer_stage)
+    return PipelineUnits("transformer", units, borrows, make_transformer_stage)
 
 
-def _sequential(model: nn.Sequential, length: int) -> Chain:
+def _sequential(model: nn.Sequential, length: int) -> PipelineUnits:
     units = [Unit((name,), cost_of(module, length)) for name, module in model._modules.items() if module is not None]
     owner: dict[int, str] = {}
     for unit in units:
@@ -119,10 +119,10 @@ def _sequential(model: nn.Sequential, length: int) -> Chain:
                     f"modules {first} and {unit.names[0]} of the nn.Sequential share the parameter {name}",
                     fix="give each its own, or put them into one module",
                 )
-    return Chain("sequential", units, {}, lambda made: made)
+    return PipelineUnits("sequential", units, {}, lambda made: made)
 
 
-def _huggingface(model: nn.Module, length: int) -> Chain:
+def _huggingface(model: nn.Module, length: int) -> PipelineUnits:
     inner_name = inner_model(model)
     assert inner_name is not None
     inner = model.get_submodule(inner_name)
@@ -139,7 +139,7 @@ def _huggingface(model: nn.Module, length: int) -> Chain:
     units.append(Unit((f"{inner_name}.norm", "lm_head"), cost_of(head, length)))
     tied = head.weight is embedding.weight
     borrows = {"lm_head": f"{inner_name}.embed_tokens"} if tied else {}
-    return Chain("huggingface", units, borrows, make_huggingface_stage)
+    return PipelineUnits("huggingface", units, borrows, make_huggingface_stage)
 
 
 def _longest(model: nn.Module) -> int:

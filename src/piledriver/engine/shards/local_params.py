@@ -91,7 +91,7 @@ class _Scaled(torch.autograd.Function):
 _scaled: Any = _Scaled.apply
 
 
-class OnlyOnce:
+class RowParallelBias:
     """Reads a bias that every process would add before a sum: all but the first add zeros.
 
     The gradient of the sum is whole on every process, so each keeps it as it is.

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
-from piledriver.engine.mesh import Meshes
+from piledriver.engine.mesh import Mesh
 from piledriver.optim.shards import local as local
 
 BUCKET_BYTES = 25 * 2**20
@@ -31,44 +31,44 @@ def is_expert(parameter: Tensor) -> bool:
     return isinstance(parameter, DTensor) and "ep" in (parameter.device_mesh.mesh_dim_names or ())
 
 
-def is_own_part(parameter: Tensor) -> bool:
+def is_optimizer_shard(parameter: Tensor) -> bool:
     """Whether this is the part that an optimizer steps on, not the parameter itself."""
-    return getattr(parameter, "is_own_part", False)
+    return getattr(parameter, "is_optimizer_shard", False)
 
 
-def shard_axis(parameter: Tensor, meshes: Meshes) -> DeviceMesh | None:
+def shard_axis(parameter: Tensor, mesh: Mesh) -> DeviceMesh | None:
     """The axis that shares out a parameter's state; None where there is nothing to share out."""
-    if meshes.alone or parameter.dim() == 0 or is_expert(parameter):
+    if mesh.alone or parameter.dim() == 0 or is_expert(parameter):
         return None
-    axis = meshes.sharing
+    axis = mesh.shard_group
     return axis if axis.size() > 1 else None
 
 
-def own_part(parameter: nn.Parameter, meshes: Meshes) -> DTensor:
-    """This process's rows of a parameter, sharing its memory, kept as `parameter.own_part`."""
-    known: DTensor | None = getattr(parameter, "own_part", None)
+def optimizer_shard(parameter: nn.Parameter, mesh: Mesh) -> DTensor:
+    """This process's rows of a parameter, sharing its memory, kept as `parameter.optimizer_shard`."""
+    known: DTensor | None = getattr(parameter, "optimizer_shard", None)
     if known is not None:
         return known
     whole = local(parameter).detach()
-    placements: list[Placement] = [Replicate()] * meshes.shard.ndim
-    axis = shard_axis(parameter, meshes)
+    placements: list[Placement] = [Replicate()] * mesh.shard.ndim
+    axis = shard_axis(parameter, mesh)
     rows = whole
     if axis is not None:
         placements[-1] = _rows_placement(parameter)
         rows = _chunk(whole, axis)
-    if meshes.tp.size() > 1:
+    if mesh.tp.size() > 1:
         placements.append(parameter.placements[0] if isinstance(parameter, DTensor) else Replicate())
     part = DTensor.from_local(
         rows,
-        meshes.parts,
+        mesh.state_mesh,
         placements,
         run_check=False,
         shape=parameter.shape,
         stride=torch.empty(parameter.shape, device="meta").stride(),
     )
     part.requires_grad_(parameter.requires_grad)
-    part.is_own_part = True  # type: ignore[attr-defined]
-    parameter.own_part = part  # type: ignore[attr-defined]
+    part.is_optimizer_shard = True  # type: ignore[attr-defined]
+    parameter.optimizer_shard = part  # type: ignore[attr-defined]
     return part
 
 
@@ -96,9 +96,9 @@ def wrapped_like(parameter: Tensor, part: Tensor) -> Tensor:
     return wrapped
 
 
-def show_own_gradient(parameter: nn.Parameter) -> None:
+def expose_shard_gradient(parameter: nn.Parameter) -> None:
     """Zero 1: the gradient of the own part is a view of the whole one."""
-    part: DTensor | None = getattr(parameter, "own_part", None)
+    part: DTensor | None = getattr(parameter, "optimizer_shard", None)
     if part is None:
         return
     if parameter.grad is None:
@@ -110,9 +110,9 @@ def show_own_gradient(parameter: nn.Parameter) -> None:
     part.grad = _as(part, whole[begin : begin + rows.numel()].view(rows.shape))
 
 
-def add_own_gradient(parameter: nn.Parameter, padded: Tensor) -> None:
+def accumulate_shard_gradient(parameter: nn.Parameter, padded: Tensor) -> None:
     """Zero 2: keep the rows of the gradient that came; padding behind them is dropped."""
-    part: DTensor = parameter.own_part  # type: ignore[attr-defined]
+    part: DTensor = parameter.optimizer_shard  # type: ignore[attr-defined]
     rows = local(part)
     came = padded[: rows.numel()].view(rows.shape)
     if part.grad is None:
@@ -121,9 +121,9 @@ def add_own_gradient(parameter: nn.Parameter, padded: Tensor) -> None:
         local(part.grad).add_(came)
 
 
-def forget_own_gradient(parameter: nn.Parameter) -> None:
+def clear_shard_gradient(parameter: nn.Parameter) -> None:
     """There is none any more."""
-    part: DTensor | None = getattr(parameter, "own_part", None)
+    part: DTensor | None = getattr(parameter, "optimizer_shard", None)
     if part is not None:
         part.grad = None
 
@@ -161,7 +161,7 @@ def gather_rows(parameters: list[nn.Parameter], axis: DeviceMesh) -> None:
     size = axis.size()
     mine = []
     for parameter in parameters:
-        rows = local(parameter.own_part).flatten()  # type: ignore[attr-defined]
+        rows = local(parameter.optimizer_shard).flatten()  # type: ignore[attr-defined]
         mine.append(nn.functional.pad(rows, (0, chunk_elements(parameter, size) - rows.numel())))
     sent = torch.cat(mine)
     del mine
@@ -181,7 +181,7 @@ def _chunk(whole: Tensor, axis: DeviceMesh) -> Tensor:
     return whole[begin : min(begin + rows, whole.shape[0])]
 
 
-def stepped_on(parameters: Any) -> list[Tensor]:
+def optimizer_tensors(parameters: Any) -> list[Tensor]:
     """The tensors whose gradients count: own rows in place of a parameter where the optimizer steps on these."""
     held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    return [getattr(one, "own_part", one) if not is_own_part(one) else one for one in held]
+    return [getattr(one, "optimizer_shard", one) if not is_optimizer_shard(one) else one for one in held]

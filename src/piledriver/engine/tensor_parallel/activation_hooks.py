@@ -25,7 +25,7 @@ from piledriver.engine.shards.collectives import (
 )
 
 
-class Stream:
+class SequenceParallelHooks:
     """The residual stream of one model on one process: who shares it, and how."""
 
     def __init__(self, group: Group, *, by_sequence: bool) -> None:
@@ -61,16 +61,16 @@ class Stream:
         """Note the length of the sequence."""
         self.length = x.shape[dim]
 
-    def __deepcopy__(self, memo: Any) -> Stream:
+    def __deepcopy__(self, memo: Any) -> SequenceParallelHooks:
         return self
 
 
-def enter_parts(module: nn.Module, stream: Stream) -> None:
+def enter_parts(module: nn.Module, stream: SequenceParallelHooks) -> None:
     """The first argument of a layer that computes a part of the columns."""
     module.register_forward_pre_hook(lambda _, args: (stream.into_parts(args[0]), *args[1:]))
 
 
-def leave_parts(module: nn.Module, stream: Stream) -> None:
+def leave_parts(module: nn.Module, stream: SequenceParallelHooks) -> None:
     """The output of a layer that sums over a part of the rows."""
     module.register_forward_hook(lambda _, args, out: stream.out_of_parts(out))
 
@@ -78,7 +78,7 @@ def leave_parts(module: nn.Module, stream: Stream) -> None:
 class VocabularyPart:
     """An embedding of which this process holds the rows from `first` on: others give zeros, and all are summed."""
 
-    def __init__(self, first: int, rows: int, stream: Stream) -> None:
+    def __init__(self, first: int, rows: int, stream: SequenceParallelHooks) -> None:
         self.first, self.rows, self.stream = first, rows, stream
         self.missing: Tensor | None = None
 

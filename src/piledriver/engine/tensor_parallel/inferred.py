@@ -17,8 +17,15 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import loss_parallel
 
 from piledriver.engine.shards.collectives import Group, copied, cut, summed
-from piledriver.engine.shards.local_params import OnlyOnce, Reader, SumGradient, part, place_parameter, place_rest
-from piledriver.engine.tensor_parallel.activation_hooks import Stream, VocabularyPart
+from piledriver.engine.shards.local_params import (
+    Reader,
+    RowParallelBias,
+    SumGradient,
+    part,
+    place_parameter,
+    place_rest,
+)
+from piledriver.engine.tensor_parallel.activation_hooks import SequenceParallelHooks, VocabularyPart
 from piledriver.engine.tensor_parallel.roles import Role, features, infer_roles, is_transposed
 from piledriver.engine.tensor_parallel.transformer import gathered_columns
 
@@ -67,7 +74,7 @@ def _place(
         placement: Placement = Replicate()
         reader: Reader = part
         if role in (Role.COLUMNS, Role.COLUMNS_CUT):
-            placement, reader = (Shard(columns), part) if leaf == "weight" else (Replicate(), OnlyOnce(group))
+            placement, reader = (Shard(columns), part) if leaf == "weight" else (Replicate(), RowParallelBias(group))
         elif role is Role.HEAD_NORM:
             reader = SumGradient(group)
         else:
@@ -146,7 +153,7 @@ def _split_vocabulary(module: Any, group: Group) -> None:
     rows = -(-module.num_embeddings // group.size)
     first = min(group.rank * rows, module.num_embeddings)
     count = min(rows, module.num_embeddings - first)
-    VocabularyPart(first, count, Stream(group, by_sequence=False)).attach(module)
+    VocabularyPart(first, count, SequenceParallelHooks(group, by_sequence=False)).attach(module)
     if module.padding_idx is not None:
         here = first <= module.padding_idx < first + count
         module.padding_idx = module.padding_idx - first if here else None

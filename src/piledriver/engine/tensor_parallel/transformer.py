@@ -18,10 +18,10 @@ from piledriver.engine.errors import LayoutError
 from piledriver.engine.layout import Layout
 from piledriver.engine.pipeline_parallel import stage_borders
 from piledriver.engine.shards.collectives import Group, copied, joined, padded, summed
-from piledriver.engine.shards.local_params import OnlyOnce, SumGradient, part, place_parameter
+from piledriver.engine.shards.local_params import RowParallelBias, SumGradient, part, place_parameter
 from piledriver.engine.tensor_parallel.activation_hooks import (
+    SequenceParallelHooks,
     SplitRMSNorm,
-    Stream,
     VocabularyPart,
     enter_parts,
     leave_parts,
@@ -44,7 +44,7 @@ def split_transformer(model: Transformer, mesh: DeviceMesh, layout: Layout) -> N
     config = model.config
     check_divisible(config, layout.tp)
     split = SPLIT_AXES if layout.loss_parallel else SPLIT_AXES - {"vocab"}
-    stream = Stream(Group.of(mesh), by_sequence=layout.sequence_parallel)
+    stream = SequenceParallelHooks(Group.of(mesh), by_sequence=layout.sequence_parallel)
     placed: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
         if isinstance(module, Attention):
@@ -89,7 +89,7 @@ def _place(
     split: frozenset[str],
     mesh: DeviceMesh,
     placed: dict[nn.Parameter, nn.Parameter],
-    stream: Stream,
+    stream: SequenceParallelHooks,
 ) -> None:
     weight = axes.get("weight", ())
     by_rows = len(weight) > 1 and weight[0] in split and weight[0] != "vocab"
@@ -97,7 +97,7 @@ def _place(
     for leaf, names in axes.items():
         reader: Callable[[Tensor], Tensor] = part
         if leaf == "bias" and by_columns:
-            reader = OnlyOnce(stream.group)
+            reader = RowParallelBias(stream.group)
         elif names == ("head_dim",) or (names == ("embed",) and stream.by_sequence):
             reader = SumGradient(stream.group)
         place_parameter(module, leaf, mesh, [placement_of(names, split)], placed, reader)
@@ -137,13 +137,13 @@ def heads_of(mask: Mask, slopes: Tensor | None, first: int, count: int) -> tuple
     return mask, None if slopes is None else slopes.narrow(0, first, count)
 
 
-def _split_experts(moe: MoE, stream: Stream) -> None:
-    moe.visit = PartOfEachExpert(moe.visit, stream.group)
+def _split_experts(moe: MoE, stream: SequenceParallelHooks) -> None:
+    moe.visit = ExpertTensorParallel(moe.visit, stream.group)
     moe.register_forward_pre_hook(lambda _, args: (stream.whole(args[0]),))
     moe.register_forward_hook(lambda _, args, out: (stream.split(out[0]), out[1]))
 
 
-class PartOfEachExpert:
+class ExpertTensorParallel:
     """Experts of which this process computes a part of the hidden width. The router is computed alike on all."""
 
     def __init__(self, inner: Callable[[Experts, Tensor, Routing], Tensor], group: Group) -> None:
@@ -154,7 +154,9 @@ class PartOfEachExpert:
         return summed(self.inner(experts, copied(tokens, self.group), routing), self.group)
 
 
-def _hook_ends(model: Transformer, config: ModelConfig, stream: Stream, *, vocabulary_split: bool) -> None:
+def _hook_ends(
+    model: Transformer, config: ModelConfig, stream: SequenceParallelHooks, *, vocabulary_split: bool
+) -> None:
     rows = -(-config.vocab_size // stream.group.size)
     first = min(stream.group.rank * rows, config.vocab_size)
     count = min(rows, config.vocab_size - first)
@@ -186,7 +188,7 @@ def _hook_ends(model: Transformer, config: ModelConfig, stream: Stream, *, vocab
         model.project = lambda hidden, weight: F.linear(stream.whole(hidden), part(weight).to(hidden.dtype))
 
 
-def _begin_stage(stream: Stream, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _begin_stage(stream: SequenceParallelHooks, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Between pipeline stages the stream is whole."""
     stream.begin(args[0])
     return (stream.split(args[0]), *args[1:])
@@ -195,7 +197,7 @@ def _begin_stage(stream: Stream, args: tuple[Any, ...]) -> tuple[Any, ...]:
 class SplitVocabularyLoss:
     """The loss where this process holds the output rows from `first` on."""
 
-    def __init__(self, stream: Stream, first: int) -> None:
+    def __init__(self, stream: SequenceParallelHooks, first: int) -> None:
         self.stream, self.first = stream, first
 
     def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, **options: Any) -> LossSums:
@@ -208,7 +210,7 @@ class SplitVocabularyLoss:
 class SplitVocabularyLogits:
     """Whole logits for those who ask for them: parts computed where their rows are, then put together."""
 
-    def __init__(self, stream: Stream, vocab_size: int) -> None:
+    def __init__(self, stream: SequenceParallelHooks, vocab_size: int) -> None:
         self.stream, self.vocab_size = stream, vocab_size
 
     def __call__(self, hidden: Tensor, weight: Tensor) -> Tensor:
