@@ -122,8 +122,8 @@ class Pipeline:
             raise UsageError(
                 f"a pipeline of a {type(self.model).__name__} has no losses by token", fix="use our Transformer"
             )
-        group = self.meshes.pp.get_group()
-        with naming_the_lost("a pipeline's evaluation", group):
+        group = self.mesh.pp.get_group()
+        with report_lost_ranks("a pipeline's evaluation", group):
             self._pass_settings_on()
             losses = TokenLosses(cut_batch(inputs, targets, context, self.microbatches), targets, self.device)
             self.borrowed.lend()
