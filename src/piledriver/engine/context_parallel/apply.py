@@ -208,7 +208,7 @@ class PartOfTheLoss:
 class GatheredTokenLosses:
     """The loss of every token of the whole sequence, on every process of cp, from the parts."""
 
-    def __init__(self, inner: Callable[..., Tensor], parts: Parts) -> None:
+    def __init__(self, inner: Callable[..., Tensor], parts: SequenceSharding) -> None:
         self.inner, self.parts = inner, parts
 
     def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, **options: Any) -> Tensor:

@@ -55,7 +55,7 @@ class CapacityDispatcher:
         """[tokens, dim] to the weighted sum of what the experts that had room made of each."""
         if not experts.training:
             # What is dropped depends on the rest of the batch: figures of an evaluation must not.
-            return Everything(self.group)(experts, tokens, routing)  # type: ignore[no-any-return]
+            return DroplessDispatcher(self.group)(experts, tokens, routing)  # type: ignore[no-any-return]
         count, choices = experts.count, routing.experts.numel()
         room = max(math.ceil(self.capacity * choices / count), 1)
         # First choices of all tokens come before second ones.
