@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ from piledriver.engine.hf_kv_cache import without_empty_caches
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Mesh
 from piledriver.engine.schedule_rules import SPLIT_BACKWARD
+from piledriver.engine.state import state_of
 
 # torch remembers this many compilations; its own 64 are few for a long run with many shapes.
 _REMEMBERED = 4096
@@ -71,10 +73,13 @@ class Compiled:
         self, forward: Callable[..., Any], options: dict[str, Any], activation_budget: float | None = None
     ) -> None:
         self.forward, self.options, self.activation_budget = forward, options, activation_budget
+        self.enabled = True
         plain: Any = forward if inspect.ismethod(forward) or inspect.isfunction(forward) else type(forward).__call__
         self.compiled = torch.compile(plain if plain is forward else plain.__get__(forward), **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.enabled:
+            return self.forward(*args, **kwargs)
         if torch.is_grad_enabled():
             args, kwargs = without_empty_caches(args, kwargs)
         if self.activation_budget is None:
@@ -88,6 +93,32 @@ class Compiled:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Compiled, (self.forward, self.options, self.activation_budget)
+
+
+@contextmanager
+def eager(model: nn.Module) -> Iterator[None]:
+    """Run a model's own code within the block, not what was compiled of it.
+
+    For evaluation, whose batches have as many shapes as there are lengths of documents.
+    """
+    known = state_of(model)
+    roots = [model] if known is None else known.roots
+    compiled = [one for root in roots for module in root.modules() for one in _compiled_around(module)]
+    for one in compiled:
+        one.enabled = False
+    try:
+        yield
+    finally:
+        for one in compiled:
+            one.enabled = True
+
+
+def _compiled_around(module: nn.Module) -> Iterator[Compiled]:
+    outer: Any = module.__dict__.get("forward")
+    while outer is not None and not inspect.isroutine(outer):
+        if isinstance(outer, Compiled):
+            yield outer
+        outer = getattr(outer, "forward", None)
 
 
 @dataclass(frozen=True)
