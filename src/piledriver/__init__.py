@@ -1,71 +1,81 @@
-"""piledriver: raw text to a measured, served language model, on whatever hardware there is.
+"""piledriver: build a corpus, train a language model on any number of devices, measure its bits per byte.
 
-The names below are imported when they are first used, so that `import piledriver` and the corpus commands stay light.
+`__all__` lists the nouns of this library. The names of Hugging Face Accelerate can be imported from here too, so that a
+loop written for it needs another import line only; `piledriver.compat.accelerate` has all of them under their module
+paths. Names are imported on first use: `import piledriver` imports nothing else.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-# Public name -> the room that owns it. The verbs that Accelerate users import stand here too, so that a loop of theirs
-# needs no more than another import line; `piledriver.compat.accelerate` mirrors their module paths.
-_FACE: dict[str, str] = {
+if TYPE_CHECKING:
+    from piledriver.accelerator import Accelerator
+    from piledriver.corpus import Document
+    from piledriver.corpus.pipeline.build import build_corpus
+    from piledriver.corpus.pipeline.recipe import Recipe
+    from piledriver.data import TokenStream
+    from piledriver.engine import Layout
+    from piledriver.evaluate import bits_per_byte
+    from piledriver.models import Transformer
+    from piledriver.runtime import World
+    from piledriver.serve import generate
+    from piledriver.train import TrainConfig, train
+
+    __version__: str
+
+__all__ = [
+    "Accelerator",
+    "Document",
+    "Layout",
+    "Recipe",
+    "TokenStream",
+    "TrainConfig",
+    "Transformer",
+    "World",
+    "__version__",
+    "bits_per_byte",
+    "build_corpus",
+    "generate",
+    "train",
+]
+
+_ROOMS = {
     "Accelerator": "piledriver.accelerator",
-    "LocalSGD": "piledriver.accelerator",
+    "Document": "piledriver.corpus",
+    "Layout": "piledriver.engine",
+    "Recipe": "piledriver.corpus.pipeline.recipe",
+    "TokenStream": "piledriver.data",
+    "TrainConfig": "piledriver.train",
+    "Transformer": "piledriver.models",
     "World": "piledriver.runtime",
+    "bits_per_byte": "piledriver.evaluate",
+    "build_corpus": "piledriver.corpus.pipeline.build",
+    "generate": "piledriver.serve",
+    # Importable, not listed: what a loop imports beside the nouns, under Accelerate's names.
+    "ProjectConfiguration": "piledriver.accelerator",
+    "TorchDynamoPlugin": "piledriver.accelerator",
     "detect_world": "piledriver.runtime",
-    "find_executable_batch_size": "piledriver.accelerator",
     "get_logger": "piledriver.accelerator",
     "release_memory": "piledriver.accelerator",
-    **dict.fromkeys(
-        (
-            "AutocastKwargs",
-            "DDPCommunicationHookType",
-            "DataLoaderConfiguration",
-            "DistributedDataParallelKwargs",
-            "DistributedType",
-            "GradScalerKwargs",
-            "GradientAccumulationPlugin",
-            "InitProcessGroupKwargs",
-            "ProfileKwargs",
-            "ProjectConfiguration",
-            "TorchDynamoPlugin",
-        ),
-        "piledriver.accelerator",
-    ),
-    **dict.fromkeys(
-        (
-            "PartialState",
-            "cpu_offload",
-            "cpu_offload_with_hook",
-            "debug_launcher",
-            "disk_offload",
-            "dispatch_model",
-            "infer_auto_device_map",
-            "init_empty_weights",
-            "init_on_device",
-            "load_checkpoint_and_dispatch",
-            "load_checkpoint_in_model",
-            "notebook_launcher",
-            "skip_first_batches",
-            "synchronize_rng_states",
-        ),
-        "piledriver.compat.accelerate",
-    ),
     "set_seed": "piledriver.compat.accelerate.utils",
 }
 
-__all__ = ["__version__", *_FACE]
-
 
 def __getattr__(name: str) -> Any:
-    if name in _FACE:
-        return getattr(importlib.import_module(_FACE[name]), name)
+    if name in _ROOMS:
+        return getattr(importlib.import_module(_ROOMS[name]), name)
+    if name == "train":  # a package that can be called: see piledriver.train
+        return importlib.import_module("piledriver.train")
     if name == "__version__":
         from importlib import metadata
 
         return metadata.version("piledriver")
+    if not name.startswith("_"):
+        accelerate = importlib.import_module("piledriver.compat.accelerate")
+        if name in accelerate.__all__:
+            return getattr(accelerate, name)
     raise AttributeError(f"module 'piledriver' has no attribute {name!r}")
 
 
