@@ -32,8 +32,8 @@ import model_step
 from piledriver import Accelerator
 from piledriver.engine import Layout
 from piledriver.models import ModelConfig, Transformer
+from piledriver.models.model_size import flops_per_token, parameter_count
 from piledriver.models.presets import preset
-from piledriver.models.sizes import flops_per_token, parameter_count
 from piledriver.optim import OptimizerConfig, build_optimizer
 
 ROWS = {"bf16": "adamw", "fp8": "adamw", "bf16-pure": "adamw_split_bf16", "fp8-pure": "adamw_split_bf16"}

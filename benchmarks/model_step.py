@@ -28,8 +28,8 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from piledriver.models import ModelConfig, Transformer
+from piledriver.models.model_size import flops_per_token
 from piledriver.models.presets import preset
-from piledriver.models.sizes import flops_per_token
 from piledriver.optim import OptimizerConfig, build_optimizer
 
 SHAPES = {"gpt2-124m": (32, 1024), "llama-1.2b": (8, 2048), "tiny": (8, 256)}

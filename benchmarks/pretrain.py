@@ -37,8 +37,8 @@ import model_step
 
 from piledriver.engine import Layout
 from piledriver.models import ModelConfig
+from piledriver.models.model_size import flops_per_token
 from piledriver.models.presets import preset
-from piledriver.models.sizes import flops_per_token
 from piledriver.optim import OptimizerConfig
 from piledriver.train import DataConfig, TrainConfig
 from piledriver.train.deferred import Reading

@@ -27,7 +27,7 @@ from piledriver.engine.shards.owned_rows import optimizer_tensors
 from piledriver.engine.state import state_of
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.config import MoEConfig
-from piledriver.models.sizes import parameter_count
+from piledriver.models.model_size import parameter_count
 
 STEPS, TIME, CPU = 3, 8, torch.device("cpu")
 

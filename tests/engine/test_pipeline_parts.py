@@ -21,7 +21,7 @@ from piledriver.engine.pipeline_parallel.split import cut
 from piledriver.engine.pipeline_parallel.units import units_of
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.config import MoEConfig
-from piledriver.models.sizes import flops_per_token, parameter_count
+from piledriver.models.model_size import flops_per_token, parameter_count
 
 SCHEDULES: tuple[Schedule, ...] = (
     "gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev",
@@ -47,7 +47,7 @@ def test_no_cut_has_a_smaller_largest_part(costs: list[int], data: st.DataObject
 @pytest.mark.parametrize("moe", [None, MoEConfig(experts=4, experts_per_token=2)])
 @pytest.mark.parametrize("tied", [False, True])
 def test_costs_of_units_add_up_to_the_model(moe: MoEConfig | None, tied: bool) -> None:
-    """FLOPs and parameters are those that `models.sizes` counts."""
+    """FLOPs and parameters are those that `models.model_size` counts."""
     config = ModelConfig(vocab_size=64, dim=32, layers=3, heads=2, tied=tied, moe=moe, max_positions=128)
     with torch.device("meta"):
         model = Transformer(config)

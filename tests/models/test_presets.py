@@ -7,8 +7,8 @@ import torch
 
 from piledriver.core.errors import UnknownNameError
 from piledriver.models import Transformer
+from piledriver.models.model_size import active_parameter_count, cache_bytes_per_token, flops_per_token, parameter_count
 from piledriver.models.presets import preset, preset_names
-from piledriver.models.sizes import active_parameter_count, cache_bytes_per_token, flops_per_token, parameter_count
 
 PUBLISHED = {
     "gpt2": 124_439_808,

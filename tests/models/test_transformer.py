@@ -18,7 +18,7 @@ from piledriver.models import (
     learning_rate_scales,
     parameter_axes,
 )
-from piledriver.models.sizes import parameter_count
+from piledriver.models.model_size import parameter_count
 from tests.models.shapes import BASE, SHAPES
 
 every_shape = pytest.mark.parametrize("name", SHAPES)
@@ -214,7 +214,7 @@ def test_wrong_use_is_named() -> None:
     with pytest.raises(UsageError, match="cache and positions"):
         model(torch.zeros(1, 4, dtype=torch.long), positions=torch.zeros(1, 4, dtype=torch.long))
     for bad, message in [
-        ({"kv_heads": 3}, "cannot share 3"),
+        ({"kv_heads": 3}, "not a multiple of kv_heads 3"),
         ({"layers": 0}, "layers is 0"),
         ({"head_dim": 5}, "even number"),
         ({"moe": MoEConfig(experts=2, experts_per_token=3)}, "experts_per_token is 3"),

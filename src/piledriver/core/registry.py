@@ -1,14 +1,14 @@
-"""Names to things, open to other packages.
+"""Registries: names to things, open to other packages.
 
-A room that can be extended (sources, filters, trackers, layouts) owns one `Registry`. Our own entries are given as
-`module:attribute` strings, so that listing them imports nothing; other packages add theirs through the entry-point
-group `piledriver.<kind>`.
+A room that can be extended owns one `Registry` (sources, filters, corpus stages, optimizers, kernels, model families,
+presets, trackers). Built-in entries are `module:attribute` strings, so that listing them imports nothing, or come from
+a data file. Other packages add theirs through the entry-point group `piledriver.<kind>`.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from typing import Generic, TypeVar, cast
 
@@ -18,50 +18,62 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """A lazily imported table of named things.
+    """A lazily loaded table of named things.
+
+    `built_in` maps names to `module:attribute`; `read_table` returns things that are data, and is called on first use.
 
     >>> codecs = Registry("codec", {"base64": "base64:b64encode"})
     >>> codecs["base64"](b"hi")
     b'aGk='
     """
 
-    def __init__(self, kind: str, built_in: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        built_in: Mapping[str, str] | None = None,
+        *,
+        read_table: Callable[[], Mapping[str, T]] | None = None,
+    ) -> None:
         self.kind = kind
         self._targets: dict[str, str] = dict(built_in or {})
         self._loaded: dict[str, T] = {}
-        self._entry_points_read = False
+        self._read_table = read_table
+        self._complete = False
 
     def register(self, name: str, thing: T) -> T:
-        """Add one thing by hand, for this process. A name is never silently replaced."""
+        """Add a thing for this process and return it. Raises `UsageError` if the name is taken."""
         if name in self:
             raise UsageError(f"{self.kind} {name!r} is registered already", fix="choose another name")
         self._loaded[name] = thing
         return thing
 
     def __getitem__(self, name: str) -> T:
+        self._fill()
         if name not in self._loaded:
-            self._read_entry_points()
             if name not in self._targets:
-                raise UnknownNameError(self.kind, name, self)
+                raise UnknownNameError(self.kind.replace("_", " "), name, self)
             module, _, attribute = self._targets[name].partition(":")
             self._loaded[name] = cast(T, getattr(importlib.import_module(module), attribute))
         return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
-        self._read_entry_points()
+        self._fill()
         return iter(sorted({*self._targets, *self._loaded}))
 
     def __contains__(self, name: object) -> bool:
-        self._read_entry_points()
+        self._fill()
         return name in self._targets or name in self._loaded
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def _read_entry_points(self) -> None:
-        if self._entry_points_read:
+    def _fill(self) -> None:
+        if self._complete:
             return
-        self._entry_points_read = True
+        self._complete = True
+        for name, thing in (self._read_table() if self._read_table else {}).items():
+            self._loaded.setdefault(name, thing)
         for entry in metadata.entry_points(group=f"piledriver.{self.kind}"):
-            # Ours win: a package that is installed by accident must not change what a known name means.
-            self._targets.setdefault(entry.name, entry.value)
+            # Built-in names win: an installed package must not change what a known name means.
+            if entry.name not in self._loaded:
+                self._targets.setdefault(entry.name, entry.value)

@@ -1,18 +1,20 @@
-"""Floor 2: decoder transformers from small blocks, presets as data, Hugging Face weights both ways. No parallelism.
+"""Floor 2: decoder transformers from small blocks, presets and families as data, Hugging Face interchange.
 
-- `config`: the shape of a model, one frozen dataclass; `presets`: known shapes by name; `sizes`: parameters and FLOPs
-- `transformer`: the model; `block`, `attention`, `mlp`, `moe`, `layers`, `rotary`: what it is made of
-- `masks`: packed documents; `attend`: the attention kernels; `cache`: keys and values for generation
-- `loss`: cross-entropy without the logits; `initialise`: first weights, muP; `axes`: names of dimensions
-- `interchange`: folders of `transformers`, read and written
+- `config`: the architecture, one frozen dataclass; `presets/`: published architectures by name
+- `transformer`, `block`, `layers`: the model; `attention/` and `feed_forward/` (MLP, mixture of experts): its sublayers
+- `loss`: cross-entropy without materialised logits; `initialise`: initial weights and muP learning rates
+- `model_size`: parameters, FLOPs, cache bytes; `parameter_axes`: names of dimensions, which the engine shards
+- `interchange/`: checkpoint folders of `transformers`, read and written; `interchange/families/`: their names, as data
+
+Parallelism lives in `engine/`.
 """
 
 from piledriver.models.attention.cache import KVCache
 from piledriver.models.attention.masks import Masks, make_masks
-from piledriver.models.axes import parameter_axes
 from piledriver.models.config import ModelConfig, MoEConfig, RopeScaling
 from piledriver.models.initialise import initialise, learning_rate_scales
 from piledriver.models.loss import LossSums, linear_cross_entropy, token_losses
+from piledriver.models.parameter_axes import parameter_axes
 from piledriver.models.transformer import Transformer
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""One block of the stack: attention and MLP around the residual stream."""
+"""Transformer block: attention and MLP with residual connections."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from piledriver.models.layers import make_norm
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); the norms after instead, or both side by side, as configured."""
+    """x + attention(norm(x)), then x + mlp(norm(x)). Optionally post-norm, or both in parallel."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Block(nn.Module):
         cache: KVCache | None = None,
         positions: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """The new residual stream, and the load balance of the experts where there are any."""
+        """Return the new residual stream, and the load-balance loss of a mixture of experts (else None)."""
         attended = self.attention(
             x if self.post else self._before(self.attention_norm, x), rotary, mask, cache, positions
         )
@@ -51,7 +51,7 @@ class Block(nn.Module):
         return (x + attended + out if self.parallel else middle + out), balance
 
     def _before(self, norm: nn.Module, x: Tensor) -> Tensor:
-        """What a sublayer reads. A compiler computes it again for the gradient of the weight, if it is told to."""
+        """Return the normalised input of a sublayer; with `recompute_norms` a compiled backward recomputes it."""
         if self.recompute_norms and torch.is_grad_enabled() and torch.compiler.is_compiling():
             return cast(Tensor, checkpoint(norm, x, use_reentrant=False))
         return cast(Tensor, norm(x))
@@ -64,7 +64,7 @@ class Block(nn.Module):
 
 
 def make_mlp(config: ModelConfig) -> nn.Module:
-    """The MLP or the mixture of experts that the config asks for."""
+    """Return the MLP or the mixture of experts that the config asks for."""
     if config.moe is not None:
         return MoE(config)
     return GatedMLP(config) if config.mlp == "gated" else PlainMLP(config)

@@ -1,7 +1,7 @@
-"""What a decoder transformer looks like, as one frozen value.
+"""Model config: the architecture of a decoder transformer as one frozen dataclass.
 
-Presets, the Hugging Face interchange, the planner and the model itself all read this one dataclass; nothing about
-hardware, precision or training lives here.
+Presets, the Hugging Face interchange and the model itself read it; it holds nothing about hardware, precision or
+training.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """How rotary frequencies are stretched beyond the length that the model was trained on."""
+    """Scaling of rotary frequencies for contexts longer than those of pretraining."""
 
     kind: Literal["llama3", "linear"] = "llama3"
-    """`llama3` stretches only the slow frequencies (Llama 3.1); `linear` stretches all alike."""
+    """`llama3` divides only low frequencies (Llama 3.1); `linear` divides all of them."""
     factor: float = 8.0
-    """By how much the slow frequencies are divided."""
+    """Divisor of the low frequencies."""
     low_frequency_factor: float = 1.0
     """Wavelengths longer than original_max_positions / this are divided in full (llama3 only)."""
     high_frequency_factor: float = 4.0
     """Wavelengths shorter than original_max_positions / this are left alone (llama3 only)."""
     original_max_positions: int = 8192
-    """The length of the first training (llama3 only)."""
+    """Context length of pretraining (llama3 only)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,18 +37,18 @@ class MoEConfig:
     """A mixture of experts in place of the MLP of every block."""
 
     experts: int = 8
-    """How many experts there are."""
+    """Number of experts."""
     experts_per_token: int = 2
-    """How many of them each token visits."""
+    """Experts that each token is routed to (top-k)."""
     balance_coefficient: float = 0.01
     """Weight of the load-balance loss (Fedus et al., Switch Transformers, 2021); 0 turns it off."""
     normalise_weights: bool = True
-    """Whether the weights of the chosen experts are made to sum to one."""
+    """Normalise the routing weights of the chosen experts to sum to one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The shape of a decoder transformer.
+    """The architecture of a decoder transformer.
 
     >>> config = ModelConfig(vocab_size=256, dim=64, layers=2, heads=4)
     >>> config.head_dim, config.kv_heads, config.mlp_dim
@@ -70,34 +70,34 @@ class ModelConfig:
     mlp_dim: int = 0
     """Width of the MLP, or of one expert; 0 for 4 * dim."""
     max_positions: int = 2048
-    """The longest sequence that the model takes."""
+    """Longest sequence."""
 
     positions: Positions = "rotary"
-    """How the model knows the order of tokens."""
+    """Positional encoding."""
     rope_theta: float = 10000.0
     """Base of the rotary frequencies."""
     rope_fraction: float = 1.0
-    """The part of each head that is rotated (GPT-NeoX rotates a quarter)."""
+    """Fraction of each head that is rotated (GPT-NeoX: 0.25)."""
     rope_scaling: RopeScaling | None = None
-    """Stretching of the rotary frequencies for long contexts."""
+    """Scaling of the rotary frequencies for long contexts."""
 
     norm: Literal["rms", "layer"] = "rms"
     """RMSNorm or LayerNorm."""
     norm_eps: float = 1e-5
     """Added to the variance."""
     norm_weight: bool = True
-    """Whether norms have a learned scale (OLMo 1 has none)."""
+    """Learned scale in norms (OLMo 1: false)."""
     norm_bias: bool = False
-    """Whether norms have a learned shift."""
+    """Learned shift in norms."""
     norm_placement: Literal["pre", "post"] = "pre"
-    """Norm of what enters a sublayer, or of what leaves it (OLMo 2)."""
+    """Normalise the input of each sublayer, or its output (OLMo 2)."""
     parallel_residual: bool = False
     """Attention and MLP read the same input (GPT-NeoX)."""
 
     mlp: Literal["gated", "plain"] = "gated"
     """activation(gate) * up, or activation(up)."""
     activation: Activation = "silu"
-    """The nonlinearity of the MLP."""
+    """Activation function of the MLP."""
     moe: MoEConfig | None = None
     """A mixture of experts instead of one MLP."""
 
@@ -116,16 +116,16 @@ class ModelConfig:
     logit_softcap: float | None = None
     """cap * tanh(logit / cap) on the output."""
     sliding_window: int | None = None
-    """A token sees itself and this many minus one before it."""
+    """Attention window: a token attends to itself and the `sliding_window - 1` tokens before it."""
     full_attention_layers: tuple[int, ...] = ()
-    """Blocks that ignore the sliding window."""
+    """Blocks that attend to the full context regardless of `sliding_window`."""
 
     tied: bool = True
-    """Whether the output projection is the embedding."""
+    """Tie the output projection to the embedding."""
     init_std: float = 0.02
     """Standard deviation of the initial weights; projections back to the residual stream get it over sqrt(2 layers)."""
     mup_base_dim: int | None = None
-    """Width at which learning rate and init were tuned: turns on maximal-update scaling (Yang et al., 2022)."""
+    """Width at which learning rate and initialisation were tuned; turns on muP scaling (Yang et al., 2022)."""
 
     def __post_init__(self) -> None:
         derived = {"kv_heads": self.heads, "head_dim": self.dim // max(self.heads, 1), "mlp_dim": 4 * self.dim}
@@ -139,7 +139,9 @@ class ModelConfig:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}", fix="give a whole number from 1 up")
         if self.heads % self.kv_heads:
-            raise ConfigError(f"{self.heads} heads cannot share {self.kv_heads} kv_heads", fix="use a divisor of heads")
+            raise ConfigError(
+                f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}", fix="use a divisor of heads"
+            )
         if self.positions == "rotary" and (self.rotary_dim % 2 or self.rotary_dim < 2):
             raise ConfigError(
                 f"rotary positions need an even number of dimensions, got {self.rotary_dim}",
@@ -151,7 +153,7 @@ class ModelConfig:
                 fix="choose from 1 to the number of experts",
             )
         if self.moe is not None and self.mlp_bias:
-            raise ConfigError("experts have no bias", fix="set mlp_bias to false")
+            raise ConfigError("mlp_bias is true, but experts have no bias", fix="set mlp_bias to false")
         if self.sliding_window is not None and self.sliding_window < 1:
             raise ConfigError(f"sliding_window is {self.sliding_window}", fix="give a whole number from 1 up, or null")
         outside = [layer for layer in self.full_attention_layers if not 0 <= layer < self.layers]
@@ -160,12 +162,12 @@ class ModelConfig:
 
     @property
     def rotary_dim(self) -> int:
-        """How many dimensions of each head are rotated."""
+        """Number of dimensions of each head that are rotated."""
         return int(self.head_dim * self.rope_fraction)
 
     @property
     def attention_scale(self) -> float:
-        """What scores are multiplied by: 1/sqrt(head_dim), or the muP form, which agrees with it at the base width."""
+        """Factor of attention scores: 1/sqrt(head_dim), or the muP form, which equals it at the base width."""
         if self.mup_base_dim is None:
             return 1.0 / math.sqrt(self.head_dim)
         base_head_dim = self.head_dim / self.width_multiplier
@@ -173,14 +175,14 @@ class ModelConfig:
 
     @property
     def width_multiplier(self) -> float:
-        """Width relative to the width that was tuned; 1 without muP."""
+        """Width relative to `mup_base_dim`; 1 without muP."""
         return 1.0 if self.mup_base_dim is None else self.dim / self.mup_base_dim
 
     @property
     def gate_block(self) -> int:
-        """Rows of gate, then rows of up, alternate in blocks of this size: any even split of the rows splits both."""
+        """Rows of gate and up alternate in blocks of this size, so that an even split of the rows splits both."""
         return math.gcd(self.mlp_dim, 32)
 
     def window_of(self, layer: int) -> int | None:
-        """The sliding window of one block, or None where it sees everything before."""
+        """Return the sliding window of one block, or None for full attention."""
         return None if layer in self.full_attention_layers else self.sliding_window

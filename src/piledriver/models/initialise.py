@@ -1,7 +1,7 @@
-"""Initial weights: normal, smaller where depth or width asks for it, each drawn from its own name.
+"""Weight initialisation: normal, scaled by depth and (under muP) by width, each parameter with its own generator.
 
-A parameter's values depend on (seed, name, shape) and the kind of device only, never on the order or on how the model
-is split over processes: a sharded model starts exactly as a whole one.
+A parameter's values depend on (seed, name, shape) and the device type only, not on the order of parameters or on how
+the model is sharded: a sharded model starts with the same weights as an unsharded one.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from piledriver.core.random import Stream
-from piledriver.models.axes import axes_of
 from piledriver.models.config import ModelConfig
+from piledriver.models.parameter_axes import axes_of
 
 
 def initial_std(config: ModelConfig, name: str) -> float | None:
-    """The standard deviation of one weight, or None for a constant (norms and biases).
+    """Return the standard deviation of one weight, or None for constants (norms and biases).
 
     Projections that write to the residual stream shrink with depth (Radford et al., GPT-2, 2019). Under muP hidden
     matrices shrink with the square root of the width; embeddings and output keep theirs.
@@ -38,7 +38,7 @@ def initial_std(config: ModelConfig, name: str) -> float | None:
 
 
 def learning_rate_scales(model: nn.Module) -> dict[str, float]:
-    """What to multiply the learning rate of each parameter by under muP with Adam: 1 / width for hidden matrices."""
+    """Return the learning-rate factor of each parameter under muP with Adam: 1 / width for hidden matrices, else 1."""
     config: ModelConfig = model.config  # type: ignore[assignment]
     hidden = {"kv_heads", "heads", "mlp"}
     return {
@@ -48,9 +48,9 @@ def learning_rate_scales(model: nn.Module) -> dict[str, float]:
 
 
 def initialise(model: nn.Module, seed: int = 0) -> None:
-    """Set every parameter of a `Transformer`, also one that is sharded, one whole parameter at a time."""
+    """Initialise every parameter of a `Transformer` in place. Of a sharded one, one full parameter exists at a time."""
     config: ModelConfig = model.config  # type: ignore[assignment]
-    # One generator is one core's work on a CPU, and every parameter has its own.
+    # A CPU generator runs on one core: draw several parameters in parallel.
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         drawn = []
         for name, parameter in model.named_parameters():
@@ -72,7 +72,7 @@ def _set(parameter: Tensor, name: str, std: float | None, key: int) -> None:
     generator = torch.Generator(parameter.device)
     generator.manual_seed(key)
     if isinstance(parameter, DTensor):
-        # Every process draws the same numbers: each keeps its part, and nothing is sent.
+        # Every rank draws the same values and keeps its shard, so nothing is communicated.
         whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
         whole.normal_(0.0, std, generator=generator)
         parameter.copy_(distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None))

@@ -1,9 +1,9 @@
-"""Linear, embedding and norms that compute in the dtype of what flows through them.
+"""Linear, embedding and norm layers that compute in the dtype of their input.
 
-The weights may be kept in fp32 (masters) while activations are bf16: each layer casts its weight on the way, which a
-compiler fuses. So the compute dtype is decided once, where the embedding enters the residual stream. They are
-subclasses of torch's own layers, so that everything that looks for `nn.Linear` (quantisation, fp8, tensor parallel,
-adapters) finds them.
+Weights may stay fp32 (master weights) while activations are bf16: each layer casts its weight in its forward, which a
+compiler fuses. The compute dtype is thus set in one place, where the embedding enters the residual stream. `Linear` and
+`Embedding` subclass torch's, so that code that looks for `nn.Linear` (quantisation, fp8, tensor parallel, adapters)
+finds them.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from piledriver.models.config import ModelConfig
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` without its own initialisation, in the dtype of its input."""
+    """`nn.Linear` that computes in the dtype of its input and leaves initialisation to `initialise`."""
 
     def reset_parameters(self) -> None:
-        """Nothing: `initialise` sets every weight, by name, so that the result does not depend on the layout."""
+        """Do nothing: `initialise` draws every weight from its name, so that values do not depend on the layout."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x @ weight.T + bias."""
+        """Return x @ weight.T + bias."""
         bias = None if self.bias is None else self.bias.to(x.dtype)
         return F.linear(x, self.weight.to(x.dtype), bias)
 
 
 class Embedding(nn.Embedding):
-    """`nn.Embedding` without its own initialisation."""
+    """`nn.Embedding` that leaves initialisation to `initialise`."""
 
     def reset_parameters(self) -> None:
-        """Nothing: see `Linear.reset_parameters`."""
+        """Do nothing: see `Linear.reset_parameters`."""
 
 
 class RMSNorm(nn.Module):
@@ -67,14 +67,14 @@ class LayerNorm(nn.Module):
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
-    """The norm of the residual stream that the config asks for."""
+    """Return the norm layer of the residual stream that the config asks for."""
     if config.norm == "rms":
         return RMSNorm(config.dim, config.norm_eps, weight=config.norm_weight)
     return LayerNorm(config.dim, config.norm_eps, weight=config.norm_weight, bias=config.norm_bias)
 
 
 def activate(name: str, x: Tensor) -> Tensor:
-    """The nonlinearity by its name in the config."""
+    """Apply an activation function, by its name in the config."""
     if name == "gelu_tanh":
         return F.gelu(x, approximate="tanh")
     if name == "relu_squared":

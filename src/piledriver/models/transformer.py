@@ -1,8 +1,8 @@
-"""The decoder: embedding, blocks, norm, output.
+"""Decoder transformer: embedding, blocks, norm, output projection.
 
-`forward` gives logits, or sums of losses where targets are given, so that the logits of a training batch need never
-exist. Any of embedding, blocks, norm and head may be taken away (pipeline stages): what is left still runs, on hidden
-states in place of tokens.
+`forward` returns logits, or loss sums if targets are given, so that the logits of a training batch never exist.
+Pipeline stages remove some of embedding, blocks, norm and head: the rest still runs, on hidden states in place of
+tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from piledriver.models.loss import LossSums, cross_entropy, project, token_losse
 
 
 class Transformer(nn.Module):
-    """A decoder transformer of the shape that `config` says, initialised from `seed` (not on the meta device).
+    """A decoder transformer, initialised from `seed` unless it is on the meta device.
 
     >>> model = Transformer(ModelConfig(vocab_size=32, dim=16, layers=2, heads=2))
     >>> tokens = torch.randint(32, (1, 8))
@@ -45,11 +45,11 @@ class Transformer(nn.Module):
         learned = config.positions == "learned"
         self.position_embedding: nn.Module | None = Embedding(config.max_positions, config.dim) if learned else None
         self.rotary = Rotary(config) if config.positions == "rotary" else None
-        # A dict, so that blocks keep their names when a pipeline stage holds only some of them.
+        # A dict, so that blocks keep their names in a pipeline stage that holds some of them.
         self.blocks = nn.ModuleDict({str(layer): Block(config, layer) for layer in range(config.layers)})
         self.norm: nn.Module | None = make_norm(config)
         self.head: nn.Module | None = None if config.tied else Linear(config.dim, config.vocab_size, bias=False)
-        # Whoever splits the vocabulary, or the sequence, over devices puts other functions here.
+        # Tensor and context parallelism replace these: a rank then holds a part of the vocabulary or the sequence.
         self.project: Callable[[Tensor, Tensor], Tensor] = project
         self.cross_entropy: Callable[..., LossSums] = cross_entropy
         self.token_losses: Callable[..., Tensor] = token_losses
@@ -85,11 +85,11 @@ class Transformer(nn.Module):
         positions: Tensor | None = None,
         reduction: Literal["sum", "none"] = "sum",
     ) -> Tensor | LossSums:
-        """Logits of [batch, time] tokens, or the loss sums against `targets` (-100 is not counted).
+        """Return the logits of [batch, time] tokens, or the loss sums against `targets` (-100 is ignored).
 
         With `reduction="none"`: the negative log-likelihood of every target, [batch, time] in fp32, without gradients.
-        `masks` comes from `make_masks`, for packed documents. With a `cache`, `positions` ([batch, time]) says where
-        these tokens stand; they see everything that the cache holds before them.
+        `masks` comes from `make_masks`, for packed documents. With a `cache`, `positions` ([batch, time]) are the cache
+        positions of these tokens; they attend to all entries before them.
         """
         x, balance = self.hidden(tokens, masks=masks, cache=cache, positions=positions)
         if self.norm is None:
@@ -108,7 +108,7 @@ class Transformer(nn.Module):
         cache: KVCache | None = None,
         positions: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """What enters the output layer, and the mean load balance of the experts where there are any."""
+        """Return the input of the output layer, and the mean load-balance loss of the blocks (None without experts)."""
         x, balances = self.run(tokens, masks=masks, cache=cache, positions=positions)
         return x, torch.stack(balances).mean() if balances else None
 
@@ -121,9 +121,9 @@ class Transformer(nn.Module):
         cache: KVCache | None = None,
         positions: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """What the parts that are here make of tokens or hidden states, and the load balance of each block's experts.
+        """Run the parts that are present; return hidden states and the load-balance loss of each block with experts.
 
-        `time` is the length of the whole sequence where the states given are only a part of it.
+        `time` is the length of the full sequence where `tokens` (or hidden states) are a part of it.
         """
         time = tokens.shape[1] if time is None else time
         self._check(time, cache, positions)
@@ -143,13 +143,13 @@ class Transformer(nn.Module):
         return x, balances
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The output layer on hidden states."""
+        """Return the logits of hidden states."""
         logits = self.project(hidden, self.output_weight())
         cap = self.config.logit_softcap
         return logits if cap is None else (cap * torch.tanh(logits.float() / cap)).to(logits.dtype)
 
     def loss(self, hidden: Tensor, targets: Tensor, balance: Tensor | None = None) -> LossSums:
-        """Loss sums of hidden states, in chunks unless `chunk_tokens` is 0."""
+        """Return the loss sums of hidden states, computed in chunks unless `chunk_tokens` is 0."""
         sums = self.cross_entropy(
             hidden,
             self.output_weight(),
@@ -160,16 +160,16 @@ class Transformer(nn.Module):
         )
         if balance is None or self.config.moe is None:
             return sums
-        # Times the tokens, so that one division by all tokens gives the token-weighted mean over processes.
+        # Multiplied by the tokens: dividing by the tokens of all ranks then gives the token-weighted mean.
         weighted = balance * sums.tokens
         total = sums.total + self.config.moe.balance_coefficient * weighted
         return LossSums(total, sums.cross_entropy, sums.z_loss, weighted.detach(), sums.tokens)
 
     def output_weight(self) -> Tensor:
-        """[vocab, dim]: the output projection, or the embedding it is tied to."""
+        """Return [vocab, dim]: the output projection, or the embedding that it is tied to."""
         source = self.embedding if self.head is None else self.head
         if source is None:
-            raise UsageError("this part of the model has no output layer", fix="ask the stage that holds the head")
+            raise UsageError("this pipeline stage has no output layer", fix="use the last stage, which holds the head")
         return cast(Tensor, source.weight)
 
     def _embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
@@ -197,4 +197,4 @@ class Transformer(nn.Module):
                 fix="shorten it or raise max_positions",
             )
         if (cache is None) != (positions is None):
-            raise UsageError("cache and positions go together", fix="give both or neither")
+            raise UsageError("one of cache and positions is missing", fix="give both or neither")

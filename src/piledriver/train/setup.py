@@ -16,7 +16,7 @@ from piledriver.data.stream.token_stream import StreamConfig, TokenStream, open_
 from piledriver.engine import Layout
 from piledriver.engine.compile import apply_compile
 from piledriver.models import ModelConfig, Transformer
-from piledriver.models.sizes import parameter_count
+from piledriver.models.model_size import parameter_count
 from piledriver.observe.flops import peak_flops
 from piledriver.observe.trackers import choose
 from piledriver.runtime.seeds import set_seed

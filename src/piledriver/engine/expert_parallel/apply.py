@@ -101,13 +101,13 @@ def _place(experts: Experts, mesh: Mesh, layout: Layout, placed: dict[nn.Paramet
 
 
 def _carry(mixture: MoE, carrier: Callable[..., Tensor]) -> None:
-    """Put a carrier in place of the visit; where tp splits each expert, inside of that."""
-    if isinstance(mixture.visit, ExpertTensorParallel):
-        mixture.visit.inner = carrier
+    """Put a carrier in place of the dispatch; where tp splits each expert, inside of that."""
+    if isinstance(mixture.dispatch, ExpertTensorParallel):
+        mixture.dispatch.inner = carrier
     else:
-        mixture.visit = carrier
+        mixture.dispatch = carrier
 
 
 def _carrier(module: nn.Module) -> Any:
-    visit = getattr(module, "visit", None)
+    visit = getattr(module, "dispatch", None)
     return visit.inner if isinstance(visit, ExpertTensorParallel) else visit

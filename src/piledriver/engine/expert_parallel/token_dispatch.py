@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from piledriver.engine.shards.collectives import Group, exchanged
-from piledriver.models.feed_forward.grouped import ROW_ALIGNMENT
-from piledriver.models.feed_forward.moe import Experts, Routing, mix, place
+from piledriver.models.feed_forward.grouped_mm import ROW_ALIGNMENT
+from piledriver.models.feed_forward.moe import Experts, Routing, combine, sort_by_expert
 
 
 class DroplessDispatcher:
@@ -37,10 +37,10 @@ class DroplessDispatcher:
         arrived = exchanged(rows, received, sent, self.group)
         # They lie by sender, then by expert: sort by expert.
         mine = torch.arange(here, device=tokens.device).repeat(self.group.size)
-        slots, ends, size = place(mine.repeat_interleave(coming.flatten()), here)
+        slots, ends, size = sort_by_expert(mine.repeat_interleave(coming.flatten()), here)
         buffer = tokens.new_zeros(size, tokens.shape[1]).index_copy(0, slots, arrived)
         back = exchanged(experts(buffer, ends)[slots], sent, received, self.group)
-        return mix(torch.empty_like(back).index_copy(0, order, back), routing)
+        return combine(torch.empty_like(back).index_copy(0, order, back), routing)
 
 
 class CapacityDispatcher:
@@ -75,7 +75,7 @@ class CapacityDispatcher:
         done = torch.cat((done, done.new_zeros(1, done.shape[1])))[slots]
         self._count(fits)
         by_token = done.view(*routing.experts.t().shape, -1).transpose(0, 1).flatten(0, 1)
-        return mix(by_token, routing)
+        return combine(by_token, routing)
 
     def _visit(self, experts: Experts, buffer: Tensor, room: int) -> Tensor:
         size, here, dim = self.group.size, experts.count // self.group.size, buffer.shape[1]

@@ -9,7 +9,7 @@ from torch import nn
 
 from piledriver.models import Transformer
 from piledriver.models.block import Block
-from piledriver.models.sizes import mean_context
+from piledriver.models.model_size import mean_context
 
 # How much memory counts beside time. Little: a pipeline is as fast as its slowest stage, but of two cuts that are
 # equally fast the one that spreads the parameters is better, and an embedding costs no FLOPs at all.

@@ -1,1 +1,1 @@
-"""Attention: projections, kernels, masks, positions, KV cache."""
+"""Attention: the layer, masks, rotary and ALiBi positions, KV cache."""

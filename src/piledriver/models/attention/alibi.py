@@ -1,4 +1,4 @@
-"""ALiBi: scores fall linearly with distance, by a slope per head (Press et al., 2021)."""
+"""ALiBi: attention scores fall linearly with distance, with one slope per head (Press et al., 2021)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import math
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """A geometric series from 2^(-8/heads); for other than powers of two, every second slope of the next power.
+    """Return the slope of each head: a geometric series from 2^(-8/heads).
+
+    For head counts that are not powers of two, every second slope of the next power is added.
 
     >>> alibi_slopes(4)
     [0.25, 0.0625, 0.015625, 0.00390625]

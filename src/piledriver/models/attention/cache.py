@@ -1,7 +1,7 @@
-"""Keys and values of the tokens already read, in tensors of fixed size: the seam that generation uses.
+"""KV cache with static shapes, for generation.
 
-Fixed shapes let one compiled decode step serve every position. Rows may stand at different positions, so sequences of
-different lengths share a batch.
+Static shapes let one compiled decode step serve every position. Rows of a batch may be at different positions, so that
+sequences of different lengths share a batch.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class KVCache:
         self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.layers)]
         self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.layers)]
 
-    def put(self, layer: int, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Write [batch, kv_heads, time, head_dim] at [batch, time] positions; give back everything written so far.
+    def update(self, layer: int, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Write [batch, kv_heads, time, head_dim] at [batch, time] positions; return all keys and values of a layer.
 
-        What lies behind a row's position is stale: the mask hides it until it is written.
+        Entries after a row's position are stale: the attention mask hides them until they are overwritten.
         """
         rows = torch.arange(k.shape[0], device=k.device)[:, None]
         for store, new in ((self.keys[layer], k), (self.values[layer], v)):

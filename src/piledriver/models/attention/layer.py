@@ -1,7 +1,7 @@
 """Self-attention with one fused projection for queries, keys and values.
 
-The rows of the projection are grouped by key-value head: the queries that share it, then its key, then its value. So an
-even split of the rows over devices gives each whole groups, and GPT-NeoX's own layout is the case of one query each.
+Rows of the projection are grouped by key-value head: the queries that share it, its key, its value. An even split of
+the rows over ranks therefore gives each rank complete groups. GPT-NeoX's layout is the special case of one query each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from piledriver.models.attention.alibi import alibi_slopes
 from piledriver.models.attention.attend import attend
 from piledriver.models.attention.cache import KVCache
 from piledriver.models.attention.masks import Mask
-from piledriver.models.attention.rotary import rotate
+from piledriver.models.attention.rotary import apply_rotary
 from piledriver.models.config import ModelConfig
 from piledriver.models.layers import Linear, RMSNorm
 
@@ -31,7 +31,7 @@ class Attention(nn.Module):
         self.qkv = Linear(config.dim, config.kv_heads * (self.group + 2) * config.head_dim, bias=config.qkv_bias)
         self.out = Linear(config.heads * config.head_dim, config.dim, bias=config.out_bias)
         self.q_norm, self.k_norm = _qk_norms(config)
-        # Whoever holds only some of the heads, or of the sequence, on this device puts another kernel here.
+        # Context parallelism replaces the kernel: a rank then holds a part of the heads or of the sequence.
         self.kernel: Callable[..., Tensor] = attend
 
     def forward(
@@ -42,12 +42,12 @@ class Attention(nn.Module):
         cache: KVCache | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """[batch, time, dim] to the same; `positions` says where in the cache these tokens stand."""
+        """Return attention over [batch, time, dim]; `positions` are the cache positions of these tokens."""
         config = self.config
         projected = self.qkv(x)
-        # Shapes are read behind the projection: before it, this process may hold a part of the sequence.
+        # Read the shape after the projection: under sequence parallelism its input is a part of the sequence.
         batch, time, _ = projected.shape
-        # The number of heads is left to be inferred: under tensor parallel this process holds a part of them.
+        # The number of heads is inferred: under tensor parallelism a rank holds a part of them.
         grouped = projected.view(batch, time, -1, self.group + 2, config.head_dim)
         if config.clip_qkv is not None:
             grouped = grouped.clamp(-config.clip_qkv, config.clip_qkv)
@@ -55,14 +55,14 @@ class Attention(nn.Module):
         q, k, v = q.reshape(batch, time, -1, config.head_dim), k.squeeze(3), v.squeeze(3)
         q, k = self._normalise(q, k)
         if rotary is not None:
-            q, k = rotate(q, rotary), rotate(k, rotary)
+            q, k = apply_rotary(q, rotary), apply_rotary(k, rotary)
         if v.is_cuda and torch.is_grad_enabled():
-            # As a view it would keep the whole projection for the backward, besides the rotated queries and keys.
+            # A view would keep the whole projection alive for backward, besides the rotated queries and keys.
             v = v.contiguous()
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if cache is not None:
             assert positions is not None
-            k, v = cache.put(self.layer, k, v, positions)
+            k, v = cache.update(self.layer, k, v, positions)
         out = self.kernel(
             q,
             k,

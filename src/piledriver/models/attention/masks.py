@@ -1,8 +1,8 @@
-"""Who may look at whom: built once per batch, outside the compiled region, and shared by all blocks.
+"""Attention masks: built once per batch, outside the compiled region, and shared by all blocks.
 
 Packed rows hold several documents. `document_ids` ([batch, time], any integers, equal and adjacent within a document)
-become variable-length boundaries or a block mask on a GPU, and an equal dense mask on a CPU; positions start again with
-each document. So a document gives the same result in a packed row as alone.
+become variable-length boundaries or a block mask on a GPU, and an equal dense mask on a CPU. Positions restart with
+each document, so that a document gives the same result in a packed row as alone.
 """
 
 from __future__ import annotations
@@ -16,30 +16,34 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from piledriver.core.errors import UsageError
 from piledriver.models.attention.alibi import alibi_slopes
 from piledriver.models.config import ModelConfig
+from piledriver.models.torch_private import compiled_block_mask
 
 Backend = Literal["auto", "dense", "varlen", "flex"]
 
 
 class Mask(NamedTuple):
-    """One of: nothing (plain causal), a dense tensor, variable-length boundaries, or a block mask."""
+    """Mask of a kind of block: dense, variable-length boundaries, a block mask, or nothing (plain causal)."""
 
     dense: Tensor | None = None
-    """Boolean (True = may look) or additive, broadcastable to [batch, heads, queries, keys]."""
+    """Boolean (true: attend) or additive, broadcastable to [batch, heads, queries, keys]."""
     boundaries: Tensor | None = None
-    """[documents + 1] int32: where each document begins in the flattened batch, then its end, repeated as padding."""
+    """[documents + 1] int32: start of each document in the flattened batch, then the end, repeated as padding."""
     block: BlockMask | None = None
+    """Block mask of flex attention."""
 
 
 class Masks(NamedTuple):
-    """What one forward needs beside the tokens. A plain causal batch needs nothing."""
+    """Masks and positions of a batch. The defaults are those of plain causal attention."""
 
     full: Mask = Mask()
+    """Mask of blocks with full attention."""
     windowed: Mask = Mask()
+    """Mask of blocks with a sliding window."""
     positions: Tensor | None = None
-    """[batch, time]: the place of each token in its document; None for 0, 1, 2, ..."""
+    """[batch, time]: position of each token in its document; None for 0, 1, 2, ..."""
 
     def of(self, window: int | None) -> Mask:
-        """The mask of a block with or without a sliding window."""
+        """Return the mask of a block with or without a sliding window."""
         return self.full if window is None else self.windowed
 
 
@@ -52,10 +56,10 @@ def make_masks(
     backend: Backend = "auto",
     max_documents: int | None = None,
 ) -> Masks:
-    """The masks of a batch of rows of `length` tokens.
+    """Return the masks of a batch of rows of `length` tokens.
 
-    `max_documents` bounds the documents in the whole batch (variable-length attention only): give it when the loader
-    knows it, so that no device has to be asked.
+    `max_documents` bounds the documents of the whole batch (variable-length attention only): with it, counting them
+    needs no host synchronisation.
     """
     device = torch.device(device)
     positions = None if document_ids is None else positions_in_documents(document_ids)
@@ -85,7 +89,8 @@ def _mask(
     if backend == "varlen":
         if scored or ids is None:
             raise UsageError(
-                "variable-length attention takes documents, without ALiBi or soft-capping", fix="use the backend flex"
+                "backend varlen needs document_ids and supports neither ALiBi nor soft-capping",
+                fix="use backend='flex'",
             )
         return Mask(boundaries=document_boundaries(ids, max_documents))
     if backend == "flex":
@@ -94,7 +99,7 @@ def _mask(
 
 
 def positions_in_documents(ids: Tensor) -> Tensor:
-    """[batch, time]: 0, 1, 2, ... from the beginning of each document of each row.
+    """Return [batch, time]: 0, 1, 2, ... from the start of each document of each row.
 
     >>> positions_in_documents(torch.tensor([[7, 7, 9, 9, 9]]))
     tensor([[0, 1, 0, 1, 2]])
@@ -105,7 +110,7 @@ def positions_in_documents(ids: Tensor) -> Tensor:
 
 
 def document_boundaries(ids: Tensor, max_documents: int | None = None) -> Tensor:
-    """Where each document begins in the flattened batch, padded with the end to a length that rarely changes.
+    """Return the start of each document in the flattened batch, padded with the end to a length that rarely changes.
 
     >>> document_boundaries(torch.tensor([[7, 7, 9], [1, 1, 1]]), max_documents=4)
     tensor([0, 2, 3, 6, 6], dtype=torch.int32)
@@ -127,7 +132,7 @@ def _starts(ids: Tensor) -> Tensor:
 
 
 def _document_numbers(ids: Tensor) -> Tensor:
-    # Loaders may repeat an id later in the row (a document cut in two); adjacency decides, not the id.
+    # A loader may repeat an id later in the row (a document cut in two): adjacency decides, not the id.
     return _starts(ids).int().cumsum(dim=1)
 
 
@@ -148,7 +153,7 @@ def _dense_mask(
 
 
 def cache_mask(config: ModelConfig, positions: Tensor, cache_length: int, window: int | None) -> Tensor:
-    """[batch, 1 or heads, time, cache_length]: what tokens at these positions may read of a cache."""
+    """Return [batch, 1 or heads, time, cache_length]: which cache entries tokens at these positions attend to."""
     keys = torch.arange(cache_length, device=positions.device)
     distance = positions[:, None, :, None] - keys
     allowed = distance >= 0
@@ -167,7 +172,7 @@ def _with_slopes(config: ModelConfig, allowed: Tensor, distance: Tensor) -> Tens
 def _block_mask(length: int, device: torch.device, ids: Tensor | None, window: int | None) -> BlockMask:
     numbers = None if ids is None else _document_numbers(ids)
 
-    def may_look(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def attends(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         allowed = query >= key
         if window is not None:
             allowed = allowed & (query - key < window)
@@ -176,4 +181,6 @@ def _block_mask(length: int, device: torch.device, ids: Tensor | None, window: i
         return allowed
 
     batch = None if ids is None else ids.shape[0]
-    return create_block_mask(may_look, batch, None, length, length, device=str(device), _compile=device.type == "cuda")
+    if device.type == "cuda":
+        return compiled_block_mask(attends, batch, length, str(device))
+    return create_block_mask(attends, batch, None, length, length, device=str(device))

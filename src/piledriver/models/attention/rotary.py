@@ -1,8 +1,8 @@
-"""Rotary positions: rotate pairs of dimensions by an angle that grows with the position (Su et al., 2021).
+"""Rotary position embedding: rotate pairs of dimensions by an angle proportional to the position (Su et al., 2021).
 
-Dimension i is paired with i + half (the convention of every Hugging Face checkpoint that we read). The table of cosines
-and sines is a pure function of the config, in fp32 always: it is built again whenever the module moves, so neither
-`.to(bfloat16)` nor a start on the meta device can spoil it, and a compiled forward reads it instead of computing it.
+Dimension i is paired with i + half, as in Hugging Face checkpoints. The table of cosines and sines is a pure function
+of the config, always fp32: it is rebuilt whenever the module moves, so that `.to(bfloat16)` and meta-device
+construction keep it exact, and a compiled forward reads it instead of recomputing it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from piledriver.models.config import ModelConfig, RopeScaling
 
 
 def inverse_frequencies(config: ModelConfig, device: torch.device | None = None) -> Tensor:
-    """Radians per position of each pair of dimensions, stretched as the config says."""
+    """Return the radians per position of each pair of dimensions, with the scaling of the config."""
     dim = config.rotary_dim
     exponents = torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim
     frequencies = 1.0 / (config.rope_theta**exponents)
-    return frequencies if config.rope_scaling is None else _stretch(frequencies, config.rope_scaling)
+    return frequencies if config.rope_scaling is None else _scale(frequencies, config.rope_scaling)
 
 
-def _stretch(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+def _scale(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     if scaling.kind == "linear":
         return frequencies / scaling.factor
     turns = scaling.original_max_positions * frequencies / (2 * math.pi)  # within the original length
@@ -34,16 +34,16 @@ def _stretch(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 def rotary_table(config: ModelConfig, device: torch.device | None = None) -> Tensor:
-    """[max_positions, rotary_dim]: the cosines of each position's angles, then the sines."""
+    """Return [max_positions, rotary_dim]: the cosines of each position's angles, then the sines."""
     positions = torch.arange(config.max_positions, dtype=torch.float32, device=device)
     angles = torch.outer(positions, inverse_frequencies(config, device))
     return torch.cat((angles.cos(), angles.sin()), dim=-1)
 
 
-def rotate(x: Tensor, table: Tensor) -> Tensor:
-    """Rotate the leading dimensions of each head of [batch, time, heads, head_dim].
+def apply_rotary(x: Tensor, table: Tensor) -> Tensor:
+    """Rotate the leading dimensions of each head of [batch, time, heads, head_dim], in fp32.
 
-    The table is [batch or 1, time, rotary_dim]. Computed in fp32, which costs nothing in a fused kernel.
+    `table` is [batch or 1, time, rotary_dim].
     """
     for _ in range(x.dim() - table.dim()):
         table = table.unsqueeze(2)
@@ -56,7 +56,7 @@ def rotate(x: Tensor, table: Tensor) -> Tensor:
 
 
 class Rotary(nn.Module):
-    """Holds the table; `forward` gives the rows of the positions in this batch."""
+    """Module that holds the table; `forward` selects the rows of a batch's positions."""
 
     table: Tensor
 
@@ -71,5 +71,5 @@ class Rotary(nn.Module):
         return self
 
     def forward(self, length: int, positions: Tensor | None) -> Tensor:
-        """[1, length, rotary_dim] from position 0 on, or [batch, length, rotary_dim] of the given positions."""
+        """Return [1, length, rotary_dim] from position 0, or [batch, length, rotary_dim] of the given positions."""
         return self.table[:length].unsqueeze(0) if positions is None else self.table[positions]

@@ -1,7 +1,7 @@
-"""The MLP of a block: activation(gate) * up, or activation(up).
+"""MLP of a block: gated, activation(gate) * up, or plain, activation(up).
 
-Gate and up are one projection. Its rows alternate in blocks of `gate_block` (gate, up, gate, up, ...), so that an even
-split of the rows over devices gives each matching parts of both.
+Gate and up are one fused projection. Its rows alternate in blocks of `gate_block` (gate, up, gate, up, ...), so that an
+even split of the rows over ranks gives each rank matching parts of both.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from torch.distributed.tensor import DTensor
 from piledriver.kernels.gated_mlp import can_fuse, gated_linear
 from piledriver.models.config import ModelConfig
 from piledriver.models.layers import Linear, activate
+from piledriver.models.torch_private import has_forward_hooks
 
 
 def gate(x: Tensor, activation: str, block: int) -> Tensor:
-    """activation(gate) * up of [..., 2 * mlp_dim] in alternating blocks."""
+    """Return activation(gate) * up of [..., 2 * mlp_dim] in alternating blocks."""
     gates, ups = torch.unflatten(x, -1, (-1, 2, block)).unbind(-2)
     return (activate(activation, gates) * ups).flatten(-2)
 
@@ -32,7 +33,7 @@ class GatedMLP(nn.Module):
         self.down = Linear(config.mlp_dim, config.dim, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., dim] to [..., dim]."""
+        """Apply the MLP to [..., dim]."""
         gate_up = self.gate_up(x)
         if self._can_fuse(gate_up):
             return gated_linear(gate_up, self.down.weight.to(gate_up.dtype), self.block)
@@ -40,9 +41,9 @@ class GatedMLP(nn.Module):
         return out
 
     def _can_fuse(self, gate_up: Tensor) -> bool:
-        """Whether `down` is a plain product here: no bias, not split over processes, nobody listening to it."""
+        """Return whether `down` is a plain matrix product: no bias, no DTensor, no forward hooks."""
         down = self.down
-        plain = self.fuse and down.bias is None and not down._forward_hooks
+        plain = self.fuse and down.bias is None and not has_forward_hooks(down)
         return plain and not isinstance(down.weight, DTensor) and can_fuse(gate_up, self.activation)
 
 
@@ -56,6 +57,6 @@ class PlainMLP(nn.Module):
         self.down = Linear(config.mlp_dim, config.dim, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., dim] to [..., dim]."""
+        """Apply the MLP to [..., dim]."""
         out: Tensor = self.down(activate(self.activation, self.up(x)))
         return out

@@ -1,7 +1,7 @@
-"""A mixture of experts: each token visits its top-k experts, computed as one grouped matrix product, dropping nothing.
+"""Dropless mixture of experts: each token is routed to its top-k experts, computed as one grouped matrix product.
 
-Every shape is static (tokens are sorted by expert into a buffer with room for each group's alignment), so no number has
-to travel to the host and the whole block compiles.
+Shapes are static (tokens are sorted by expert into a buffer padded for each group's alignment), so that nothing
+synchronises with the host and the whole block compiles.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ import torch
 from torch import Tensor, nn
 
 from piledriver.models.config import ModelConfig, MoEConfig
-from piledriver.models.feed_forward.grouped import ROW_ALIGNMENT, grouped_mm
+from piledriver.models.feed_forward.grouped_mm import ROW_ALIGNMENT, grouped_mm
 from piledriver.models.feed_forward.mlp import gate
 from piledriver.models.layers import Linear, activate
 
 
 class Routing(NamedTuple):
-    """Where each token goes."""
+    """Routing of each token to its experts."""
 
     experts: Tensor
-    """[tokens, k]: the chosen experts."""
+    """[tokens, k]: indices of the chosen experts."""
     weights: Tensor
-    """[tokens, k]: how much each counts."""
+    """[tokens, k]: weight of each chosen expert."""
     balance: Tensor
-    """Scalar: 1 where all experts get the same share, more where they do not."""
+    """Scalar load-balance loss: 1 if all experts get the same share of tokens, more otherwise."""
 
 
 class Router(nn.Module):
-    """Scores every expert for every token and keeps the best k."""
+    """Top-k router: scores every expert for every token and keeps the best k."""
 
     def __init__(self, dim: int, settings: MoEConfig) -> None:
         super().__init__()
         self.settings = settings
         self.score = Linear(dim, settings.experts, bias=False)
-        # Where the tokens of a batch lie on several devices, this makes their means those of the whole batch.
-        self.average: Callable[[Tensor], Tensor] = _as_it_is
+        # Where a batch is spread over ranks, the engine replaces this by a mean over them.
+        self.average: Callable[[Tensor], Tensor] = _identity
 
     def forward(self, x: Tensor) -> Routing:
-        """[tokens, dim] to a routing; softmax and balance in fp32."""
+        """Return the routing of [tokens, dim]; softmax and balance are computed in fp32."""
         experts = self.settings.experts
         probabilities = self.score(x).float().softmax(dim=-1)
         weights, chosen = probabilities.topk(self.settings.experts_per_token, dim=-1)
@@ -67,7 +67,7 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(config.moe.experts, config.dim, config.mlp_dim))
 
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
-        """[rows, dim] sorted by expert to the same; expert e owns the rows before ends[e] and after ends[e - 1]."""
+        """Apply the experts to [rows, dim] sorted by expert; expert e owns the rows from ends[e - 1] to ends[e]."""
         hidden = grouped_mm(rows, self.gate_up.to(rows.dtype).transpose(-2, -1), ends)
         hidden = gate(hidden, self.activation, self.block) if self.gated else activate(self.activation, hidden)
         return grouped_mm(hidden, self.down.to(rows.dtype).transpose(-2, -1), ends)
@@ -81,38 +81,41 @@ class MoE(nn.Module):
         assert config.moe is not None
         self.router = Router(config.dim, config.moe)
         self.experts = Experts(config)
-        # Where experts lie on several devices, this carries the tokens there and back.
-        self.visit: Callable[[Experts, Tensor, Routing], Tensor] = visit
+        # Expert parallelism replaces this by an exchange of tokens between ranks.
+        self.dispatch: Callable[[Experts, Tensor, Routing], Tensor] = dispatch_tokens
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[batch, time, dim] to the same, and how uneven the load was."""
+        """Return the output for [batch, time, dim], and the load-balance loss."""
         tokens = x.flatten(0, 1)
         routing = self.router(tokens)
-        return self.visit(self.experts, tokens, routing).view_as(x), routing.balance
+        return self.dispatch(self.experts, tokens, routing).view_as(x), routing.balance
 
 
-def visit(experts: Experts, tokens: Tensor, routing: Routing) -> Tensor:
-    """Every token through its experts: [tokens, dim] to the weighted sum of what they made of it."""
-    slots, ends, size = place(routing.experts, experts.count)
+def dispatch_tokens(experts: Experts, tokens: Tensor, routing: Routing) -> Tensor:
+    """Apply to each token its experts: [tokens, dim] to the weighted sum of their outputs."""
+    slots, ends, size = sort_by_expert(routing.experts, experts.count)
     copies = tokens.repeat_interleave(routing.experts.shape[1], dim=0)
     buffer = tokens.new_zeros(size, tokens.shape[1]).index_copy(0, slots, copies)
-    return mix(experts(buffer, ends)[slots], routing)
+    return combine(experts(buffer, ends)[slots], routing)
 
 
-def mix(done: Tensor, routing: Routing) -> Tensor:
-    """The weighted sum over the choices of each token of [tokens * k, dim]."""
+def combine(done: Tensor, routing: Routing) -> Tensor:
+    """Return the weighted sum of expert outputs [tokens * k, dim] over the k choices of each token."""
     done = done.view(*routing.experts.shape, -1)
     return (done * routing.weights.to(done.dtype).unsqueeze(-1)).sum(dim=1)
 
 
-def _as_it_is(x: Tensor) -> Tensor:
+def _identity(x: Tensor) -> Tensor:
     return x
 
 
-def place(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, int]:
-    """Sort (token, choice) pairs by expert: the row of each in the buffer, the end of each expert's rows, all rows.
+def sort_by_expert(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, int]:
+    """Sort (token, choice) pairs by expert.
 
-    Rows that only align a group are zero; the last expert also gets what is left, so that every row is computed.
+    Returns the buffer row of each pair, the end of each expert's rows, and the number of rows.
+
+    Padding rows that align a group are zero. The last expert also owns the remaining padding, so that every row is
+    computed.
     """
     flat = chosen.flatten()
     counts = torch.zeros(experts, dtype=torch.int64, device=flat.device).scatter_add(0, flat, torch.ones_like(flat))

@@ -1,4 +1,4 @@
-"""Checkpoint folders of `transformers`, read and written, with the names of each family as data."""
+"""Checkpoint folders of `transformers`: read, write, convert configs and weights. Families are data."""
 
 from piledriver.models.interchange.config_json import InterchangeError, read_config, write_config
 from piledriver.models.interchange.folder import (

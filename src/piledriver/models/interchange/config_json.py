@@ -1,7 +1,7 @@
-"""`config.json` of transformers to our config and back.
+"""Convert `config.json` of transformers to a `ModelConfig` and back.
 
-Writing is checked by reading: a config is exported to a family only if that family's file reads back to the same
-config, so nothing that a family cannot say is ever dropped in silence.
+Writing is verified by reading: a config is exported to a family only if that family's file reads back to an equal
+config, so that a setting which a family cannot represent is an error and never dropped.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _ACTIVATIONS_BACK = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_new", "r
 
 
 class InterchangeError(PiledriverError):
-    """A checkpoint or a config that cannot be carried over without changing what the model computes."""
+    """A checkpoint or config that cannot be converted without changing what the model computes."""
 
 
 def read_config(theirs: Mapping[str, Any]) -> ModelConfig:
-    """Our config from the content of a `config.json`."""
+    """Return the `ModelConfig` of the content of a `config.json`."""
     kind = family(str(theirs.get("model_type")))
     theirs = {**kind.defaults, **{key: value for key, value in theirs.items() if value is not None}}
     for key, value in kind.refuses.items():
@@ -52,7 +52,7 @@ def read_config(theirs: Mapping[str, Any]) -> ModelConfig:
 
 
 def write_config(config: ModelConfig, model_type: str | None = None) -> dict[str, Any]:
-    """The content of a `config.json` that reads back to `config`; the family is found where none is given."""
+    """Return the content of a `config.json` that reads back to `config`. Default: the first family that fits."""
     candidates = [family(model_type)] if model_type is not None else list(families().values())
     differences: dict[str, list[str]] = {}
     for kind in candidates:
@@ -71,8 +71,8 @@ def write_config(config: ModelConfig, model_type: str | None = None) -> dict[str
             return theirs
     nearest = min(differences, key=lambda name: len(differences[name]))
     raise InterchangeError(
-        f"no family of transformers says this config: {nearest} differs in {', '.join(differences[nearest])}",
-        fix="change those fields, or keep the model in our own format",
+        f"no family can represent this config: {nearest} differs in {', '.join(differences[nearest])}",
+        fix="change those fields, or save the model as a piledriver checkpoint",
     )
 
 
@@ -102,17 +102,18 @@ def _get(tree: dict[str, Any], dotted: str) -> Any:
 
 
 def _read_rope(kind: Family, theirs: Mapping[str, Any]) -> dict[str, Any]:
-    # transformers 5 keeps one dict; before it there were rope_theta, rope_scaling and, in GPT-NeoX, names of its own.
+    # transformers 5 keeps one dict; before it there were rope_theta, rope_scaling and names of single families.
     rope = {**(theirs.get("rope_scaling") or {}), **(theirs.get("rope_parameters") or {})}
+    old = {field: theirs[key] for field, key in kind.rope_keys.items() if key in theirs}
     ours: dict[str, Any] = {
-        "rope_theta": rope.get("rope_theta", theirs.get("rope_theta", theirs.get("rotary_emb_base", 10000.0))),
-        "rope_fraction": rope.get("partial_rotary_factor", theirs.get("rotary_pct", 1.0)),
+        "rope_theta": rope.get("rope_theta", theirs.get("rope_theta", old.get("rope_theta", 10000.0))),
+        "rope_fraction": rope.get("partial_rotary_factor", old.get("rope_fraction", 1.0)),
     }
-    if ours["rope_fraction"] != 1.0 and kind.name != "gpt_neox":
-        # transformers takes the setting for these too, and then turns whole heads.
+    if ours["rope_fraction"] != 1.0 and not kind.partial_rotary:
+        # transformers accepts the setting for these too, and then rotates whole heads.
         raise InterchangeError(
             f"{kind.name} with partial_rotary_factor {ours['rope_fraction']:g} is not supported",
-            fix="set it to 1; of our families only gpt_neox turns a part of each head",
+            fix="set it to 1; gpt_neox rotates a part of each head",
         )
     scaling = rope.get("rope_type", rope.get("type", "default"))
     if scaling == "default":
@@ -134,7 +135,7 @@ def _read_rope(kind: Family, theirs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _write_rope(kind: Family, config: ModelConfig) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
-    if config.rope_fraction != 1.0 or kind.name == "gpt_neox":
+    if config.rope_fraction != 1.0 or kind.partial_rotary:
         rope["partial_rotary_factor"] = config.rope_fraction
     if config.rope_scaling is not None:
         rope |= {"rope_type": config.rope_scaling.kind, "factor": config.rope_scaling.factor}
@@ -145,9 +146,9 @@ def _write_rope(kind: Family, config: ModelConfig) -> dict[str, Any]:
             "original_max_position_embeddings": config.rope_scaling.original_max_positions,
         }
     # Both spellings: readers before transformers 5 know only the second.
-    old: dict[str, Any] = {"rope_theta": config.rope_theta}
-    if kind.name == "gpt_neox":
-        old = {"rotary_emb_base": config.rope_theta, "rotary_pct": config.rope_fraction}
+    old: dict[str, Any] = {kind.rope_keys["rope_theta"]: config.rope_theta}
+    if kind.partial_rotary:
+        old[kind.rope_keys["rope_fraction"]] = config.rope_fraction
     if config.rope_scaling is not None:
         old["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"}
     return {"rope_parameters": rope} | old
@@ -163,7 +164,7 @@ def _read_window(kind: Family, theirs: Mapping[str, Any]) -> dict[str, Any]:
     first_windowed = int(theirs.get("max_window_layers", 28))
     types = theirs.get("layer_types") or ["full_attention"] * min(first_windowed, layers)
     full = [layer for layer, name in enumerate(types) if name == "full_attention"]
-    # Blocks without a window are all there is: the window is then no part of the model.
+    # No block uses the window: it is not a part of the model.
     return {} if len(full) == layers else {"sliding_window": window, "full_attention_layers": full}
 
 

@@ -1,4 +1,4 @@
-"""Folders that `transformers` reads and writes: config.json and safetensors, whole or in shards. Never pickle."""
+"""Checkpoint folders of `transformers`: config.json and safetensors, one file or sharded. Pickle is never read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 def load_folder(
     folder: str | os.PathLike[str], *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> Transformer:
-    """A model with the weights of a checkpoint folder, in the dtype of its embedding unless another is given."""
+    """Return a model with the weights of a checkpoint folder, in `dtype` (default: that of its embedding)."""
     config, theirs = read_folder_config(folder)
     with torch.device("meta"):
         model = Transformer(config)
@@ -43,10 +43,13 @@ def load_folder(
 
 
 def load_weights(model: Transformer, folder: str | os.PathLike[str]) -> None:
-    """Fill an existing model, also a sharded one, tensor by tensor. The configs must agree."""
+    """Load weights into an existing model, sharded or not, one tensor at a time. The configs must be equal."""
     config, theirs = read_folder_config(folder)
     if config != model.config:
-        raise InterchangeError(f"{os.fspath(folder)} holds another shape than the model", fix="build the model from it")
+        raise InterchangeError(
+            f"the config of {os.fspath(folder)} is of another shape than the model's",
+            fix="build the model from that config",
+        )
     targets = dict(model.named_parameters())
     for name, tensor in read_weights(folder, config, str(theirs["model_type"])):
         if name in targets:
@@ -54,18 +57,18 @@ def load_weights(model: Transformer, folder: str | os.PathLike[str]) -> None:
 
 
 def read_folder_config(folder: str | os.PathLike[str]) -> tuple[ModelConfig, dict[str, Any]]:
-    """Our config of a checkpoint folder, and the content of its config.json."""
+    """Return the `ModelConfig` of a checkpoint folder, and the content of its config.json."""
     theirs = _read_json(Path(folder) / "config.json")
     return read_config(theirs), theirs
 
 
 def read_weights(folder: str | os.PathLike[str], config: ModelConfig, model_type: str) -> Iterator[tuple[str, Tensor]]:
-    """(our name, tensor) of every parameter, one at a time; anything missing or left over is an error."""
+    """Yield (our name, tensor) of every parameter. Missing or unknown tensors raise `InterchangeError`."""
     kind, files = family(model_type), _tensor_files(Path(folder))
     unread = set(files)
     with ExitStack() as stack:
         handles = {path: stack.enter_context(_open(path)) for path in sorted(set(files.values()))}
-        for name in parameter_names(config):
+        for name in _parameter_names(config):
             operation, sources = _rule(kind, name, config)
             parts = []
             for source in sources:
@@ -79,7 +82,7 @@ def read_weights(folder: str | os.PathLike[str], config: ModelConfig, model_type
     left = sorted(key for key in unread if not any(re.search(pattern, key) for pattern in allowed))
     if left:
         raise InterchangeError(
-            f"{os.fspath(folder)} holds {len(left)} tensors that a {kind.name} model of its config has no place for, "
+            f"{os.fspath(folder)} holds {len(left)} tensors that are not in a {kind.name} model of its config, "
             f"first {left[0]}",
             fix="check its config.json",
         )
@@ -94,9 +97,9 @@ def save_folder(
     max_shard_bytes: int = 5_000_000_000,
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a folder that `transformers` loads and that gives the same logits.
+    """Write a folder that `transformers` loads to a model with the same logits.
 
-    `extra` goes into config.json as it is: token ids such as eos_token_id, which the model itself does not know.
+    `extra` is added to config.json, for example eos_token_id, which the model does not know.
     """
     theirs = write_config(model.config, model_type)
     kind = family(str(theirs["model_type"]))
@@ -117,18 +120,18 @@ def save_folder(
     storage.write_text(target / "config.json", json.dumps(theirs, indent=2, sort_keys=True) + "\n")
 
 
-def parameter_names(config: ModelConfig) -> list[str]:
-    """The name of every parameter of a model of this config."""
+def _parameter_names(config: ModelConfig) -> list[str]:
+    """Return the name of every parameter of a model of this config."""
     with torch.device("meta"):
         return [name for name, _ in Transformer(config).named_parameters()]
 
 
 def _rule(kind: Family, name: str, config: ModelConfig) -> tuple[str, list[str]]:
-    """The operation of one of our parameters, and their tensors in the order that it takes."""
+    """Return the operation of one of our parameters, and their tensors in the order that it takes."""
     layer = next(iter(re.findall(r"^blocks\.(\d+)\.", name)), "")
     pattern = re.sub(r"^blocks\.\d+\.", "blocks.{i}.", name)
     if pattern not in kind.weights:
-        raise InterchangeError(f"{kind.name} has no place for {name}", fix="choose another family")
+        raise InterchangeError(f"family {kind.name} has no tensor for {name}", fix="choose another model_type")
     operation, *sources = kind.weights[pattern]
     experts = range(config.moe.experts if config.moe else 0)
     expanded = [
@@ -170,7 +173,7 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
 
     partial = path.with_name(f".{path.name}.partial")
     try:
-        # transformers refuses a file whose metadata does not name the framework.
+        # transformers rejects a file whose metadata does not name the framework.
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata={"format": "pt"})
         os.replace(partial, path)
     finally:
@@ -199,7 +202,7 @@ def _open(path: str) -> Any:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise CorruptFileError(
-            f"{path} is not a whole safetensors file: {error}", fix="save or fetch the checkpoint again"
+            f"{path} is not a complete safetensors file: {error}", fix="save or fetch the checkpoint again"
         ) from error
 
 
@@ -217,7 +220,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _copy(target: Tensor, source: Tensor) -> None:
     if target.shape != source.shape:
         raise InterchangeError(
-            f"a tensor is {tuple(source.shape)} where the config asks for {tuple(target.shape)}",
+            f"a tensor is {tuple(source.shape)}, but the config implies {tuple(target.shape)}",
             fix="check the config.json of the folder",
         )
     if isinstance(target, DTensor):

@@ -1,4 +1,4 @@
-"""How their tensors become ours: a few invertible operations, named in `families.yaml`."""
+"""Conversions between their tensors and ours: invertible operations, named in the YAML files of `families/`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from piledriver.models.config import ModelConfig
 
 
 class Operation(NamedTuple):
-    """A way there and back; the second undoes the first exactly."""
+    """A pair of conversions; `write` inverts `read` exactly."""
 
     read: Callable[[list[Tensor], ModelConfig], Tensor]
     write: Callable[[Tensor, ModelConfig], list[Tensor]]
@@ -30,7 +30,7 @@ def _split_qkv(ours: Tensor, config: ModelConfig) -> list[Tensor]:
 
 
 def _alternate(parts: list[Tensor], config: ModelConfig) -> Tensor:
-    """Gate and up in alternating blocks of rows: the second-last dimension of matrices, the only one of biases."""
+    """Interleave gate and up in blocks of rows: the second-last dimension of matrices, the only one of biases."""
     dim = 0 if parts[0].dim() == 1 else parts[0].dim() - 2
     blocks = [torch.unflatten(part, dim, (-1, config.gate_block)) for part in parts]
     return torch.stack(blocks, dim=dim + 1).flatten(dim, dim + 2)

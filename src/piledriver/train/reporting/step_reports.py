@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from piledriver.models.sizes import flops_per_token
+from piledriver.models.model_size import flops_per_token
 from piledriver.observe.memory import memory_use
 from piledriver.train.reporting.display import Display
 from piledriver.train.reporting.metrics import MetricLog

@@ -1,7 +1,4 @@
-"""How big a model is and what it costs, from its config alone: parameters, FLOPs per token, bytes of cache.
-
-The planner and the MFU meter read these. `parameter_count` is exact: a test builds every preset and counts.
-"""
+"""Parameter counts, FLOPs per token and KV-cache bytes of a model, computed from its config alone."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from piledriver.models.config import ModelConfig
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """Every parameter, tied ones once.
+    """Return the exact number of parameters, counting tied ones once.
 
     >>> parameter_count(ModelConfig(vocab_size=256, dim=64, layers=2, heads=4))
     147776
@@ -21,7 +18,7 @@ def parameter_count(config: ModelConfig) -> int:
 
 
 def active_parameter_count(config: ModelConfig) -> int:
-    """The parameters that one token meets: of the experts only those that it visits."""
+    """Return the number of parameters that one token uses: of the experts, only those that it is routed to."""
     experts = 1 if config.moe is None else config.moe.experts_per_token
     return _outside(config) + config.layers * (
         _attention(config) + _norms(config) + experts * _mlp(config) + _router(config)
@@ -29,10 +26,10 @@ def active_parameter_count(config: ModelConfig) -> int:
 
 
 def flops_per_token(config: ModelConfig, length: int, *, training: bool = True) -> float:
-    """Floating-point operations per token at this sequence length: 2 per weight met and multiplied, causal attention.
+    """Return the floating-point operations per token at a sequence length: 2 per active weight, plus causal attention.
 
-    Training is three times the forward pass; what checkpointing recomputes is not counted (model FLOPs, as MFU needs).
-    An embedding that is only looked up costs nothing; one that is also the output layer counts once.
+    Training costs three forward passes; recomputation is not counted (model FLOPs, as MFU is defined). An embedding
+    that is only looked up costs nothing; one that is tied to the output layer counts once.
     """
     looked_up = (config.max_positions * config.dim if config.positions == "learned" else 0) + (
         0 if config.tied else config.vocab_size * config.dim
@@ -44,7 +41,7 @@ def flops_per_token(config: ModelConfig, length: int, *, training: bool = True) 
 
 
 def mean_context(length: int, window: int | None) -> float:
-    """How many tokens a token sees on average: half the length when causal, less in a sliding window.
+    """Return how many tokens a token attends to on average: half the length if causal, less with a sliding window.
 
     >>> mean_context(1024, None), mean_context(1024, 256)
     (512.0, 224.0)
@@ -55,7 +52,7 @@ def mean_context(length: int, window: int | None) -> float:
 
 
 def cache_bytes_per_token(config: ModelConfig, bytes_per_value: int = 2) -> int:
-    """Keys and values of one token in all blocks."""
+    """Return the KV-cache bytes of one token over all blocks."""
     return 2 * config.layers * config.kv_heads * config.head_dim * bytes_per_value
 
 

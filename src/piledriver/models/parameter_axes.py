@@ -1,7 +1,7 @@
-"""The logical name of every dimension of every parameter: what parallel plans are made of.
+"""Logical axis names of every parameter's dimensions, from which the engine derives its sharding plans.
 
-An axis name says what a dimension means; whoever lays the model out on devices decides which names are split. Fused
-projections are stored so that an even split of the named dimension is always right: rows of `qkv` are grouped by
+An axis name says what a dimension means (`vocab`, `embed`, `kv_heads`, ...); the engine decides which names to shard.
+Fused projections are stored so that an even split of the named dimension is valid: rows of `qkv` are grouped by
 key-value head, rows of `gate_up` alternate in blocks.
 """
 
@@ -33,7 +33,7 @@ AXES: dict[str, dict[str, Axes]] = {
 
 
 def axes_of(name: str) -> Axes:
-    """The axes of one parameter of a `Transformer`, by its name.
+    """Return the axes of one parameter of a `Transformer`, by its name.
 
     >>> axes_of("blocks.3.attention.qkv.weight")
     ('kv_heads', 'embed')
@@ -45,11 +45,13 @@ def axes_of(name: str) -> Axes:
     try:
         return AXES[".".join(parts)][parameter]
     except KeyError:
-        raise UsageError(f"{name!r} has no axis names", fix="add its module to AXES in models/axes.py") from None
+        raise UsageError(
+            f"{name!r} has no axis names", fix="add its module to AXES in models/parameter_axes.py"
+        ) from None
 
 
 def parameter_axes(model: nn.Module) -> dict[str, Axes]:
-    """The axes of every parameter. QK-norm weights are named by what they span in this model."""
+    """Return the axes of every parameter by name; those of QK-norm weights depend on what they span in this model."""
     axes = {name: axes_of(name) for name, _ in model.named_parameters()}
     config = getattr(model, "config", None)
     span_heads = getattr(config, "qk_norm", "head") == "full"

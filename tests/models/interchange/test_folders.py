@@ -168,8 +168,8 @@ def test_damaged_folders_are_named(tmp_path: Path) -> None:
     settings = json.loads((tmp_path / "config.json").read_text())
     for change, message in [
         ({"num_hidden_layers": 3}, "no tensor model.layers.2"),
-        ({"num_hidden_layers": 1}, "no place for, first model.layers.1"),
-        ({"vocab_size": 65}, r"\(64, 128\) where the config asks for \(65, 128\)"),
+        ({"num_hidden_layers": 1}, "not in a llama model of its config, first model.layers.1"),
+        ({"vocab_size": 65}, r"\(64, 128\), but the config implies \(65, 128\)"),
     ]:
         (tmp_path / "config.json").write_text(json.dumps({**settings, **change}))
         with pytest.raises(InterchangeError, match=message):
@@ -182,7 +182,7 @@ def test_damaged_folders_are_named(tmp_path: Path) -> None:
         load_weights(Transformer(ModelConfig(vocab_size=8, dim=8, layers=1, heads=1)), tmp_path)
     weights = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    with pytest.raises(CorruptFileError, match=r"model.safetensors is not a whole safetensors file"):
+    with pytest.raises(CorruptFileError, match=r"model.safetensors is not a complete safetensors file"):
         load_folder(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(CorruptFileError, match=r"config.json is not JSON"):

@@ -1,7 +1,7 @@
-"""Many matrix products of one shape in one call: rows sorted by group, each group with a matrix of its own.
+"""Grouped matrix multiplication: rows sorted by group, each group multiplied by its own matrix.
 
-In bf16 this is torch's grouped kernel, which needs no number on the host. Other dtypes, for which it has no complete
-support, run group by group: for tests and small models on a CPU.
+bf16 uses torch's grouped kernel, which needs no host synchronisation. Other dtypes, which the kernel does not fully
+support, loop over groups: for tests and small models on a CPU.
 """
 
 from __future__ import annotations
@@ -12,19 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# The kernel needs each group to begin at a multiple of 16 bytes: 8 rows in bf16 once transposed for the gradient.
+# The kernel needs each group to start at a multiple of 16 bytes: 8 rows in bf16 once transposed for the gradient.
 ROW_ALIGNMENT = 8
 
 
 def grouped_mm(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
-    """rows [n, k] times matrices [groups, k, m]; group g owns the rows from ends[g - 1] to ends[g]."""
+    """Return rows [n, k] times matrices [groups, k, m]; group g owns the rows from ends[g - 1] to ends[g]."""
     out: Tensor
     if rows.dtype != torch.bfloat16:
         out = _by_group(rows, matrices, ends)
         return out
-    # Public since torch 2.10; the private name is the same kernel.
-    kernel: Any = getattr(F, "grouped_mm", None) or torch._grouped_mm
-    out = kernel(rows, matrices, offs=ends)
+    out = F.grouped_mm(rows, matrices, offs=ends)
     return out
 
 

@@ -132,5 +132,5 @@ def test_positions_and_boundaries_say_where_documents_begin(rows: list[list[int]
 
 
 def test_variable_length_refuses_what_it_cannot_say() -> None:
-    with pytest.raises(UsageError, match="without ALiBi"):
+    with pytest.raises(UsageError, match="neither ALiBi nor soft-capping"):
         make_masks(SHAPES["alibi"], 20, "cpu", ids_of([[20]]), backend="varlen")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piledriver.models import ModelConfig, MoEConfig, Transformer
-from piledriver.models.feed_forward.moe import MoE, place
+from piledriver.models.feed_forward.moe import MoE, sort_by_expert
 
 
 @given(
@@ -17,7 +17,7 @@ from piledriver.models.feed_forward.moe import MoE, place
 @settings(max_examples=60, deadline=None)
 def test_every_choice_gets_a_row_of_its_expert(choices: list[int]) -> None:
     chosen = torch.tensor(choices).view(-1, 2)
-    slots, ends, size = place(chosen, 5)
+    slots, ends, size = sort_by_expert(chosen, 5)
     assert len(set(slots.tolist())) == slots.numel()
     assert int(slots.max()) < size
     assert int(ends[-1]) == size
