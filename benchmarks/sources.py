@@ -30,9 +30,9 @@ from types import ModuleType
 from typing import Any
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.extract import found_in_piece, pieces_of
+from piledriver.corpus.extract import extract_piece, find_pieces
 from piledriver.corpus.sources import SOURCES
-from piledriver.corpus.sources.base import Source
+from piledriver.corpus.sources.base import COMPILE_FROM_BYTES, Source
 from piledriver.corpus.sources.table import BUILT_IN
 
 SAMPLES = Path(__file__).resolve().parents[2] / "shared" / "raw-samples"
@@ -108,9 +108,8 @@ def about(peer: ModuleType) -> str:
 def compared(
     source: Source, paths: list[str], contents: list[bytes], peer: Callable[[bytes], str], seconds: float
 ) -> dict[str, Any]:
-    if source.prepare is not None:
-        # As for a corpus: what is compiled once for all of it is no part of the speed of a file.
-        source.prepare(True)
+    # As for a corpus: compiling once for all of it is no part of the speed of a file.
+    source = source.prepared(COMPILE_FROM_BYTES)
 
     def ours() -> str:
         return "\n\n".join(extracted(source, paths))
@@ -137,9 +136,9 @@ def compared(
 
 def extracted(source: Source, paths: list[str]) -> list[str]:
     texts = []
-    for piece in pieces_of(source, paths):
+    for piece in find_pieces(source, paths):
         if not isinstance(piece, Refusal):
-            texts += [found.text for found in found_in_piece(source, piece) if isinstance(found, Document)]
+            texts += [found.text for found in extract_piece(source, piece) if isinstance(found, Document)]
     return texts
 
 

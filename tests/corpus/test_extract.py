@@ -53,7 +53,7 @@ def test_what_is_not_of_the_source_is_said(raw: Path, tmp_path: Path) -> None:
         (raw / name).write_bytes(b"x")
     summary = extract("text", [str(raw)], tmp_path / "o.jsonl.zst")
     assert summary.passed_over == {".pdf": 2, "README": 1}
-    with pytest.raises(PiledriverError, match=r"passed over 1 \.pdf"):
+    with pytest.raises(PiledriverError, match=r"skipped 1 \.pdf"):
         extract("text", [str(raw / "sub")], tmp_path / "p.jsonl.zst")
 
 
@@ -63,7 +63,7 @@ def test_a_piece_that_kills_its_worker_is_refused_and_the_rest_goes_on(
     monkeypatch.setattr(module, "_TARGET", "tests.corpus.test_extract:deadly_batch")
     summary = extract("text", [str(raw)], tmp_path / "o.jsonl.zst", workers=2)
     assert summary.documents == 299
-    assert summary.refused["broke the parser"] == 1
+    assert summary.refused["parser crashed"] == 1
 
 
 def deadly_batch(task: tuple[str, list[object]]) -> object:

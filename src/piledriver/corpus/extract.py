@@ -1,4 +1,4 @@
-"""Raw files of one source to one shard of documents: parallel, in a fixed order, every refusal accounted for."""
+"""Extract the documents of one source from raw files: in parallel, in a fixed order, with every refusal counted."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from piledriver.core.progress import progress
 from piledriver.core.worker_pool import Lost, Workers
 from piledriver.corpus.document import Document, Refusal, make_document, refusal_line, to_line
 from piledriver.corpus.raw.partial_reads import DAMAGE
-from piledriver.corpus.raw.streams import OnBytes, OnPassed, RawStream, local_files, raw_streams
+from piledriver.corpus.raw.streams import OnBytes, OnSkipped, RawStream, local_files, raw_streams
 from piledriver.corpus.shards.writer import SUFFIX, ShardFileWriter
 from piledriver.corpus.sources import SOURCES
-from piledriver.corpus.sources.base import MUCH_BYTES, Found, Piece, Source, piece_bytes, reason_of
+from piledriver.corpus.sources.base import Found, Piece, Source, piece_bytes, reason_of
 from piledriver.corpus.text.normalise import normalise, normalise_code
 
 _BATCH_PIECES = 256
@@ -36,7 +36,7 @@ _TARGET = "piledriver.corpus.extract:extract_batch"
 
 @dataclass(frozen=True)
 class ExtractSummary:
-    """What one extraction took and refused."""
+    """The counts of one extraction."""
 
     source: str
     out: str
@@ -47,10 +47,10 @@ class ExtractSummary:
     refused: dict[str, int]
     licences: dict[str, int]
     passed_over: dict[str, int]
-    """Files in the folders that are no raw data of this source, by the ends of their names."""
+    """Files skipped in folders because they are not raw data of this source, by suffix."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Return the fields, as `--json` prints them."""
         return asdict(self)
 
 
@@ -59,10 +59,9 @@ def extract(
 ) -> ExtractSummary:
     """Extract the documents of a source from raw files, folders and archives into `out`.
 
-    `rejects` takes one JSON line for each thing that was refused, with reason and origin. The bytes of both files are
-    the same for any number of workers. Nothing is written where no document was found.
+    `rejects` gets one JSON line for each refusal, with reason and origin. The bytes of both files do not depend on the
+    number of workers. Neither file is written where no document was found.
     """
-    source = SOURCES[slug]
     for path in (out, rejects):
         if path is not None and not str(path).endswith(SUFFIX):
             raise UsageError(f"{path} must end in {SUFFIX}", fix=f"write to {path}{SUFFIX}")
@@ -72,18 +71,17 @@ def extract(
     passed_over: Counter[str] = Counter()
     text_bytes = 0
 
-    def on_passed(origin: str) -> None:
+    def on_skipped(origin: str) -> None:
         passed_over[os.path.splitext(origin)[1].lower() or os.path.basename(origin)] += 1
 
-    much = total_bytes >= MUCH_BYTES
-    if source.prepare is not None:
-        source.prepare(much)
+    source = SOURCES[slug].prepared(total_bytes)
     with ExitStack() as stack:
         bar = stack.enter_context(progress(f"extract {slug}", total=total_bytes or None, unit="bytes"))
         pool = stack.enter_context(Workers(workers, _TARGET))
         shard = stack.enter_context(ShardFileWriter(out, threads=workers))
         rejected = stack.enter_context(ShardFileWriter(rejects)) if rejects is not None else None
-        for lines, refusals, found_licences, found_bytes in _results(pool, source, paths, much, bar.advance, on_passed):
+        results = _results(pool, source, paths, total_bytes, bar.advance, on_skipped)
+        for lines, refusals, found_licences, found_bytes in results:
             for line in lines:
                 shard.write_line(line)
             for refusal in refusals:
@@ -94,11 +92,11 @@ def extract(
             text_bytes += found_bytes
             bar.note(f"{sum(licences.values())} documents, {sum(refused.values())} refused")
         if not licences:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in refused.most_common(3)) or "no file fits"
+            reasons = ", ".join(f"{count} {reason}" for reason, count in refused.most_common(3)) or "no matching file"
             if passed_over:
-                reasons += f"; passed over {', '.join(f'{count} {end}' for end, count in passed_over.most_common(5))}"
+                reasons += f"; skipped {', '.join(f'{count} {end}' for end, count in passed_over.most_common(5))}"
             raise PiledriverError(
-                f"no {slug} document in {', '.join(paths)} ({reasons})", fix=f"it reads {source.raw_format}"
+                f"no {slug} document in {', '.join(paths)} ({reasons})", fix=f"give what it reads: {source.raw_format}"
             )
     summary = shard.summary
     return ExtractSummary(
@@ -114,26 +112,26 @@ def extract(
     )
 
 
-def found_in(source: Source, paths: Sequence[str], on_bytes: OnBytes | None = None) -> Iterator[Found]:
-    """Everything a source finds in raw files, in this process: finished documents and refusals, in order."""
-    for piece in pieces_of(source, paths, on_bytes):
+def extract_files(source: Source, paths: Sequence[str], on_bytes: OnBytes | None = None) -> Iterator[Found]:
+    """Yield the documents and refusals of a source in order, parsed in this process."""
+    for piece in find_pieces(source, paths, on_bytes):
         if isinstance(piece, Refusal):
             yield piece
         else:
-            yield from found_in_piece(source, piece)
+            yield from extract_piece(source, piece)
 
 
-def pieces_of(
-    source: Source, paths: Sequence[str], on_bytes: OnBytes | None = None, on_passed: OnPassed | None = None
+def find_pieces(
+    source: Source, paths: Sequence[str], on_bytes: OnBytes | None = None, on_skipped: OnSkipped | None = None
 ) -> Iterator[Piece | Refusal]:
-    """The pieces of the raw files, with what could not even be opened as refusals between them."""
+    """Yield the pieces of the raw files, and a refusal for each file that cannot be opened."""
     aside: list[Refusal] = []
-    # The file that is being read; none while the next one is looked for.
+    # The origin of the file being read; `None` while the next one is opened.
     reading: str | None = None
 
     def streams() -> Iterator[RawStream]:
         nonlocal reading
-        for item in raw_streams(paths, source.wants, on_bytes, on_passed):
+        for item in raw_streams(paths, source.wants, on_bytes, on_skipped):
             if isinstance(item, Refusal):
                 aside.append(item)
             else:
@@ -152,14 +150,14 @@ def pieces_of(
         except Exception as error:
             if reading is None:
                 raise
-            # The source lets go of what it held of the files before; the files after are read as if they were all.
+            # The source loses its state of earlier files; later files are read as if they were the only ones.
             reason = reason_of(error) if isinstance(error, DAMAGE) else _reason(error)
             yield Refusal(reason, reading, f"{type(error).__name__}: {error}"[:500], source.name)
     yield from aside
 
 
-def found_in_piece(source: Source, piece: Piece) -> Iterator[Found]:
-    """The documents of one piece, finished; whatever goes wrong in it becomes a refusal."""
+def extract_piece(source: Source, piece: Piece) -> Iterator[Found]:
+    """Yield the finished documents of one piece; any error becomes a refusal."""
     try:
         for item in source.documents(piece):
             yield _finished(source, item, piece) if isinstance(item, Document) else item
@@ -170,23 +168,21 @@ def found_in_piece(source: Source, piece: Piece) -> Iterator[Found]:
 _Result = tuple[list[bytes], list[Refusal], Counter[str], int]
 
 
-def extract_batch(task: tuple[str, list[Piece | Refusal], bool]) -> _Result:
-    """What a worker does: pieces to encoded lines, refusals, licences, bytes of text."""
-    slug, pieces, much = task
-    source = SOURCES[slug]
+def extract_batch(task: tuple[str, list[Piece | Refusal], int]) -> _Result:
+    """Parse a batch of pieces in a worker; return encoded lines, refusals, licence counts and bytes of text."""
+    slug, pieces, total_bytes = task
+    source = SOURCES[slug].prepared(total_bytes)
     lines: list[bytes] = []
     refusals: list[Refusal] = []
     licences: Counter[str] = Counter()
     text_bytes = 0
-    if source.prepare is not None:
-        source.prepare(much)
-    signal.signal(signal.SIGALRM, _too_long)
+    signal.signal(signal.SIGALRM, _time_out)
     for piece in pieces:
         if isinstance(piece, Refusal):
             refusals.append(piece)
             continue
         signal.setitimer(signal.ITIMER_REAL, _PIECE_SECONDS)
-        for item in found_in_piece(source, piece):
+        for item in extract_piece(source, piece):
             if isinstance(item, Refusal):
                 refusals.append(item)
                 continue
@@ -198,22 +194,22 @@ def extract_batch(task: tuple[str, list[Piece | Refusal], bool]) -> _Result:
 
 
 def _results(
-    pool: Workers, source: Source, paths: Sequence[str], much: bool, on_bytes: OnBytes, on_passed: OnPassed
+    pool: Workers, source: Source, paths: Sequence[str], total_bytes: int, on_bytes: OnBytes, on_skipped: OnSkipped
 ) -> Iterator[_Result]:
-    """Batches of pieces through the pool; a batch that cost its worker is tried again, piece by piece."""
-    tasks = ((source.slug, batch, much) for batch in _batches(pieces_of(source, paths, on_bytes, on_passed)))
+    """Yield the results of batches of pieces; a batch that crashed its worker is retried piece by piece."""
+    tasks = ((source.slug, batch, total_bytes) for batch in _batches(find_pieces(source, paths, on_bytes, on_skipped)))
     for result in pool.map(tasks):
         if isinstance(result, Lost):
-            yield from _rescued(source, result.task[1], much)
+            yield from _retried(source, result.task[1], total_bytes)
         else:
             yield result
 
 
-def _rescued(source: Source, batch: list[Piece | Refusal], much: bool) -> Iterator[_Result]:
+def _retried(source: Source, batch: list[Piece | Refusal], total_bytes: int) -> Iterator[_Result]:
     with Workers(1, _TARGET, task_seconds=2 * _PIECE_SECONDS) as pool:
-        for item, result in zip(batch, pool.map((source.slug, [item], much) for item in batch), strict=True):
+        for item, result in zip(batch, pool.map((source.slug, [item], total_bytes) for item in batch), strict=True):
             if isinstance(result, Lost):
-                refusal = Refusal("broke the parser", item.origin, result.why, source.name)
+                refusal = Refusal("parser crashed", item.origin, result.why, source.name)
                 yield [], [refusal], Counter(), 0
             else:
                 yield result
@@ -233,7 +229,7 @@ def _batches(pieces: Iterable[Piece | Refusal]) -> Iterator[list[Piece | Refusal
 
 
 def _finished(source: Source, draft: Document, piece: Piece) -> Found:
-    """A document as a source yields it, with its text in one form, its name, its licence and its id."""
+    """Return the document with normalised text, source name, licence and id, or the refusal of an empty one."""
     text = normalise(draft.text) if source.text_kind == "prose" else normalise_code(draft.text)
     meta = dict(draft.meta)
     origin = str(meta.pop("origin", piece.origin))
@@ -245,12 +241,12 @@ def _finished(source: Source, draft: Document, piece: Piece) -> Found:
 
 _BROKEN = (zlib.error, lzma.LZMAError, zstandard.ZstdError, tarfile.TarError, zipfile.BadZipFile)
 _REASONS: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
-    ((TimeoutError,), "took too long"),
-    ((MemoryError,), "needs too much memory"),
+    ((TimeoutError,), "timed out"),
+    ((MemoryError,), "out of memory"),
     ((RecursionError,), "nested too deeply"),
     ((UnicodeError,), "undecodable text"),
     ((*_BROKEN, EOFError, OSError, PiledriverError), "damaged data"),
-    ((SyntaxError,), "invalid markup"),  # what lxml's errors are
+    ((SyntaxError,), "invalid markup"),  # includes lxml's errors
     ((ValueError, KeyError, IndexError), "malformed record"),
 )
 
@@ -260,5 +256,5 @@ def _reason(error: Exception) -> str:
     return reason_of(error) if reason == "damaged data" else reason
 
 
-def _too_long(*_: object) -> None:
+def _time_out(*_: object) -> None:
     raise TimeoutError(f"more than {_PIECE_SECONDS} s")

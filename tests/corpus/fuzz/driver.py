@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from piledriver.corpus.sources import SOURCES
 from tests.corpus.fuzz.law import BrokenLawError, Raw, hold
 from tests.corpus.fuzz.mutate import mutated
 from tests.corpus.fuzz.seeds import seeds
@@ -47,8 +46,6 @@ def cases(slug: str, raws: list[Raw], luck: random.Random) -> Iterator[Raw]:
 
 def run(slug: str, raws: list[Raw], luck: random.Random, more: Callable[[int], bool]) -> Outcome:
     """Cases until `more` says that it is enough."""
-    if (prepare := SOURCES[slug].prepare) is not None:
-        prepare()
     outcome = Outcome()
     for raw in cases(slug, raws, luck):
         if not more(outcome.cases):

@@ -27,6 +27,7 @@ def main() -> None:
     ]
     with atheris.instrument_imports(include=["piledriver.corpus"], exclude=compiled):
         from piledriver.corpus.sources import SOURCES
+        from piledriver.corpus.sources.base import COMPILE_FROM_BYTES
         from tests.corpus.fuzz.law import BrokenLawError, Raw, hold
         from tests.corpus.fuzz.mutate import mutated
         from tests.corpus.fuzz.seeds import seeds
@@ -34,8 +35,7 @@ def main() -> None:
         # Its module is imported when it is asked for: here, to be instrumented.
         source = SOURCES[slug]
     raws: list[Raw] = seeds()[slug]
-    if source.prepare is not None:
-        source.prepare()
+    source.prepared(COMPILE_FROM_BYTES)
     contents = [content for raw in raws for content in raw.values()]
 
     def decoded(data: bytes) -> Raw:

@@ -19,15 +19,15 @@ from typing import Any
 import msgspec
 
 from piledriver.corpus.document import Document, Refusal, refusal_line, to_line
-from piledriver.corpus.extract import found_in
+from piledriver.corpus.extract import extract_files
 from piledriver.corpus.sources import SOURCES
-from piledriver.corpus.sources.base import Source
+from piledriver.corpus.sources.base import COMPILE_FROM_BYTES, Source
 
 Raw = dict[str, bytes]
 """Files of one input, by their path."""
 
 # What only a fault of ours answers: a parser that failed, hung or swelled on a small file.
-FAULTS = ("", "parser failed", "took too long", "needs too much memory", "broke the parser")
+FAULTS = ("", "parser failed", "timed out", "out of memory", "parser crashed")
 SECONDS_A_MEGABYTE = 4.0
 LEAST_SECONDS = 5.0
 STANDSTILL_SECONDS = 300.0
@@ -111,7 +111,7 @@ def _data_bytes() -> int:
 
 def hold(slug: str, raw: Raw) -> list[Document | Refusal]:
     """Extract the files as a user would, by their folder, and check everything that comes out; returns it."""
-    source = SOURCES[slug]
+    source = SOURCES[slug].prepared(COMPILE_FROM_BYTES)
     size = sum(map(len, raw.values()))
     with tempfile.TemporaryDirectory(prefix="law-") as folder:
         top = Path(folder) / "raw"
@@ -122,7 +122,7 @@ def hold(slug: str, raw: Raw) -> list[Document | Refusal]:
         found: list[Document | Refusal] = []
         with watched(LEAST_SECONDS + SECONDS_A_MEGABYTE * size / 1e6):
             try:
-                for item in found_in(source, [str(top)]):
+                for item in extract_files(source, [str(top)]):
                     check(source, item)
                     found.append(item)
             except (Exception, RecursionError) as error:

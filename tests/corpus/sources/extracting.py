@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.extract import found_in
+from piledriver.corpus.extract import extract_files
 from piledriver.corpus.sources import SOURCES
 
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "raw-samples"
@@ -22,5 +22,5 @@ def extract_bytes(slug: str, name: str, content: bytes) -> tuple[list[Document],
 
 def extract_paths(slug: str, *paths: Path | str) -> tuple[list[Document], list[Refusal]]:
     """Extract files and folders."""
-    found = list(found_in(SOURCES[slug], [str(path) for path in paths]))
+    found = list(extract_files(SOURCES[slug], [str(path) for path in paths]))
     return [item for item in found if isinstance(item, Document)], [item for item in found if isinstance(item, Refusal)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from piledriver.corpus.document import Document
-from piledriver.corpus.extract import found_in_piece
+from piledriver.corpus.extract import extract_piece
 from piledriver.corpus.sources import SOURCES
 from piledriver.corpus.sources.base import Piece
 
@@ -29,6 +29,6 @@ def mutations(valid: bytes) -> st.SearchStrategy[bytes]:
 
 def parse_without_failure(slug: str, content: bytes, name: str = "x") -> list[str]:
     """The texts that a source finds in a piece; damage it may refuse, but its parser must not fail."""
-    found = list(found_in_piece(SOURCES[slug], Piece(name, data=content)))
+    found = list(extract_piece(SOURCES[slug], Piece(name, data=content)))
     assert not [item for item in found if not isinstance(item, Document) and item.reason == "parser failed"]
     return [item.text for item in found if isinstance(item, Document)]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from piledriver.corpus.sources.shared import books as epub
+from piledriver.corpus.formats import epub
 from tests.corpus.sources.extracting import SAMPLES, extract_bytes, extract_paths
 
 CONTAINER = (

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.extract import found_in
+from piledriver.corpus.extract import extract_files
 from piledriver.corpus.sources import SOURCES
 from piledriver.corpus.sources.table import BUILT_IN
 
@@ -140,7 +140,7 @@ def test_hostile_files(slug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         path.parent.mkdir(parents=True)
         path.write_bytes(content())
         before = sorted(tmp_path.rglob("*"))
-        for found in found_in(SOURCES[slug], [str(path if "zip" in kind else folder)]):
+        for found in extract_files(SOURCES[slug], [str(path if "zip" in kind else folder)]):
             assert isinstance(found, Document | Refusal), kind
             if isinstance(found, Refusal):
                 assert found.reason not in ("", "parser failed"), (kind, found)
@@ -168,6 +168,6 @@ def test_a_damaged_file_costs_only_itself(slug: str, tmp_path: Path) -> None:
     name, content = GOOD[slug]
     (tmp_path / name).write_bytes(content)
     (tmp_path / f"a{name[1:]}.gz").write_bytes(_truncated_gzip())
-    found = list(found_in(SOURCES[slug], [str(tmp_path)]))
+    found = list(extract_files(SOURCES[slug], [str(tmp_path)]))
     assert [item.reason for item in found if isinstance(item, Refusal)] == ["damaged data"]
     assert [item.meta["origin"] for item in found if isinstance(item, Document)]

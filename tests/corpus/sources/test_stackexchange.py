@@ -107,13 +107,13 @@ def test_the_dump_of_a_site_is_read_as_downloaded(tmp_path: Path) -> None:
 
 def test_rows_are_found_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     content = posts(question(1), answer(2, 1), question(3, Body="x" * 5000), answer(4, 3))
-    expected = list(stack_exchange_rows.rows(io.BytesIO(content), "o"))
+    expected = list(stack_exchange_rows.read_rows(io.BytesIO(content), "o"))
     assert len(expected) == 4
     for size in (1, 7, 64):
         monkeypatch.setattr(stack_exchange_rows, "_BLOCK_BYTES", size)
-        assert list(stack_exchange_rows.rows(io.BytesIO(content), "o")) == expected
+        assert list(stack_exchange_rows.read_rows(io.BytesIO(content), "o")) == expected
     monkeypatch.setattr(stack_exchange_rows, "MAX_ROW_BYTES", 1000)
-    found = list(stack_exchange_rows.rows(io.BytesIO(content), "o"))
+    found = list(stack_exchange_rows.read_rows(io.BytesIO(content), "o"))
     assert [getattr(item, "reason", "row") for item in found] == ["row", "row", "row too long", "row"]
 
 

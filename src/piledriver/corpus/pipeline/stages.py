@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from piledriver.core.errors import PiledriverError
 from piledriver.corpus.dedup.minhash import MinHashSettings
 from piledriver.corpus.dedup.near import hash_ranges
-from piledriver.corpus.extract import pieces_of
+from piledriver.corpus.extract import find_pieces
 from piledriver.corpus.pipeline.catalogue import catalogued
 from piledriver.corpus.pipeline.chunks import CHUNK_BYTES, LEVEL, Chunk, chunk_of, numbered
 from piledriver.corpus.pipeline.executors import Executor
@@ -19,7 +19,7 @@ from piledriver.corpus.pipeline.stage_settings import by_content
 from piledriver.corpus.pipeline.tasks import Done, Task
 from piledriver.corpus.raw.streams import local_files
 from piledriver.corpus.sources import resolve
-from piledriver.corpus.sources.base import MUCH_BYTES, piece_bytes
+from piledriver.corpus.sources.base import piece_bytes
 
 _STEPS = "piledriver.corpus.pipeline.steps"
 CHUNK_PIECES = 50_000
@@ -74,13 +74,11 @@ def checksum_inputs(executor: Executor, name: str, entry: SourceEntry) -> list[I
 
 def extract(executor: Executor, name: str, entry: SourceEntry, inputs: Sequence[InputFile]) -> StageOutcome:
     """Raw files to chunks. After a crash the pieces are found again, which is cheap, and the missing chunks parsed."""
-    source = resolve(entry.source)
+    source = resolve(entry.source).prepared(sum(file.size for file in inputs))
     described = {"source": source.slug, "name": name, "inputs": _inputs_key(inputs)}
-    if source.prepare is not None:
-        source.prepare(sum(file.size for file in inputs) >= MUCH_BYTES)
 
     def tasks() -> Iterator[Task]:
-        for number, pieces in enumerate(_cut(pieces_of(source, entry.paths), piece_bytes, CHUNK_BYTES, CHUNK_PIECES)):
+        for number, pieces in enumerate(_cut(find_pieces(source, entry.paths), piece_bytes, CHUNK_BYTES, CHUNK_PIECES)):
             yield Task(f"{_STEPS}:extract_chunk", {**described, "number": number}, payload=pieces)
 
     outcome = chunked("extract", ((name, done) for done in executor.map(tasks())))

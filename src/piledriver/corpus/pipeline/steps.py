@@ -21,7 +21,7 @@ from piledriver.corpus.dedup import clusters, near
 from piledriver.corpus.dedup.arrays import ArrayFile, write_arrays
 from piledriver.corpus.dedup.minhash import MinHashSettings
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.extract import found_in_piece
+from piledriver.corpus.extract import extract_piece
 from piledriver.corpus.filters import Drop, Filter
 from piledriver.corpus.pipeline import chunk_index
 from piledriver.corpus.pipeline.catalogue import ARRAYS, Catalogue
@@ -38,7 +38,7 @@ from piledriver.corpus.pipeline.stage_settings import by_path, stage_settings
 from piledriver.corpus.pipeline.tasks import task_folder, work_of
 from piledriver.corpus.shards.writer import ShardFileWriter
 from piledriver.corpus.sources import resolve
-from piledriver.corpus.sources.base import MUCH_BYTES, Piece, piece_bytes
+from piledriver.corpus.sources.base import Piece, piece_bytes
 
 
 class _Text(msgspec.Struct, gc=False):
@@ -67,14 +67,12 @@ def extract_chunk(
     folder: str, source: str, name: str, inputs: str, number: int, payload: list[Piece | Refusal]
 ) -> dict[str, Any]:
     """Some pieces of a source to documents; what the source refuses goes to the ledger."""
-    opened = resolve(source)
-    if opened.prepare is not None:
-        # By what is in the chunk alone, so that no other one has a say in how it is read.
-        opened.prepare(sum(map(piece_bytes, payload)) >= MUCH_BYTES)
+    # By the size of this chunk alone, so that the task depends on no other.
+    opened = resolve(source).prepared(sum(map(piece_bytes, payload)))
 
     def found() -> Iterator[Document | Dropped]:
         for piece in payload:
-            for item in [piece] if isinstance(piece, Refusal) else found_in_piece(opened, piece):
+            for item in [piece] if isinstance(piece, Refusal) else extract_piece(opened, piece):
                 if isinstance(item, Refusal):
                     yield Dropped("", name, "extract", item.reason, item.detail, origin=item.origin)
                 else:

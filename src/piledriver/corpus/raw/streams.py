@@ -37,7 +37,7 @@ _EXPANSION_GRACE_BYTES = 1 << 27
 
 Wants = Callable[[str], bool]
 OnBytes = Callable[[int], None]
-OnPassed = Callable[[str], None]
+OnSkipped = Callable[[str], None]
 
 
 @dataclass
@@ -74,9 +74,9 @@ class RawStream:
 
 
 def raw_streams(
-    paths: Iterable[str], wants: Wants, on_bytes: OnBytes | None = None, on_passed: OnPassed | None = None
+    paths: Iterable[str], wants: Wants, on_bytes: OnBytes | None = None, on_skipped: OnSkipped | None = None
 ) -> Iterator[RawStream | Refusal]:
-    """Every wanted file below the paths and in the archives there, in a fixed order; `on_passed` hears of the files in
+    """Every wanted file below the paths and in the archives there, in a fixed order; `on_skipped` hears of the files in
     folders that are not wanted.
     """
     for path, origin, named in local_files(paths):
@@ -96,8 +96,8 @@ def raw_streams(
             stream = RawStream(origin, os.path.basename(path), path)
             yield stream
             stream.close()
-        elif on_passed is not None:
-            on_passed(origin)
+        elif on_skipped is not None:
+            on_skipped(origin)
 
 
 def _size(path: str) -> int:

@@ -16,7 +16,7 @@ from piledriver.corpus.formats.latex import gathered, main_files, to_text
 from piledriver.corpus.formats.latex.comments import Aside
 from piledriver.corpus.raw.partial_reads import DAMAGE, read_whole
 from piledriver.corpus.raw.streams import RawStream, archive_kind
-from piledriver.corpus.sources.base import MAX_PIECE_BYTES, Found, Piece, Source, damaged, until_damaged
+from piledriver.corpus.sources.base import MAX_PIECE_BYTES, Found, Piece, Source, damaged, stop_at_damage
 from piledriver.corpus.text.normalise import decode
 
 MAX_TEXT_BYTES = 1 << 26
@@ -50,7 +50,7 @@ def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
             yield Piece(home, extra=group)
             group, size = [], 0
         if not own:
-            yield from until_damaged(stream.origin, _submission(stream))
+            yield from stop_at_damage(stream.origin, _submission(stream))
             continue
         home = own
         name = stream.origin if home == "." else stream.origin[len(home) + 1 :]

@@ -1,8 +1,8 @@
-"""What a source of raw data is: a card, how its files are cut into pieces, and how a piece becomes documents.
+"""The contract of a source: a card, a function that cuts raw files into pieces, and one that parses a piece.
 
-A source is a value, not a class to inherit from. Its two functions are apart because they run apart: `pieces` runs
-once, in the parent process, and must be cheap (find the records); `documents` runs in many worker processes at once and
-does the real work (parse, convert). The output order is the order of the pieces, so the number of workers never shows.
+A source is a value, not a class to inherit from. `pieces` runs once, in the parent process, and must be cheap: it only
+finds the records. `documents` runs in many worker processes at once and does the real work (parse, convert). Output
+follows the order of the pieces, so it does not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 import msgspec
@@ -20,16 +20,16 @@ from piledriver.corpus.raw.partial_reads import DAMAGE, read_whole
 from piledriver.corpus.raw.streams import FileRange, RawStream, decompressed
 
 MAX_PIECE_BYTES = 1 << 28
-MUCH_BYTES = 1 << 24
-"""Of raw data: from here on it pays to load, or even to make, compiled code."""
+COMPILE_FROM_BYTES = 1 << 24
+"""Raw bytes from which `Source.prepared` compiles (or loads from the cache) the faster parsers of a source."""
 Item = TypeVar("Item")
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """A part of the raw data that can be parsed alone: bytes that the parent read, or a place in a local file.
+    """A part of the raw data that can be parsed alone: bytes, or a range of a local file.
 
-    `origin` is what a person needs to find it again: `file`, `archive.tar.gz!member`, with `#record` added by the
-    source. `extra` is whatever the source's `documents` wants to know besides (picklable, small).
+    `origin` locates it for a person: `file` or `archive.tar.gz!member`, to which the source adds `#record`. `extra` is
+    anything else that the source's `documents` needs (picklable, small).
     """
 
     origin: str
@@ -40,18 +40,18 @@ class Piece(msgspec.Struct, frozen=True):
     extra: Any = None
 
     def open(self) -> BinaryIO:
-        """The bytes as a stream, with one layer of gzip, bzip2, xz or zstd taken off where there is one."""
+        """Open the bytes as a stream, with one layer of gzip, bzip2, xz or zstd removed where present."""
         return decompressed(self.open_raw(), self.origin)
 
     def open_raw(self) -> BinaryIO:
-        """The bytes as they are."""
+        """Open the bytes as stored."""
         if self.data is not None:
             return io.BytesIO(self.data)
         assert self.path is not None, "a piece has either data or a path"
         return cast(BinaryIO, FileRange(self.path, self.offset, self.length))
 
     def read(self, limit_bytes: int = MAX_PIECE_BYTES) -> bytes:
-        """All the (decompressed) bytes; more than the limit is a `ValueError`, which refuses the piece."""
+        """Return all decompressed bytes; raise `ValueError`, which rejects the piece, above the limit."""
         with self.open() as stream:
             content = read_whole(stream, limit_bytes)
         if len(content) > limit_bytes:
@@ -69,39 +69,47 @@ class Source:
     """One upstream kind of data.
 
     `documents` yields `Document(text, meta={"origin": ..., "licence": ..., ...})` without id and source: extraction
-    normalises the text, fills in the name, the licence of the whole source where the document has none of its own, and
-    the stable id. What is not taken is yielded as a `Refusal` with its reason; nothing is dropped in silence.
+    normalises the text and adds the name, the source's licence where the document has none, and the stable id. Records
+    that are not taken are yielded as a `Refusal` with a reason; none is dropped silently.
     """
 
     slug: str
-    """What users type."""
+    """The name users type."""
     name: str
-    """`meta.pile_set_name`."""
+    """The value of `meta.pile_set_name`."""
     title: str
-    """One line: what it is."""
+    """A one-line description."""
     raw_format: str
-    """The upstream distribution format that is read as downloaded."""
+    """The upstream distribution format, read as downloaded."""
     licence: str
-    """The licence of the whole, as far as one can say; documents may carry their own."""
+    """The licence of the whole, where one applies; documents may carry their own."""
     consent: Literal["author", "terms", "none", "yours"]
-    """The Pile's table 5: authors agreed; the terms of service allow it; neither; or the user's own files."""
+    """As in table 5 of the Pile's paper: the authors agreed, the terms of service allow it, neither, or your files."""
     treatment: str
-    """The rules: what is kept, what is refused, how the text is made, and which bugs of the original are mended."""
+    """The rules: what is kept, what is rejected, how the text is made, which defects of the original are fixed."""
     documents: Documents
     pieces: Pieces
     wants: Callable[[str], bool]
-    """Whether a file or archive member with this name is raw data of this source."""
+    """Whether a file or archive member of this name is raw data of this source."""
     citation: str = ""
-    prepare: Callable[..., object] | None = None
-    """`prepare(much)` is run before the pieces, outside of the time that one may take, with whether there is much to
-    read (`MUCH_BYTES`): then what can be compiled is compiled, in the parent first of all, so that workers find it in
-    the cache. Otherwise slower ways give the same text sooner."""
+    compile: Callable[[], Documents] | None = None
+    """Compile, or load from the cache, a faster parser, and return the `documents` that uses it; same output."""
     text_kind: Literal["prose", "code"] = "prose"
-    """Prose is normalised; code is kept as it is but for bytes that no text may hold."""
+    """Prose is normalised; code is kept but for bytes that no text may hold."""
+
+    def prepared(self, raw_bytes: int) -> Source:
+        """Return this source for an input of `raw_bytes`: with its compiled parser from `COMPILE_FROM_BYTES` on.
+
+        Compiling takes seconds, so small inputs are faster without. The parent calls it before the workers, which then
+        load the compiled code from the cache, and before the time limit of a piece starts.
+        """
+        if self.compile is None or raw_bytes < COMPILE_FROM_BYTES:
+            return self
+        return replace(self, documents=self.compile())
 
 
 def piece_bytes(piece: Piece | Refusal) -> int:
-    """About how much work a piece is."""
+    """Return the size of a piece, an estimate of the work it takes."""
     if isinstance(piece, Refusal):
         return 0
     if piece.data is not None:
@@ -111,18 +119,18 @@ def piece_bytes(piece: Piece | Refusal) -> int:
     return os.path.getsize(piece.path)
 
 
-def each(split: Callable[[RawStream], Iterator[Piece | Refusal]]) -> Pieces:
-    """`pieces` of a source whose files have nothing to do with each other."""
+def per_file(split: Callable[[RawStream], Iterator[Piece | Refusal]]) -> Pieces:
+    """Return the `pieces` of a source whose files are independent: `split` is called for each."""
 
     def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
         for stream in streams:
-            yield from until_damaged(stream.origin, split(stream))
+            yield from stop_at_damage(stream.origin, split(stream))
 
     return pieces
 
 
-def until_damaged(origin: str, found: Iterable[Item]) -> Iterator[Item | Refusal]:
-    """What is found in a file up to where it is damaged, then a refusal; the next file has nothing to do with it."""
+def stop_at_damage(origin: str, found: Iterable[Item]) -> Iterator[Item | Refusal]:
+    """Yield what is found in a file up to the first damage, then one refusal; later files are not affected."""
     try:
         yield from found
     except DAMAGE as error:
@@ -130,18 +138,18 @@ def until_damaged(origin: str, found: Iterable[Item]) -> Iterator[Item | Refusal
 
 
 def damaged(origin: str, error: BaseException) -> Refusal:
-    """The refusal of a file that cannot be read, or not to its end."""
+    """Return the refusal of a file that cannot be read, or not to its end."""
     return Refusal(reason_of(error), origin, f"{type(error).__name__}: {error}"[:500])
 
 
 def reason_of(error: BaseException) -> str:
-    """Why a file could not be read, or not to its end."""
+    """Return the refusal reason for a read error."""
     forbidden = isinstance(error, PermissionError) or isinstance(error.__cause__, PermissionError)
     return "no permission to read" if forbidden else "damaged data"
 
 
-def whole(stream: RawStream) -> Iterator[Piece | Refusal]:
-    """One piece for a whole file or archive member: by its path where a worker can open it, else with its bytes."""
+def one_piece(stream: RawStream) -> Iterator[Piece | Refusal]:
+    """Yield a whole file or archive member as one piece: by its path where a worker can open it, else by its bytes."""
     if stream.path is not None:
         yield Piece(stream.origin, path=stream.path)
         return
@@ -153,7 +161,7 @@ def whole(stream: RawStream) -> Iterator[Piece | Refusal]:
 
 
 def ends_with(*suffixes: str) -> Callable[[str], bool]:
-    """A `wants` by the ends of names, in any case; a compression suffix may follow.
+    """Return a `wants` by case-insensitive suffix; a compression suffix may follow.
 
     >>> ends_with(".xml")("Posts.XML.gz")
     True

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from piledriver.corpus.formats.html.fast.convert import compiled
-from piledriver.corpus.sources.base import Source, each, ends_with, whole
-from piledriver.corpus.sources.shared.books import book_documents
+from piledriver.corpus.sources.base import Source, ends_with, one_piece, per_file
+from piledriver.corpus.sources.shared.books import book_documents, compile_book_documents
 
 SOURCE = Source(
     slug="books3",
@@ -24,7 +23,7 @@ SOURCE = Source(
     ),
     citation="Gao et al. 2020, The Pile, arXiv:2101.00027",
     wants=ends_with(".epub"),
-    pieces=each(whole),
-    prepare=compiled,
+    pieces=per_file(one_piece),
+    compile=compile_book_documents,
     documents=book_documents,
 )

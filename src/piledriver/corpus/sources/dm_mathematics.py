@@ -8,7 +8,7 @@ from typing import Any
 
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.raw.lines import bounded_lines
-from piledriver.corpus.sources.base import Found, Piece, Source, each, ends_with, whole
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, per_file
 from piledriver.corpus.text.normalise import decode
 
 DOCUMENT_CHARACTERS = 8192
@@ -78,6 +78,6 @@ SOURCE = Source(
     ),
     citation="Saxton et al., Analysing Mathematical Reasoning Abilities of Neural Models, ICLR 2019",
     wants=ends_with(".txt"),
-    pieces=each(whole),
+    pieces=per_file(one_piece),
     documents=documents,
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from piledriver.corpus.formats.html.fast.convert import compiled
 from piledriver.corpus.sources.base import Source, ends_with
 from piledriver.corpus.sources.shared.mail import mail_documents, mail_pieces
 
@@ -34,6 +33,5 @@ SOURCE = Source(
     citation="Klimt and Yang, The Enron Corpus, ECML 2004; https://www.cs.cmu.edu/~enron/",
     wants=wants,
     pieces=mail_pieces,
-    prepare=compiled,
     documents=mail_documents,
 )

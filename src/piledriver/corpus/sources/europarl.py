@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.sources.base import Found, Piece, Source, each, whole
+from piledriver.corpus.sources.base import Found, Piece, Source, one_piece, per_file
 from piledriver.corpus.text.language import language_of
 from piledriver.corpus.text.normalise import decode
 
@@ -89,6 +89,6 @@ SOURCE = Source(
     ),
     citation="Koehn, Europarl: A Parallel Corpus for Statistical Machine Translation, MT Summit 2005",
     wants=wants,
-    pieces=each(whole),
+    pieces=per_file(one_piece),
     documents=documents,
 )

@@ -13,11 +13,11 @@ import msgspec
 from lxml import etree
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.formats.html.convert import parse, remove
+from piledriver.corpus.formats.html.convert import parse_html, remove
 from piledriver.corpus.formats.html.render import render
 from piledriver.corpus.raw.peek import peeked
 from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.base import Found, Piece, Source, each, ends_with, whole
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, per_file
 from piledriver.corpus.sources.shared.line_pieces import line_pieces, lines_of
 
 # The best last: a later field that is not empty is made from the earlier ones, or from better print.
@@ -78,7 +78,7 @@ def split(stream: RawStream) -> Iterator[Piece | Refusal]:
         yield from _csv_pieces(stream)
         return
     if not _is_json(stream.name) or (".jsonl" not in stream.name.lower() and ".ndjson" not in stream.name.lower()):
-        yield from whole(stream)
+        yield from one_piece(stream)
         return
     for piece in line_pieces(stream):
         yield piece if isinstance(piece, Refusal) else msgspec.structs.replace(piece, extra=("lines", piece.extra))
@@ -170,7 +170,7 @@ def _marked_up(markup: str) -> str:
         markup = _WORD_ACROSS_PAGES.sub(r"\1", markup)
     if "<opinion" in markup or "<casebody" in markup or "<author" in markup:
         markup = _HARVARD_BLOCK.sub(r"<\1div", markup)
-    tree = parse(markup)
+    tree = parse_html(markup)
     if tree is None:
         return " ".join(markup.split())
     # Where a page of the reporter begins stands inside sentences; numbers of paragraphs stand alone in a line.
@@ -252,6 +252,6 @@ SOURCE = Source(
     ),
     citation="Free Law Project, CourtListener, courtlistener.com",
     wants=wants,
-    pieces=each(split),
+    pieces=per_file(split),
     documents=documents,
 )

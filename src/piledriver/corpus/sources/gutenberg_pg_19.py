@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.gutenberg import book_meta, declared_encoding, without_boilerplate
-from piledriver.corpus.sources.base import Found, Piece, Source, each, ends_with, whole
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, per_file
 from piledriver.corpus.text.normalise import decode
 
 
@@ -48,6 +48,6 @@ SOURCE = Source(
     ),
     citation="Rae et al. 2019, Compressive Transformers, arXiv:1911.05507; Project Gutenberg, gutenberg.org",
     wants=ends_with(".txt"),
-    pieces=each(whole),
+    pieces=per_file(one_piece),
     documents=documents,
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from piledriver.corpus.document import Document
 from piledriver.corpus.formats.html.convert import page_to_text
 from piledriver.corpus.formats.html.page import decode_page, page_meta
-from piledriver.corpus.sources.base import Found, Piece, Source, each, ends_with, whole
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, per_file
 
 
 def documents(piece: Piece) -> Iterator[Found]:
@@ -29,6 +29,6 @@ SOURCE = Source(
         "the page links to as its own are kept in meta."
     ),
     wants=ends_with(".html", ".htm", ".xhtml", ".shtml"),
-    pieces=each(whole),
+    pieces=per_file(one_piece),
     documents=documents,
 )

@@ -13,7 +13,7 @@ from piledriver.corpus.raw.lines import MAX_LINE_BYTES, bounded_lines
 from piledriver.corpus.raw.partial_reads import DAMAGE, read_whole
 from piledriver.corpus.raw.peek import peeked
 from piledriver.corpus.raw.streams import FileRange, RawStream
-from piledriver.corpus.sources.base import Found, Piece, Source, each, ends_with
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, per_file
 from piledriver.corpus.sources.shared.rows import record_document
 
 RANGE_BYTES = 1 << 24
@@ -144,6 +144,6 @@ SOURCE = Source(
         "Lines that are not JSON, hold no text or pass 64 MB are refused one by one."
     ),
     wants=ends_with(".jsonl", ".ndjson", ".jl", ".json"),
-    pieces=each(split),
+    pieces=per_file(split),
     documents=documents,
 )

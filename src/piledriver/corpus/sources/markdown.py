@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from piledriver.corpus.document import Document
-from piledriver.corpus.sources.base import Found, Piece, Source, each, ends_with, whole
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, per_file
 from piledriver.corpus.text.creative_commons import licence_id
 from piledriver.corpus.text.normalise import decode
 
@@ -90,6 +90,6 @@ SOURCE = Source(
         "(title, author, date, language, licence); comments outside code go."
     ),
     wants=ends_with(".md", ".markdown", ".mdown", ".mkd", ".mdx", ".rmd", ".qmd"),
-    pieces=each(whole),
+    pieces=per_file(one_piece),
     documents=documents,
 )

@@ -12,7 +12,7 @@ import msgspec
 
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, until_damaged
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, stop_at_damage
 from piledriver.corpus.text.normalise import decode
 
 BATCH_BYTES = 1 << 21
@@ -51,7 +51,7 @@ def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
     for stream in streams:
         batch: list[tuple[str, str, str]] = []
         size = 0
-        for record in until_damaged(stream.origin, _records(stream)):
+        for record in stop_at_damage(stream.origin, _records(stream)):
             if isinstance(record, Refusal):
                 yield record
                 continue

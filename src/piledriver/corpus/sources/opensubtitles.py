@@ -10,7 +10,7 @@ from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.subtitles.formats import read_captions
 from piledriver.corpus.formats.subtitles.sentences import joined_cues, joined_words, undecorated
 from piledriver.corpus.formats.xml import parse as xml
-from piledriver.corpus.sources.base import Found, Piece, Source, each, ends_with, whole
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, per_file
 
 # OpenSubtitles/raw/en/1933/24240/3991985.xml: language, year, number of the film in IMDb, number of the subtitles.
 _PLACE = re.compile(r"(?:^|[/!])([a-z]{2,3}(?:_[a-zA-Z]{2,4})?)/(\d{1,4})/(\d+)/[^/!]+$")
@@ -80,6 +80,6 @@ SOURCE = Source(
     ),
     citation="Lison and Tiedemann, OpenSubtitles2016, LREC 2016; https://opus.nlpl.eu/OpenSubtitles",
     wants=ends_with(".xml", ".srt"),
-    pieces=each(whole),
+    pieces=per_file(one_piece),
     documents=documents,
 )

@@ -9,7 +9,7 @@ from piledriver.core.errors import MissingDependencyError
 from piledriver.corpus.document import Refusal
 from piledriver.corpus.raw.partial_reads import read_whole
 from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.base import MAX_PIECE_BYTES, Found, Piece, Source, each, ends_with
+from piledriver.corpus.sources.base import MAX_PIECE_BYTES, Found, Piece, Source, ends_with, per_file
 from piledriver.corpus.sources.shared.rows import record_document
 
 _ROWS_AT_ONCE = 256
@@ -80,6 +80,6 @@ SOURCE = Source(
         "dates as text. Row groups are read by workers in parallel, a few hundred rows at a time."
     ),
     wants=ends_with(".parquet", ".pq"),
-    pieces=each(split),
+    pieces=per_file(split),
     documents=documents,
 )

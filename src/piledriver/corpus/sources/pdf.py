@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.pdf.lines import UnreadablePdfError, metadata
 from piledriver.corpus.formats.pdf.text import pdf_to_text
-from piledriver.corpus.sources.base import Found, Piece, Source, each, ends_with, whole
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, per_file
 
 
 def documents(piece: Piece) -> Iterator[Found]:
@@ -40,6 +40,6 @@ SOURCE = Source(
         "encrypted, or without a text layer."
     ),
     wants=ends_with(".pdf"),
-    pieces=each(whole),
+    pieces=per_file(one_piece),
     documents=documents,
 )

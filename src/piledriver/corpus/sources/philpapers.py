@@ -10,7 +10,6 @@ from typing import Any
 
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.html.convert import fragment_to_text
-from piledriver.corpus.formats.html.fast.convert import compiled
 from piledriver.corpus.formats.jats.inline import flat, strip_namespaces
 from piledriver.corpus.formats.pdf.lines import UnreadablePdfError
 from piledriver.corpus.formats.pdf.pile_filter import filtered
@@ -19,7 +18,7 @@ from piledriver.corpus.formats.xml.entities import with_character_entities
 from piledriver.corpus.formats.xml.parse import XmlError, parse
 from piledriver.corpus.raw.partial_reads import DAMAGE, read_whole
 from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.base import Found, Piece, Source, damaged, ends_with, until_damaged, whole
+from piledriver.corpus.sources.base import Found, Piece, Source, damaged, ends_with, one_piece, stop_at_damage
 from piledriver.corpus.sources.shared.record_pieces import MAX_RECORD_BYTES, cut
 from piledriver.corpus.text.creative_commons import licence_id
 
@@ -78,9 +77,9 @@ def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
             yield waiting
             waiting = None
         if not _is_pdf(stream.origin):
-            yield from until_damaged(stream.origin, cut(stream, _last_end))
+            yield from stop_at_damage(stream.origin, cut(stream, _last_end))
             continue
-        for piece in until_damaged(stream.origin, whole(stream)):
+        for piece in stop_at_damage(stream.origin, one_piece(stream)):
             if isinstance(piece, Piece):
                 waiting = piece
             else:
@@ -225,7 +224,6 @@ SOURCE = Source(
     ),
     wants=ends_with(".xml", ".pdf"),
     pieces=pieces,
-    prepare=compiled,
     documents=documents,
     citation="https://philpapers.org/help/oai.html",
 )

@@ -11,7 +11,7 @@ from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.html.convert import page_to_text
 from piledriver.corpus.formats.html.page import decode_page, page_meta
 from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.base import Found, Piece, Source, each, ends_with, whole
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, per_file
 from piledriver.corpus.sources.shared.line_pieces import line_pieces, lines_of
 from piledriver.corpus.sources.shared.warc import Page, archive_pieces, is_web_archive, pages_of
 from piledriver.corpus.text.language import language_of
@@ -35,7 +35,7 @@ def split(stream: RawStream) -> Iterator[Piece | Refusal]:
         for piece in line_pieces(stream):
             yield piece if isinstance(piece, Refusal) else msgspec.structs.replace(piece, extra=("lines", piece.extra))
     else:
-        yield from whole(stream)
+        yield from one_piece(stream)
 
 
 def documents(piece: Piece) -> Iterator[Found]:
@@ -130,6 +130,6 @@ SOURCE = Source(
     ),
     citation="Gao et al. 2020, The Pile, arXiv:2101.00027; Common Crawl, commoncrawl.org",
     wants=wants,
-    pieces=each(split),
+    pieces=per_file(split),
     documents=documents,
 )

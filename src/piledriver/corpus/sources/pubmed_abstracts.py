@@ -11,7 +11,7 @@ from piledriver.corpus.formats.jats.inline import flat
 from piledriver.corpus.formats.xml.entities import with_character_entities
 from piledriver.corpus.formats.xml.parse import XmlError, parse
 from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.base import Found, Piece, Source, each
+from piledriver.corpus.sources.base import Found, Piece, Source, per_file
 from piledriver.corpus.sources.shared.record_pieces import cut
 from piledriver.corpus.text.normalise import decode
 
@@ -182,7 +182,7 @@ SOURCE = Source(
         "the article's own ids count, not those of its references."
     ),
     wants=wants,
-    pieces=each(split),
+    pieces=per_file(split),
     documents=documents,
     citation="https://pubmed.ncbi.nlm.nih.gov/download/",
 )

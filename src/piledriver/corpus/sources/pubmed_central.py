@@ -11,7 +11,7 @@ from piledriver.corpus.formats.jats.article import article_text
 from piledriver.corpus.formats.jats.inline import flat, strip_namespaces
 from piledriver.corpus.formats.xml.entities import with_character_entities
 from piledriver.corpus.formats.xml.parse import XmlError, parse
-from piledriver.corpus.sources.base import Found, Piece, Source, each, ends_with, whole
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, per_file
 from piledriver.corpus.text.creative_commons import licence_id
 
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
@@ -112,7 +112,7 @@ SOURCE = Source(
         "licence element gives the licence. Refused: invalid XML, no article, no abstract and no body."
     ),
     wants=ends_with(".nxml", ".xml"),
-    pieces=each(whole),
+    pieces=per_file(one_piece),
     documents=documents,
     citation="https://www.ncbi.nlm.nih.gov/pmc/tools/openftlist/",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from piledriver.corpus.document import Document
-from piledriver.corpus.sources.base import Found, Piece, Source, each, ends_with, whole
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, per_file
 from piledriver.corpus.text.normalise import decode
 
 
@@ -23,6 +23,6 @@ SOURCE = Source(
     consent="yours",
     treatment="The encoding is detected; the file is one document.",
     wants=ends_with(".txt", ".text", ".rst", ".log"),
-    pieces=each(whole),
+    pieces=per_file(one_piece),
     documents=documents,
 )

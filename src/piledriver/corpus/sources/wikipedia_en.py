@@ -16,7 +16,7 @@ from piledriver.corpus.formats.wikitext.site import Site
 from piledriver.corpus.raw.partial_reads import DAMAGE, read_whole
 from piledriver.corpus.raw.peek import peeked
 from piledriver.corpus.raw.streams import FileRange, RawStream, decompressed
-from piledriver.corpus.sources.base import Found, Piece, Source, each, ends_with
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, per_file
 from piledriver.corpus.text.normalise import decode
 
 RANGE_BYTES = 1 << 24
@@ -208,6 +208,6 @@ SOURCE = Source(
     ),
     citation="Wikipedia contributors; tfds wikipedia/20200301.en in The Pile (arXiv:2101.00027)",
     wants=wants,
-    pieces=each(split),
+    pieces=per_file(split),
     documents=documents,
 )

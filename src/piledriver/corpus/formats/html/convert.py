@@ -1,7 +1,7 @@
-"""HTML to readable text: fragments (posts, comments, chapters) whole, pages without their boilerplate.
+"""HTML to readable text: all of a fragment (post, comment, chapter), the main content of a page.
 
-A native parser builds the tree; what a reader does not see is taken out; `html_main` finds the content of a page;
-`html_render` writes the text.
+lxml builds the tree, invisible elements are removed, `main_content.py` selects the content of a page, `render.py`
+writes the text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from lxml import etree
 
-from piledriver.corpus.formats.html.fast.convert import plain_text
+from piledriver.corpus.formats.html.fast.convert import scan_to_text
 from piledriver.corpus.formats.html.main_content import main_content
 from piledriver.corpus.formats.html.render import render
 from piledriver.corpus.formats.html.scripts import words
@@ -24,15 +24,15 @@ _DEEPEST = 200
 _LONGEST_TAG = 20_000
 _MOST_ATTRIBUTES = 4_000
 _HUGE_TAG = re.compile(rb"(<[a-zA-Z][^\s<>/]{0,100})[^<>]{20000,}")
-# Classes whose elements are not seen, or are seen beside the text but are no part of it (line numbers, edit links), or
-# draw a formula whose source stands beside them.
+# Classes of elements that are invisible, or visible but not part of the text (line numbers, edit links), or that draw a
+# formula whose source follows.
 _UNSEEN_CLASSES = words(
     "sr-only visually-hidden visuallyhidden screen-reader-text gutter linenos lineno linenodiv line-numbers"
     " line-numbers-rows rouge-gutter blob-num headerlink anchorjs-link pagenum pageno mw-editsection MathJax_Preview"
     " MathJax MathJax_Display MathJax_SVG MathJax_SVG_Display MathJax_CHTML katex-html"
     " mwe-math-fallback-image-inline mwe-math-fallback-image-display"
 )
-# What stands in a page that uses such classes: fewer words to look for.
+# Substrings, one of which occurs in any page that uses such a class: fewer strings to search for.
 _UNSEEN_HINTS = (
     *(b"sr-only", b"visually", b"screen-reader", b"gutter", b"lineno", b"line-num", b"blob-num", b"editsection"),
     *(b"headerlink", b"anchorjs", b"pagen", b"MathJax", b"katex-html", b"mwe-math-fallback"),
@@ -44,41 +44,41 @@ _drawn = etree.XPath("//mjx-math")
 _CONTROL_BYTES = bytes((*range(9), 11, *range(14, 32)))
 
 
-def fragment_to_text(html: str) -> str:
-    """All the visible text of a piece of HTML, as a reader sees it: see `html_render` for how each element is written.
+def fragment_to_text(html: str, *, compiled: bool = False) -> str:
+    """Return all visible text of a fragment; `render.py` describes the form of each element.
+
+    `compiled` uses the scanner of `fast/` where it can: the same text, faster after seconds of compiling.
 
     >>> fragment_to_text("<h2>Area</h2><p>In m<sup>2</sup>&nbsp;&mdash; see:<ol><li>one<ul><li>inner</ul><li>two</ol>")
     '## Area\\n\\nIn m² — see:\\n\\n1. one\\n   - inner\\n2. two'
     """
-    return fragment_bytes_to_text(html.encode("utf-8", "replace"))
+    return fragment_bytes_to_text(html.encode("utf-8", "replace"), compiled=compiled)
 
 
-def fragment_bytes_to_text(html: bytes) -> str:
-    """The same of UTF-8."""
+def fragment_bytes_to_text(html: bytes, *, compiled: bool = False) -> str:
+    """Return all visible text of a fragment in UTF-8, as `fragment_to_text` does."""
     if b"<" not in html:
         return " ".join(entities.unescape(html.decode("utf-8", "replace")).split())
-    try:
-        text = plain_text(html)
-    except UnicodeDecodeError:
-        text = None
-    return tree_text(html.decode("utf-8", "replace")) if text is None else text
-
-
-def tree_text(html: str) -> str:
-    """The same by way of a tree, for any markup."""
-    tree = parse(html)
+    if compiled:
+        try:
+            text = scan_to_text(html)
+        except UnicodeDecodeError:
+            text = None
+        if text is not None:
+            return text
+    tree = parse_html(html.decode("utf-8", "replace"))
     return "" if tree is None else render(tree)
 
 
-def parse(html: str) -> Any:
-    """The tree of an HTML text without what a reader does not see; None where there is no element at all."""
+def parse_html(html: str) -> Any:
+    """Return the tree of an HTML text without its invisible elements; `None` where there is no element at all."""
     parser = _parser()
     content = html.encode("utf-8", "replace").translate(None, _CONTROL_BYTES)
     if _may_have_a_huge_tag(content):
         content = _HUGE_TAG.sub(_without_attributes, content)
     tree = etree.fromstring(content, parser)
     if tree is not None and _ends_deep(tree) and _gave_up(parser):
-        # The parser stops where tags are nested thousands deep; a reading without the nesting still has all the text.
+        # libxml2 stops at thousands of nested tags; without the nesting all the text can be read.
         tree = etree.fromstring(_flattened(html).encode("utf-8", "replace").translate(None, _CONTROL_BYTES), parser)
     if tree is not None:
         remove_unseen(tree, content)
@@ -86,7 +86,7 @@ def parse(html: str) -> Any:
 
 
 def _may_have_a_huge_tag(content: bytes) -> bool:
-    """Whether somewhere no tag ends for longer than a tag should be; looks at a few bytes of each such stretch."""
+    """Return whether any stretch longer than a tag should be holds no `>`; reads only a few bytes of each stretch."""
     at = 0
     while len(content) - at > _LONGEST_TAG:
         at = content.rfind(b">", at, at + _LONGEST_TAG + 1) + 1
@@ -96,14 +96,16 @@ def _may_have_a_huge_tag(content: bytes) -> bool:
 
 
 def _without_attributes(tag: re.Match[bytes]) -> bytes:
-    """A tag with thousands of attributes, which the parser compares each with each; one long value is harmless."""
+    """Drop thousands of attributes, which the parser compares pairwise; one long value is harmless."""
     many = tag[0].count(b" ") + tag[0].count(b"\n") + tag[0].count(b"=") > _MOST_ATTRIBUTES
     return tag[1] + b" " if many else tag[0]
 
 
 def _ends_deep(tree: Any) -> bool:
-    """Whether the end of a page is deep inside of it, as it is where the parser stopped for that: the parser's log says
-    so for certain, but to open it costs half as much as to parse."""
+    """Return whether the last element is nested so deep that the parser may have stopped there.
+
+    The parser's log is certain, but opening it costs half as much as parsing.
+    """
     for _ in range(_DEEPEST):
         if not len(tree):
             return False
@@ -117,8 +119,8 @@ def _gave_up(parser: Any) -> bool:
 
 
 def remove_unseen(tree: Any, content: bytes) -> None:
-    """Take out what a reader does not see; `content` is what the tree was parsed from."""
-    # Looking into every element is dear, looking for a word in the page is not.
+    """Remove the elements that a reader does not see; `content` is what the tree was parsed from."""
+    # Searching the bytes for a word is cheap, visiting every element is not.
     if b"style=" in content or b"STYLE=" in content:
         for element in _styled(tree):
             if _is_hidden_by_style(element):
@@ -138,7 +140,9 @@ def remove_unseen(tree: Any, content: bytes) -> None:
 
 
 def unseen_hints(content: bytes) -> tuple[bytes, ...]:
-    """Which words among the classes of a page say that some of them may stand for what is not seen."""
+    """Return the substrings of `_UNSEEN_HINTS` that occur among the class names of a page."""
+    if b"class" not in content and b"CLASS" not in content:
+        return ()
     classes = b" ".join(_CLASSES.findall(content))
     if not classes and b"CLASS" in content:
         classes = content
@@ -153,14 +157,14 @@ def _of_classes(hints: tuple[bytes, ...]) -> Any:
 def _is_hidden_by_style(element: Any) -> bool:
     style = (element.get("style") or "").replace(" ", "").lower()
     if "display:none" in style or "visibility:hidden" in style:
-        # Wikipedia hides the MathML of a formula behind its image.
+        # Wikipedia hides the MathML of a formula behind an image.
         return "mwe-math" not in (element.get("class") or "")
     return False
 
 
 def _is_hidden(element: Any) -> bool:
     if element.get("aria-hidden") == "true":
-        # What is hidden from screen readers is decoration, but for formulas that they are given in another form.
+        # Hidden from screen readers means decoration, except formulas that have another form for them.
         return element.tag != "math" and element.find(".//math") is None
     return element.get("hidden") not in (None, "until-found", "false")
 
@@ -174,7 +178,7 @@ def _flattened(html: str) -> str:
 
 
 def remove(element: Any) -> None:
-    """Take an element out of the walk but leave the text that follows it; its children go with it."""
+    """Empty an element, including its children, but keep the text that follows it."""
     element.clear(keep_tail=True)
     element.tag = "span"
 
@@ -187,25 +191,11 @@ def _parser() -> Any:
 
 
 def page_to_text(html: str) -> str:
-    """The main content of a web page: no navigation, no advertisements, no footers.
+    """Return the main content of a web page: no navigation, advertisements or footers.
 
-    Why our own choice of the content (`html_main`) and not a library's: measured by token F1 on the 130 test pages of
-    Mozilla's Readability (against its own extraction), on the 181 news pages of Scrapinghub's article extraction
-    benchmark (against hand-made text), and on the 8 of ours, one core, in one run:
-
-    | extractor | Readability's | Scrapinghub's | ours | MB/s |
-    |---|---|---|---|---|
-    | this one | 0.957 | 0.951 | 0.957 | 16 to 18 |
-    | trafilatura 2.3, recall | 0.936 | 0.959 | 0.960 | 3 to 9 |
-    | trafilatura 2.3 | 0.928 | 0.948 | 0.961 | 2 to 6 |
-    | resiliparse 1.1, strict | 0.924 | 0.920 | 0.944 | 44 to 90 |
-    | resiliparse 1.1 | 0.908 | 0.878 | 0.950 | 44 to 95 |
-    | justext 3.0, English | 0.507 | 0.718 | 0.730 | 5 to 9 |
-
-    and because it keeps tables, code and formulas, which the fast one flattens. Its constants were chosen while looking
-    at these pages, so that a little of its lead is theirs.
+    docs/corpus.md compares the selection (`main_content.py`) with other extractors.
     """
-    tree = parse(html)
+    tree = parse_html(html)
     if tree is None:
         return ""
     body = tree.find("body")
@@ -214,5 +204,5 @@ def page_to_text(html: str) -> str:
     content, unwanted = main_content(body)
     for element in unwanted:
         remove(element)
-    # A page without prose (a list, a form, a picture) has no content to be told apart: it is read as it stands.
+    # A page without prose (a list, a form, a picture) has no content to select: return all of its text.
     return render(content) or fragment_to_text(html)

@@ -9,7 +9,6 @@ cell by cell. Links are their text, images nothing (but formulas). `html_text` d
 from __future__ import annotations
 
 import re
-from itertools import islice
 from typing import Any
 
 from lxml import etree
@@ -28,7 +27,7 @@ from piledriver.corpus.formats.html.tags import (
     SPECIAL,
     VERBATIM,
 )
-from piledriver.corpus.formats.html.whitespace import BREAK, collapsed, is_first_item, preformatted
+from piledriver.corpus.formats.html.whitespace import BREAK, collapsed, is_first_item, preformatted, text_content
 from piledriver.corpus.formats.html.writer import TextWriter
 
 _INSIDE_SKIPPED = SKIP + 1
@@ -41,6 +40,7 @@ _is_layout_table = etree.XPath(
     # Pages of the nineties set their columns in tables: nobody writes half a page into a cell of data.
     " or not(.//th) and .//td[string-length(.) > 600])"
 )
+_has_more_than_words = etree.XPath("boolean(.//math|.//script|.//img|.//br|.//p|.//div)")
 
 
 def render(root: Any) -> str:
@@ -206,9 +206,9 @@ def _close_special(writer: TextWriter, tag: str) -> None:
 
 
 def _script(writer: TextWriter, element: Any, tag: str) -> bool:
-    if len(element) and element.xpath("boolean(.//math|.//script|.//img|.//br|.//p|.//div)"):
+    if len(element) and _has_more_than_words(element):
         return False
-    text = collapsed(element.xpath("string(.)"))
+    text = collapsed(text_content(element))
     linked = len(element) > 0 and element.find(".//a") is not None
     before = writer.inline[-1][-1:] if writer.inline else ""
     writer.inline.append(subscript(text, before) if tag == "sub" else superscript(text, before, linked))
@@ -218,9 +218,13 @@ def _script(writer: TextWriter, element: Any, tag: str) -> bool:
 def _verbatim(writer: TextWriter, element: Any) -> None:
     text = preformatted(element)
     classes = f"{element.get('class') or ''} {element[0].get('class') or '' if len(element) else ''}"
-    code = element.find("code") is not None
-    for around in islice(element.iterancestors(), 2):
+    code = any(child.tag == "code" for child in element)
+    around = element
+    for _ in range(2):
         # Highlighters put their name, and the language, on what stands around.
-        if _HIGHLIGHTER.search(found := around.get("class") or ""):
+        around = around.getparent()
+        if around is None:
+            break
+        if (found := around.get("class")) and _HIGHLIGHTER.search(found):
             code, classes = True, f"{classes} {found}"
     writer.verbatim(text, classes, code=code)

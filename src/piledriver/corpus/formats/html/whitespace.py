@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from lxml import etree
+
 # Stands for `br` until a paragraph is written; the parser is never given control characters.
 BREAK = "\x01"
 # Stands for the tags around a paragraph where markup is read without a parser.
@@ -51,14 +53,19 @@ def is_first_item(item: Any) -> bool:
 
 def preformatted(element: Any) -> str:
     """The text exactly as it is, with the line breaks that elements inside stand for."""
-    if len(element):
+    if len(element) and not (len(element) == 1 and element[0].tag == "code" and not len(element[0])):
         for line_break in element.iter("br"):
             line_break.tail = "\n" + (line_break.tail or "")
         for block in element.iter(*_IN_PRE_BLOCKS):
             tail = block.tail or ""
             if not tail.startswith("\n") and not (not len(block) and (block.text or "").endswith("\n")):
                 block.tail = "\n" + tail
-    return verbatim_lines(element.xpath("string(.)"))
+    return verbatim_lines(text_content(element))
+
+
+def text_content(element: Any) -> str:
+    """Return all text inside an element, in document order."""
+    return str(etree.tostring(element, method="text", encoding="unicode", with_tail=False))
 
 
 def verbatim_lines(text: str) -> str:

@@ -6,16 +6,17 @@ import html
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.html.convert import fragment_to_text
-from piledriver.corpus.formats.html.fast.convert import compiled
+from piledriver.corpus.formats.html.fast.convert import compile_scanner
 from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, until_damaged
-from piledriver.corpus.sources.hackernews.items import Item, Threads, items
+from piledriver.corpus.sources.base import Documents, Found, Piece, Source, ends_with, stop_at_damage
+from piledriver.corpus.sources.hackernews.items import Item, Threads, read_items
 
 _PIECE_BYTES = 1 << 19
 # Long addresses are cut in what is shown; the whole one stands in the link.
@@ -26,7 +27,7 @@ def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
     """All items of all files, then whole threads, several to a piece."""
     with Threads() as threads:
         for stream in streams:
-            for item in until_damaged(stream.origin, items(stream)):
+            for item in stop_at_damage(stream.origin, read_items(stream)):
                 if isinstance(item, Refusal):
                     yield item
                 else:
@@ -62,27 +63,33 @@ def _refused(story: Item) -> str | None:
     return None
 
 
-def documents(piece: Piece) -> Iterator[Found]:
-    """Each thread of the piece as one text."""
+def documents(piece: Piece, *, compiled: bool = False) -> Iterator[Found]:
+    """Yield each thread of the piece as one document."""
     assert piece.data is not None
     for line in piece.data.split(b"\n"):
         thread = msgspec.json.decode(line)
-        yield _document(thread["story"], thread["replies"], thread["origin"])
+        yield _document(thread["story"], thread["replies"], thread["origin"], compiled)
 
 
-def _document(story: Item, replies: list[Item], origin: str) -> Found:
+def compile_documents() -> Documents:
+    """Return `documents` with the compiled scanner of comments."""
+    compile_scanner()
+    return partial(documents, compiled=True)
+
+
+def _document(story: Item, replies: list[Item], origin: str, compiled: bool) -> Found:
     children: dict[int, list[Item]] = {}
     for reply in replies:
         if not reply.get("dead") and not reply.get("deleted") and reply.get("text"):
             children.setdefault(reply["parent"], []).append(reply)
-    conversations = [_conversation(comment, children) for comment in _ranked(story, children)]
+    conversations = [_conversation(comment, children, compiled) for comment in _ranked(story, children)]
     if not conversations:
         return Refusal("no comments", origin)
     parts = [f"{_line(story['title'])} - {story.get('by', '')}\n"]
     if story.get("url"):
         parts.append(f"\n{story['url']}\n")
     if story.get("text"):
-        parts.append(f"\n{_text(story['text'])}\n")
+        parts.append(f"\n{_text(story['text'], compiled)}\n")
     parts.append("======\n")
     parts.append("\n------\n".join(conversations))
     time = story.get("time")
@@ -107,21 +114,21 @@ def _ranked(parent: Item, children: dict[int, list[Item]]) -> list[Item]:
     return sorted(replies, key=lambda reply: (rank.get(reply["id"], len(rank)), reply["id"]))
 
 
-def _conversation(comment: Item, children: dict[int, list[Item]]) -> str:
+def _conversation(comment: Item, children: dict[int, list[Item]], compiled: bool) -> str:
     """A comment, the reply that was replied to most, the same for that one, and so on."""
     turns: list[str] = []
     current: Item | None = comment
     seen: set[int] = set()
     while current is not None and current["id"] not in seen:
         seen.add(current["id"])
-        turns.append(f"{current.get('by', '')}\n{_text(current['text'])}\n")
+        turns.append(f"{current.get('by', '')}\n{_text(current['text'], compiled)}\n")
         below = _ranked(current, children)
         current = max(below, key=lambda reply: len(children.get(reply["id"], ())), default=None)
     return "\n~~~\n".join(turns)
 
 
-def _text(markup: str) -> str:
-    return fragment_to_text(_CUT_LINK.sub(r"\1", markup) if "...</a>" in markup else markup)
+def _text(markup: str, compiled: bool) -> str:
+    return fragment_to_text(_CUT_LINK.sub(r"\1", markup) if "...</a>" in markup else markup, compiled=compiled)
 
 
 def _line(title: str) -> str:
@@ -146,6 +153,6 @@ SOURCE = Source(
     citation="Y Combinator, Hacker News API, github.com/HackerNews/API",
     wants=ends_with(".json", ".jsonl", ".ndjson"),
     pieces=pieces,
-    prepare=compiled,
+    compile=compile_documents,
     documents=documents,
 )

@@ -25,7 +25,7 @@ _PARENTS = 500
 Item = dict[str, Any]
 
 
-def items(stream: RawStream) -> Iterator[Item | Refusal]:
+def read_items(stream: RawStream) -> Iterator[Item | Refusal]:
     """Every item of a file: one object (alone or nested as Algolia gives it), an array, or one object a line."""
     head, rest = peeked(stream.file, _HEAD_BYTES)
     if _is_lines(head):

@@ -12,7 +12,7 @@ from piledriver.corpus.formats.html.page import decode_page, page_meta
 from piledriver.corpus.formats.html.scripts import words
 from piledriver.corpus.raw.partial_reads import read_whole
 from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, until_damaged
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, stop_at_damage
 from piledriver.corpus.sources.openwebtext2.reddit import Submissions, url_key
 from piledriver.corpus.sources.shared.warc import MAX_PAGE_BYTES, archive_pieces, is_web_archive, pages_of
 from piledriver.corpus.text.language import language_of
@@ -68,15 +68,15 @@ def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
                 if begun:
                     yield Refusal("submissions after pages", stream.origin, "name the dumps before archives of pages")
                 else:
-                    yield from until_damaged(stream.origin, submissions.add_dump(stream))
+                    yield from stop_at_damage(stream.origin, submissions.add_dump(stream))
             elif stream.path is not None:
                 # Files can wait, so that their dumps may come in any order; what an archive holds cannot.
                 waiting.append(stream)
             else:
                 begun = True
-                yield from until_damaged(stream.origin, _pages(stream, submissions))
+                yield from stop_at_damage(stream.origin, _pages(stream, submissions))
         for stream in waiting:
-            yield from until_damaged(stream.origin, _pages(stream, submissions))
+            yield from stop_at_damage(stream.origin, _pages(stream, submissions))
             stream.close()
 
 

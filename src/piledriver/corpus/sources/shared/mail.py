@@ -13,7 +13,7 @@ from piledriver.corpus.raw.lines import bounded_lines
 from piledriver.corpus.raw.partial_reads import DAMAGE, read_whole
 from piledriver.corpus.raw.peek import peeked
 from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.base import Found, Piece, damaged, ends_with, until_damaged
+from piledriver.corpus.sources.base import Found, Piece, damaged, ends_with, stop_at_damage
 from piledriver.corpus.sources.shared.mbox import mbox_pieces, messages_in
 
 BATCH_MESSAGES = 200
@@ -29,7 +29,7 @@ def mail_pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
     batch: list[Raw] = []
     held = 0
     for stream in streams:
-        for found in until_damaged(stream.origin, _read(stream)):
+        for found in stop_at_damage(stream.origin, _read(stream)):
             if isinstance(found, tuple):
                 message, size = found
                 batch.append(message)

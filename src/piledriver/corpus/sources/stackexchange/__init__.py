@@ -6,14 +6,15 @@ import html
 import os
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.html.convert import fragment_bytes_to_text
-from piledriver.corpus.formats.html.fast.convert import compiled
-from piledriver.corpus.formats.xml.unescape import unescaped
+from piledriver.corpus.formats.html.fast.convert import compile_scanner
+from piledriver.corpus.formats.xml.unescape import compile_unescape
 from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.base import Found, Piece, Source, each, until_damaged
-from piledriver.corpus.sources.stackexchange.rows import Threads, attribute, field, numbers, rows
+from piledriver.corpus.sources.base import Documents, Found, Piece, Source, per_file, stop_at_damage
+from piledriver.corpus.sources.stackexchange.rows import Threads, attribute, field, numbers, read_rows
 
 MIN_SCORE = 3
 MOST_ANSWERS = 3
@@ -43,7 +44,7 @@ def split(stream: RawStream) -> Iterator[Piece | Refusal]:
     """Whole threads, several to a piece, by the number of the question."""
     site = site_of(stream.origin) or _site_of_folder(stream.path)
     with Threads() as threads:
-        for row in until_damaged(stream.origin, rows(stream.file, stream.origin)):
+        for row in stop_at_damage(stream.origin, read_rows(stream.file, stream.origin)):
             if isinstance(row, Refusal):
                 yield row
                 continue
@@ -88,18 +89,18 @@ def _site_of_folder(path: str | None) -> str:
     return folder if "." in folder else ""
 
 
-def documents(piece: Piece) -> Iterator[Found]:
-    """Each thread of the piece. Rows that will not be used are never parsed."""
+def documents(piece: Piece, *, compiled: bool = False) -> Iterator[Found]:
+    """Yield each thread of the piece. Rows that will not be used are never parsed."""
     for question, *answers in piece.extra[1]:
         if field(question, b"PostTypeId") == _QUESTION:
-            yield _thread(question, answers, piece)
+            yield _thread(question, answers, piece, compiled)
             continue
         for row in (question, *answers):
             origin = f"{piece.origin}#{field(row, b'Id')}"
             yield Refusal("answer without question", origin, f"question {field(row, b'ParentId')}")
 
 
-def _thread(row: bytes, answer_rows: list[bytes], piece: Piece) -> Found:
+def _thread(row: bytes, answer_rows: list[bytes], piece: Piece, compiled: bool) -> Found:
     number, accepted = field(row, b"Id"), field(row, b"AcceptedAnswerId")
     origin = f"{piece.origin}#{number}"
     if not answer_rows:
@@ -113,7 +114,8 @@ def _thread(row: bytes, answer_rows: list[bytes], piece: Piece) -> Found:
     del best[MOST_ANSWERS:]
     used = [row, *(answer for _, _, answer in best)]
     title = " ".join(html.unescape(_said(row, _TITLE)).split())
-    bodies = [fragment_bytes_to_text(attribute(post, _BODY) or b"") for post in used]
+    markup = (attribute(post, _BODY, compiled=compiled) or b"" for post in used)
+    bodies = [fragment_bytes_to_text(body, compiled=compiled) for body in markup]
     parts = [f"Q:\n\n{title}\n\n{bodies[0]}", *(f"A:\n\n{body}" for body in bodies[1:])]
     versions = sorted(set(map(licence_version, used)))
     site: str = piece.extra[0]
@@ -134,10 +136,11 @@ def _thread(row: bytes, answer_rows: list[bytes], piece: Piece) -> Found:
     return Document("\n\n".join(parts) + "\n", meta={name: value for name, value in meta.items() if value is not None})
 
 
-def prepare(much: bool = True) -> None:
-    """Compile what reads posts, where there are many."""
-    compiled(much)
-    unescaped(200 * b"&lt;")
+def compile_documents() -> Documents:
+    """Return `documents` with the compiled readers of posts."""
+    compile_scanner()
+    compile_unescape()
+    return partial(documents, compiled=True)
 
 
 def _said(row: bytes, place: bytes) -> str:
@@ -181,7 +184,7 @@ SOURCE = Source(
     ),
     citation="Stack Exchange Inc., Stack Exchange Data Dump, archive.org/details/stackexchange",
     wants=wants,
-    pieces=each(split),
-    prepare=prepare,
+    pieces=per_file(split),
+    compile=compile_documents,
     documents=documents,
 )

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import BinaryIO
 
 from piledriver.corpus.document import Refusal
-from piledriver.corpus.formats.xml.unescape import unescaped
+from piledriver.corpus.formats.xml.unescape import unescape
 
 MAX_ROW_BYTES = 1 << 24
 _BLOCK_BYTES = 1 << 20
@@ -25,7 +25,7 @@ _ROW_END = re.compile(rb"\"\s*/>")
 _BEGINNING = re.compile(rb'<row Id="(\d{1,18})" PostTypeId="(\d{1,18})"(?: ParentId="(\d{1,18})")?')
 
 
-def rows(stream: BinaryIO, origin: str) -> Iterator[bytes | Refusal]:
+def read_rows(stream: BinaryIO, origin: str) -> Iterator[bytes | Refusal]:
     """Each `<row .../>` element as bytes, however the file breaks its lines."""
     window, place, skipping = b"", 0, False
     while block := stream.read(_BLOCK_BYTES):
@@ -70,7 +70,7 @@ def field(row: bytes, name: bytes) -> int | None:
     return int(value) if value.isdigit() and len(value) < 19 else None
 
 
-def attribute(row: bytes, place: bytes) -> bytes | None:
+def attribute(row: bytes, place: bytes, *, compiled: bool = False) -> bytes | None:
     """An attribute of a row as it was meant, by its name as it stands there; None where it has none.
 
     A quotation mark inside a value is always an entity, so that the name cannot stand in another value.
@@ -86,7 +86,7 @@ def attribute(row: bytes, place: bytes) -> bytes | None:
     if end < 0:
         return None
     value = row[start:end]
-    return unescaped(value) if b"&" in value else value
+    return unescape(value, compiled=compiled) if b"&" in value else value
 
 
 def numbers(row: bytes) -> tuple[int | None, int | None, int | None]:

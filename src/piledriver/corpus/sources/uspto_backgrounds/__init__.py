@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.xml.parse import XmlError
 from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.base import Found, Piece, Source, each
+from piledriver.corpus.sources.base import Found, Piece, Source, per_file
 from piledriver.corpus.sources.shared.record_pieces import cut
 from piledriver.corpus.sources.uspto_backgrounds.patents import Patent, background, from_aps, from_xml
 
@@ -93,7 +93,7 @@ SOURCE = Source(
         "and not cut at the first of them. Refused: no background, invalid XML."
     ),
     wants=wants,
-    pieces=each(split),
+    pieces=per_file(split),
     documents=documents,
     citation="https://bulkdata.uspto.gov/",
 )

@@ -1,45 +1,48 @@
-"""The second half of reading plain HTML: text with marks in it to lines, compiled.
+"""Text with marker bytes to lines: the compiled second half of the scanner.
 
-`html_scan` takes the markup away and leaves, between the words, one byte for whatever means something; here that
-becomes paragraphs, lists, quotations and headings. What each step means is said in `html_text`, which does the same for
-a tree. (The two halves do not call each other: numba's cache would not notice a change in the other file.)
+`scan.py` removes the markup and leaves one marker byte for each tag that has a meaning; here these become paragraphs,
+lists, quotations and headings, by the rules of `formats/html/writer.py`, which does the same for a tree.
 """
 
 # ruff: noqa: SIM109 (plain comparisons compile faster)
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numba
 import numpy as np
 import numpy.typing as npt
 
+from piledriver.corpus.formats.html.fast.cache_key import CACHE_KEY
+
 BREAK, LINE_GAP, GAP, QUOTE, QUOTE_END, LIST, LIST_END, BULLET = range(1, 9)
 ITEM_END, NUMBER, HEADING_END, RULE, VERBATIM, END = range(14, 20)
 HEADING = 20
-"""A heading of the first level; the bytes that follow are those of the other levels."""
+"""A heading of the first level; the next five bytes are the other levels."""
 DEEPEST = 60
 DEEPER = DEEPEST + 4
 
 _MOST_PREFIXES = 12
 _SPACE, _NEWLINE, _TAB, _HASH, _HYPHEN, _GREATER = (ord(mark) for mark in " \n\t#->")
-# Columns of an open block: whether it is a quotation, its mark (from, to), whether no line has carried that yet; of a
-# list, whether no item was seen yet.
+# Columns of an open block: whether it is a quotation, its marker (from, to), whether no line has shown that marker yet;
+# of a list, whether it has no item yet.
 _IS_QUOTE, _FROM, _TO, _IS_PENDING, _IS_FRESH = range(5)
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
 
-@numba.njit(cache=True, nogil=True)
-def written(marked: Bytes, length: int, out: Bytes, blocks: Ints) -> int:
-    """Writes the lines of marked text, which begins at the second byte; returns where they end, -1 where a heading may
-    end in a link to itself, or lines stand so deep that `out` is too small.
+@numba.njit(nogil=True)
+def _write_lines(marked: Bytes, length: int, out: Bytes, blocks: Ints) -> int:
+    """Write the lines of marked text, which begins at the second byte, and return where they end.
 
-    `blocks` is room for five numbers of each open block; the last is of the list that is so deep, not of the block.
+    Return -1 where a heading may end in a link to itself, or where lines are nested so deep that `out` is too small.
+    `blocks` has room for five numbers of each open block; the fifth belongs to the list of that depth.
     """
     used = begun = needed = quotes_before = prefixes = pending = lists = heading = 0
     verbatim = False
     at = 1
     while at <= length:
-        # Lines up to the next mark, below all that was written. Breaks that follow each other leave one blank line.
+        # Lines up to the next marker byte. Consecutive breaks leave one blank line.
         start = at
         if verbatim:
             while marked[at] != END:
@@ -90,7 +93,7 @@ def written(marked: Bytes, length: int, out: Bytes, blocks: Ints) -> int:
                         used += 1
                 needed = 1
                 quotes_before = quotes
-            # Each line behind the marks of the blocks that it stands in, which are shown once and then are only space.
+            # Each line follows the markers of the blocks around it, which are shown once and are spaces after that.
             lines = 2 if blank else 1
             blank = False
             if heading > 0 and any_line:
@@ -136,7 +139,7 @@ def written(marked: Bytes, length: int, out: Bytes, blocks: Ints) -> int:
                     blocks[place, _IS_PENDING] = 0
                 pending = 0
         if any_line and heading > 0:
-            # The last character of a heading may be the link to it that programs put there.
+            # The last character of a heading may be a generated link to it.
             last_byte, before = out[used - 1], out[used - 2]
             if last_byte == _HASH or (before == 0xC2 and (last_byte == 0xB6 or last_byte == 0xA7)):
                 return -1
@@ -146,7 +149,7 @@ def written(marked: Bytes, length: int, out: Bytes, blocks: Ints) -> int:
 
         mark = int(marked[at]) if at < length else END
         at += 1
-        # At least so many line breaks before the next line; the first line of an item stays beside its mark.
+        # Minimum number of line breaks before the next line; the first line of an item stays beside its marker.
         gap = 0
         if mark == GAP or mark == QUOTE or mark == RULE or mark == VERBATIM or mark == HEADING_END or mark >= HEADING:
             gap = 2
@@ -175,7 +178,7 @@ def written(marked: Bytes, length: int, out: Bytes, blocks: Ints) -> int:
         verbatim = mark == RULE or mark == VERBATIM
         heading = mark - HEADING + 1 if mark >= HEADING else 0
         if mark == QUOTE or mark == BULLET or mark == NUMBER:
-            # What stands before every line from now on.
+            # The prefix of every line from here on.
             begin = at
             while mark == NUMBER and marked[at] != END:
                 at += 1
@@ -189,9 +192,20 @@ def written(marked: Bytes, length: int, out: Bytes, blocks: Ints) -> int:
     return used
 
 
-@numba.njit(cache=True, nogil=True)
+def _entry(key: int) -> Callable[[Bytes, int, Bytes, Ints], int]:
+    @numba.njit(cache=True, nogil=True)
+    def write_lines(marked: Bytes, length: int, out: Bytes, blocks: Ints) -> int:
+        return _write_lines(marked, length, out, blocks) if key > 0 else -1
+
+    return write_lines
+
+
+write_lines = _entry(CACHE_KEY)
+
+
+@numba.njit(nogil=True)
 def is_wide_space(first: int, second: int, third: int) -> bool:
-    """Whether three bytes are a space of another width than the usual one."""
+    """Return whether three bytes encode a space other than U+0020."""
     if first == 0xE3:
         return bool(second == 0x80 and third == 0x80)
     if first == 0xE2:

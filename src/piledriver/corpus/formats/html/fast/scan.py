@@ -1,22 +1,22 @@
-"""Plain HTML to text with marks in it, in one compiled pass over its bytes: the tags that posts, comments and chapters
-are made of.
+"""Plain HTML to text with marker bytes: the compiled first half of the scanner, one pass over the bytes.
 
-Words stay, white space is collapsed, and one byte stands where a tag meant something; `html_marks` makes lines of it.
-Whatever it is not sure of it leaves to the tree, by giving up: other tags, tags that cross, names in capitals, hidden
-text, classes that may hide text, odd entities, words in other letters as an exponent. Compiled by numba on first
-use and cached; no compiler is needed.
+Words stay, white space is collapsed, and one byte stands for each tag that has a meaning; `lines.py` makes lines of it.
+It covers the tags that posts, comments and chapters consist of and gives up on anything else: other tags, overlapping
+tags, names in capitals, hidden text, classes that may hide text, unusual entities, exponents in other letters.
 
-One long function on purpose: a call that is given an array counts its references, which takes longer than to read a
-tag, and a function is compiled again inside of each that calls it. What is rare has functions of its own. (numba's
-cache does not notice a change in another file: after one in `html_codes`, `html_raised` or the marks, touch this one.)
+It is one long function on purpose: passing an array to a function counts a reference, which takes longer than reading a
+tag, and numba compiles a function again inside each caller. Rare cases have functions of their own.
 """
 
 # ruff: noqa: SIM109 (plain comparisons compile faster)
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numba
 import numpy as np
 
+from piledriver.corpus.formats.html.fast.cache_key import CACHE_KEY
 from piledriver.corpus.formats.html.fast.lines import (
     BREAK,
     BULLET,
@@ -38,7 +38,7 @@ from piledriver.corpus.formats.html.fast.lines import (
     Bytes,
     Ints,
 )
-from piledriver.corpus.formats.html.fast.scripts import scripted
+from piledriver.corpus.formats.html.fast.scripts import write_script
 from piledriver.corpus.formats.html.fast.tables import (
     ENTITIES,
     ENTITY_SLOTS,
@@ -70,7 +70,7 @@ _START, _VALUE, _TYPE, _LANGUAGE = (
 )
 _LT, _GT, _AMP, _SEMICOLON, _SLASH, _QUOTE_MARK, _APOSTROPHE = (ord(mark) for mark in "<>&;/\"'")
 _SPACE, _NEWLINE, _TAB, _BACKQUOTE = (ord(mark) for mark in " \n\t`")
-# What a byte is: part of a word, white space, the first byte of what may be a space that does not break, none of these.
+# The kind of a byte: part of a word, white space, the first byte of a possible no-break space, anything else.
 _WORD, _WHITE, _C2, _OTHER = range(4)
 _BYTE_KINDS = np.array([_OTHER] * 32 + [_WORD] * 224, np.uint8)
 _BYTE_KINDS[[9, 10, 12, 13, 32]] = _WHITE
@@ -78,18 +78,18 @@ _BYTE_KINDS[[_LT, _AMP]] = _OTHER
 _BYTE_KINDS[0xC2] = _C2
 
 
-@numba.njit(cache=True, nogil=True)
-def scan(content: Bytes, out: Bytes, room: Ints) -> int:
-    """Writes marked text from the second byte of `out` on, both UTF-8; returns where it ends, below 0 if it gave up.
+@numba.njit(nogil=True)
+def _scan(content: Bytes, out: Bytes, room: Ints) -> int:
+    """Write marked text from the second byte of `out` on, both UTF-8, and return where it ends, or `GAVE_UP`.
 
-    `room` is for (name, kind) of each open tag, then (kind, number of the next item) of each open list, `DEEPER` each.
+    `room` holds (name, kind) of each open tag, then (kind, number of the next item) of each open list, `DEEPER` each.
     """
     size = content.size
-    # The first byte says that nothing stands before.
+    # A sentinel: nothing precedes the text.
     out[0] = 0
     used = 1
     depth = list_depth = code_depth = code_start = 0
-    # Open `sub` and `sup`, two bits each; where the outermost began; tags that are open in it.
+    # Open `sub` and `sup`, two bits each; where the outermost began; the number of tags open in it.
     script = script_start = script_tags = 0
     linked = False
     in_paragraph = classes = in_verbatim = verbatim_code = fence = False
@@ -100,7 +100,7 @@ def scan(content: Bytes, out: Bytes, room: Ints) -> int:
         byte = content[at]
         what = _BYTE_KINDS[byte]
         if what == _WORD:
-            # Most of all bytes are those of words, so a loop of their own.
+            # Most bytes belong to words, so they get a loop of their own.
             while True:
                 out[used] = byte
                 used += 1
@@ -173,7 +173,7 @@ def scan(content: Bytes, out: Bytes, room: Ints) -> int:
         elif byte != _LT:
             return GAVE_UP
         if point > 0:
-            # A character as UTF-8: an entity is never shorter. Of white space there is one space, none at a beginning.
+            # A character as UTF-8, never longer than its entity. White space collapses to one space, none at a start.
             if point == _SPACE:
                 if in_verbatim or (out[used - 1] > _SPACE and used != script_start):
                     out[used] = _SPACE
@@ -198,7 +198,7 @@ def scan(content: Bytes, out: Bytes, room: Ints) -> int:
                 used += 1
             continue
 
-        # A tag: its name, then its attributes. What may hide the element, and names in capitals, are for the tree.
+        # A tag: its name, then its attributes. The tree reads names in capitals and attributes that may hide it.
         closing = at + 1 < size and content[at + 1] == _SLASH
         at += 2 if closing else 1
         begin = at
@@ -224,7 +224,7 @@ def scan(content: Bytes, out: Bytes, room: Ints) -> int:
             byte = content[at]
             at += 1
             if byte == _QUOTE_MARK:
-                # A value, of which only that of a class says something. No bracket may stand in it.
+                # A value; only that of a class matters. It may hold no angle bracket.
                 while at < size and content[at] != _QUOTE_MARK and content[at] != _GT and content[at] != _LT:
                     if in_class:
                         code = (code << 8) | content[at]
@@ -244,7 +244,7 @@ def scan(content: Bytes, out: Bytes, room: Ints) -> int:
             elif byte == _APOSTROPHE or 65 <= byte <= 90 or six == _HIDDEN or six == _STYLE or code & 0xFFFF == 0x203D:
                 unsure = True
             elif in_class and byte > _SPACE:
-                # Without quotation marks it is for the tree.
+                # The tree reads unquoted values.
                 unsure = True
         if at == size or content[at] == _LT:
             return GAVE_UP
@@ -252,7 +252,7 @@ def scan(content: Bytes, out: Bytes, room: Ints) -> int:
         empty = content[at - 1] == _SLASH
         at += 1
         if name == _A and not closing and stop > start and (unsure or classed):
-            # An anchor with nothing in it, where a page of print began, is neither seen nor hidden.
+            # An empty anchor, such as a page mark, has nothing to show or hide.
             if at + 3 < size and content[at] == _LT and content[at + 1] == _SLASH and content[at + 2] == 97:
                 empty = empty or content[at + 3] == _GT
             if empty:
@@ -265,7 +265,7 @@ def scan(content: Bytes, out: Bytes, room: Ints) -> int:
                 return GAVE_UP
             classes = classes or kind != _PRE
         if in_verbatim:
-            # Nothing but its own end, and before it that of the code in it.
+            # Only its own end tag, preceded by that of the code in it.
             if not closing or stop != start or name != (_CODE_NAME if verbatim_code else _PRE_NAME):
                 return GAVE_UP
             if verbatim_code:
@@ -284,7 +284,7 @@ def scan(content: Bytes, out: Bytes, room: Ints) -> int:
             while used > body and (out[used - 1] == _NEWLINE or out[used - 1] == _SPACE or out[used - 1] == _TAB):
                 used -= 1
             if used == body:
-                # Nothing was in it, but what stands before and behind is not one line.
+                # An empty block still separates the lines before and after it.
                 out[verbatim_start] = LINE_GAP
                 used = verbatim_start + 1
                 continue
@@ -296,7 +296,7 @@ def scan(content: Bytes, out: Bytes, room: Ints) -> int:
             used += 1
             continue
         if script > 0 and kind != _SUB and kind != _SUP:
-            # Raised or lowered text: what is inside it is only text, of elements that begin and end there.
+            # Inside a sub- or superscript: only text, in elements that begin and end there.
             script_tags += -1 if closing else 1
             linked = linked or name == _A
             if script_tags < 0 or not (kind == _MEANINGLESS or kind == _CODE):
@@ -311,7 +311,7 @@ def scan(content: Bytes, out: Bytes, room: Ints) -> int:
         if empty and kind != _HR:
             return GAVE_UP
         if kind == _CODE:
-            # Inside other code it is more of the same; empty code leaves no quotes behind.
+            # Nested code continues the outer one; empty code leaves no backquotes.
             code_depth += -1 if closing else 1
             if code_depth < 0:
                 return GAVE_UP
@@ -340,13 +340,13 @@ def scan(content: Bytes, out: Bytes, room: Ints) -> int:
                 return GAVE_UP
             script >>= 2
             if script == 0:
-                used = scripted(out, int(script_start), int(used), kind == _SUP, bool(linked))
+                used = write_script(out, int(script_start), int(used), kind == _SUP, bool(linked))
                 script_start = 0
                 if used < 0 or script_tags != 0:
                     return GAVE_UP
             continue
 
-        # A block. Whether one may begin here, as far as we dare to say:
+        # A block. Whether one may begin here:
         around = room[depth - 1, 1] if depth > 0 else _DIV
         fits = depth < DEEPEST and (around == _LI or around == _BLOCKQUOTE or around == _DIV or around == _FIGURE)
         if code_depth > 0:
@@ -379,7 +379,7 @@ def scan(content: Bytes, out: Bytes, room: Ints) -> int:
                 return GAVE_UP
             continue
         if leading and used > 1 and (kind == _DIV or kind == _FIGURE):
-            # Text at the very beginning is a paragraph of its own, which the tree knows.
+            # The tree makes text at the very beginning a paragraph of its own.
             return GAVE_UP
         leading = False
         if kind == _P or kind == _HR:
@@ -396,7 +396,7 @@ def scan(content: Bytes, out: Bytes, room: Ints) -> int:
             used += 1
             continue
         if in_paragraph:
-            # Its end tag was left out: HTML ends it here, XML would not.
+            # An implied end tag: HTML closes the paragraph here, XML would not.
             if not closing and (kind == _DIV or kind == _FIGURE or (list_depth > 0 and (kind == _UL or kind == _OL))):
                 return GAVE_UP
             out[used] = GAP
@@ -438,7 +438,7 @@ def scan(content: Bytes, out: Bytes, room: Ints) -> int:
             out[used] = mark
             used += 1
             continue
-        # An item of the innermost list; the end tag of the one before may have been left out.
+        # An item of the innermost list; the end tag of the previous item may be missing.
         if depth < 2 or not (around == _LI or around == _UL or around == _OL):
             return GAVE_UP
         if around == _LI:
@@ -467,9 +467,20 @@ def scan(content: Bytes, out: Bytes, room: Ints) -> int:
     return GAVE_UP if depth > 0 or code_depth > 0 or script > 0 or in_verbatim else used
 
 
-@numba.njit(cache=True, nogil=True)
+def _entry(key: int) -> Callable[[Bytes, Bytes, Ints], int]:
+    @numba.njit(cache=True, nogil=True)
+    def scan(content: Bytes, out: Bytes, room: Ints) -> int:
+        return _scan(content, out, room) if key > 0 else GAVE_UP
+
+    return scan
+
+
+scan = _entry(CACHE_KEY)
+
+
+@numba.njit(nogil=True)
 def _find(content: Bytes, start: int, end: int, word: Bytes) -> int:
-    """Where behind a word one is, between two places; -1 where it is not."""
+    """Return the position after the first occurrence of a word in a range, or -1."""
     for at in range(start, end - word.size):
         place = 0
         while place < word.size and content[at + place] == word[place]:
@@ -479,9 +490,9 @@ def _find(content: Bytes, start: int, end: int, word: Bytes) -> int:
     return -1
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(nogil=True)
 def _number_at(content: Bytes, at: int, default: int) -> int:
-    """The number in quotation marks that begins here; the default where nothing does, -1 where it is none."""
+    """Return the quoted number that starts at `at`; the default where `at` is negative, -1 where it is not a number."""
     if at < 0:
         return default
     number = 0
@@ -492,9 +503,9 @@ def _number_at(content: Bytes, at: int, default: int) -> int:
     return number if 0 < at - begin < 9 and at < content.size and content[at] == _QUOTE_MARK else -1
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(nogil=True)
 def _put_language(content: Bytes, at: int, out: Bytes, used: int) -> int:
-    """The language that a class names, in small letters; returns where it ends, or -1."""
+    """Write the language that a class names in lower case and return where it ends, or -1."""
     begin = at
     code = 0
     while at < content.size and content[at] != _QUOTE_MARK and content[at] != _SPACE:

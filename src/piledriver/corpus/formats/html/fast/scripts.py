@@ -1,7 +1,4 @@
-"""Raised and lowered text in a line, compiled: what `html_scripts` does, for `html_scan`.
-
-(numba's cache of the scanner does not notice a change here: after one, touch `html_scan`.)
-"""
+"""Sub- and superscripts in a line, compiled: the rules of `formats/html/scripts.py`, for `scan.py`."""
 
 from __future__ import annotations
 
@@ -12,16 +9,14 @@ from piledriver.corpus.formats.html.fast.lines import BREAK, Bytes, is_wide_spac
 from piledriver.corpus.formats.html.fast.tables import code_of
 from piledriver.corpus.formats.html.scripts import ORNAMENTAL
 
-# Ordinal endings, titles and trade marks are raised for looks only.
+# Ordinal endings, titles and trade marks, where raising is only typography.
 _ORNAMENTS = np.array(sorted(code_of(word) for word in ORNAMENTAL if word.isascii()), np.int64)
 _SPACE = 32
 
 
-@numba.njit(cache=True, nogil=True)
-def scripted(out: Bytes, start: int, end: int, raised: bool, linked: bool) -> int:
-    """Raised or lowered text that stands at the end of `out`, in the form that `html_scripts` gives it; returns where
-    it ends then, -1 where it is for the tree to say.
-    """
+@numba.njit(nogil=True)
+def write_script(out: Bytes, start: int, end: int, raised: bool, linked: bool) -> int:
+    """Rewrite the sub- or superscript at the end of `out`; return its new end, or -1 where the tree must decide."""
     while end > start and out[end - 1] == _SPACE:
         end -= 1
     size = end - start
@@ -38,7 +33,7 @@ def scripted(out: Bytes, start: int, end: int, raised: bool, linked: bool) -> in
         signs += byte == 43 or byte == 45 or byte == 61 or byte == 40 or byte == 41 or (raised and byte == 110)
         code = (code << 8) | (byte + 32 if 65 <= byte <= 90 else byte)
     if wide > 0 and size > 2:
-        # White space of other widths goes where it stands at an end.
+        # The tree strips spaces of other widths at either end.
         if is_wide_space(out[start], out[start + 1], out[start + 2]):
             return -1
         if is_wide_space(out[end - 3], out[end - 2], out[end - 1]):
@@ -50,7 +45,7 @@ def scripted(out: Bytes, start: int, end: int, raised: bool, linked: bool) -> in
     if wide > 0 or before == BREAK or (before >= 0x80 and is_wide_space(out[start - 3], out[start - 2], before)):
         return -1
     if linked and raised:
-        # The mark of a note.
+        # A footnote mark.
         if digits == size:
             for place in range(size):
                 out[end - place] = out[end - 1 - place]
@@ -61,7 +56,7 @@ def scripted(out: Bytes, start: int, end: int, raised: bool, linked: bool) -> in
     if before <= _SPACE or size > 40:
         return end
     if digits + signs == size:
-        # Three bytes a character at most, which the buffer allows for; from the last on, so that none is overwritten.
+        # At most three bytes a character, which the buffer allows for; backwards, so that none is overwritten.
         length = 0
         for place in range(start, end):
             length += 2 if raised and 49 <= out[place] <= 51 else 3

@@ -1,4 +1,4 @@
-"""Names as numbers, and the tables by which `html_scan` finds what a name of an entity or a class means."""
+"""Lookup tables of the scanner: names of tags, entities and classes as numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from piledriver.corpus.formats.html.fast.lines import Ints
 
-# How the names begin of which one must look whether they hide something (`html._UNSEEN_HINTS`), at most eight letters.
+# Beginnings (at most eight letters) of class names that may hide an element: `_UNSEEN_HINTS` of `html/convert.py`.
 HINTS = (
     *("sr-only", "visually", "screen-r", "gutter", "lineno", "line-num", "blob-num", "editsect", "headerli"),
     *("anchorjs", "pagen", "MathJax", "katex-ht", "mwe-math"),
@@ -16,12 +16,12 @@ HINTS = (
 
 
 def code_of(name: str) -> int:
-    """The last eight letters of a name as a number."""
+    """Return the last eight letters of a name as a number."""
     return int.from_bytes(name.encode()[-8:], "big")
 
 
 def table(values: dict[int, int], slots: int) -> Ints:
-    """(code, value) rows to be found by the remainder of the code, or in the rows after that."""
+    """Return a hash table of (code, value) rows with linear probing from row `code % slots`."""
     rows = np.zeros((2 * slots, 2), np.int64)
     for code, value in values.items():
         slot = code % slots

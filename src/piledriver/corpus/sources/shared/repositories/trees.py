@@ -13,7 +13,7 @@ from typing import Any
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.raw.git.pack import DamagedError
 from piledriver.corpus.raw.streams import RawStream, archive_kind
-from piledriver.corpus.sources.base import Found, Piece, until_damaged
+from piledriver.corpus.sources.base import Found, Piece, stop_at_damage
 from piledriver.corpus.sources.shared.repositories.archives import ArchiveBatches
 from piledriver.corpus.sources.shared.repositories.commits import repository_pieces
 from piledriver.corpus.sources.shared.repositories.disk import Disk, base_of, is_alone, origin_of
@@ -43,7 +43,7 @@ def tree_pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
     for stream in streams:
         if stream.path is None:
             yield from batch.flush()
-            yield from until_damaged(stream.origin, archive.add(stream))
+            yield from stop_at_damage(stream.origin, archive.add(stream))
             continue
         yield from archive.end()
         base = base_of(stream)
