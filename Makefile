@@ -10,7 +10,7 @@ ROWS := $(filter-out benchmarks/corpus_texts.py benchmarks/in_turn.py,$(wildcard
 # Packages are compiled when they are first imported, so Python must be allowed to keep what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check reference bench clean
 
 demo: $(READY)          ## the whole way on this machine's own files
 	$(BIN)/piledriver demo
@@ -23,6 +23,9 @@ check: $(READY)         ## style, types, floors
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+reference: $(READY)     ## docs/reference/config.md from the docstrings of the config classes
+	$(BIN)/python -m piledriver.cli.reference docs/reference/config.md
 
 bench: $(BENCH)/.ready  ## one JSON line per row of the scoreboard, side by side with the peers
 	@for row in $(ROWS); do $(BENCH)/bin/python $$row || exit 1; done

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from piledriver.cli.main import build_parser
+from piledriver.cli.main import parse_command
 
 KEYS = ["model=tiny", "optimizer.lr=1e-3"]
 
@@ -28,5 +28,5 @@ def test_the_file_may_be_left_out(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("lr=1.yaml").touch()  # a name with a "=" is a file where there is one
-    found = build_parser(["train"]).parse_args(["train", *given])
+    found = parse_command(["train", *given])
     assert (found.config, found.overrides) == (file, overrides)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from piledriver.cli.main import VERBS, build_parser, main
+from piledriver.cli.main import VERBS, main, parse_command
+from piledriver.cli.parser import Verbs
+from piledriver.corpus.sources import SOURCES
 
 
 def piledriver(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -47,8 +50,13 @@ def test_importing_the_package_imports_no_torch() -> None:
         (["corpus", "extract", "txt2", "x", "-o", "y.jsonl.zst"], "unknown source"),
         (["corpus", "extract", "text", "/nowhere/at/all", "-o", "y.jsonl.zst"], "/nowhere/at/all does not exist"),
         (["corpus", "extract", "text", "x", "-o", "y.jsonl.zst", "--workers", "0"], "positive"),
-        (["env", "--jsn"], "--jsn"),
-        ([], "COMMAND"),
+        (["env", "--jsn"], "--jsn; did you mean --json?"),
+        (["corpus", "show", "x", "--limt=3"], "did you mean --limit?"),
+        (["trace", "run", "--stp", "3", "--step", "3"], "did you mean --step?"),
+        (["env", "more"], "unrecognized arguments: more"),
+        (["corpus"], "no command is given"),
+        (["corpus", "build", "x", "-o", "y", "--kys"], "did you mean --keys?"),
+        (["--debg"], "did you mean --debug?"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(arguments: list[str], said: str, tmp_path: Path) -> None:
@@ -69,11 +77,37 @@ def test_other_errors_are_one_line_and_exit_code_1(tmp_path: Path) -> None:
     assert "Traceback" in piledriver("corpus", "show", "broken.jsonl", "--debug", cwd=tmp_path).stderr
 
 
-def test_every_verb_configures_and_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def verbs(group: Verbs = VERBS, above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Every verb with the words that name it."""
+    found: list[tuple[str, ...]] = []
+    for name, (module, _) in group.items():
+        inner = getattr(importlib.import_module(module), "VERBS", None)
+        found += verbs(inner, (*above, name)) if inner else [(*above, name)]
+    return found
+
+
+@pytest.mark.parametrize("verb", verbs(), ids=" ".join)
+def test_the_help_of_every_verb_has_an_example_that_parses(
+    verb: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*verb, "--help"]) == 0
+    example = capsys.readouterr().out.splitlines()[-1].split()
+    assert example[: len(verb) + 1] == ["piledriver", *verb]
+    parse_command(example[1:])
+
+
+def test_the_command_alone_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    alone = capsys.readouterr().out
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out == alone
     for verb in VERBS:
-        build_parser([verb])
-        assert main([verb, "--help"]) == 0
-        assert capsys.readouterr().out
+        assert f"\n  {verb} " in alone
+
+
+def test_a_table_in_a_pipe_has_one_line_per_source(tmp_path: Path) -> None:
+    lines = piledriver("corpus", "sources", cwd=tmp_path).stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == list(SOURCES)
 
 
 @pytest.mark.slow
@@ -133,7 +167,7 @@ def test_ctrl_c_leaves_nothing_half_written_and_says_how_to_go_on(tmp_path: Path
         os.killpg(process.pid, signal.SIGINT)
         _, said = process.communicate()
     assert process.returncode == 130
-    assert "Run the same command again" in said
+    assert "Run the same command again to resume" in said
     assert os.listdir(tmp_path / "out") == []
 
 

@@ -33,7 +33,7 @@ def test_counts_as_json(shard: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_nothing_to_count_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     assert main(["corpus", "stats", str(tmp_path)]) == 1
-    assert "has no documents" in capsys.readouterr().err
+    assert "holds no documents" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["wikipedia-en", "Wikipedia (en)", "Notes of mine"])

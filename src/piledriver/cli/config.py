@@ -1,4 +1,4 @@
-"""`piledriver config`: asks, detects, writes the launch config; `--default` writes without asking."""
+"""`piledriver config`: write the config of `piledriver launch`, by questions or, with `--default`, without."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from typing import Any
 from piledriver.cli.launch import add_flags, chosen_flags
 from piledriver.core.errors import UsageError
 
+EXAMPLE = "piledriver config --default --nproc 8"
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments: a flag answers its question before it is asked."""
-    parser.add_argument("--default", action="store_true", help="ask nothing: what was detected, and flags")
-    parser.add_argument("--file", metavar="FILE", help="where to write (default: where `piledriver launch` looks)")
-    parser.add_argument("--show", action="store_true", help="print the file and stop")
+    """Add the verb's arguments; a flag replaces its question."""
+    parser.add_argument("--default", action="store_true", help="do not ask: use the detected values and the flags")
+    parser.add_argument("--file", metavar="FILE", help="file to write (default: where 'piledriver launch' looks)")
+    parser.add_argument("--show", action="store_true", help="print the current config and exit")
     add_flags(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Ask, write, and show what was written."""
+    """Ask, write the file, and print it."""
     from piledriver.core import config, storage
     from piledriver.runtime.hardware import find_hardware
     from piledriver.runtime.launch.config import LaunchConfig, default_path, processes_per_node
@@ -27,7 +29,7 @@ def run(args: argparse.Namespace) -> None:
     path = args.file or str(default_path())
     if args.show:
         if args.file is None and not storage.exists(path):
-            raise UsageError(f"there is no launch config at {path} yet", fix="piledriver config writes it")
+            raise UsageError(f"launch config {path} does not exist", fix="'piledriver config' writes it")
         print(storage.read_text(path), end="")
         return
     answers: dict[str, Any] = chosen_flags(args)
@@ -38,7 +40,9 @@ def run(args: argparse.Namespace) -> None:
         try:
             answers = {**_ask(count, why, answers, input), **answers}
         except EOFError:
-            raise UsageError("nobody is there to answer", fix="piledriver config --default asks nothing") from None
+            raise UsageError(
+                "standard input ended before the last answer", fix="'piledriver config --default' asks nothing"
+            ) from None
     wanted = LaunchConfig(**answers)
     storage.write_text(path, config.to_yaml(wanted))
     print(f"wrote {path}:")
@@ -46,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _ask(count: int, why: str, known: dict[str, Any], read: Callable[[str], str]) -> dict[str, Any]:
-    """The questions in order; each has a default that Enter takes, and later ones depend on earlier ones."""
+    """Ask the questions in order and return the answers; an empty answer takes the default."""
     answers: dict[str, Any] = {}
 
     def ask(name: str, question: str, default: Any, parse: Callable[[str], Any] = str) -> Any:
@@ -58,16 +62,16 @@ def _ask(count: int, why: str, known: dict[str, Any], read: Callable[[str], str]
                 answers[name] = parse(text) if text else default
                 return answers[name]
             except ValueError:
-                print(f"  {text!r} cannot be meant here")
+                print(f"  {text!r} is not a valid answer")
 
     nodes = ask("nnodes", "How many nodes?", "1")
     if nodes != "1":
-        ask("node_rank", "Which of them is this one, from 0?", 0, int)
-        ask("rdzv_endpoint", "Where do they meet (HOST:PORT of the first)?", "localhost:29400")
+        ask("node_rank", "Rank of this node, from 0?", 0, int)
+        ask("rdzv_endpoint", "Rendezvous endpoint (HOST:PORT of the first node)?", "localhost:29400")
     ask("nproc", f"Processes per node? ({why})", "auto" if count > 1 else count, _count)
-    ask("cpu", "Compute on the CPU even with an accelerator? (yes/no)", False, _yes)
+    ask("cpu", "Use the CPU even if there is an accelerator? (yes/no)", False, _yes)
     ask("mixed_precision", "Mixed precision? (no, fp16, bf16, fp8)", "no", _one_of("no", "fp16", "bf16", "fp8"))
-    ask("max_restarts", "How often to start again after a failure?", 0, int)
+    ask("max_restarts", "Restarts after a failure?", 0, int)
     return answers
 
 

@@ -1,18 +1,20 @@
-"""`piledriver demo`: the whole way on this machine's own files, in a few minutes."""
+"""`piledriver demo`: run the whole pipeline on this machine's own files in a few minutes."""
 
 from __future__ import annotations
 
 import argparse
 
+EXAMPLE = "piledriver demo --out demo --minutes 2"
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
-    parser.add_argument("--out", default="demo", metavar="DIR", help="where everything goes (default: demo)")
+    """Add the verb's arguments."""
+    parser.add_argument("--out", default="demo", metavar="DIR", help="folder to write (default: demo)")
     parser.add_argument("--minutes", type=float, default=2.0, metavar="M", help="minutes of training (default: 2)")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the demo and print the table."""
+    """Run the demo, and print the table of bits per byte and a sample of each domain."""
     import os
 
     from piledriver.cli.counts import cores
@@ -23,16 +25,16 @@ def run(args: argparse.Namespace) -> None:
     shown = columns(result)
     width = max(len(name) for name in result.after)
     print(
-        f"\nBits per byte of unseen text (8 is knowing nothing; lower is better)\n\n{'':<{width}}"
+        f"\nBits per byte of unseen text (lower is better; 8 is a model that knows nothing)\n\n{'':<{width}}"
         + "".join(f"{name:>18}" for name in shown)
     )
     for domain in result.after:
         print(f"{domain:<{width}}" + "".join(f"{column[domain]:>18.3f}" for column in shown.values()))
-    print("\nFrom the first words of unseen texts it goes on, behind the ...\n")
+    print("\nContinuations: first words of unseen texts ... what the model writes\n")
     for sample in result.samples:
-        # A line each: white space as it is, and what the texts themselves say, is in the report.
+        # One line each; the report has the white space and the true continuations.
         prompt, written = (" ".join(text.split()) for text in (sample.prompt, sample.written))
         end = prompt if len(prompt) <= 60 else prompt[-60:].partition(" ")[2]
         print(f"{sample.domain:<{width}}  {end} ... {written[:60]}")
     print()
-    print(f"{os.path.join(args.out, 'report.html')} has the plots; {sum(result.seconds.values()):.0f} s in all")
+    print(f"{os.path.join(args.out, 'report.html')} has the plots; {sum(result.seconds.values()):.0f} s in total")

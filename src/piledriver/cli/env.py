@@ -1,18 +1,20 @@
-"""`piledriver env`: versions, devices, what was detected and why."""
+"""`piledriver env`: print versions, devices, and what was detected and why."""
 
 from __future__ import annotations
 
 import argparse
 import json
 
+EXAMPLE = "piledriver env --json"
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
+    """Add the verb's arguments."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print what this machine is."""
+    """Print the facts of this machine by section."""
     from piledriver.runtime.report import describe_machine
 
     facts = describe_machine()

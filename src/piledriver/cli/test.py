@@ -1,4 +1,4 @@
-"""`piledriver test`: check the set-up end to end on all processes that `piledriver launch` would start."""
+"""`piledriver test`: check collectives and devices on the processes that `piledriver launch` starts."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import argparse
 
 from piledriver.cli.launch import add_flags, chosen_flags
 
+EXAMPLE = "piledriver test --nproc 2 --cpu"
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The flags of `piledriver launch`."""
-    parser.add_argument("--config", metavar="FILE", help="launch config (default: the one `piledriver config` wrote)")
+    """Add the flags of `piledriver launch`."""
+    parser.add_argument(
+        "--config", metavar="FILE", help="launch config (default: the one that 'piledriver config' writes)"
+    )
     add_flags(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Launch the checks."""
+    """Launch the checks; an error on any rank ends the command."""
     from piledriver.runtime.launch.agent import launch
     from piledriver.runtime.launch.config import resolve
 
     wanted, _ = resolve(args.config, chosen_flags(args))
     launch(wanted, "piledriver.runtime.check", module=True)
-    print("piledriver test: all is well")
+    print("piledriver test: all checks passed")

@@ -1,4 +1,4 @@
-"""`piledriver tokenize`: text shards to token shards."""
+"""`piledriver tokenize CORPUS --tokenizer T -o TOKENS`: convert text shards to token shards."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import json
 
 from piledriver.cli.counts import positive, processes
 
+EXAMPLE = "piledriver tokenize corpus/train --tokenizer tokenizer.json -o tokens --workers 8"
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
-    parser.add_argument("corpus", metavar="CORPUS", help="a folder of text shards, or one of them")
+    """Add the verb's arguments."""
+    parser.add_argument("corpus", metavar="CORPUS", help="a text shard or a folder of text shards")
     parser.add_argument(
-        "--tokenizer", required=True, metavar="T", help="tokenizer.json, *.tiktoken, *.model, or a folder"
+        "--tokenizer", required=True, metavar="T", help="tokenizer.json, *.tiktoken, *.model, or a folder with one"
     )
-    parser.add_argument("-o", "--out", required=True, metavar="TOKENS", help="the folder to write")
+    parser.add_argument("-o", "--out", required=True, metavar="TOKENS", help="folder to write")
     parser.add_argument("--workers", type=processes, default=1, metavar="N", help="processes (default 1)")
     parser.add_argument(
-        "--boundary", metavar="TOKEN", help="the special token between documents (default: found by its usual names)"
+        "--boundary", metavar="TOKEN", help="special token between documents (default: found by its usual names)"
     )
     parser.add_argument("--encoder", metavar="NAME", help="gigatoken, fastokens or reference (default: the fastest)")
     parser.add_argument(
@@ -25,14 +27,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=1 << 26,
         metavar="N",
-        help="about how many tokens a shard (default 2^26)",
+        help="approximate tokens per shard (default 2^26)",
     )
-    parser.add_argument("--verify", action="store_true", help="read everything again and compare the checksums")
+    parser.add_argument("--verify", action="store_true", help="read the shards back and compare their checksums")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Tokenise, and say what came out."""
+    """Tokenize, and print counts by source."""
     from piledriver.data.tokens.token_set import open_tokens
     from piledriver.data.tokens.tokenize import Tokenizing, tokenize_corpus
 
@@ -55,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
         return
     print(
         f"{args.out}: {tokens.documents} documents, {tokens.tokens} tokens in {len(tokens.shards)} shards, "
-        f"{facts['bytes_per_token']:.2f} bytes a token"
+        f"{facts['bytes_per_token']:.2f} bytes per token"
     )
     for source, count in tokens.sources.items():
         print(f"  {count:>14}  {source or '(no source)'}")

@@ -1,30 +1,37 @@
-"""`piledriver train CONFIG.yaml [key=value ...]`: pretrain a model; run it again to go on after an interruption."""
+"""`piledriver train CONFIG.yaml [key=value ...]`: pretrain a model; run it again to resume."""
 
 from __future__ import annotations
 
 import argparse
 
 from piledriver.cli.counts import positive
-from piledriver.cli.overrides import add_overrides
+from piledriver.cli.parser import Parser
+
+EXAMPLE = "piledriver train train.yaml out=run optimizer.lr=1e-3"
+KEYS = "piledriver.train.config:TrainConfig"
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
-    parser.add_argument("config", nargs="?", help="a YAML file, see docs/train.md; key=value alone will do too")
-    add_overrides(parser, "change keys of the config", optional_file="config")
+def configure(parser: Parser) -> None:
+    """Add the verb's arguments."""
+    parser.add_argument(
+        "config",
+        nargs="?",
+        help="YAML config; optional if key=value gives every required key (--keys lists them)",
+    )
+    parser.add_overrides("change keys of the config, such as optimizer.lr=1e-3", optional_file="config")
     parser.add_argument(
         "--validation",
         metavar="CORPUS",
-        help="text shards for bits per byte as training goes on (default: the corpus's)",
+        help="text shards for bits per byte during training (default: the validation split of data.corpus)",
     )
     parser.add_argument(
-        "--validation-documents", type=positive, default=100, metavar="N", help="how many of them (default 100)"
+        "--validation-documents", type=positive, default=100, metavar="N", help="documents per validation (default 100)"
     )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, print how it ended; exit code 75 says: asked to stop, run again to go on."""
+    """Train, and print a summary. Return 75 if the run was asked to stop and can be resumed."""
     import json
     import math
     from dataclasses import asdict
@@ -42,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         from piledriver.evaluate.validation import validation
 
         validate = validation(held_out, tokens_folder(config), documents=args.validation_documents)
-    made = Run(config, validate)  # what is wrong with the config shows here, before anything is printed or written
+    made = Run(config, validate)  # checks the config before anything is printed or written
     is_main = made.world.is_main
     if is_main and not args.json:
         print(to_yaml(config), flush=True)
@@ -51,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
         figures = {**asdict(summary), "loss": summary.loss if math.isfinite(summary.loss) else None}
         print(json.dumps(figures, indent=2))
     elif is_main:
-        done = "finished" if summary.finished else "stopped; run the same command to go on"
-        left_out = f", {summary.skipped_batches} batches left out" if summary.skipped_batches else ""
+        done = "finished" if summary.finished else "stopped; run the same command to resume"
+        left_out = f", {summary.skipped_batches} batches skipped" if summary.skipped_batches else ""
         print(
             f"{summary.out}: {summary.steps} steps, {summary.tokens} tokens, loss {summary.loss:.4f}{left_out}, {done}"
         )

@@ -43,7 +43,9 @@ class DataConfig:
     mixture: dict[str, float] | None = None
     """Share of each source; as much as there is where not given."""
     exclude_sources: tuple[str, ...] = ()
+    """Sources whose documents are skipped."""
     exclude_licences: tuple[str, ...] = ()
+    """Licences whose documents are skipped."""
 
     def __post_init__(self) -> None:
         if (self.corpus is None) == (self.tokens is None):
@@ -111,9 +113,11 @@ class TrainConfig:
     checkpoint_steps: int | None = None
     """Save every so many steps instead."""
     keep_checkpoints: int = 2
+    """Number of latest checkpoints kept on disk."""
     validate_steps: int | None = None
     """How often the validation figures are computed; ten times in the run where not given."""
     log_steps: int = 1
+    """Steps between lines of metrics.jsonl."""
     spikes: SpikeConfig = field(default_factory=SpikeConfig)
     trackers: tuple[str, ...] | None = None
     """Where metrics go besides the run folder's metrics.jsonl (wandb, ...); TensorBoard where it is installed if not
@@ -123,6 +127,7 @@ class TrainConfig:
     deterministic: bool = False
     """Only algorithms that give the same bits every time; slower."""
     seed: int = 0
+    """Seed of initial weights, data order and dropout."""
 
     def __post_init__(self) -> None:
         if (self.budget_tokens is None) == (self.budget_minutes is None):

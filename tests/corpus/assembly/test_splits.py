@@ -71,7 +71,7 @@ def test_documents_that_a_late_stage_made_alike_go_the_same_way(tmp_path: Path) 
 def test_a_planted_duplicate_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = built(tmp_path, {str(i): sentences(i) for i in range(30)}, "{use: near}")
     assert main(["corpus", "verify", str(out), "--splits", "--workers", "1"]) == 0
-    assert "no exact or near duplicate crosses" in capsys.readouterr().out
+    assert "no exact or near duplicate is in two splits" in capsys.readouterr().out
     stolen = next(iter(read_shards(out / "train")))
     held_out = [*read_shards(out / "validation")]
     path = out / "validation" / "00000.jsonl.zst"

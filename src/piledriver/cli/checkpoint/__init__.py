@@ -1,7 +1,7 @@
-"""`piledriver checkpoint ...`: look into checkpoints and turn them into other formats."""
+"""`piledriver checkpoint ...`: inspect checkpoints and convert them to other formats."""
 
 VERBS: dict[str, tuple[str, str]] = {
-    "inspect": ("piledriver.cli.checkpoint.inspect", "what is in a checkpoint, and whether it is whole"),
-    "merge": ("piledriver.cli.checkpoint.merge", "one model of a checkpoint as Hugging Face safetensors shards"),
-    "convert": ("piledriver.cli.checkpoint.convert", "a checkpoint in another format"),
+    "inspect": ("piledriver.cli.checkpoint.inspect", "print what a checkpoint holds and whether it is complete"),
+    "merge": ("piledriver.cli.checkpoint.merge", "write one model of a checkpoint as Hugging Face safetensors shards"),
+    "convert": ("piledriver.cli.checkpoint.convert", "convert a checkpoint to another format"),
 }

@@ -1,28 +1,30 @@
-"""`piledriver checkpoint convert`: a checkpoint in another format."""
+"""`piledriver checkpoint convert SOURCE -o OUT --to FORMAT`: convert a checkpoint to another format."""
 
 from __future__ import annotations
 
 import argparse
 
+EXAMPLE = "piledriver checkpoint convert run/checkpoints -o model.pt --to torch"
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
+    """Add the verb's arguments."""
     parser.add_argument(
         "source",
-        help="a checkpoint of ours or Accelerate's, a run's folder of them (the latest), a DCP or Hugging Face folder, "
-        "a weights file",
+        help="piledriver or Accelerate checkpoint, run folder (its latest checkpoint), DCP or Hugging Face folder, "
+        "or weights file",
     )
-    parser.add_argument("-o", "--out", required=True, help="the folder (or file, for torch) to write")
+    parser.add_argument("-o", "--out", required=True, metavar="OUT", help="folder to write; for torch a file")
     parser.add_argument(
         "--to",
         default="piledriver",
         metavar="FORMAT",
-        help="piledriver, safetensors, dcp or torch (default: piledriver)",
+        help="piledriver, safetensors, dcp or torch (default piledriver)",
     )
 
 
 def run(args: argparse.Namespace) -> None:
-    """Convert and print where it is."""
+    """Convert, and print the path written."""
     from piledriver.checkpoint.formats.convert import convert
 
     print(convert(args.source, args.out, to=args.to))

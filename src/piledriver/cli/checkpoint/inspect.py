@@ -1,21 +1,23 @@
-"""`piledriver checkpoint inspect`: what is in a checkpoint, and whether it is whole."""
+"""`piledriver checkpoint inspect PATH`: print what a checkpoint holds and whether it is complete."""
 
 from __future__ import annotations
 
 import argparse
 import json
 
+EXAMPLE = "piledriver checkpoint inspect run/checkpoints --verify"
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
-    parser.add_argument("path", help="a checkpoint, a run's folder of checkpoints, or a folder or file with weights")
-    parser.add_argument("--verify", action="store_true", help="read every file again and compare its checksum")
+    """Add the verb's arguments."""
+    parser.add_argument("path", help="checkpoint, run folder (its latest checkpoint), or folder or file with weights")
+    parser.add_argument("--verify", action="store_true", help="re-check the checksum of every file")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print what is there."""
+    """Print header, contents and, if requested, tensors."""
     from piledriver.checkpoint.inspect import inspect
 
     found = inspect(args.path, check=args.verify)

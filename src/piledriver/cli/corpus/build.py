@@ -1,4 +1,4 @@
-"""`piledriver corpus build RECIPE -o DIR`: a recipe to a corpus; run it again to go on after an interruption."""
+"""`piledriver corpus build RECIPE -o DIR`: build a corpus from a recipe; run it again to resume."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ import json
 import sys
 
 from piledriver.cli.counts import add_workers
-from piledriver.cli.overrides import add_overrides
+from piledriver.cli.parser import Parser
+
+EXAMPLE = "piledriver corpus build recipe.yaml -o corpus seed=7 --workers 8"
+KEYS = "piledriver.corpus.pipeline.recipe:Recipe"
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
-    parser.add_argument("recipe", metavar="RECIPE", help="a YAML file, or a recipe that we ship: local, open or pile")
-    add_overrides(parser, "change keys of the recipe, such as seed=7")
-    parser.add_argument("-o", "--out", required=True, metavar="DIR", help="the corpus to make or to go on with")
+def configure(parser: Parser) -> None:
+    """Add the verb's arguments."""
+    parser.add_argument("recipe", metavar="RECIPE", help="YAML file, or a recipe of the package: local, open or pile")
+    parser.add_overrides("change keys of the recipe, such as seed=7")
+    parser.add_argument("-o", "--out", required=True, metavar="DIR", help="corpus folder to write, or to resume")
     parser.add_argument(
         "--executor",
         default="local",
         metavar="local|ray|ray:HOST:PORT",
-        help="who runs the tasks: processes (default), a Ray cluster on this machine, or one that runs",
+        help="what runs the tasks: local processes (default), a new local Ray, or a running Ray cluster",
     )
     add_workers(parser)
     parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Build and print what came out of every stage."""
+    """Build, and print what each stage kept and dropped."""
     from piledriver.corpus.pipeline.build import build_corpus
     from piledriver.corpus.pipeline.recipe import load_recipe
 
@@ -46,9 +49,12 @@ def run(args: argparse.Namespace) -> None:
     for source, share in manifest.mix.items():
         unit = "tokens" if "asked_tokens" in share else "bytes"
         got, asked = share[f"got_{unit}"], share[f"asked_{unit}"]
-        print(f"{'mix':<13} {source:<20} {got:>9} {unit} of {asked:.0f} asked for")
+        print(f"{'mix':<13} {source:<20} {got:>9} {unit} of {asked:.0f} requested")
         if not got:
-            print(f"warning: nothing of {source} is in the corpus; see above what dropped it", file=sys.stderr)
+            print(
+                f"warning: the corpus has no document of {source}; the stages above show what dropped them",
+                file=sys.stderr,
+            )
     for split in ("train", "validation", "test"):
         shards = [entry for entry in manifest.outputs if entry.get("split") == split]
         print(f"{split}: {sum(entry['documents'] for entry in shards)} documents in {len(shards)} shards")

@@ -1,4 +1,4 @@
-"""`piledriver corpus card DIR`: README.md and card.html for a finished corpus."""
+"""`piledriver corpus card DIR`: write README.md (dataset card) and card.html of a corpus."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import argparse
 
 from piledriver.cli.counts import zero_or_more
 
+EXAMPLE = "piledriver corpus card corpus"
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
-    parser.add_argument("folder", metavar="DIR", help="a corpus that 'piledriver corpus build' or 'dedup' made")
+    """Add the verb's arguments."""
+    parser.add_argument("folder", metavar="DIR", help="a corpus folder written by 'piledriver corpus build' or 'dedup'")
     parser.add_argument(
         "--read",
         type=zero_or_more,
@@ -20,7 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write both and say where they are."""
+    """Write both files and print their paths."""
     from piledriver.core import storage
     from piledriver.corpus.card.facts import card_facts
     from piledriver.corpus.card.html import page

@@ -1,4 +1,4 @@
-"""`piledriver corpus classifier --good A --bad B -o FILE`: train the quality filter's model and judge it."""
+"""`piledriver corpus classifier --good A --bad B -o FILE`: train and evaluate the quality filter's classifier."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ import json
 
 from piledriver.cli.counts import positive
 
+EXAMPLE = "piledriver corpus classifier --good wikipedia --bad crawl -o quality.model"
 _HELD_OUT = 10
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
-    parser.add_argument("--good", nargs="+", required=True, metavar="IN", help="shards of texts like those to keep")
-    parser.add_argument("--bad", nargs="+", required=True, metavar="IN", help="shards of texts as they come")
-    parser.add_argument("-o", "--out", required=True, metavar="FILE", help="the model")
+    """Add the verb's arguments."""
     parser.add_argument(
-        "--limit", type=positive, default=200_000, metavar="N", help="texts of each kind (default 200,000)"
+        "--good", nargs="+", required=True, metavar="IN", help="shards with texts of the wanted quality"
+    )
+    parser.add_argument("--bad", nargs="+", required=True, metavar="IN", help="shards with unfiltered texts")
+    parser.add_argument("-o", "--out", required=True, metavar="FILE", help="model file to write")
+    parser.add_argument(
+        "--limit", type=positive, default=200_000, metavar="N", help="texts of each class (default 200,000)"
     )
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="key=value",
-        help="bits, word_ngrams, epochs, learning_rate or seed of the training; may be repeated",
+        help="bits, word_ngrams, epochs, learning_rate or seed, repeatable",
     )
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train on nine texts of ten, evaluate on the tenth, save."""
+    """Train on nine tenths of the texts, evaluate on the rest, save, and print the figures as JSON."""
     from itertools import islice
 
     from piledriver.core.config import load_config

@@ -1,4 +1,4 @@
-"""`piledriver corpus dedup IN... -o DIR`: duplicates out of shards that exist already."""
+"""`piledriver corpus dedup IN... -o DIR`: remove duplicates from existing shards."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ import json
 
 from piledriver.cli.counts import add_workers
 
+EXAMPLE = "piledriver corpus dedup shards -o deduplicated --method minhash --set threshold=0.8"
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
+    """Add the verb's arguments."""
     parser.add_argument("inputs", nargs="+", metavar="IN", help="shards or folders of shards")
-    parser.add_argument("-o", "--out", required=True, metavar="DIR", help="the corpus to make or to go on with")
+    parser.add_argument("-o", "--out", required=True, metavar="DIR", help="corpus folder to write, or to resume")
     parser.add_argument(
         "--method",
         choices=("exact", "near", "minhash", "paragraphs", "substring"),
         default="minhash",
-        help="which duplicates: equal texts, nearly equal ones (minhash or near, the default), repeated parts",
+        help="equal documents, near duplicates (minhash or near, the default), or repeated paragraphs or substrings",
     )
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="key=value",
-        help="a setting of the method, such as threshold=0.7; may be repeated",
+        help="setting of the method, repeatable; 'piledriver corpus filters' lists them",
     )
     add_workers(parser)
     parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Deduplicate and print what went."""
+    """Deduplicate, and print the counts before and after."""
     from piledriver.core.yaml_tree import parse_override
     from piledriver.corpus.pipeline.dedup import deduplicate
 

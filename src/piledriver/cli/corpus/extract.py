@@ -1,4 +1,4 @@
-"""`piledriver corpus extract SOURCE PATH... -o OUT.jsonl.zst`: raw files of one source to documents."""
+"""`piledriver corpus extract SOURCE PATH... -o OUT.jsonl.zst`: extract documents from raw files of one source."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ import os
 from piledriver.cli.counts import add_workers
 from piledriver.core.errors import UsageError
 
+EXAMPLE = "piledriver corpus extract text README.md docs -o text.jsonl.zst"
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
-    parser.add_argument("source", metavar="SOURCE", help="a slug or a pile_set_name; see 'piledriver corpus sources'")
+    """Add the verb's arguments."""
+    parser.add_argument("source", metavar="SOURCE", help="a slug or pile_set_name, see 'piledriver corpus sources'")
     parser.add_argument("paths", nargs="+", metavar="PATH", help="raw files, folders and archives")
-    parser.add_argument("-o", "--out", required=True, metavar="OUT.jsonl.zst", help="the shard to write")
-    parser.add_argument("--rejects", metavar="FILE.jsonl.zst", help="write what was refused, with reason and origin")
+    parser.add_argument("-o", "--out", required=True, metavar="OUT.jsonl.zst", help="text shard to write")
+    parser.add_argument("--rejects", metavar="FILE.jsonl.zst", help="write the rejected records with reason and origin")
     add_workers(parser)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Extract and print what was taken and refused."""
+    """Extract, and print how many documents were accepted, rejected and skipped."""
     from piledriver.corpus.extract import extract
     from piledriver.corpus.sources import resolve
 
@@ -32,16 +34,16 @@ def run(args: argparse.Namespace) -> None:
         print(json.dumps(summary.as_dict(), indent=2, ensure_ascii=False))
         return
     print(f"{summary.documents} documents, {summary.text_bytes} bytes of text -> {summary.out}")
-    found = (("licences", summary.licences), ("refused", summary.refused), ("passed over", summary.passed_over))
+    found = (("licences", summary.licences), ("rejected", summary.refused), ("skipped", summary.passed_over))
     for title, counts in found:
         if counts:
             print(f"{title}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
 
 
 def _check_apart(out: str, rejects: str | None, paths: list[str]) -> None:
-    """What is written takes the place of what was there: never of what is read, or of the other file."""
+    """Reject an output path that is also an input path, or the same for documents and rejects."""
     for written in (out, rejects):
         if written is not None and os.path.realpath(written) in map(os.path.realpath, paths):
-            raise UsageError(f"{written} would be written over while it is read", fix="write to another file")
+            raise UsageError(f"{written} is both input and output", fix="write to another file")
     if rejects is not None and os.path.realpath(out) == os.path.realpath(rejects):
-        raise UsageError(f"documents and rejects would both be {out}", fix="give --rejects another file")
+        raise UsageError(f"documents and rejects would both be written to {out}", fix="give --rejects another file")

@@ -1,4 +1,4 @@
-"""`piledriver corpus show PATH`: print documents, or with --dropped the documents that a build left out."""
+"""`piledriver corpus show PATH`: print documents, or with --dropped the documents that a build dropped."""
 
 from __future__ import annotations
 
@@ -10,23 +10,27 @@ from itertools import islice
 from piledriver.cli.counts import positive, zero_or_more
 from piledriver.core.errors import UnknownNameError, UsageError
 
+EXAMPLE = "piledriver corpus show corpus --source arxiv --limit 3"
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
-    parser.add_argument("path", metavar="PATH", help="a shard or a folder of shards; with --dropped a corpus")
+    """Add the verb's arguments."""
+    parser.add_argument("path", metavar="PATH", help="a shard or a folder of shards; with --dropped a corpus folder")
     parser.add_argument(
-        "--source", metavar="SOURCE", help="only documents of this source: a slug, or the name in the shards"
+        "--source", metavar="SOURCE", help="only documents of this source: a slug, or its name in the shards"
     )
-    parser.add_argument("--limit", type=positive, default=5, metavar="N", help="how many documents (default 5)")
-    parser.add_argument("--start", type=zero_or_more, default=0, metavar="N", help="begin at this document (default 0)")
+    parser.add_argument("--limit", type=positive, default=5, metavar="N", help="print at most N documents (default 5)")
+    parser.add_argument(
+        "--start", type=zero_or_more, default=0, metavar="N", help="skip the first N documents (default 0)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON lines")
-    parser.add_argument("--dropped", action="store_true", help="what a build dropped, from the ledger of its corpus")
-    parser.add_argument("--stage", help="with --dropped: only what this stage or filter dropped")
-    parser.add_argument("--reason", help="with --dropped: only reasons that contain this")
+    parser.add_argument("--dropped", action="store_true", help="list what the build dropped, from the ledger")
+    parser.add_argument("--stage", help="with --dropped: only this stage or filter")
+    parser.add_argument("--reason", help="with --dropped: only reasons that contain this text")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print the documents, each under a line that says what it is."""
+    """Print the documents, each below a line with id, source and meta."""
     if args.dropped:
         return _run_dropped(args)
     from piledriver.corpus import read_shards
@@ -44,15 +48,15 @@ def run(args: argparse.Namespace) -> None:
         print(document.text, end="\n\n")
     if nothing and args.source:
         raise UsageError(
-            f"no document of source {args.source!r} in {args.path} from document {args.start} on",
+            f"{args.path} has no document of source {args.source!r} after the first {args.start}",
             fix=f"'piledriver corpus stats {args.path}' lists its sources",
         )
     if nothing:
-        print(f"{args.path} has no document from document {args.start} on", file=sys.stderr)
+        print(f"{args.path} has no document after the first {args.start}", file=sys.stderr)
 
 
 def _run_dropped(args: argparse.Namespace) -> None:
-    """One line for each document that was dropped: id, source, stage, reason, and which was kept in its place."""
+    """Print one line per dropped document: id, source, stage, reason, and the duplicate that was kept."""
     from piledriver.corpus.pipeline.ledger_reader import read_ledger
 
     rows = read_ledger(args.path, source=_source_name(args.source), stage=args.stage, reason=args.reason)
@@ -68,11 +72,11 @@ def _run_dropped(args: argparse.Namespace) -> None:
         )
     if nothing:
         stages = ", ".join(sorted({row["stage"] for row in read_ledger(args.path)})) or "none"
-        print(f"nothing that was dropped fits (stages that dropped something: {stages})", file=sys.stderr)
+        print(f"no dropped document matches (stages that dropped documents: {stages})", file=sys.stderr)
 
 
 def _source_name(text: str | None) -> str | None:
-    """The name that documents carry; a recipe may give a source a name of its own, which stands for itself."""
+    """Return the source name as in the shards; a name that is no slug is one that a recipe gave, and stays."""
     from piledriver.corpus.sources import resolve
 
     try:

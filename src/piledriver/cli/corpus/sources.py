@@ -1,21 +1,26 @@
-"""`piledriver corpus sources`: what can be read, from which raw format, under which licence."""
+"""`piledriver corpus sources`: list the sources with raw format, licence and consent."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 
+EXAMPLE = "piledriver corpus sources arxiv"
+_UNWRAPPED = 10_000
 _SHOWN = ("slug", "name", "title", "raw_format", "licence", "consent", "treatment", "citation")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
-    parser.add_argument("source", metavar="SOURCE", nargs="?", help="show one source in full (default: a table of all)")
+    """Add the verb's arguments."""
+    parser.add_argument(
+        "source", metavar="SOURCE", nargs="?", help="show one source in full (default: a table of all sources)"
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON list")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print the table, or one source's card."""
+    """Print a table of all sources, or everything about one."""
     from piledriver.corpus.sources import SOURCES, resolve
 
     sources = [resolve(args.source)] if args.source else [SOURCES[slug] for slug in SOURCES]
@@ -40,8 +45,9 @@ def _print_table(cards: list[dict[str, str]]) -> None:
         table.add_column(column, overflow="fold")
     for card in cards:
         table.add_row(card["slug"], card["raw_format"], card["licence"], card["consent"])
-    console = Console()
+    # A pipe has no width: one line per source there.
+    console = Console(width=None if sys.stdout.isatty() else _UNWRAPPED)
     with console.capture() as shown:
         console.print(table)
-    # Printed like everything else: where the reader has left, rich on its own ends the program with an error.
-    print(shown.get(), end="")
+    # Not printed by rich, which exits with an error when the reader of a pipe closes it.
+    print("\n".join(line.rstrip() for line in shown.get().splitlines()))

@@ -1,4 +1,4 @@
-"""`piledriver corpus stats PATH`: documents, bytes and licences by source."""
+"""`piledriver corpus stats PATH`: count documents, bytes and licences by source."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import json
 
 from piledriver.core.errors import PiledriverError
 
+EXAMPLE = "piledriver corpus stats corpus --json"
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
+    """Add the verb's arguments."""
     parser.add_argument("path", metavar="PATH", help="a shard or a folder of shards")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -20,7 +22,7 @@ def run(args: argparse.Namespace) -> None:
 
     counts = count(args.path)
     if not counts:
-        raise PiledriverError(f"{args.path} has no documents", fix="check what wrote it")
+        raise PiledriverError(f"{args.path} holds no documents", fix="give a shard or a folder of shards that has some")
     if args.json:
         print(json.dumps({name: counted.as_dict() for name, counted in counts.items()}, indent=2, ensure_ascii=False))
         return

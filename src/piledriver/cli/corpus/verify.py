@@ -1,4 +1,4 @@
-"""`piledriver corpus verify DIR`: every checksum and count again, and whether the splits are apart."""
+"""`piledriver corpus verify DIR`: re-check checksums and counts; with --splits also leakage between the splits."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from itertools import islice
 from piledriver.cli.counts import add_workers
 
 _MOST_SHOWN = 20
+EXAMPLE = "piledriver corpus verify corpus --splits"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
-    parser.add_argument("folder", metavar="DIR", help="a corpus that 'piledriver corpus build' or 'dedup' made")
+    """Add the verb's arguments."""
+    parser.add_argument("folder", metavar="DIR", help="a corpus folder written by 'piledriver corpus build' or 'dedup'")
     parser.add_argument(
-        "--splits", action="store_true", help="also compare all documents: no exact or near duplicate in two splits"
+        "--splits", action="store_true", help="also check that no exact or near duplicate is in two splits"
     )
     add_workers(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the differences; 0 only where there are none."""
+    """Print the differences; return 0 only if there are none."""
     from piledriver.corpus.pipeline.manifest import load_manifest, verify
 
     differences = verify(args.folder)
@@ -32,9 +33,9 @@ def run(args: argparse.Namespace) -> int:
         more = sum(1 for _ in found)
         differences += [f"and {more} more"] if more else []
         if not differences:
-            print(f"{args.folder}: no exact or near duplicate crosses the splits")
+            print(f"{args.folder}: no exact or near duplicate is in two splits")
     for difference in differences:
         print(difference)
     if not differences:
-        print(f"{args.folder}: {len(load_manifest(args.folder).outputs)} files are as the manifest says")
+        print(f"{args.folder}: {len(load_manifest(args.folder).outputs)} files match the manifest")
     return 1 if differences else 0

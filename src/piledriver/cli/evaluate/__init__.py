@@ -1,6 +1,6 @@
-"""`piledriver evaluate ...`: how good is a model?"""
+"""`piledriver evaluate ...`: measure a model."""
 
 VERBS: dict[str, tuple[str, str]] = {
-    "bpb": ("piledriver.cli.evaluate.bpb", "bits per byte of a model on a corpus, by source"),
-    "lm-eval": ("piledriver.cli.evaluate.lm_eval", "tasks of EleutherAI's evaluation harness"),
+    "bpb": ("piledriver.cli.evaluate.bpb", "measure bits per byte on a corpus, by source"),
+    "lm-eval": ("piledriver.cli.evaluate.lm_eval", "run tasks of EleutherAI's evaluation harness"),
 }

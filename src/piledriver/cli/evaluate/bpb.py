@@ -1,4 +1,4 @@
-"""`piledriver evaluate bpb --model MODEL --corpus CORPUS`: bits per byte by source."""
+"""`piledriver evaluate bpb --model MODEL --corpus CORPUS`: measure bits per byte by source."""
 
 from __future__ import annotations
 
@@ -7,29 +7,37 @@ import json
 
 from piledriver.cli.counts import positive
 
+EXAMPLE = "piledriver evaluate bpb --model run/model --corpus corpus/test --chart bpb.png"
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
+    """Add the verb's arguments."""
     parser.add_argument(
-        "--model", required=True, help="a folder with config.json and safetensors (ours or transformers')"
+        "--model", required=True, help="model folder with config.json and safetensors, of piledriver or transformers"
     )
-    parser.add_argument("--corpus", required=True, help="a shard or a folder of shards of text")
-    parser.add_argument("--tokenizer", help="a tokenizer file or folder (default: the one beside the model)")
+    parser.add_argument("--corpus", required=True, help="a text shard or a folder of text shards")
+    parser.add_argument("--tokenizer", help="tokenizer file or folder (default: the one in the model folder)")
+    parser.add_argument("--length", type=positive, metavar="N", help="tokens per window (default: the model's longest)")
     parser.add_argument(
-        "--length", type=positive, metavar="N", help="tokens in a window (default: the model's longest)"
+        "--context",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="tokens of context before later windows (default 1)",
     )
     parser.add_argument(
-        "--context", type=positive, default=1, metavar="N", help="tokens of context for each later window"
+        "--boundary", metavar="NAME", help="special token between documents (default: found by its usual names)"
     )
-    parser.add_argument("--boundary", metavar="NAME", help="the special token between documents, where it is not found")
-    parser.add_argument("--batch-tokens", type=positive, default=8192, metavar="N", help="tokens scored at once")
+    parser.add_argument(
+        "--batch-tokens", type=positive, default=8192, metavar="N", help="tokens per forward pass (default 8192)"
+    )
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N documents")
-    parser.add_argument("--chart", metavar="FILE.png", help="save a bar chart")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--chart", metavar="FILE.png", help="write a bar chart")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Score and print. Under `piledriver launch` the processes share the documents."""
+    """Score the documents, and print the figures. Ranks of `piledriver launch` share the documents."""
     import os
     from itertools import chain, islice
 
@@ -49,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError(f"{args.corpus} holds no documents", fix="give a shard or a folder of shards of text")
     documents = chain([first], rest)
     world = detect_world()
-    # A tokenizer is open in no time; the one beside the model is looked for when there is a model.
+    # A named tokenizer opens fast, so it fails before the model is read.
     named = None if args.tokenizer is None else open_model_tokenizer(args.model, args.tokenizer)
     scorer = open_scorer(args.model, length=args.length, device=world.device)
     tokenizer = named or open_model_tokenizer(args.model, None)
@@ -71,4 +79,4 @@ def run(args: argparse.Namespace) -> None:
     about = {"model": args.model, "corpus": args.corpus, "length": scorer.length, "context": args.context}
     print(json.dumps(as_json(figures, **about), indent=2) if args.json else as_text(figures), flush=True)
     if args.chart:
-        save_chart(figures, args.chart)  # after the figures are out: they may have taken hours
+        save_chart(figures, args.chart)  # after the figures are printed, which may have taken hours

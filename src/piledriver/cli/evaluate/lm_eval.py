@@ -1,4 +1,4 @@
-"""`piledriver evaluate lm-eval --model MODEL --tasks TASK,...`: a model under EleutherAI's evaluation harness."""
+"""`piledriver evaluate lm-eval --model MODEL --tasks TASK,...`: run EleutherAI's evaluation harness."""
 
 from __future__ import annotations
 
@@ -7,33 +7,35 @@ import json
 
 from piledriver.cli.counts import positive, zero_or_more
 
+EXAMPLE = "piledriver evaluate lm-eval --model run/model --tasks lambada_openai,piqa --limit 100"
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
+    """Add the verb's arguments."""
     parser.add_argument(
-        "--model", required=True, help="a folder with config.json and safetensors (ours or transformers')"
+        "--model", required=True, help="model folder with config.json and safetensors, of piledriver or transformers"
     )
-    parser.add_argument(
-        "--tasks", required=True, metavar="TASK,...", help="names of the harness's tasks, or of your own"
-    )
-    parser.add_argument("--include", metavar="DIR", help="a folder with tasks of your own")
-    parser.add_argument("--tokenizer", help="a tokenizer file or folder (default: the one beside the model)")
-    parser.add_argument(
-        "--length", type=positive, metavar="N", help="tokens in a window (default: the model's longest)"
-    )
+    parser.add_argument("--tasks", required=True, metavar="TASK,...", help="tasks of the harness, or of --include")
+    parser.add_argument("--include", metavar="DIR", help="folder with more task definitions")
+    parser.add_argument("--tokenizer", help="tokenizer file or folder (default: the one in the model folder)")
+    parser.add_argument("--length", type=positive, metavar="N", help="tokens per window (default: the model's longest)")
     parser.add_argument(
         "--few-shot", type=zero_or_more, metavar="N", help="examples before each question (default: the task's)"
     )
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N documents of each task")
-    parser.add_argument("--batch-tokens", type=positive, default=8192, metavar="N", help="tokens scored at once")
     parser.add_argument(
-        "--no-boundary", action="store_true", help="no token between documents before a context, as in the harness's hf"
+        "--batch-tokens", type=positive, default=8192, metavar="N", help="tokens per forward pass (default 8192)"
+    )
+    parser.add_argument(
+        "--no-boundary",
+        action="store_true",
+        help="no document boundary token before a context, as the harness's hf model",
     )
     parser.add_argument("--json", action="store_true", help="print the harness's results as JSON")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Evaluate and print."""
+    """Run the tasks, and print their metrics."""
     import os
 
     from piledriver.core.errors import UsageError
@@ -41,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
     from piledriver.runtime import connect, detect_world, disconnect
 
     if args.include is not None and not os.path.isdir(args.include):
-        raise UsageError(f"--include: there is no folder {args.include}", fix="check the path")
+        raise UsageError(f"--include: folder {args.include} does not exist", fix="check the path")
     world = detect_world()
     connect(world)
     model = model_class()(

@@ -1,7 +1,7 @@
-"""`piledriver tokenizer ...`: make tokenizers."""
+"""`piledriver tokenizer ...`: train tokenizers."""
 
 from __future__ import annotations
 
 VERBS: dict[str, tuple[str, str]] = {
-    "train": ("piledriver.cli.tokenizer.train", "learn a byte-level BPE tokenizer from a corpus"),
+    "train": ("piledriver.cli.tokenizer.train", "train a byte-level BPE tokenizer on a corpus"),
 }

@@ -1,4 +1,4 @@
-"""`piledriver tokenizer train`: learn a byte-level BPE tokenizer from a corpus."""
+"""`piledriver tokenizer train`: train a byte-level BPE tokenizer on a corpus."""
 
 from __future__ import annotations
 
@@ -7,43 +7,49 @@ import json
 
 from piledriver.cli.counts import positive
 
+EXAMPLE = "piledriver tokenizer train corpus/train -o tokenizer.json --vocab-size 32000"
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The verb's arguments."""
-    parser.add_argument("corpus", metavar="CORPUS", help="a folder of text shards, or one of them")
-    parser.add_argument("-o", "--out", required=True, metavar="FILE", help="the tokenizer.json to write")
+    """Add the verb's arguments."""
+    parser.add_argument("corpus", metavar="CORPUS", help="a text shard or a folder of text shards")
+    parser.add_argument("-o", "--out", required=True, metavar="FILE", help="tokenizer.json to write")
     parser.add_argument(
         "--vocab-size",
         type=positive,
         required=True,
         metavar="N",
-        help="ids in all, the 256 bytes and the special tokens included",
+        help="number of ids, including the 256 bytes and the special tokens",
     )
     parser.add_argument(
         "--special",
         action="append",
         metavar="TOKEN",
-        help="a special token; the first stands between documents (default <|endoftext|>)",
+        help="special token, repeatable; the first separates documents (default <|endoftext|>)",
     )
     parser.add_argument(
-        "--weight", action="append", default=[], metavar="SOURCE=W", help="share of a source in the sample (default 1)"
+        "--weight",
+        action="append",
+        default=[],
+        metavar="SOURCE=W",
+        help="weight of a source in the sample, repeatable (default 1)",
     )
     parser.add_argument(
-        "--sample-bytes", type=_bytes, default=500_000_000, metavar="N", help="text to learn from (default 5e8)"
+        "--sample-bytes", type=_bytes, default=500_000_000, metavar="N", help="bytes of text to train on (default 5e8)"
     )
     parser.add_argument(
         "--min-frequency",
         type=positive,
         default=2,
         metavar="N",
-        help="pairs rarer than this are not merged (default 2)",
+        help="smallest count of a pair that is merged (default 2)",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="which documents are drawn (default 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the sample (default 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train and save."""
+    """Train, save, and print the size."""
     from piledriver.core import storage
     from piledriver.data.tokenizer.training import TokenizerTraining, train_tokenizer
 
@@ -62,7 +68,7 @@ def run(args: argparse.Namespace) -> None:
         print(json.dumps(facts))
         return
     short = (
-        f" ({args.vocab_size} asked for: the sample has no more pairs)"
+        f" ({args.vocab_size} requested: the sample has no more pairs)"
         if tokenizer.vocab_size < args.vocab_size
         else ""
     )

@@ -22,8 +22,11 @@ class C4:
     """Lines that are not sentences go; a document with too few left goes."""
 
     min_words_in_line: int = 3
+    """Drop lines with fewer words."""
     min_sentences: int = 5
+    """Drop documents with fewer sentences left."""
     max_word_length: int = 1000
+    """Drop lines with a longer word."""
     end_punctuation: bool = True
     """Drop lines that do not end like a sentence."""
     refuse_curly_brackets: bool = True

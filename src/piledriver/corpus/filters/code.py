@@ -17,7 +17,9 @@ class Code:
     """
 
     max_mean_line_length: float = 100.0
+    """Mean characters per line."""
     max_line_length: int = 1000
+    """Characters in the longest line."""
     min_alphanumeric: float = 0.25
     """Share of letters and digits among all characters."""
     max_digits: float = 0.8

@@ -19,9 +19,13 @@ class FineWeb:
     min_punctuated_lines: float = 0.12
     """Share of lines that end like a sentence."""
     max_short_lines: float = 0.67
+    """Share of lines with at most `short_line_characters` characters."""
     short_line_characters: int = 30
+    """Longest line that counts as short."""
     max_duplicate_line_characters: float = 0.01
+    """Share of characters in lines that occurred before."""
     max_lines_per_word: float = 0.3
+    """Line breaks per word."""
 
     def __call__(self, document: Document) -> Document | Drop:
         """Judge one document."""

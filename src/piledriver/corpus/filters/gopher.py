@@ -26,9 +26,13 @@ class GopherQuality:
     """Is it prose of a sensible shape?"""
 
     min_words: int = 50
+    """Words in the document, at least."""
     max_words: int = 100_000
+    """Words in the document, at most."""
     min_mean_word_length: float = 3.0
+    """Mean characters per word, at least."""
     max_mean_word_length: float = 10.0
+    """Mean characters per word, at most."""
     max_symbol_ratio: float = 0.1
     """Hash signs, and ellipses, for each word."""
     max_bullet_lines: float = 0.9
@@ -79,9 +83,13 @@ class GopherRepetition:
     """Does it say the same thing over and over?"""
 
     max_duplicate_lines: float = 0.3
+    """Share of lines that occurred before."""
     max_duplicate_line_characters: float = 0.2
+    """Share of characters in such lines."""
     max_duplicate_paragraphs: float = 0.3
+    """Share of paragraphs that occurred before."""
     max_duplicate_paragraph_characters: float = 0.2
+    """Share of characters in such paragraphs."""
     max_top_ngram_characters: tuple[float, ...] = (0.2, 0.18, 0.16)
     """Share of the text in the most frequent sequence of 2, 3, 4 words."""
     max_duplicate_ngram_characters: tuple[float, ...] = (0.15, 0.14, 0.13, 0.12, 0.11, 0.10)

@@ -71,7 +71,9 @@ class Splits:
     """Shares of the documents that are held out, drawn at random by whole clusters of near-duplicates."""
 
     validation: float = 0.001
+    """Share of documents in the validation split."""
     test: float = 0.001
+    """Share of documents in the test split."""
 
     def __post_init__(self) -> None:
         if self.validation < 0 or self.test < 0 or self.validation + self.test >= 1:
@@ -85,6 +87,7 @@ class Recipe:
     """A whole corpus."""
 
     name: str = "corpus"
+    """Name of the corpus, in its manifest and card."""
     sources: list[SourceEntry]
     stages: list[StageEntry] = field(default_factory=list)
     splits: Splits = field(default_factory=Splits)
@@ -100,6 +103,7 @@ class Recipe:
     memory_bytes: int = 2 << 30
     """What one process may hold while sorting."""
     seed: int = 42
+    """Seed of splits, order and sampling."""
 
     def __post_init__(self) -> None:
         if not self.sources:

@@ -1,0 +1,51 @@
+"""`piledriver presets`: list the model shapes that `model: NAME` can name."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+EXAMPLE = "piledriver presets"
+_SHAPE = ("layers", "dim", "heads", "kv_heads", "vocab_size", "max_positions")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
+    parser.add_argument("--json", action="store_true", help="print a JSON list")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print one line per preset."""
+    rows = list_presets()
+    if args.json:
+        print(json.dumps(rows, indent=2))
+        return
+    width = max(len(row["preset"]) for row in rows)
+    columns = list(rows[0])[1:]
+    print(f"{'preset':<{width}}" + "".join(f"  {column:>13}" for column in columns))
+    for row in rows:
+        cells = [short_count(row[column]) if "parameters" in column else str(row[column]) for column in columns]
+        print(f"{row['preset']:<{width}}" + "".join(f"  {cell:>13}" for cell in cells))
+
+
+def list_presets() -> list[dict[str, Any]]:
+    """Return name, parameters, active parameters (of a mixture of experts) and shape of every preset."""
+    from piledriver.models.presets import preset, preset_names
+    from piledriver.models.sizes import active_parameter_count, parameter_count
+
+    rows = []
+    for name in preset_names():
+        config = preset(name)
+        counts = {"parameters": parameter_count(config), "active_parameters": active_parameter_count(config)}
+        rows.append({"preset": name, **counts, **{key: getattr(config, key) for key in _SHAPE}})
+    return rows
+
+
+def short_count(count: int) -> str:
+    """Return a parameter count in millions or billions.
+
+    >>> short_count(124_439_808), short_count(7_000_000_000)
+    ('124.4M', '7.00B')
+    """
+    return f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"
