@@ -31,8 +31,8 @@ def run(args: argparse.Namespace) -> None:
 
 def list_presets() -> list[dict[str, Any]]:
     """Return name, parameters, active parameters (of a mixture of experts) and shape of every preset."""
+    from piledriver.models.model_size import active_parameter_count, parameter_count
     from piledriver.models.presets import preset, preset_names
-    from piledriver.models.sizes import active_parameter_count, parameter_count
 
     rows = []
     for name in preset_names():
