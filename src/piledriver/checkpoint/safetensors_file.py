@@ -18,26 +18,10 @@ import torch
 
 from piledriver.checkpoint.errors import IncompleteCheckpointError
 from piledriver.core.errors import StorageError
+from piledriver.core.safetensors import CODES, LENGTH_BYTES, TensorEntry, encode_header
 
-_CODES: dict[torch.dtype, str] = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.uint16: "U16",
-    torch.uint32: "U32",
-    torch.uint64: "U64",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-}
+_CODES: dict[torch.dtype, str] = {getattr(torch, name): code for name, code in CODES.items()}
 _DTYPES = {code: dtype for dtype, code in _CODES.items()} | {"C64": torch.complex64, "F8_E8M0": torch.float8_e8m0fnu}
-_LENGTH_BYTES = 8
 _LARGEST_HEADER_BYTES = 100_000_000
 _BLOCK_BYTES = 16 << 20
 
@@ -58,23 +42,14 @@ def write_file(
     path: Path, tensors: Sequence[tuple[str, torch.Tensor]], metadata: Mapping[str, str] | None = None
 ) -> Written:
     """Write tensors to a new file, synced to the disk. A tensor is brought to the host only while it is written."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
-    position = 0
     # The largest items first, so that every tensor starts where its element size divides the offset.
     ordered = sorted(tensors, key=lambda pair: (-pair[1].dtype.itemsize, pair[0]))
-    for name, tensor in ordered:
-        size = tensor.numel() * tensor.dtype.itemsize
-        code = _CODES.get(tensor.dtype)
-        shape = [*tensor.shape] if code else [*tensor.shape, tensor.dtype.itemsize]
-        header[name] = {"dtype": code or "U8", "shape": shape, "data_offsets": [position, position + size]}
-        position += size
-    encoded = json.dumps(header, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % _LENGTH_BYTES)
+    start, _ = encode_header([_entry(name, tensor) for name, tensor in ordered], metadata)
     digest = hashlib.sha256()
     written = 0
     try:
         with open(path, "wb", buffering=0) as file:
-            for block in _blocks(len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded, ordered):
+            for block in _blocks(start, ordered):
                 digest.update(block)
                 written += _write_all(file.fileno(), block)
             os.fsync(file.fileno())
@@ -83,6 +58,12 @@ def write_file(
             f"cannot write {path}: {error.strerror or error}", fix="free some disk space and save again"
         ) from error
     return Written(path.name, written, digest.hexdigest())
+
+
+def _entry(name: str, tensor: torch.Tensor) -> TensorEntry:
+    code = _CODES.get(tensor.dtype)
+    shape = tuple(tensor.shape) if code else (*tensor.shape, tensor.dtype.itemsize)
+    return TensorEntry(name, code or "U8", shape, tensor.numel() * tensor.dtype.itemsize)
 
 
 def _blocks(start: bytes, tensors: Sequence[tuple[str, torch.Tensor]]) -> Iterator[memoryview]:
@@ -110,11 +91,11 @@ def read_header(path: Path) -> tuple[dict[str, object], int]:
     """A file's JSON header and where its bytes start."""
     size = path.stat().st_size if path.is_file() else 0
     with open(path, "rb") as file:
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        if size < _LENGTH_BYTES or length > min(size - _LENGTH_BYTES, _LARGEST_HEADER_BYTES):
+        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        if size < LENGTH_BYTES or length > min(size - LENGTH_BYTES, _LARGEST_HEADER_BYTES):
             raise IncompleteCheckpointError(f"{path} is not a whole safetensors file", fix="download or save it again")
         try:
-            return json.loads(file.read(length)), _LENGTH_BYTES + length
+            return json.loads(file.read(length)), LENGTH_BYTES + length
         except ValueError as error:
             raise IncompleteCheckpointError(f"{path} has a damaged header", fix="download or save it again") from error
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch as safetensors_torch
 import torch
 
-from piledriver.core.errors import CorruptFileError, UnknownNameError
+from piledriver.core.errors import CorruptFileError, StorageError, UnknownNameError
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.interchange import (
     InterchangeError,
@@ -125,6 +126,35 @@ def test_bfloat16_is_kept(tmp_path: Path) -> None:
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
     assert theirs.dtype == torch.bfloat16
     assert theirs.config.eos_token_id == 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_may_come_one_by_one_in_any_order(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = Transformer(preset("tiny-moe", layers=2, vocab_size=64))
+    stream = reversed(list(model.named_parameters()))
+    with torch.device("meta"):
+        empty = Transformer(model.config)
+    save_folder(empty, tmp_path, dtype=dtype, weights=stream)
+    read = safetensors_torch.load_file(tmp_path / "model.safetensors")
+    safetensors_torch.save_file(read, tmp_path / "expected", metadata={"format": "pt"})
+    assert (tmp_path / "model.safetensors").read_bytes() == (tmp_path / "expected").read_bytes(), "as their library"
+    for name, parameter in load_folder(tmp_path).named_parameters():
+        assert torch.equal(parameter, model.get_parameter(name).to(dtype)), name
+
+
+def test_a_save_that_fails_takes_the_weights_to_the_end_and_leaves_nothing(tmp_path: Path) -> None:
+    """Other processes take part in every tensor: one that stopped early would leave them waiting."""
+    model = Transformer(preset("tiny", layers=2, vocab_size=64))
+    (tmp_path / "model.safetensors").mkdir()
+    taken = []
+    weights = ((taken.append(name), (name, weight))[1] for name, weight in model.named_parameters())
+    with pytest.raises(StorageError, match=r"cannot write .*model\.safetensors"):
+        save_folder(model, tmp_path, weights=weights)
+    some = list(model.named_parameters())[:-1]
+    with pytest.raises(InterchangeError, match="no weights came for"):
+        save_folder(model, tmp_path / "other", weights=some)
+    assert len(taken) == len(list(model.parameters()))
+    assert [path.name for path in tmp_path.rglob("*")] == ["model.safetensors", "other"]
 
 
 @pytest.mark.parametrize("name", preset_names())

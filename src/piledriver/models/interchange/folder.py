@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from piledriver.core import storage
 from piledriver.core.errors import CorruptFileError, StorageError
+from piledriver.core.safetensors import CODES, SafetensorsWriter, TensorEntry
 from piledriver.models.config import ModelConfig
 from piledriver.models.interchange.config_json import InterchangeError, read_config, write_config
 from piledriver.models.interchange.families import Family, family
@@ -43,7 +45,10 @@ def load_folder(
 
 
 def load_weights(model: Transformer, folder: str | os.PathLike[str]) -> None:
-    """Load weights into an existing model, sharded or not, one tensor at a time. The configs must be equal."""
+    """Load weights into an existing model, a shard or a pipeline stage of one, one tensor at a time.
+
+    The configs must be equal.
+    """
     config, theirs = read_folder_config(folder)
     if config != model.config:
         raise InterchangeError(
@@ -51,9 +56,8 @@ def load_weights(model: Transformer, folder: str | os.PathLike[str]) -> None:
             fix="build the model from that config",
         )
     targets = dict(model.named_parameters())
-    for name, tensor in read_weights(folder, config, str(theirs["model_type"])):
-        if name in targets:
-            _copy(targets[name], tensor)
+    for name, tensor in read_weights(folder, config, str(theirs["model_type"]), targets):
+        _copy(targets[name], tensor)
 
 
 def read_folder_config(folder: str | os.PathLike[str]) -> tuple[ModelConfig, dict[str, Any]]:
@@ -62,8 +66,13 @@ def read_folder_config(folder: str | os.PathLike[str]) -> tuple[ModelConfig, dic
     return read_config(theirs), theirs
 
 
-def read_weights(folder: str | os.PathLike[str], config: ModelConfig, model_type: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield (our name, tensor) of every parameter. Missing or unknown tensors raise `InterchangeError`."""
+def read_weights(
+    folder: str | os.PathLike[str], config: ModelConfig, model_type: str, names: Container[str] | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield (our name, tensor) of every parameter, or of `names` only.
+
+    Missing or unknown tensors raise `InterchangeError`.
+    """
     kind, files = family(model_type), _tensor_files(Path(folder))
     unread = set(files)
     with ExitStack() as stack:
@@ -76,8 +85,10 @@ def read_weights(folder: str | os.PathLike[str], config: ModelConfig, model_type
                 if found not in files:
                     raise InterchangeError(f"{os.fspath(folder)} has no tensor {source}", fix="check its config.json")
                 unread.discard(found)
-                parts.append(handles[files[found]].get_tensor(found))
-            yield name, OPERATIONS[operation].read(parts, config)
+                if names is None or name in names:
+                    parts.append(handles[files[found]].get_tensor(found))
+            if parts:
+                yield name, OPERATIONS[operation].read(parts, config)
     allowed = [*kind.ignore, *([re.escape(kind.weights["head.weight"][1])] if config.tied else [])]
     left = sorted(key for key in unread if not any(re.search(pattern, key) for pattern in allowed))
     if left:
@@ -96,27 +107,27 @@ def save_folder(
     dtype: torch.dtype | None = None,
     max_shard_bytes: int = 5_000_000_000,
     extra: Mapping[str, Any] | None = None,
+    weights: Iterable[tuple[str, Tensor | None]] | None = None,
 ) -> None:
-    """Write a folder that `transformers` loads to a model with the same logits.
+    """Write a folder that `transformers` loads to a model with the same logits, one tensor in memory at a time.
 
-    `extra` is added to config.json, for example eos_token_id, which the model does not know.
+    `extra` is added to config.json, for example eos_token_id, which the model does not know. `weights` yields (name,
+    whole parameter) in any order, for a model of which this rank holds a part
+    (`engine.shards.full_state_dict.full_tensors`). It is consumed to its end even where writing fails, because other
+    ranks take part in gathering each tensor.
     """
     theirs = write_config(model.config, model_type)
     kind = family(str(theirs["model_type"]))
     target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    shards: list[dict[str, Tensor]] = [{}]
-    size = 0
-    kept_dtype = None
-    for name, tensor in _their_tensors(model, kind, dtype):
-        kept_dtype = kept_dtype or tensor.dtype
-        if shards[-1] and size + tensor.nbytes > max_shard_bytes:
-            shards.append({})
-            size = 0
-        shards[-1][name] = tensor
-        size += tensor.nbytes
-    _write_shards(target, shards)
-    theirs |= {"dtype": str(kept_dtype).removeprefix("torch."), **(extra or {})}
+    stream = iter(_own_weights(model) if weights is None else weights)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        dtypes = _dtypes(model, dtype)
+        shards = _plan(model.config, kind, dtypes, max_shard_bytes)
+        _write_shards(target, shards, _their_tensors(stream, model.config, kind, dtypes))
+    finally:
+        deque(stream, maxlen=0)
+    theirs |= {"dtype": str(next(iter(dtypes.values()))).removeprefix("torch."), **(extra or {})}
     storage.write_text(target / "config.json", json.dumps(theirs, indent=2, sort_keys=True) + "\n")
 
 
@@ -142,42 +153,80 @@ def _rule(kind: Family, name: str, config: ModelConfig) -> tuple[str, list[str]]
     return operation, expanded
 
 
-def _their_tensors(model: Transformer, kind: Family, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
+def _own_weights(model: Transformer) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in model.named_parameters():
-        value = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-        value = value.detach().to(device="cpu", dtype=dtype or value.dtype)
-        operation, names = _rule(kind, name, model.config)
-        yield from zip(names, OPERATIONS[operation].write(value, model.config), strict=True)
+        yield name, parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
 
 
-def _write_shards(target: Path, shards: list[dict[str, Tensor]]) -> None:
+def _dtypes(model: Transformer, dtype: torch.dtype | None) -> dict[str, torch.dtype]:
+    """In what each parameter is written; those that another process holds are as the first one here."""
+    here = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    usual = dtype or next(iter(here.values()))
+    return {name: dtype or here.get(name, usual) for name in _parameter_names(model.config)}
+
+
+def _plan(
+    config: ModelConfig, kind: Family, dtypes: Mapping[str, torch.dtype], max_shard_bytes: int
+) -> list[list[TensorEntry]]:
+    """Which of their tensors go into which file: shapes follow from the config, so no weight is needed."""
+    with torch.device("meta"):
+        whole = Transformer(config)
+    shards: list[list[TensorEntry]] = [[]]
+    size = 0
+    for name, parameter in whole.named_parameters():
+        operation, names = _rule(kind, name, config)
+        made = OPERATIONS[operation].write(parameter.detach().to(dtypes[name]), config)
+        for their_name, tensor in zip(names, made, strict=True):
+            if shards[-1] and size + tensor.nbytes > max_shard_bytes:
+                shards.append([])
+                size = 0
+            code = CODES[str(tensor.dtype).removeprefix("torch.")]
+            shards[-1].append(TensorEntry(their_name, code, tuple(tensor.shape), tensor.nbytes))
+            size += tensor.nbytes
+    return shards
+
+
+def _their_tensors(
+    weights: Iterator[tuple[str, Tensor | None]], config: ModelConfig, kind: Family, dtypes: Mapping[str, torch.dtype]
+) -> Iterator[tuple[str, Tensor]]:
+    for name, value in weights:
+        if name in dtypes and value is not None:
+            operation, names = _rule(kind, name, config)
+            made = OPERATIONS[operation].write(value.detach().to(device="cpu", dtype=dtypes[name]), config)
+            yield from zip(names, made, strict=True)
+
+
+def _write_shards(target: Path, shards: list[list[TensorEntry]], tensors: Iterator[tuple[str, Tensor]]) -> None:
     names = [_WHOLE]
     if len(shards) > 1:
         names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     stale = {path.name for path in target.glob("model*.safetensors")} - set(names)
-    for name, tensors in zip(names, shards, strict=True):
-        _save(tensors, target / name)
+    places = {entry.name: file for file, shard in zip(names, shards, strict=True) for entry in shard}
+    writers: dict[str, SafetensorsWriter] = {}
+    try:
+        for file, shard in zip(names, shards, strict=True):
+            writers[file] = SafetensorsWriter(target / file, shard)
+        missing = set(places)
+        for name, tensor in tensors:
+            content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+            writers[places[name]].write(name, memoryview(content))  # type: ignore[arg-type]
+            missing.discard(name)
+        if missing:
+            raise InterchangeError(f"{target}: no weights came for {min(missing)}", fix="give every parameter")
+        for writer in writers.values():
+            writer.close()
+    except BaseException:
+        for writer in writers.values():
+            writer.abort()
+        raise
     if len(shards) > 1:
-        places = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
-        total = sum(tensor.nbytes for shard in shards for tensor in shard.values())
+        total = sum(entry.size for shard in shards for entry in shard)
         index = {"metadata": {"total_size": total}, "weight_map": places}
         storage.write_text(target / _INDEX, json.dumps(index, indent=2, sort_keys=True) + "\n")
     else:
         storage.remove(target / _INDEX)
     for name in stale:
         storage.remove(target / name)
-
-
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
-    from safetensors.torch import save_file
-
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        # transformers rejects a file whose metadata does not name the framework.
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata={"format": "pt"})
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _tensor_files(folder: Path) -> dict[str, str]:
