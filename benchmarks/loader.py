@@ -61,10 +61,10 @@ def windows_per_second(folder: Path, rounds: int = 9) -> dict[str, float]:
     """Packed windows with order and document masks, against the same reads bare, in turns; medians."""
     stream = open_stream(StreamConfig(tokens=str(folder), seq_len=SEQ_LEN), check="sizes")
     count = 16384 // BATCH * BATCH
-    lanes, windows = stream.mixture.locate(np.arange(count))
-    shards, firsts, _ = stream.layout.spans(lanes, windows)
+    sources, windows = stream.mixture.locate(np.arange(count))
     arrays = [shard.tokens for shard in stream.tokens.shards]
-    places = [(arrays[shard], first) for shard, first in zip(shards.tolist(), firsts.tolist(), strict=True)]
+    segments = (stream.windows.segments(*one)[0] for one in zip(sources.tolist(), windows.tolist(), strict=True))
+    places = [(arrays[shard], first) for shard, first, _ in segments]
 
     def bare() -> None:
         for array, first in places:

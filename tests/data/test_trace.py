@@ -78,7 +78,7 @@ def test_records_and_shards_that_do_not_fit_are_refused(tmp_path, tokens_folder)
         trace_document(tmp_path, "nobody", until=9)
     manifest = folder / "tokens.json"
     manifest.write_text(manifest.read_text() + "\n")
-    with pytest.raises(CorruptFileError, match="not those that the run read"):
+    with pytest.raises(CorruptFileError, match=r"tokens.json: checksum .* differs from .* recorded in stream.json"):
         trace_step(tmp_path, 2)
     assert trace_step(tmp_path, 2, tokens=tokens_folder)
     (tmp_path / "stream.json").write_text("[]")
@@ -133,7 +133,7 @@ def test_a_run_is_traced_from_any_folder(tmp_path, tokens_folder, monkeypatch):
     monkeypatch.chdir("/")
     assert trace_step(tmp_path / "run", 3) == here
     shutil.rmtree(tmp_path / "run" / "tokens")
-    with pytest.raises(StorageError, match=r"not at run/tokens or .*Fix: name them with --tokens"):
+    with pytest.raises(StorageError, match=r"not at run/tokens or .*Fix: give their folder with --tokens"):
         trace_step(tmp_path / "run", 3)
 
 

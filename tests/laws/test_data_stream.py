@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from piledriver.data.cursor import Cursor
 from piledriver.data.stream.loader import TokenLoader
-from piledriver.data.stream.mixture import slots_by_weight
-from piledriver.data.stream.packing import best_fit
+from piledriver.data.stream.mixture import windows_by_weight
 from piledriver.data.stream.token_stream import StreamConfig, TokenStream, open_stream
-from piledriver.data.stream.window_index import Pieces
+from piledriver.data.stream.windows.best_fit import best_fit
+from piledriver.data.stream.windows.packed import PackedWindows
 from piledriver.data.tokens.shard import TokenDocument, write_shard
 
 PACKINGS = ["packed", "joined", "document", "best_fit"]
@@ -82,7 +82,7 @@ def opened(folder, corpus, per_shard=4, **config) -> TokenStream:
 
 
 def windows_in(stream: TokenStream) -> int:
-    return sum(stream.layout.windows.values())
+    return sum(stream.windows.counts.values())
 
 
 @given(corpus=corpora, seq_len=st.integers(1, 12), packing=st.sampled_from(PACKINGS), seed=st.integers(0, 2**40))
@@ -106,11 +106,11 @@ def test_every_window_once_an_epoch_in_another_order_each_epoch(corpus, seq_len,
             seen = Counter(tokens[tokens != BOUNDARY].tolist())
             assert max(seen.values(), default=1) == 1
         total = sum(length for _, _, length in corpus)
-        if isinstance(stream.layout, Pieces):
+        if isinstance(stream.windows, PackedWindows):
             assert int((first.inputs[mask] != BOUNDARY).sum()) == total
             assert int((first.labels[mask] != BOUNDARY).sum()) == total
         else:
-            assert count * seq_len + stream.layout.dropped_tokens == total + len(corpus)
+            assert count * seq_len + stream.windows.dropped_tokens == total + len(corpus)
 
 
 @given(
@@ -158,17 +158,17 @@ def test_mixture_is_exact_over_every_epoch(weights, epoch_windows, seed):
         return
     with tempfile.TemporaryDirectory() as folder:
         stream = opened(Path(folder), corpus, seq_len=3, seed=seed, mixture=weights, epoch_windows=epoch_windows)
-        asked = slots_by_weight(weights, epoch_windows)
+        asked = windows_by_weight(weights, epoch_windows)
         for name, count in asked.items():
             assert abs(count - epoch_windows * weights[name] / sum(weights.values())) < 1
-        all_lanes, all_windows = stream.mixture.locate(np.arange(4 * epoch_windows))
+        all_sources, all_windows = stream.mixture.locate(np.arange(4 * epoch_windows))
         for epoch in range(4):
-            lanes = all_lanes[epoch * epoch_windows : (epoch + 1) * epoch_windows]
-            found = Counter(stream.mixture.names[lane] for lane in lanes)
+            sources = all_sources[epoch * epoch_windows : (epoch + 1) * epoch_windows]
+            found = Counter(stream.mixture.names[source] for source in sources)
             assert found == Counter({name: count for name, count in asked.items() if count})
         # Over all epochs so far no window of a source came twice more than another.
-        for lane, name in enumerate(stream.mixture.names):
-            times = np.bincount(all_windows[all_lanes == lane], minlength=stream.layout.windows[name])
+        for source, name in enumerate(stream.mixture.names):
+            times = np.bincount(all_windows[all_sources == source], minlength=stream.windows.counts[name])
             assert times.max() - times.min() <= 1
 
 
@@ -181,10 +181,12 @@ def test_where_a_window_stands_is_found_backwards(corpus, packing, mixed, seed):
         )
         stream = opened(Path(folder), corpus, seq_len=1, packing=packing, seed=seed, mixture=mixture)
         before = 3 * stream.epoch_windows + 1
-        lanes, windows = stream.mixture.locate(np.arange(before))
-        for lane, window in {(int(lane), int(window)) for lane, window in zip(lanes[:5], windows[:5], strict=True)}:
-            expected = np.flatnonzero((lanes == lane) & (windows == window)).tolist()
-            assert stream.mixture.occurrences(lane, window, before) == expected
+        sources, windows = stream.mixture.locate(np.arange(before))
+        for source, window in {
+            (int(source), int(window)) for source, window in zip(sources[:5], windows[:5], strict=True)
+        }:
+            expected = np.flatnonzero((sources == source) & (windows == window)).tolist()
+            assert stream.mixture.occurrences(source, window, before) == expected
 
 
 @given(corpus=corpora, seq_len=st.integers(1, 12), packing=st.sampled_from(["packed", "document", "best_fit"]))

@@ -1,4 +1,4 @@
-"""`Cursor`: where in the data we are, in 24 bytes, whatever the number of processes."""
+"""`Cursor`: the position in the data as 24 bytes, independent of the world size."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ _FORM = struct.Struct("<QQQ")
 
 @dataclass(frozen=True)
 class Cursor:
-    """The next window: all windows before it, of all processes together, were taken.
+    """The next window; every window before it was read by some rank.
 
     >>> Cursor.from_bytes(Cursor(seed=7, epoch=1, index=90).to_bytes())
     Cursor(seed=7, epoch=1, index=90)
     """
 
     seed: int = 0
-    """Which order."""
+    """Seed of the shuffle."""
     epoch: int = 0
-    """How many whole epochs were taken."""
+    """Completed epochs."""
     index: int = 0
-    """How many windows of this epoch were taken."""
+    """Windows of the current epoch that were read."""
 
     def to_bytes(self) -> bytes:
-        """The 24 bytes to save."""
+        """Return the cursor as 24 bytes."""
         return _FORM.pack(self.seed, self.epoch, self.index)
 
     @classmethod
     def from_bytes(cls, saved: bytes) -> Cursor:
-        """A cursor that was saved."""
+        """Return the cursor saved by `to_bytes`."""
         if len(saved) != _FORM.size:
-            raise CorruptFileError(f"a cursor is {_FORM.size} bytes, not {len(saved)}", fix="load another checkpoint")
+            raise CorruptFileError(
+                f"a cursor has {_FORM.size} bytes, this one {len(saved)}", fix="load another checkpoint"
+            )
         return cls(*_FORM.unpack(saved))

@@ -1,7 +1,7 @@
-"""What a run's folder says about its data: `stream.json`, enough to find every window of every step again.
+"""`stream.json` of a run's folder: which windows every step reads.
 
-A run can change its batch size, or its mixture, when it resumes. So the record is a list of segments: from which step
-and which window on, with which config and how many windows per step.
+A run can change its batch size or mixture when it resumes, so the record is a list of segments, each with its first
+step and window, its config and its windows per step.
 """
 
 from __future__ import annotations
@@ -30,27 +30,30 @@ _AGAIN = (
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """A stretch of a run with one config and one batch size."""
+    """Steps of a run with one config and one batch size."""
 
     step: int
-    """The first step."""
+    """First step."""
     index: int
-    """The first window of that step in the endless stream."""
+    """Index of that step's first window in the endless stream."""
     windows_per_step: int
-    """Windows that one optimizer step takes, over all processes and micro-batches."""
+    """Windows of one optimizer step, over all ranks and micro-batches."""
     config: StreamConfig
-    """The stream."""
+    """Config of the stream."""
     tokens_sha256: str
-    """The manifest of the token shards: they are the same only if this is."""
+    """Checksum of the token shards' manifest, which identifies them."""
     tokens_from_run: str | None = None
-    """The way from the run's folder to the token shards: the config's is from where the user stood."""
+    """Path from the run's folder to the token shards; that in the config is relative to the working directory."""
 
     def __post_init__(self) -> None:
         if self.step < 0 or self.index < 0 or self.windows_per_step < 1:
-            raise ConfigError(f"{self.windows_per_step} windows from {self.index} on at step {self.step}")
+            raise ConfigError(
+                f"windows_per_step is {self.windows_per_step}, index {self.index}, step {self.step}",
+                fix="windows_per_step must be positive, the others 0 or more",
+            )
 
     def indices(self, step: int) -> range:
-        """The windows of a step."""
+        """Return the indices of a step's windows."""
         first = self.index + (step - self.step) * self.windows_per_step
         return range(first, first + self.windows_per_step)
 
@@ -63,25 +66,28 @@ class _Record:
 
     def __post_init__(self) -> None:
         if not self.segments:
-            raise ConfigError("it has no segments")
+            raise ConfigError("segments is empty", fix="give one or more")
 
 
 def record_stream(
     run: storage.Location, stream: TokenStream, *, windows_per_step: int, step: int = 0, cursor: Cursor | None = None
 ) -> None:
-    """Note in a run's folder how its data is read from a step on; call it when a run starts and when it resumes."""
+    """Record in a run's folder which windows are read from a step on. Call it when a run starts and when it resumes."""
     if windows_per_step < 1 or step < 0:
-        raise UsageError(f"windows_per_step {windows_per_step} at step {step}", fix="give a batch of one or more")
+        raise UsageError(
+            f"windows_per_step is {windows_per_step} and step {step}",
+            fix="use windows_per_step >= 1 and step >= 0",
+        )
     segment = Segment(
         step=step,
         index=stream.index_of(cursor or stream.start),
         windows_per_step=windows_per_step,
         config=stream.config,
         tokens_sha256=stream.tokens.fingerprint,
-        tokens_from_run=_way(run, stream.config.tokens),
+        tokens_from_run=_path_from_run(run, stream.config.tokens),
     )
     earlier = read_record(run) if storage.exists(storage.join(run, FILE)) else []
-    # Steps from here on are taken again: what an earlier attempt noted about them is no longer so.
+    # Steps from here on are repeated: drop what an earlier attempt recorded about them.
     kept = [old for old in earlier if old.step < step]
     if not (kept and _continues(kept[-1], segment)):
         kept.append(segment)
@@ -90,10 +96,10 @@ def record_stream(
 
 
 def read_record(run: storage.Location) -> list[Segment]:
-    """The segments of a run, first to last."""
+    """Return the segments of a run in order."""
     path = storage.join(run, FILE)
     if not storage.exists(path):
-        raise StorageError(f"{path} is missing: the run did not read a token stream", fix="give the folder of a run")
+        raise StorageError(f"{path} is missing, so this is not a run's folder", fix="give the folder of a run")
     tree = read_json(path, again=_AGAIN)
     named = (tree.get("format"), tree.get("version"))
     if named != (_FORMAT, 1):
@@ -102,24 +108,26 @@ def read_record(run: storage.Location) -> list[Segment]:
 
 
 def segment_of(segments: list[Segment], step: int) -> Segment:
-    """The segment that a step belongs to."""
+    """Return the segment that a step belongs to."""
     fitting = [segment for segment in segments if segment.step <= step]
     if step < 0 or not fitting:
-        raise UsageError(f"the run has no step {step}", fix=f"choose a step from {segments[0].step} on")
+        raise UsageError(f"the run has no step {step}", fix=f"choose a step >= {segments[0].step}")
     return fitting[-1]
 
 
 def open_segment(
     segment: Segment, tokens: storage.Location | None = None, *, run: storage.Location | None = None
 ) -> TokenStream:
-    """The stream of a segment, over the very shards that it was recorded with.
+    """Return the stream of a segment over the shards that it was recorded with.
 
-    `run` is where else to look: a run that is looked at from another folder, or was moved, has its shards below it.
+    `run` is the run's folder: token shards are also looked for relative to it, in case it was moved.
     """
     opened = open_tokens(tokens if tokens is not None else _recorded(segment, run), check="sizes")
     if opened.fingerprint != segment.tokens_sha256:
         raise CorruptFileError(
-            f"the token shards in {opened.folder} are not those that the run read", fix="give the right ones"
+            f"{storage.join(opened.folder, MANIFEST)}: checksum {opened.fingerprint[:12]}... differs from "
+            f"{segment.tokens_sha256[:12]}... recorded in {FILE}",
+            fix="point --tokens (or data.tokens) at the shards that this run was trained on",
         )
     return TokenStream(segment.config, opened)
 
@@ -131,17 +139,17 @@ def _recorded(segment: Segment, run: storage.Location | None) -> str:
         places.append(os.path.normpath(storage.join(run, segment.tokens_from_run)))
     manifests = {folder: path for folder in places if storage.exists(path := storage.join(folder, MANIFEST))}
     for folder, path in manifests.items():
-        # Another folder may have shards under the same name; where none are the right ones the first is complained of.
+        # Another folder may hold other shards under the same name; if none fits, the error names the first.
         if storage.sha256(path) == segment.tokens_sha256:
             return folder
     if manifests:
         return next(iter(manifests))
     raise StorageError(
-        f"the run's token shards are not at {' or '.join(dict.fromkeys(places))}", fix="name them with --tokens"
+        f"the run's token shards are not at {' or '.join(dict.fromkeys(places))}", fix="give their folder with --tokens"
     )
 
 
-def _way(run: storage.Location, tokens: str) -> str | None:
+def _path_from_run(run: storage.Location, tokens: str) -> str | None:
     if storage.is_remote(run) or storage.is_remote(tokens):
         return None
     return os.path.relpath(os.path.realpath(tokens), os.path.realpath(run))

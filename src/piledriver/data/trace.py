@@ -1,7 +1,7 @@
-"""Which documents a step saw, and in which steps a document was seen: arithmetic on the record, the order, the index.
+"""Trace steps to documents and documents to steps, by arithmetic on the run's record; nothing is replayed.
 
-No step is replayed. The bytes of a document that a window holds are counted from the lengths of its tokens, which are
-saved beside the shards; where a tokenizer changes text, they are not known and not given.
+Byte ranges come from the byte lengths of tokens, which are saved with the shards; they are unknown for tokenizers that
+change text.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from piledriver.data.tokens.token_set import DocumentPlace
 
 @dataclass(frozen=True)
 class Sighting:
-    """A part of a document in a window of a step."""
+    """A part of a document that a window of a step holds."""
 
     step: int
     window: int
-    """The window among those of its step."""
+    """Number of the window in its step."""
     index: int
-    """The window in the endless stream."""
+    """Index of the window in the endless stream."""
     document: str
     source: str
     licence: str
     origin: str
     tokens: tuple[int, int]
-    """From which token of the document up to which one; token 0 is its boundary token."""
+    """First token of the document and the token after the last; token 0 is its boundary token."""
     bytes: tuple[int, int] | None
-    """From which byte of the document's text up to which one; None where the tokenizer changes text."""
+    """First byte of the document's text and the byte after the last; None if the tokenizer changes text."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a mapping for JSON."""
         return asdict(self)
 
 
 def trace_step(run: storage.Location, step: int, tokens: storage.Location | None = None) -> list[Sighting]:
-    """The documents of one step, in the order in which the windows hold them; of a step to come, those it would see."""
+    """Return the documents of one step, in the order of its windows. Future steps can be traced too."""
     segment = segment_of(read_record(run), step)
     stream = open_segment(segment, tokens, run=run)
     found = []
     for number, index in enumerate(segment.indices(step)):
-        lanes, windows = stream.mixture.locate(np.array([index], dtype=np.int64))
-        for shard, first, last in _parts(stream, int(lanes[0]), int(windows[0])):
+        sources, windows = stream.mixture.locate(np.array([index], dtype=np.int64))
+        for shard, first, last in _parts(stream, int(sources[0]), int(windows[0])):
             found += [
                 _sighting(stream, place, first, last, step, number, index)
                 for place in _documents(stream, shard, first, last)
@@ -60,7 +60,7 @@ def trace_step(run: storage.Location, step: int, tokens: storage.Location | None
 def trace_document(
     run: storage.Location, document: str, *, until: int, tokens: storage.Location | None = None
 ) -> list[Sighting]:
-    """Every step before `until` that saw a document, by its id."""
+    """Return every occurrence of a document, by its id, in the steps before `until`."""
     segments = read_record(run)
     found: list[Sighting] = []
     known = False
@@ -74,7 +74,7 @@ def trace_document(
         for place in places:
             found += _seen(stream, segment, place, end)
     if not known:
-        raise UsageError(f"no document {document!r} in the run's token shards", fix="check the id")
+        raise UsageError(f"the run's token shards have no document {document!r}", fix="check the id")
     return sorted(found, key=lambda sighting: (sighting.step, sighting.window, sighting.tokens))
 
 
@@ -82,24 +82,24 @@ def _seen(stream: TokenStream, segment: Segment, place: DocumentPlace, end: int)
     names = stream.mixture.names
     if place.source not in names or place.licence in stream.config.exclude_licences:
         return
-    lane = names.index(place.source)
+    source = names.index(place.source)
     before = segment.indices(end)[0]
-    for window in stream.layout.windows_of(lane, place.shard, place.start, place.stop):
-        for index in stream.mixture.occurrences(lane, window, before):
+    for window in stream.windows.windows_of(source, place.shard, place.start, place.stop):
+        for index in stream.mixture.occurrences(source, window, before):
             if index < segment.index:
                 continue
             step, within = divmod(index - segment.index, segment.windows_per_step)
-            for shard, first, last in _parts(stream, lane, window):
+            for shard, first, last in _parts(stream, source, window):
                 if shard == place.shard and first < place.stop and last > place.start:
                     yield _sighting(stream, place, first, last, segment.step + step, within, index)
 
 
-def _parts(stream: TokenStream, lane: int, window: int) -> list[tuple[int, int, int]]:
-    """(shard, first token, token after the last) of each part of a window's inputs."""
+def _parts(stream: TokenStream, source: int, window: int) -> list[tuple[int, int, int]]:
+    """Return (shard, first token, token after the last) of each part of a window's inputs."""
     left = stream.config.seq_len
     parts = []
-    for shard, first, length in stream.layout.segments(lane, window):
-        # A window of a stretch is read with one token more, which is only predicted.
+    for shard, first, length in stream.windows.segments(source, window):
+        # The segments of contiguous windows include the token after the inputs, which is only a label.
         taken = min(left, length)
         if taken:
             parts.append((shard, first, first + taken))

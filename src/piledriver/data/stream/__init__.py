@@ -1,1 +1,1 @@
-"""Token shards to batches: window locations, mixture order, packing, prefetching loader."""
+"""Token shards to batches: windows, mixture order, the stream, a prefetching loader."""

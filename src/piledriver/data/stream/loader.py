@@ -1,8 +1,8 @@
-"""`TokenLoader`: one process's share of a token stream as tensors on its device, read ahead off the training thread.
+"""`TokenLoader`: one rank's shard of a token stream as tensors on its device, prefetched on a background thread.
 
-Micro-batch m of all processes together is one stretch of the stream: windows `[m * size * batch_size, ...)`, of which
-rank r takes the r-th part. So the position is a number of windows, and the same windows make up an optimizer step
-whatever the number of processes and the micro-batch size.
+Micro-batch m of all ranks together is a contiguous part of the stream: `size * batch_size` windows, of which rank r
+takes the r-th `batch_size`. The position is therefore a number of windows, and an optimizer step consists of the same
+windows for any world size and micro-batch size.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from piledriver.core.errors import UsageError
 from piledriver.data.cursor import Cursor
 from piledriver.data.stream.token_stream import TokenStream
-from piledriver.data.stream.windows import IGNORED, Windows
+from piledriver.data.stream.windows.batch import IGNORED, WindowBatch
 
 
 @dataclass(frozen=True)
@@ -33,27 +33,27 @@ class TokenBatch:
     labels: torch.Tensor
     """(windows, seq_len) int64 ids to predict; -100 for padding."""
     cu_seqlens: torch.Tensor
-    """int32 edges of the documents in the flattened batch, for variable-length attention; the last is the end."""
+    """int32 cumulative lengths of the documents in the flattened batch, for variable-length attention."""
     max_seqlen: int
-    """The longest document in the batch."""
+    """Length of the longest document in the batch."""
     index: int
-    """The first of these windows in the endless stream."""
+    """Index of the first window in the endless stream."""
 
     def document_ids(self) -> torch.Tensor:
-        """(windows, seq_len) a number per document: tokens may attend to each other where theirs are equal."""
+        """Return (windows, seq_len) document numbers: tokens attend to each other if theirs are equal."""
         marks = torch.zeros(self.inputs.numel(), dtype=torch.int32, device=self.inputs.device)
-        marks.index_fill_(0, self.cu_seqlens[:-1].long(), 1)  # an assignment would wait for the device
+        marks.index_fill_(0, self.cu_seqlens[:-1].long(), 1)  # an indexed assignment would synchronise
         return (marks.cumsum(0, dtype=torch.int32) - 1).view(self.inputs.shape)
 
     def positions(self) -> torch.Tensor:
-        """(windows, seq_len) int64 place of each token in its document."""
+        """Return (windows, seq_len) int64 position of each token in its document."""
         starts = self.cu_seqlens[:-1].long()
         place = torch.arange(self.inputs.numel(), device=self.inputs.device)
         return (place - starts[self.document_ids().flatten().long()]).view(self.inputs.shape)
 
 
 class TokenLoader:
-    """An endless iterator of `TokenBatch`; `cursor` is always the next window that was not handed out."""
+    """An endless iterator of `TokenBatch`. `cursor` is the first window that was not yielded yet."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class TokenLoader:
     ) -> None:
         if batch_size < 1 or not 0 <= rank < size or prefetch < 0:
             raise UsageError(
-                f"batch_size {batch_size}, rank {rank} of {size}, prefetch {prefetch} do not fit together",
-                fix="batch_size must be positive and rank below size",
+                f"batch_size is {batch_size}, rank {rank} of {size}, prefetch {prefetch}",
+                fix="use batch_size >= 1, 0 <= rank < size and prefetch >= 0",
             )
         self.stream, self.batch_size, self.rank, self.size = stream, batch_size, rank, size
         self.device = torch.device(device)
@@ -78,31 +78,31 @@ class TokenLoader:
 
     @property
     def cursor(self) -> Cursor:
-        """Where to go on: after everything that was handed out, on all processes."""
+        """The position after every window that was yielded, on all ranks."""
         return self.stream.advance(self.stream.start, self._next)
 
     def state_dict(self) -> dict[str, Any]:
-        """The cursor's 24 bytes."""
+        """Return the cursor as 24 bytes."""
         return {"cursor": self.cursor.to_bytes()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a cursor at the next iteration, whatever world it was saved in."""
+        """Continue from a saved cursor at the next iteration; it may come from another world size."""
         self._next = self.stream.index_of(Cursor.from_bytes(state_dict["cursor"]))
 
     def __iter__(self) -> Iterator[TokenBatch]:
         step = self.batch_size * self.size
-        with closing(self._read_ahead(self._next) if self.prefetch else self._read_now(self._next)) as batches:
+        with closing(self._prefetch(self._next) if self.prefetch else self._read(self._next)) as batches:
             for batch in batches:
-                # The position moves before the batch is seen: a state that is saved while it is in hand is after it.
+                # Advance first: a state that is saved while the caller holds the batch is the one after it.
                 self._next = batch.index - self.rank * self.batch_size + step
                 if self.device.type == "cuda":
-                    # The copy ran on another stream; work that is queued from here on waits for it.
+                    # The copy ran on another stream; later work on this one waits for it.
                     torch.cuda.current_stream(self.device).wait_stream(self._copy_stream())
                     for tensor in (batch.inputs, batch.labels, batch.cu_seqlens):
                         tensor.record_stream(torch.cuda.current_stream(self.device))
                 yield batch
 
-    def _read_now(self, first: int) -> Generator[TokenBatch]:
+    def _read(self, first: int) -> Generator[TokenBatch]:
         for index in self._indices(first):
             yield self._make(index)
 
@@ -123,7 +123,7 @@ class TokenLoader:
             self._stream: torch.cuda.Stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         return self._stream
 
-    def _read_ahead(self, first: int) -> Generator[TokenBatch]:
+    def _prefetch(self, first: int) -> Generator[TokenBatch]:
         ready: queue.Queue[TokenBatch | BaseException] = queue.Queue(maxsize=self.prefetch)
         stopped = threading.Event()
 
@@ -148,7 +148,7 @@ class TokenLoader:
             stopped.set()
             thread.join()
 
-        # An iterator that is still open when the interpreter ends: its thread must not be cut off inside torch.
+        # At interpreter exit an open iterator must not have its thread killed inside torch.
         atexit.register(stop)
         thread.start()
         try:
@@ -162,26 +162,26 @@ class TokenLoader:
             stop()
 
 
-def to_tensors(windows: Windows, index: int, device: torch.device) -> TokenBatch:
-    """Windows as tensors on a device: the small ids are what crosses, through pinned memory where that helps."""
+def to_tensors(windows: WindowBatch, index: int, device: torch.device) -> TokenBatch:
+    """Copy windows to a device: as the shards' small ids, through pinned memory for CUDA."""
     edges = windows.cu_seqlens()
     longest = int(np.diff(edges).max(initial=0))
-    cu_seqlens = _send(torch.from_numpy(edges), device)
+    cu_seqlens = _copy(torch.from_numpy(edges), device)
     if windows.used is None:
-        # Inputs and labels are one array, read with one token more: it crosses once.
+        # Inputs and labels are views of one array: copy it once.
         rows = _ids(windows.inputs.base if windows.inputs.base is not None else windows.inputs, device)
         return TokenBatch(rows[:, :-1], rows[:, 1:], cu_seqlens, longest, index)
     labels = _ids(windows.labels, device)
-    mask = _send(torch.from_numpy(windows.loss_mask()), device)
+    mask = _copy(torch.from_numpy(windows.loss_mask()), device)
     return TokenBatch(_ids(windows.inputs, device), labels.masked_fill(~mask, IGNORED), cu_seqlens, longest, index)
 
 
 def _ids(array: Any, device: torch.device) -> torch.Tensor:
-    # Crossing as signed numbers of the same width: every torch build can widen those, and the sign is masked off.
+    # Copy as signed integers of the same width, which every torch build can widen, and mask off the sign.
     bits = 8 * array.dtype.itemsize
     signed = torch.from_numpy(array.view(np.dtype(f"<i{array.dtype.itemsize}")))
-    return torch.bitwise_and(_send(signed, device).to(torch.int64), (1 << bits) - 1)
+    return torch.bitwise_and(_copy(signed, device).to(torch.int64), (1 << bits) - 1)
 
 
-def _send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def _copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
