@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from piledriver.engine import EngineError, Layout, LayoutError
 from piledriver.engine.context_parallel.apply import SequenceSharding, apply_cp, check_model
 from piledriver.engine.context_parallel.ring_attention import ring_attention
-from piledriver.engine.context_parallel.ring_kernels import attend_part, attend_part_backward, merge
 from piledriver.engine.data_parallel import zero
 from piledriver.engine.mesh import make_mesh
 from piledriver.engine.shards.collectives import Group
@@ -24,31 +23,6 @@ from tests.engine.parallel_steps import assert_like_one_process, config, lay_out
 from tests.engine.test_tensor import hugging_face_configs
 
 RING, HEADS = Layout(cp=2), Layout(cp=2, cp_method="all-to-all")
-
-
-@settings(max_examples=20)
-@given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**31), st.sampled_from(["cpu", "formula"]))
-def test_parts_of_the_keys_merge_into_the_whole(first: int, second: int, seed: int, kernel: str) -> None:
-    """Output, and gradients from the log-sum-exp over all keys; by torch's kernel and by the formula."""
-    from piledriver.engine.context_parallel import ring_kernels as context_kernels
-
-    forward = attend_part if kernel == "cpu" else context_kernels._formula
-    backward = attend_part_backward if kernel == "cpu" else context_kernels._formula_backward
-    generator = torch.Generator().manual_seed(seed)
-    keys = first + second
-    q, k, v = (torch.randn(2, 4, n, 8, generator=generator, requires_grad=True) for n in (5, keys, keys))
-    whole = F.scaled_dot_product_attention(q, k, v, scale=0.3)
-    gradient = torch.randn(whole.shape, generator=generator)
-    whole.backward(gradient)
-    with torch.no_grad():
-        parts = [(k[:, :, :first], v[:, :, :first]), (k[:, :, first:], v[:, :, first:])]
-        (out, lse), more = (forward(q, *part, False, 0.3) for part in parts)
-        out, lse = merge(out, lse, *more)
-        torch.testing.assert_close(out, whole.detach())
-        grads = [backward(gradient, q, *part, out, lse, False, 0.3) for part in parts]
-    torch.testing.assert_close(grads[0][0] + grads[1][0], q.grad, rtol=1e-4, atol=1e-5)
-    for i, wanted in ((1, k.grad), (2, v.grad)):
-        torch.testing.assert_close(torch.cat([grad[i] for grad in grads], 2), wanted, rtol=1e-4, atol=1e-5)
 
 
 @given(st.integers(1, 5), st.integers(1, 40), st.booleans())

@@ -10,23 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from piledriver.kernels.rounding import join_fp32, split_fp32
 from piledriver.optim import SplitMasterAdamW, clip_gradients, clip_in_step
-from piledriver.optim.split_master_adamw import join, split
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=50))
 @settings(max_examples=100, deadline=None)
 def test_the_two_halves_are_the_whole(numbers: list[float]) -> None:
     whole = torch.tensor(numbers, dtype=torch.float32)
-    high, low = split(whole)
-    assert torch.equal(join(high, low).view(torch.int32), whole.view(torch.int32))
+    high, low = split_fp32(whole)
+    assert torch.equal(join_fp32(high, low).view(torch.int32), whole.view(torch.int32))
 
 
 def test_the_upper_half_is_the_nearest_and_nan_stays_nan() -> None:
     whole = torch.randn(10_000)
-    high, _ = split(whole)
+    high, _ = split_fp32(whole)
     assert bool(((high.float() - whole).abs() <= (whole.bfloat16().float() - whole).abs()).all())
-    assert bool(split(torch.tensor([float("nan"), -float("nan")]))[0].isnan().all())
+    assert bool(split_fp32(torch.tensor([float("nan"), -float("nan")]))[0].isnan().all())
 
 
 def steps_of(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], seed: int) -> None:
@@ -48,7 +48,7 @@ def test_updates_are_exactly_those_of_fp32_weights() -> None:
     steps_of(theirs, wide, 0)
     for mine, expected in zip(small, wide, strict=True):
         torch.testing.assert_close(ours.master(mine), expected.detach(), rtol=1e-5, atol=1e-6)
-        assert torch.equal(mine.detach(), split(ours.master(mine))[0])
+        assert torch.equal(mine.detach(), split_fp32(ours.master(mine))[0])
 
 
 def test_small_moments_keep_their_means() -> None:

@@ -48,8 +48,12 @@ class Registry(Generic[T]):
         return thing
 
     def __getitem__(self, name: str) -> T:
-        self._fill()
         if name not in self._loaded:
+            if name not in self._targets:
+                # Searching the installed packages takes a while: only for a name that is not built in.
+                self._fill()
+            if name in self._loaded:
+                return self._loaded[name]
             if name not in self._targets:
                 raise UnknownNameError(self.kind.replace("_", " "), name, self)
             module, _, attribute = self._targets[name].partition(":")

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from piledriver.kernels.attention import Mask
 from piledriver.models.attention.cache import KVCache
 from piledriver.models.attention.layer import Attention
-from piledriver.models.attention.masks import Mask
 from piledriver.models.config import ModelConfig
 from piledriver.models.feed_forward.mlp import GatedMLP, PlainMLP
 from piledriver.models.feed_forward.moe import MoE

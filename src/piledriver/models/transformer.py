@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from piledriver.core.errors import UsageError
+from piledriver.kernels.attention import AttentionKernel, Mask, attention_kernel
 from piledriver.models.attention.cache import KVCache
-from piledriver.models.attention.masks import Mask, Masks, cache_mask, make_masks
+from piledriver.models.attention.masks import Masks, cache_mask, make_masks
 from piledriver.models.attention.rotary import Rotary
 from piledriver.models.block import Block
 from piledriver.models.config import ModelConfig
@@ -41,6 +42,7 @@ class Transformer(nn.Module):
         self.compute_dtype: torch.dtype | None = None
         self.z_loss = 0.0
         self.chunk_tokens: int | None = None
+        self.attention_kernel: str | AttentionKernel = "auto"
         self.embedding: nn.Module | None = Embedding(config.vocab_size, config.dim)
         learned = config.positions == "learned"
         self.position_embedding: nn.Module | None = Embedding(config.max_positions, config.dim) if learned else None
@@ -172,6 +174,10 @@ class Transformer(nn.Module):
             raise UsageError("this pipeline stage has no output layer", fix="use the last stage, which holds the head")
         return cast(Tensor, source.weight)
 
+    def use_attention_kernel(self, name: str) -> None:
+        """Compute attention with the kernel registered under `name`; `auto` is the fastest that fits the mask."""
+        self.attention_kernel = name if name == "auto" else attention_kernel(name)
+
     def _embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
         if self.embedding is None:
             return tokens
@@ -183,7 +189,7 @@ class Transformer(nn.Module):
 
     def _default_masks(self, time: int, device: torch.device, cache: KVCache | None, positions: Tensor | None) -> Masks:
         if cache is None or positions is None:
-            return make_masks(self.config, time, device)
+            return make_masks(self.config, time, device, kernel=self.attention_kernel)
         windows = {cast(Block, block).window for block in self.blocks.values()}
         made = {w: Mask(dense=cache_mask(self.config, positions, cache.length, w)) for w in windows}
         windowed = next((mask for window, mask in made.items() if window is not None), Mask())

@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from piledriver.kernels.masked_copy import masked_copy_
+from piledriver.kernels.rounding import NOISE_STRIDE, noise_bits, round_to_bf16
 from piledriver.optim.adamw import Params
-from piledriver.optim.conditional_step import call_closure, masked_copy_
+from piledriver.optim.conditional_step import call_closure
 from piledriver.optim.quantise import (
     block_size,
     dequantise_signed,
@@ -26,7 +28,6 @@ from piledriver.optim.quantise import (
     quantise_signed,
     quantise_unsigned,
 )
-from piledriver.optim.rounding import APART, noise_bits, round_to_bf16
 from piledriver.optim.shards import first_row, like, local, local_gradient
 from piledriver.optim.step_constants import StepNumbers
 
@@ -91,17 +92,17 @@ class CompactAdamW(Optimizer):
         width = weight.shape[-1] if weight.dim() else 1
         block = weight.numel() // moments["exp_avg_scale"].numel() if "exp_avg_scale" in moments else width
         first = first_row(parameter) * (weight[0].numel() if weight.dim() else 1)
-        facts = self._numbers.facts(parameter)
+        constants = self._numbers.constants(parameter)
         update = _compiled_update() if self._use_compiler(weight.device) else adam_step
         update(
             weight.view(-1, block),
             gradient.reshape(-1, block),
             {name: moment.view(-1, 1 if name.endswith("scale") else block) for name, moment in moments.items()},
-            (*rates.of(group, weight.device), *facts.corrections),
+            (*rates.of(group, weight.device), *constants.bias_corrections),
             (*group["betas"], group["eps"]),
-            facts.salt + getattr(parameter, "noise_id", number * APART),
+            constants.salt + getattr(parameter, "noise_id", number * NOISE_STRIDE),
             first,
-            facts.left_out,
+            constants.skip,
         )
 
     def _begin(self, parameter: Tensor, states: States) -> None:

@@ -47,11 +47,6 @@ def skip_flag(optimizer: Any) -> Tensor | None:
     return None if found is None else found != 0
 
 
-def masked_copy_(target: Tensor, source: Tensor, skip: Tensor | None) -> None:
-    """Copy `source` into `target`, except where `skip` is true: then not even a NaN of `source` gets through."""
-    target.copy_(source if skip is None else torch.where(skip, target, source))
-
-
 def call_closure(closure: Callable[[], Any] | None) -> Any:
     """Return the loss of a closure given to `step`, computed with gradients enabled; None without one."""
     if closure is None:

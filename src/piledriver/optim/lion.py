@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from piledriver.kernels.masked_copy import masked_copy_
 from piledriver.optim.adamw import Params
-from piledriver.optim.conditional_step import call_closure, masked_copy_, skip_flag
+from piledriver.optim.conditional_step import call_closure, skip_flag
 from piledriver.optim.shards import local, local_gradient
 
 

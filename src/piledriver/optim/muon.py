@@ -17,8 +17,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from piledriver.core.errors import UsageError
+from piledriver.kernels.masked_copy import masked_copy_
 from piledriver.optim.adamw import Params, adamw_update
-from piledriver.optim.conditional_step import call_closure, masked_copy_, skip_flag
+from piledriver.optim.conditional_step import call_closure, skip_flag
 from piledriver.optim.shards import like, local, local_gradient
 
 # The quintic whose slope at zero is largest while all singular values stay near one.

@@ -17,11 +17,10 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
-from piledriver.kernels import adamw_triton as master_kernel
-from piledriver.kernels.adamw_triton import Facts
+from piledriver.kernels.registry import fastest_kernel
+from piledriver.kernels.rounding import NOISE_STRIDE, join_fp32
 from piledriver.optim.adamw import Params
-from piledriver.optim.conditional_step import call_closure, masked_copy_
-from piledriver.optim.rounding import APART, noise_bits, round_to_bf16
+from piledriver.optim.conditional_step import call_closure
 from piledriver.optim.shards import first_row, like, local, local_gradient
 from piledriver.optim.step_constants import StepNumbers
 
@@ -81,7 +80,7 @@ class SplitMasterAdamW(Optimizer):
     def master(self, parameter: Tensor) -> Tensor:
         """The fp32 weight of a parameter (its local part where it is sharded)."""
         weight, state = local(parameter).detach(), self.state[parameter]
-        return join(weight, local(state["low"])) if "low" in state else weight.float()
+        return join_fp32(weight, local(state["low"])) if "low" in state else weight.float()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -104,8 +103,7 @@ class SplitMasterAdamW(Optimizer):
         if weight.numel() == 0:
             return
         lr, (beta1, beta2) = float(group["lr"]), group["betas"]
-        take = master_kernel.step if weight.is_cuda and master_kernel.available() else master_step
-        take(
+        fastest_kernel("adamw", weight.device)(
             weight,
             local(state["low"]) if "low" in state else None,
             local_gradient(parameter).contiguous(),
@@ -113,10 +111,10 @@ class SplitMasterAdamW(Optimizer):
             local(state["exp_avg_sq"]),
             self._factor(weight.device),
             (lr, 1.0 - lr * group["weight_decay"], beta1, beta2, group["eps"]),
-            self._numbers.facts(parameter),
+            self._numbers.constants(parameter),
             first_row(parameter) * (weight[0].numel() if weight.dim() else 1),
             # Its own number where it was laid out: then the noise is the same beside any others.
-            getattr(parameter, "noise_id", number * APART) & 0x7FFFFFFF,
+            getattr(parameter, "noise_id", number * NOISE_STRIDE) & 0x7FFFFFFF,
         )
         increment_version(parameter)
 
@@ -148,56 +146,3 @@ class SplitMasterAdamW(Optimizer):
 
 
 adamw_split_bf16 = functools.partial(SplitMasterAdamW, moments="bf16")
-
-
-def join(high: Tensor, low: Tensor) -> Tensor:
-    """The fp32 number of which `high` is the nearest bf16 and `low` the rest of its bits."""
-    return ((high.view(torch.int16).to(torch.int32) << 16) + low.to(torch.int32)).view(torch.float32)
-
-
-def split(whole: Tensor) -> tuple[Tensor, Tensor]:
-    """fp32 into the nearest bf16 (ties away from zero) and the rest.
-
-    >>> numbers = torch.randn(1000)
-    >>> high, low = split(numbers)
-    >>> torch.equal(join(high, low), numbers), bool((high.float() - numbers).abs().max() < 0.01)
-    (True, True)
-    """
-    bits = whole.view(torch.int32)
-    # Rounding up the bits of what is not a number would turn it into one.
-    upper = torch.where(whole.isnan(), 0x7FC0, (bits + 0x8000) >> 16)
-    return upper.to(torch.int16).view(torch.bfloat16), (bits - (upper << 16)).to(torch.int16)
-
-
-def master_step(
-    weight: Tensor,
-    low: Tensor | None,
-    gradient: Tensor,
-    first: Tensor,
-    second: Tensor,
-    factor: Tensor,
-    rates: tuple[float, ...],
-    facts: Facts,
-    first_index: int,
-    apart: int,
-) -> None:
-    """What the kernel does, operator by operator."""
-    lr, shrink, beta1, beta2, eps = rates
-    correction1, correction2 = facts.corrections
-    whole = weight.float() if low is None else join(weight, low)
-    slope = gradient.float() * factor
-    m = (first.float() * beta1).add_(slope, alpha=1.0 - beta1)
-    v = (second.float() * beta2).addcmul_(slope, slope, value=1.0 - beta2)
-    whole = whole * shrink - lr * (m / correction1) / ((v / correction2).sqrt() + eps)
-    if first.dtype == torch.bfloat16:
-        salt = (facts.salt + apart) & 0x7FFFFFFF
-        bits = noise_bits(1, first.numel(), first_index, salt, first.device).view_as(m)
-        m, v = round_to_bf16(m, bits), round_to_bf16(v, bits >> 16)
-    masked_copy_(first, m, facts.left_out)
-    masked_copy_(second, v, facts.left_out)
-    if low is None:
-        masked_copy_(weight, whole, facts.left_out)
-    else:
-        high, rest = split(whole)
-        masked_copy_(weight, high, facts.left_out)
-        masked_copy_(low, rest, facts.left_out)

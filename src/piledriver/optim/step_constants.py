@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from piledriver.core.random import Stream
-from piledriver.kernels.adamw_triton import Facts
+from piledriver.kernels.adamw import StepConstants
 from piledriver.optim.conditional_step import skip_flag
 from piledriver.optim.shards import local
 
@@ -25,11 +25,11 @@ Due = list[tuple[dict[str, Any], Tensor]]
 
 
 class StepNumbers:
-    """Advances `state["step"]` of an optimizer's parameters: `begin` a step, ask for its `facts`, `end` it."""
+    """Advances `state["step"]` of an optimizer's parameters: `begin` a step, ask for its `constants`, `end` it."""
 
     def __init__(self) -> None:
         self._left_out: Tensor | None = None
-        self._now: dict[Any, Facts] = {}
+        self._now: dict[Any, StepConstants] = {}
         self._keys: dict[Tensor, Any] = {}
         self._ahead: dict[Any, _Ahead] = {}
         self._seen: dict[Tensor, tuple[Tensor, int]] = {}
@@ -47,14 +47,14 @@ class StepNumbers:
             self._look_ahead(due, states)
         self._left -= 1
 
-    def facts(self, parameter: Tensor) -> Facts:
+    def constants(self, parameter: Tensor) -> StepConstants:
         """What the step of this parameter needs to know."""
         key = self._keys[parameter]
         if key not in self._now:
             number, betas, seed, device = key
             if self._left_out is None:
                 corrections, salts = _facts_of([number], betas, seed, device)
-                self._now[key] = Facts(corrections[0], salts[0], None)
+                self._now[key] = StepConstants(corrections[0], salts[0], None)
             else:
                 self._now[key] = self._ahead[key].pick(self._left_out)
         return self._now[key]
@@ -106,9 +106,9 @@ class _Ahead:
         self.counter, self.start = counter, start
         self.corrections, self.salts = _facts_of(range(start + 1, start + 1 + AHEAD), betas, seed, device)
 
-    def pick(self, skip: Tensor) -> Facts:
+    def pick(self, skip: Tensor) -> StepConstants:
         at = (self.counter - self.start).long().view(1)
-        return Facts(self.corrections.index_select(0, at)[0], self.salts.index_select(0, at)[0], skip)
+        return StepConstants(self.corrections.index_select(0, at)[0], self.salts.index_select(0, at)[0], skip)
 
 
 def _key(number: int, group: dict[str, Any], parameter: Tensor) -> tuple[int, tuple[float, float], int, torch.device]:

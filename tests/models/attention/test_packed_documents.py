@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piledriver.core.errors import UsageError
+from piledriver.kernels.attention import document_boundaries, positions_in_documents
 from piledriver.models import Transformer, make_masks
-from piledriver.models.attention.masks import document_boundaries, positions_in_documents
 from tests.models.shapes import SHAPES
 
 lengths_of_rows = st.integers(2, 24).flatmap(
@@ -74,19 +74,19 @@ def test_block_mask_equals_dense_mask(name: str) -> None:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # on a CPU the block mask runs by the formula, and says that it is slow
         for documents in (ids, None):
-            flex = model(tokens, masks=make_masks(config, 20, "cpu", documents, backend="flex"))
-            dense = model(tokens, masks=make_masks(config, 20, "cpu", documents, backend="dense"))
+            flex = model(tokens, masks=make_masks(config, 20, "cpu", documents, kernel="flex"))
+            dense = model(tokens, masks=make_masks(config, 20, "cpu", documents, kernel="reference"))
             torch.testing.assert_close(flex, dense, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("backend", ["dense", "flex"])
-def test_new_documents_need_no_new_graph(backend: str) -> None:
+@pytest.mark.parametrize("kernel", ["auto", "flex"])
+def test_new_documents_need_no_new_graph(kernel: str) -> None:
     config = SHAPES["capped"]
     model, tokens = Transformer(config), torch.randint(61, (2, 20))
     rows_of_batches = ([[3, 1, 12, 4], [20]], [[20], [10, 10]], [[1] * 20, [7, 13]])
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = [make_masks(config, 20, "cpu", ids_of(rows), backend=backend) for rows in rows_of_batches]  # type: ignore[arg-type]
+        made = [make_masks(config, 20, "cpu", ids_of(rows), kernel=kernel) for rows in rows_of_batches]
         expected = [model(tokens, masks=masks) for masks in made]
         torch._dynamo.utils.counters.clear()
         compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
@@ -100,9 +100,9 @@ def test_new_documents_need_no_new_graph(backend: str) -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("backend", ["auto", "flex", "varlen", "dense"])
+@pytest.mark.parametrize("kernel", ["auto", "flex", "varlen", "sdpa"])
 @pytest.mark.parametrize("kv_heads", [8, 2])
-def test_every_kernel_agrees_on_a_gpu(backend: str, kv_heads: int) -> None:
+def test_every_kernel_agrees_on_a_gpu(kernel: str, kv_heads: int) -> None:
     from piledriver.models import ModelConfig
 
     config = ModelConfig(vocab_size=61, dim=512, layers=2, heads=8, kv_heads=kv_heads, mlp_dim=256, sliding_window=100)
@@ -110,7 +110,7 @@ def test_every_kernel_agrees_on_a_gpu(backend: str, kv_heads: int) -> None:
     tokens, ids = torch.randint(61, (2, 256)), ids_of([[100, 1, 120, 35], [256]])
     expected = model(tokens, tokens, masks=make_masks(config, 256, "cpu", ids)).cross_entropy
     model.cuda().compute_dtype = torch.bfloat16
-    masks = make_masks(config, 256, "cuda", ids.cuda(), backend=backend)  # type: ignore[arg-type]
+    masks = make_masks(config, 256, "cuda", ids.cuda(), kernel=kernel)
     for run in (model, torch.compile(model, fullgraph=True)):
         sums = run(tokens.cuda(), tokens.cuda(), masks=masks)
         sums.total.backward()
@@ -132,5 +132,5 @@ def test_positions_and_boundaries_say_where_documents_begin(rows: list[list[int]
 
 
 def test_variable_length_refuses_what_it_cannot_say() -> None:
-    with pytest.raises(UsageError, match="neither ALiBi nor soft-capping"):
-        make_masks(SHAPES["alibi"], 20, "cpu", ids_of([[20]]), backend="varlen")
+    with pytest.raises(UsageError, match="does not support ALiBi"):
+        make_masks(SHAPES["alibi"], 20, "cpu", ids_of([[20]]), kernel="varlen")

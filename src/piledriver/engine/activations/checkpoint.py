@@ -23,23 +23,15 @@ from piledriver.engine.errors import LayoutError
 from piledriver.engine.hf_kv_cache import refuse_caches, without_empty_caches
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Mesh
+from piledriver.kernels import ops_to_save
 from piledriver.models.block import Block
 
-# Operators whose outputs selective checkpointing keeps: matrix products, attention and communication. The rest is
-# elementwise and reductions, which cost little to do again.
+# Operators whose outputs selective checkpointing keeps: matrix products, communication, and what the kernels name
+# (attention, fp8 layers). The rest is elementwise and reductions, which cost little to do again.
 _OPS_TO_SAVE = frozenset(
     {
         *(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution")),
         *(f"aten::{name}" for name in ("_scaled_mm", "_grouped_mm", "_scaled_grouped_mm")),
-        *(f"aten::_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn")),
-        "aten::_scaled_dot_product_flash_attention_for_cpu",
-        "aten::_scaled_dot_product_fused_attention_overrideable",
-        "aten::_flash_attention_forward",
-        "aten::_efficient_attention_forward",
-        "flex_attention",
-        "torch_attn::_varlen_attn",
-        "piledriver::fp8_linear",
-        "piledriver::fp8_gated_mlp",
         "_c10d_functional::reduce_scatter_tensor",
         "_c10d_functional::all_to_all_single",
         "_c10d_functional::all_reduce",
@@ -83,13 +75,14 @@ def _recompute(model: nn.Module, blocks: list[nn.Module], mesh: Mesh | None, lay
 
 
 class Recompute:
-    """A forward whose inside is computed again in the backward; with `selective`, all but the dear operators of it."""
+    """A forward that is recomputed in the backward; with `selective`, all of it but its expensive operators."""
 
     def __init__(self, forward: Callable[..., Any], *, selective: bool = False) -> None:
         self.forward = forward
         self.options: dict[str, Any] = {}
         if selective:
-            self.options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, save_expensive_ops)
+            policy = functools.partial(save_expensive_ops, _OPS_TO_SAVE | ops_to_save())
+            self.options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, policy)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -100,7 +93,9 @@ class Recompute:
         return checkpoint(self.forward, *args, use_reentrant=False, **self.options, **kwargs)
 
 
-def save_expensive_ops(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    """Whether an operator's output is kept."""
-    kept = operator.name().split(".")[0] in _OPS_TO_SAVE
+def save_expensive_ops(
+    names: frozenset[str], _context: Any, operator: Any, *_args: Any, **_kwargs: Any
+) -> CheckpointPolicy:
+    """Return whether to keep an operator's output or to recompute it."""
+    kept = operator.name().split(".")[0] in names
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

@@ -31,10 +31,10 @@ from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Mesh
 from piledriver.engine.shards.collectives import Group, gathered, padded, summed_both_ways
 from piledriver.engine.tensor_parallel.transformer import LocalHeads
+from piledriver.kernels.attention import Mask
+from piledriver.kernels.cross_entropy import IGNORE_INDEX
 from piledriver.models import LossSums, ModelConfig, Transformer
 from piledriver.models.attention.layer import Attention
-from piledriver.models.attention.masks import Mask
-from piledriver.models.loss import IGNORE_INDEX
 
 
 def apply_cp(model: nn.Module, mesh: Mesh, layout: Layout) -> nn.Module:

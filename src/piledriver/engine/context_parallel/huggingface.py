@@ -19,7 +19,7 @@ from piledriver.engine.context_parallel.ulysses import to_heads, to_sequence, wi
 from piledriver.engine.errors import EngineError, LayoutError
 from piledriver.engine.layout import Layout
 from piledriver.engine.shards.collectives import padded, summed_both_ways
-from piledriver.models.loss import IGNORE_INDEX
+from piledriver.kernels.cross_entropy import IGNORE_INDEX
 
 if TYPE_CHECKING:
     from piledriver.engine.context_parallel.apply import SequenceSharding

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from piledriver.engine.context_parallel.ring_kernels import attend_part, attend_part_backward, merge
 from piledriver.engine.shards.collectives import Group
+from piledriver.kernels.attention.blockwise import attend_block, attend_block_backward, merge_blocks
 
 _group_called: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
 
@@ -36,14 +36,14 @@ def _ring(q: Tensor, k: Tensor, v: Tensor, scale: float, name: str, rank: int, s
         coming, work = _pass_on(pair, name, rank, size) if step + 1 < size else (pair, [])
         owner = (rank - step) % size
         if owner == rank:
-            first, lse = attend_part(q, k, v, True, scale)
+            first, lse = attend_block(q, k, v, True, scale)
             out = first.float()
         elif owner < rank:
             keys, values = pair[:, :, :, :half]
-            out, lse = merge(out, lse, *attend_part(q, keys, values, False, scale))
+            out, lse = merge_blocks(out, lse, *attend_block(q, keys, values, False, scale))
         else:
-            late, late_lse = attend_part(q[:, :, half:].contiguous(), pair[0], pair[1], False, scale)
-            late, late_lse = merge(out[:, :, half:], lse[:, :, half:], late, late_lse)
+            late, late_lse = attend_block(q[:, :, half:].contiguous(), pair[0], pair[1], False, scale)
+            late, late_lse = merge_blocks(out[:, :, half:], lse[:, :, half:], late, late_lse)
             out, lse = torch.cat((out[:, :, :half], late), 2), torch.cat((lse[:, :, :half], late_lse), 2)
         _finish(work)
         pair = coming
@@ -74,7 +74,7 @@ def _ring_backward(
         coming, work = _pass_on(pair, name, rank, size) if step + 1 < size else (pair, [])
         owner = (rank - step) % size
         queries, keys = slice(0 if owner <= rank else half, None), slice(None, None if owner >= rank else half)
-        more_q, more_k, more_v = attend_part_backward(
+        more_q, more_k, more_v = attend_block_backward(
             gradient[:, :, queries].contiguous(),
             q[:, :, queries].contiguous(),
             pair[0][:, :, keys].contiguous(),

@@ -14,7 +14,7 @@ from torch import Tensor
 from piledriver.engine.errors import EngineError
 from piledriver.engine.shards.collectives import Group, exchanged, padded
 from piledriver.engine.tensor_parallel.transformer import heads_of
-from piledriver.models.attention.masks import Mask
+from piledriver.kernels.attention import Mask
 
 if TYPE_CHECKING:
     from piledriver.engine.context_parallel.apply import SequenceSharding

@@ -14,10 +14,9 @@ import functools
 import torch
 from torch import Tensor, nn
 
-from piledriver.engine.fp8.ops import fp8_gated_mlp, fp8_linear
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Mesh
-from piledriver.kernels.fp8.matmul import MULTIPLE
+from piledriver.kernels.fp8 import MULTIPLE, fp8_gated_mlp, fp8_linear
 from piledriver.models.feed_forward.mlp import GatedMLP
 from piledriver.optim.shards import local
 

@@ -21,14 +21,11 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from piledriver.core.random import Stream
+from piledriver.kernels.rounding import NOISE_STRIDE, hash_bits, round_to_bf16
 from piledriver.optim import capabilities
-from piledriver.optim.rounding import hash_bits, round_to_bf16
 from piledriver.optim.shards import local, local_gradient, whole_indices
 
 BUCKET_ELEMENTS = 1 << 26
-
-# Odd and large: parameters of one step get noise far from each other's.
-_APART = 0x3C6EF35F
 
 
 def assign_noise_ids(model: nn.Module) -> None:
@@ -87,7 +84,7 @@ def _step(optimizer: Optimizer, raw: Callable[[Optimizer], Any], seed: int) -> N
             raw(optimizer)
             for parameter, stand_in in stand_ins.items():
                 optimizer.state[parameter] = optimizer.state.pop(stand_in, {})
-                apart = getattr(parameter, "noise_id", _APART * positions[parameter])
+                apart = getattr(parameter, "noise_id", NOISE_STRIDE * positions[parameter])
                 _round_into(parameter, stand_in, salt + apart)
     finally:
         for group, members in zip(optimizer.param_groups, groups, strict=True):

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from piledriver.core.errors import UsageError
 from piledriver.engine.errors import EngineError
-from piledriver.models.loss import IGNORE_INDEX
+from piledriver.kernels.cross_entropy import IGNORE_INDEX
 
 
 @dataclass(frozen=True)

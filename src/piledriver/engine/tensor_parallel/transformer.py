@@ -28,9 +28,9 @@ from piledriver.engine.tensor_parallel.activation_hooks import (
 )
 from piledriver.engine.tensor_parallel.roles import check_heads
 from piledriver.engine.tensor_parallel.vocab_parallel_loss import split_cross_entropy, split_token_losses
+from piledriver.kernels.attention import Mask
 from piledriver.models import LossSums, ModelConfig, Transformer, parameter_axes
 from piledriver.models.attention.layer import Attention
-from piledriver.models.attention.masks import Mask
 from piledriver.models.feed_forward.moe import Experts, MoE, Routing
 from piledriver.models.loss import cross_entropy, token_losses
 from piledriver.models.parameter_axes import Axes

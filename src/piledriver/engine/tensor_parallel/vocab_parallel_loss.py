@@ -3,7 +3,7 @@
 Each process holds the output rows of its part of the vocabulary. Per chunk of tokens the largest logit is agreed on,
 then the sum of exponentials and the target's logit are summed: three numbers per token travel, not the vocabulary.
 z-loss and soft-capping are exact, since log(Z) is known to all. Gradients are computed while the chunk's logits are
-there, as in `models.loss`.
+there, as in `kernels.cross_entropy`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from piledriver.engine.shards.collectives import Group, agreed
-from piledriver.models.loss import (
+from piledriver.kernels.cross_entropy.chunked import (
     IGNORE_INDEX,
-    LossSums,
     default_chunk_tokens,
     empty_results,
-    keep_gradients,
+    save_gradients,
     scale_gradients,
 )
+from piledriver.models.loss import LossSums
 
 
 def split_cross_entropy(
@@ -143,7 +143,7 @@ def _(
     return empty_results(hidden, weight, hidden_grad, weight_grad)
 
 
-_split_loss.register_autograd(scale_gradients, setup_context=keep_gradients)
+_split_loss.register_autograd(scale_gradients, setup_context=save_gradients)
 
 
 def _largest(logits: Tensor, softcap: float) -> Tensor:

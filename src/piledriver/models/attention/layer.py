@@ -11,10 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from piledriver.models.attention.alibi import alibi_slopes
-from piledriver.models.attention.attend import attend
+from piledriver.kernels.attention import Mask, alibi_slopes, attend
 from piledriver.models.attention.cache import KVCache
-from piledriver.models.attention.masks import Mask
 from piledriver.models.attention.rotary import apply_rotary
 from piledriver.models.config import ModelConfig
 from piledriver.models.layers import Linear, RMSNorm

@@ -33,7 +33,10 @@ class TransformerStage(Transformer):
 
         With `reduction="none"` the last stage gives the loss of every target instead of sums.
         """
-        masks = None if document_ids is None else make_masks(self.config, time, document_ids.device, document_ids)
+        masks = None
+        if document_ids is not None:
+            kernel = self.attention_kernel
+            masks = make_masks(self.config, time, document_ids.device, document_ids, kernel=kernel)
         x, balances = self.run(x, time=time, masks=masks)
         if self.config.moe is not None:
             here = torch.stack(balances).sum(0, keepdim=True) if balances else x.new_zeros(1, dtype=torch.float32)

@@ -1,22 +1,25 @@
 # mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,untyped-decorator,misc,name-defined"
-"""The casts to fp8 as GPU kernels: an amax, then one pass that writes the rows and the columns both.
+"""Casts to fp8 as GPU kernels: one pass finds the largest magnitude, a second writes rows and columns.
 
-The matrix units of Hopper take both operands along the summed dimension, so a matrix that is multiplied from both sides
-is needed twice. Largest magnitudes are written per program and reduced by whoever reads them: no zeroing, no atomics.
-The gated MLP computes its activation inside the casts: neither it nor its gradient exists in 16 bits.
+The matrix units of Hopper read both operands along the summed dimension, so a matrix that is multiplied from both sides
+is stored twice. Largest magnitudes are stored per program and reduced by the kernel that reads them: no zeroing, no
+atomics. The gated MLP computes its activation inside the casts: neither it nor its gradient is stored in 16 bits.
 
-Divisions are rounded to nearest (`div_rn`), not the fast ones: of numbers that came in bf16 many lie exactly between
-two fp8 numbers, and one unit in the last place of the factor would send all of them the other way. Casts saturate, and
-leave what is not a number that.
+Divisions round to nearest (`div_rn`) instead of the fast ones: many bf16 numbers lie exactly between two fp8 numbers,
+and one unit in the last place of the factor would move all of them to the other side. Casts saturate and keep NaNs.
 
-Columns are turned as words of four rows each, which the instruction packs by itself: Triton 3.6 turns bytes wrongly,
-and of bytes that are shifted together ptxas 12.9 takes some from the stack pointer.
+Columns are transposed as words of four rows each, which one instruction packs: Triton 3.6 transposes bytes wrongly, and
+when bytes are shifted together ptxas 12.9 takes some of them from the stack pointer.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from piledriver.kernels.fp8.reference import BACKWARD, FORWARD, ReferenceFp8
+from piledriver.kernels.registry import TritonKernel
+from piledriver.kernels.torch_private import scaled_mm
 
 try:
     import triton
@@ -42,7 +45,7 @@ if triton is not None:
 
     @triton.jit
     def _factor(partial, scale, limit, programs: tl.constexpr):
-        """What to multiply by; the first program notes what to multiply by on the way back."""
+        """The factor of the cast; the first program stores the scale that undoes it."""
         largest = tl.maximum(tl.max(tl.load(partial + tl.arange(0, programs)), axis=0), 1e-12)
         if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
             tl.store(scale, tl.div_rn(largest, limit))
@@ -58,19 +61,19 @@ if triton is not None:
 
     @triton.jit
     def _word(a, b, c, d, dtype: tl.constexpr):
-        """Four rows of numbers as one row of words."""
+        """Pack four rows of numbers into one row of words."""
         asm: tl.constexpr = _TO_E4M3 if dtype == tl.float8e4nv else _TO_E5M2
         return tl.inline_asm_elementwise(asm, "=r,f,f,f,f", [a, b, c, d], dtype=tl.int32, is_pure=True, pack=1)
 
     @triton.jit
-    def _store_turned(out, packed, four, place, rows, inside):
-        """Words of four rows each become runs along the columns."""
+    def _store_transposed(out, packed, four, place, rows, inside):
+        """Store words of four rows each as runs along the columns."""
         there = place[:, None] * (rows // 4) + four[None, :]
         tl.store(out + there, tl.trans(packed), mask=inside[:, None] & (four[None, :] < rows // 4))
 
     @triton.jit
     def _cast_row(x, out, row, column, rows, columns, factor, dtype: tl.constexpr):
-        """Some rows of a tile into their place; what they are before the cast."""
+        """Cast some rows of a tile and store them; return them before the cast."""
         inside = (row[:, None] < rows) & (column[None, :] < columns)
         here = row[:, None] * columns + column[None, :]
         value = tl.load(x + here, mask=inside, other=0.0).to(tl.float32) * factor
@@ -102,11 +105,11 @@ if triton is not None:
         d = _cast_row(x, rows_out, four * 4 + 3, column, rows, columns, factor, dtype)
         if want_columns:
             packed = _word(a, b, c, d, dtype)
-            _store_turned(columns_out, packed, four, column.to(tl.int64), rows, column < columns)
+            _store_transposed(columns_out, packed, four, column.to(tl.int64), rows, column < columns)
 
     @triton.jit
     def _row_kernel(x, out, scale, columns, limit, dtype: tl.constexpr, block: tl.constexpr):
-        """One program per row: its own amax, then its cast, the second read from cache."""
+        """One program per row: its largest magnitude, then its cast, whose reads come from cache."""
         row = tl.program_id(0).to(tl.int64)
         lanes = tl.arange(0, block)
         largest = tl.zeros((block,), tl.float32)
@@ -124,7 +127,7 @@ if triton is not None:
 
     @triton.jit
     def _gate_and_up(gate_up, row, column, inside, width, group: tl.constexpr):
-        """Both halves of some columns; they alternate in groups."""
+        """Load gate and up of some columns; they alternate in groups."""
         place = row * 2 * width + (column // group) * 2 * group + column % group
         gate = tl.load(gate_up + place, mask=inside, other=0.0).to(tl.float32)
         up = tl.load(gate_up + place + group, mask=inside, other=0.0).to(tl.float32)
@@ -165,7 +168,7 @@ if triton is not None:
 
     @triton.jit
     def _gate_gradients(gate, up, gradient):
-        """By gate, by up, and the activation itself."""
+        """The gradients of gate and up, and the activation."""
         sigmoid = tl.sigmoid(gate)
         swish = gate * sigmoid
         return gradient * up * (sigmoid + swish * (1.0 - sigmoid)), gradient * swish, swish * up
@@ -190,7 +193,7 @@ if triton is not None:
     def _gate_back_row(
         gate_up, gradient, out, row, column, rows, width, factor, dtype: tl.constexpr, group: tl.constexpr
     ):
-        """Some rows of the gradient into their place; the gradients before the cast, and the activation."""
+        """Cast some rows of the gradient and store them; return the gradients before the cast, and the activation."""
         inside = (row[:, None] < rows) & (column[None, :] < width)
         gate, up, place = _gate_and_up(gate_up, row[:, None], column[None, :], inside, width, group)
         slope = tl.load(gradient + row[:, None] * width + column[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -220,7 +223,7 @@ if triton is not None:
         tall: tl.constexpr,
         wide: tl.constexpr,
     ):
-        """The gradient as rows and columns, and the activation again as columns, at the scale it had."""
+        """Store the gradient as rows and columns, and the activation as columns at its forward scale."""
         factor = _factor(partial, scale, limit, programs)
         back = tl.div_rn(1.0, tl.load(value_scale))
         four = tl.program_id(0).to(tl.int64) * (tall // 4) + tl.arange(0, tall // 4)
@@ -232,17 +235,12 @@ if triton is not None:
         g3, u3, v3 = _gate_back_row(gate_up, gradient, rows_out, first + 3, column, rows, width, factor, dtype, group)
         long = column.to(tl.int64)
         there = (long // group) * 2 * group + long % group
-        _store_turned(columns_out, _word(g0, g1, g2, g3, dtype), four, there, rows, column < width)
-        _store_turned(columns_out, _word(u0, u1, u2, u3, dtype), four, there + group, rows, column < width)
+        _store_transposed(columns_out, _word(g0, g1, g2, g3, dtype), four, there, rows, column < width)
+        _store_transposed(columns_out, _word(u0, u1, u2, u3, dtype), four, there + group, rows, column < width)
         value = _word(v0 * back, v1 * back, v2 * back, v3 * back, value_dtype)
-        _store_turned(value_columns_out, value, four, long, rows, column < width)
+        _store_transposed(value_columns_out, value, four, long, rows, column < width)
 
     _TRITON = {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}
-
-
-def available() -> bool:
-    """Whether the kernels can be built here."""
-    return triton is not None
 
 
 def _amax(x: Tensor) -> Tensor:
@@ -251,100 +249,124 @@ def _amax(x: Tensor) -> Tensor:
     return partial
 
 
-def cast(x: Tensor, dtype: torch.dtype, columns: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """[rows, columns] to fp8, the same turned over ([columns, rows], or empty), and the scale of the way back.
+class TritonFp8(TritonKernel):
+    """Casts as Triton kernels, products on the fp8 units of Hopper and later GPUs."""
 
-    Rows come in fours.
-    """
-    partial, scale = _amax(x), torch.empty(1, dtype=torch.float32, device=x.device)
-    height, width = x.shape
-    rows_out = torch.empty_like(x, dtype=dtype)
-    columns_out = x.new_empty((width, height) if columns else (0,), dtype=dtype)
-    _cast_kernel[(triton.cdiv(height, 128), triton.cdiv(width, 128))](
-        x,
-        partial,
-        scale,
-        rows_out,
-        columns_out.view(torch.int32),
-        height,
-        width,
-        torch.finfo(dtype).max,
-        dtype=_TRITON[dtype],
-        want_columns=columns,
-        programs=_PROGRAMS,
-        tall=128,
-        wide=128,
-        num_warps=8,
-    )
-    return rows_out, columns_out, scale
+    ops_to_save = ReferenceFp8.ops_to_save
 
+    @classmethod
+    def runs_on(cls, device: torch.device) -> bool:
+        """Return whether the device has fp8 matrix units, and Triton is installed."""
+        return super().runs_on(device) and torch.cuda.get_device_capability(device) >= (9, 0)
 
-def cast_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """To fp8 with a scale per row: [rows, 1]."""
-    out, scale = torch.empty_like(x, dtype=dtype), torch.empty(x.shape[0], 1, dtype=torch.float32, device=x.device)
-    block = min(triton.next_power_of_2(x.shape[1]), _ROW_BLOCK)
-    _row_kernel[(x.shape[0],)](
-        x, out, scale, x.shape[1], torch.finfo(dtype).max, dtype=_TRITON[dtype], block=block, num_warps=8
-    )
-    return out, scale
+    def cast(self, x: Tensor, dtype: torch.dtype, *, columns: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+        """Return [rows, columns] in fp8, its transpose (empty if `columns` is false), and the one scale ([1]).
 
+        The number of rows must be a multiple of four.
+        """
+        x = x.contiguous()
+        partial, scale = _amax(x), torch.empty(1, dtype=torch.float32, device=x.device)
+        height, width = x.shape
+        rows_out = torch.empty_like(x, dtype=dtype)
+        columns_out = x.new_empty((width, height) if columns else (0,), dtype=dtype)
+        _cast_kernel[(triton.cdiv(height, 128), triton.cdiv(width, 128))](
+            x,
+            partial,
+            scale,
+            rows_out,
+            columns_out.view(torch.int32),
+            height,
+            width,
+            torch.finfo(dtype).max,
+            dtype=_TRITON[dtype],
+            want_columns=columns,
+            programs=_PROGRAMS,
+            tall=128,
+            wide=128,
+            num_warps=8,
+        )
+        return rows_out, columns_out, scale
 
-def gate(gate_up: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """silu(gate) * up in fp8, and its scale."""
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    partial = torch.empty(_PROGRAMS, dtype=torch.float32, device=gate_up.device)
-    scale = torch.empty(1, dtype=torch.float32, device=gate_up.device)
-    out = gate_up.new_empty((rows, width), dtype=dtype)
-    _gate_amax_kernel[(_PROGRAMS,)](
-        gate_up, partial, rows, width, group=group, programs=_PROGRAMS, block=2048, num_warps=8
-    )
-    _gate_cast_kernel[(rows, triton.cdiv(width, 2048))](
-        gate_up,
-        partial,
-        scale,
-        out,
-        width,
-        torch.finfo(dtype).max,
-        dtype=_TRITON[dtype],
-        group=group,
-        programs=_PROGRAMS,
-        block=2048,
-        num_warps=8,
-    )
-    return out, scale
+    def cast_rows(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return [rows, columns] in fp8 and a scale per row ([rows, 1])."""
+        x = x.contiguous()
+        out, scale = torch.empty_like(x, dtype=dtype), torch.empty(x.shape[0], 1, dtype=torch.float32, device=x.device)
+        block = min(triton.next_power_of_2(x.shape[1]), _ROW_BLOCK)
+        _row_kernel[(x.shape[0],)](
+            x, out, scale, x.shape[1], torch.finfo(dtype).max, dtype=_TRITON[dtype], block=block, num_warps=8
+        )
+        return out, scale
 
+    def product(
+        self,
+        left: Tensor,
+        right: Tensor,
+        left_scale: Tensor,
+        right_scale: Tensor,
+        out: torch.dtype,
+        *,
+        fast: bool = False,
+    ) -> Tensor:
+        """Return left @ right.T of fp8 rows, as `ReferenceFp8.product`."""
+        other = right_scale if right_scale.numel() == 1 else right_scale.t()
+        return scaled_mm(left, right.t(), left_scale, other, out, fast=fast)
 
-def gate_backward(
-    gate_up: Tensor, gradient: Tensor, value_scale: Tensor, group: int, dtype: torch.dtype, value_dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradient by `gate_up` as rows and as columns, its scale, and the activation as columns."""
-    rows, width = gradient.shape
-    partial = torch.empty(_PROGRAMS, dtype=torch.float32, device=gate_up.device)
-    scale = torch.empty(1, dtype=torch.float32, device=gate_up.device)
-    rows_out = torch.empty_like(gate_up, dtype=dtype)
-    columns_out = gate_up.new_empty((2 * width, rows), dtype=dtype)
-    value_columns = gate_up.new_empty((width, rows), dtype=value_dtype)
-    _gate_back_amax_kernel[(_PROGRAMS,)](
-        gate_up, gradient, partial, rows, width, group=group, programs=_PROGRAMS, block=2048, num_warps=8
-    )
-    _gate_back_cast_kernel[(triton.cdiv(rows, 64), triton.cdiv(width, 64))](
-        gate_up,
-        gradient,
-        partial,
-        scale,
-        value_scale,
-        rows_out,
-        columns_out.view(torch.int32),
-        value_columns.view(torch.int32),
-        rows,
-        width,
-        torch.finfo(dtype).max,
-        dtype=_TRITON[dtype],
-        value_dtype=_TRITON[value_dtype],
-        group=group,
-        programs=_PROGRAMS,
-        tall=64,
-        wide=64,
-        num_warps=4,
-    )
-    return rows_out, columns_out, scale, value_columns
+    def gate(self, gate_up: Tensor, group: int) -> tuple[Tensor, Tensor]:
+        """Return silu(gate) * up in fp8 and its scale; gate and up alternate in groups of columns."""
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        partial = torch.empty(_PROGRAMS, dtype=torch.float32, device=gate_up.device)
+        scale = torch.empty(1, dtype=torch.float32, device=gate_up.device)
+        out = gate_up.new_empty((rows, width), dtype=FORWARD)
+        _gate_amax_kernel[(_PROGRAMS,)](
+            gate_up, partial, rows, width, group=group, programs=_PROGRAMS, block=2048, num_warps=8
+        )
+        _gate_cast_kernel[(rows, triton.cdiv(width, 2048))](
+            gate_up,
+            partial,
+            scale,
+            out,
+            width,
+            torch.finfo(FORWARD).max,
+            dtype=_TRITON[FORWARD],
+            group=group,
+            programs=_PROGRAMS,
+            block=2048,
+            num_warps=8,
+        )
+        return out, scale
+
+    def gate_backward(
+        self, gate_up: Tensor, gradient: Tensor, value_scale: Tensor, group: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the gradient of `gate_up` as rows and as columns, its scale, and the activation as columns."""
+        gradient = gradient.contiguous()
+        rows, width = gradient.shape
+        partial = torch.empty(_PROGRAMS, dtype=torch.float32, device=gate_up.device)
+        scale = torch.empty(1, dtype=torch.float32, device=gate_up.device)
+        rows_out = torch.empty_like(gate_up, dtype=BACKWARD)
+        columns_out = gate_up.new_empty((2 * width, rows), dtype=BACKWARD)
+        value_columns = gate_up.new_empty((width, rows), dtype=FORWARD)
+        _gate_back_amax_kernel[(_PROGRAMS,)](
+            gate_up, gradient, partial, rows, width, group=group, programs=_PROGRAMS, block=2048, num_warps=8
+        )
+        _gate_back_cast_kernel[(triton.cdiv(rows, 64), triton.cdiv(width, 64))](
+            gate_up,
+            gradient,
+            partial,
+            scale,
+            value_scale,
+            rows_out,
+            columns_out.view(torch.int32),
+            value_columns.view(torch.int32),
+            rows,
+            width,
+            torch.finfo(BACKWARD).max,
+            dtype=_TRITON[BACKWARD],
+            value_dtype=_TRITON[FORWARD],
+            group=group,
+            programs=_PROGRAMS,
+            tall=64,
+            wide=64,
+            num_warps=4,
+        )
+        return rows_out, columns_out, scale, value_columns

@@ -1,14 +1,15 @@
 # mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,untyped-decorator,misc,name-defined"
-"""Logits to gradient in one kernel, in place: each row is read twice (the second time from cache) and written once.
+"""Logits to gradient in one GPU kernel, in place: each row is read twice (the second time from cache), written once.
 
-A compiler makes two kernels of it and reads from memory each time. Triton comes with torch's GPU builds; where it is
-missing, `loss` uses the compiler.
+torch's compiler makes two kernels of the formula and reads from memory each time. Triton comes with torch's GPU builds.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from piledriver.kernels.registry import TritonKernel
 
 try:
     import triton
@@ -46,11 +47,11 @@ if triton is not None:
             tl.store(losses + row, 0.0)
             tl.store(squares + row, 0.0)
         else:
-            # Before the stores below, with a barrier between (the reductions): they overwrite it.
+            # Read before the stores below overwrite it; the reductions between are a barrier.
             goal = tl.load(line + target).to(tl.float32)
             if capped:
                 goal = cap * (2.0 * tl.sigmoid(2.0 * goal / cap) - 1.0)
-            # A running softmax in every lane, brought together once: a reduction over lanes waits for all of them.
+            # One running softmax per lane, combined at the end: a reduction over lanes waits for all of them.
             largest = tl.full((block,), -1e30, tl.float32)
             total = tl.zeros((block,), tl.float32)
             for begin in range(0, vocab, block):
@@ -77,30 +78,28 @@ if triton is not None:
                 tl.store(line + begin + lanes, gradient.to(logits.dtype.element_ty), mask=inside)
 
 
-def available() -> bool:
-    """Whether the kernel can be built here."""
-    return triton is not None
+class TritonCrossEntropy(TritonKernel):
+    """One program per row; the gradient replaces the logits."""
 
-
-def turn_into_gradient(
-    logits: Tensor, targets: Tensor, ignore_index: int, z_loss: float, softcap: float | None
-) -> tuple[Tensor, Tensor]:
-    """As `loss`'s own: the gradient (over the logits) and the sums (total, cross-entropy, log(Z)^2)."""
-    rows, vocab = logits.shape
-    losses, squares = torch.empty(2, rows, dtype=torch.float32, device=logits.device)
-    _rows_to_gradients[(rows,)](
-        logits,
-        targets,
-        losses,
-        squares,
-        logits.stride(0),
-        ignore_index,
-        z_loss,
-        1.0 if softcap is None else softcap,
-        vocab=vocab,
-        capped=softcap is not None,
-        block=_BLOCK,
-        num_warps=_WARPS,
-    )
-    loss, square = losses.sum(), squares.sum()
-    return logits, torch.stack((loss + z_loss * square, loss, square))
+    def __call__(
+        self, logits: Tensor, targets: Tensor, ignore_index: int, z_loss: float, softcap: float | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return what `ReferenceCrossEntropy` returns."""
+        rows, vocab = logits.shape
+        losses, squares = torch.empty(2, rows, dtype=torch.float32, device=logits.device)
+        _rows_to_gradients[(rows,)](
+            logits,
+            targets,
+            losses,
+            squares,
+            logits.stride(0),
+            ignore_index,
+            z_loss,
+            1.0 if softcap is None else softcap,
+            vocab=vocab,
+            capped=softcap is not None,
+            block=_BLOCK,
+            num_warps=_WARPS,
+        )
+        loss, square = losses.sum(), squares.sum()
+        return logits, torch.stack((loss + z_loss * square, loss, square))

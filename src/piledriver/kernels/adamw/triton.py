@@ -1,13 +1,15 @@
 # mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,untyped-decorator,misc,name-defined"
-"""One AdamW step of one parameter as one GPU kernel: everything read once, written once, the clipping included."""
+"""One AdamW step of one parameter as one GPU kernel: each tensor is read once and written once."""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from piledriver.kernels.adamw.reference import StepConstants
+from piledriver.kernels.registry import TritonKernel
 
 try:
     import triton
@@ -18,23 +20,11 @@ except ImportError:
 _BLOCK = 1024
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Of one step of one parameter."""
-
-    corrections: Tensor
-    """[2] float32: of the first and the second moment."""
-    salt: Tensor
-    """int64."""
-    left_out: Tensor | None
-    """True where the step is to change nothing; None where that cannot be."""
-
-
 if triton is not None:
 
     @triton.jit
     def _hash(index, salt):
-        """32 random bits per index: as `rounding.noise_bits`."""
+        """32 random bits per index, as `rounding.hash_bits`."""
         bits = index * 0x9E3779B1 + salt
         bits = (bits ^ (bits >> 16)) * 0x85EBCA6B
         bits = (bits ^ (bits >> 13)) * 0xC2B2AE35
@@ -42,7 +32,7 @@ if triton is not None:
 
     @triton.jit
     def _round(x, bits):
-        """fp32 to bf16, up or down with the probability that keeps the mean."""
+        """fp32 to bf16, up or down with the probability that keeps the mean, as `rounding.round_to_bf16`."""
         noisy = x.to(tl.uint32, bitcast=True) + (bits & 0xFFFF)
         return (noisy >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
 
@@ -62,16 +52,16 @@ if triton is not None:
         eps,
         corrections,
         step_salt,
-        left_out,
+        skip,
         first_index,
-        apart,
+        noise_offset,
         split: tl.constexpr,
         rounded: tl.constexpr,
         block: tl.constexpr,
     ):
         here = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-        # A step that is left out reads and writes nothing.
-        inside = here < tl.where(tl.load(left_out) == 0, size, 0)
+        # A skipped step reads and writes nothing.
+        inside = here < tl.where(tl.load(skip) == 0, size, 0)
         if split:
             high = tl.load(weight + here, mask=inside, other=0.0).to(tl.int16, bitcast=True).to(tl.int32)
             value = (high << 16) + tl.load(low + here, mask=inside, other=0).to(tl.int32)
@@ -83,7 +73,7 @@ if triton is not None:
         v = beta2 * tl.load(second + here, mask=inside, other=0.0).to(tl.float32) + (1.0 - beta2) * slope * slope
         value = value * shrink - lr * (m / tl.load(corrections)) / (tl.sqrt(v / tl.load(corrections + 1)) + eps)
         if rounded:
-            salt = (tl.load(step_salt) + apart) & 0x7FFFFFFF
+            salt = (tl.load(step_salt) + noise_offset) & 0x7FFFFFFF
             bits = _hash((first_index + here).to(tl.uint32), salt.to(tl.uint32))
             tl.store(first + here, _round(m, bits), mask=inside)
             tl.store(second + here, _round(v, bits >> 16), mask=inside)
@@ -92,7 +82,7 @@ if triton is not None:
             tl.store(second + here, v, mask=inside)
         if split:
             whole = value.to(tl.int32, bitcast=True)
-            # The nearest upper half; what it is off by fits the lower half, with its sign.
+            # The nearest upper half; the signed remainder fits the lower half.
             high = tl.where(value == value, (whole + 0x8000) >> 16, 0x7FC0)
             tl.store(weight + here, high.to(tl.int16).to(tl.bfloat16, bitcast=True), mask=inside)
             tl.store(low + here, (whole - (high << 16)).to(tl.int16), mask=inside)
@@ -100,47 +90,45 @@ if triton is not None:
             tl.store(weight + here, value, mask=inside)
 
 
-def available() -> bool:
-    """Whether the kernel can be built here."""
-    return triton is not None
+class TritonAdamW(TritonKernel):
+    """The step as one kernel."""
 
-
-def step(
-    weight: Tensor,
-    low: Tensor | None,
-    gradient: Tensor,
-    first: Tensor,
-    second: Tensor,
-    factor: Tensor,
-    rates: tuple[float, ...],
-    facts: Facts,
-    first_index: int,
-    apart: int,
-) -> None:
-    """`rates` are lr, shrink, beta1, beta2 and eps; `apart` is what this parameter's noise differs by from others'."""
-    left_out = _never(weight.device) if facts.left_out is None else facts.left_out.view(torch.uint8)
-    _master_adamw_kernel[(triton.cdiv(weight.numel(), _BLOCK),)](
-        weight,
-        weight if low is None else low,
-        gradient,
-        first,
-        second,
-        factor,
-        weight.numel(),
-        *rates,
-        facts.corrections,
-        facts.salt,
-        left_out,
-        first_index,
-        apart,
-        split=low is not None,
-        rounded=first.element_size() == 2,
-        block=_BLOCK,
-        num_warps=4,
-    )
+    def __call__(
+        self,
+        weight: Tensor,
+        low: Tensor | None,
+        gradient: Tensor,
+        first: Tensor,
+        second: Tensor,
+        factor: Tensor,
+        rates: tuple[float, ...],
+        constants: StepConstants,
+        first_index: int,
+        noise_offset: int,
+    ) -> None:
+        """Update a weight and its moments in place, as `ReferenceAdamW` does."""
+        skip = _false(weight.device) if constants.skip is None else constants.skip.view(torch.uint8)
+        _master_adamw_kernel[(triton.cdiv(weight.numel(), _BLOCK),)](
+            weight,
+            weight if low is None else low,
+            gradient,
+            first,
+            second,
+            factor,
+            weight.numel(),
+            *rates,
+            constants.bias_corrections,
+            constants.salt,
+            skip,
+            first_index,
+            noise_offset,
+            split=low is not None,
+            rounded=first.element_size() == 2,
+            block=_BLOCK,
+            num_warps=4,
+        )
 
 
 @functools.cache
-def _never(device: torch.device) -> Tensor:
-    """For steps that nobody may leave out."""
+def _false(device: torch.device) -> Tensor:
     return torch.zeros((), dtype=torch.uint8, device=device)

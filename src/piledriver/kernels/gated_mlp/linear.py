@@ -1,8 +1,8 @@
-"""The second half of a gated MLP, (silu(gate) * up) @ weight.T, keeping only what enters it.
+"""(silu(gate) * up) @ weight.T as an autograd function that keeps only its inputs.
 
-The activation is a third of what an MLP would keep for its backward pass; it is computed again there by the kernel that
-reads its inputs for the gradient anyway. Operators of their own, so that a compiler does not see that it computed the
-same before and keep it after all.
+The activation is a third of what an MLP would keep for its backward pass; the kernel that reads its inputs for the
+gradient computes it again. Forward and backward are custom operators: a compiler that saw inside would recognise the
+activation as computed before, and keep it.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from piledriver.kernels import gated_mlp_triton as gate_kernel
+from piledriver.kernels.registry import HAS_TRITON, fastest_kernel
 
 
 def can_fuse(gate_up: Tensor, activation: str) -> bool:
-    """Whether the kernels take this."""
-    return gate_up.is_cuda and activation == "silu" and gate_kernel.available()
+    """Return whether a fused kernel exists for this tensor's device and this activation."""
+    return HAS_TRITON and gate_up.is_cuda and activation == "silu"
 
 
 def gated_linear(gate_up: Tensor, weight: Tensor, group: int) -> Tensor:
-    """[..., 2 * width] in alternating groups of columns to [..., rows of weight].
+    """Return (silu(gate) * up) @ weight.T of [..., 2 * width], in which groups of gate and up columns alternate.
 
     >>> gate_up, weight = torch.randn(3, 8), torch.randn(5, 4)
     >>> gates, ups = gate_up.unflatten(-1, (-1, 2, 2)).unbind(-2)
@@ -50,22 +50,15 @@ class _GatedLinear(torch.autograd.Function):
         by_gate_up, value = _gate_backward(gate_up, (gradient @ weight).contiguous(), ctx.group)
         if not ctx.needs_input_grad[1]:
             return by_gate_up, None, None
-        # In the weight's own order in memory: an optimizer reads both side by side.
+        # In the weight's memory order: the optimizer reads both side by side.
         by_weight = gradient.t() @ value if weight.is_contiguous() else (value.t() @ gradient).t()
         return by_gate_up, by_weight, None
 
 
-def _halves(gate_up: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    gates, ups = torch.unflatten(gate_up.float(), -1, (-1, 2, group)).unbind(-2)
-    return gates, ups
-
-
 @torch.library.custom_op("piledriver::gate", mutates_args=())
 def _gate(gate_up: Tensor, group: int) -> Tensor:
-    if can_fuse(gate_up, "silu"):
-        return gate_kernel.forward(gate_up.contiguous(), group)
-    gates, ups = _halves(gate_up, group)
-    return (F.silu(gates) * ups).flatten(-2).to(gate_up.dtype)
+    value: Tensor = fastest_kernel("gated_mlp", gate_up.device).forward(gate_up.contiguous(), group)
+    return value
 
 
 @_gate.register_fake
@@ -75,14 +68,9 @@ def _(gate_up: Tensor, group: int) -> Tensor:
 
 @torch.library.custom_op("piledriver::gate_backward", mutates_args=())
 def _gate_backward(gate_up: Tensor, gradient: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    if can_fuse(gate_up, "silu"):
-        return gate_kernel.backward(gate_up.contiguous(), gradient, group)
-    gates, ups = _halves(gate_up, group)
-    slope = torch.unflatten(gradient.float(), -1, (-1, group))
-    sigmoid = gates.sigmoid()
-    swish = gates * sigmoid
-    by_gate_up = torch.stack((slope * ups * (sigmoid + swish * (1.0 - sigmoid)), slope * swish), dim=-2).flatten(1)
-    return by_gate_up.to(gate_up.dtype), (swish * ups).flatten(-2).to(gradient.dtype)
+    kernel = fastest_kernel("gated_mlp", gate_up.device)
+    by_gate_up, value = kernel.backward(gate_up.contiguous(), gradient, group)
+    return by_gate_up, value
 
 
 @_gate_backward.register_fake

@@ -16,12 +16,15 @@ from torch import Tensor
 
 from piledriver.engine import Layout
 from piledriver.engine.fp8.apply import apply_fp8
-from piledriver.engine.fp8.ops import fp8_gated_mlp, fp8_linear
-from piledriver.kernels.fp8.matmul import BACKWARD, FORWARD, cast, cast_rows, gate, gate_backward, has_units, product
+from piledriver.kernels.fp8 import BACKWARD, FORWARD, fp8_gated_mlp, fp8_linear
+from piledriver.kernels.fp8.reference import ReferenceFp8
+from piledriver.kernels.fp8.triton import TritonFp8
 from piledriver.models import ModelConfig, Transformer
 from tests.engine.gpu import ON_GPU
 
 pytestmark = ON_GPU
+
+GPU, EMULATED = TritonFp8(), ReferenceFp8()
 
 NEEDED_BYTES = 2 * 2**30
 
@@ -30,7 +33,7 @@ NEEDED_BYTES = 2 * 2**30
 def _alone_on_a_device_with_units() -> Iterator[None]:
     """What these tests cannot be judged on is said, not skipped: another device, or one that others have filled."""
     device = torch.device("cuda")
-    assert has_units(device), f"{torch.cuda.get_device_name()} has no fp8 units, or Triton is missing"
+    assert TritonFp8.runs_on(device), f"{torch.cuda.get_device_name()} has no fp8 units, or Triton is missing"
     free, total = torch.cuda.mem_get_info()
     assert free > NEEDED_BYTES, f"{free >> 20} of {total >> 20} MiB are free: run these tests alone on the GPU"
     torch.manual_seed(0)
@@ -69,14 +72,14 @@ def assert_same(what: str, found: Tensor, expected: Tensor, *, most: float = 0.0
 @pytest.mark.parametrize("source", [torch.bfloat16, torch.float32])
 def test_casts_are_the_emulated_ones(shape: tuple[int, int], dtype: torch.dtype, source: torch.dtype) -> None:
     x = torch.randn(shape).to(source)
-    rows, columns, scale = cast(x.cuda(), dtype)
-    wanted, _, wanted_scale = cast(x, dtype)
+    rows, columns, scale = GPU.cast(x.cuda(), dtype)
+    wanted, _, wanted_scale = EMULATED.cast(x, dtype)
     assert_same("scale", scale, wanted_scale)
     assert_same("rows", rows, wanted)
     assert_same("columns", columns, rows.t())
-    assert_same("rows alone", cast(x.cuda(), dtype, columns=False)[0], rows)
-    rows, scales = cast_rows(x.cuda(), dtype)
-    wanted, wanted_scales = cast_rows(x, dtype)
+    assert_same("rows alone", GPU.cast(x.cuda(), dtype, columns=False)[0], rows)
+    rows, scales = GPU.cast_rows(x.cuda(), dtype)
+    wanted, wanted_scales = EMULATED.cast_rows(x, dtype)
     assert_same("scale per row", scales, wanted_scales)
     assert_same("rows with a scale each", rows, wanted)
 
@@ -85,13 +88,13 @@ def test_casts_are_the_emulated_ones(shape: tuple[int, int], dtype: torch.dtype,
 @pytest.mark.parametrize("group", [16, 32])
 def test_gates_are_the_emulated_ones(rows: int, group: int) -> None:
     gate_up, slope = torch.randn(rows, 6 * 2 * group).bfloat16(), torch.randn(rows, 6 * group).bfloat16()
-    value, scale = gate(gate_up.cuda(), group)
-    wanted, wanted_scale = gate(gate_up, group)
+    value, scale = GPU.gate(gate_up.cuda(), group)
+    wanted, wanted_scale = EMULATED.gate(gate_up, group)
     # The exponential is not the same to the last bit.
     assert_near("scale of the activation", scale, wanted_scale, 1e-6)
     assert_same("activation", value, wanted, most=1e-3)
-    back = gate_backward(gate_up.cuda(), slope.cuda(), scale, group)
-    emulated = gate_backward(gate_up, slope, scale.cpu(), group)
+    back = GPU.gate_backward(gate_up.cuda(), slope.cuda(), scale, group)
+    emulated = EMULATED.gate_backward(gate_up, slope, scale.cpu(), group)
     assert_near("scale of the gradient", back[2], emulated[2], 1e-6)
     assert_same("gradient", back[0], emulated[0], most=1e-3)
     assert_same("gradient's columns", back[1], back[0].t())
@@ -103,18 +106,18 @@ def test_gates_are_the_emulated_ones(rows: int, group: int) -> None:
 def test_products_are_the_emulated_ones(dtypes: tuple[torch.dtype, torch.dtype], fast: bool) -> None:
     a, b = torch.randn(128, 256).bfloat16(), torch.randn(64, 256).bfloat16()
     for kind, (left, right) in {
-        "a scale per tensor": (cast(a, dtypes[0])[::2], cast(b, dtypes[1])[::2]),
-        "a scale per row": (cast_rows(a, dtypes[0]), cast_rows(b, dtypes[1])),
+        "a scale per tensor": (EMULATED.cast(a, dtypes[0])[::2], EMULATED.cast(b, dtypes[1])[::2]),
+        "a scale per row": (EMULATED.cast_rows(a, dtypes[0]), EMULATED.cast_rows(b, dtypes[1])),
     }.items():
         operands = left[0], right[0], left[1], right[1]
-        expected = product(*operands, torch.bfloat16)
-        found = product(*(one.cuda() for one in operands), torch.bfloat16, fast=fast)
+        expected = EMULATED.product(*operands, torch.bfloat16)
+        found = GPU.product(*(one.cuda() for one in operands), torch.bfloat16, fast=fast)
         assert_near(kind, found, expected, 4e-3)
     # Gradients of fp32 weights come in fp32.
-    operands = *cast(a, dtypes[0])[::2], *cast(b, dtypes[1])[::2]
+    operands = *EMULATED.cast(a, dtypes[0])[::2], *EMULATED.cast(b, dtypes[1])[::2]
     a8, a_scale, b8, b_scale = operands
-    found = product(a8.cuda(), b8.cuda(), a_scale.cuda(), b_scale.cuda(), torch.float32, fast=fast)
-    assert_near("in fp32", found, product(a8, b8, a_scale, b_scale, torch.float32), 2e-3)
+    found = GPU.product(a8.cuda(), b8.cuda(), a_scale.cuda(), b_scale.cuda(), torch.float32, fast=fast)
+    assert_near("in fp32", found, EMULATED.product(a8, b8, a_scale, b_scale, torch.float32), 2e-3)
 
 
 @pytest.mark.parametrize("rowwise", [False, True])

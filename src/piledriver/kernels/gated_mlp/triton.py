@@ -1,14 +1,16 @@
 # mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,untyped-decorator,misc,name-defined"
-"""silu(gate) * up and its gradient as GPU kernels, each element read once; gate and up alternate in groups of columns.
+"""silu(gate) * up and its gradient as GPU kernels that read each element once.
 
-A compiler's version takes half as long again, and keeps the activation for the gradient of the next weight. This one
-gives the activation again, beside the gradient, from what it reads anyway.
+The backward also returns the activation, computed from what it reads: nothing has to keep it for the gradient of the
+next weight.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from piledriver.kernels.registry import TritonKernel
 
 try:
     import triton
@@ -48,24 +50,21 @@ if triton is not None:
         tl.store(out + row * width + column, (swish * up).to(small), mask=inside)
 
 
-def available() -> bool:
-    """Whether the kernels can be built here."""
-    return triton is not None
+class TritonGate(TritonKernel):
+    """One program per row and block of columns."""
 
+    def forward(self, gate_up: Tensor, group: int) -> Tensor:
+        """Return silu(gate) * up: [rows, 2 * width] to [rows, width]."""
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = gate_up.new_empty(rows, width)
+        _forward[(rows, triton.cdiv(width, _BLOCK))](gate_up, out, width, group=group, block=_BLOCK, num_warps=4)
+        return out
 
-def forward(gate_up: Tensor, group: int) -> Tensor:
-    """[rows, 2 * width] to [rows, width]."""
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = gate_up.new_empty(rows, width)
-    _forward[(rows, triton.cdiv(width, _BLOCK))](gate_up, out, width, group=group, block=_BLOCK, num_warps=4)
-    return out
-
-
-def backward(gate_up: Tensor, gradient: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """The gradient by `gate_up`, and what `forward` gave."""
-    rows, width = gradient.shape
-    by_gate_up, out = torch.empty_like(gate_up), torch.empty_like(gradient)
-    _backward[(rows, triton.cdiv(width, _BLOCK))](
-        gate_up, gradient, by_gate_up, out, width, group=group, block=_BLOCK, num_warps=4
-    )
-    return by_gate_up, out
+    def backward(self, gate_up: Tensor, gradient: Tensor, group: int) -> tuple[Tensor, Tensor]:
+        """Return the gradient with respect to `gate_up`, and what `forward` returned."""
+        rows, width = gradient.shape
+        by_gate_up, out = torch.empty_like(gate_up), torch.empty_like(gradient)
+        _backward[(rows, triton.cdiv(width, _BLOCK))](
+            gate_up, gradient, by_gate_up, out, width, group=group, block=_BLOCK, num_warps=4
+        )
+        return by_gate_up, out

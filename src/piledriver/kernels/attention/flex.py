@@ -1,0 +1,73 @@
+"""torch's flex attention: block masks with ALiBi and soft-capped scores, compiled to one GPU kernel."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from piledriver.kernels.attention.kernel import AttentionKernel, Mask
+
+
+def flex(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block: BlockMask,
+    scale: float,
+    softcap: float | None = None,
+    slopes: Tensor | None = None,
+) -> Tensor:
+    """Return attention under a block mask, with scores capped, then lowered by ALiBi."""
+
+    def score_mod(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        if softcap is not None:
+            score = softcap * torch.tanh(score / softcap)
+        if slopes is not None:
+            score = score - slopes[head] * (query - key)
+        return score
+
+    # Outside a compiled model the GPU kernel exists only through the compiler; on a CPU the plain formula runs.
+    compiled = q.is_cuda and not torch.compiler.is_compiling()
+    kernel: Any = _compiled_flex() if compiled else flex_attention
+    out = kernel(
+        q,
+        k,
+        v,
+        score_mod=None if softcap is None and slopes is None else score_mod,
+        block_mask=block,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return cast(Tensor, out)
+
+
+@functools.cache
+def _compiled_flex() -> Callable[..., Any]:
+    return torch.compile(flex_attention)
+
+
+class FlexAttention(AttentionKernel):
+    """Any mask and score; the general kernel on a GPU."""
+
+    mask_form = "block"
+    ops_to_save = ("flex_attention",)
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Mask,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        slopes: Tensor | None = None,
+        **_: Any,
+    ) -> Tensor:
+        assert mask.block is not None
+        return flex(q, k, v, mask.block, scale, softcap, slopes)

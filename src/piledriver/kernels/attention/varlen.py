@@ -1,0 +1,56 @@
+"""torch's variable-length attention: the documents of a packed batch as sequences of their own, on a GPU."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+from piledriver.kernels.attention.kernel import AttentionKernel, Mask
+from piledriver.kernels.attention.reference import repeat_heads
+
+# The signature grew between torch releases; the code below replaces what is missing.
+_ACCEPTS = frozenset(inspect.signature(varlen_attn).parameters)
+
+
+def varlen(q: Tensor, k: Tensor, v: Tensor, boundaries: Tensor, scale: float, window: int | None) -> Tensor:
+    """Return causal attention within documents that begin at `boundaries` of the flattened batch."""
+    batch, heads, time, _ = q.shape
+    options: dict[str, Any] = {}
+    if "window_size" in _ACCEPTS:
+        options["window_size"] = (-1 if window is None else window - 1, 0)
+    else:
+        options["is_causal"] = True
+    if "scale" in _ACCEPTS:
+        options["scale"] = scale
+    else:
+        q = q * (scale * q.shape[-1] ** 0.5)
+    if k.shape[1] != heads:
+        if "enable_gqa" in _ACCEPTS:
+            options["enable_gqa"] = True
+        else:
+            k, v = repeat_heads(k, heads), repeat_heads(v, heads)
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    out = varlen_attn(q, k, v, boundaries, boundaries, time, time, **options)
+    return cast(Tensor, out).view(batch, time, heads, -1).transpose(1, 2)
+
+
+class VarlenAttention(AttentionKernel):
+    """Attention within documents, without a mask tensor."""
+
+    mask_form = "boundaries"
+    window = "window_size" in _ACCEPTS
+    alibi = False
+    softcap = False
+    devices = frozenset({"cuda"})
+    dtypes = frozenset({torch.bfloat16, torch.float16})
+    ops_to_save = ("torch_attn::_varlen_attn",)
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, *, scale: float, window: int | None = None, **_: Any
+    ) -> Tensor:
+        assert mask.boundaries is not None
+        return varlen(q, k, v, mask.boundaries, scale, window)

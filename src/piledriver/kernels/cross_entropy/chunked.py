@@ -1,0 +1,149 @@
+"""Cross-entropy of a linear output layer in chunks of tokens: the logits of the whole batch are never stored.
+
+The gradients are computed in the forward pass, chunk by chunk, while the chunk's logits exist: three matrix products in
+all, as in the plain path, with nothing recomputed; the backward pass only scales them. It is one custom operator, so a
+compiled model calls it as a whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from piledriver.kernels.registry import fastest_kernel
+
+IGNORE_INDEX = -100
+
+
+def chunked_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    ignore_index: int = IGNORE_INDEX,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    chunk_tokens: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the total, the cross-entropy and the sum of log(Z)^2 of softmax(hidden @ weight.T) against targets.
+
+    `hidden` is [tokens, dim], `weight` [vocab, dim]. Only the total, cross-entropy + z_loss * log(Z)^2, has a
+    gradient. `chunk_tokens` trades memory for kernel launches.
+    """
+    grad = torch.is_grad_enabled()
+    total, entropy, squares, _, _ = _chunked_loss(
+        hidden,
+        weight,
+        targets,
+        ignore_index,
+        z_loss,
+        softcap,
+        chunk_tokens or default_chunk_tokens(weight.shape[0], hidden.device.type),
+        grad and hidden.requires_grad,
+        grad and weight.requires_grad,
+    )
+    return total, entropy.detach(), squares.detach()
+
+
+def default_chunk_tokens(vocab_size: int, device_type: str) -> int:
+    """Return a power of two of tokens whose logits fill 2^28 numbers on a GPU, 2^22 on a CPU.
+
+    On a GPU it is at least 4,096: each chunk reads and writes the whole gradient of the weight.
+    """
+    budget, least = (1 << 22, 64) if device_type == "cpu" else (1 << 28, 4096)
+    return 1 << max(budget // vocab_size, least).bit_length() - 1
+
+
+def loss_and_gradients(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    ignore_index: int,
+    z_loss: float,
+    softcap: float | None,
+    chunk_tokens: int,
+    hidden_grad: bool,
+    weight_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the total, the cross-entropy, log(Z)^2, and the gradients of the total (empty where not asked for)."""
+    compute_weight = weight.to(hidden.dtype)
+    sums = torch.zeros(3, dtype=torch.float32, device=hidden.device)
+    d_hidden = torch.empty_like(hidden) if hidden_grad else hidden.new_empty(0)
+    d_weight = torch.zeros_like(weight) if weight_grad else weight.new_empty(0)
+    to_gradient = fastest_kernel("cross_entropy", hidden.device)
+    for begin in range(0, hidden.shape[0], chunk_tokens):
+        part = slice(begin, begin + chunk_tokens)
+        logits = torch.mm(hidden[part], compute_weight.t())
+        gradient, chunk_sums = to_gradient(logits, targets[part], ignore_index, z_loss, softcap)
+        sums += chunk_sums
+        if hidden_grad:
+            torch.mm(gradient, compute_weight, out=d_hidden[part])
+        if weight_grad:
+            _add_product(d_weight, gradient.t(), hidden[part])
+    return sums[0].clone(), sums[1].clone(), sums[2].clone(), d_hidden, d_weight
+
+
+_chunked_loss = torch.library.custom_op("piledriver::linear_cross_entropy", loss_and_gradients, mutates_args=())
+
+
+@_chunked_loss.register_fake
+def _(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    ignore_index: int,
+    z_loss: float,
+    softcap: float | None,
+    chunk_tokens: int,
+    hidden_grad: bool,
+    weight_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return empty_results(hidden, weight, hidden_grad, weight_grad)
+
+
+def empty_results(
+    hidden: Tensor, weight: Tensor, hidden_grad: bool, weight_grad: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return uninitialised tensors of the shapes that a chunked loss returns."""
+    d_hidden = torch.empty_like(hidden) if hidden_grad else hidden.new_empty(0)
+    d_weight = torch.empty_like(weight) if weight_grad else weight.new_empty(0)
+    total, entropy, squares = (hidden.new_empty((), dtype=torch.float32) for _ in range(3))
+    return total, entropy, squares, d_hidden, d_weight
+
+
+@register_flop_formula(torch.ops.piledriver.linear_cross_entropy)
+def _flops(hidden: Any, weight: Any, *settings: Any, out_shape: Any = None, **_: Any) -> int:
+    products = 1 + sum(bool(wanted) for wanted in settings[-2:])
+    return int(2 * products * hidden[0] * hidden[1] * weight[0])
+
+
+def save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Save the gradients that a chunked loss computed in its forward; its last two inputs say which."""
+    ctx.settings = len(inputs) - 2
+    ctx.hidden_grad, ctx.weight_grad = inputs[-2], inputs[-1]
+    ctx.save_for_backward(output[3], output[4])
+
+
+def scale_gradients(ctx: Any, total_grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the saved gradients times the gradient of the total."""
+    d_hidden, d_weight = ctx.saved_tensors
+    # The factor is one over a number of tokens, which bf16 would round: multiply in fp32.
+    scaled_hidden = (d_hidden.float() * total_grad).to(d_hidden.dtype) if ctx.hidden_grad else None
+    scaled_weight = d_weight * total_grad.to(d_weight.dtype) if ctx.weight_grad else None
+    return (scaled_hidden, scaled_weight, *(None,) * ctx.settings)
+
+
+_chunked_loss.register_autograd(scale_gradients, setup_context=save_gradients)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left @ right to `total`, summed in the dtype of `total` where the device supports it."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    elif total.is_cuda:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        total += left @ right
