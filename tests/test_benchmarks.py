@@ -1,0 +1,59 @@
+"""BENCHMARKS.md is what the results say, and every measurement can be repeated."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def report() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("report", ROOT / "benchmarks" / "report.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_generated(report: ModuleType) -> None:
+    assert (ROOT / "BENCHMARKS.md").read_text(encoding="utf-8") == report.page(), "run python benchmarks/report.py"
+
+
+def test_every_measurement_names_its_command_date_version_and_machine(report: ModuleType) -> None:
+    names = {path.stem for path in (ROOT / "benchmarks" / "results").iterdir()}
+    assert names <= set(report.load_measures())
+    for name in names:
+        for record in report.load_results(name):
+            assert set(record) == set(report.FIELDS)
+            assert all(record[field] for field in ("date", "version", "machine", "measure", "unit"))
+            python, script, *_ = record["command"].split()
+            assert python == "python"
+            assert (ROOT / script).is_file()
+
+
+def test_every_measure_of_the_table_has_results(report: ModuleType) -> None:
+    for name, table in report.load_measures().items():
+        known = {record["measure"] for record in report.load_results(name)}
+        declared = {measure["measure"] for measure in table["measures"]} - {"{}"}
+        assert declared <= known or not known, name
+
+
+def test_lines_that_benchmarks_print_become_records(report: ModuleType) -> None:
+    line = json.loads('{"row": "overhead", "ours": 3.0, "peer": 60.0, "slower_at_20_ms": 0.01}')
+    tiny, wide = report.records_of("overhead", line)
+    assert (tiny["ours"], tiny["peer"], tiny["theirs"]) == (3.0, "Accelerate", 60.0)
+    assert (wide["ours"], wide["peer"]) == (0.01, None)
+    about = "What the original used for Books3: html2text."
+    line = {"row": "sources", "ours": {"books3": 8.0, "text": None}, "peer": {"books3": 1.0}, "ratio": {"books3": 8.0}}
+    (books,) = report.records_of("sources", {**line, "peers": {"books3": about}})
+    assert (books["measure"], books["peer"], books["ours"], books["theirs"]) == ("books3", "html2text.", 8.0, 1.0)
+    line = {"row": "shards", "ours": {"text": 90.0}, "peer": {"polars": 60.0, "datasets": "failed"}, "limit": 100}
+    (text,) = report.records_of("shards", line)
+    assert (text["ours"], text["peer"], text["theirs"]) == (0.9, "polars", 0.6)
