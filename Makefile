@@ -1,22 +1,26 @@
-# Everything from nothing: each target makes the virtual environment first, once.
+# Each target sets up the virtual environment first, once.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 BENCH := .venv-bench
-ROWS := $(filter-out benchmarks/corpus_texts.py benchmarks/in_turn.py,$(wildcard benchmarks/*.py))
+ROWS := $(filter-out benchmarks/corpus_texts.py benchmarks/in_turn.py benchmarks/report.py,$(wildcard benchmarks/*.py))
 
 # Packages are compiled when they are first imported, so Python must be allowed to keep what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check reference bench clean
+.PHONY: demo test test-gpu check reference bench clean
 
-demo: $(READY)          ## the whole way on this machine's own files
+demo: $(READY)          ## corpus, tokenizer, model and bits per byte from this machine's own files
 	$(BIN)/piledriver demo
 
 test: $(READY)          ## every test, fast ones first
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# In an environment that has torch and pytest already: nothing is installed. PYTHON chooses the interpreter.
+test-gpu:               ## the tests that need a GPU
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests
 
 check: $(READY)         ## style, types, floors
 	$(BIN)/ruff check .
@@ -27,14 +31,14 @@ check: $(READY)         ## style, types, floors
 reference: $(READY)     ## docs/reference/config.md from the docstrings of the config classes
 	$(BIN)/python -m piledriver.cli.reference docs/reference/config.md
 
-bench: $(BENCH)/.ready  ## one JSON line per row of the scoreboard, side by side with the peers
+bench: $(BENCH)/.ready  ## JSON lines of every benchmark, measured beside its peers; see benchmarks/report.py
 	@for row in $(ROWS); do $(BENCH)/bin/python $$row || exit 1; done
 
 clean:
 	rm -rf $(VENV) $(BENCH)
 
-# Half of a set-up was an old pip reading index pages, and compiling what is never imported. So: a pip of today; every
-# pinned package, with nothing to resolve; then the project, which looks whether the pins are complete and fit together.
+# Fast set-up: a recent pip; the pinned packages without resolving; then the project, which checks that the pins are
+# complete and fit together.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) pip==26.3 setuptools==84.2.1

@@ -76,7 +76,15 @@ def row(record: dict[str, Any]) -> str:
     if ratio is None and isinstance(ours, int | float) and isinstance(theirs, int | float) and theirs:
         ratio = ours / theirs
     when = f"{record['date']}, {record['version']}" + (f" ({record['commit']})" if record["commit"] else "")
-    cells = [record["measure"], record["unit"], figure(ours), record["peer"] or "", figure(theirs), figure(ratio, 3), when]
+    cells = [
+        record["measure"],
+        record["unit"],
+        figure(ours),
+        record["peer"] or "",
+        figure(theirs),
+        figure(ratio, 3),
+        when,
+    ]
     return f"| {' | '.join(cells)} |\n"
 
 
@@ -139,9 +147,7 @@ def record(name: str, machine: str, command: str | None) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--record", metavar="NAME", help="append JSON lines from standard input to results/NAME.jsonl"
-    )
+    parser.add_argument("--record", metavar="NAME", help="append JSON lines from standard input to results/NAME.jsonl")
     parser.add_argument("--machine", help="with --record: what it ran on")
     parser.add_argument("--command", help="with --record: the command, where it differs from the one in measures.yaml")
     options = parser.parse_args()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -57,3 +58,19 @@ def test_lines_that_benchmarks_print_become_records(report: ModuleType) -> None:
     line = {"row": "shards", "ours": {"text": 90.0}, "peer": {"polars": 60.0, "datasets": "failed"}, "limit": 100}
     (text,) = report.records_of("shards", line)
     assert (text["ours"], text["peer"], text["theirs"]) == (0.9, "polars", 0.6)
+
+
+def test_figures_of_the_readme_are_measured(report: ModuleType) -> None:
+    records = [record for name in report.load_measures() for record in report.load_results(name)]
+    measured = {report.figure(record[key]) for record in records for key in ("ours", "theirs", "ratio")} | {"1", ""}
+    section = (ROOT / "README.md").read_text(encoding="utf-8").split("## Why")[1].split("\n## ")[0]
+    rows = [line.strip("|").split("|")[1:] for line in section.splitlines() if line.startswith("| ")][1:]
+    assert 0 < len(rows) <= 8
+    assert [cell for row in rows for cell in row if cell.strip() not in measured] == []
+    numbers = [
+        (r["ours"], r["theirs"]) for r in records if not isinstance(r["ours"], list) and r["ours"] and r["theirs"]
+    ]
+    ratios = {f"{ours / theirs:.2f}" for ours, theirs in numbers} | {report.figure(r["ratio"]) for r in records}
+    claims = re.findall(r"[\d.]+(?= times the tokens)|[\d.]+(?= of its memory)|(?<=1/)\d+", section)
+    assert len(claims) == 3
+    assert set(claims) <= ratios

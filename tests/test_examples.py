@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,6 +78,13 @@ def test_a_functional_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     run_script(monkeypatch, "functional_model.py", "--steps", "60")
     first, *_, last = capsys.readouterr().out.splitlines()
     assert last_number(last) < last_number(first) / 2
+
+
+def test_the_functional_code_of_the_readme() -> None:
+    section = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8").split("## Functional")[1]
+    names: dict[str, Any] = {"__name__": "readme"}
+    exec(compile(section.split("```python")[1].split("```")[0], "README.md", "exec", dont_inherit=True), names)
+    assert names["state"].step == 1
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.sources.base import Found, Piece, Source, each, ends_with, whole
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, per_file
 
 
 def documents(piece: Piece) -> Iterator[Found]:
@@ -27,6 +27,6 @@ SOURCE = Source(
     consent="given",
     treatment="One document for each haiku of three lines.",
     wants=ends_with(".txt"),
-    pieces=each(whole),
+    pieces=per_file(one_piece),
     documents=documents,
 )
