@@ -200,7 +200,7 @@ def _listed_zip_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Ref
         opened = zipfile.ZipFile(file)
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError) as error:
         yield Refusal("damaged archive", origin, f"{type(error).__name__}: {error}")
-        yield from _scanned_zip_members(file, origin)
+        yield from _recovered_zip_members(file, origin)
         return
     with opened as archive:
         for entry in archive.infolist():
@@ -220,18 +220,20 @@ def _listed_zip_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Ref
             yield _member(origin, entry.filename, content)
 
 
-def _scanned_zip_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
-    """What stands in a zip archive before it breaks off."""
-    from piledriver.corpus.raw.zip_recovery import MemberError, scanned_members
+def _recovered_zip_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
+    """Yield the members of a zip archive that has no directory."""
+    from piledriver.corpus.raw.zip_recovery import EncryptedMemberError, recovered_members
 
-    for found in scanned_members(file):
-        if isinstance(found, MemberError):
-            reason = "encrypted member" if str(found) == "encrypted" else "damaged member"
-            yield Refusal(reason, f"{origin}!{found.name}", str(found))
-        else:
-            name, content = found
+    last = ""
+    try:
+        for name, content in recovered_members(file):
             guarded = _Guarded(content, cast(BinaryIO, _Place(file)), origin)
+            last = name
             yield _member(origin, name, cast(BinaryIO, CarefulReader(guarded, 1 << 16)))
+    except EncryptedMemberError as error:
+        yield Refusal("encrypted member", origin, f"after {last!r}: {error}; the members after it are lost")
+    except OSError as error:
+        yield Refusal("damaged member", origin, f"at or after {last!r}: {error}; the members after it are lost")
 
 
 def _seven_zip_members(unsought: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
