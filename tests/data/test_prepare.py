@@ -19,7 +19,7 @@ from piledriver.data import (
     prepare_data_loader,
     skip_first_batches,
 )
-from piledriver.data.loaders.samplers import ReplayableRandomSampler
+from piledriver.data.loaders.samplers.random import ReplayableRandomSampler
 
 
 class Counting(Dataset):

@@ -9,15 +9,15 @@ import importlib
 from typing import Any
 
 _FACE = {
-    "BatchSamplerShard": "loaders.samplers",
+    "BatchSamplerShard": "loaders.samplers.batch",
     "Cursor": "cursor",
     "DataLoaderDispatcher": "loaders.dispatcher",
     "DataLoaderShard": "loaders.shard",
     "DataLoaderStateMixin": "loaders.base",
     "IterableDatasetShard": "loaders.iterable_shard",
     "Segment": "record",
-    "SeedableRandomSampler": "loaders.samplers",
-    "SkipBatchSampler": "loaders.samplers",
+    "SeedableRandomSampler": "loaders.samplers.random",
+    "SkipBatchSampler": "loaders.samplers.batch",
     "SkipDataLoader": "loaders.shard",
     "StreamConfig": "stream.token_stream",
     "TokenBatch": "stream.loader",

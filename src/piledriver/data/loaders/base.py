@@ -1,7 +1,7 @@
-"""What the prepared loaders share: they look like the torch loader they hold, and tell where they are.
+"""Base classes of prepared loaders: they delegate to the torch loader that they wrap, and track their position.
 
-A prepared loader holds a torch `DataLoader` (or torchdata's `StatefulDataLoader`) instead of inheriting from it, so
-that one class serves both; `isinstance` still answers for the loader inside, because code that users have asks that.
+A prepared loader wraps a torch `DataLoader` (or torchdata's `StatefulDataLoader`) instead of inheriting from it, so
+that one class serves both. `isinstance` still answers for the wrapped loader, because users' code asks that.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from piledriver.core.errors import MissingDependencyError
 from piledriver.data.loaders.iterable_shard import IterableDatasetShard
-from piledriver.data.loaders.sampler_position import Position
-from piledriver.data.loaders.samplers import RemainingBatches, ReplayableRandomSampler, position_after
+from piledriver.data.loaders.samplers.batch import RemainingBatches, position_after
+from piledriver.data.loaders.samplers.position import SamplerPosition
+from piledriver.data.loaders.samplers.random import ReplayableRandomSampler
 
-# The keyword arguments of DataLoader that a prepared loader takes over from the original one.
-CARRIED = (
+# Keyword arguments of DataLoader that a prepared loader copies from the original one.
+COPIED_ARGUMENTS = (
     "num_workers",
     "collate_fn",
     "pin_memory",
@@ -37,36 +38,36 @@ CARRIED = (
 
 
 class LoaderListener(Protocol):
-    """Who wants to know which loader is being iterated over (gradient accumulation syncs at a loader's end)."""
+    """Callbacks at the start and end of an iteration (gradient accumulation syncs at a loader's end)."""
 
     def loader_began(self, loader: Any) -> None:
-        """An iteration begins; the innermost loader is the last one that began."""
+        """Called when an iteration begins; of nested loops, the innermost begins last."""
 
     def loader_ended(self, loader: Any) -> None:
-        """The iteration is over, or was left early."""
+        """Called when an iteration ends, also early."""
 
 
 class DataLoaderStateMixin:
-    """Where the iteration is: at the last batch or not, and how many samples of the batch are real."""
+    """State of an iteration: whether this is the last batch, and how many of its samples are real."""
 
     end_of_dataloader: bool = False
-    """Whether the batch in hand is the last one of the epoch."""
+    """Whether the current batch is the last one of the epoch."""
     remainder: int = -1
-    """Samples in the last round over all processes; -1 while that is unknown, 0 where it is a full one."""
+    """Samples in the last round over all ranks; -1 if unknown, 0 if it is full."""
     valid_count: int | None = None
-    """Real samples at the front of the batch in hand, the others are padding; None where every sample is real."""
+    """Real samples at the front of the current batch, the others are padding; None if every sample is real."""
     gradient_state: LoaderListener | None = None
-    """Told when an iteration begins and ends, where there is one."""
+    """Called when an iteration begins and ends."""
     _drop_last: bool = False
 
     def reset(self) -> None:
-        """Forget the last iteration."""
+        """Reset the state of the last iteration."""
         self.end_of_dataloader = False
         self.remainder = -1
         self.valid_count = None
 
     def begin(self) -> None:
-        """An iteration begins."""
+        """Begin an iteration."""
         self.reset()
         if not self._drop_last:
             self.remainder = self._expected_remainder()
@@ -74,12 +75,12 @@ class DataLoaderStateMixin:
             self.gradient_state.loader_began(self)
 
     def end(self) -> None:
-        """The iteration is over."""
+        """End an iteration."""
         if self.gradient_state is not None:
             self.gradient_state.loader_ended(self)
 
     def valid_mask(self, batch_size: int, device: torch.device | str | None = None) -> torch.Tensor:
-        """True for each real sample of the batch in hand, False for padding."""
+        """Return a mask of the current batch: true for real samples, false for padding."""
         count = batch_size if self.valid_count is None else self.valid_count
         return torch.arange(batch_size, device=device) < count
 
@@ -87,12 +88,12 @@ class DataLoaderStateMixin:
         try:
             return int(self.total_dataset_length % self.total_batch_size)  # type: ignore[attr-defined]
         except (TypeError, AttributeError, NotImplementedError, ZeroDivisionError):
-            # A dataset without a length, a batch sampler without a batch size: known only at the end.
+            # A dataset without a length or a batch sampler without a batch size: known only at the end.
             return -1
 
 
 class DataLoaderAdapter:
-    """Holds the loader that does the work, and answers for it."""
+    """Wraps a loader and delegates to it."""
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class DataLoaderAdapter:
 
     def __getattr__(self, name: str) -> Any:
         if name in ("base_dataloader", "_arguments"):
-            # Half-built (unpickling): do not look for it in itself.
+            # While unpickling: do not recurse.
             raise AttributeError(name)
         return getattr(self.base_dataloader, name)
 
@@ -125,12 +126,12 @@ class DataLoaderAdapter:
         return iter(self.base_dataloader)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The default asks __class__, which answers for the loader inside.
+        # The default uses __class__, which is that of the wrapped loader.
         return _restore, (type(self), self.__dict__.copy())
 
     @property
     def _batches(self) -> Any:
-        """The batch sampler, wherever torch keeps it."""
+        """The batch sampler, which torch keeps in one of two places."""
         inner = self.base_dataloader
         return inner.sampler if sampler_is_batch_sampler(inner) else inner.batch_sampler
 
@@ -138,36 +139,36 @@ class DataLoaderAdapter:
     def _is_iterable(self) -> bool:
         return isinstance(self.base_dataloader.dataset, IterableDataset)
 
-    def _enter(self, entry: Mapping[str, Any] | None) -> Iterator[Any]:
-        """The batches of the loader inside, from an entry that was saved on."""
+    def _iterate_from(self, entry: Mapping[str, Any] | None) -> Iterator[Any]:
+        """Return the batches of the wrapped loader, from a saved position on."""
         sampler = get_sampler(self.base_dataloader)
         if entry is not None and entry["sampler"] is not None and hasattr(sampler, "load_state_dict"):
             sampler.load_state_dict(entry["sampler"])
         if entry is None or entry["batches"] == 0:
             return iter(self.base_dataloader)
         if not self._is_iterable:
-            at = Position(batches=entry["batches"], samples=entry["samples"])
-            return iter(self._another(RemainingBatches(self._batches, at)))
+            at = SamplerPosition(batches=entry["batches"], samples=entry["samples"])
+            return iter(self._loader_with(RemainingBatches(self._batches, at)))
         source = self._stateful_dataset()
         if source is not None and entry["dataset"] is not None:
             source.load_state_dict(entry["dataset"])
             return iter(self.base_dataloader)
         return islice(iter(self.base_dataloader), entry["batches"], None)
 
-    def _position(self, taken: int, entry: Mapping[str, Any] | None) -> Position:
-        """Where all processes are when the loader inside gave so many batches after an entry (or what is skipped)."""
+    def _position(self, taken: int, entry: Mapping[str, Any] | None) -> SamplerPosition:
+        """Return the position of all ranks after `taken` batches of the wrapped loader, which began at `entry`."""
         if self._is_iterable:
-            return Position(batches=taken + (entry["batches"] if entry is not None else 0))
+            return SamplerPosition(batches=taken + (entry["batches"] if entry is not None else 0))
         now, begun = (position_after(self._batches, count) for count in (taken, 0))
         if entry is None:
             return now
-        return Position(
+        return SamplerPosition(
             batches=now.batches - begun.batches + entry["batches"],
             samples=now.samples - begun.samples + entry["samples"],
         )
 
-    def _entry_at(self, iteration: int, at: Position) -> dict[str, Any]:
-        """What to save to enter an epoch at a position, or before its beginning."""
+    def _saved_position(self, iteration: int, at: SamplerPosition) -> dict[str, Any]:
+        """Return what to save to resume an epoch at a position, or at its start."""
         sampler, source = get_sampler(self.base_dataloader), self._stateful_dataset()
         begun = at.batches > 0
         drawn = sampler.state_dict(finished=not begun) if isinstance(sampler, ReplayableRandomSampler) else None
@@ -175,15 +176,15 @@ class DataLoaderAdapter:
         return {"iteration": iteration, **asdict(at), "sampler": drawn, "dataset": held}
 
     def _stateful_dataset(self) -> Any:
-        """The iterable dataset that saves its own state, where it lives in this process."""
+        """Return an iterable dataset that saves its own state, if it is in this process; else None."""
         source: Any = self.base_dataloader.dataset
         source = source.dataset if isinstance(source, IterableDatasetShard) else source
         if self.base_dataloader.num_workers or not self._is_iterable:
             return None
         return source if hasattr(source, "state_dict") and hasattr(source, "load_state_dict") else None
 
-    def _another(self, batches: Any) -> DataLoader[Any]:
-        """A loader like the one inside with other batches."""
+    def _loader_with(self, batches: Any) -> DataLoader[Any]:
+        """Return a loader like the wrapped one with another batch sampler."""
         dropped = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
         kept = {name: value for name, value in self._arguments.items() if name not in dropped}
         if sampler_is_batch_sampler(self.base_dataloader):
@@ -207,25 +208,25 @@ def _stateful_kind() -> type[DataLoader[Any]]:
 
 
 def sampler_is_batch_sampler(loader: Any) -> bool:
-    """Whether the dataset is asked for whole batches: `DataLoader(sampler=BatchSampler(...), batch_size=None)`."""
+    """Return whether the dataset is indexed by batches: `DataLoader(sampler=BatchSampler(...), batch_size=None)`."""
     return isinstance(loader.sampler, BatchSampler)
 
 
 def get_sampler(dataloader: Any) -> Any:
-    """The sampler that the order of a loader's samples comes from."""
+    """Return the sampler that the order of a loader's samples comes from."""
     if sampler_is_batch_sampler(dataloader):
         return getattr(dataloader.sampler, "sampler", None)
     return getattr(dataloader.batch_sampler, "sampler", None)
 
 
 def set_sampler(dataloader: Any, sampler: Any) -> None:
-    """Give a loader another order of samples."""
+    """Replace the sampler that the order of a loader's samples comes from."""
     batches = dataloader.sampler if sampler_is_batch_sampler(dataloader) else dataloader.batch_sampler
     batches.sampler = sampler
 
 
-def tell_epoch(loader: Any, epoch: int) -> None:
-    """Pass the epoch on to everything in a loader that shuffles by it."""
+def propagate_epoch(loader: Any, epoch: int) -> None:
+    """Set the epoch of every sampler and dataset in a loader that shuffles by it."""
     here = loader.sampler if sampler_is_batch_sampler(loader) else loader.batch_sampler
     parts = []
     while here is not None:

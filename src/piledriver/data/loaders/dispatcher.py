@@ -1,4 +1,4 @@
-"""`DataLoaderDispatcher`: the main process reads, every process gets its part of what was read."""
+"""`DataLoaderDispatcher`: the main process reads and broadcasts; every rank takes its part."""
 
 from __future__ import annotations
 
@@ -8,18 +8,24 @@ from typing import Any, cast
 
 import torch
 
-from piledriver.data.loaders.base import DataLoaderAdapter, DataLoaderStateMixin, get_sampler, set_sampler, tell_epoch
-from piledriver.data.loaders.batch_rows import join_rows, take_rows
-from piledriver.data.loaders.process_group import share_batch, this_process
-from piledriver.data.loaders.sampler_position import Position
+from piledriver.data.loaders.base import (
+    DataLoaderAdapter,
+    DataLoaderStateMixin,
+    get_sampler,
+    propagate_epoch,
+    set_sampler,
+)
+from piledriver.data.loaders.process_group import broadcast_batch, current_rank
+from piledriver.data.loaders.rows import join_rows, take_rows
+from piledriver.data.loaders.samplers.position import SamplerPosition
 from piledriver.runtime.collectives.nested import find_batch_size, send_to_device
 
 
 class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
-    """A loader that only the main process iterates over; the batches are broadcast and cut into equal parts.
+    """A loader that only the main process iterates over; batches are broadcast and split evenly between ranks.
 
-    With `split_batches` one batch is cut, otherwise as many batches as there are processes are joined first. An
-    incomplete last round is filled up with samples from the first one, and `valid_count` says what is real.
+    With `split_batches` one batch is split, otherwise one batch per rank is read and they are concatenated first. An
+    incomplete last round is padded with samples of the first one, and `valid_count` counts the real ones.
 
     >>> [batch.tolist() for batch in DataLoaderDispatcher(range(5), batch_size=2)]
     [[0, 1], [2, 3], [4]]
@@ -48,7 +54,7 @@ class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
         self.torch_device_mesh = torch_device_mesh
         self.iteration = iteration
         self.device = device
-        self.process_index, self.num_processes = this_process()
+        self.process_index, self.num_processes = current_rank()
         self._entry: dict[str, Any] | None = None
         self._state: dict[str, Any] | None = None
 
@@ -65,13 +71,13 @@ class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
                 first = batch if first is None else first
                 index += 1
                 self._state = state
-                # One round ahead, to know the last one when it is handed out.
+                # Read one round ahead, to know which one is the last.
                 ahead, state = self._share(next(rounds, None))
                 if ahead is None:
                     self.end_of_dataloader = True
                     self._state = state
                 if index > self.skip_batches:
-                    yield self._my_part(batch, first)
+                    yield self._own_part(batch, first)
                 batch = ahead
             self.iteration += 1
         finally:
@@ -84,18 +90,18 @@ class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
         return (math.floor if self._drop_last else math.ceil)(batches / self.num_processes)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next round after the one in hand is; the same on every process."""
+        """Return the position after the current round; the same on every rank."""
         if self._state is not None:
             return self._state
         if self.use_stateful_dataloader:
             return dict(cast(Any, self.base_dataloader).state_dict())
-        return self._entry if self._entry is not None else self._entry_at(self.iteration, Position())
+        return self._entry if self._entry is not None else self._saved_position(self.iteration, SamplerPosition())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from there at the next iteration."""
+        """Resume from a saved position at the next iteration."""
         self._state = None
         if self.use_stateful_dataloader:
-            # Until a batch is taken this is the state; torchdata would read up to it only to say so.
+            # Until the next batch this is the state; torchdata would read up to it to return the same.
             self._state = dict(state_dict)
             cast(Any, self.base_dataloader).load_state_dict(dict(state_dict))
             return
@@ -103,13 +109,13 @@ class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
         self.iteration = self._entry["iteration"]
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, for everything in the loader that shuffles by it."""
+        """Set the epoch of every sampler and dataset that shuffles by it."""
         self.iteration = epoch
-        tell_epoch(self, epoch)
+        propagate_epoch(self, epoch)
 
     @property
     def total_batch_size(self) -> int:
-        """Samples in one round over all processes."""
+        """Samples in one round over all ranks."""
         size = cast(int, self.batch_sampler.batch_size if self.batch_sampler is not None else self.batch_size)
         return size if self.split_batches else size * self.num_processes
 
@@ -119,38 +125,42 @@ class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
         return len(self.dataset)
 
     def get_sampler(self) -> Any:
-        """The sampler that the order comes from."""
+        """Return the sampler that the order of samples comes from."""
         return get_sampler(self)
 
     def set_sampler(self, sampler: Any) -> None:
-        """Give the loader another order."""
+        """Replace the sampler that the order of samples comes from."""
         set_sampler(self, sampler)
 
     def _rounds(self, entry: Mapping[str, Any] | None) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """On the main process: what all processes share next, with the state after it; at the end the state alone."""
+        """Yield each round with the position after it, at the end None with the final one. Main process only."""
         per_round = 1 if self.split_batches else self.num_processes
         parts: list[Any] = []
-        for taken, batch in enumerate(self._enter(entry), 1):
+        for taken, batch in enumerate(self._iterate_from(entry), 1):
             parts.append(batch)
             if len(parts) == per_round:
-                yield self._joined(parts), self._state_at(self._position(taken, entry))
+                yield self._concatenate(parts), self._state_at(self._position(taken, entry))
                 parts = []
         finished = self._state_at(None)
         if parts and not self._drop_last:
-            yield self._joined(parts), finished
+            yield self._concatenate(parts), finished
         yield None, finished
 
-    def _state_at(self, at: Position | None) -> dict[str, Any]:
+    def _state_at(self, at: SamplerPosition | None) -> dict[str, Any]:
         if self.use_stateful_dataloader:
             return {**cast(Any, self.base_dataloader).state_dict(), "_iterator_finished": at is None}
-        return self._entry_at(self.iteration, at) if at else self._entry_at(self.iteration + 1, Position())
+        return (
+            self._saved_position(self.iteration, at)
+            if at
+            else self._saved_position(self.iteration + 1, SamplerPosition())
+        )
 
-    def _joined(self, parts: list[Any]) -> Any:
+    def _concatenate(self, parts: list[Any]) -> Any:
         try:
             return parts[0] if len(parts) == 1 else join_rows(parts)
         except RuntimeError as error:
             raise ValueError(
-                "batches of different shapes cannot be joined for dispatch; use split_batches=True, or "
+                "batches of different shapes cannot be concatenated for dispatch; use split_batches=True, or "
                 "dispatch_batches=False so that each process reads its own"
             ) from error
 
@@ -158,9 +168,9 @@ class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
         batch, state = round_ if round_ is not None else (None, None)
         if batch is not None:
             batch = send_to_device(batch, self.device, self._non_blocking)
-        return share_batch(batch, state, self.device)
+        return broadcast_batch(batch, state, self.device)
 
-    def _my_part(self, batch: Any, first: Any) -> Any:
+    def _own_part(self, batch: Any, first: Any) -> Any:
         observed = find_batch_size(batch)
         if observed is None:
             raise ValueError("a batch without tensors cannot be dispatched; use dispatch_batches=False")

@@ -1,4 +1,4 @@
-"""One process's share of an iterable dataset, and which of its samples are padding."""
+"""Shard of an iterable dataset for one rank, with its padding counted."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch.utils.data import IterableDataset
 
 
 class Marked(NamedTuple):
-    """A sample or a batch on its way from a worker, with the number of real samples in it."""
+    """A sample or a batch from a worker, with the number of real samples in it."""
 
     data: Any
     valid: int
 
 
 class IterableDatasetShard(IterableDataset[Any]):
-    """The samples of an iterable dataset that one of several processes reads; every process walks all of it.
+    """The samples of an iterable dataset that one rank uses; every rank iterates over all of them.
 
-    The samples come in rounds of one batch per process (or one batch split between them). An incomplete last round is
-    dropped, or filled up with the samples of the first round. With `mark` each sample comes with the word whether it
-    is real: that is how the mask crosses from worker processes to the loader.
+    Samples come in rounds of one batch per rank (or one batch split between ranks). An incomplete last round is
+    dropped, or padded with samples of the first round. With `mark` each sample says whether it is real, which is how
+    the count gets from worker processes to the loader.
 
     >>> class Ten(IterableDataset):
     ...     def __iter__(self): return iter(range(10))
@@ -58,7 +58,7 @@ class IterableDatasetShard(IterableDataset[Any]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Pass the epoch on to a dataset that shuffles by it."""
+        """Set the epoch of a dataset that shuffles by it."""
         self.epoch = epoch
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
@@ -68,14 +68,14 @@ class IterableDatasetShard(IterableDataset[Any]):
         return (math.floor(rounds) if self.drop_last else math.ceil(rounds)) * self._width
 
     def marked(self) -> IterableDatasetShard:
-        """The same shard with marked samples."""
+        """Return a copy of this shard with marked samples."""
         twin = copy(self)
         twin.mark = True
         return twin
 
     @property
     def samples_per_round(self) -> int:
-        """Samples that all processes together take for one batch each."""
+        """Samples of one batch on every rank."""
         return self._width * self.num_processes
 
     @property
@@ -85,7 +85,7 @@ class IterableDatasetShard(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         generator = getattr(self.dataset, "generator", None)
         if isinstance(generator, torch.Generator) and not hasattr(self.dataset, "set_epoch"):
-            # Every process has to draw the same stream.
+            # Every rank has to draw the same order.
             generator.manual_seed(self.epoch)
         start, stop = self.process_index * self._width, (self.process_index + 1) * self._width
         walk = iter(self.dataset)
@@ -102,13 +102,13 @@ class IterableDatasetShard(IterableDataset[Any]):
 
 
 class MarkedCollate:
-    """Collates marked samples into a marked batch, wherever the loader's workers run."""
+    """Collate function for marked samples, which returns a marked batch. Picklable for workers."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self.collate = collate
 
     def __call__(self, samples: Any) -> Marked:
-        """Take the marks off, collate, and put their sum on the batch."""
+        """Collate the samples and sum their marks."""
         if isinstance(samples, Marked):
             return Marked(self.collate(samples.data), samples.valid)
         return Marked(self.collate([sample.data for sample in samples]), sum(sample.valid for sample in samples))

@@ -1,4 +1,4 @@
-"""`prepare_data_loader`: one process's share of any torch `DataLoader`; `skip_first_batches`: go on from batch n."""
+"""`prepare_data_loader`: shard any torch `DataLoader` over ranks; `skip_first_batches`: continue from batch n."""
 
 from __future__ import annotations
 
@@ -9,17 +9,12 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 from piledriver.core.errors import UsageError
-from piledriver.data.loaders.base import CARRIED, sampler_is_batch_sampler
+from piledriver.data.loaders.base import COPIED_ARGUMENTS, sampler_is_batch_sampler
 from piledriver.data.loaders.dispatcher import DataLoaderDispatcher
 from piledriver.data.loaders.iterable_shard import IterableDatasetShard
-from piledriver.data.loaders.process_group import data_process, this_process
-from piledriver.data.loaders.samplers import (
-    BatchSamplerShard,
-    ReplayableRandomSampler,
-    SeedableRandomSampler,
-    SkipBatchSampler,
-    Unbatched,
-)
+from piledriver.data.loaders.process_group import current_rank, data_parallel_rank
+from piledriver.data.loaders.samplers.batch import BatchSamplerShard, SkipBatchSampler, Unbatched
+from piledriver.data.loaders.samplers.random import copy_random_sampler
 from piledriver.data.loaders.shard import DataLoaderShard, SkipDataLoader
 
 
@@ -40,13 +35,13 @@ def prepare_data_loader(
     use_stateful_dataloader: bool = False,
     torch_device_mesh: Any = None,
 ) -> DataLoader[Any]:
-    """A loader that yields this process's share of the batches of another.
+    """Return a loader that yields this rank's batches of another.
 
-    The arguments mean what they mean in Accelerate. `split_batches`: the loader's batch size is that of all processes
-    together. `dispatch_batches`: only the main process reads (the default for iterable data that goes to a device).
-    `even_batches`: fill up the end so that all processes take the same number of batches; the loader's `valid_count`
-    says which samples are real. `use_seedable_sampler`, `data_seed`: shuffle by (seed, epoch). `torch_device_mesh`:
-    processes that differ only in non-data axes read the same.
+    The arguments are those of Accelerate. `split_batches`: the loader's batch size is that of all ranks together.
+    `dispatch_batches`: only the main process reads (the default for iterable data that goes to a device).
+    `even_batches`: pad the end so that all ranks read the same number of batches; the loader's `valid_count` counts the
+    real samples. `use_seedable_sampler`, `data_seed`: shuffle by (seed, epoch). `torch_device_mesh`: ranks that differ
+    only in non-data axes read the same batches.
 
     >>> loader = DataLoader(range(5), batch_size=2)
     >>> share = prepare_data_loader(loader, num_processes=2, process_index=1)
@@ -57,14 +52,14 @@ def prepare_data_loader(
     if dispatch_batches is None:
         dispatch_batches = put_on_device and iterable
     if dispatch_batches and not put_on_device:
-        raise ValueError("dispatch_batches=True needs put_on_device=True: the parts are sent through the device")
-    index, count = this_process() if torch_device_mesh is None else data_process(torch_device_mesh)
+        raise ValueError("dispatch_batches=True needs put_on_device=True: batches are broadcast between devices")
+    index, count = current_rank() if torch_device_mesh is None else data_parallel_rank(torch_device_mesh)
     num_processes = count if num_processes is None else num_processes
     process_index = index if process_index is None else process_index
     if split_batches:
         _check_split(dataloader, num_processes)
 
-    carried = _carried(dataloader)
+    copied = _copied(dataloader)
     placed = device if put_on_device else None
     common = {
         "_drop_last": dataloader.drop_last,
@@ -78,55 +73,55 @@ def prepare_data_loader(
     if iterable:
         generator = getattr(dataset, "generator", None)
         if shared:
-            dataset = _iterable_share(dataloader, num_processes, process_index, split_batches)
+            dataset = _iterable_shard(dataloader, num_processes, process_index, split_batches)
         whole = dataloader.batch_size
         each = whole // num_processes if shared and split_batches and whole is not None else whole
-        carried.update(batch_size=each, drop_last=dataloader.drop_last)
+        copied.update(batch_size=each, drop_last=dataloader.drop_last)
     else:
         batches = _replayable(dataloader, use_seedable_sampler, data_seed, many=shared)
         generator = getattr(getattr(batches, "sampler", None), "generator", None)
         if shared:
             batches = BatchSamplerShard(batches, num_processes, process_index, split_batches, even_batches)
-            # The mask of a padded batch is matched by order.
-            carried["in_order"] = True
-        carried.update(_as_arguments(dataloader, batches))
+            # The count of real samples belongs to the last batch, so the order must be kept.
+            copied["in_order"] = True
+        copied.update(_as_arguments(dataloader, batches))
     if dispatch_batches:
-        carried.pop("generator", None)
+        copied.pop("generator", None)
         return DataLoaderDispatcher(  # type: ignore[return-value]
             dataset,
             split_batches=split_batches,
             slice_fn=slice_fn_for_dispatch,
             device=device if device is not None else "cpu",
             **common,
-            **carried,
+            **copied,
         )
     if rng_types is not None and generator is None:
         rng_types = [kind for kind in rng_types if getattr(kind, "value", kind) != "generator"]
     return DataLoaderShard(  # type: ignore[return-value]
-        dataset, device=placed, rng_types=rng_types, synchronized_generator=generator, **common, **carried
+        dataset, device=placed, rng_types=rng_types, synchronized_generator=generator, **common, **copied
     )
 
 
 def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
-    """The same loader without its first batches in every epoch. Map-style data before them is not read.
+    """Return the same loader without its first batches in every epoch. Map-style data in them is not read.
 
     >>> [batch.tolist() for batch in skip_first_batches(DataLoader(range(6), batch_size=2), 2)]
     [[4, 5]]
     """
-    carried = _carried(dataloader)
+    copied = _copied(dataloader)
     kind: Any = type(dataloader)
     iterable = isinstance(dataloader.dataset, IterableDataset)
     if iterable:
-        carried.update(batch_size=dataloader.batch_size, drop_last=dataloader.drop_last, skip_batches=num_batches)
+        copied.update(batch_size=dataloader.batch_size, drop_last=dataloader.drop_last, skip_batches=num_batches)
     elif sampler_is_batch_sampler(dataloader):
-        carried.update(sampler=SkipBatchSampler(dataloader.sampler, num_batches), batch_size=None)
+        copied.update(sampler=SkipBatchSampler(dataloader.sampler, num_batches), batch_size=None)
     elif dataloader.batch_sampler is None:
         raise UsageError(
             "a loader with batch_size=None has no batches to skip",
             fix="give it a batch size, or load its state_dict instead",
         )
     else:
-        carried.update(batch_sampler=SkipBatchSampler(dataloader.batch_sampler, num_batches))
+        copied.update(batch_sampler=SkipBatchSampler(dataloader.batch_sampler, num_batches))
     prepared: Any = dataloader
     if kind is DataLoaderDispatcher:
         made: Any = DataLoaderDispatcher(
@@ -138,7 +133,7 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Dat
             iteration=prepared.iteration,
             _drop_last=prepared._drop_last,
             _non_blocking=prepared._non_blocking,
-            **carried,
+            **copied,
         )
     elif kind is DataLoaderShard:
         made = DataLoaderShard(
@@ -150,16 +145,16 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Dat
             iteration=prepared.iteration,
             _drop_last=prepared._drop_last,
             _non_blocking=prepared._non_blocking,
-            **carried,
+            **copied,
         )
     else:
-        return SkipDataLoader(dataloader.dataset, **carried) if iterable else DataLoader(dataloader.dataset, **carried)  # type: ignore[return-value]
+        return SkipDataLoader(dataloader.dataset, **copied) if iterable else DataLoader(dataloader.dataset, **copied)  # type: ignore[return-value]
     made.gradient_state = prepared.gradient_state
     return made  # type: ignore[no-any-return]
 
 
-def _carried(dataloader: Any) -> dict[str, Any]:
-    return {name: getattr(dataloader, name) for name in CARRIED if hasattr(dataloader, name)}
+def _copied(dataloader: Any) -> dict[str, Any]:
+    return {name: getattr(dataloader, name) for name in COPIED_ARGUMENTS if hasattr(dataloader, name)}
 
 
 def _check_split(dataloader: Any, num_processes: int) -> None:
@@ -177,9 +172,9 @@ def _check_split(dataloader: Any, num_processes: int) -> None:
         )
 
 
-def _iterable_share(dataloader: Any, num_processes: int, process_index: int, split_batches: bool) -> Any:
+def _iterable_shard(dataloader: Any, num_processes: int, process_index: int, split_batches: bool) -> Any:
     dataset = dataloader.dataset
-    # A dataset that knows how to deal out its own files does so without every process reading all of them.
+    # A dataset that can shard its own files saves every rank from reading all of them.
     if not split_batches and hasattr(dataset, "shard") and getattr(dataset, "n_shards", 0) >= num_processes:
         return dataset.shard(num_shards=num_processes, index=process_index)
     return IterableDatasetShard(
@@ -193,27 +188,18 @@ def _iterable_share(dataloader: Any, num_processes: int, process_index: int, spl
 
 
 def _replayable(dataloader: Any, seedable: bool, data_seed: int | None, many: bool) -> Any:
-    """The loader's batch sampler over an order that can be entered anywhere and is the same on every process."""
+    """Return the loader's batch sampler over an order that can start anywhere and is the same on every rank."""
     batches = dataloader.sampler if sampler_is_batch_sampler(dataloader) else dataloader.batch_sampler
     if batches is None:
         batches = BatchSampler(dataloader.sampler, batch_size=1, drop_last=False)
     sampler = getattr(batches, "sampler", None)
     if type(sampler) is not RandomSampler:
         return batches
-    arguments = {
-        "data_source": sampler.data_source,
-        "replacement": sampler.replacement,
-        "num_samples": sampler._num_samples,
-        "generator": sampler.generator,
-    }
-    fresh: Any
-    if seedable:
-        fresh = SeedableRandomSampler(**arguments, data_seed=data_seed)
-    else:
-        if many and sampler.generator is None:
-            arguments["generator"] = torch.Generator()
-            arguments["generator"].manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
-        fresh = ReplayableRandomSampler(**arguments)
+    generator = sampler.generator
+    if many and not seedable and generator is None:
+        generator = torch.Generator()
+        generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+    fresh = copy_random_sampler(sampler, seedable=seedable, data_seed=data_seed, generator=generator)
     if type(batches) is BatchSampler:
         return BatchSampler(fresh, batches.batch_size, batches.drop_last)
     batches.sampler = fresh

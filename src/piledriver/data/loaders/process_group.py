@@ -1,4 +1,4 @@
-"""What a prepared loader asks of its process group: who am I, and the main process's batch everywhere."""
+"""Process group of a prepared loader: this rank, and broadcast of a batch from the main process."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from piledriver.runtime.collectives.nested import map_tensors, tensors
 from piledriver.runtime.collectives.operations import broadcast_object
 from piledriver.runtime.world import World, detect_world
 
-# Names of mesh axes along which processes read different data.
+# Prefixes of mesh axes along which ranks read different data.
 _DATA_AXES = ("dp", "data", "fsdp", "zero", "replicate", "shard")
 
 
-def this_process() -> tuple[int, int]:
-    """(index, count) of this process: of its group where there is one, else what the environment says."""
+def current_rank() -> tuple[int, int]:
+    """Return (rank, world size): of the process group if there is one, else from the environment."""
     world = group_world() if _has_group() else detect_world()
     return world.rank, world.size
 
 
 def group_world(device: torch.device | str = "cpu") -> World:
-    """This process in the group that is connected, or alone."""
+    """Return the `World` of the connected process group, or that of a single process."""
     if not _has_group():
         return World()
     rank, size = dist.get_rank(), dist.get_world_size()
     return World(rank=rank, size=size, device=torch.device(device), backend=dist.get_backend())
 
 
-def data_process(mesh: Any) -> tuple[int, int]:
-    """(index, count) among the processes that read different data: the data axes of a mesh.
+def data_parallel_rank(mesh: Any) -> tuple[int, int]:
+    """Return (rank, size) over the data axes of a mesh.
 
-    Processes that differ only along other axes (tensor, context, pipeline) read the same batches.
+    Ranks that differ only along other axes (tensor, context, pipeline) read the same batches.
     """
     index, count = 0, 1
     coordinate = mesh.get_coordinate()
@@ -43,23 +43,23 @@ def data_process(mesh: Any) -> tuple[int, int]:
     return index, count
 
 
-def share_batch(batch: Any, note: Any, device: torch.device | str) -> tuple[Any, Any]:
-    """The main process's batch and note on every process: the structure as an object, the tensors as tensors."""
+def broadcast_batch(batch: Any, note: Any, device: torch.device | str) -> tuple[Any, Any]:
+    """Return the main process's batch and note on every rank. The structure travels as an object, tensors as such."""
     world = group_world(device)
     if not world.is_distributed:
         return batch, note
-    outline, note = broadcast_object(world, (map_tensors(_Outline, batch), note) if world.is_main else None)
+    outline, note = broadcast_object(world, (map_tensors(_TensorShape, batch), note) if world.is_main else None)
     if world.is_main:
         batch = map_tensors(torch.Tensor.contiguous, batch)
     else:
-        batch = map_tensors(lambda slot: slot.empty(device), outline, test=lambda leaf: isinstance(leaf, _Outline))
+        batch = map_tensors(lambda slot: slot.empty(device), outline, test=lambda leaf: isinstance(leaf, _TensorShape))
     for tensor in tensors(batch):
         dist.broadcast(tensor, src=0)
     return batch, note
 
 
-class _Outline:
-    """Shape and type of a tensor that is yet to come."""
+class _TensorShape:
+    """Shape and dtype of a tensor to receive."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape = tensor.shape

@@ -1,4 +1,4 @@
-"""`DataLoaderShard`: each process reads its own batches; `SkipDataLoader`: a loader without its first batches."""
+"""`DataLoaderShard`: each rank reads its own batches; `SkipDataLoader`: a loader without its first batches."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from piledriver.data.loaders.base import (
     DataLoaderAdapter,
     DataLoaderStateMixin,
     get_sampler,
+    propagate_epoch,
     set_sampler,
-    tell_epoch,
 )
 from piledriver.data.loaders.iterable_shard import IterableDatasetShard, Marked, MarkedCollate
 from piledriver.data.loaders.process_group import group_world
-from piledriver.data.loaders.sampler_position import Position
-from piledriver.data.loaders.samplers import RemainingBatches, position_after
+from piledriver.data.loaders.samplers.batch import RemainingBatches, padding_of, position_after
+from piledriver.data.loaders.samplers.position import SamplerPosition
 from piledriver.runtime.collectives.nested import send_to_device
 from piledriver.runtime.seeds import synchronise_rng
 
@@ -27,12 +27,12 @@ _ITERATION = "piledriver_iteration"
 
 
 class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin):
-    """A loader of one process's batches, on the device, that can say where it is and be put there again.
+    """A loader of one rank's batches, moved to its device, with a resumable position.
 
-    The state is the epoch and the position that all processes share: with torch's own batch sampler it can be loaded
-    with another number of processes or another batch size. Over map-style data the position is entered without reading
-    anything before it; an iterable dataset is entered through its own `state_dict` where it has one (without workers;
-    `use_stateful_dataloader=True` where workers hold state), and else read up to the position.
+    The state is the epoch and the position that all ranks share: with torch's own batch sampler it can be loaded with
+    another world size or batch size. Map-style data before the position is not read. An iterable dataset resumes
+    through its own `state_dict` if it has one (without workers; `use_stateful_dataloader=True` if workers hold state),
+    otherwise it is read up to the position.
 
     >>> loader = DataLoaderShard(list(range(6)), batch_size=2)
     >>> batches = iter(loader)
@@ -61,7 +61,7 @@ class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin):
     ) -> None:
         self._original = dataset
         if isinstance(dataset, IterableDatasetShard):
-            # The mask has to cross from the workers: samples are marked there and unmarked here.
+            # Workers mark samples as real or padding; the loader removes the marks.
             collate = kwargs.get("collate_fn")
             if collate is None:
                 collate = default_convert if kwargs.get("batch_size", 1) is None else default_collate
@@ -82,12 +82,12 @@ class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin):
 
     @property
     def dataset(self) -> Any:
-        """The dataset as it was given."""
+        """The original dataset."""
         return self._original
 
     @property
     def collate_fn(self) -> Any:
-        """The collate function as it was given."""
+        """The original collate function."""
         inner = self.base_dataloader.collate_fn
         return inner.collate if isinstance(inner, MarkedCollate) else inner
 
@@ -98,8 +98,8 @@ class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin):
         self.begin()
         try:
             self.set_epoch(self.iteration)
-            batches = self._enter(entry)
-            padding = getattr(self._batches, "padding", None)
+            batches = self._iterate_from(entry)
+            padding = padding_of(self._batches)
             moving = self.use_stateful_dataloader or self._stateful_dataset() is not None
             taken = 0
             batch = next(batches, _END)
@@ -109,13 +109,13 @@ class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin):
                 batch = batch.data if isinstance(batch, Marked) else batch
                 if self.device is not None:
                     batch = send_to_device(batch, self.device, self._non_blocking)
-                # The loader inside runs one batch ahead of what the user sees, so its state is taken before that.
-                self._remember(taken, entry, moving)
+                # The wrapped loader runs one batch ahead of the caller, so its state is taken first.
+                self._record(taken, entry, moving)
                 ahead = next(batches, _END)
                 self.valid_count = marked
                 if ahead is _END:
                     self.end_of_dataloader = True
-                    self._remember(taken, entry, moving)
+                    self._record(taken, entry, moving)
                     if padding is not None:
                         self.valid_count = padding.valid
                 if taken > self.skip_batches:
@@ -127,7 +127,7 @@ class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin):
             self.end()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next batch after the one in hand is."""
+        """Return the position after the current batch."""
         if self.use_stateful_dataloader:
             state = self._state if self._state is not None else dict(cast(Any, self.base_dataloader).state_dict())
             return {**state, _ITERATION: self.iteration} if self.iteration else state
@@ -135,10 +135,10 @@ class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin):
             return self._state
         if self._at is not None:
             return self._state_after(*self._at)
-        return self._entry if self._entry is not None else self._entry_at(self.iteration, Position())
+        return self._entry if self._entry is not None else self._saved_position(self.iteration, SamplerPosition())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from there at the next iteration."""
+        """Resume from a saved position at the next iteration."""
         state = dict(state_dict)
         self._at = self._state = None
         if self.use_stateful_dataloader:
@@ -151,13 +151,13 @@ class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin):
         self._entry = state
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, for everything in the loader that shuffles by it."""
+        """Set the epoch of every sampler and dataset that shuffles by it."""
         self.iteration = epoch
-        tell_epoch(self, epoch)
+        propagate_epoch(self, epoch)
 
     @property
     def total_batch_size(self) -> int:
-        """Samples in one round of batches over all processes."""
+        """Samples in one round of batches over all ranks."""
         if isinstance(self.dataset, IterableDatasetShard):
             return self.dataset.samples_per_round
         batches = self._batches
@@ -166,20 +166,20 @@ class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin):
 
     @property
     def total_dataset_length(self) -> int:
-        """Samples in the dataset, over all processes."""
+        """Samples in the dataset, over all ranks."""
         dataset: Any = self.dataset.dataset if isinstance(self.dataset, IterableDatasetShard) else self.dataset
         return int(dataset.total_length if hasattr(dataset, "total_length") else len(dataset))
 
     def get_sampler(self) -> Any:
-        """The sampler that the order comes from."""
+        """Return the sampler that the order of samples comes from."""
         return get_sampler(self)
 
     def set_sampler(self, sampler: Any) -> None:
-        """Give the loader another order."""
+        """Replace the sampler that the order of samples comes from."""
         set_sampler(self, sampler)
 
-    def _remember(self, taken: int, entry: Mapping[str, Any] | None, moving: bool) -> None:
-        """Note where we are: as a state where that is about to move on, else as what a state can be made from."""
+    def _record(self, taken: int, entry: Mapping[str, Any] | None, moving: bool) -> None:
+        """Record the position: as a state if the source is about to advance, else as what a state is made from."""
         self._at = (taken, entry, self.end_of_dataloader)
         self._state = self._state_after(*self._at) if moving else None
 
@@ -187,12 +187,12 @@ class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin):
         if self.use_stateful_dataloader:
             return {**cast(Any, self.base_dataloader).state_dict(), "_iterator_finished": finished}
         if finished:
-            return self._entry_at(self.iteration + 1, Position())
-        return self._entry_at(self.iteration, self._position(taken, entry))
+            return self._saved_position(self.iteration + 1, SamplerPosition())
+        return self._saved_position(self.iteration, self._position(taken, entry))
 
 
 class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
-    """A loader that leaves out its first batches. Map-style data before them is not read.
+    """A loader that skips its first batches. Map-style data in them is not read.
 
     >>> [batch.tolist() for batch in SkipDataLoader(list(range(6)), batch_size=2, skip_batches=2)]
     [[4, 5]]
@@ -220,11 +220,11 @@ class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
             self.end()
 
     def state_dict(self) -> dict[str, Any]:
-        """torchdata's state, with `use_stateful_dataloader`."""
+        """Return torchdata's state; needs `use_stateful_dataloader`."""
         return self._state if self._state is not None else cast(Any, self.base_dataloader).state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from torchdata's state."""
+        """Resume from torchdata's state."""
         self._state = None
         cast(Any, self.base_dataloader).load_state_dict(dict(state_dict))
 
@@ -240,7 +240,7 @@ class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
         if self._must_read or not self.skip_batches:
             return self.base_dataloader
         at = position_after(self.batch_sampler, self.skip_batches)
-        return self._another(RemainingBatches(self.batch_sampler, at))
+        return self._loader_with(RemainingBatches(self.batch_sampler, at))
 
 
 _END = object()

@@ -1,4 +1,4 @@
-"""Rows of a batch, whatever its structure: join batches, take a part. What the dispatcher deals out."""
+"""Rows of a nested batch: slice them, concatenate batches. The dispatcher cuts batches with these."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from piledriver.runtime.collectives.nested import find_batch_size, like, rebuild
 
 
 def take_rows(batch: Any, part: slice, process_index: int = 0, num_processes: int = 1) -> Any:
-    """A part of every tensor, and of every plain list that has one item per sample.
+    """Return a slice of every tensor, and of every plain list that has one item per sample.
 
-    (The last two arguments are for users' own functions in this place; this one does not need them.)
+    `process_index` and `num_processes` are unused: a user's own `slice_fn` receives them.
 
     >>> take_rows({"x": torch.arange(4), "names": ["a", "b", "c", "d"], "split": "train"}, slice(1, 3))
     {'x': tensor([1, 2]), 'names': ['b', 'c'], 'split': 'train'}
@@ -35,7 +35,7 @@ def _take(data: Any, part: slice, rows: int | None) -> Any:
 
 
 def join_rows(batches: list[Any]) -> Any:
-    """Batches of the same structure, one after the other."""
+    """Concatenate batches of the same structure."""
     first = batches[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(batches) if first.ndim else first
@@ -49,5 +49,5 @@ def join_rows(batches: list[Any]) -> Any:
 
 
 def _is_column(data: Any) -> bool:
-    """Whether a sequence holds one plain thing per sample (names, ids) rather than parts of a batch."""
+    """Return whether a sequence holds one plain value per sample (names, ids) rather than parts of a batch."""
     return not hasattr(data, "_fields") and next(tensors(data), None) is None
