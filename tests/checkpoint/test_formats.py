@@ -23,13 +23,12 @@ from torch.distributed.fsdp import fully_shard
 
 from piledriver.checkpoint import Contents, convert, is_accelerate_folder, load, load_model, merge, save, save_model
 from piledriver.checkpoint.errors import (
-    BadSizeError,
     IncompleteCheckpointError,
     StateMismatchError,
     UntrustedFileError,
 )
-from piledriver.checkpoint.formats.huggingface import parse_size
 from piledriver.cli import main as cli
+from piledriver.core.byte_size import BadSizeError, parse_size
 from piledriver.core.errors import UnknownNameError
 from tests.checkpoint.processes import run as on_ranks
 from tests.checkpoint.runs import cpu_mesh, make_run, train, whole

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from piledriver.core.errors import CorruptFileError, PiledriverError, UsageError
+from piledriver.core.errors import CorruptFileError, PiledriverError
 
 
 class CheckpointError(PiledriverError):
@@ -38,7 +38,3 @@ class StateMismatchError(CheckpointError):
 
 class UntrustedFileError(CheckpointError):
     """A pickle asks for code that reading weights never needs. It was not run."""
-
-
-class BadSizeError(UsageError):
-    """A size that cannot be read, such as `max_shard_size="five"`."""

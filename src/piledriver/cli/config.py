@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from piledriver.cli.launch import add_flags, chosen_flags
-from piledriver.core.errors import UsageError
+from piledriver.core.errors import MissingFileError, UsageError
 
 EXAMPLE = "piledriver config --default --nproc 8"
 
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> None:
     path = args.file or str(default_path())
     if args.show:
         if args.file is None and not storage.exists(path):
-            raise UsageError(f"launch config {path} does not exist", fix="'piledriver config' writes it")
+            raise MissingFileError(f"launch config {path}", fix="'piledriver config' writes it")
         print(storage.read_text(path), end="")
         return
     answers: dict[str, Any] = chosen_flags(args)

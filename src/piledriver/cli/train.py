@@ -37,12 +37,17 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from piledriver.core.config import load_config, to_yaml
-    from piledriver.train import TrainConfig
+    from piledriver.models.presets import preset
+    from piledriver.train.config import TrainConfig
+
+    config = load_config(TrainConfig, args.config, args.overrides)
+    if isinstance(config.model, str):
+        preset(config.model)
+    # Only now what imports torch: a wrong config is reported at once.
     from piledriver.train.loop import Run
     from piledriver.train.stopping import STOPPED_EXIT_CODE
     from piledriver.train.text import split_of, tokens_folder
 
-    config = load_config(TrainConfig, args.config, args.overrides)
     held_out = args.validation or (split_of(config.data.corpus, "validation") if config.data.corpus else None)
     validate = None
     if held_out:

@@ -59,6 +59,13 @@ class StorageError(PiledriverError):
     """A file could not be read or written. A failed write leaves what was there before."""
 
 
+class MissingFileError(StorageError):
+    """A file or folder that was named does not exist."""
+
+    def __init__(self, location: object, *, fix: str = "check the path") -> None:
+        super().__init__(f"{location} does not exist", fix=fix)
+
+
 class CorruptFileError(StorageError):
     """A file is there but its content is not what was written: truncated, damaged, or of another format."""
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
-from piledriver.core.errors import CorruptFileError, StorageError
+from piledriver.core.errors import CorruptFileError, MissingFileError, StorageError
 
 Location = str | os.PathLike[str]
 
@@ -128,6 +128,12 @@ def exists(location: Location) -> bool:
     return True
 
 
+def require(location: Location) -> None:
+    """Raise `MissingFileError` unless there is a file or folder of that name."""
+    if not exists(location):
+        raise MissingFileError(os.fspath(location))
+
+
 def size(location: Location) -> int:
     """Bytes in a file."""
     with _named(location, "read"):
@@ -231,6 +237,8 @@ def explained(error: OSError, location: Location | None = None, verb: str = "use
     """The operating system's error as ours: the file, the reason, and what to do where that is known."""
     reason = error.strerror or str(error) or type(error).__name__
     name = error.filename if location is None else os.fspath(location)
+    if isinstance(error, FileNotFoundError) and verb in ("read", "use") and isinstance(name, str | bytes):
+        return MissingFileError(os.fsdecode(name))
     return StorageError(
         f"cannot {verb} {os.fsdecode(name)}: {reason}" if name is not None and not isinstance(name, int) else reason,
         fix=_FIXES.get(error.errno or 0),

@@ -9,13 +9,20 @@
 Parallelism lives in `engine/`.
 """
 
-from piledriver.models.attention.cache import KVCache
-from piledriver.models.attention.masks import Masks, make_masks
-from piledriver.models.config import ModelConfig, MoEConfig, RopeScaling
-from piledriver.models.initialise import initialise, learning_rate_scales
-from piledriver.models.loss import LossSums, linear_cross_entropy, token_losses
-from piledriver.models.parameter_axes import parameter_axes
-from piledriver.models.transformer import Transformer
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from piledriver.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from piledriver.models.attention.cache import KVCache
+    from piledriver.models.attention.masks import Masks, make_masks
+    from piledriver.models.config import ModelConfig, MoEConfig, RopeScaling
+    from piledriver.models.initialise import initialise, learning_rate_scales
+    from piledriver.models.loss import LossSums, linear_cross_entropy, token_losses
+    from piledriver.models.parameter_axes import parameter_axes
+    from piledriver.models.transformer import Transformer
 
 __all__ = [
     "KVCache",
@@ -32,3 +39,22 @@ __all__ = [
     "parameter_axes",
     "token_losses",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "KVCache": "attention.cache",
+        "LossSums": "loss",
+        "Masks": "attention.masks",
+        "MoEConfig": "config",
+        "ModelConfig": "config",
+        "RopeScaling": "config",
+        "Transformer": "transformer",
+        "initialise": "initialise",
+        "learning_rate_scales": "initialise",
+        "linear_cross_entropy": "loss",
+        "make_masks": "attention.masks",
+        "parameter_axes": "parameter_axes",
+        "token_losses": "loss",
+    },
+)

@@ -1,24 +1,32 @@
 """Floor 2: optimizers and schedules that torch does not have, and the settings of those that it has.
 
-- `groups`: which parameters decay; `build`: an optimizer from a config
+- `config`: settings of optimizer and schedule; `build`: an optimizer from them; `groups`: which parameters decay
 - `adamw`: torch's, fused; `muon`: Muon with AdamW for the rest; `lion`; `compact_adamw`: 8-bit and bf16 states;
-  `master_adamw`: bf16 weights with exact fp32 updates, clipping included
-- `quantise`, `rounding`: the arithmetic of small states; `shards`: what all of them need to run on sharded parameters
-- `leaving_out`: steps that the device leaves out by itself; `step_numbers`: what then follows from their number
+  `split_master_adamw`: bf16 weights with exact fp32 updates, clipping included
+- `quantise`, `rounding`: arithmetic of small states; `shards`: optimizers on sharded parameters
+- `conditional_step`: steps skipped on the device; `step_constants`: what depends on the number of a step
 - `schedule`: the learning rate as a function of progress; `clip`: the global gradient norm
 """
 
-from piledriver.optim.build import OptimizerConfig, build_optimizer
-from piledriver.optim.capability import Capabilities, capabilities
-from piledriver.optim.clip import clip_gradients, clip_in_step, gradient_norm
-from piledriver.optim.compact_adamw import CompactAdamW
-from piledriver.optim.conditional_step import can_skip_on_device, step_unless
-from piledriver.optim.groups import parameter_groups
-from piledriver.optim.lion import Lion
-from piledriver.optim.muon import Muon
-from piledriver.optim.registry import OPTIMIZERS
-from piledriver.optim.schedule import ScheduleConfig, ScheduledLR, scale_at
-from piledriver.optim.split_master_adamw import SplitMasterAdamW
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from piledriver.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from piledriver.optim.build import build_optimizer
+    from piledriver.optim.capability import Capabilities, capabilities
+    from piledriver.optim.clip import clip_gradients, clip_in_step, gradient_norm
+    from piledriver.optim.compact_adamw import CompactAdamW
+    from piledriver.optim.conditional_step import can_skip_on_device, step_unless
+    from piledriver.optim.config import OptimizerConfig, ScheduleConfig
+    from piledriver.optim.groups import parameter_groups
+    from piledriver.optim.lion import Lion
+    from piledriver.optim.muon import Muon
+    from piledriver.optim.registry import OPTIMIZERS
+    from piledriver.optim.schedule import ScheduledLR, scale_at
+    from piledriver.optim.split_master_adamw import SplitMasterAdamW
 
 __all__ = [
     "OPTIMIZERS",
@@ -40,3 +48,27 @@ __all__ = [
     "scale_at",
     "step_unless",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "OPTIMIZERS": "registry",
+        "Capabilities": "capability",
+        "CompactAdamW": "compact_adamw",
+        "Lion": "lion",
+        "Muon": "muon",
+        "OptimizerConfig": "config",
+        "ScheduleConfig": "config",
+        "ScheduledLR": "schedule",
+        "SplitMasterAdamW": "split_master_adamw",
+        "build_optimizer": "build",
+        "can_skip_on_device": "conditional_step",
+        "capabilities": "capability",
+        "clip_gradients": "clip",
+        "clip_in_step": "clip",
+        "gradient_norm": "clip",
+        "parameter_groups": "groups",
+        "scale_at": "schedule",
+        "step_unless": "conditional_step",
+    },
+)

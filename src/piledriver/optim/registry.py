@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-from torch.optim import Optimizer
+from typing import TYPE_CHECKING
 
 from piledriver.core.registry import Registry
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 _HERE = "piledriver.optim"
 

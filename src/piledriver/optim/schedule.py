@@ -5,56 +5,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from piledriver.core.errors import ConfigError
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ScheduleConfig:
-    """How the learning rate moves. `warmup`, `total` and `decay` are counted in `unit`."""
-
-    kind: Literal["cosine", "linear", "wsd", "inverse_sqrt", "constant"] = "cosine"
-    """After warmup: half a cosine, a straight line, flat with a fall at the end (warmup-stable-decay), 1/sqrt, flat."""
-    unit: Literal["steps", "tokens"] = "steps"
-    """What the numbers below count."""
-    warmup: int = 0
-    """The learning rate rises from zero in a straight line over this much."""
-    total: int = 0
-    """Where the schedule ends (not needed by inverse_sqrt and constant)."""
-    decay: int = 0
-    """wsd only: the length of the fall at the end; 0 for a tenth of the total."""
-    decay_shape: Literal["linear", "one_minus_sqrt"] = "linear"
-    """wsd only: how it falls (one_minus_sqrt: Hägele et al., 2024)."""
-    floor: float = 0.0
-    """What is left at the end, as a part of the peak."""
-
-    def __post_init__(self) -> None:
-        if self.kind in ("cosine", "linear", "wsd") and self.total <= self.warmup:
-            raise ConfigError(
-                f"a {self.kind} schedule of {self.total} {self.unit} ends within its warmup of {self.warmup}",
-                fix="set total to the length of the run",
-            )
-        if self.warmup < 0 or not 0.0 <= self.floor <= 1.0:
-            raise ConfigError(
-                f"warmup is {self.warmup} and floor {self.floor}", fix="use warmup >= 0 and 0 <= floor <= 1"
-            )
-        if self.kind == "wsd" and self.warmup + self.decay_length > self.total:
-            raise ConfigError(
-                f"warmup {self.warmup} and decay {self.decay_length} do not fit in {self.total} {self.unit}",
-                fix="shorten one of them",
-            )
-
-    @property
-    def decay_length(self) -> int:
-        """How long the fall of wsd takes."""
-        return self.decay or max(1, self.total // 10)
+from piledriver.optim.config import ScheduleConfig
 
 
 def scale_at(config: ScheduleConfig, position: float) -> float:

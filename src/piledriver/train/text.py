@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from piledriver.core import storage
-from piledriver.core.errors import ConfigError, StorageError, UsageError
+from piledriver.core.errors import ConfigError, MissingFileError, UsageError
 from piledriver.runtime.hardware import find_hardware
 from piledriver.runtime.process_order import main_process_first
 from piledriver.runtime.world import World
@@ -41,7 +41,7 @@ def make_tokens(config: TrainConfig, vocab_size: int, world: World) -> str:
     from piledriver.data.tokens.tokenize import tokenize_corpus
 
     if not os.path.exists(corpus):
-        raise StorageError(f"{corpus} does not exist", fix="data.corpus must be a shard or a folder of shards of text")
+        raise MissingFileError(corpus, fix="data.corpus must be a shard or a folder of shards of text")
     text = split_of(corpus, "train") or corpus
     if next(iter(read_shards(text)), None) is None:
         raise UsageError(f"{text} holds no documents", fix="look at what made it: every document may have been dropped")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from piledriver.core.errors import ConfigError, PiledriverError, UnknownNameError, UsageError
+from piledriver.core.errors import ConfigError, MissingFileError, PiledriverError, UnknownNameError, UsageError
 from piledriver.corpus import read_shards
 from piledriver.corpus.pipeline import chunks
 from piledriver.corpus.pipeline.build import build_corpus
@@ -182,7 +182,7 @@ def test_damage_is_found(place: Path, undisturbed: dict[str, bytes], tmp_path: P
         (("name: One", "name: Two"), ConfigError, "twice"),
         (("epochs: 2.5", "epochs: 2.5, weight: 1"), ConfigError, "give one of"),
         (("epochs: 2.5", "epochs: -1"), ConfigError, "must not be negative"),
-        (("raw/one", "raw/nowhere"), UsageError, "does not exist"),
+        (("raw/one", "raw/nowhere"), MissingFileError, "does not exist"),
         (("validation: 0.05", "validation: 0.96"), ConfigError, "under 1 together"),
         (("min_characters: 100", "min_characters: 1000000"), PiledriverError, "every document was dropped"),
     ],

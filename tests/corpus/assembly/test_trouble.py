@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from piledriver.core.errors import PiledriverError, UsageError
+from piledriver.core.errors import PiledriverError, StorageError, UsageError
 from piledriver.corpus import read_shards
 from piledriver.corpus.document import Document
 from piledriver.corpus.pipeline import dedup, stages
@@ -191,7 +191,7 @@ def test_no_documents_at_all_is_an_error(tmp_path: Path) -> None:
         pass
     with pytest.raises(PiledriverError, match="no documents"):
         deduplicate([str(tmp_path / "empty.jsonl.zst")], str(tmp_path / "out"), "near", {})
-    with pytest.raises(UsageError, match="no shards"):
+    with pytest.raises(StorageError):
         deduplicate([str(tmp_path / "out")], str(tmp_path / "more"), "near", {})
 
 

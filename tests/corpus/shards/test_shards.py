@@ -16,7 +16,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piledriver.core.errors import CorruptFileError, UsageError
+from piledriver.core.errors import CorruptFileError, StorageError, UsageError
 from piledriver.corpus import Document, Part, ShardFileWriter, ShardWriter, count_documents, read_shards, read_texts
 from piledriver.corpus.document import make_document
 from piledriver.corpus.shards import reader as shard_reader
@@ -199,7 +199,7 @@ def test_kill_9_while_writing_leaves_no_shard(tmp_path: Path) -> None:
         writer.stdout.readline()
         writer.send_signal(signal.SIGKILL)
     assert not path.exists()
-    with pytest.raises(UsageError, match="no shards"):
+    with pytest.raises(StorageError, match="holds no shards"):
         list(read_shards(tmp_path))
 
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from piledriver.checkpoint import folders, names
 from piledriver.checkpoint.contents import Contents
-from piledriver.checkpoint.errors import BadSizeError, CheckpointError
+from piledriver.checkpoint.errors import CheckpointError
 from piledriver.checkpoint.formats.dcp import is_dcp_folder, open_dcp
 from piledriver.checkpoint.loading.model import KeyMap, match, open_snapshot
 from piledriver.checkpoint.loading.report import LoadReport
@@ -24,27 +24,12 @@ from piledriver.checkpoint.safetensors_file import write_file
 from piledriver.checkpoint.saving.group import Ranks
 from piledriver.checkpoint.snapshot import Snapshot
 from piledriver.checkpoint.tensor_index import Catalog
+from piledriver.core.byte_size import parse_size
 from piledriver.core.storage import Location, fsync_folder, write_text
 
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", re.IGNORECASE)
 _OLD = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
 Fetch = Callable[[], torch.Tensor | None]
 """Brings one tensor to the host; collective where it is sharded. None on ranks that do not write."""
-
-
-def parse_size(size: int | str) -> int:
-    """Bytes in a size.
-
-    >>> parse_size("5GB"), parse_size("1.5 MiB"), parse_size(100)
-    (5000000000, 1572864, 100)
-    """
-    if isinstance(size, int):
-        return size
-    found = _SIZE.fullmatch(size)
-    if found is None or found[2].upper() not in _UNITS:
-        raise BadSizeError(f"cannot read the size {size!r}", fix="write it like '5GB' or '500MiB'")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
 def save_model(

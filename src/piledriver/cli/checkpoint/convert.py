@@ -18,13 +18,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to",
         default="piledriver",
-        metavar="FORMAT",
-        help="piledriver, safetensors, dcp or torch (default piledriver)",
+        choices=("piledriver", "safetensors", "dcp", "torch"),
+        help="format to write (default piledriver)",
     )
 
 
 def run(args: argparse.Namespace) -> None:
     """Convert, and print the path written."""
+    from piledriver.core import storage
+
+    storage.require(args.source)  # before torch is imported
     from piledriver.checkpoint.formats.convert import convert
 
     print(convert(args.source, args.out, to=args.to))

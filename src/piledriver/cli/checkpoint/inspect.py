@@ -18,6 +18,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Print header, contents and, if requested, tensors."""
+    from piledriver.core import storage
+
+    storage.require(args.path)  # before torch is imported
     from piledriver.checkpoint.inspect import inspect
 
     found = inspect(args.path, check=args.verify)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 EXAMPLE = "piledriver checkpoint merge run/checkpoints -o merged --dtype bfloat16"
 
@@ -24,14 +25,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--max-shard-size", default="5GB", metavar="SIZE", help="largest shard, such as 500MiB (default 5GB)"
     )
     parser.add_argument(
-        "--dtype", help="convert floating-point weights to this dtype, such as bfloat16 (default: no conversion)"
+        "--dtype",
+        type=_dtype,
+        metavar="DTYPE",
+        help="convert floating-point weights, for example to bfloat16",
     )
 
 
 def run(args: argparse.Namespace) -> None:
     """Write the shards, and print their paths."""
+    from piledriver.core import storage
+    from piledriver.core.byte_size import parse_size
+
+    storage.require(args.checkpoint)  # before torch is imported
+    parse_size(args.max_shard_size)
     from piledriver.checkpoint.formats.merge import merge
 
     files = merge(args.checkpoint, args.out, model=args.model, max_shard_size=args.max_shard_size, dtype=args.dtype)
     for file in files:
         print(file)
+
+
+def _dtype(text: str) -> str:
+    if not re.fullmatch(r"b?float\d+\w*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a floating-point dtype, such as bfloat16")
+    return text

@@ -41,7 +41,11 @@ def run(args: argparse.Namespace) -> None:
     import os
     from itertools import chain, islice
 
+    from piledriver.core import storage
     from piledriver.core.errors import UsageError
+
+    storage.require(args.model)  # before torch is imported
+    storage.require(args.corpus)
     from piledriver.core.progress import track
     from piledriver.corpus import read_shards
     from piledriver.evaluate import bits_per_byte, open_scorer, summarise

@@ -38,12 +38,12 @@ def run(args: argparse.Namespace) -> None:
     """Run the tasks, and print their metrics."""
     import os
 
-    from piledriver.core.errors import UsageError
+    from piledriver.core.errors import MissingFileError
     from piledriver.evaluate.harness import model_class, run_tasks
     from piledriver.runtime import connect, detect_world, disconnect
 
     if args.include is not None and not os.path.isdir(args.include):
-        raise UsageError(f"--include: folder {args.include} does not exist", fix="check the path")
+        raise MissingFileError(f"--include: folder {args.include}")
     world = detect_world()
     connect(world)
     model = model_class()(

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, cast
 
 import zstandard
 
-from piledriver.core.errors import StorageError, UsageError
+from piledriver.core.errors import MissingFileError, StorageError, UsageError
 from piledriver.corpus.document import Refusal
 from piledriver.corpus.raw.gzip import Gunzip
 from piledriver.corpus.raw.partial_reads import DAMAGE, CarefulRaw, CarefulReader
@@ -112,7 +112,7 @@ def local_files(paths: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
     """(path, origin, whether the user named it) of every regular file, folders in sorted order, links not followed."""
     for path in paths:
         if not os.path.lexists(path):
-            raise UsageError(f"{path} does not exist", fix="check the path")
+            raise MissingFileError(path)
         base = os.path.basename(os.path.abspath(path))
         mode = os.stat(path).st_mode
         if stat.S_ISREG(mode):

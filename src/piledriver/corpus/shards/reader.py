@@ -18,7 +18,7 @@ import msgspec
 import zstandard
 
 from piledriver.core import storage
-from piledriver.core.errors import CorruptFileError, UsageError
+from piledriver.core.errors import CorruptFileError, StorageError, UsageError
 from piledriver.corpus.document import Document, document_id
 from piledriver.corpus.shards import seek_table
 from piledriver.corpus.shards.seek_table import SeekTable
@@ -80,7 +80,8 @@ def shard_paths(*locations: storage.Location) -> list[str]:
             if path.endswith(_SUFFIXES) and not _is_hidden(path, location)
         ]
         if not found:
-            raise UsageError(f"no shards at {location}", fix=f"give a file or folder with {', '.join(_SUFFIXES)}")
+            storage.require(location)
+            raise StorageError(f"{location} holds no shards", fix=f"give a file or folder with {', '.join(_SUFFIXES)}")
         paths += found
     return paths
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from piledriver.core.errors import UsageError
+from piledriver.core.errors import MissingFileError
 from piledriver.runtime import environment
 from piledriver.runtime.errors import LaunchError, PortTakenError, RendezvousError, StoppedError
 from piledriver.runtime.hardware import find_hardware
@@ -24,7 +24,7 @@ def launch(wanted: LaunchConfig, script: str, arguments: Sequence[str] = (), *, 
     its last checkpoint.
     """
     if not module and not os.path.isfile(script):
-        raise UsageError(f"there is no script {script!r}", fix="give a path from the folder that you launch in")
+        raise MissingFileError(f"script {script}", fix="give its path from the current folder")
     hardware = find_hardware()
     count, _ = processes_per_node(wanted, hardware)
     worker = [sys.executable, "-u", "-m", "piledriver.runtime.launch.worker"]
