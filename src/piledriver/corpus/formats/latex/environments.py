@@ -1,16 +1,12 @@
-r"""What environments write: formulas, figures, tables, lists, theorems, quotations, pseudo-code, bibliographies."""
+r"""Handlers of environments: formulas, figures, tables, lists, theorems, quotations, pseudo-code, bibliographies."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from piledriver.corpus.formats.latex import commands as known
+from piledriver.corpus.formats.latex.converter import Converter
 from piledriver.corpus.formats.latex.mathematics import display_math, inline_math
 from piledriver.corpus.formats.latex.tables import table_text
 from piledriver.corpus.formats.markdown import heading, indented
-
-if TYPE_CHECKING:
-    from piledriver.corpus.formats.latex.convert import Converter
 
 _TITLED = {
     "acknowledgments": "Acknowledgments", "acknowledgement": "Acknowledgement", "acknowledgements": "Acknowledgements",
@@ -19,13 +15,16 @@ _TITLED = {
 
 
 def write_environment(converter: Converter, index: int, name: str, end: int) -> int:
-    """Write the environment that opens at `index`; where to go on. One that never closes is only its opening."""
+    """Write the environment that opens at `index`; return the index at which to continue.
+
+    Of one that never closes only the opening token is skipped.
+    """
     close = converter.closing[index]
     if close < 0 or close > end:
         return index + 1
     start = index + 1
     plain = name.rstrip("*")
-    # As in LaTeX, what a label means ends with the environment that numbered it.
+    # As in LaTeX, the meaning of a label ends with the environment that set the number.
     current = converter.labels.current
     if name in known.DROPPED_ENVIRONMENTS:
         pass
@@ -100,7 +99,7 @@ def _floating(converter: Converter, start: int, close: int, name: str) -> None:
         if converter.braced(after):
             after, _ = converter.argument(after)
     outer, converter.float_name = converter.float_name, known.FLOATS[name]
-    # A label before the caption names a part of the figure: it has no number that we know.
+    # A label before the caption names a part of the figure, whose number is unknown.
     converter.labels.current = ("", "")
     outer_algorithm, converter.in_algorithm = (
         converter.in_algorithm,
@@ -200,7 +199,7 @@ def _reference_list(converter: Converter, start: int, close: int) -> None:
     if not converter.braced(start):
         after = start
     converter.flush()
-    # What stands before the first entry is for the typesetter: \small, \providecommand, \itemsep.
+    # Anything before the first entry is for the typesetter: \small, \providecommand, \itemsep.
     while after < close and converter.tokens[after] != "\\bibitem":
         after += 1
     if text := converter.sub(after, close):
@@ -208,6 +207,6 @@ def _reference_list(converter: Converter, start: int, close: int) -> None:
 
 
 def _tight(text: str) -> str:
-    """The text of a list item whose only other block is a list of its own, without the blank line before it."""
+    """Return the text of a list item, without the blank line before a list that is its only other block."""
     blocks = text.split("\n\n")
     return "\n".join(blocks) if len(blocks) == 2 and blocks[1].startswith(("- ", "1. ")) else text

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from piledriver.corpus.formats.latex.converter import Converter
 from piledriver.corpus.formats.latex.tokens import environment
 from piledriver.corpus.formats.markdown import MAX_COLUMNS, pipe_table
-
-if TYPE_CHECKING:
-    from piledriver.corpus.formats.latex.convert import Converter
 
 _ENDS = frozenset(
     ("\\\\", "\\tabularnewline", "\\cr", "\\\\*", "\\endhead", "\\endfirsthead", "\\endfoot", "\\endlastfoot", "\\nl")
@@ -22,7 +18,7 @@ _RULES = frozenset(
 
 
 def table_text(converter: Converter, start: int, close: int, arguments: int) -> str:
-    """The rows of a table between two tokens; a table of one column is lines, for it only stacks them."""
+    """Return the rows of the table in a range as a pipe table; a single column only stacks lines and stays lines."""
     tokens, closing = converter.tokens, converter.closing
     index = start
     for _ in range(arguments):
@@ -59,7 +55,7 @@ def table_text(converter: Converter, start: int, close: int, arguments: int) -> 
 
 
 def _cell(converter: Converter, start: int, end: int, captions: list[str]) -> list[str]:
-    """The text of a cell, and an empty one for each further column that it spans."""
+    """Return the text of a cell, and an empty string for each further column that it spans."""
     tokens = converter.tokens
     start = converter.skip_space(start)
     while start < end and (

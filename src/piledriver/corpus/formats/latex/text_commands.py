@@ -1,24 +1,20 @@
-r"""What single commands write: titles, captions, notes, citations, references, links, quantities."""
+r"""Handlers of single commands: titles, captions, notes, citations, references, links, quantities."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 from piledriver.corpus.formats.latex import commands as known
+from piledriver.corpus.formats.latex.converter import Command, Converter
 from piledriver.corpus.formats.latex.labels import place
 from piledriver.corpus.formats.latex.mathematics import display_math, inline_math
 from piledriver.corpus.formats.latex.symbols import UNITS
 from piledriver.corpus.formats.markdown import heading, lowered, raised
 
-if TYPE_CHECKING:
-    from piledriver.corpus.formats.latex.convert import Converter
 
-
-def section(converter: Converter, index: int, plain: str, token: str) -> int:
-    """A heading of any level; those with a star have no number."""
+def _section(converter: Converter, index: int) -> int:
+    """Write a heading; those with a star have no number."""
+    token = converter.tokens[index]
     after, title = converter.delimited(index)
-    level = known.SECTIONS[plain]
+    level = known.SECTIONS[token.rstrip("*")]
     if level == 0:
         converter.inline.append(converter.raw(*title))
         return after
@@ -46,7 +42,7 @@ def _abstract(converter: Converter, index: int) -> int:
 
 
 def _proclaim(converter: Converter, index: int) -> int:
-    """AMS-TeX: a theorem or a proof with its name."""
+    """Write the name of a theorem or a proof of AMS-TeX."""
     after, name = converter.argument(index + 1)
     converter.flush()
     if text := converter.text(*name):
@@ -76,7 +72,7 @@ def _caption(converter: Converter, index: int) -> int:
 
 
 def _plain_caption(converter: Converter, index: int) -> int:
-    """A caption without a number: of a part of a figure, it stands in brackets before what it describes."""
+    """Write the caption of a part of a figure, which has no number and precedes its part in brackets."""
     after, caption = converter.optional(index + 1)
     after, _ = converter.optional(after)
     if caption is not None:
@@ -87,7 +83,7 @@ def _plain_caption(converter: Converter, index: int) -> int:
 
 
 def _in_one_column(converter: Converter, index: int) -> int:
-    r"""`\\twocolumn[...]`: what stands in the brackets is the head of the paper."""
+    r"""Write the head of a paper, in the brackets of `\twocolumn[...]`."""
     start = converter.skip_space(index + 1)
     if start >= len(converter.tokens) or converter.tokens[start] != "[":
         return index + 1
@@ -110,7 +106,7 @@ def _spanning_rows(converter: Converter, index: int) -> int:
     after, _ = converter.optional(after)
     after = converter.skip_space(after)
     if after < len(converter.tokens) and converter.tokens[after].lstrip().startswith("*"):
-        # The width of \multirow, without its braces.
+        # The width of \multirow, without braces.
         converter.tokens[after] = converter.tokens[after].lstrip()[1:] or " "
         return after
     after, _ = converter.argument(after)
@@ -139,13 +135,13 @@ def _label(converter: Converter, index: int) -> int:
     return after
 
 
-def reference(converter: Converter, index: int) -> int:
-    """A reference, to be resolved when all labels are known."""
+def _reference(converter: Converter, index: int) -> int:
+    """Write a placeholder, which is resolved when all labels are known."""
     token = converter.tokens[index].lstrip("\\").rstrip("*")
     after, _ = converter.optional(index + 1)
     after, name = converter.argument(after)
     if token in ("pageref", "vpageref"):
-        # Pages are for paper.
+        # Page numbers mean nothing in text.
         converter.inline.append(f"[{converter.raw(*name).strip()}]")
         return after
     style = "equation" if token in ("eqref", "Eqref") else "named" if token in ("autoref", "cref", "Cref") else "number"
@@ -153,8 +149,8 @@ def reference(converter: Converter, index: int) -> int:
     return after
 
 
-def cite(converter: Converter, index: int) -> int:
-    """A citation with what stands before and behind it."""
+def _cite(converter: Converter, index: int) -> int:
+    """Write a citation with its prefix and suffix."""
     after, first = converter.optional(index + 1)
     after, second = converter.optional(after)
     if not converter.braced(after):
@@ -304,7 +300,7 @@ def _appendix(converter: Converter, index: int) -> int:
 
 
 def _line_break(converter: Converter, index: int) -> int:
-    converter.inline.append("\x04")
+    converter.inline.append(known.LINE_BREAK)
     after, _ = converter.optional(index + 1)
     return after
 
@@ -320,7 +316,7 @@ def _new_block(converter: Converter, index: int) -> int:
 
 
 def _algorithm_line(converter: Converter, index: int) -> int:
-    converter.inline.append("\x04" if converter.in_algorithm else " ")
+    converter.inline.append(known.LINE_BREAK if converter.in_algorithm else " ")
     return index + 1
 
 
@@ -328,8 +324,10 @@ def _number(source: str) -> str:
     return source.replace("+-", " ± ").replace("\\pm", " ± ").replace("e", "×10^").strip() if source else ""
 
 
-Special = Callable[["Converter", int], int]
-SPECIAL: dict[str, Special] = {
+COMMANDS: dict[str, Command] = {
+    **{name + star: _section for name in known.SECTIONS for star in ("", "*")},
+    **dict.fromkeys(known.CITATIONS, _cite),
+    **dict.fromkeys(known.REFERENCES, _reference),
     **dict.fromkeys(("\\title", "\\icmltitle"), _title),
     "\\abstract": _abstract,
     **dict.fromkeys(("\\keywords", "\\keyword"), _keywords),

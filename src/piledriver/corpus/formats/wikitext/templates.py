@@ -9,7 +9,7 @@ import re
 
 from piledriver.corpus.formats.wikitext.calls import Call
 from piledriver.corpus.formats.wikitext.citations import citation_to_text
-from piledriver.corpus.formats.wikitext.template_table import HANDLERS, SYMBOLS
+from piledriver.corpus.formats.wikitext.template_handlers import HANDLERS, SYMBOLS
 
 _LANGUAGE_NAME = re.compile(r"lang-[a-z]{2,3}(?:-[a-z]+)*")
 

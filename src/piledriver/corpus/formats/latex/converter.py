@@ -1,25 +1,22 @@
-r"""The text of a LaTeX source: headings, paragraphs, lists, tables, captions, theorems, formulas, notes, references.
+r"""The walk over the tokens of a LaTeX source that writes its text.
 
-One walk over paired tokens. Groups need no recursion (their braces mean nothing in text); arguments and environments
-recurse over ranges of the same token list, so every token is read once, to a fixed depth.
+Groups need no recursion (their braces mean nothing in text); arguments and environments recurse over ranges of the same
+token list, so every token is read once, to a fixed depth. What single commands and environments write is given to the
+`Converter` as two handlers, which call back into it.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from collections.abc import Callable, Mapping
 
 from piledriver.corpus.formats.latex import commands as known
 from piledriver.corpus.formats.latex.comments import Aside
-from piledriver.corpus.formats.latex.environments import write_environment
-from piledriver.corpus.formats.latex.labels import Citations, Labels, resolved
-from piledriver.corpus.formats.latex.macros import expanded
+from piledriver.corpus.formats.latex.labels import Citations, Labels
 from piledriver.corpus.formats.latex.mathematics import display_math, inline_math
-from piledriver.corpus.formats.latex.plain_tex import prepared
 from piledriver.corpus.formats.latex.symbols import ACCENTS, SYMBOLS, accented
-from piledriver.corpus.formats.latex.text_commands import SPECIAL, cite, reference, section
-from piledriver.corpus.formats.latex.tokens import environment, is_paragraph, is_word, joined, pair, tokenize
-from piledriver.corpus.formats.markdown import heading
+from piledriver.corpus.formats.latex.tokens import environment, is_paragraph, is_word, joined
 
 MAX_DEPTH = 50
 MAX_OPTIONAL_TOKENS = 400
@@ -29,42 +26,37 @@ _AROUND_BREAK = re.compile("[ \t\n]*\x04[ \t\n\x04]*")
 _DIMENSION = re.compile(
     r"\s*=?\s*(?:by\s*)?[-+]?[\d.,]*\s*(?:true\s*)?(?:pt|em|ex|cm|mm|in|bp|pc|dd|cc|sp|mu|fil+)?(?:\s*(?:plus|minus)\s*[-\d.]+\s*\w{2,4})*"
 )
-_NUMBER_WITHIN = re.compile(
-    r"\\numberwithin\s*\{equation\}\s*\{section\}|\\def\\theequation\{\\thesection|\\theequation\}?\s*\{\\thesection|"
-    r"\\@addtoreset\{equation\}\{section\}"
-)
-
-
-def to_text(source: str, aside: Aside) -> str:
-    r"""Readable text of a source that `gathered` made.
-
-    >>> to_text(r"\section{One}Let $x>0$.\begin{itemize}\item a\item b\end{itemize}", Aside())
-    '## One\n\nLet $x>0$.\n\n- a\n- b'
-    """
-    tokens, closing = pair(expanded(tokenize(prepared(source))))
-    converter = Converter(tokens, closing, aside)
-    converter.labels.equations_within_sections = _NUMBER_WITHIN.search(source) is not None
-    if re.search(r"\\document(?:class|style)[^{]{0,200}\{[^}]{0,200}(revtex|aps)", source):
-        converter.labels.style = "revtex"
-    elif re.search(r"\\documentclass[^{]{0,200}\{[^}]{0,200}IEEE", source):
-        converter.labels.style = "ieee"
-    if re.search(r"\\usepackage[^{]{0,200}\{[^}]{0,200}(?:acl|naacl|emnlp|coling)", source):
-        converter.citations.plain_cite = "citep"
-    return converter.document()
+Command = Callable[["Converter", int], int]
+"""Write the command at a token index and return the index at which to continue."""
+Environment = Callable[["Converter", int, str, int], int]
+"""Write the environment of a name that opens at a token index, inside a range that ends at another; the same."""
 
 
 class Converter:
-    """The state of one conversion: where blocks go, what was numbered, which notes were found."""
+    """The state of one conversion: the blocks written so far, counters and labels, footnotes.
 
-    def __init__(self, tokens: list[str], closing: list[int], aside: Aside) -> None:
+    `tokens` and `closing` are what `tokens.pair` returns. `commands` maps commands to their handlers, `environment`
+    handles all environments.
+    """
+
+    def __init__(
+        self,
+        tokens: list[str],
+        closing: list[int],
+        aside: Aside,
+        *,
+        commands: Mapping[str, Command],
+        environment: Environment,
+    ) -> None:
         self.tokens, self.closing, self.aside = tokens, closing, aside
+        self._commands, self._environment = commands, environment
         self.labels, self.citations = Labels(), Citations()
         self.blocks: list[str] = []
         self.inline: list[str] = []
         self.notes: list[str] = []
         self.title = ""
         self.theorems: dict[str, tuple[str, str, bool]] = {}
-        # Where AMS-TeX's closing commands and the paragraph breaks stand.
+        # Positions of AMS-TeX's closing commands and of paragraph breaks.
         self._ends: dict[str, list[int]] = {}
         for index, token in enumerate(tokens):
             if token.startswith("\\end") and token[-1] != "}":
@@ -76,49 +68,10 @@ class Converter:
         self.literal = False
         self.in_algorithm = False
 
-    def document(self) -> str:
-        start, end = self._body()
-        self._preamble(start)
-        self._bibliography(start)
-        self.render(start, end)
-        self.flush()
-        blocks = self.blocks
-        if self.title:
-            blocks.insert(0, heading(self.title, 1))
-        blocks.extend(f"[^{number}]: {note}" for number, note in enumerate(self.notes, 1))
-        return resolved("\n\n".join(blocks), self.labels)
-
-    def _body(self) -> tuple[int, int]:
-        for index, token in enumerate(self.tokens):
-            if token.startswith("\\begin") and environment(token) == "document":
-                end = self.closing[index]
-                return index + 1, end if end >= 0 else len(self.tokens)
-        return 0, len(self.tokens)
-
-    def _preamble(self, end: int) -> None:
-        """What a preamble says that is text or names something: title, abstract, theorems."""
-        index = 0
-        while index < end:
-            token = self.tokens[index]
-            if token in ("\\title", "\\newtheorem", "\\newtheorem*", "\\abstract", "\\icmltitle", "\\spnewtheorem") or (
-                environment(token) == "abstract" and token.startswith("\\begin") and self.closing[index] > 0
-            ):
-                index = self.command(index, end)
-            else:
-                index += 1
-        self.flush()
-
-    def _bibliography(self, start: int) -> None:
-        """The keys of the list at the end, before the text that cites them."""
-        for index in range(start, len(self.tokens)):
-            if self.tokens[index] == "\\bibitem":
-                after, label = self.optional(index + 1)
-                after, key = self.argument(after)
-                self.citations.add(self.raw(*key).strip(), self.text(*label)[:500] if label else "")
-
     # Ranges of tokens
 
     def skip_space(self, index: int) -> int:
+        """Return the index of the first token from `index` on that is not white space."""
         tokens = self.tokens
         while (
             index < len(tokens)
@@ -129,7 +82,7 @@ class Converter:
         return index
 
     def argument(self, index: int) -> tuple[int, tuple[int, int]]:
-        """(where to go on, the range of the argument): a group, or one token."""
+        """Return (the index after it, the range) of the argument at `index`: a group, or one token."""
         index = self.skip_space(index)
         if index >= len(self.tokens):
             return index, (index, index)
@@ -142,9 +95,10 @@ class Converter:
         return index + 1, (index, index + 1)
 
     def delimited(self, index: int) -> tuple[int, tuple[int, int]]:
-        r"""The argument of the command at `index`: a group, or in AMS-TeX what stands before its `\\end...` command.
+        r"""Return (the index after it, the range) of the argument of the command at `index`.
 
-        `\\beginsection` of plain TeX goes to the end of the paragraph.
+        That is a group or, in AMS-TeX, the tokens before the `\end...` of the command; for `\beginsection` of plain TeX
+        the rest of the paragraph.
         """
         after, _ = self.optional(index + 1)
         if self.braced(after):
@@ -157,11 +111,12 @@ class Converter:
         return self.argument(after) if name in known.SECTIONS else (after, (after, after))
 
     def braced(self, index: int) -> bool:
+        """Return whether a group follows."""
         index = self.skip_space(index)
         return index < len(self.tokens) and self.tokens[index] == "{"
 
     def optional(self, index: int) -> tuple[int, tuple[int, int] | None]:
-        """(where to go on, the range in brackets or None)."""
+        """Return (the index after it, the range in brackets); `index` and `None` where no brackets follow."""
         start = self.skip_space(index)
         if start >= len(self.tokens) or self.tokens[start] != "[":
             return index, None
@@ -184,15 +139,15 @@ class Converter:
         return index, None
 
     def raw(self, start: int, end: int) -> str:
-        """The source of a range."""
+        """Return the source of a range."""
         return joined(self.tokens[start:end])
 
     def text(self, start: int, end: int) -> str:
-        """A range as text on one line."""
+        """Return the text of a range on one line."""
         return _one_line(self.sub(start, end))
 
     def sub(self, start: int, end: int) -> str:
-        """A range as text of its own: its blocks, apart."""
+        """Return the text of a range, its blocks separated by blank lines."""
         if self._depth >= MAX_DEPTH:
             return "".join(token for token in self.tokens[start:end] if token[0] not in "\\{}$&#[]\x02")
         outer = self.blocks, self.inline
@@ -217,7 +172,7 @@ class Converter:
                 self.blocks.append(paragraph)
 
     def block(self, text: str) -> None:
-        """A block of its own."""
+        """End the paragraph and add a block."""
         self.flush()
         if text.strip():
             self.blocks.append(text)
@@ -271,13 +226,13 @@ class Converter:
         return close + 1
 
     def command(self, index: int, end: int) -> int:
-        """Write what the command at `index` stands for; where to go on."""
+        """Write the command at `index`; return the index at which to continue."""
         token = self.tokens[index]
         if token.startswith(("\\begin", "\\end")) and (name := environment(token)):
-            return write_environment(self, index, name, end) if token.startswith("\\begin") else index + 1
-        special = SPECIAL.get(token)
-        if special is not None:
-            return min(special(self, index), max(end, index + 1))
+            return self._environment(self, index, name, end) if token.startswith("\\begin") else index + 1
+        handler = self._commands.get(token)
+        if handler is not None:
+            return min(handler(self, index), max(end, index + 1))
         if self.in_algorithm and (action := known.ALGORITHM.get(token[1:].lower())) is not None:
             return self._pseudo_code(index, action)
         symbol = SYMBOLS.get(token)
@@ -287,13 +242,6 @@ class Converter:
         if token in ACCENTS:
             after, base = self.argument(index + 1)
             return self._accent(token, after, base)
-        plain = token.rstrip("*")
-        if plain in known.SECTIONS:
-            return section(self, index, plain, token)
-        if token in known.CITATIONS:
-            return cite(self, index)
-        if token in known.REFERENCES:
-            return reference(self, index)
         if token in known.DROPPED_ARGUMENTS:
             return self._drop(index, known.DROPPED_ARGUMENTS[token])
         if token in known.DIMENSIONS:
@@ -305,6 +253,7 @@ class Converter:
         return after if after > index + 1 else self.after_word(index)
 
     def after_word(self, index: int) -> int:
+        """Return the index after a command word and the white space that TeX skips behind it."""
         following = index + 1
         if following < len(self.tokens):
             token = self.tokens[following]
@@ -353,12 +302,12 @@ class Converter:
             self.inline.append(self.text(*argument) + behind)
             if behind and self.braced(after):
                 # algorithm2e: the body follows as an argument.
-                self.inline.append("\x04")
+                self.inline.append(known.LINE_BREAK)
         return after
 
 
 def _typeset(text: str) -> str:
-    """Text as TeX sets it: dashes and quotation marks."""
+    """Return text with TeX's ligatures for dashes and quotation marks replaced."""
     if "-" in text and "--" in text:
         text = text.replace("---", "—").replace("--", "–")
     if "`" in text:
@@ -374,6 +323,6 @@ def _one_line(text: str) -> str:
 
 def _paragraph(text: str) -> str:
     text = _SPACE.sub(" ", text)
-    if "\x04" in text:
+    if known.LINE_BREAK in text:
         text = _AROUND_BREAK.sub("\n", text)
     return text.strip(" \n")
