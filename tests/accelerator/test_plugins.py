@@ -10,10 +10,10 @@ import torch
 
 from piledriver.accelerator import Accelerator
 from piledriver.accelerator.errors import OptionError
-from piledriver.accelerator.plugins import layout_of_plugins
+from piledriver.accelerator.plugins import layout_from_plugins
 from piledriver.compat.accelerate.parallelism_config import ParallelismConfig
 from piledriver.compat.accelerate.utils.dataclasses import FullyShardedDataParallelPlugin, TorchTensorParallelPlugin
-from piledriver.engine import Layout
+from piledriver.engine import Layout, LayoutError
 from piledriver.runtime import environment
 from piledriver.runtime.world import World
 
@@ -39,7 +39,7 @@ NODES = World(rank=0, size=16, local_rank=0, local_size=8)
     ],
 )
 def test_fsdp(options: dict[str, Any], layout: Layout) -> None:
-    assert layout_of_plugins(None, NODES, fsdp_plugin=FullyShardedDataParallelPlugin(**options)) == layout
+    assert layout_from_plugins(None, NODES, fsdp_plugin=FullyShardedDataParallelPlugin(**options)) == layout
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_fsdp(options: dict[str, Any], layout: Layout) -> None:
     ],
 )
 def test_sizes_of_axes(sizes: dict[str, int], layout: Layout) -> None:
-    made = layout_of_plugins(None, NODES, parallelism=ParallelismConfig(**sizes))
+    made = layout_from_plugins(None, NODES, parallelism=ParallelismConfig(**sizes))
     assert made == layout
     # What they multiply to is the number of processes, so the layout fits.
     assert made is not None
@@ -65,9 +65,9 @@ def test_sizes_of_axes(sizes: dict[str, int], layout: Layout) -> None:
 def test_both_together_and_the_older_spelling() -> None:
     plugin = FullyShardedDataParallelPlugin(reshard_after_forward=False)
     sizes = ParallelismConfig(dp_shard_size=8, tp_size=2)
-    made = layout_of_plugins(None, NODES, fsdp_plugin=plugin, parallelism=sizes)
+    made = layout_from_plugins(None, NODES, fsdp_plugin=plugin, parallelism=sizes)
     assert made == Layout(zero=2, dp_replicate=1, dp_shard=8, tp=2)
-    made = layout_of_plugins(None, NODES, torch_tp_plugin=TorchTensorParallelPlugin(tp_size=4))
+    made = layout_from_plugins(None, NODES, torch_tp_plugin=TorchTensorParallelPlugin(tp_size=4))
     assert made == Layout(tp=4)
 
 
@@ -76,7 +76,7 @@ def test_what_contradicts_is_refused() -> None:
         Accelerator(cpu=True, layout=Layout(), fsdp_plugin=FullyShardedDataParallelPlugin())
     with pytest.raises(OptionError, match="unknown sharding strategy 'SOME'"):
         Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(sharding_strategy="SOME"))
-    with pytest.raises(OptionError, match=r"mixed_precision is 'bf16', the layout's precision is 'fp8'"):
+    with pytest.raises(LayoutError, match=r"mixed_precision is 'bf16', the layout's precision is 'fp8'"):
         Accelerator(cpu=True, mixed_precision="bf16", layout=Layout(precision="fp8"))
 
 
@@ -86,7 +86,7 @@ def test_what_the_launcher_set_is_read() -> None:
 
     try:
         with environment.patched(ACCELERATE_USE_FSDP="true", FSDP_RESHARD_AFTER_FORWARD="false"):
-            assert Compatible(cpu=True).layout == Layout(zero=2)
+            assert Compatible(cpu=True).layout == Layout(zero=2).on(1)
     finally:
         AcceleratorState._reset_state(True)
         GradientState._reset_state()

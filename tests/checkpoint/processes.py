@@ -25,7 +25,7 @@ _CONTEXT.set_forkserver_preload(
         "torch.distributed.pipelining",
         "torch.distributed.tensor.parallel",
         "piledriver.accelerator.accelerator",
-        "piledriver.accelerator.layouts",
+        "piledriver.engine.data_parallel.zero",
         "piledriver.checkpoint",
         "piledriver.models",
         "piledriver.optim",

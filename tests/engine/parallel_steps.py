@@ -9,11 +9,12 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from piledriver.engine import Layout
-from piledriver.engine.context_parallel.apply import apply_cp
-from piledriver.engine.data_parallel import zero
-from piledriver.engine.expert_parallel.apply import apply_ep
+from piledriver.engine.context_parallel import apply_cp
+from piledriver.engine.data_parallel import apply_zero, attach_reducer
+from piledriver.engine.expert_parallel import apply_ep
 from piledriver.engine.mesh import Mesh, make_mesh
-from piledriver.engine.tensor_parallel.apply import apply_tp
+from piledriver.engine.options import DDPOptions
+from piledriver.engine.tensor_parallel import apply_tp
 from piledriver.models import ModelConfig, Transformer, make_masks
 
 BATCH, VOCAB = 4, 51  # no number of processes divides this vocabulary
@@ -25,9 +26,9 @@ def config(**options: Any) -> ModelConfig:
 
 def lay_out(model: Transformer, layout: Layout) -> Mesh:
     mesh = make_mesh(layout, "cpu")
-    for step in (apply_tp, apply_ep, apply_cp, zero.apply_zero):
-        step(model, mesh, mesh.layout)
-    model.reducer = zero.attach_reducer(model, mesh, mesh.layout)
+    for step in (apply_tp, apply_ep, apply_cp, apply_zero):
+        step(model, mesh)
+    model.reducer = attach_reducer(model, mesh, DDPOptions())
     return mesh
 
 

@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from piledriver.engine.activations import apply_activation_checkpointing
 from piledriver.engine.activations import offload as activations_offload
 from piledriver.engine.activations.budget import budget_of
-from piledriver.engine.activations.checkpoint import apply_activation_checkpointing
 from piledriver.engine.activations.offload import KeepOnHost
 from piledriver.engine.activations.saved_bytes import HeldBytes
 from piledriver.engine.blocks import blocks_of
 from piledriver.engine.errors import EngineError, LayoutError
 from piledriver.engine.layout import Layout
+from piledriver.engine.mesh import make_mesh
 
 LAYERS = 4
 
@@ -60,7 +61,7 @@ BATCH = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(1))
 def train(layout: Layout, model: nn.Module | None = None) -> tuple[list[Tensor], int]:
     """Gradients of the second of two steps, and the bytes held between its forward and its backward."""
     model = Model() if model is None else model
-    apply_activation_checkpointing(model, None, layout)
+    apply_activation_checkpointing(model, make_mesh(layout, "cpu"))
     torch.manual_seed(3)
     for _ in range(2):
         model.zero_grad()
@@ -114,7 +115,7 @@ def test_a_budget_says_what_it_will_keep() -> None:
 def test_names_stay_and_copies_are_their_own() -> None:
     model = Model()
     names, plain = list(model.state_dict()), repr(model)
-    apply_activation_checkpointing(model, None, Layout(activations="full", activation_offload=True))
+    apply_activation_checkpointing(model, make_mesh(Layout(activations="full", activation_offload=True), "cpu"))
     assert list(model.state_dict()) == names
     assert repr(model) == plain
     other = copy.deepcopy(model)
@@ -184,7 +185,7 @@ def test_a_recomputed_block_does_not_add_to_a_cache_twice() -> None:
     model = nn.ModuleList(Remembers() for _ in range(2))
     found = []
     for layout in (Layout(), Layout(activations="full")):
-        apply_activation_checkpointing(model, None, layout)
+        apply_activation_checkpointing(model, make_mesh(layout, "cpu"))
         model.zero_grad()
         model[1](model[0](BATCH, Cache()), cache=Cache()).sum().backward()
         found.append([parameter.grad for parameter in model.parameters()])
@@ -197,8 +198,8 @@ def test_a_recomputed_block_does_not_add_to_a_cache_twice() -> None:
 
 def test_a_model_without_blocks_is_refused() -> None:
     with pytest.raises(LayoutError, match="Linear has no repeated blocks"):
-        apply_activation_checkpointing(nn.Linear(2, 2), None, Layout(activations="full"))
+        apply_activation_checkpointing(nn.Linear(2, 2), make_mesh(Layout(activations="full"), "cpu"))
     # Evaluation is not touched.
-    model = apply_activation_checkpointing(Model(), None, Layout(activations="full")).eval()
+    model = apply_activation_checkpointing(Model(), make_mesh(Layout(activations="full"), "cpu")).eval()
     with torch.no_grad():
         assert not model(BATCH).requires_grad

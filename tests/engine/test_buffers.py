@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from piledriver.accelerator import Accelerator
 from piledriver.data.loaders.process_group import group_world
 from piledriver.engine import Layout, LayoutError
-from piledriver.engine.data_parallel.sync_buffers import sync_buffers
+from piledriver.engine.data_parallel import sync_buffers
 from piledriver.runtime.collectives.operations import gather_object
 from tests.checkpoint.processes import run as on_ranks
 
@@ -73,7 +73,7 @@ def test_statistics_are_the_first_ones() -> None:
 
 
 def test_pipelines_of_several_copies_refuse_them() -> None:
-    mesh: Any = SimpleNamespace(alone=False, reduce_size=2)
+    mesh: Any = SimpleNamespace(alone=False, reduce_size=2, layout=Layout(pp=2, microbatches=2))
     with pytest.raises(LayoutError, match="running statistics"):
-        sync_buffers(Net(), mesh, Layout(pp=2, microbatches=2))
-    assert sync_buffers(nn.Linear(2, 2), mesh, Layout(pp=2, microbatches=2)) is not None
+        sync_buffers(Net(), mesh)
+    assert sync_buffers(nn.Linear(2, 2), mesh) is not None

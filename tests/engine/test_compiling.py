@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from piledriver.engine.activations import apply_activation_checkpointing
 from piledriver.engine.activations import offload as activations_offload
-from piledriver.engine.activations.checkpoint import apply_activation_checkpointing
 from piledriver.engine.compile import apply_compile, compile_report, is_compiled
-from piledriver.engine.data_parallel.zero import apply_zero
+from piledriver.engine.data_parallel import apply_zero
 from piledriver.engine.errors import LayoutError
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import make_mesh
-from piledriver.engine.tensor_parallel.apply import apply_tp
+from piledriver.engine.tensor_parallel import apply_tp
 from piledriver.models import ModelConfig, Transformer
 from tests.checkpoint.processes import run as on_ranks
 
@@ -67,8 +67,8 @@ def test_equal_blocks_share_one_graph_whatever_they_save(
     model = small()
     names = list(model.state_dict())
     expected = gradients(copy.deepcopy(model))
-    apply_activation_checkpointing(model, None, layout)
-    apply_compile(model, None, layout, backend="aot_eager")
+    apply_activation_checkpointing(model, make_mesh(layout, "cpu"))
+    apply_compile(model, make_mesh(layout, "cpu"), {"backend": "aot_eager"})
     for ours, theirs in zip(gradients(model), expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-7, rtol=1e-5)
     assert list(model.state_dict()) == names
@@ -78,7 +78,7 @@ def test_equal_blocks_share_one_graph_whatever_they_save(
 
 def saved_bytes(layout: Layout) -> int:
     model = small()
-    apply_compile(model, None, layout, backend="aot_eager")
+    apply_compile(model, make_mesh(layout, "cpu"), {"backend": "aot_eager"})
     weights = {parameter.data_ptr() for parameter in model.parameters()}
     seen: dict[int, int] = {}
 
@@ -117,7 +117,7 @@ class Talks(nn.Module):
 
 
 def test_breaks_and_recompiles_are_counted_with_their_reasons() -> None:
-    model = apply_compile(Breaks(), None, Layout(compile=True), backend="eager")
+    model = apply_compile(Breaks(), make_mesh(Layout(compile=True), "cpu"), {"backend": "eager"})
     model(torch.ones(2, 4, requires_grad=True))
     report = compile_report()
     assert sum(report.breaks.values()) >= 1
@@ -154,7 +154,7 @@ class Cache:
 
 def test_an_empty_cache_costs_no_compilation_for_each_layer() -> None:
     model = nn.ModuleList(Counts(layer) for layer in range(3))
-    apply_compile(model, None, Layout(compile=True), backend="eager")
+    apply_compile(model, make_mesh(Layout(compile=True), "cpu"), {"backend": "eager"})
     x, cache = torch.ones(2, 4, requires_grad=True), Cache()
     for layer in model:
         x = layer(x, cache)
@@ -167,14 +167,14 @@ def test_an_empty_cache_costs_no_compilation_for_each_layer() -> None:
 
 def test_when_and_what() -> None:
     model = small()
-    assert not is_compiled(model, None, Layout())
-    assert is_compiled(model, None, Layout(compile=True))
-    apply_compile(model, None, Layout())
+    assert not is_compiled(make_mesh(Layout(), "cpu"))
+    assert is_compiled(make_mesh(Layout(compile=True), "cpu"))
+    apply_compile(model, make_mesh(Layout(), "cpu"))
     assert "forward" not in model.blocks["0"].__dict__
     with pytest.raises(LayoutError, match="compile 'model' with tp 2"):
         Layout(compile="model", tp=2)
     # Nothing repeats: the model itself. A copy computes with its own weights.
-    single = apply_compile(nn.Linear(2, 2), None, Layout(compile=True), backend="eager")
+    single = apply_compile(nn.Linear(2, 2), make_mesh(Layout(compile=True), "cpu"), {"backend": "eager"})
     other = copy.deepcopy(single)
     with torch.no_grad():
         other.weight.zero_()
@@ -198,10 +198,10 @@ def process(rank: int) -> None:
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         mesh = make_mesh(layout, "cpu")
-        model = apply_tp(small(), mesh, layout)
-        apply_activation_checkpointing(model, mesh, layout)
-        apply_compile(model, mesh, layout, backend="aot_eager")
-        apply_zero(model, mesh, layout)
+        model = apply_tp(small(), mesh)
+        apply_activation_checkpointing(model, mesh)
+        apply_compile(model, mesh, {"backend": "aot_eager"})
+        apply_zero(model, mesh)
         for _ in range(2):
             loss = model(inputs, targets=targets).total
             loss.backward()

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from piledriver.engine import EngineError, Layout, LayoutError
-from piledriver.engine.context_parallel.apply import SequenceSharding, apply_cp, check_model
+from piledriver.engine.context_parallel import apply_cp
+from piledriver.engine.context_parallel.apply import SequenceSharding, check_model
 from piledriver.engine.context_parallel.ring_attention import ring_attention
-from piledriver.engine.data_parallel import zero
+from piledriver.engine.data_parallel import attach_reducer
 from piledriver.engine.mesh import make_mesh
+from piledriver.engine.options import DDPOptions
 from piledriver.engine.shards.collectives import Group
 from piledriver.models import MoEConfig, Transformer, make_masks
 from tests.checkpoint.processes import run
@@ -51,7 +53,7 @@ def _on_two(rank: int) -> None:
     with pytest.raises(EngineError, match=r"not documents\. Fix: use cp_method='all-to-all'"):
         model(torch.zeros(1, 8, dtype=torch.long), masks=masks)
     with pytest.raises(LayoutError, match="cp 2 needs to know where Linear uses positions"):
-        apply_cp(nn.Linear(2, 2), make_mesh(RING, "cpu"), RING)
+        apply_cp(nn.Linear(2, 2), make_mesh(RING, "cpu"))
 
 
 @pytest.mark.slow
@@ -74,8 +76,8 @@ def _hugging_face(rank: int) -> None:
             spread = AutoModelForCausalLM.from_config(shapes[name])
             alone = AutoModelForCausalLM.from_config(shapes[name])
             alone.load_state_dict(spread.state_dict())
-            apply_cp(spread, mesh, mesh.layout)
-            reducer = zero.attach_reducer(spread, mesh, mesh.layout)
+            apply_cp(spread, mesh)
+            reducer = attach_reducer(spread, mesh, DDPOptions())
             found, wanted = spread(tokens, labels=labels).loss, alone(tokens, labels=labels).loss
             torch.testing.assert_close(found, wanted)
             found.backward()

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from piledriver.engine import Layout
-from piledriver.engine.activations.checkpoint import apply_activation_checkpointing
-from piledriver.engine.fp8.apply import apply_fp8, fp8_layers
+from piledriver.engine.activations import apply_activation_checkpointing
+from piledriver.engine.fp8.apply import fp8_layers, use_fp8_layers
+from piledriver.engine.mesh import make_mesh
 from piledriver.engine.precision import apply_precision
 from piledriver.kernels.fp8.reference import ReferenceFp8
 from piledriver.models import ModelConfig, Transformer
@@ -23,7 +24,7 @@ SHAPE = ModelConfig(vocab_size=64, dim=32, layers=2, heads=2, mlp_dim=64, max_po
 def test_keys_and_names_stay_and_the_head_is_left_alone(precision: str) -> None:
     model = Transformer(ModelConfig(**{**vars(SHAPE), "tied": False}))
     keys, names = list(model.state_dict()), [name for name, _ in model.named_modules()]
-    assert apply_fp8(model, None, Layout(precision=precision), worth=0) is model  # type: ignore[arg-type]
+    assert use_fp8_layers(model, Layout(precision=precision), worth=0) is model  # type: ignore[arg-type]
     assert list(model.state_dict()) == keys
     assert [name for name, _ in model.named_modules()] == names
     whole = () if precision == "fp8-rowwise" else ("mlp",)
@@ -33,7 +34,7 @@ def test_keys_and_names_stay_and_the_head_is_left_alone(precision: str) -> None:
 
 def test_layers_that_would_lose_are_left_alone() -> None:
     config = ModelConfig(vocab_size=64, dim=768, layers=1, heads=12, mlp_dim=2048, max_positions=16)
-    model = apply_fp8(Transformer(config), None, Layout(precision="fp8"))
+    model = use_fp8_layers(Transformer(config), Layout(precision="fp8"))
     assert fp8_layers(model) == ["blocks.0.mlp", "blocks.0.mlp.gate_up"]
 
 
@@ -45,8 +46,8 @@ def test_a_model_learns_as_without(precision: str) -> None:
         layout = Layout(precision=name)  # type: ignore[arg-type]
         model = Transformer(SHAPE)
         if layout.has_bf16_weights:
-            apply_precision(model, None, layout)
-        apply_fp8(model, None, layout, worth=0)
+            apply_precision(model, make_mesh(layout, "cpu"))
+        use_fp8_layers(model, layout, worth=0)
         optimizer = SplitMasterAdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.999), weight_decay=0.01)
         for _ in range(30):
             sums = model(tokens[:, :-1], tokens[:, 1:])
@@ -60,7 +61,7 @@ def test_a_model_learns_as_without(precision: str) -> None:
 
 
 def test_recomputed_activations_give_the_same_gradients() -> None:
-    model = apply_fp8(Transformer(SHAPE), None, Layout(precision="fp8"), worth=0)
+    model = use_fp8_layers(Transformer(SHAPE), Layout(precision="fp8"), worth=0)
     x = torch.randn(2, 8, 32)
     block = model.blocks["0"].mlp
     plain = torch.autograd.grad(block(x).square().sum(), list(block.parameters()))
@@ -85,8 +86,8 @@ def test_selective_keeps_the_products(precision: str, monkeypatch: pytest.Monkey
     counts, gradients = {}, {}
     for activations in ("keep", "selective", "full"):
         layout = Layout(precision=precision, activations=activations)  # type: ignore[arg-type]
-        model = apply_fp8(Transformer(SHAPE), None, layout, worth=0)
-        apply_activation_checkpointing(model, None, layout)
+        model = use_fp8_layers(Transformer(SHAPE), layout, worth=0)
+        apply_activation_checkpointing(model, make_mesh(layout, "cpu"))
         taken.clear()
         model(torch.arange(16).view(1, 16), torch.arange(16).view(1, 16)).total.backward()
         # Products of the forward are those that may sum in fewer bits.
@@ -99,7 +100,7 @@ def test_selective_keeps_the_products(precision: str, monkeypatch: pytest.Monkey
 
 
 def test_autocast_decides_the_dtype() -> None:
-    layer = apply_fp8(nn.Sequential(nn.Linear(32, 16)), None, Layout(precision="fp8"), worth=0)
+    layer = use_fp8_layers(nn.Sequential(nn.Linear(32, 16)), Layout(precision="fp8"), worth=0)
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(torch.randn(4, 32)).dtype == torch.bfloat16
     assert layer(torch.randn(4, 32)).dtype == torch.float32

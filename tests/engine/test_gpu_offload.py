@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from piledriver.engine.activations import apply_activation_checkpointing
 from piledriver.engine.activations import offload as activations_offload
-from piledriver.engine.activations.checkpoint import apply_activation_checkpointing
 from piledriver.engine.compile import apply_compile, compile_report
 from piledriver.engine.layout import Layout
+from piledriver.engine.mesh import make_mesh
+from piledriver.engine.offload import apply_offload
 from piledriver.engine.offload import gradients as offload_gradients
-from piledriver.engine.offload.apply import apply_offload, offload_optimizer
+from piledriver.engine.offload.apply import offload_optimizer
 from piledriver.engine.optimizer.loss_scale import LossScale, LossScaler
 from piledriver.engine.optimizer.stochastic_rounding import round_stochastically
 from piledriver.engine.precision import apply_precision
@@ -38,10 +40,10 @@ def run(
     if layout.offload != "parameters":
         model.to(CUDA)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    apply_precision(model, None, layout)
-    apply_activation_checkpointing(model, None, layout)
-    apply_compile(model, None, layout)
-    apply_offload(model, None, layout, device=CUDA)
+    apply_precision(model, make_mesh(layout, "cuda"))
+    apply_activation_checkpointing(model, make_mesh(layout, "cuda"))
+    apply_compile(model, make_mesh(layout, "cuda"))
+    apply_offload(model, make_mesh(layout, "cuda"), CUDA)
     offload_optimizer(optimizer)
     tokens = torch.randint(512, (steps, batch, length + 1), generator=torch.Generator().manual_seed(0)).to(CUDA)
     losses = []
@@ -96,7 +98,7 @@ def gradients(layout: Layout) -> tuple[list[Tensor], int]:
     gc.collect()
     torch.cuda.empty_cache()
     model = Transformer(CONFIG).to(CUDA)
-    apply_activation_checkpointing(model, None, layout)
+    apply_activation_checkpointing(model, make_mesh(layout, "cuda"))
     tokens = torch.randint(512, (16, 257), generator=torch.Generator().manual_seed(0)).to(CUDA)
     for _ in range(2):
         model.zero_grad()
@@ -133,7 +135,7 @@ def test_rounding_is_the_same_on_every_device() -> None:
 
 def test_fp16_finds_its_scale() -> None:
     model = Transformer(CONFIG).to(CUDA)
-    apply_precision(model, None, Layout(precision="fp16"))
+    apply_precision(model, make_mesh(Layout(precision="fp16"), "cuda"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     scaler = LossScaler(LossScale(initial=2.0**40, hysteresis=1), device=CUDA, models=[model])
     tokens = torch.randint(512, (4, 129), device=CUDA)

@@ -15,8 +15,10 @@ from torch.distributed.tensor import DTensor
 
 from piledriver.checkpoint.names import parameter_names
 from piledriver.engine.layout import Layout
-from piledriver.engine.offload.apply import apply_offload, offload_optimizer, offload_policy
-from piledriver.engine.optimizer.clip_grad_norm import clip_grad_norm
+from piledriver.engine.mesh import make_mesh
+from piledriver.engine.offload import apply_offload
+from piledriver.engine.offload.apply import offload_optimizer, offload_policy
+from piledriver.engine.optimizer.clip_grad_norm import clip_sharded_grad_norm
 from piledriver.engine.optimizer.loss_scale import LossScale, LossScaler
 from piledriver.engine.precision import apply_precision
 from piledriver.models import ModelConfig, Transformer
@@ -30,8 +32,8 @@ def make(layout: Layout, *, tied: bool = False) -> tuple[nn.Module, torch.optim.
     model = Transformer(ModelConfig(vocab_size=32, dim=16, layers=3, heads=2, tied=tied))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.8)
-    apply_precision(model, None, layout)
-    apply_offload(model, None, layout, device=CPU)
+    apply_precision(model, make_mesh(layout, "cpu"))
+    apply_offload(model, make_mesh(layout, "cpu"), CPU)
     offload_optimizer(optimizer)
     return model, optimizer, scheduler
 
@@ -44,7 +46,7 @@ def train(run: tuple[nn.Module, torch.optim.Optimizer, Any], steps: range, *, pa
         for tokens in TOKENS[step].chunk(parts):
             sums = model(tokens[:, :-1], targets=tokens[:, 1:])
             (sums.total / sums.tokens / parts).backward()
-        norm = clip_grad_norm(list(model.parameters()), 0.5)
+        norm = clip_sharded_grad_norm(list(model.parameters()), 0.5)
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
@@ -154,7 +156,7 @@ def test_a_state_that_was_there_goes_along_and_scaled_gradients_are_unscaled() -
     model, optimizer, scheduler = make(Layout())
     train(plain, range(1))
     train((model, optimizer, scheduler), range(1))
-    apply_offload(model, None, Layout(offload="optimizer"), device=CPU)
+    apply_offload(model, make_mesh(Layout(offload="optimizer"), "cpu"), CPU)
     offload_optimizer(optimizer)
     assert train((model, optimizer, scheduler), range(1, 3)) == train(plain, range(1, 3))
 
@@ -178,14 +180,14 @@ def process(rank: int) -> None:
         for module in (*model, model):
             fully_shard(module, offload_policy=offload_policy(layout, "cpu"))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
-        apply_offload(model, None, layout, device=CPU)
+        apply_offload(model, make_mesh(layout, "cpu"), CPU)
         offload_optimizer(optimizer)
         for step in range(3):
             optimizer.zero_grad()
             model(
                 torch.randn(4, 8, generator=torch.Generator().manual_seed(2 * step + rank))
             ).square().mean().backward()
-            norm = clip_grad_norm(list(model.parameters()), 0.1)
+            norm = clip_sharded_grad_norm(list(model.parameters()), 0.1)
             optimizer.step()
         held = [value.full_tensor() for value in model.state_dict().values() if isinstance(value, DTensor)]
         assert len(held) == 6

@@ -56,7 +56,7 @@ def _user_stack() -> None:
     layout = Layout(pp=2, schedule="interleaved-1f1b", microbatches=4)
     mesh = make_mesh(layout, "cpu")
     whole, model = _stack(), _stack()
-    model = split_stages(model, mesh, layout)
+    model = split_stages(model, mesh)
     pipeline = Pipeline(model, mesh, device=CPU)
     want = torch.optim.SGD(whole.parameters(), lr=0.5)
     got = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -92,7 +92,7 @@ def _hugging_face() -> None:
     state = {name: value.clone() for name, value in whole.state_dict().items()}
     layout = Layout(pp=2, microbatches=2)
     mesh = make_mesh(layout, "cpu")
-    model = split_stages(Gemma2ForCausalLM(config), mesh, layout)
+    model = split_stages(Gemma2ForCausalLM(config), mesh)
     stages_of(model)
     missing, _ = model.load_state_dict(state, strict=False)
     assert not missing
@@ -120,15 +120,13 @@ def _what_does_not_fit() -> None:
     """Every rank is told which stage cannot take what it gets; nobody hangs."""
     layout = Layout(pp=2, microbatches=2)
     mesh = make_mesh(layout, "cpu")
-    wrong = split_stages(
-        nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(5, 4), nn.Linear(4, 4)), mesh, layout
-    )
+    wrong = split_stages(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(5, 4), nn.Linear(4, 4)), mesh)
     pipeline = Pipeline(wrong, mesh, device=CPU)
     with pytest.raises(EngineError, match=r"stage 1 cannot take what the stage before it gives \(\(2, 4\)\)"):
         run_batch(pipeline, torch.zeros(4, 4), torch.zeros(4, 4), F.mse_loss)
     layout = Layout(pp=2, microbatches=2, debug=True)
     mesh = make_mesh(layout, "cpu")
-    pipeline = Pipeline(split_stages(_stack(), mesh, layout), mesh, device=CPU)
+    pipeline = Pipeline(split_stages(_stack(), mesh), mesh, device=CPU)
     x, y = _batch(4 + dist.get_rank(), 4)
     with pytest.raises(EngineError, match="ranks 0 and 1 of a pipeline were given different batches"):
         run_batch(pipeline, x, y, _mean)
@@ -142,7 +140,7 @@ def _documents() -> None:
     whole = Transformer(config, seed=1)
     layout = Layout(pp=2, microbatches=2)
     mesh = make_mesh(layout, "cpu")
-    pipeline = Pipeline(split_stages(Transformer(config, seed=1), mesh, layout), mesh, device=CPU)
+    pipeline = Pipeline(split_stages(Transformer(config, seed=1), mesh), mesh, device=CPU)
     x, y = _batch(4, 8)
     ids = (torch.arange(8) > 4).long().expand(4, 8)
     sums = whole(x, y, masks=make_masks(config, 8, "cpu", ids))
@@ -224,7 +222,7 @@ def test_other_models_and_batches(tmp_path: Path) -> None:
 def _one_dies() -> None:
     layout = Layout(pp=3, microbatches=3)
     mesh = make_mesh(layout, "cpu")
-    pipeline = Pipeline(split_stages(_stack(), mesh, layout), mesh, device=CPU)
+    pipeline = Pipeline(split_stages(_stack(), mesh), mesh, device=CPU)
     x, y = _batch(6, 4)
     run_batch(pipeline, x, y, _mean)
     if dist.get_rank() == 1:

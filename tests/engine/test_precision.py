@@ -14,10 +14,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
 
 from piledriver.engine.layout import Layout
+from piledriver.engine.mesh import make_mesh
 from piledriver.engine.optimizer import stochastic_rounding as stochastic
 from piledriver.engine.optimizer.clip_grad_norm import total_norm
 from piledriver.engine.optimizer.stochastic_rounding import assign_noise_ids, round_stochastically
-from piledriver.engine.precision import apply_precision, mixed_precision_policy
+from piledriver.engine.precision import apply_precision
 from piledriver.models import ModelConfig, Transformer
 from piledriver.optim import CompactAdamW, Lion, Muon, SplitMasterAdamW
 from tests.checkpoint.processes import run as on_ranks
@@ -50,7 +51,7 @@ def test_weights_and_activations_have_the_dtype_asked_for(precision: str, made: 
     plain.register_buffer("table", torch.ones(2))
     tokens = batch(0)[0].view(4, 16)
     expected = plain(tokens).detach()
-    model = apply_precision(copy.deepcopy(plain), None, Layout(precision=precision))  # type: ignore[arg-type]
+    model = apply_precision(copy.deepcopy(plain), make_mesh(Layout(precision=precision), "cpu"))  # type: ignore[arg-type]
     seen = []
     inner = next(m for m in model.modules() if isinstance(m, nn.Linear))
     inner.register_forward_hook(lambda _module, _args, out: seen.append(out.dtype))
@@ -64,16 +65,8 @@ def test_weights_and_activations_have_the_dtype_asked_for(precision: str, made: 
     assert list(model.state_dict()) == list(plain.state_dict())
 
 
-def test_what_fully_shard_is_told() -> None:
-    assert mixed_precision_policy(Layout()).param_dtype is None
-    assert mixed_precision_policy(Layout(precision="fp16")).param_dtype == torch.float16
-    assert mixed_precision_policy(Layout(precision="fp8")).param_dtype == torch.bfloat16
-    pure = mixed_precision_policy(Layout(precision="bf16-pure"))
-    assert (pure.param_dtype, pure.reduce_dtype) == (None, torch.float32)
-
-
 def pure_net() -> nn.Module:
-    model = apply_precision(Net(), None, Layout(precision="bf16-pure"))
+    model = apply_precision(Net(), make_mesh(Layout(precision="bf16-pure"), "cpu"))
     assign_noise_ids(model)
     return model
 
@@ -155,7 +148,7 @@ def test_schedulers_and_resumed_runs(scheduler_first: bool) -> None:
 def test_a_pure_model_learns_like_one_in_fp32() -> None:
     losses = {}
     for precision in ("fp32", "bf16-pure"):
-        model = apply_precision(Net(), None, Layout(precision=precision))  # type: ignore[arg-type]
+        model = apply_precision(Net(), make_mesh(Layout(precision=precision), "cpu"))  # type: ignore[arg-type]
         optimizer = Muon(
             [
                 {"params": [p for p in model.parameters() if p.dim() > 1]},

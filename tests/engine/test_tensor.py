@@ -11,9 +11,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from piledriver.engine import Layout, LayoutError
-from piledriver.engine.fp8.apply import apply_fp8, fp8_layers
+from piledriver.engine.fp8.apply import fp8_layers, use_fp8_layers
 from piledriver.engine.mesh import Mesh, make_mesh
-from piledriver.engine.tensor_parallel.apply import apply_tp
+from piledriver.engine.tensor_parallel import apply_tp
 from piledriver.engine.tensor_parallel.inferred import split_logits
 from piledriver.engine.tensor_parallel.roles import Role, infer_roles
 from piledriver.engine.tensor_parallel.transformer import check_divisible
@@ -121,11 +121,11 @@ def _on_two(rank: int) -> None:
             assert_like_one_process(config(**SHAPES[name]), layout)
     mesh = make_mesh(Layout(tp=2, debug=True), "cpu")
     for name in ("neox", "slopes per head", "experts"):
-        apply_tp(Transformer(config(**SHAPES[name])), mesh, mesh.layout)
+        apply_tp(Transformer(config(**SHAPES[name])), mesh)
     _tied_stay_tied(mesh)
     _stacks(mesh)
     with pytest.raises(LayoutError, match=r"split over tp 2, the module 'block.fc2' does not compute"):
-        apply_tp(Liar(), mesh, mesh.layout)
+        apply_tp(Liar(), mesh)
     _compiled(mesh)
     _fp8(mesh)
 
@@ -133,7 +133,7 @@ def _on_two(rank: int) -> None:
 def _tied_stay_tied(mesh: Mesh) -> None:
     model = Transformer(config(tied=True))
     names = [name for name, _ in model.named_parameters()]
-    apply_tp(model, mesh, mesh.layout)
+    apply_tp(model, mesh)
     assert [name for name, _ in model.named_parameters()] == names
     assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
     model(torch.zeros(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.long)).total.backward()
@@ -142,7 +142,7 @@ def _tied_stay_tied(mesh: Mesh) -> None:
 
 def _stacks(mesh: Mesh) -> None:
     alone, split = Stack(), Stack()
-    apply_tp(split, mesh, mesh.layout)
+    apply_tp(split, mesh)
     assert split.attention.num_heads == 2
     assert split.odd[0].weight.to_local().shape == (7, 16)
     tokens = torch.arange(20).view(2, 10)
@@ -160,10 +160,10 @@ def _fp8(mesh: Mesh) -> None:
     shape = config(dim=64, tied=False)
     tokens = torch.arange(32).view(2, 16)
     exact, alone, split = (Transformer(shape) for _ in range(3))
-    apply_tp(split, mesh, mesh.layout)
+    apply_tp(split, mesh)
     for precision in ("fp8", "fp8-rowwise"):
         for model in (alone, split):
-            apply_fp8(model, None, Layout(precision=precision), worth=0.0)
+            use_fp8_layers(model, Layout(precision=precision), worth=0.0)
         assert "blocks.0.attention.qkv" in fp8_layers(split)
         wanted, near, found = (model(tokens, tokens).total for model in (exact, alone, split))
         assert abs(found - wanted) <= 2 * abs(near - wanted) + 1e-3 * wanted
@@ -173,7 +173,7 @@ def _fp8(mesh: Mesh) -> None:
 def _compiled(mesh: Mesh) -> None:
     """One graph a block, with the exchanges in it."""
     model = Transformer(config(**SHAPES["norm of all heads at once"]))
-    apply_tp(model, mesh, mesh.layout)
+    apply_tp(model, mesh)
     tokens = torch.arange(16).view(2, 8)
     before = model(tokens, tokens).total
     for block in model.blocks.values():
@@ -197,7 +197,7 @@ def _hugging_face(rank: int) -> None:
         split = AutoModelForCausalLM.from_config(shape)
         split.load_state_dict(alone.state_dict())
         # The check of the debug mode compares all modules and all gradients.
-        apply_tp(split, mesh, mesh.layout)
+        apply_tp(split, mesh)
         torch.testing.assert_close(split(tokens, labels=tokens).loss, alone(tokens, labels=tokens).loss, msg=name)
         held = sum(parameter.to_local().numel() for parameter in split.parameters())
         assert held < 0.55 * sum(parameter.numel() for parameter in alone.parameters()), name

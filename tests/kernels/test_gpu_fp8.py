@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from piledriver.engine import Layout
-from piledriver.engine.fp8.apply import apply_fp8
+from piledriver.engine.fp8.apply import use_fp8_layers
 from piledriver.kernels.fp8 import BACKWARD, FORWARD, fp8_gated_mlp, fp8_linear
 from piledriver.kernels.fp8.reference import ReferenceFp8
 from piledriver.kernels.fp8.triton import TritonFp8
@@ -152,11 +152,11 @@ def test_compiled_is_eager(precision: str, backend: str, tolerance: float) -> No
     """One graph with the operators in it. The generated kernels round elsewhere, which moves scales."""
     torch.compiler.reset()
     shape = ModelConfig(vocab_size=512, dim=128, layers=2, heads=2, mlp_dim=256, max_positions=64)
-    model = apply_fp8(Transformer(shape).cuda(), None, Layout(precision=precision), worth=0)  # type: ignore[arg-type]
+    model = use_fp8_layers(Transformer(shape).cuda(), Layout(precision=precision), worth=0)  # type: ignore[arg-type]
     model.compute_dtype = torch.bfloat16
     tokens = torch.randint(512, (4, 65), device="cuda")
     other = copy.deepcopy(model)
-    apply_fp8(other, None, Layout(precision=precision), worth=0)  # type: ignore[arg-type]
+    use_fp8_layers(other, Layout(precision=precision), worth=0)  # type: ignore[arg-type]
     other.compile(fullgraph=True, backend=backend)
     losses = [each(tokens[:, :-1], tokens[:, 1:]).total for each in (model, other)]
     assert_near("loss", losses[1], losses[0], 1e-2)

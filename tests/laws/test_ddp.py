@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from piledriver.accelerator import Accelerator, DataLoaderConfiguration, DistributedDataParallelKwargs
 from piledriver.accelerator.errors import NotPreparedError
-from piledriver.accelerator.local_sgd import LocalSGD
 from piledriver.accelerator.options import DDPCommunicationHookType
-from piledriver.accelerator.replicas import reducer_of
 from piledriver.data.loaders.process_group import group_world
+from piledriver.engine.data_parallel.local_sgd import LocalSGD
+from piledriver.engine.state import state_of
 from piledriver.runtime.collectives.operations import gather_object
 from piledriver.runtime.errors import DisagreementError
 from tests.checkpoint.processes import run as on_ranks
@@ -176,7 +176,7 @@ def _only_with_two() -> None:
         for _ in range(2 + rank):
             uneven.backward(joined(torch.ones(1, 1)).sum())
     uneven.free_memory()
-    assert reducer_of(joined) is None
+    assert state_of(joined) is None
 
 
 @pytest.mark.slow

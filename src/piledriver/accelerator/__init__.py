@@ -11,7 +11,6 @@ from typing import Any
 _FACE = {
     "Accelerator": "accelerator",
     "GradientState": "accumulation",
-    "LocalSGD": "local_sgd",
     "PreparedOptimizer": "optimizer",
     "PreparedScheduler": "scheduler",
     "find_executable_batch_size": "memory",
@@ -35,10 +34,13 @@ _FACE = {
     ),
 }
 
-__all__ = list(_FACE)
+_MODULES = {name: f"piledriver.accelerator.{module}" for name, module in _FACE.items()}
+_MODULES["LocalSGD"] = "piledriver.engine.data_parallel.local_sgd"
+
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FACE:
-        return getattr(importlib.import_module(f"piledriver.accelerator.{_FACE[name]}"), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'piledriver.accelerator' has no attribute {name!r}")

@@ -13,19 +13,18 @@ The names and arguments are those of Hugging Face Accelerate; docs/accelerate.md
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from piledriver.accelerator import prepare
 from piledriver.accelerator.accumulation import GradientState, ItemMean
-from piledriver.accelerator.checkpointing import Keeping
+from piledriver.accelerator.checkpointing import CheckpointMixin
 from piledriver.accelerator.errors import OptionError
-from piledriver.accelerator.gradients import Gradients
+from piledriver.accelerator.gradients import GradientsMixin
 from piledriver.accelerator.memory import release_memory
 from piledriver.accelerator.metrics import gather_for_metrics
 from piledriver.accelerator.options import (
@@ -40,20 +39,24 @@ from piledriver.accelerator.options import (
     ProjectConfiguration,
     TorchDynamoPlugin,
 )
-from piledriver.accelerator.plugins import layout_of_plugins
-from piledriver.accelerator.precision import check_precision, grad_scaler, resolve_precision
+from piledriver.accelerator.plugins import layout_from_plugins
+from piledriver.accelerator.prepared import Prepared
 from piledriver.accelerator.process_info import RunState
 from piledriver.accelerator.saving import StateSaver
 from piledriver.accelerator.settings import (
     Handlers,
-    agreed_layout,
+    engine_options,
+    reject_foreign_plugins,
     resolve_accumulation,
+    resolve_precision,
     resolve_project,
-    say_what_is_missing,
 )
-from piledriver.accelerator.strategy import Strategy, choose_strategy, meshes_of
 from piledriver.accelerator.tracking import Trackers
-from piledriver.engine import Layout
+from piledriver.engine.detach import detach
+from piledriver.engine.layout import Layout, resolve_layout
+from piledriver.engine.mesh import make_mesh
+from piledriver.engine.optimizer import make_scaler
+from piledriver.engine.precision import check_device
 from piledriver.runtime.collectives.operations import gather, pad_across_processes, reduce
 from piledriver.runtime.collectives.trigger import Trigger
 from piledriver.runtime.connection import connect
@@ -61,12 +64,11 @@ from piledriver.runtime.world import World, detect_world
 
 if TYPE_CHECKING:
     from piledriver.engine.memory import MemoryReport
-    from piledriver.engine.mesh import Mesh
 
 T = TypeVar("T")
 
 
-class Accelerator(Gradients, Keeping):
+class Accelerator(GradientsMixin, CheckpointMixin):
     """One loop on any hardware.
 
     >>> accelerator = Accelerator(cpu=True)
@@ -106,21 +108,23 @@ class Accelerator(Gradients, Keeping):
         layout: Layout | None = None,
         world: World | None = None,
     ) -> None:
-        say_what_is_missing(
+        reject_foreign_plugins(
             deepspeed_plugin=deepspeed_plugin or deepspeed_plugins, megatron_lm_plugin=megatron_lm_plugin
         )
         handlers = Handlers.sorted_out(kwargs_handlers)
+        if dynamo_plugin is not None and dynamo_backend is not None:
+            raise OptionError("both dynamo_plugin and dynamo_backend were given", fix="give one of them")
+        self.dynamo_plugin = dynamo_plugin or TorchDynamoPlugin(backend=dynamo_backend)
         self._enter_world(cpu, handlers.process_group, mixed_precision, world)
-        layout = layout_of_plugins(
+        layout = layout_from_plugins(
             layout,
             self.world,
             fsdp_plugin=self._fsdp_plugin(fsdp_plugin),
             torch_tp_plugin=torch_tp_plugin,
             parallelism=parallelism_config,
         )
-        self.layout = agreed_layout(layout, self.mixed_precision)
-        self.mesh: Mesh | None = meshes_of(self.layout, self.device)
-        check_precision(self.mixed_precision, self.device, engine=self.layout is not None)
+        layout = resolve_layout(layout, self.mixed_precision, compile=self.dynamo_plugin.compiles)
+        check_device(layout, self.device)
         self.device_placement = device_placement
         self.dataloader_config = dataloader_config or DataLoaderConfiguration()
         if split_batches is not None:
@@ -129,26 +133,25 @@ class Accelerator(Gradients, Keeping):
             resolve_accumulation(gradient_accumulation_plugin, gradient_accumulation_steps)
         )
         self.autocast_handler: AutocastKwargs = handlers.autocast
-        self.ddp_handler: DistributedDataParallelKwargs | None = handlers.replicas
+        self.ddp_handler: DistributedDataParallelKwargs | None = handlers.ddp
         self.scaler_handler: GradScalerKwargs | None = handlers.scaler
         self.init_handler: InitProcessGroupKwargs | None = handlers.process_group
         self.profile_handler: ProfileKwargs | None = handlers.profile
-        if dynamo_plugin is not None and dynamo_backend is not None:
-            raise OptionError("both dynamo_plugin and dynamo_backend were given", fix="give one of them")
-        self.dynamo_plugin = dynamo_plugin or TorchDynamoPlugin(backend=dynamo_backend)
-        self.scaler: Any = grad_scaler(self.mixed_precision, self.device, self.scaler_handler, self.layout)
+        scaling = handlers.scaler.to_kwargs() if handlers.scaler is not None else {}
+        self.scaler: Any = make_scaler(layout, self.device, **scaling)
+        self._prepared = Prepared(
+            world=self.world,
+            mesh=make_mesh(layout, self.device.type),
+            options=engine_options(handlers, self.dynamo_plugin),
+            gradient_state=self.gradient_state,
+            scaler=self.scaler,
+        )
+        if self.scaler is not None:
+            self.scaler.models = self._prepared.models
         self.native_amp = self.mixed_precision in ("fp16", "bf16")
         self.project_configuration = resolve_project(project_config, project_dir)
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self.rng_types = list(rng_types) if rng_types is not None else ["generator"]
-        self.strategy: Strategy = choose_strategy(self.world, self.ddp_handler, self.mesh)
-        # Weakly: the whole parameters must go once no optimizer refers to them.
-        self._replaced: MutableMapping[torch.Tensor, torch.Tensor] = WeakIdKeyDictionary()
-        self._gone: MutableMapping[torch.Tensor, bool] = WeakIdKeyDictionary()
-        self._models: list[nn.Module] = []
-        self._optimizers: list[Any] = []
-        self._schedulers: list[Any] = []
-        self._dataloaders: list[Any] = []
         self._item_mean = ItemMean()
         self._last_loss: torch.Tensor | None = None
         self._backwards = 0
@@ -175,13 +178,6 @@ class Accelerator(Gradients, Keeping):
     def _make_trackers(self, log_with: Any) -> Trackers:
         return Trackers(log_with, self.logging_dir)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Which tensor took whose place is known by identity, which a copy does not share.
-        return {name: value for name, value in self.__dict__.items() if name not in ("_replaced", "_gone")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _replaced=WeakIdKeyDictionary(), _gone=WeakIdKeyDictionary())
-
     # Prepare.
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
@@ -194,8 +190,26 @@ class Accelerator(Gradients, Keeping):
                 f"device_placement has {len(device_placement)} entries for {len(args)} objects", fix="give one for each"
             )
         placement: list[bool | None] = list(device_placement) if device_placement is not None else [None] * len(args)
-        ready = prepare.prepare_all(self, args, placement)
-        return ready if len(ready) > 1 else ready[0] if ready else ready
+        prepare.check_same_on_all_ranks(self.world, args)
+        ready = {
+            index: self._prepare_one(thing, placement[index])
+            for index, thing in sorted(enumerate(args), key=lambda pair: prepare.turn(pair[1]))
+        }
+        result = tuple(ready[index] for index in range(len(args)))
+        return result if len(result) > 1 else result[0] if result else result
+
+    def _prepare_one(self, thing: Any, placement: bool | None) -> Any:
+        match prepare.kind_of(thing):
+            case "model":
+                return self.prepare_model(thing, device_placement=placement)
+            case "optimizer":
+                return self.prepare_optimizer(thing, device_placement=placement)
+            case "scheduler":
+                return self.prepare_scheduler(thing)
+            case "data_loader":
+                return self.prepare_data_loader(thing, device_placement=placement)
+            case _:
+                return thing
 
     def prepare_model(
         self,
@@ -213,32 +227,46 @@ class Accelerator(Gradients, Keeping):
         if any(model is known for known in self._models):
             return model
         self._check_quantised(model)
-        placed = self.device_placement if device_placement is None else device_placement
-        model = prepare.ready_model(self, model, placed and not _is_dispatched(model), evaluation_mode, weights)
+        model = prepare.prepare_model(
+            self._prepared,
+            model,
+            place=self._places(device_placement) and not _is_dispatched(model),
+            evaluation_mode=evaluation_mode,
+            weights=weights,
+            loss_factor=self._loss_factor,
+        )
         model._is_accelerate_prepared = True  # type: ignore[assignment]
         self._models.append(model)
-        if self.layout is not None and self.scaler is not None:
-            self.scaler.models = self._models
         return model
+
+    def _places(self, device_placement: bool | None) -> bool:
+        return self.device_placement if device_placement is None else device_placement
 
     def prepare_optimizer(self, optimizer: Any, device_placement: bool | None = None) -> Any:
         """An optimizer that steps when a window ends."""
         if getattr(optimizer, "_is_accelerate_prepared", False):
             return _listed(self._optimizers, optimizer)
-        placed = self.device_placement if device_placement is None else device_placement
-        return _listed(self._optimizers, prepare.ready_optimizer(self, optimizer, placed))
+        place = self._places(device_placement)
+        return _listed(self._optimizers, prepare.prepare_optimizer(self._prepared, optimizer, place=place))
 
     def memory_report(self) -> MemoryReport:
         """Bytes of parameters, gradients and optimizer states that this process holds, and what the layout asks for."""
         from piledriver.engine.memory import measure
 
-        return measure(self._models, [getattr(one, "optimizer", one) for one in self._optimizers], self.mesh)
+        return measure(self._models, [getattr(one, "optimizer", one) for one in self._optimizers])
 
     def prepare_scheduler(self, scheduler: Any) -> Any:
         """A scheduler that steps once when its optimizer did."""
         if getattr(scheduler, "_is_accelerate_prepared", False):
             return _listed(self._schedulers, scheduler)
-        return _listed(self._schedulers, prepare.ready_scheduler(self, scheduler))
+        wrapped = prepare.prepare_scheduler(
+            self._prepared,
+            scheduler,
+            step_with_optimizer=self.step_scheduler_with_optimizer,
+            split_batches=self.split_batches,
+            steps_per_optimizer_step=self.scheduler_steps_per_optimizer_step,
+        )
+        return _listed(self._schedulers, wrapped)
 
     def prepare_data_loader(
         self, data_loader: Any, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
@@ -246,8 +274,15 @@ class Accelerator(Gradients, Keeping):
         """This process's share of a loader."""
         if getattr(data_loader, "_is_accelerate_prepared", False):
             return _listed(self._dataloaders, data_loader)
-        placed = self.device_placement if device_placement is None else device_placement
-        return _listed(self._dataloaders, prepare.ready_data_loader(self, data_loader, placed, slice_fn_for_dispatch))
+        share = prepare.prepare_loader(
+            self._prepared,
+            data_loader,
+            self.dataloader_config,
+            place=self._places(device_placement),
+            slice_fn=slice_fn_for_dispatch,
+            rng_types=list(self.rng_types),
+        )
+        return _listed(self._dataloaders, share)
 
     # Other processes.
 
@@ -257,13 +292,12 @@ class Accelerator(Gradients, Keeping):
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """The same without samples that only fill up the last batch."""
-        some = self.mesh is not None and self.mesh.model_parallel_size > 1
-        readers = self.mesh.readers if some and self.mesh is not None else None
+        readers = self.mesh.readers if self.mesh.model_parallel_size > 1 else None
         return gather_for_metrics(self.world, self.gradient_state, input_data, use_gather_object, readers)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """The sum or mean over processes; those that read the same batch (tensor axis and others) count as one."""
-        if reduction == "sum" and self.mesh is not None:
+        if reduction == "sum":
             scale /= self.mesh.model_parallel_size
         return reduce(self.world, tensor, reduction, scale)
 
@@ -284,9 +318,8 @@ class Accelerator(Gradients, Keeping):
     def free_memory(self, *objects: Any) -> list[None]:
         """Let go of everything prepared: `model, optimizer = accelerator.free_memory(model, optimizer)`."""
         for model in self._models:
-            self.strategy.release(model)
-        for kept in (self._models, self._optimizers, self._schedulers, self._dataloaders):
-            kept.clear()
+            detach(model)
+        self._prepared.clear()
         self._saver.close()
         self._last_loss = None
         self.gradient_state.step = 0

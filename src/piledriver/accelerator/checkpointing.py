@@ -1,4 +1,4 @@
-"""The Accelerator's verbs for what outlives a run: weights, checkpoints, trackers."""
+"""The Accelerator's verbs for weights, checkpoints and trackers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Any
 
 from torch import nn
 
-from piledriver.accelerator.properties import Answers
+from piledriver.accelerator.properties import AcceleratorProperties
 from piledriver.accelerator.saving import StateSaver
 from piledriver.accelerator.tracking import Trackers
 from piledriver.accelerator.unwrap import unwrap
+from piledriver.engine.shards import gather_stages, gather_state_dict
 from piledriver.runtime.connection import disconnect
 
 
-class Keeping(Answers):
+class CheckpointMixin(AcceleratorProperties):
     """Models in and out, `save_state` and `load_state`, trackers."""
 
     _saver: StateSaver
@@ -25,13 +26,8 @@ class Keeping(Answers):
         return unwrap(model, keep_fp32_wrapper, keep_torch_compile)
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> Any:
-        """The model's weights under its own keys."""
-        inner = self.unwrap_model(model) if unwrap else model
-        if self.mesh is None:
-            return inner.state_dict()
-        from piledriver.engine.shards.full_state_dict import full_state_dict
-
-        return full_state_dict(inner, self.mesh)
+        """Return the model's full weights under its own keys, on every rank."""
+        return gather_state_dict(self.unwrap_model(model) if unwrap else model, self.mesh)
 
     def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
         """Save something once per run (or per node where `save_on_each_node`)."""
@@ -47,11 +43,7 @@ class Keeping(Answers):
         """Save weights as Hugging Face does: safetensors, in shards with an index where they are large."""
         from piledriver.accelerator.files import save_model_files
 
-        if self.mesh is not None and self.mesh.layout.pp > 1:
-            from piledriver.engine.shards.full_state_dict import full_state_dict
-
-            # Each rank has other weights: bring them together, so that all see the same.
-            model = full_state_dict(self.unwrap_model(model), self.mesh)
+        model = gather_stages(self.unwrap_model(model), self.mesh)
         save_model_files(model, save_directory, max_shard_size, safe_serialization)
 
     def register_for_checkpointing(self, *objects: Any) -> None:
@@ -78,16 +70,16 @@ class Keeping(Answers):
         The format is ours whatever `safe_serialization` says: nothing in it is a pickle. With `asynchronous` the loop
         waits only for the copy to host memory; an interrupted save is never taken for a good one.
         """
-        return self._saver.save(self._whole, None if output_dir is None else str(output_dir), asynchronous=asynchronous)
+        folder = None if output_dir is None else str(output_dir)
+        return self._saver.save(self._prepared, self.project_configuration, folder, asynchronous=asynchronous)
 
     def load_state(self, input_dir: Any = None, load_kwargs: dict[str, Any] | None = None, **options: Any) -> Any:
         """Load what `save_state` saved, on any number of processes; reads Accelerate's folders too."""
         location = options.pop("map_location", None)
         if location not in (None, "cpu", "on_device"):
             raise TypeError("Unsupported optimizer map location passed, choose one of `None`, `on_device`, `cpu`")
-        return self._saver.load(
-            self._whole, None if input_dir is None else str(input_dir), strict=options.get("strict", True)
-        )
+        folder = None if input_dir is None else str(input_dir)
+        return self._saver.load(self._prepared, self.project_configuration, folder, strict=options.get("strict", True))
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
         """The same loader without its first batches, which are not read."""

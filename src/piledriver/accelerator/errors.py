@@ -1,12 +1,11 @@
-"""Ways to use the Accelerator that cannot be meant. Each is also the built-in error that Accelerate's users catch."""
+"""Errors of the Accelerator. Each is also the built-in error that Accelerate's users catch."""
 
 from __future__ import annotations
 
 from piledriver.core.errors import UsageError
+from piledriver.engine.errors import PrecisionError
 
-
-class PrecisionError(UsageError, ValueError):
-    """A precision that this device or build cannot compute in, or a name that is not one."""
+__all__ = ["NoTrackerError", "NotPreparedError", "OptionError", "PrecisionError", "PreparedTwiceError"]
 
 
 class OptionError(UsageError, ValueError):
@@ -18,8 +17,8 @@ class NotPreparedError(UsageError, RuntimeError):
 
 
 class PreparedTwiceError(UsageError, ValueError):
-    """An object was prepared again by somebody else: its gradients would be averaged twice."""
+    """An object was prepared a second time: its gradients would be averaged twice."""
 
 
 class NoTrackerError(UsageError, ValueError):
-    """A tracker was asked for that was not initialised."""
+    """A tracker was requested that was not initialised."""

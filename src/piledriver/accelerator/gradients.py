@@ -1,4 +1,4 @@
-"""The Accelerator's verbs around a step: accumulate, backward, unscale, clip, and the contexts they run in."""
+"""The Accelerator's verbs around a step: accumulate, backward, unscale, clip, and their contexts."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ from typing import Any
 import torch
 from torch import nn
 
-from piledriver.accelerator import uneven
 from piledriver.accelerator.accumulation import Count, GradientState, ItemMean
 from piledriver.accelerator.errors import NotPreparedError, OptionError
 from piledriver.accelerator.options import AutocastKwargs, ProfileKwargs
-from piledriver.accelerator.precision import autocast_context, is_unscaled
-from piledriver.accelerator.properties import Answers
-from piledriver.accelerator.strategy import Strategy
+from piledriver.accelerator.properties import AcceleratorProperties
+from piledriver.data.loaders.even_batches import override_even_batches
+from piledriver.engine import state as engine_state
+from piledriver.engine.failed_step import reset_after_failure
 from piledriver.engine.lost_ranks import report_lost_ranks
+from piledriver.engine.optimizer.clip import clip_grad_norm, clip_grad_value
+from piledriver.engine.precision import autocast
 from piledriver.runtime.collectives.agreement import check_agreement
 
 _log = logging.getLogger(__name__)
 
 
-class Gradients(Answers):
-    """From a loss to gradients that are averaged, scaled back and clipped."""
+class GradientsMixin(AcceleratorProperties):
+    """From a loss to gradients that are averaged, unscaled and clipped."""
 
     gradient_state: GradientState
-    strategy: Strategy
     scaler: Any
     autocast_handler: AutocastKwargs
     profile_handler: ProfileKwargs | None
-    _models: list[nn.Module]
-    _optimizers: list[Any]
     _item_mean: ItemMean
     _last_loss: torch.Tensor | None
     _backwards: int
@@ -77,7 +76,7 @@ class Gradients(Answers):
             with self._batch_of_window(models, count):
                 yield
         except Exception:
-            # A batch that failed was none of the window's: what the loop tries next takes its place.
+            # A failed batch does not count: what the loop tries next takes its place in the window.
             state.step, state.sync_gradients = window
             self._item_mean.go_back_to(before, self._gathered(models))
             raise
@@ -90,9 +89,9 @@ class Gradients(Answers):
                 count,
                 ends,
                 gradients=self._gathered(models),
-                add_up=self.strategy.add_up,
-                reduce_size=self.strategy.reduce_size,
-                loss_is_of_all=self.strategy.loss_is_of_all,
+                add_up=self.mesh.sum_over_data,
+                reduce_size=self.mesh.reduce_size,
+                loss_is_of_all=self.layout.pp > 1,
                 device=self.device,
             )
         if ends or self.gradient_state.sync_each_batch or not self.world.is_distributed:
@@ -104,19 +103,19 @@ class Gradients(Answers):
             yield
 
     def _gathered(self, models: tuple[nn.Module, ...]) -> Iterator[torch.Tensor]:
-        """The gradients of a window so far."""
-        return (one for model in models or self._models for one in self.strategy.gradients(model))
+        """Yield the gradients of the window so far."""
+        return (one for model in models or self._models for one in engine_state.window_gradients(model))
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
         """Keep gradients local within the block."""
-        with self.strategy.no_sync(model):
+        with engine_state.no_sync(model):
             yield
 
     @contextmanager
     def trigger_sync_in_backward(self, model: nn.Module) -> Iterator[None]:
         """Average gradients in this backward although the forward ran inside `no_sync`."""
-        with self.strategy.sync_in_backward(model):
+        with engine_state.sync_in_backward(model):
             yield
 
     def backward(self, loss: Any, **kwargs: Any) -> None:
@@ -126,10 +125,10 @@ class Gradients(Answers):
                 "backward was called before any model was prepared", fix="call accelerator.prepare(model, ...) first"
             )
         if self._backwards == 0:
-            self._say_who_does_not_follow()
+            self._warn_unprepared_optimizers()
         self._last_loss = loss.detach() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else None
         self._backwards += 1
-        if self.world.debug or (self.layout is not None and self.layout.debug):
+        if self.world.debug or self.layout.debug:
             check_agreement(self.world.with_debug(), f"backward number {self._backwards}", self._last_loss)
         loss = self._item_mean.weigh(loss, self.gradient_state.num_steps)
         if self.scaler is not None:
@@ -142,18 +141,18 @@ class Gradients(Answers):
                 loss.backward(**kwargs)
         except Exception:
             for model in self._models:
-                self.strategy.on_failed_backward(model)
+                reset_after_failure(model)
             raise
 
-    def _say_who_does_not_follow(self) -> None:
-        """Once: optimizers whose steps would change nothing, or would change each process's weights differently."""
-        if self.layout is not None and not self._optimizers and self._models:
+    def _warn_unprepared_optimizers(self) -> None:
+        """Warn once of optimizers whose steps would change nothing, or each rank's weights differently."""
+        if self.layout.reducer != "ddp" and self._models and not self._optimizers:
             _log.warning(
-                "no optimizer was prepared: one that was made for the model before does not see what %r put in place "
-                "of its parameters. Fix: give it to accelerator.prepare",
+                "no optimizer was prepared: one that was made before does not see the parameters that %r put in place "
+                "of the model's. Fix: pass it to accelerator.prepare",
                 self.layout,
             )
-        if not self.world.is_distributed or (self.layout is not None and self.layout.zero == 3):
+        if self.mesh.alone or self.layout.zero == 3:
             # With zero 3 a model shows gathered parameters after its forward, which no optimizer holds.
             return
         known = {
@@ -173,12 +172,12 @@ class Gradients(Answers):
             )
 
     def _loss_factor(self) -> float:
-        """What a loss will be multiplied by before backward: pipelines want to know it beforehand."""
+        """Return what a loss will be multiplied by before backward, which pipelines need beforehand."""
         scale = 1.0 if self.scaler is None else self.scaler.get_scale()
         return float(self._item_mean.weight(self.gradient_state.num_steps)) * scale
 
     def lomo_backward(self, loss: Any, learning_rate: float) -> None:
-        """Not here: LOMO fuses the step into backward, which leaves nothing to average or to clip."""
+        """Reject LOMO, which fuses the step into backward and leaves nothing to average or to clip."""
         raise OptionError("LOMO's fused backward is not supported", fix="use backward and optimizer.step")
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
@@ -188,7 +187,7 @@ class Gradients(Answers):
         wanted = self._optimizers if optimizer is None else optimizer
         for one in wanted if isinstance(wanted, (list, tuple)) else [wanted]:
             inner = getattr(one, "optimizer", one)
-            if not is_unscaled(self.scaler, inner):
+            if not self.scaler.is_unscaled(inner):
                 self.scaler.unscale_(inner)
 
     def clip_grad_norm_(
@@ -199,17 +198,12 @@ class Gradients(Answers):
         *,
         error_if_nonfinite: bool = False,
     ) -> torch.Tensor:
-        """Clip the norm of all gradients together, over every process and axis that holds a part of them.
+        """Clip the norm of all gradients together, over every rank and axis that holds a shard of them.
 
-        With `error_if_nonfinite` a norm that is not a number stops all processes, naming the rank that it came from.
+        With `error_if_nonfinite` a non-finite norm stops all ranks, naming the rank that it came from.
         """
         self.unscale_gradients()
-        if self.mesh is None:
-            norm = nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
-        else:
-            from piledriver.engine.optimizer.clip_grad_norm import clip_grad_norm
-
-            norm = clip_grad_norm(parameters, max_norm, norm_type, self.mesh)
+        norm = clip_grad_norm(parameters, max_norm, norm_type, self.mesh)
         if error_if_nonfinite:
             from piledriver.engine.optimizer.nonfinite import check_finite
 
@@ -219,11 +213,7 @@ class Gradients(Answers):
     def clip_grad_value_(self, parameters: torch.Tensor | Iterable[torch.Tensor], clip_value: float) -> None:
         """Clip each gradient's values."""
         self.unscale_gradients()
-        if self.mesh is not None:
-            from piledriver.engine.shards.owned_rows import optimizer_tensors
-
-            parameters = optimizer_tensors(parameters)
-        nn.utils.clip_grad_value_(parameters, clip_value)
+        clip_grad_value(parameters, clip_value)
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
@@ -232,14 +222,19 @@ class Gradients(Answers):
 
     @contextmanager
     def join_uneven_inputs(self, joinables: list[Any], even_batches: bool | None = None) -> Iterator[None]:
-        """Train until the last process runs out of data; those that ran out before shadow the others' collectives."""
-        with uneven.joined(self._whole, joinables, even_batches):
+        """Train until the last rank runs out of data; ranks that ran out before shadow the others' collectives."""
+        if self.mesh.alone:
+            yield
+            return
+        from piledriver.engine.data_parallel.join import join_uneven_inputs
+
+        with override_even_batches(self._dataloaders, even_batches), join_uneven_inputs(joinables):
             yield
 
     @contextmanager
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> Iterator[None]:
         """Compute in this run's precision within the block."""
-        with autocast_context(self.mixed_precision, self.device, autocast_handler or self.autocast_handler):
+        with autocast(self.layout, self.device.type, (autocast_handler or self.autocast_handler).to_dict()):
             yield
 
     @contextmanager
@@ -247,7 +242,7 @@ class Gradients(Answers):
         """Profile the block; each process writes its trace into `output_trace_dir`."""
         from piledriver.accelerator.profiling import profiled
 
-        with profiled(self._whole, profile_handler or self.profile_handler or ProfileKwargs()) as profiler:
+        with profiled(self.world, profile_handler or self.profile_handler or ProfileKwargs()) as profiler:
             yield profiler
 
     @contextmanager
@@ -257,5 +252,5 @@ class Gradients(Answers):
         buffer_seq_dims: list[int] | None = None,
         no_restore_buffers: set[torch.Tensor] | None = None,
     ) -> Iterator[None]:
-        """Nothing to split: there is no context axis in this layout."""
+        """Do nothing: with `Layout(cp=...)` a prepared model shards its own sequences."""
         yield

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from piledriver.accelerator.accumulation import GradientState
-from piledriver.accelerator.precision import forget_unscaled
 from piledriver.runtime.collectives.nested import send_to_device
 
 
@@ -92,7 +91,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
         if not self.gradient_state.sync_gradients:
             return
         if self.scaler is not None:
-            forget_unscaled(self.scaler, self.optimizer)
+            self.scaler.forget(self.optimizer)
         if set_to_none is None or not self._takes_set_to_none:
             self.optimizer.zero_grad()
         else:

@@ -10,10 +10,11 @@ import enum
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from piledriver.engine.options import DDPOptions
 from piledriver.runtime import environment
 
 
@@ -160,8 +161,17 @@ class DistributedDataParallelKwargs(KwargsHandler):
     def to_dict(
         self, ignore_keys: Iterable[str] = ("comm_hook", "comm_wrapper", "comm_state_option")
     ) -> dict[str, Any]:
-        """The options that the constructor takes; the hook is registered afterwards."""
+        """Return the options of the constructor; the hook is registered afterwards."""
         return {key: value for key, value in super().to_dict().items() if key not in ignore_keys}
+
+    def to_engine(self) -> DDPOptions:
+        """Return the engine's options."""
+        return DDPOptions(
+            arguments=self.to_kwargs(),
+            hook=self.comm_hook.value,
+            wrapper=cast(Any, self.comm_wrapper.value),
+            hook_state=self.comm_state_option,
+        )
 
 
 @dataclass
@@ -286,8 +296,15 @@ class TorchDynamoPlugin(KwargsHandler):
         options["backend"] = str(getattr(self.backend, "value", self.backend)).lower()
         return options
 
+    @property
+    def compiles(self) -> str | None:
+        """What the layout shall compile: blocks, the model, or nothing (None)."""
+        if self.backend == DynamoBackend.NO or self.disable:
+            return None
+        return "blocks" if self.use_regional_compilation else "model"
+
     def to_kwargs(self) -> dict[str, Any]:
-        """What torch.compile takes."""
+        """Return what torch.compile takes."""
         plain = self._plain()
         changed = {key: value for key, value in self.to_dict().items() if plain[key] != value}
         changed.pop("use_regional_compilation", None)

@@ -26,7 +26,7 @@ _STRATEGIES: dict[str, tuple[Zero, bool]] = {
 _NUMBERS = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 
 
-def layout_of_plugins(
+def layout_from_plugins(
     layout: Layout | None,
     world: World,
     *,
@@ -34,7 +34,7 @@ def layout_of_plugins(
     torch_tp_plugin: Any = None,
     parallelism: Any = None,
 ) -> Layout | None:
-    """The layout that was given, or the one that these ask for; None where nobody asks for one."""
+    """Return the layout that was given, or the one that these plugins describe; None without either."""
     given = {
         name: value
         for name, value in (("fsdp_plugin", fsdp_plugin), ("torch_tp_plugin", torch_tp_plugin))
@@ -44,8 +44,8 @@ def layout_of_plugins(
         given["parallelism_config"] = parallelism
     if not given:
         return layout
-    if layout is not None:
-        raise OptionError(f"both layout and {next(iter(given))} were given", fix="say it in the layout alone")
+    if layout:
+        raise OptionError(f"both layout and {next(iter(given))} were given", fix="use the layout alone")
     made = Layout()
     if fsdp_plugin is not None:
         made = _of_fsdp(fsdp_plugin, world)

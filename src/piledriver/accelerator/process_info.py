@@ -1,4 +1,4 @@
-"""The Accelerator's properties that only repeat what the world says, under Accelerate's names."""
+"""What the world says of this process, under Accelerate's names."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def distributed_type(world: World) -> DistributedType:
     return _KINDS.get(world.device.type, DistributedType.MULTI_CPU) if world.is_distributed else DistributedType.NO
 
 
-class ProcessFacts:
-    """Who am I, who goes first, who does it at all. Needs only `self.world`."""
+class ProcessInfo:
+    """This process among all, and the order in which processes run a block. Needs only `self.world`."""
 
     world: World
 
@@ -143,7 +143,7 @@ class ProcessFacts:
 
 
 @dataclass(frozen=True)
-class RunState(ProcessFacts):
+class RunState(ProcessInfo):
     """What `accelerator.state` shows: the world and the precision of the run.
 
     >>> RunState(World(), "no").num_processes

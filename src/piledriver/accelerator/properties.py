@@ -1,31 +1,51 @@
-"""The Accelerator's properties that only repeat what it was told, under Accelerate's names."""
+"""The Accelerator's settings and its place in the mesh, as read-only properties under Accelerate's names."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
+
+from torch import nn
 
 from piledriver.accelerator.options import DataLoaderConfiguration, ProjectConfiguration
-from piledriver.accelerator.process_info import ProcessFacts
+from piledriver.accelerator.prepared import Prepared
+from piledriver.accelerator.process_info import ProcessInfo
 from piledriver.engine.layout import Layout
-
-if TYPE_CHECKING:
-    from piledriver.accelerator.accelerator import Accelerator
-    from piledriver.engine.mesh import Mesh
+from piledriver.engine.mesh import Mesh
 
 
-class Answers(ProcessFacts):
-    """What was asked for, and where this process stands in it."""
+class AcceleratorProperties(ProcessInfo):
+    """Settings of an Accelerator, and this rank's place in its mesh."""
 
     dataloader_config: DataLoaderConfiguration
     project_configuration: ProjectConfiguration
-    layout: Layout | None
-    mesh: Mesh | None
+    _prepared: Prepared
     _mixed_precision: str
 
     @property
-    def _whole(self) -> Accelerator:
-        """This, as what it is: its verbs are spread over files."""
-        return self  # type: ignore[return-value]
+    def mesh(self) -> Mesh:
+        """The ranks of the layout, and this rank's place among them."""
+        return self._prepared.mesh
+
+    @property
+    def layout(self) -> Layout:
+        """How prepared models sit on the hardware, with every size resolved."""
+        return self._prepared.mesh.layout
+
+    @property
+    def _models(self) -> list[nn.Module]:
+        return self._prepared.models
+
+    @property
+    def _optimizers(self) -> list[Any]:
+        return cast(list[Any], self._prepared.optimizers)
+
+    @property
+    def _schedulers(self) -> list[Any]:
+        return self._prepared.schedulers
+
+    @property
+    def _dataloaders(self) -> list[Any]:
+        return self._prepared.loaders
 
     @property
     def mixed_precision(self) -> str:
@@ -93,13 +113,13 @@ class Answers(ProcessFacts):
 
     @property
     def torch_device_mesh(self) -> Any:
-        """(pp, dp_replicate, dp_shard, cp, tp) of the layout; None where there is one copy of the model per process."""
-        return None if self.mesh is None else self.mesh.batch
+        """The (pp, dp_replicate, dp_shard, cp, tp) mesh of the layout; None for a single process and for torch DDP."""
+        return self.mesh.batch
 
     @property
     def is_fsdp2(self) -> bool:
         """Whether parameters are sharded."""
-        return self.layout is not None and self.layout.zero == 3
+        return self.layout.zero == 3
 
     @property
     def is_composable_parallelism_enabled(self) -> bool:
@@ -109,7 +129,7 @@ class Answers(ProcessFacts):
     @property
     def fp8_backend(self) -> Any:
         """ "ENGINE" where our own layers compute in fp8; None elsewhere."""
-        return "ENGINE" if self.layout is not None and self.layout.precision.startswith("fp8") else None
+        return "ENGINE" if self.layout.precision.startswith("fp8") else None
 
     @property
     def deepspeed_plugin(self) -> Any:
@@ -124,29 +144,24 @@ class Answers(ProcessFacts):
     @property
     def tensor_parallel_rank(self) -> int:
         """Place on the tensor axis."""
-        return self._place("tp")
+        return self.mesh.axis_rank("tp")
 
     @property
     def pipeline_parallel_rank(self) -> int:
         """Place on the pipeline axis."""
-        return self._place("pp")
+        return self.mesh.axis_rank("pp")
 
     @property
     def context_parallel_rank(self) -> int:
         """Place on the context axis."""
-        return self._place("cp")
+        return self.mesh.axis_rank("cp")
 
     @property
     def data_parallel_rank(self) -> int:
         """Which of the batches that are read at once this process reads."""
-        return self.process_index if self.mesh is None else self.mesh.data_rank
+        return self.mesh.data_rank
 
     @property
     def data_parallel_shard_rank(self) -> int:
         """Place on the sharding axis."""
-        return self._place("dp_shard")
-
-    def _place(self, axis: str) -> int:
-        if self.mesh is None or self.mesh.alone:
-            return 0
-        return int(self.mesh.batch[axis].get_local_rank())
+        return self.mesh.axis_rank("dp_shard")

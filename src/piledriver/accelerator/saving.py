@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.hooks import RemovableHandle
 
 from piledriver.accelerator.errors import OptionError
+from piledriver.accelerator.options import ProjectConfiguration
+from piledriver.accelerator.prepared import Prepared
 from piledriver.core.config import to_mapping
+from piledriver.runtime.collectives.barrier import barrier
 from piledriver.runtime.collectives.operations import broadcast_object
+from piledriver.runtime.world import World
 
 if TYPE_CHECKING:
-    from piledriver.accelerator.accelerator import Accelerator
     from piledriver.checkpoint import Checkpointer, Contents, LoadReport
 
 SaveHook = Callable[[list[Any], list[Any], str], None]
@@ -66,63 +69,65 @@ class StateSaver:
         """Called before a load with the models and the folder; may remove models from the list."""
         return _added(self.load_hooks, hook)
 
-    def save(self, accelerator: Accelerator, folder: str | None, *, asynchronous: bool = False) -> str:
+    def save(
+        self, prepared: Prepared, project: ProjectConfiguration, folder: str | None, *, asynchronous: bool = False
+    ) -> str:
         """Save to a folder, or to the next one of the project where names are automatic."""
         from piledriver.checkpoint import folder_for
 
-        project = accelerator.project_configuration
         total_limit = None
         if project.automatic_checkpoint_naming:
-            root = Path(accelerator.project_dir or ".") / "checkpoints"
+            root = Path(project.project_dir or ".") / "checkpoints"
             target = folder_for(root, project.iteration)
             total_limit = project.total_limit
         elif folder is None:
             raise OptionError("save_state needs a folder", fix="give one, or set automatic_checkpoint_naming=True")
         else:
             target = Path(folder)
-        target, exists = self._agreed(accelerator, target)
+        target, exists = self._agreed(prepared.world, target)
         if exists and project.automatic_checkpoint_naming:
             raise OptionError(
                 f"checkpoint {project.iteration} exists already at {target}",
                 fix="set ProjectConfiguration(iteration=...) to the next number when you resume",
             )
-        models = list(accelerator._models)
+        models = list(prepared.models)
         if self.save_hooks:
-            models = self._after_hooks(accelerator, models, target)
+            models = self._after_hooks(prepared.world, project, models, target)
         self.checkpointer.save(
             target,
-            self._contents(accelerator, models),
-            layout=None if accelerator.mesh is None else to_mapping(accelerator.mesh.layout),
-            extra={"accumulation_step": accelerator.gradient_state.step, "iteration": project.iteration},
+            self._contents(prepared, models),
+            layout=to_mapping(prepared.mesh.layout),
+            extra={"accumulation_step": prepared.gradient_state.step, "iteration": project.iteration},
             asynchronous=asynchronous,
             total_limit=total_limit,
         )
         project.iteration += 1
         return str(target)
 
-    def load(self, accelerator: Accelerator, folder: str | None, *, strict: bool = True) -> LoadReport:
+    def load(
+        self, prepared: Prepared, project: ProjectConfiguration, folder: str | None, *, strict: bool = True
+    ) -> LoadReport:
         """Load from a folder, or from the newest whole one of the project."""
         from piledriver.checkpoint import latest
 
-        project = accelerator.project_configuration
         if folder is None:
             if not project.automatic_checkpoint_naming:
                 raise OptionError("load_state needs a folder", fix="give one, or set automatic_checkpoint_naming=True")
-            root = Path(accelerator.project_dir or ".") / "checkpoints"
+            root = Path(project.project_dir or ".") / "checkpoints"
             wanted = latest(root) or root / "none"
         else:
             wanted = Path(folder)
-        source, exists = self._agreed(accelerator, wanted)
+        source, exists = self._agreed(prepared.world, wanted)
         if not exists and folder is None:
             raise OptionError(f"there is no whole checkpoint in {source.parent}", fix="give the folder of one")
         if not exists:
             raise OptionError(f"tried to find {source} but the folder does not exist", fix="check the path")
-        models = list(accelerator._models)
+        models = list(prepared.models)
         for hook in self.load_hooks.values():
             hook(models, str(source))
-        report = self.checkpointer.load(source, self._contents(accelerator, models), strict=strict)
+        report = self.checkpointer.load(source, self._contents(prepared, models), strict=strict)
         step = report.extra.get("accumulation_step", 0) if isinstance(report.extra, Mapping) else 0
-        accelerator.gradient_state.step = int(step)
+        prepared.gradient_state.step = int(step)
         return report
 
     def wait(self) -> None:
@@ -136,32 +141,32 @@ class StateSaver:
             self._checkpointer.close()
             self._checkpointer = None
 
-    def _agreed(self, accelerator: Accelerator, folder: Path) -> tuple[Path, bool]:
+    def _agreed(self, world: World, folder: Path) -> tuple[Path, bool]:
         """Rank 0's folder, and whether it exists there: names made from the time of day differ between ranks."""
-        path, exists = broadcast_object(accelerator.world, (str(folder), folder.exists()))
+        path, exists = broadcast_object(world, (str(folder), folder.exists()))
         return Path(path), exists
 
-    def _after_hooks(self, accelerator: Accelerator, models: list[Any], target: Path) -> list[Any]:
+    def _after_hooks(self, world: World, project: ProjectConfiguration, models: list[Any], target: Path) -> list[Any]:
         """The models whose state dicts the hooks left in the list: a hook that saves one itself takes it out."""
-        if accelerator.is_main_process or accelerator.project_configuration.save_on_each_node:
+        if world.is_main or project.save_on_each_node:
             target.mkdir(parents=True, exist_ok=True)
-        accelerator.wait_for_everyone()
+        barrier(world, name="save_state")
         weights = [model.state_dict() for model in models]
         left = list(weights)
         for hook in self.save_hooks.values():
             hook(models, left, str(target))
         return [model for model, one in zip(models, weights, strict=True) if any(one is other for other in left)]
 
-    def _contents(self, accelerator: Accelerator, models: list[Any]) -> Contents:
+    def _contents(self, prepared: Prepared, models: list[Any]) -> Contents:
         from piledriver.checkpoint import Contents
 
         return Contents(
             models=models,
-            optimizers=accelerator._optimizers,
-            schedulers=accelerator._schedulers,
-            loaders=accelerator._dataloaders,
+            optimizers=prepared.optimizers,
+            schedulers=prepared.schedulers,
+            loaders=prepared.loaders,
             custom=self.custom,
-            scaler=accelerator.scaler,
+            scaler=prepared.scaler,
         )
 
 

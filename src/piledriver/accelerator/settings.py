@@ -1,12 +1,12 @@
-"""The constructor's arguments made consistent: one value for each question, or an error that says what contradicts."""
+"""Resolve the constructor's arguments: one value for each setting, or an error that names the contradiction."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import Any
 
-from piledriver.accelerator.errors import OptionError
+from piledriver.accelerator.errors import OptionError, PrecisionError
 from piledriver.accelerator.options import (
     AutocastKwargs,
     DistributedDataParallelKwargs,
@@ -14,10 +14,12 @@ from piledriver.accelerator.options import (
     GradScalerKwargs,
     InitProcessGroupKwargs,
     KwargsHandler,
+    PrecisionType,
     ProfileKwargs,
     ProjectConfiguration,
+    TorchDynamoPlugin,
 )
-from piledriver.engine.layout import Layout, Precision
+from piledriver.engine.options import EngineOptions
 from piledriver.runtime import environment
 
 
@@ -25,7 +27,7 @@ from piledriver.runtime import environment
 class Handlers:
     """`kwargs_handlers`, each in its place."""
 
-    replicas: DistributedDataParallelKwargs | None = None
+    ddp: DistributedDataParallelKwargs | None = None
     scaler: GradScalerKwargs | None = None
     process_group: InitProcessGroupKwargs | None = None
     profile: ProfileKwargs | None = None
@@ -33,10 +35,10 @@ class Handlers:
 
     @classmethod
     def sorted_out(cls, given: Sequence[Any] | None) -> Handlers:
-        """One of each kind at most."""
+        """Sort handlers by kind; at most one of each."""
         handlers = cls()
         slots: dict[type, str] = {
-            DistributedDataParallelKwargs: "replicas",
+            DistributedDataParallelKwargs: "ddp",
             GradScalerKwargs: "scaler",
             InitProcessGroupKwargs: "process_group",
             ProfileKwargs: "profile",
@@ -47,9 +49,7 @@ class Handlers:
             slot = next((name for kind, name in slots.items() if isinstance(one, kind)), None)
             if slot is None:
                 if isinstance(one, KwargsHandler):
-                    raise OptionError(
-                        f"{type(one).__name__} configures something that is not there yet", fix="leave it out"
-                    )
+                    raise OptionError(f"{type(one).__name__} is not supported", fix="leave it out")
                 raise OptionError(f"unsupported kwargs handler passed: {one!r}", fix="pass KwargsHandler objects")
             if slot in seen:
                 raise OptionError(f"you can only pass one {type(one).__name__} in kwargs_handlers", fix="merge them")
@@ -84,29 +84,37 @@ def resolve_project(config: ProjectConfiguration | None, project_dir: str | None
     return config
 
 
-def agreed_layout(layout: Layout | None, mixed_precision: str) -> Layout | None:
-    """The layout with the precision that both arguments agree on.
+def resolve_precision(wanted: str | PrecisionType | None) -> str:
+    """Return the argument, else the environment's value, else "no".
 
-    >>> agreed_layout(Layout(zero=3), "bf16")
-    Layout(zero=3, precision='bf16')
+    >>> resolve_precision("BF16")
+    'bf16'
     """
-    if layout is None and mixed_precision == "fp8":
-        return Layout(precision="fp8")
-    if layout is None or mixed_precision == "no" or layout.precision.startswith(mixed_precision):
-        return layout
-    if layout.precision != "fp32":
-        raise OptionError(
-            f"mixed_precision is {mixed_precision!r}, the layout's precision is {layout.precision!r}",
-            fix="give one of them",
+    if wanted is None:
+        found = environment.read(environment.MIXED_PRECISION)
+        wanted = found[0] if found is not None else "no"
+    name = str(getattr(wanted, "value", wanted)).lower()
+    if name not in PrecisionType:
+        raise PrecisionError(
+            f"unknown mixed_precision mode: {name!r}", fix=f"choose from {', '.join(PrecisionType.list())}"
         )
-    return replace(layout, precision=cast(Precision, mixed_precision))
+    return name
 
 
-def say_what_is_missing(**plugins: Any) -> None:
-    """Refuse plugins of engines that ours does not have, instead of ignoring them."""
+def engine_options(handlers: Handlers, dynamo: TorchDynamoPlugin) -> EngineOptions:
+    """Return what the handlers and the compiler plugin say, in the engine's terms."""
+    return EngineOptions(
+        ddp=(handlers.ddp or DistributedDataParallelKwargs()).to_engine(),
+        autocast=handlers.autocast.to_dict(),
+        compile=dynamo.to_kwargs() if dynamo.compiles else {},
+    )
+
+
+def reject_foreign_plugins(**plugins: Any) -> None:
+    """Reject plugins of engines that ours does not have, instead of ignoring them."""
     for name, value in plugins.items():
         if value is not None:
             raise OptionError(
-                f"{name} asks for a foreign engine, which comes in a later issue",
-                fix="say the same with layout=Layout(zero=..., tp=..., pp=...)",
+                f"{name} is not supported",
+                fix="use layout=Layout(zero=..., tp=..., pp=..., offload=...), which covers ZeRO 1-3 and offload",
             )

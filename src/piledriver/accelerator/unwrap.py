@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from piledriver.accelerator.precision import restore_forward
+from piledriver.engine.precision import restore_forward
 
 
 def unwrap(model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True, recursive: bool = False) -> Any:

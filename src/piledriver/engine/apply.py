@@ -1,4 +1,7 @@
-"""The one order in which a model is laid out. Each step is a file of its own that says what it does and why there."""
+"""The order in which a layout is applied: to a model, then to each of its optimizers.
+
+Each step is a folder of its own; its function returns at once where the layout does not ask for it.
+"""
 
 from __future__ import annotations
 
@@ -8,66 +11,109 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from piledriver.engine.activations.checkpoint import apply_activation_checkpointing
+from piledriver.engine.activations import apply_activation_checkpointing
 from piledriver.engine.compile import apply_compile
-from piledriver.engine.context_parallel.apply import apply_cp
-from piledriver.engine.data_parallel import zero
-from piledriver.engine.data_parallel.sync_buffers import sync_buffers
-from piledriver.engine.expert_parallel.apply import apply_ep
-from piledriver.engine.fp8.apply import apply_fp8
-from piledriver.engine.marks import is_on_meta
+from piledriver.engine.context_parallel import apply_cp
+from piledriver.engine.data_parallel import apply_zero, attach_reducer, sync_buffers
+from piledriver.engine.expert_parallel import apply_ep
+from piledriver.engine.fp8 import apply_fp8
 from piledriver.engine.mesh import Mesh
-from piledriver.engine.meta_init import init_plan, materialise
-from piledriver.engine.offload.apply import apply_offload
-from piledriver.engine.optimizer.stochastic_rounding import assign_noise_ids
-from piledriver.engine.pipeline_parallel import split_stages, stages_of
+from piledriver.engine.offload import apply_offload
+from piledriver.engine.optimizer.parameter_map import ParameterMap, swap_parameters
+from piledriver.engine.options import EngineOptions
+from piledriver.engine.pipeline_parallel import run_as_pipeline, split_stages, stages_of
 from piledriver.engine.precision import apply_precision
-from piledriver.engine.state import EngineState, attach_state
-from piledriver.engine.tensor_parallel.apply import apply_tp
+from piledriver.engine.state import EngineState, attach_state, is_on_meta
+from piledriver.engine.tensor_parallel import apply_tp
+from piledriver.engine.tied_weights import find_tied, retie
 
 Fill = Callable[[nn.Module], None]
 
 
-def apply(model: nn.Module, mesh: Mesh, *, device: torch.device, weights: int | Fill = 0) -> nn.Module:
-    """Lay a model out as `mesh.layout` says, in place. All processes call this together.
+def apply(
+    model: nn.Module,
+    mesh: Mesh,
+    *,
+    device: torch.device,
+    weights: int | Fill = 0,
+    options: EngineOptions | None = None,
+) -> nn.Module:
+    """Apply `mesh.layout` to a model, in place. All ranks call this together.
 
-    A model on the meta device gets its memory only once it is shared out: `weights` is then the seed to initialise it
-    from, or a function that fills it (from a checkpoint). Other models start everywhere as they are on rank 0.
+    A model on the meta device gets memory for its own shards only: `weights` is then the seed to initialise from, or a
+    function that fills it (from a checkpoint). Other models start with the weights of rank 0 everywhere.
     """
-    layout = mesh.layout
-    recipe = init_plan(model) if is_on_meta(model) else None
-    if recipe is None and not mesh.alone:
-        _start_as_rank_0(model)
+    layout, options = mesh.layout, options or EngineOptions()
+    tied = find_tied(model) if layout.pp == 1 else []
+    plan = None
+    if is_on_meta(model):
+        from piledriver.engine.meta_init import init_plan
 
-    model = split_stages(model, mesh, layout)
-    model = apply_tp(model, mesh, layout)
-    model = apply_ep(model, mesh, layout)
-    model = apply_cp(model, mesh, layout)
-    model = apply_precision(model, mesh, layout)
-    model = apply_fp8(model, mesh, layout)
-    model = apply_activation_checkpointing(model, mesh, layout)
-    model = apply_compile(model, mesh, layout)
+        plan = init_plan(model)
+    elif not mesh.alone and layout.reducer != "ddp":
+        _broadcast_from_rank_0(model)
+
+    model = split_stages(model, mesh)
+    model = apply_tp(model, mesh)
+    model = apply_ep(model, mesh)
+    model = apply_cp(model, mesh)
+    model = apply_compute(model, mesh, options)
     # From here on the model shows a tied weight once, where it is owned.
-    stages = stages_of(model)
-    model = zero.apply_zero(model, mesh, layout)
-    if recipe is not None:
-        materialise(model, recipe, torch.device("cpu") if layout.offload == "parameters" else device, weights)
-    reducer = zero.attach_reducer(model, mesh, layout)
-    model = sync_buffers(model, mesh, layout)
-    model = apply_offload(model, mesh, layout, device=device)
-    assign_noise_ids(model)
+    stages = stages_of(model, mesh)
+    model = apply_zero(model, mesh)
+    if plan is not None:
+        from piledriver.engine.meta_init import materialise
+
+        materialise(model, plan, torch.device("cpu") if layout.offload == "parameters" else device, weights)
+    reducer = attach_reducer(model, mesh, options.ddp)
+    model = sync_buffers(model, mesh)
+    model = apply_offload(model, mesh, device)
+    if layout.reducer != "ddp":
+        from piledriver.engine.optimizer.stochastic_rounding import assign_noise_ids
+
+        assign_noise_ids(model)
+    retie(model, tied)
 
     attach_state(model, EngineState(mesh, reducer, stages))
-    if layout.pp > 1 and not mesh.alone:
-        # torch's pipelining takes a second to import.
-        from piledriver.engine.pipeline_parallel.model_call import run_as_pipeline
-
-        run_as_pipeline(model, mesh, device)
+    run_as_pipeline(model, mesh, device)
     return model
 
 
+def apply_compute(model: nn.Module, mesh: Mesh, options: EngineOptions) -> nn.Module:
+    """Apply the steps that act on one replica alone: precision, activation checkpointing, compilation.
+
+    This is all that a model which is only evaluated needs.
+    """
+    model = apply_precision(model, mesh, options.autocast)
+    model = apply_fp8(model, mesh)
+    model = apply_activation_checkpointing(model, mesh)
+    return apply_compile(model, mesh, options.compile)
+
+
+def apply_optimizer(optimizer: torch.optim.Optimizer, mesh: Mesh, parameters: ParameterMap) -> None:
+    """Apply `mesh.layout` to an optimizer, in place, after its models: its groups hold the parameters of before."""
+    layout = mesh.layout
+    swap_parameters(optimizer, parameters)
+    if layout.reducer == "ddp":
+        return
+    from piledriver.engine.optimizer.local_step import step_locally
+    from piledriver.engine.optimizer.shard_states import shard_states
+    from piledriver.engine.optimizer.stochastic_rounding import round_stochastically
+
+    if layout.zero in (1, 2) and not mesh.alone:
+        shard_states(optimizer, mesh)
+    if layout.offloads:
+        from piledriver.engine.offload.apply import offload_optimizer
+
+        offload_optimizer(optimizer)
+    if layout.has_bf16_weights:
+        round_stochastically(optimizer)
+    else:
+        step_locally(optimizer)
+
+
 @torch.no_grad()
-def _start_as_rank_0(model: nn.Module) -> None:
+def _broadcast_from_rank_0(model: nn.Module) -> None:
     work = [dist.broadcast(tensor, src=0, async_op=True) for tensor in [*model.parameters(), *model.buffers()]]
     for one in work:
         one.wait()

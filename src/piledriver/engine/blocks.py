@@ -57,3 +57,17 @@ def _is_stack(module: nn.Module) -> bool:
     return len(members) > 1 or (
         not isinstance(module, nn.Sequential) and any(True for member in members.values() for _ in member.children())
     )
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the members of every list of several modules of one class, nested lists included.
+
+    >>> len(repeated_blocks(nn.Sequential(nn.ModuleList(nn.Linear(2, 2) for _ in range(3)), nn.ReLU())))
+    3
+    """
+    return [member for module in model.modules() if is_repeated(module) for member in module.children()]
+
+
+def is_repeated(module: nn.Module) -> bool:
+    """Whether this is a list of several modules of one class."""
+    return isinstance(module, nn.ModuleList) and len(module) > 1 and len({type(member) for member in module}) == 1

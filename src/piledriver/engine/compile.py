@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch._functorch.config
 from torch import nn
 
-from piledriver.engine.blocks import blocks_of
 from piledriver.engine.hf_kv_cache import without_empty_caches
-from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Mesh
 from piledriver.engine.schedule_rules import SPLIT_BACKWARD
 from piledriver.engine.state import state_of
@@ -29,26 +26,29 @@ from piledriver.engine.state import state_of
 _REMEMBERED = 4096
 
 
-def is_compiled(model: nn.Module, mesh: Mesh | None, layout: Layout) -> bool:
-    """Whether the layout compiles this model: as it says, else on GPUs."""
+def is_compiled(mesh: Mesh) -> bool:
+    """Whether the layout compiles: as it says, else on GPUs."""
+    layout = mesh.layout
     if layout.compile is not None:
         return bool(layout.compile)
     if layout.pp > 1 and layout.schedule in SPLIT_BACKWARD:
         return False
-    if mesh is not None:
-        return mesh.device_type == "cuda"
-    return any(parameter.device.type == "cuda" for parameter in model.parameters())
+    return mesh.device_type == "cuda"
 
 
-def apply_compile(model: nn.Module, mesh: Mesh | None, layout: Layout, **options: Any) -> nn.Module:
-    """Compile every block of a model where the layout says so, in place; or the model, if asked or nothing repeats.
+def apply_compile(model: nn.Module, mesh: Mesh, options: Mapping[str, Any] | None = None) -> nn.Module:
+    """Compile every block of a model where the layout says so, in place; the whole model if asked or nothing repeats.
 
     `options` are those of `torch.compile`.
     """
-    if is_compiled(model, mesh, layout):
-        budget = layout.activation_budget if layout.activations == "budget" else None
-        blocks = [] if layout.compile == "model" else list(blocks_of(model).values())
-        compile_modules(blocks or [model], activation_budget=budget, **options)
+    if not is_compiled(mesh):
+        return model
+    from piledriver.engine.blocks import blocks_of
+
+    layout = mesh.layout
+    budget = layout.activation_budget if layout.activations == "budget" else None
+    blocks = [] if layout.compile == "model" else list(blocks_of(model).values())
+    compile_modules(blocks or [model], activation_budget=budget, **(options or {}))
     return model
 
 
@@ -84,8 +84,10 @@ class Compiled:
             args, kwargs = without_empty_caches(args, kwargs)
         if self.activation_budget is None:
             return self.compiled(*args, **kwargs)
-        # A setting of the process, so it is made only around this call: other models have other budgets.
-        with torch._functorch.config.patch(activation_memory_budget=self.activation_budget):
+        import torch._functorch.config as config
+
+        # A setting of the process, so it is patched only around this call: other models have other budgets.
+        with config.patch(activation_memory_budget=self.activation_budget):
             return self.compiled(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:

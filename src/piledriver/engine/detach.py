@@ -1,4 +1,4 @@
-"""Undo what the engine attached to a model: reducers, pipeline calls, watchers and offloaded weights."""
+"""Undo what the engine attached to a model: reducers, pipeline calls, hooks and offloaded weights."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from typing import Any
 
 from torch import nn
 
-from piledriver.engine.data_parallel.sync_buffers import unsync_buffers
+from piledriver.engine.data_parallel import unsync_buffers
 from piledriver.engine.lost_ranks import unwatch_forward
-from piledriver.engine.marks import LAID_OUT
-from piledriver.engine.offload.apply import undo_offload
+from piledriver.engine.offload import undo_offload
+from piledriver.engine.state import pop_state
 
 
 def detach(model: nn.Module) -> None:
-    """Average no longer, and keep nothing in host memory but the model. Parameters that are sharded stay so."""
-    known = model.__dict__.pop(LAID_OUT, None)
-    if known is not None and known.reducer is not None:
+    """Stop reducing gradients and keep nothing but the model. Sharded parameters stay sharded."""
+    known = pop_state(model)
+    if known is None:
+        return
+    if known.reducer is not None:
         known.reducer.release()
-    if known is not None and known.pipeline is not None:
+    if known.pipeline is not None:
         call: Any = model.forward
-        call.let_go()
+        call.release()
     unwatch_forward(model)
     unsync_buffers(model)
     undo_offload(model)

@@ -6,8 +6,12 @@ from piledriver.core.errors import PiledriverError, UsageError
 
 
 class LayoutError(UsageError, ValueError):
-    """A layout that cannot be: said before anything is allocated, with the nearest one that can."""
+    """An invalid layout, reported before anything is allocated, with the nearest valid one."""
+
+
+class PrecisionError(UsageError, ValueError):
+    """A precision that this device or build cannot compute in, or an unknown name."""
 
 
 class EngineError(PiledriverError, RuntimeError):
-    """Something went wrong while a laid-out model was running."""
+    """A failure while a prepared model was running."""

@@ -9,13 +9,11 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
-from piledriver.engine.offload.apply import offloaded
+from piledriver.engine.offload import offloaded
 from piledriver.engine.state import state_of
-from piledriver.engine.torch_private import parameter_groups, shared_state
+from piledriver.engine.torch_private import current_backward, parameter_groups, shared_state
 
 
 def reset_after_failure(model: nn.Module) -> None:
@@ -28,7 +26,7 @@ def reset_after_failure(model: nn.Module) -> None:
         if known.reducer is not None:
             known.reducer.drop()
         for root in known.roots:
-            if isinstance(root, FSDPModule):
+            if hasattr(root, "_get_fsdp_state"):
                 discard_step(root)
         if (on_host := offloaded(model)) is not None:
             on_host.drop()
@@ -36,12 +34,12 @@ def reset_after_failure(model: nn.Module) -> None:
 
 def reset_failed_steps(root: nn.Module) -> None:
     """Let a sharded module's forward begin with a look at how the step before ended."""
-    if isinstance(root, FSDPModule):
+    if hasattr(root, "_get_fsdp_state"):
         root.register_forward_pre_hook(_reset_if_broken, prepend=True)
 
 
 def _reset_if_broken(root: Any, _args: Any) -> None:
-    if torch._C._current_graph_task_id() != -1:
+    if current_backward() != -1:
         # A forward within a backward (recomputation): that one is still running.
         return
     state = shared_state(root)

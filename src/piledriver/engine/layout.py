@@ -1,13 +1,13 @@
 """`Layout`: how one model sits on hardware, as a value that is planned, applied, printed and saved with checkpoints.
 
-World size = pp * dp_replicate * dp_shard * cp * tp. Experts are spread over `ep` of the dp_shard * cp processes that
-hold different data, so ep asks for no processes of its own.
+World size = pp * dp_replicate * dp_shard * cp * tp. Experts are sharded over `ep` of the dp_shard * cp ranks, so ep
+needs no ranks of its own.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from piledriver.core.config import to_mapping
 from piledriver.engine.errors import LayoutError
@@ -20,6 +20,7 @@ Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleav
 Zero = Literal[0, 1, 2, 3]
 Offload = Literal["none", "optimizer", "parameters"]
 ContextMethod = Literal["ring", "all-to-all"]
+Reducer = Literal["bucketed", "ddp"]
 
 _SIZES = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "activation_every", "microbatches")
 _CHOICES: dict[str, tuple[Any, ...]] = {
@@ -29,6 +30,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "offload": get_args(Offload),
     "cp_method": get_args(ContextMethod),
     "schedule": get_args(Schedule),
+    "reducer": get_args(Reducer),
     "compile": (None, True, False, "blocks", "model"),
 }
 
@@ -48,57 +50,60 @@ class Layout:
     """  # noqa: E501
 
     zero: Zero = 0
-    """What data-parallel processes share out: 0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters."""
+    """What data-parallel ranks shard: 0 nothing, 1 optimizer states, 2 also gradients, 3 also parameters."""
     dp_replicate: int | None = None
-    """Groups that each hold a whole copy of what zero shares out; None: all that are left where zero is 0, else 1."""
+    """Replicas of what zero shards; None: all remaining ranks where zero is 0, else 1."""
     dp_shard: int | None = None
-    """Processes that share one copy; None: all that are left where zero is 1 or more, else 1."""
+    """Ranks that shard one replica; None: all remaining ranks where zero is 1 or more, else 1."""
     tp: int = 1
-    """Processes that split each matrix."""
+    """Tensor parallel: ranks that shard each matrix."""
     pp: int = 1
-    """Groups that each hold some of the blocks."""
+    """Pipeline parallel: groups that hold consecutive blocks."""
     cp: int = 1
-    """Processes that split each sequence."""
+    """Context parallel: ranks that shard each sequence."""
     ep: int = 1
-    """Processes that split the experts among them."""
+    """Expert parallel: ranks that shard the experts."""
+    reducer: Reducer = "bucketed"
+    """Who averages gradients where every rank holds a full replica: our buckets, or torch DDP (communication hooks,
+    `Join`, `static_graph`, unused-parameter errors)."""
 
     precision: Precision = "fp32"
-    """What is computed in. Weights stay fp32 (master weights) but in bf16-pure and fp8-pure, where they are bf16."""
+    """Mixed precision: fp32 master weights with 16-bit or fp8 compute; the `*-pure` modes keep bf16 weights only."""
     activations: Activations = "keep"
-    """What the backward finds: everything; what is dear to recompute; block inputs; or what fits the budget."""
+    """Activation checkpointing: keep all, keep expensive ops, recompute blocks, or recompute to fit a budget."""
     activation_every: int = 1
-    """Recompute only every so many blocks."""
+    """Recompute only every n-th block."""
     activation_budget: float = 0.5
-    """With `budget`: the share of the activations' bytes that may be kept."""
+    """With `budget`: the fraction of activation bytes that may be kept."""
     activation_offload: bool = False
-    """Keep saved activations in host memory until the backward needs them."""
+    """Keep saved activations in host memory until the backward pass needs them."""
     recompute_norms: bool = False
-    """Where compiled: the norms before attention and MLP are computed again in the backward, not kept."""
+    """Recompute the norms before attention and MLP in the backward pass of compiled blocks."""
     offload: Offload = "none"
-    """What lives in host memory: optimizer states, or these and the parameters."""
+    """What lives in host memory: nothing, optimizer states, or these and the parameters."""
 
     sequence_parallel: bool = True
-    """With tp: also split the norms' activations along the sequence."""
+    """With tp: also shard the activations of norms along the sequence."""
     loss_parallel: bool = True
-    """With tp: keep the vocabulary of the logits split in the loss."""
+    """With tp: keep the logits sharded over the vocabulary in the loss."""
     cp_method: ContextMethod = "ring"
-    """Pass keys and values round, or exchange sequence for heads."""
+    """Ring attention, or all-to-all over heads (Ulysses)."""
     expert_capacity: float | None = None
-    """Rows an expert takes as a multiple of its even share; None drops nothing."""
+    """Tokens an expert accepts, as a multiple of its even share; None drops nothing."""
 
     microbatches: int | None = None
-    """With pp: parts that a batch is cut into; None: twice the stages."""
+    """With pp: micro-batches per batch; None: twice the number of stages."""
     schedule: Schedule = "1f1b"
-    """With pp: the order of forwards and backwards."""
+    """With pp: the pipeline schedule."""
     stages_per_rank: int | None = None
-    """With pp: stages that a rank holds; None: what the schedule asks for."""
+    """With pp: stages per rank; None: what the schedule needs."""
 
     compile: bool | Literal["blocks", "model"] | None = None
-    """Compile each block (true is the same), or the model as one graph; None: each block, on GPUs."""
+    """Compile each block (`true` means the same), or the model as one graph; None: each block, on GPUs."""
     prefetch: int = 1
-    """With zero 3: blocks whose parameters are gathered ahead."""
+    """With zero 3: how many blocks ahead parameters are gathered."""
     debug: bool = False
-    """Check at apply time that the parallel model computes what the plain one does."""
+    """Check that the parallel model computes what the plain one does, and that ranks agree."""
 
     def __post_init__(self) -> None:
         for name in _SIZES:
@@ -115,6 +120,7 @@ class Layout:
         if self.expert_capacity is not None and not self.expert_capacity > 0:
             raise LayoutError(f"expert_capacity is {self.expert_capacity}", fix="use 1.0 or more, or leave it out")
         self._check_data_parallel()
+        self._check_reducer()
         self._check_stages()
         self._check_one_graph()
         if not 0.0 < self.activation_budget <= 1.0:
@@ -124,10 +130,16 @@ class Layout:
 
     def _check_data_parallel(self) -> None:
         if self.zero == 0 and (self.dp_shard or 1) > 1:
-            raise LayoutError(f"dp_shard {self.dp_shard} with zero 0 shares nothing out", fix="use zero 1, 2 or 3")
+            raise LayoutError(f"dp_shard {self.dp_shard} with zero 0 shards nothing", fix="use zero 1, 2 or 3")
         if self.ep > 1 and self.zero in (1, 2):
             raise LayoutError(
                 f"experts over ep {self.ep} with zero {self.zero}: they are not on every process", fix="use zero 0 or 3"
+            )
+
+    def _check_reducer(self) -> None:
+        if self.reducer == "ddp" and not self.replicates:
+            raise LayoutError(
+                f"reducer 'ddp' needs a full replica on every rank, but this is {self!r}", fix="leave reducer out"
             )
 
     def _check_stages(self) -> None:
@@ -140,7 +152,7 @@ class Layout:
             raise LayoutError(f"{self.schedule} needs 2 or more stages a rank", fix="raise it, or use schedule 1f1b")
         if self.schedule in ("gpipe", "1f1b") and stages not in (None, 1):
             raise LayoutError(f"{self.schedule} holds 1 stage a rank, not {stages}", fix="use interleaved-1f1b")
-        if self.offload != "none":
+        if self.offloads:
             # Gradients leave for the host as a backward makes them; a schedule adds up several, and tied weights later.
             raise LayoutError(
                 f"offload {self.offload!r} with pp {self.pp}", fix="use pp=1, or more processes and zero=3"
@@ -153,11 +165,11 @@ class Layout:
             check_microbatches(self.schedule, ranks=self.pp, stages=self.stages, microbatches=self.microbatches)
 
     def _check_one_graph(self) -> None:
-        """What acts between two blocks cannot be inside one graph."""
+        """Reject features that act between two blocks, which cannot be inside one graph."""
         if self.compile != "model":
             return
         between = {"zero": self.zero == 3, "tp": self.tp > 1, "pp": self.pp > 1, "cp": self.cp > 1, "ep": self.ep > 1}
-        between |= {"offload": self.offload != "none", "activation_offload": self.activation_offload}
+        between |= {"offload": self.offloads, "activation_offload": self.activation_offload}
         for name in (name for name, acts in between.items() if acts):
             raise LayoutError(
                 f"compile 'model' with {name} {getattr(self, name)!r}, which acts between blocks",
@@ -165,7 +177,7 @@ class Layout:
             )
 
     def on(self, world_size: int) -> Layout:
-        """The same layout with every size said, for so many processes."""
+        """Return this layout with every size resolved for a world size."""
         fixed = self.pp * self.cp * self.tp
         left, rest = divmod(world_size, fixed)
         if rest or left == 0:
@@ -175,7 +187,7 @@ class Layout:
                 f"{world_size} processes cannot be divided by pp {self.pp} * cp {self.cp} * tp {self.tp} = {fixed}",
                 fix=f"use {choices} processes",
             )
-        if self.offload != "none" and self.zero != 3 and world_size > 1:
+        if self.offloads and self.zero != 3 and world_size > 1:
             raise LayoutError(
                 f"offload={self.offload!r} with zero {self.zero} on {world_size} processes keeps a copy on each",
                 fix="use zero=3",
@@ -203,26 +215,60 @@ class Layout:
 
     @property
     def stages(self) -> int:
-        """Pipeline stages over all ranks."""
+        """Number of pipeline stages over all ranks."""
         if self.pp == 1:
             return 1
         several = self.schedule in TWO_STAGES_A_RANK | MANY_STAGES_A_RANK
         return self.pp * (self.stages_per_rank or (2 if several else 1))
 
     @property
+    def replicates(self) -> bool:
+        """Whether every rank holds a full replica of the model and its optimizer states, on its device."""
+        return self.zero == 0 and self.tp == self.pp == self.cp == self.ep == 1 and not self.offloads
+
+    @property
+    def offloads(self) -> bool:
+        """Whether optimizer states (and parameters) live in host memory."""
+        return self.offload != "none"
+
+    @property
     def has_bf16_weights(self) -> bool:
-        """Whether weights are kept in what is computed in; others are fp32."""
+        """Whether the weights themselves are bf16, without fp32 master weights."""
         return self.precision in ("bf16-pure", "fp8-pure")
 
     @property
     def data_size(self) -> int:
-        """How many different batches are read at once. Only of a layout with every size said."""
+        """Number of different batches read per step. Needs a resolved layout (see `on`)."""
         assert self.dp_replicate is not None
         assert self.dp_shard is not None
         return self.dp_replicate * self.dp_shard
 
     def __repr__(self) -> str:
-        """Only what differs from the defaults: a layout is read more often than it is parsed."""
+        """Show only what differs from the defaults."""
         plain = {name: field.default for name, field in type(self).__dataclass_fields__.items()}
         said = [f"{k}={v!r}" for k, v in to_mapping(self).items() if v != plain[k]]
         return f"Layout({', '.join(said)})"
+
+
+def resolve_layout(given: Layout | None, precision: str = "no", *, compile: bool | str | None = None) -> Layout:
+    """Return the layout that was given, or the plainest one: a replica per rank, gradients averaged by torch DDP.
+
+    `precision` (Accelerate's `mixed_precision`) and `compile` fill in what the layout leaves at its default.
+
+    >>> resolve_layout(None, "bf16")
+    Layout(reducer='ddp', precision='bf16', compile=False)
+    >>> resolve_layout(Layout(zero=3), "bf16")
+    Layout(zero=3, precision='bf16')
+    """
+    layout = given
+    if layout is None:
+        layout = Layout(compile=None, precision="fp8") if precision == "fp8" else Layout(reducer="ddp", compile=False)
+    if compile is not None and not layout.compile:
+        layout = replace(layout, compile=cast(Any, compile) if layout.replicates else "blocks")
+    if precision == "no" or layout.precision.startswith(precision):
+        return layout
+    if layout.precision != "fp32":
+        raise LayoutError(
+            f"mixed_precision is {precision!r}, the layout's precision is {layout.precision!r}", fix="give one of them"
+        )
+    return replace(layout, precision=cast(Precision, precision))

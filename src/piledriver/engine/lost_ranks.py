@@ -7,6 +7,7 @@ was doing something else.
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import threading
@@ -21,8 +22,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from piledriver.engine.state import state_of
+from piledriver.engine.torch_private import default_store, process_groups
+from piledriver.runtime.collectives.agreement import check_agreement
 from piledriver.runtime.collectives.operations import is_lost_peer
 from piledriver.runtime.errors import DisagreementError, LostPeerError
+from piledriver.runtime.world import World
 
 POLL_SECONDS = 5.0
 """How long to wait for signatures where several ranks have not signed."""
@@ -91,10 +96,9 @@ def _poll_ranks(doing: str, group: dist.ProcessGroup | None) -> tuple[dict[int, 
     me = dist.get_rank()
     keys = {rank: f"piledriver/lost/{'-'.join(map(str, ranks))}/{rank}" for rank in ranks}
     try:
-        # torch has no public way to the store, nor to the groups there are.
-        store = dist.distributed_c10d._get_default_store()
+        store = default_store()
         store.set(keys[me], doing)
-        for one in [group] if group is not None else list(dist.distributed_c10d._world.pg_map):
+        for one in [group] if group is not None else process_groups():
             with suppress(RuntimeError):
                 one.abort()
         start = time.monotonic()
@@ -113,7 +117,7 @@ def _poll_ranks(doing: str, group: dist.ProcessGroup | None) -> tuple[dict[int, 
 
 def register_rank() -> None:
     """Leave word of where this process is, for those who will look for it."""
-    store = dist.distributed_c10d._get_default_store()
+    store = default_store()
     store.set(f"piledriver/where/{dist.get_rank()}", f"{socket.gethostname()} {os.getpid()}")
 
 
@@ -175,6 +179,20 @@ class _Announce:
 
 def _to_nobody(_what: str) -> None:
     return None
+
+
+def watch_collectives(model: nn.Module, world: World) -> None:
+    """Report ranks that are lost in a forward that communicates; a pipeline does so itself.
+
+    With `debug`, ranks also compare notes before each sharded module.
+    """
+    known = state_of(model)
+    if known is None or known.mesh.layout.reducer == "ddp" or known.pipeline is not None:
+        return
+    tell = None
+    if known.mesh.layout.debug or world.debug:
+        tell = functools.partial(check_agreement, world.with_debug(), data=())
+    watch_forward(model, tell)
 
 
 def watch_forward(model: nn.Module, tell: Callable[[str], None] | None = None) -> None:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from piledriver.engine.layout import Layout
-from piledriver.engine.mesh import Mesh
 from piledriver.engine.state import gradients_so_far
 from piledriver.optim.shards import local
 
@@ -33,9 +32,7 @@ class MemoryReport:
         return ", ".join(f"{name} {size / 2**20:,.1f} MiB" for name, size in parts)
 
 
-def measure(
-    models: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer], mesh: Mesh | None = None
-) -> MemoryReport:
+def measure(models: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> MemoryReport:
     """Sum the storages that live on this process; memory that two tensors share counts once."""
     models = list(models)
     states = [value for optimizer in optimizers for state in optimizer.state.values() for value in _tensors(state)]

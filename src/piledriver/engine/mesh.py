@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from piledriver.engine.layout import Layout
@@ -21,20 +22,23 @@ from piledriver.engine.layout import Layout
 
 @dataclass(frozen=True)
 class Mesh:
-    """Where this process stands in a layout. An axis of size 1 has a mesh of one process.
+    """The ranks of a resolved layout, and this rank's place among them. An axis of size 1 has a mesh of one rank.
 
-    A process that is alone has no process group and so no mesh: steps look at the layout's sizes before they ask.
-    Axes are cut out once: torch takes milliseconds each time, and they are asked for by every parameter.
+    A single process, and replicas that torch DDP reduces, have no device meshes: steps check the layout's sizes first.
+    Axes are sliced once: torch takes milliseconds each time, and every parameter asks for them.
     """
 
     layout: Layout
     device_type: str
+    size: int
+    """World size."""
+    rank: int
     dense: DeviceMesh
     """(pp, dp_replicate, dp_shard, tp): parameters that every token uses; dp_shard includes cp."""
     batch: DeviceMesh
-    """(pp, dp_replicate, dp_shard, cp, tp): who reads which part of which batch."""
+    """(pp, dp_replicate, dp_shard, cp, tp): which rank reads which part of which batch."""
     experts: DeviceMesh
-    """(pp, dp_replicate, dp_shard, ep, tp): experts; dp_shard * ep here are what share them out."""
+    """(pp, dp_replicate, dp_shard, ep, tp): experts, sharded over dp_shard * ep."""
 
     @functools.cached_property
     def tp(self) -> DeviceMesh:
@@ -82,57 +86,74 @@ class Mesh:
 
     @property
     def alone(self) -> bool:
-        """Whether there is one process and so nothing to talk to."""
-        return self.dense is None
+        """Whether the world is a single process."""
+        return self.size == 1
 
     @functools.cached_property
     def dp_groups(self) -> list[DeviceMesh]:
         """The axes over which gradients of dense parameters are averaged, the sharing one first."""
-        axes = [] if self.alone else [self.dense["dp_shard"], self.dense["dp_replicate"]]
+        axes = [] if self.dense is None else [self.dense["dp_shard"], self.dense["dp_replicate"]]
         return [axis for axis in axes if axis.size() > 1]
 
     @functools.cached_property
     def expert_dp_groups(self) -> list[DeviceMesh]:
         """The same for experts: processes that hold the same ones."""
-        axes = [] if self.alone else [self.experts["dp_shard"], self.experts["dp_replicate"]]
+        axes = [] if self.experts is None else [self.experts["dp_shard"], self.experts["dp_replicate"]]
         return [axis for axis in axes if axis.size() > 1]
 
     @functools.cached_property
     def reduce_size(self) -> int:
-        """How many processes hold parts of the data that one gradient is the mean of."""
-        return 1 if self.alone else self.dense["dp_shard"].size() * self.dense["dp_replicate"].size()
+        """Number of ranks whose gradients are averaged."""
+        return self.size if self.dense is None else self.dense["dp_shard"].size() * self.dense["dp_replicate"].size()
+
+    def sum_over_data(self, value: Tensor) -> Tensor:
+        """Return the sum of a tensor over the ranks whose gradients are averaged."""
+        total = value.clone()
+        if self.dense is None and not self.alone:
+            dist.all_reduce(total)
+        for axis in self.dp_groups:
+            dist.all_reduce(total, group=axis.get_group())
+        return total
 
     @property
     def data_rank(self) -> int:
-        """Which of the `layout.data_size` batches this process reads."""
-        if self.alone:
-            return 0
-        _, replicate, shard, _, _ = self._place()
+        """Which of the `layout.data_size` batches this rank reads."""
+        if self.batch is None:
+            return self.rank
+        _, replicate, shard, _, _ = self._coordinate()
         return replicate * self.batch["dp_shard"].size() + shard
 
     @property
     def readers(self) -> list[int]:
-        """One rank for each of the batches that are read at once, in their order."""
-        return [0] if self.alone else [int(rank) for rank in self.batch.mesh[0, :, :, 0, 0].flatten().tolist()]
+        """One rank for each batch that is read per step, in their order."""
+        if self.batch is None:
+            return list(range(self.size))
+        return [int(rank) for rank in self.batch.mesh[0, :, :, 0, 0].flatten().tolist()]
 
     @property
     def model_parallel_size(self) -> int:
-        """How many processes read the same batch."""
+        """Number of ranks that read the same batch."""
         return self.layout.pp * self.layout.cp * self.layout.tp
 
-    def _place(self) -> tuple[int, ...]:
+    def axis_rank(self, axis: str) -> int:
+        """Return this rank's index on an axis of `batch`."""
+        return 0 if self.batch is None else int(self.batch[axis].get_local_rank())
+
+    def _coordinate(self) -> tuple[int, ...]:
         place = self.batch.get_coordinate()
         assert place is not None
         return tuple(place)
 
 
 def make_mesh(layout: Layout, device_type: str) -> Mesh:
-    """The mesh of a layout on the processes that are connected. All processes must call this together."""
+    """Return the mesh of a layout over the connected ranks. All ranks must call this together."""
     device = torch.device(device_type).type
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    connected = dist.is_available() and dist.is_initialized()
+    size, rank = (dist.get_world_size(), dist.get_rank()) if connected else (1, 0)
+    layout = layout.on(size)
+    if size == 1 or layout.reducer == "ddp":
         nothing: Any = None
-        return Mesh(layout.on(1), device, nothing, nothing, nothing)
-    layout = layout.on(dist.get_world_size())
+        return Mesh(layout, device, size, rank, nothing, nothing, nothing)
     assert layout.dp_replicate is not None
     assert layout.dp_shard is not None
     if layout.zero:
@@ -149,6 +170,8 @@ def make_mesh(layout: Layout, device_type: str) -> Mesh:
     return Mesh(
         layout,
         device,
+        size,
+        rank,
         _mesh(device, dense, ("pp", "dp_replicate", "dp_shard", "tp")),
         _mesh(device, batch, ("pp", "dp_replicate", "dp_shard", "cp", "tp")),
         _mesh(device, experts, ("pp", "dp_replicate", "dp_shard", "ep", "tp")),

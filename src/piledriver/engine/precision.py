@@ -1,26 +1,27 @@
-"""What a model computes in. Weights stay fp32 (masters) but in the pure ones; what flows through the blocks is smaller.
+"""Mixed precision: fp32 master weights with 16-bit activations; the `*-pure` modes also keep bf16 weights.
 
 Our own models take a compute dtype where the embedding enters the residual stream: each layer casts its weight on the
-way, which the compiler fuses. Other models compute under autocast, their outputs in fp32. Step of `apply.py`: after
-tensor parallel (which may have replaced weights), before anything that wraps a block's forward.
+way, which the compiler fuses. Other models compute under autocast, their outputs in fp32. In `apply.py` this step comes
+after tensor parallelism (which may replace weights) and before anything that wraps a block's forward.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from piledriver.engine.errors import PrecisionError
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Mesh
-from piledriver.models import Transformer
 from piledriver.runtime.collectives.nested import to_float32
 
-_COMPUTED_IN = {
+_COMPUTE_DTYPES = {
     "bf16": torch.bfloat16,
     "bf16-pure": torch.bfloat16,
     "fp8": torch.bfloat16,
@@ -31,56 +32,81 @@ _COMPUTED_IN = {
 
 
 def compute_dtype(layout: Layout) -> torch.dtype | None:
-    """The dtype between the matrix products; None where it is that of the weights (fp32).
+    """Return the dtype of activations between matrix products; None for fp32.
 
     >>> compute_dtype(Layout(precision="bf16")), compute_dtype(Layout())
     (torch.bfloat16, None)
     """
-    return _COMPUTED_IN.get(layout.precision)
+    return _COMPUTE_DTYPES.get(layout.precision)
 
 
-def mixed_precision_policy(layout: Layout) -> MixedPrecisionPolicy:
-    """For `fully_shard`: parameters are gathered in what is computed in, gradients are summed in fp32.
+def check_device(layout: Layout, device: torch.device) -> None:
+    """Reject a mixed precision that a device cannot compute in, before anything is prepared."""
+    if layout.reducer != "ddp":
+        return
+    if layout.precision == "fp16" and device.type not in ("cuda", "xpu", "mps", "xla"):
+        raise PrecisionError(
+            f"fp16 mixed precision requires a GPU (not {device.type!r})", fix="use bf16, which CPUs can compute in"
+        )
+    if layout.precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        raise PrecisionError("bf16 mixed precision requires a newer GPU than this one", fix="use fp16")
 
-    Inputs are not cast: what a block is given has its dtype from the block before.
-    """
+
+def autocast(layout: Layout, device_type: str, options: Mapping[str, Any] | None = None) -> AbstractContextManager[Any]:
+    """Return a context that computes in the layout's precision; `options` are further arguments of `torch.autocast`."""
     dtype = compute_dtype(layout)
-    if dtype is None:
-        return MixedPrecisionPolicy(cast_forward_inputs=False)
-    gathered = None if layout.has_bf16_weights else dtype
-    return MixedPrecisionPolicy(param_dtype=gathered, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    return nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype, **(options or {}))
 
 
-def apply_precision(model: nn.Module, mesh: Mesh | None, layout: Layout) -> nn.Module:
-    """Make a model compute in the layout's precision; in place. fp8 layers are `fp8.py`'s, the rest of them is bf16."""
-    dtype = compute_dtype(layout)
+def apply_precision(model: nn.Module, mesh: Mesh, options: Mapping[str, Any] | None = None) -> nn.Module:
+    """Make a model compute in the layout's precision, in place. fp8 layers follow in `fp8/`; the rest is bf16."""
+    dtype = compute_dtype(mesh.layout)
     if dtype is None:
         return model
-    if layout.has_bf16_weights:
+    if mesh.layout.has_bf16_weights:
         make_pure(model)
-    for module in model.modules():
-        if isinstance(module, Transformer):
+    ours = _transformers(model)
+    if options is None or options.get("enabled", True):
+        for module in ours:
             module.compute_dtype = dtype
-    if not isinstance(model, Transformer):
-        device = "cpu" if mesh is None else mesh.device_type
-        model.forward = AutocastForward(model.forward, functools.partial(torch.autocast, device, dtype))
+    if not any(module is model for module in ours):
+        context = functools.partial(autocast, mesh.layout, mesh.device_type, options)
+        model.forward = AutocastForward(model.forward, context)
     return model
 
 
+def restore_forward(model: nn.Module) -> None:
+    """Undo `apply_precision`: the model computes in the precision of its weights again."""
+    if isinstance(forward := model.__dict__.get("forward"), AutocastForward):
+        del model.__dict__["forward"]
+        if forward.forward != model.forward:
+            model.forward = forward.forward
+    for module in _transformers(model):
+        module.compute_dtype = None
+
+
 def make_pure(model: nn.Module) -> None:
-    """Parameters in bf16, the same objects; buffers (rotary tables, running statistics) keep their precision."""
+    """Cast parameters to bf16, keeping the objects; buffers (rotary tables, running statistics) keep their dtype."""
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(torch.bfloat16)
 
 
-class AutocastForward:
-    """A forward under autocast, its outputs in fp32 so that losses outside are exact."""
+def _transformers(model: nn.Module) -> list[Any]:
+    """Our own models among the modules of a model, without importing them for loops that use none."""
+    known: Any = sys.modules.get("piledriver.models.transformer")
+    return [] if known is None else [module for module in model.modules() if isinstance(module, known.Transformer)]
 
-    def __init__(self, forward: Callable[..., Any], context: Callable[[], Any]) -> None:
+
+class AutocastForward:
+    """A forward under autocast, with outputs in fp32 so that losses computed outside are exact."""
+
+    def __init__(self, forward: Callable[..., Any], context: Callable[[], AbstractContextManager[Any]]) -> None:
+        # Libraries inspect the signature of a model's forward.
+        functools.update_wrapper(self, forward)
         self.forward, self.context = forward, context
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with self.context():
-            out = self.forward(*args, **kwargs)
-        return to_float32(out)
+            output = self.forward(*args, **kwargs)
+        return to_float32(output)

@@ -15,6 +15,7 @@ from piledriver.core.errors import ConfigError, PiledriverError
 from piledriver.data.stream.token_stream import StreamConfig, TokenStream, open_stream
 from piledriver.engine import Layout
 from piledriver.engine.compile import apply_compile
+from piledriver.engine.mesh import make_mesh
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.model_size import parameter_count
 from piledriver.observe.flops import peak_flops
@@ -175,7 +176,7 @@ def compile_model(model: Transformer, parts: Parts) -> None:
     if wanted == "model" or (wanted is None and parts.device.type == "cuda"):
         model.compile()
     elif wanted:
-        apply_compile(model, None, Layout(compile=wanted))
+        apply_compile(model, make_mesh(Layout(compile=wanted), parts.device.type))
 
 
 def peak_of(parts: Parts, model: Transformer) -> float | None:

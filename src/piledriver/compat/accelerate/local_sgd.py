@@ -1,5 +1,5 @@
 """`LocalSGD`."""
 
-from piledriver.accelerator.local_sgd import LocalSGD
+from piledriver.engine.data_parallel.local_sgd import LocalSGD
 
 __all__ = ["LocalSGD"]

@@ -11,8 +11,8 @@ import torch
 
 from piledriver.accelerator.accumulation import GradientState as _GradientState
 from piledriver.accelerator.options import GradientAccumulationPlugin
-from piledriver.accelerator.precision import resolve_precision
-from piledriver.accelerator.process_info import ProcessFacts, distributed_type
+from piledriver.accelerator.process_info import ProcessInfo, distributed_type
+from piledriver.accelerator.settings import resolve_precision
 from piledriver.runtime.connection import connect, disconnect
 from piledriver.runtime.world import World, detect_world
 
@@ -58,7 +58,7 @@ _PARTIAL_KNOWN = (
 )
 
 
-class _SettableType(ProcessFacts):
+class _SettableType(ProcessInfo):
     """Users set the type by hand to try what another one would do."""
 
     @property

@@ -21,7 +21,6 @@ from piledriver.engine.blocks import blocks_of
 from piledriver.engine.compile import is_compiled
 from piledriver.engine.errors import LayoutError
 from piledriver.engine.hf_kv_cache import refuse_caches, without_empty_caches
-from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Mesh
 from piledriver.kernels import ops_to_save
 from piledriver.models.block import Block
@@ -39,8 +38,9 @@ _OPS_TO_SAVE = frozenset(
 )
 
 
-def apply_activation_checkpointing(model: nn.Module, mesh: Mesh | None, layout: Layout) -> nn.Module:
-    """Make the blocks of a model keep what the layout says; in place."""
+def checkpoint_blocks(model: nn.Module, mesh: Mesh) -> nn.Module:
+    """Make the blocks of a model keep, recompute or offload activations as the layout says, in place."""
+    layout = mesh.layout
     for module in model.modules() if layout.recompute_norms else ():
         if isinstance(module, Block):
             module.recompute_norms = True
@@ -52,7 +52,7 @@ def apply_activation_checkpointing(model: nn.Module, mesh: Mesh | None, layout: 
             f"{type(model).__name__} has no repeated blocks whose activations could be recomputed",
             fix="use activations='keep', or put the repeated modules in a ModuleList",
         )
-    _recompute(model, blocks, mesh, layout)
+    _recompute(model, blocks, mesh)
     if layout.activation_offload:
         shelf = Shelf()
         # The backward begins with the last block: what it saved would come back before it had left.
@@ -61,8 +61,9 @@ def apply_activation_checkpointing(model: nn.Module, mesh: Mesh | None, layout: 
     return model
 
 
-def _recompute(model: nn.Module, blocks: list[nn.Module], mesh: Mesh | None, layout: Layout) -> None:
-    if layout.activations == "budget" and is_compiled(model, mesh, layout):
+def _recompute(model: nn.Module, blocks: list[nn.Module], mesh: Mesh) -> None:
+    layout = mesh.layout
+    if layout.activations == "budget" and is_compiled(mesh):
         # The compiler chooses operator by operator: `compile_blocks` tells it the budget.
         return
     if layout.activations == "budget":

@@ -37,16 +37,12 @@ from piledriver.models import LossSums, ModelConfig, Transformer
 from piledriver.models.attention.layer import Attention
 
 
-def apply_cp(model: nn.Module, mesh: Mesh, layout: Layout) -> nn.Module:
-    """Split the sequences of a model over cp, in place. Comes after `split_tensors`, which it wraps.
-
-    Our `Transformer`, and causal language models of `transformers` (`context_huggingface`).
-    """
-    if layout.cp == 1 or mesh.alone:
-        return model
+def shard_sequences(model: nn.Module, mesh: Mesh) -> nn.Module:
+    """Shard the sequences of a model over cp: our `Transformer`, or a causal language model of `transformers`."""
+    layout = mesh.layout
+    zigzag = layout.cp_method == "ring"
     if is_language_model(model):
-        parts = SequenceSharding(Group.of(mesh.cp), zigzag=layout.cp_method == "ring")
-        split_language_model(model, parts, layout)
+        split_language_model(model, SequenceSharding(Group.of(mesh.cp), zigzag=zigzag), layout)
         return model
     if not isinstance(model, Transformer):
         raise LayoutError(
@@ -55,7 +51,7 @@ def apply_cp(model: nn.Module, mesh: Mesh, layout: Layout) -> nn.Module:
         )
     check_model(model.config, layout)
     balanced = model.config.moe is not None and model.config.moe.balance_coefficient != 0
-    parts = SequenceSharding(Group.of(mesh.cp), zigzag=layout.cp_method == "ring", may_pad=not balanced)
+    parts = SequenceSharding(Group.of(mesh.cp), zigzag=zigzag, may_pad=not balanced)
     for module in model.modules():
         if isinstance(module, Attention):
             _replace_kernel(module, parts)

@@ -19,6 +19,7 @@ from piledriver.engine.mesh import Mesh
 from piledriver.engine.shards import owned_rows as parts
 from piledriver.engine.shards.grad_hooks import when_accumulated
 from piledriver.engine.shards.owned_rows import BUCKET_BYTES
+from piledriver.engine.torch_private import call_after_backward, current_backward
 
 
 class GradientReducer:
@@ -86,11 +87,11 @@ class GradientReducer:
     def _on_gradient(self, parameter: Tensor) -> None:
         if not self.enabled:
             return
-        backward = torch._C._current_graph_task_id()
+        backward = current_backward()
         if backward != self._backward:
             # The one before may have ended in an error (out of memory, caught by the loop), without a last word.
             self._begin(backward)
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+            call_after_backward(self._finish)
         self._arrived.add(id(parameter))
         # In one order on every process, whatever order the gradients come in.
         while self._sent < len(self.buckets) and self.buckets[self._sent].keys <= self._arrived:

@@ -1,21 +1,12 @@
-"""What data-parallel processes share out: nothing, optimizer states, gradients, parameters (ZeRO, Rajbhandari, 2020).
-
-| zero | parameters | gradients | optimizer state | how |
-|---|---|---|---|---|
-| 0 | whole | whole | whole | averaged in buckets (`averaging.py`) |
-| 1 | whole | whole | 1 / N | the same; the optimizer steps on its rows (`parts.py`, `optimizers.py`) |
-| 2 | whole | 1 / N | 1 / N | each process receives its rows of the mean only |
-| 3 | 1 / N | 1 / N | 1 / N | torch's `fully_shard`, block by block |
-
-N is dp_shard * cp. With dp_replicate, N processes share one copy and the copies are averaged across.
-"""
+"""ZeRO 1 to 3: shard optimizer states, gradients and parameters over the data-parallel ranks."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from piledriver.engine.blocks import blocks_of
 from piledriver.engine.data_parallel.reducer import GradientReducer
@@ -25,22 +16,32 @@ from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Mesh
 from piledriver.engine.offload.apply import offload_policy
 from piledriver.engine.optimizer.shard_states import patch_zero_grad
-from piledriver.engine.pipeline_parallel.split import stages_of
-from piledriver.engine.precision import mixed_precision_policy
+from piledriver.engine.pipeline_parallel.split import made_stages
+from piledriver.engine.precision import compute_dtype
 from piledriver.engine.shards import owned_rows as parts
 
 
-def apply_zero(model: nn.Module, mesh: Mesh, layout: Layout) -> nn.Module:
-    """Zero 3: parameters in 1 / N, gathered block by block while they are needed. Works on the meta device."""
-    if layout.zero != 3 or mesh.alone or mesh.shard.size() == 1:
-        return model
+def shard_parameters(model: nn.Module, mesh: Mesh) -> nn.Module:
+    """Shard parameters in place; each block's are gathered while it computes. Works on the meta device."""
     options = {
-        "mp_policy": mixed_precision_policy(layout),
-        "offload_policy": offload_policy(layout, mesh.device_type),
+        "mp_policy": _mixed_precision(mesh.layout),
+        "offload_policy": offload_policy(mesh.layout, mesh.device_type),
     }
-    for root in stages_of(model):
-        _shard(root, mesh, options, layout.prefetch)
+    for root in made_stages(model):
+        _shard(root, mesh, options, mesh.layout.prefetch)
     return model
+
+
+def _mixed_precision(layout: Layout) -> MixedPrecisionPolicy:
+    """Gather parameters in the compute dtype, reduce gradients in fp32.
+
+    Inputs are not cast: a block's input has its dtype from the block before.
+    """
+    dtype = compute_dtype(layout)
+    if dtype is None:
+        return MixedPrecisionPolicy(cast_forward_inputs=False)
+    gathered = None if layout.has_bf16_weights else dtype
+    return MixedPrecisionPolicy(param_dtype=gathered, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 
 def _shard(root: nn.Module, mesh: Mesh, options: dict[str, Any], prefetch: int) -> None:
@@ -56,7 +57,7 @@ def _shard(root: nn.Module, mesh: Mesh, options: dict[str, Any], prefetch: int) 
 
 
 def _prefetch(blocks: list[nn.Module], ahead: int) -> None:
-    """Ask for the next blocks' parameters before this one computes. torch itself gathers one ahead on a GPU."""
+    """Gather the parameters of the next blocks before this one computes. torch itself gathers one ahead on a GPU."""
     if ahead <= 1:
         return
     for i, block in enumerate(blocks):
@@ -69,12 +70,9 @@ def _fsdp(modules: list[nn.Module]) -> list[FSDPModule]:
     return [module for module in modules if isinstance(module, FSDPModule)]
 
 
-def attach_reducer(model: nn.Module, mesh: Mesh, layout: Layout) -> GradientReducer | None:
-    """Zero 0, 1 and 2: average in every backward from now on. With zero 2 each process receives its rows only."""
-    if layout.zero == 3 and not mesh.alone and mesh.shard.size() > 1:
-        return None
-    if mesh.alone or mesh.reduce_size == 1 or not any(p.requires_grad for p in model.parameters()):
-        return None
+def bucketed_reducer(model: nn.Module, mesh: Mesh) -> GradientReducer:
+    """Zero 0, 1 and 2: average gradients in buckets. With zero 2 each rank receives the rows that it steps on."""
+    layout = mesh.layout
     if layout.zero in (1, 2):
         for parameter in model.parameters():
             if not parts.local(parameter).is_contiguous():

@@ -20,7 +20,6 @@ from torch.distributed.tensor import Placement, Shard
 
 from piledriver.engine.errors import LayoutError
 from piledriver.engine.expert_parallel.token_dispatch import CapacityDispatcher, DroplessDispatcher
-from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Mesh
 from piledriver.engine.shards.collectives import Group, summed_both_ways
 from piledriver.engine.shards.local_params import ScaleGradient, part, place_parameter
@@ -32,8 +31,9 @@ _TP_DIM = {"gate_up": 1, "down": 2}
 """The dimension of each stacked weight that tp splits: the width of the expert."""
 
 
-def apply_ep(model: nn.Module, mesh: Mesh, layout: Layout) -> nn.Module:
-    """Lay the experts of a `Transformer` over ep, in place; make the balance loss one of all processes."""
+def shard_experts(model: nn.Module, mesh: Mesh) -> nn.Module:
+    """Shard the experts of a `Transformer` over ep, in place; average the balance loss over data-parallel ranks."""
+    layout = mesh.layout
     mixtures = [module for module in model.modules() if isinstance(module, MoE)]
     if not mixtures:
         # A pipeline stage without blocks of its own has no experts either.
@@ -42,7 +42,7 @@ def apply_ep(model: nn.Module, mesh: Mesh, layout: Layout) -> nn.Module:
         return model
     check_divisible(mixtures[0].router.settings.experts, layout.ep)
     if not mesh.alone and mesh.reduce_size > 1:
-        average = MeanOverData([Group.of(axis) for axis in mesh.dp_groups])
+        average = MeanOverData(_data_groups(mesh))
         for mixture in mixtures:
             mixture.router.average = average
     if layout.ep == 1 and layout.expert_capacity is None:
@@ -51,7 +51,7 @@ def apply_ep(model: nn.Module, mesh: Mesh, layout: Layout) -> nn.Module:
     placed: dict[nn.Parameter, nn.Parameter] = {}
     for mixture in mixtures:
         if group.size > 1:
-            _place(mixture.experts, mesh, layout, placed)
+            _place(mixture.experts, mesh, placed)
         _carry(
             mixture,
             DroplessDispatcher(group)
@@ -59,6 +59,10 @@ def apply_ep(model: nn.Module, mesh: Mesh, layout: Layout) -> nn.Module:
             else CapacityDispatcher(group, layout.expert_capacity),
         )
     return model
+
+
+def _data_groups(mesh: Mesh) -> list[Group]:
+    return [Group.of(axis) for axis in mesh.dp_groups] if mesh.dense is not None else [Group.world()]
 
 
 def check_divisible(experts: int, ep: int) -> None:
@@ -92,7 +96,8 @@ class MeanOverData:
         return x
 
 
-def _place(experts: Experts, mesh: Mesh, layout: Layout, placed: dict[nn.Parameter, nn.Parameter]) -> None:
+def _place(experts: Experts, mesh: Mesh, placed: dict[nn.Parameter, nn.Parameter]) -> None:
+    layout = mesh.layout
     reader = ScaleGradient(1 / layout.ep) if layout.zero == 3 else part
     expert_mesh: DeviceMesh = mesh.experts["ep", "tp"] if layout.tp > 1 else mesh.ep
     for name, dim in _TP_DIM.items():

@@ -15,12 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from piledriver.engine.layout import Layout
-from piledriver.engine.mesh import Mesh
 from piledriver.kernels.fp8 import MULTIPLE, fp8_gated_mlp, fp8_linear
 from piledriver.models.feed_forward.mlp import GatedMLP
 from piledriver.optim.shards import local
 
-FP8_PRECISIONS = ("fp8", "fp8-rowwise", "fp8-pure")
 WORTH = 600.0
 """Casts cost by the sum of a layer's sizes, products save by their product: it pays where product / sum is above this
 (measured on an H200: 768 to 768 loses, 768 to 2304 breaks even, 2048 to 2048 wins). A gated MLP, whose activation is
@@ -28,15 +26,13 @@ computed within the casts, pays from four fifths of it."""
 _HEADS = frozenset({"head", "lm_head", "embed_out", "output"})
 
 
-def apply_fp8(model: nn.Module, mesh: Mesh | None, layout: Layout, *, worth: float = WORTH) -> nn.Module:
+def use_fp8_layers(model: nn.Module, layout: Layout, *, worth: float = WORTH) -> nn.Module:
     """Let the linear layers of a model compute in fp8, in place. Call it before compiling.
 
     >>> model = nn.Sequential(nn.Linear(2048, 1024), nn.ReLU(), nn.Linear(1024, 10))
-    >>> apply_fp8(model, None, Layout(precision="fp8"))[0](torch.randn(4, 2048)).shape, fp8_layers(model)
+    >>> use_fp8_layers(model, Layout(precision="fp8"))[0](torch.randn(4, 2048)).shape, fp8_layers(model)
     (torch.Size([4, 1024]), ['0'])
     """
-    if layout.precision not in FP8_PRECISIONS:
-        return model
     rowwise = layout.precision == "fp8-rowwise"
     for name, module in model.named_modules():
         if isinstance(module, GatedMLP):

@@ -22,14 +22,12 @@ from torch.optim import Optimizer
 
 from piledriver.engine.blocks import blocks_of
 from piledriver.engine.layout import Layout
-from piledriver.engine.mesh import Mesh
+from piledriver.engine.offload import OFFLOADED, offloaded
 from piledriver.engine.offload.blocks import StreamedBlocks
 from piledriver.engine.offload.gradients import GradientStream
 from piledriver.engine.offload.master import MasterWeight
 from piledriver.engine.precision import compute_dtype
 from piledriver.optim.shards import local
-
-_NAME = "_offloaded"
 
 
 class Offloaded:
@@ -100,16 +98,14 @@ def offload_policy(layout: Layout, device_type: str) -> OffloadPolicy:
     return CPUOffloadPolicy(pin_memory=device_type != "cpu")
 
 
-def apply_offload(model: nn.Module, mesh: Mesh | None, layout: Layout, *, device: torch.device) -> nn.Module:
-    """Put a model's masters (and weights) on the host, in place. Before its optimizers are offloaded."""
-    if layout.offload == "none" or offloaded(model) is not None:
-        return model
+def offload_weights(model: nn.Module, layout: Layout, device: torch.device) -> nn.Module:
+    """Move a model's master weights (and weights) to the host, in place. Before its optimizers are offloaded."""
     if layout.offload == "parameters" and any(isinstance(p, DTensor) for p in model.parameters()):
         # Sharded with `offload_policy`: the parameters themselves are on the host.
         _move_buffers(model, device)
         return model
     made = Offloaded(model, layout, device)
-    model.__dict__[_NAME] = made
+    model.__dict__[OFFLOADED] = made
     # Before the hook that gathers shards.
     handles = [model.register_forward_pre_hook(_SendWhatWasLoaded(made), prepend=True)]
     model.zero_grad = _ZeroGrad(model)  # type: ignore[method-assign]
@@ -121,22 +117,15 @@ def apply_offload(model: nn.Module, mesh: Mesh | None, layout: Layout, *, device
     return model
 
 
-def offloaded(model: nn.Module) -> Offloaded | None:
-    """What a model has on the host, if anything."""
-    found: Offloaded | None = model.__dict__.get(_NAME)
-    return found
-
-
-def undo_offload(model: nn.Module) -> None:
-    """Undo `apply_offload`: the model holds its masters itself, and nothing else does."""
-    if (made := offloaded(model)) is None:
-        return
+def return_weights(model: nn.Module) -> None:
+    """Undo `offload_weights`: the model holds its master weights itself, and nothing else does."""
+    made: Offloaded = offloaded(model)
     made.release()
     if made.blocks is not None:
         _move_buffers(model, torch.device("cpu"))
     for handle in made.handles:
         handle.remove()
-    del model.__dict__[_NAME]
+    del model.__dict__[OFFLOADED]
 
 
 def _move_buffers(model: nn.Module, device: torch.device) -> None:

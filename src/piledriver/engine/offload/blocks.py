@@ -15,6 +15,7 @@ from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
 from piledriver.engine.offload.master import MasterWeight, host_copy
+from piledriver.engine.torch_private import current_backward
 
 
 class StreamedBlocks:
@@ -85,7 +86,7 @@ class StreamedBlocks:
 
     def backward_reached(self, number: int) -> None:
         """The gradient of a block's output is there."""
-        backward = torch._C._current_graph_task_id()
+        backward = current_backward()
         if backward != self._backward:
             # Also where the one before broke off, which had no end to be told of.
             self._backward = backward

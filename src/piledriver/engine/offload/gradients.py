@@ -15,6 +15,7 @@ from torch.autograd import Variable
 
 from piledriver.engine.offload.master import MasterWeight
 from piledriver.engine.shards.grad_hooks import when_accumulated
+from piledriver.engine.torch_private import current_backward
 from piledriver.optim.shards import local_gradient
 
 # Pinned memory that may be on its way at once.
@@ -35,7 +36,7 @@ class GradientStream:
         ]
 
     def _leave(self, parameter: nn.Parameter) -> None:
-        backward = torch._C._current_graph_task_id()
+        backward = current_backward()
         if backward != self._backward:
             # Also where the one before broke off, which had no end to be told of.
             self.settle()

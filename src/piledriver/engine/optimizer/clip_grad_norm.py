@@ -19,14 +19,14 @@ from piledriver.optim.shards import local
 
 
 @torch.no_grad()
-def clip_grad_norm(
+def clip_sharded_grad_norm(
     parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, mesh: Mesh | None = None
 ) -> Tensor:
     """Scale gradients down so that the norm of all of them together is at most `max_norm`; returns the norm before.
 
     >>> weight = torch.zeros(2, requires_grad=True)
     >>> weight.grad = torch.tensor([3.0, 4.0])
-    >>> clip_grad_norm([weight], 1.0), weight.grad
+    >>> clip_sharded_grad_norm([weight], 1.0), weight.grad
     (tensor(5.), tensor([0.6000, 0.8000]))
     """
     held = [parameter for parameter in optimizer_tensors(parameters) if parameter.grad is not None]

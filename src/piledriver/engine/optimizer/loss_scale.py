@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from piledriver.engine.errors import EngineError, LayoutError
 from piledriver.engine.optimizer.nonfinite import describe_non_finite
+from piledriver.engine.torch_private import unscale_and_check
 from piledriver.optim.shards import local
 
 _log = logging.getLogger(__name__)
@@ -186,7 +187,7 @@ class LossScaler:
                 raise EngineError("gradients are fp16: unscaled, they would underflow", fix="keep fp32 weights")
             found = torch.zeros((), dtype=torch.float32, device=device)
             scale = torch.full((), inverse, dtype=torch.float32, device=device)
-            torch._amp_foreach_non_finite_check_and_unscale_(parts, found, scale)
+            unscale_and_check(parts, found, scale)
             flag = torch.maximum(flag, found.to(self._device))
         if _world_size(self._group) > 1:
             dist.all_reduce(flag, dist.ReduceOp.MAX, self._group)

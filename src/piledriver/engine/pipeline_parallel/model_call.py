@@ -34,7 +34,7 @@ _HOOKS = (
 )
 
 
-def run_as_pipeline(model: nn.Module, mesh: Mesh, device: torch.device) -> None:
+def call_as_pipeline(model: nn.Module, mesh: Mesh, device: torch.device) -> None:
     """From now on a call of the model runs a whole batch through all stages. Every rank of a pipeline calls it."""
     known = state_of(model)
     assert known is not None
@@ -59,7 +59,7 @@ class PipelinedForward:
         """What the mean loss is expected to be multiplied by before backward: loss scale, share of a window."""
         self.syncs = True
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Hold nothing of who prepared the model."""
         self.factor = _one
 

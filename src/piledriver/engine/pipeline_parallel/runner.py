@@ -24,7 +24,7 @@ from piledriver.engine.pipeline_parallel.infer_shapes import Meta, StageOutOfMem
 from piledriver.engine.pipeline_parallel.losses import Losses, LossFunction, TokenLosses
 from piledriver.engine.pipeline_parallel.microbatches import MicroBatch, check_same_batch, cut_batch
 from piledriver.engine.pipeline_parallel.schedules import microbatches_of, rank_of_stage, schedule_class
-from piledriver.engine.pipeline_parallel.split import split_of, stages_of
+from piledriver.engine.pipeline_parallel.split import made_stages, split_of
 from piledriver.engine.pipeline_parallel.stages.stage import Keywords, Stage
 from piledriver.engine.pipeline_parallel.tied_weights import TiedWeightSync
 from piledriver.engine.schedule_rules import SPLIT_BACKWARD
@@ -51,10 +51,10 @@ class Pipeline:
             raise UsageError("the model was not split into stages", fix="lay it out with pp of 2 or more")
         self.model, self.mesh, self.layout, self.device = model, mesh, mesh.layout, device
         self.kind = known.chain.kind
-        self.stages = dict(zip(known.stages, stages_of(model), strict=True))
+        self.stages = dict(zip(known.stages, made_stages(model), strict=True))
         self.microbatches = microbatches_of(self.layout)
-        self.borrowed = TiedWeightSync(model, self.stages, mesh, self.layout)
-        self.borrowed.materialise(device)
+        self.tied = TiedWeightSync(model, self.stages, mesh, self.layout)
+        self.tied.materialise(device)
         if self.layout.schedule in SPLIT_BACKWARD:
             _keep_gathered(self.stages.values())
         self.rank_of = [rank_of_stage(self.layout, stage) for stage in range(self.layout.stages)]
@@ -83,14 +83,14 @@ class Pipeline:
             # A batch in which nothing counts leaves no gradient rather than one that is not a number.
             losses.divide_by(losses.weight.clamp(min=1.0) if divisor is None else divisor, scale)
             if not self._window_open:
-                self.borrowed.lend()
+                self.tied.lend()
             schedule = self._schedule(losses)
             with self._in_step():
                 self._window_open = not sync
                 with reducer.off() if reducer is not None else nullcontext():
                     self._train(losses, *schedule, sync=sync)
                 if sync:
-                    self.borrowed.give_back()
+                    self.tied.give_back()
                     if reducer is not None:
                         reducer.synchronise()
                 return losses.everywhere(self.mesh)
@@ -108,7 +108,7 @@ class Pipeline:
         self._check_in_step()
         with report_lost_ranks("a pipeline's evaluation", self.mesh.pp.get_group()):
             losses = self._prepare(inputs, targets, loss_fn, context)
-            self.borrowed.lend()
+            self.tied.lend()
             self._shapes(losses)
             with self._in_step():
                 self._forward(losses)
@@ -126,7 +126,7 @@ class Pipeline:
         with report_lost_ranks("a pipeline's evaluation", group):
             self._pass_settings_on()
             losses = TokenLosses(cut_batch(inputs, targets, context, self.microbatches), targets, self.device)
-            self.borrowed.lend()
+            self.tied.lend()
             self._shapes(losses)
             with self._in_step():
                 self._forward(losses)

@@ -44,11 +44,12 @@ class Split:
         return type(None), ()
 
 
-def split_stages(model: nn.Module, mesh: Mesh, layout: Layout, *, sequence_length: int | None = None) -> nn.Module:
-    """Keep of a model what this process's stages need, in place. Where a tied weight is needed at both ends, the last
-    stage gets room for a copy, which `Pipeline` keeps equal to the first one's."""
-    if layout.pp == 1:
-        return model
+def keep_own_stages(model: nn.Module, mesh: Mesh, *, sequence_length: int | None = None) -> nn.Module:
+    """Keep of a model what this rank's stages need, in place.
+
+    Where a tied weight is needed at both ends, the last stage gets memory for a copy, which `Pipeline` keeps in sync.
+    """
+    layout = mesh.layout
     chain = units_of(model, sequence_length)
     names = cut(chain, layout.stages)
     mine = stages_of_rank(layout, mesh.pp.get_local_rank())
@@ -93,11 +94,8 @@ def split_of(model: nn.Module) -> Split | None:
     return found
 
 
-def stages_of(model: nn.Module) -> list[nn.Module]:
-    """The modules that run this rank's stages: what is sharded as one root each. Of a whole model, itself.
-
-    They share their parts with the model, so call this once the steps that replace or wrap modules are done.
-    """
+def made_stages(model: nn.Module) -> list[nn.Module]:
+    """Return the modules that run this rank's stages; for an unsplit model, itself."""
     known = split_of(model)
     if known is None:
         return [model]
@@ -116,7 +114,7 @@ def stages_of(model: nn.Module) -> list[nn.Module]:
 def stage_borders(model: nn.Module) -> tuple[list[str], list[str]]:
     """The modules of this rank that take what another stage made, and those whose output goes to another stage.
 
-    Call it before `stages_of`. A whole model has none.
+    Call it before `made_stages`. An unsplit model has none.
     """
     known = split_of(model)
     if known is None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 from torch import Tensor
@@ -36,6 +37,12 @@ class Group:
     def of(cls, mesh: DeviceMesh) -> Group:
         """The processes of a mesh of one axis."""
         return cls(str(mesh.get_group().group_name), mesh.size(), mesh.get_local_rank())
+
+    @classmethod
+    def world(cls) -> Group:
+        """Return the group of all ranks."""
+        assert dist.group.WORLD is not None
+        return cls(str(dist.group.WORLD.group_name), dist.get_world_size(), dist.get_rank())
 
 
 def copied(x: Tensor, group: Group) -> Tensor:

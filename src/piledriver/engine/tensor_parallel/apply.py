@@ -1,4 +1,4 @@
-"""Split the matrices of a model over the processes of tp: plans by axis names, or inferred from the modules."""
+"""Choose how to shard a model over tp: by the axis names of our models, or by roles inferred from the modules."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 
 from torch import nn
 
-from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Mesh
 from piledriver.engine.tensor_parallel.inferred import split_inferred
 from piledriver.engine.tensor_parallel.transformer import split_transformer
@@ -14,15 +13,14 @@ from piledriver.engine.tensor_parallel.verify import check_same
 from piledriver.models import Transformer
 
 
-def apply_tp(model: nn.Module, mesh: Mesh, layout: Layout) -> nn.Module:
-    """Lay a model over `mesh.tp`, in place: parameters become `DTensor`s, forward computes the same numbers.
+def shard_matrices(model: nn.Module, mesh: Mesh) -> nn.Module:
+    """Shard a model over `mesh.tp`, in place; its forward computes the same numbers.
 
-    Our `Transformer` is split by the names of its axes (`tensor_transformer`), any other model by what its modules and
-    their names tell (`tensor_infer`). All processes hold the same weights before. With `layout.debug` the split model
-    is checked against a copy of the plain one.
+    Our `Transformer` is sharded by the names of its axes (`transformer.py`), other models by the roles of their modules
+    (`inferred.py`). All ranks hold the same weights before. With `layout.debug` the sharded model is checked against a
+    copy of the plain one.
     """
-    if layout.tp == 1 or mesh.alone:
-        return model
+    layout = mesh.layout
     checked = layout.debug and layout.pp == 1 and layout.ep == 1 and not any(p.is_meta for p in model.parameters())
     plain = copy.deepcopy(model) if checked else None
     if isinstance(model, Transformer):

@@ -16,7 +16,7 @@ from torch.distributed.tensor import Placement, Replicate, Shard
 
 from piledriver.engine.errors import LayoutError
 from piledriver.engine.layout import Layout
-from piledriver.engine.pipeline_parallel import stage_borders
+from piledriver.engine.pipeline_parallel.split import stage_borders
 from piledriver.engine.shards.collectives import Group, copied, joined, padded, summed
 from piledriver.engine.shards.local_params import RowParallelBias, SumGradient, part, place_parameter
 from piledriver.engine.tensor_parallel.activation_hooks import (

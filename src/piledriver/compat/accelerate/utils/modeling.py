@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from piledriver.accelerator.options import AutocastKwargs
-from piledriver.accelerator.precision import autocast_context, grad_scaler
 from piledriver.compat.accelerate.state import PartialState
+from piledriver.engine.layout import resolve_layout
+from piledriver.engine.precision import autocast
 from piledriver.serve.placement.allocation import get_module_size_with_ties
 from piledriver.serve.placement.device_map import (
     check_device_map,
@@ -83,15 +84,12 @@ def get_mixed_precision_context_manager(native_amp: bool = False, autocast_kwarg
     from piledriver.compat.accelerate.state import AcceleratorState
 
     state = AcceleratorState()
-    return autocast_context(state.mixed_precision if native_amp else "no", state.device, autocast_kwargs)
+    layout = resolve_layout(None, state.mixed_precision if native_amp else "no")
+    return autocast(layout, state.device.type, None if autocast_kwargs is None else autocast_kwargs.to_dict())
 
 
 def get_grad_scaler(distributed_type: Any = None, **kwargs: Any) -> Any:
     """A scaler for fp16 gradients."""
     import torch
 
-    return (
-        torch.amp.GradScaler(PartialState().device.type, **kwargs)
-        if kwargs
-        else grad_scaler("fp16", PartialState().device, None)
-    )
+    return torch.amp.GradScaler(PartialState().device.type, **kwargs)

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from piledriver.accelerator.compiling import is_repeated, repeated_blocks
 from piledriver.accelerator.files import save_object, without_shared
 from piledriver.accelerator.unwrap import unwrap as extract_model_from_parallel
 from piledriver.compat.accelerate.state import PartialState
+from piledriver.engine.blocks import is_repeated, repeated_blocks
 
 __all__ = ["extract_model_from_parallel"]
 
