@@ -35,9 +35,9 @@ from unittest import mock
 from corpus_texts import PIECE, pieces
 
 from piledriver.corpus import ShardFileWriter, make_document, read_shards
-from piledriver.corpus.dedup.arrays import ArrayFile
-from piledriver.corpus.pipeline import dedup
-from piledriver.corpus.pipeline.tasks import Done, Task, run_task
+from piledriver.corpus.dedup.arrays import open_array
+from piledriver.corpus.pipeline import deduplicate
+from piledriver.corpus.pipeline.tasks import Task, TaskResult, run_task
 from piledriver.corpus.text.words import Words
 
 REAL_TEXT = Path(__file__).resolve().parents[2] / "shared" / "text"
@@ -102,7 +102,7 @@ class InProcess:
         self.work = work
         self.tasks: list[Task] = []
 
-    def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
+    def map(self, tasks: Iterable[Task]) -> Iterator[TaskResult]:
         for task in tasks:
             self.tasks.append(task)
             yield run_task((self.work, task))
@@ -111,11 +111,11 @@ class InProcess:
 def ours(shard: Path, folder: Path) -> Pairs:
     """`corpus dedup`, every file synced."""
     executor = InProcess(str(folder / "out" / ".work"))
-    with mock.patch.object(dedup, "executor", return_value=nullcontext(executor)):
-        dedup.deduplicate([str(shard)], str(folder / "out"), "near", {})
-    labels = next(task for task in executor.tasks if task.function.endswith(":label_clusters"))
-    file = ArrayFile(os.path.join(executor.work, labels.key[:2], labels.key, "arrays"))
-    return [(first, member) for member, first in file.whole("clusters").tolist() if first != member]
+    with mock.patch.object(deduplicate, "open_executor", return_value=nullcontext(executor)):
+        deduplicate.deduplicate([str(shard)], str(folder / "out"), "near", {})
+    labels = next(task for task in executor.tasks if task.function.endswith(":write_clusters"))
+    clusters = open_array(os.path.join(executor.work, labels.key[:2], labels.key), "clusters")
+    return [(first, member) for member, first in clusters.tolist() if first != member]
 
 
 def with_rensa(shard: Path, folder: Path) -> Pairs:

@@ -60,7 +60,7 @@ def test_what_is_not_of_the_source_is_said(raw: Path, tmp_path: Path) -> None:
 def test_a_piece_that_kills_its_worker_is_refused_and_the_rest_goes_on(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_TARGET", "tests.corpus.test_extract:deadly_batch")
+    monkeypatch.setattr(module, "extract_batch", deadly_batch)
     summary = extract("text", [str(raw)], tmp_path / "o.jsonl.zst", workers=2)
     assert summary.documents == 299
     assert summary.refused["parser crashed"] == 1

@@ -7,12 +7,12 @@ a data file. Other packages add theirs through the entry-point group `piledriver
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from typing import Generic, TypeVar, cast
 
 from piledriver.core.errors import UnknownNameError, UsageError
+from piledriver.core.object_reference import load_object
 
 T = TypeVar("T")
 
@@ -56,8 +56,7 @@ class Registry(Generic[T]):
                 return self._loaded[name]
             if name not in self._targets:
                 raise UnknownNameError(self.kind.replace("_", " "), name, self)
-            module, _, attribute = self._targets[name].partition(":")
-            self._loaded[name] = cast(T, getattr(importlib.import_module(module), attribute))
+            self._loaded[name] = cast(T, load_object(self._targets[name]))
         return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:

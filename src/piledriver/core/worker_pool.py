@@ -1,13 +1,13 @@
-"""A pool of worker processes that survives its workers: results in the order of the tasks, crashes and hangs reported.
+"""A pool of worker processes: results in the order of the tasks; crashes and hangs are reported and survived.
 
-Workers are started with `python -m`, not forked or spawned by `multiprocessing`, so that nothing of the caller
-(threads, locks, an unguarded `__main__`) gets into them. Each holds one task at a time. A worker that dies or exceeds
-the time limit costs its task, which comes back as `Lost`; another worker takes its place.
+Workers are started with `python -m`, not by `multiprocessing`, so that they inherit nothing of the caller: no threads
+or locks of a fork, and no second run of a script whose `__main__` is unguarded. Each worker holds one task at a time. A
+worker that dies or exceeds the time limit costs its task, which is returned as `FailedTask`; another worker takes its
+place.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import resource
 import signal
@@ -22,25 +22,31 @@ from types import TracebackType
 from typing import Any
 
 from piledriver.core.errors import PiledriverError
+from piledriver.core.object_reference import load_object, object_reference
 
 
 @dataclass(frozen=True)
-class Lost:
-    """A task that took its worker with it."""
+class FailedTask:
+    """A task whose worker died or exceeded the time limit."""
 
     task: Any
     why: str
 
 
-class Workers:
-    """`count` processes that run `target` (a `module:function` of one argument)."""
+class WorkerPool:
+    """`count` processes that call `target`, a module-level function of one argument.
 
-    def __init__(self, count: int, target: str, *, task_seconds: float = 600.0, memory_bytes: int = 4 << 30) -> None:
-        self._target, self._task_seconds, self._memory_bytes = target, task_seconds, memory_bytes
+    A task may take `task_seconds` and `memory_bytes` of data; more memory raises `MemoryError` in the worker.
+    """
+
+    def __init__(
+        self, count: int, target: Callable[[Any], Any], *, task_seconds: float = 600.0, memory_bytes: int = 4 << 30
+    ) -> None:
+        self._target, self._task_seconds, self._memory_bytes = object_reference(target), task_seconds, memory_bytes
         self._workers = [self._start() for _ in range(count)]
 
     def map(self, tasks: Iterable[Any]) -> Iterator[Any]:
-        """The results (or `Lost`) in the order of the tasks, with a few tasks a worker in flight."""
+        """Yield the results (or `FailedTask`) in the order of the tasks. An exception of the target is raised here."""
         upcoming = enumerate(tasks)
         finished: dict[int, Any] = {}
         emitted = taken = 0
@@ -54,18 +60,18 @@ class Workers:
                         exhausted = True
                         break
                     taken = number + 1
-                    worker.give(number, task, self._task_seconds)
+                    worker.send(number, task, self._task_seconds)
             self._collect(finished)
             while emitted in finished:
                 yield finished.pop(emitted)
                 emitted += 1
 
     def close(self) -> None:
-        """Stop every worker."""
+        """Stop all workers."""
         for worker in self._workers:
             worker.stop()
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(
@@ -74,12 +80,12 @@ class Workers:
         self.close()
 
     def _collect(self, finished: dict[int, Any]) -> None:
-        """Wait for the next result, death or time limit, and note it."""
+        """Wait for the next result, death or time limit, and record it."""
         busy = [worker for worker in self._workers if worker.busy is not None]
         if not busy:
             return
-        patience = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
-        ready = connection.wait([worker.pipe for worker in busy], timeout=patience)
+        timeout = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
+        ready = connection.wait([worker.pipe for worker in busy], timeout=timeout)
         for position, worker in enumerate(self._workers):
             if worker.busy is None:
                 continue
@@ -97,7 +103,7 @@ class Workers:
                         raise PiledriverError(
                             f"a worker process could not start ({ended})", fix="see its error above"
                         ) from None
-                    finished[number] = Lost(task, f"the worker died ({ended})")
+                    finished[number] = FailedTask(task, f"the worker died ({ended})")
                     self._workers[position] = self._start()
                     continue
                 if not succeeded:
@@ -105,7 +111,7 @@ class Workers:
                 finished[number] = result
             elif time.monotonic() >= worker.deadline:
                 worker.stop()
-                finished[number] = Lost(task, f"took longer than {self._task_seconds:.0f} s")
+                finished[number] = FailedTask(task, f"took longer than {self._task_seconds:.0f} s")
                 self._workers[position] = self._start()
 
     def _start(self) -> _Worker:
@@ -125,16 +131,16 @@ class _Worker:
         self.busy: tuple[int, Any] | None = None
         self.deadline = 0.0
 
-    def give(self, number: int, task: Any, seconds: float) -> None:
+    def send(self, number: int, task: Any, seconds: float) -> None:
         self.busy, self.deadline = (number, task), time.monotonic() + seconds
         try:
             self.pipe.send(task)
         except (BrokenPipeError, ConnectionError):
-            # It died while idle or while reading; the next `recv` sees the end of the pipe and reports the task lost.
+            # It died while idle or while reading; the next `recv` finds the end of the pipe and reports the task.
             return
 
     def stop(self) -> str:
-        """End the process; returns how it ended."""
+        """End the process and return how it ended."""
         self.pipe.close()
         try:
             self.process.wait(timeout=0.2)
@@ -145,19 +151,18 @@ class _Worker:
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
-def serve(descriptor: int, target: str, memory_bytes: int) -> None:
-    """The child's side: run the target on each task until the parent closes the pipe or dies."""
-    # Ctrl-C reaches the whole group; the parent decides what it means. A crash must not fill the disk with a core file.
+def serve_tasks(descriptor: int, target: str, memory_bytes: int) -> None:
+    """Run the target on each task in a worker process, until the parent closes the pipe or dies."""
+    # Ctrl-C reaches the whole process group; the parent handles it. A crash must not fill the disk with a core file.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-    module, _, attribute = target.partition(":")
-    run: Callable[[Any], Any] = getattr(importlib.import_module(module), attribute)
+    run: Callable[[Any], Any] = load_object(target)
     pipe = connection.Connection(descriptor)
     try:
         pipe.send((True, "started"))
     except (BrokenPipeError, ConnectionError):
-        # All tasks were done by others before this process stood ready.
+        # Other workers finished all tasks before this one had started.
         return
     while True:
         try:
@@ -171,11 +176,11 @@ def serve(descriptor: int, target: str, memory_bytes: int) -> None:
         try:
             pipe.send(answer)
         except (BrokenPipeError, ConnectionError):
-            # The parent was interrupted and wants no answer.
+            # The parent was interrupted and no longer reads.
             return
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
-    # Skip the interpreter's tear-down: nothing is left to flush, and native libraries need not say goodbye.
+    serve_tasks(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    # Skip the interpreter's tear-down: nothing is left to flush, and native libraries take long to unload.
     os._exit(0)

@@ -19,7 +19,7 @@ import zstandard
 from piledriver.core import storage
 from piledriver.core.errors import PiledriverError, UsageError
 from piledriver.core.progress import progress
-from piledriver.core.worker_pool import Lost, Workers
+from piledriver.core.worker_pool import FailedTask, WorkerPool
 from piledriver.corpus.document import Document, Refusal, make_document, refusal_line, to_line
 from piledriver.corpus.raw.partial_reads import DAMAGE
 from piledriver.corpus.raw.streams import OnBytes, OnSkipped, RawStream, local_files, raw_streams
@@ -31,7 +31,6 @@ from piledriver.corpus.text.normalise import normalise, normalise_code
 _BATCH_PIECES = 256
 _BATCH_BYTES = 1 << 20
 _PIECE_SECONDS = 120
-_TARGET = "piledriver.corpus.extract:extract_batch"
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def extract(
     source = SOURCES[slug].prepared(total_bytes)
     with ExitStack() as stack:
         bar = stack.enter_context(progress(f"extract {slug}", total=total_bytes or None, unit="bytes"))
-        pool = stack.enter_context(Workers(workers, _TARGET))
+        pool = stack.enter_context(WorkerPool(workers, extract_batch))
         shard = stack.enter_context(ShardFileWriter(out, threads=workers))
         rejected = stack.enter_context(ShardFileWriter(rejects)) if rejects is not None else None
         results = _results(pool, source, paths, total_bytes, bar.advance, on_skipped)
@@ -194,21 +193,21 @@ def extract_batch(task: tuple[str, list[Piece | Refusal], int]) -> _Result:
 
 
 def _results(
-    pool: Workers, source: Source, paths: Sequence[str], total_bytes: int, on_bytes: OnBytes, on_skipped: OnSkipped
+    pool: WorkerPool, source: Source, paths: Sequence[str], total_bytes: int, on_bytes: OnBytes, on_skipped: OnSkipped
 ) -> Iterator[_Result]:
     """Yield the results of batches of pieces; a batch that crashed its worker is retried piece by piece."""
     tasks = ((source.slug, batch, total_bytes) for batch in _batches(find_pieces(source, paths, on_bytes, on_skipped)))
     for result in pool.map(tasks):
-        if isinstance(result, Lost):
+        if isinstance(result, FailedTask):
             yield from _retried(source, result.task[1], total_bytes)
         else:
             yield result
 
 
 def _retried(source: Source, batch: list[Piece | Refusal], total_bytes: int) -> Iterator[_Result]:
-    with Workers(1, _TARGET, task_seconds=2 * _PIECE_SECONDS) as pool:
+    with WorkerPool(1, extract_batch, task_seconds=2 * _PIECE_SECONDS) as pool:
         for item, result in zip(batch, pool.map((source.slug, [item], total_bytes) for item in batch), strict=True):
-            if isinstance(result, Lost):
+            if isinstance(result, FailedTask):
                 refusal = Refusal("parser crashed", item.origin, result.why, source.name)
                 yield [], [refusal], Counter(), 0
             else:

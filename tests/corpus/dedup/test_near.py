@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piledriver.corpus.dedup import clusters, near
-from piledriver.corpus.dedup.arrays import ArrayFile, write_arrays
+from piledriver.corpus.dedup.arrays import open_array, write_arrays
+from piledriver.corpus.dedup.clusters import label_components
 from piledriver.corpus.dedup.minhash import PRESETS, MinHashSettings, Signer, similarity
-from piledriver.corpus.dedup.near import Run, Runs, band_group, compare, hash_ranges, meet, sign_run
+from piledriver.corpus.dedup.near import find_candidates, sign_texts, sort_bands, verify_candidates
+from piledriver.corpus.dedup.runs import Run, RunLookup, hash_ranges
 from piledriver.corpus.text.word_hashes import scan_words
 from piledriver.corpus.text.words import Words
 
@@ -31,27 +32,35 @@ def texts_of(seed: int, count: int) -> list[str]:
     return texts
 
 
-def find(texts: list[str], folder: Path, settings: MinHashSettings, chunk: int, memory_bytes: int) -> dict[int, int]:
+def find(
+    texts: list[str],
+    folder: Path,
+    settings: MinHashSettings,
+    chunk: int,
+    memory_bytes: int,
+    pairs_at_once: int = 1 << 21,
+) -> dict[int, int]:
     runs = []
     for first in range(0, len(texts), chunk):
         path = str(folder / f"run-{first}")
-        runs.append(Run(path, first, sign_run(texts[first : first + chunk], settings, path)))
+        runs.append(Run(path, first, sign_texts(texts[first : first + chunk], settings, path)))
     groups = []
     for low in range(0, len(runs), 3):
         path = str(folder / f"group-{low}")
-        groups.append(Run(path, runs[low].first, band_group(runs[low : low + 3], settings, path)))
+        groups.append(Run(path, runs[low].first, sort_bands(runs[low : low + 3], settings, path)))
     candidates = []
     for band in range(settings.bands):
         for i, hashes in enumerate(hash_ranges(len(texts), memory_bytes)):
             candidates.append(str(folder / f"pairs-{band}-{i}"))
-            meet(groups, band, hashes, candidates[-1])
-    signed = Runs(np.array([run.first for run in runs], np.uint64), lambda number: runs[number].path)
+            find_candidates(groups, band, hashes, candidates[-1])
+    signed = RunLookup(np.array([run.first for run in runs], np.uint64), lambda number: runs[number].folder)
     edges = []
     for low in range(0, len(groups), 2):
         edges.append(str(folder / f"edges-{low}"))
-        compare(signed, groups[low : low + 2], candidates, settings.threshold, edges[-1])
-    clusters.label(edges, len(texts), str(folder / "labels"), block=5)
-    return dict(ArrayFile(str(folder / "labels")).whole("clusters").tolist())
+        chosen = groups[low : low + 2]
+        verify_candidates(signed, chosen, candidates, settings.threshold, edges[-1], pairs_at_once=pairs_at_once)
+    label_components(edges, len(texts), str(folder / "labels"), block=5)
+    return dict(open_array(str(folder / "labels"), "clusters").tolist())
 
 
 @pytest.mark.parametrize(("chunk", "memory_bytes"), [(100, 1 << 30), (7, 1 << 30), (13, 500)])
@@ -62,15 +71,13 @@ def test_clusters_do_not_depend_on_chunks_or_memory(chunk: int, memory_bytes: in
     assert labels == expected
 
 
-def test_a_bucket_of_everything_costs_two_numbers_a_group_and_is_one_cluster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(near, "_PAIRS_AT_ONCE", 10)
-    labels = find(["the same words in every text of all"] * 200, tmp_path, PRESETS["piledriver"], 10, 1 << 30)
+def test_a_bucket_of_everything_costs_two_numbers_a_group_and_is_one_cluster(tmp_path: Path) -> None:
+    texts = ["the same words in every text of all"] * 200
+    labels = find(texts, tmp_path, PRESETS["piledriver"], 10, 1 << 30, pairs_at_once=10)
     assert labels == dict.fromkeys(range(200), 0)
-    groups = [ArrayFile(str(path)) for path in tmp_path.glob("group-*")]
+    groups = [open_array(str(path), "hashes") for path in tmp_path.glob("group-*")]
     assert len(groups) == 7
-    assert {group.count("hashes") for group in groups} == {2 * PRESETS["piledriver"].bands}
+    assert {len(hashes) for hashes in groups} == {2 * PRESETS["piledriver"].bands}
 
 
 @given(
@@ -86,8 +93,8 @@ def test_clusters_are_the_connected_components(
     for i in range(files):
         paths.append(str(folder / str(i)))
         write_arrays(paths[-1], edges=np.array(edges[i::files], np.uint64).reshape(-1, 2))
-    clusters.label(paths, 41, str(folder / "labels"), block=block)
-    assert dict(ArrayFile(str(folder / "labels")).whole("clusters").tolist()) == components(edges)
+    label_components(paths, 41, str(folder / "labels"), block=block)
+    assert dict(open_array(str(folder / "labels"), "clusters").tolist()) == components(edges)
 
 
 def components(edges: list[tuple[int, int]]) -> dict[int, int]:

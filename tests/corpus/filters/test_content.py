@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 from piledriver.core.errors import UsageError
 from piledriver.corpus.document import Document
 from piledriver.corpus.filters import FILTERS, Drop
-from piledriver.corpus.filters.classifier import ClassifierSettings, evaluate, load_classifier, train
+from piledriver.corpus.filters.classifier import (
+    ClassifierSettings,
+    evaluate_classifier,
+    load_classifier,
+    train_classifier,
+)
 from piledriver.corpus.filters.code import Code
 from piledriver.corpus.filters.language import Language
 from piledriver.corpus.filters.pii import Pii
@@ -146,12 +151,12 @@ def test_a_classifier_learns_keeps_and_is_the_same_every_time(tmp_path: Path) ->
     luck = random.Random(0)
     common = [f"c{i}" for i in range(500)]
     good, bad = ([f"{kind}{i}" for i in range(100)] for kind in "gb")
-    model = train(texts(luck, good, common, 300), texts(luck, bad, common, 300), ClassifierSettings(bits=14))
+    model = train_classifier(texts(luck, good, common, 300), texts(luck, bad, common, 300), ClassifierSettings(bits=14))
     held_out = texts(luck, good, common, 100), texts(luck, bad, common, 100)
-    figures = evaluate(model, *held_out)
+    figures = evaluate_classifier(model, *held_out)
     assert figures["accuracy"] > 0.95
     assert figures["auc"] > 0.98
-    shuffled = evaluate(model, texts(luck, common, common, 200), texts(luck, common, common, 200))
+    shuffled = evaluate_classifier(model, texts(luck, common, common, 200), texts(luck, common, common, 200))
     assert 0.35 < shuffled["auc"] < 0.65, "nothing to tell, nothing told"
     model.save(tmp_path / "model")
     loaded = load_classifier(str(tmp_path / "model"))
@@ -166,7 +171,7 @@ def test_a_classifier_learns_keeps_and_is_the_same_every_time(tmp_path: Path) ->
 
 def test_a_classifier_needs_both_kinds() -> None:
     with pytest.raises(UsageError, match="good and bad"):
-        train(["a"], [])
+        train_classifier(["a"], [])
 
 
 @pytest.mark.parametrize(("alpha", "share"), [(1.0, 0.5), (3.0, 0.125)])

@@ -35,13 +35,18 @@ def run(args: argparse.Namespace) -> None:
     from itertools import islice
 
     from piledriver.core.config import load_config
-    from piledriver.corpus.filters.classifier import ClassifierSettings, evaluate, excerpt, train
+    from piledriver.corpus.filters.classifier import (
+        ClassifierSettings,
+        evaluate_classifier,
+        excerpt,
+        train_classifier,
+    )
     from piledriver.corpus.shards.reader import read_texts
 
     settings = load_config(ClassifierSettings, overrides=args.set)
     good, bad = ([excerpt(text) for text in islice(read_texts(*paths), args.limit)] for paths in (args.good, args.bad))
     shown_good, shown_bad = ([text for i, text in enumerate(texts) if i % _HELD_OUT] for texts in (good, bad))
-    model = train(shown_good, shown_bad, settings)
-    figures = evaluate(model, good[::_HELD_OUT], bad[::_HELD_OUT])
+    model = train_classifier(shown_good, shown_bad, settings)
+    figures = evaluate_classifier(model, good[::_HELD_OUT], bad[::_HELD_OUT])
     model.save(args.out)
     print(json.dumps({"model": args.out, **figures}))

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _run_dropped(args: argparse.Namespace) -> None:
     """Print one line per dropped document: id, source, stage, reason, and the duplicate that was kept."""
-    from piledriver.corpus.pipeline.ledger_reader import read_ledger
+    from piledriver.corpus.pipeline.ledger import read_ledger
 
     rows = read_ledger(args.path, source=_source_name(args.source), stage=args.stage, reason=args.reason)
     nothing = True

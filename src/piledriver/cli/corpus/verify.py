@@ -22,13 +22,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the differences; return 0 only if there are none."""
-    from piledriver.corpus.pipeline.manifest import load_manifest, verify
+    from piledriver.corpus.pipeline.manifest import load_manifest, verify_corpus
 
-    differences = verify(args.folder)
+    differences = verify_corpus(args.folder)
     if args.splits and not differences:
-        from piledriver.corpus.pipeline.split_leakage import crossings
+        from piledriver.corpus.pipeline.split_leakage import find_split_leakage
 
-        found = crossings(args.folder, workers=args.workers)
+        found = find_split_leakage(args.folder, workers=args.workers)
         differences = list(islice(found, _MOST_SHOWN))
         more = sum(1 for _ in found)
         differences += [f"and {more} more"] if more else []

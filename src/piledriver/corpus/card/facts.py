@@ -15,7 +15,7 @@ from typing import Any
 from piledriver.core import storage
 from piledriver.core.errors import MissingDependencyError
 from piledriver.corpus.document import Document
-from piledriver.corpus.pipeline.ledger_reader import LEDGER, read_ledger
+from piledriver.corpus.pipeline.ledger import LEDGER, read_ledger
 from piledriver.corpus.pipeline.manifest import Manifest, load_manifest
 from piledriver.corpus.shards.reader import read_shards
 from piledriver.corpus.text.language import language_of

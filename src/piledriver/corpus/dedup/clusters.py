@@ -1,8 +1,8 @@
-"""Edges to clusters: every document of a connected group gets the number of the first of the group.
+"""Connected components: give every document that has an edge the number of the first document of its component.
 
-Union-find over a table of parents. The table is a sparse file that is mapped, one entry for each document of the
-corpus, and its pages are given back to the system after every block of edges: what stays resident is a block, whatever
-the size of the corpus.
+Union-find over a table of parents. The table is a sparse, memory-mapped file with one entry for each document of the
+corpus; its pages are returned to the system after every block of edges. So a process holds one block, whatever the size
+of the corpus.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from piledriver.core import storage
-from piledriver.corpus.dedup.arrays import ArrayFile, growing_array
+from piledriver.corpus.dedup.arrays import growing_array, open_array
 
 UInt64Array = npt.NDArray[np.uint64]
 
 
-def label(edge_files: Iterable[str], documents: int, path: storage.Location, *, block: int = 1 << 16) -> int:
-    """Write rows (document, first document of its cluster) for every document with an edge; returns how many."""
-    table_path = f"{os.fspath(path)}.parents"
+def label_components(edge_folders: Iterable[str], documents: int, folder: str, *, block: int = 1 << 16) -> int:
+    """Write `clusters`, rows (document, first document of its component) sorted by document; return how many.
+
+    Each of the edge folders holds an array `edges` of pairs of documents.
+    """
+    table_path = os.path.join(folder, "parents")
+    os.makedirs(folder, exist_ok=True)
     count = 0
     with open(table_path, "w+b") as table_file:
         table_file.truncate(8 * max(1, documents))
-        with mmap.mmap(table_file.fileno(), 0) as table, growing_array(path, "clusters", _NO_ROWS) as append:
-            # 0 is "no edge yet"; otherwise an entry is its parent's number plus one.
+        with mmap.mmap(table_file.fileno(), 0) as table, growing_array(folder, "clusters", np.uint64, 2) as append:
+            # 0 means no edge yet; otherwise an entry is its parent's number plus one.
             parents = np.frombuffer(table, np.uint64)
-            for edges in _blocks(edge_files, block):
+            for edges in _blocks(edge_folders, block):
                 _union(edges, parents)
                 table.madvise(mmap.MADV_DONTNEED)
             for low in range(0, documents, block):
@@ -43,16 +46,18 @@ def label(edge_files: Iterable[str], documents: int, path: storage.Location, *, 
     return count
 
 
-_NO_ROWS = np.empty((0, 2), np.uint64)
+def cluster_rows(folder: str, first: int, count: int) -> UInt64Array:
+    """Return the rows of `clusters` for the documents [first, first + count)."""
+    clusters = open_array(folder, "clusters")
+    low, high = np.searchsorted(clusters[:, 0], np.array([first, first + count], np.uint64)).tolist()
+    return np.array(clusters[low:high])
 
 
-def _blocks(edge_files: Iterable[str], block: int) -> Iterator[UInt64Array]:
-    for edge_file in edge_files:
-        file = ArrayFile(edge_file)
-        low = 0
-        while len(edges := file.rows("edges", low, low + block)):
-            yield edges
-            low += block
+def _blocks(edge_folders: Iterable[str], block: int) -> Iterator[UInt64Array]:
+    for folder in edge_folders:
+        edges = open_array(folder, "edges")
+        for low in range(0, len(edges), block):
+            yield np.array(edges[low : low + block])
 
 
 @numba.njit(cache=True, nogil=True)
@@ -67,7 +72,7 @@ def _root(node: np.int64, parents: UInt64Array) -> np.int64:
 
 @numba.njit(cache=True, nogil=True)
 def _union(edges: UInt64Array, parents: UInt64Array) -> None:
-    """The smaller number becomes the root, so that a root is the first of its cluster."""
+    """Join components; the smaller number becomes the root, so a root is the first of its component."""
     for at in range(len(edges)):
         one, two = np.int64(edges[at, 0]), np.int64(edges[at, 1])
         for node in (one, two):

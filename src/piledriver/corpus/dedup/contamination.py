@@ -1,22 +1,20 @@
-"""Evaluation text in training text: sequences of 13 words that both have, with their places.
+"""Evaluation text in training text: word n-grams (13 by default) that both contain, with their places.
 
 Words are lower-cased and split at white space, as for GPT-3 and in The Pile's ablations. Places are characters of the
-text as it stands (the original summed the lengths of words and forgot what is between them, so its cuts drifted).
-Sequences are compared by 64-bit hashes: among 10^13 words and a million sequences of evaluation text, a false meeting
-is expected less than once.
+text as it stands (the original summed the lengths of words without the white space between them, so its cuts drifted).
+N-grams are compared by 64-bit hashes: among 10^13 words and a million n-grams of evaluation text, less than one false
+match is expected.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
 
 import numba
 import numpy as np
 import numpy.typing as npt
 
-from piledriver.corpus.dedup.arrays import ArrayFile
+from piledriver.corpus.dedup.arrays import open_array
 
 UInt32Array = npt.NDArray[np.uint32]
 UInt64Array = npt.NDArray[np.uint64]
@@ -24,56 +22,30 @@ Int64Array = npt.NDArray[np.int64]
 Span = tuple[int, int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class DecontaminationSettings:
-    """What counts as contamination and what is done about it."""
+def hash_ngrams(text: str, words: int) -> tuple[UInt64Array, Int64Array, Int64Array]:
+    """Return (hashes, first characters, ends) of all sequences of so many words.
 
-    FILES: ClassVar[tuple[str, ...]] = ("files",)
-
-    files: list[str] = field(default_factory=list)
-    """Evaluation text: .txt files (one text each), JSON lines with "text", compressed or not, and folders of them."""
-    words: int = 13
-    """Words in a row that must be the same."""
-    action: Literal["remove", "cut"] = "remove"
-    """Remove the document, or cut around what was hit and keep the pieces."""
-    cut_characters: int = 200
-    """How much to cut away before and after a hit."""
-    min_piece_characters: int = 200
-    """Pieces must be longer."""
-    max_pieces: int = 10
-    """A document that would fall into more is removed."""
-
-    def __post_init__(self) -> None:
-        if not self.files:
-            raise ValueError("decontaminate has no files; give the evaluation text in settings: {files: [...]}")
-        if self.words < 1 or self.cut_characters < 0 or self.min_piece_characters < 0 or self.max_pieces < 1:
-            raise ValueError("words and max_pieces must be at least 1, characters not negative")
-
-
-def sequences(text: str, words: int) -> tuple[UInt64Array, Int64Array, Int64Array]:
-    """(hash, first character, end) of every sequence of so many words.
-
-    >>> hashes, starts, ends = sequences("One two  three", 2)
+    >>> hashes, starts, ends = hash_ngrams("One two  three", 2)
     >>> list(zip(starts.tolist(), ends.tolist()))
     [(0, 7), (4, 14)]
-    >>> bool(hashes[0] == sequences("ONE\\nTWO", 2)[0][0])
+    >>> bool(hashes[0] == hash_ngrams("ONE\\nTWO", 2)[0][0])
     True
     """
     lowered = text.lower()
     if len(lowered) != len(text):
-        # A few capitals become two characters; as they are, the places stay right.
+        # A few capitals have lower-case forms of two characters; leave them, so that places stay right.
         lowered = "".join(low if len(low := character.lower()) == 1 else character for character in text)
     points = np.frombuffer(lowered.encode("utf-32-le", "surrogatepass"), np.uint32)
     hashes, starts, ends = _split(points, _spaces())
     count = max(0, len(hashes) - words + 1)
-    return _sequence_hashes(hashes, words), starts[:count], ends[words - 1 :]
+    return _combine(hashes, words), starts[:count], ends[words - 1 :]
 
 
-def index(texts: Iterable[tuple[int, str]], words: int) -> tuple[UInt64Array, UInt32Array, int]:
-    """(hashes in order, number of the text that each is from, texts too short to have any) of evaluation texts."""
+def index_ngrams(texts: Iterable[tuple[int, str]], words: int) -> tuple[UInt64Array, UInt32Array, int]:
+    """Return (sorted hashes, the number of the text of each, texts too short to have any) of numbered texts."""
     hashes, owners, short = [np.empty(0, np.uint64)], [np.empty(0, np.uint32)], 0
     for number, text in texts:
-        found = sequences(text, words)[0]
+        found = hash_ngrams(text, words)[0]
         short += not len(found)
         hashes.append(found)
         owners.append(np.full(len(found), number, np.uint32))
@@ -81,16 +53,16 @@ def index(texts: Iterable[tuple[int, str]], words: int) -> tuple[UInt64Array, UI
     return unique, np.concatenate(owners)[first], short
 
 
-class Index:
-    """What `index` found, from a file."""
+class NgramIndex:
+    """The n-grams of evaluation texts, from an array folder with the `hashes` and `owners` of `index_ngrams`."""
 
-    def __init__(self, path: str, words: int) -> None:
-        file = ArrayFile(path)
-        self._hashes, self._owners, self._words = file.whole("hashes"), file.whole("owners"), words
+    def __init__(self, folder: str, words: int) -> None:
+        self._hashes, self._owners = (np.array(open_array(folder, name)) for name in ("hashes", "owners"))
+        self._words = words
 
     def hits(self, text: str) -> tuple[list[Span], list[int]]:
-        """(places, evaluation texts) that a text shares."""
-        hashes, starts, ends = sequences(text, self._words)
+        """Return (spans of characters, numbers of evaluation texts) that a text shares with the index."""
+        hashes, starts, ends = hash_ngrams(text, self._words)
         if not len(hashes) or not len(self._hashes):
             return [], []
         at = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
@@ -101,7 +73,7 @@ class Index:
 
 
 def pieces_around(size: int, hits: Iterable[Span], around: int, shortest: int) -> list[Span]:
-    """What is left of a text of some size when hits and some characters around them are cut away, in long pieces.
+    """Return the spans of a text that are left, and longer than `shortest`, when hits and their surroundings are cut.
 
     >>> pieces_around(1000, [(400, 450), (440, 500)], around=100, shortest=200)
     [(0, 300), (600, 1000)]
@@ -115,7 +87,7 @@ def pieces_around(size: int, hits: Iterable[Span], around: int, shortest: int) -
 
 
 def _spaces() -> UInt32Array:
-    # What str.isspace() says, but for those outside the basic plane, of which there are none.
+    # Every character for which str.isspace() holds is below U+3001.
     return np.array([point for point in range(0x3001) if chr(point).isspace()], np.uint32)
 
 
@@ -148,7 +120,7 @@ def _split(points: UInt32Array, spaces: UInt32Array) -> tuple[UInt64Array, Int64
 
 
 @numba.njit(cache=True, nogil=True)
-def _sequence_hashes(words: UInt64Array, width: int) -> UInt64Array:
+def _combine(words: UInt64Array, width: int) -> UInt64Array:
     count = max(0, words.size - width + 1)
     hashes = np.empty(count, np.uint64)
     for start in range(count):

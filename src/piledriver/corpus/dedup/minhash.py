@@ -1,8 +1,8 @@
-"""MinHash signatures: which share of their word shingles do two texts have in common, from a few hundred bytes each.
+"""MinHash signatures: estimate the Jaccard similarity of the word shingles of two texts from some hundred bytes each.
 
-Words, shingles and signature are made natively. A shingle is a polynomial of its words' hashes that rolls; the
-permutations are multiply-add in 32 bits, one after the other over all shingles, which vectorises. The constants come
-from a fixed stream, so a signature is the same on every machine and for ever.
+Words, shingles and signatures are computed in compiled loops. A shingle is a rolling polynomial of its words' hashes;
+a permutation is a multiply-add in 32 bits over all shingles, which vectorises. The constants come from a fixed random
+stream, so a text has the same signature on every machine and in every version.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ UInt64Array = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, kw_only=True)
 class MinHashSettings:
-    """How near-duplicates are found. Texts of Jaccard similarity s meet with probability 1-(1-s^rows)^bands."""
+    """MinHash-LSH parameters. Texts of Jaccard similarity s are compared with probability 1-(1-s^rows)^bands."""
 
     shingle_words: int = 5
     """Words in a shingle."""
     bands: int = 20
-    """Groups of hash values; texts that agree in a whole group are compared."""
+    """Groups of hash values; texts that agree in all values of a group are compared."""
     rows: int = 6
     """Hash values in a group."""
     threshold: float = 0.75
-    """Compared texts are duplicates from this estimated similarity on; 0 takes every meeting for a duplicate."""
+    """Compared texts are duplicates from this estimated similarity on; at 0 every candidate pair is a duplicate."""
 
     def __post_init__(self) -> None:
         for name in ("shingle_words", "bands", "rows"):
@@ -43,27 +43,23 @@ class MinHashSettings:
 
     @property
     def permutations(self) -> int:
-        """Hash values in a signature."""
+        """Return the number of hash values in a signature."""
         return self.bands * self.rows
-
-    def meeting_probability(self, similarity: float) -> float:
-        """How likely two texts of this similarity are compared at all."""
-        return 1 - (1 - similarity**self.rows) ** self.bands
 
 
 PRESETS = {
-    # Recall over 0.99 from similarity 0.8 on; compared before they are taken for duplicates, at a threshold that lets
-    # few pairs under 0.7 through (benchmarks/near_dedup.py).
+    # High recall from similarity 0.8 on; the threshold on verified pairs lets few under 0.7 through
+    # (benchmarks/near_dedup.py).
     "piledriver": MinHashSettings(),
-    # datatrove's and FineWeb's: every meeting is a duplicate.
+    # datatrove's and FineWeb's: every candidate pair is a duplicate.
     "datatrove": MinHashSettings(shingle_words=5, bands=14, rows=8, threshold=0.0),
-    # The Pile's: ten permutations for a threshold of one half, as datasketch lays them out.
+    # The Pile's: ten permutations for a threshold of one half, in datasketch's bands and rows.
     "pile": MinHashSettings(shingle_words=5, bands=5, rows=2, threshold=0.5),
 }
 
 
 class Signer:
-    """Signs texts by one setting.
+    """Compute signatures with one set of parameters.
 
     >>> sign = Signer(MinHashSettings(shingle_words=1))
     >>> one, two = sign("a b c d e f g h"), sign("a b c d e f g x")
@@ -78,21 +74,21 @@ class Signer:
         self._offsets = (bits >> np.uint64(32)).astype(np.uint32)
 
     def __call__(self, text: str) -> UInt16Array:
-        """The signature; a text without words has one of all ones, like every other text without words."""
+        """Return the signature of a text; for a text without words it is all ones."""
         smallest = np.full(self.settings.permutations, 0xFFFFFFFF, np.uint32)
         _sign(scan_words(text)[0], self.settings.shingle_words, self._multipliers, self._offsets, smallest)
-        # Sixteen bits of each value are enough: unequal values agree in them once in 65,536.
+        # Sixteen bits of each value suffice: unequal values agree in them once in 65,536.
         return smallest.astype(np.uint16)
 
 
 def similarity(one: UInt16Array, two: UInt16Array) -> float:
-    """The estimated Jaccard similarity of two signed texts."""
+    """Return the estimated Jaccard similarity of two texts from their signatures."""
     return float((one == two).mean())
 
 
 @numba.njit(cache=True, nogil=True)
 def band_hashes(signatures: UInt16Array, band: int, rows: int) -> UInt64Array:
-    """One 64-bit hash of a band of each signature."""
+    """Return one 64-bit hash of a band of each signature."""
     hashes = np.empty(len(signatures), np.uint64)
     for document in range(len(signatures)):
         hashed = np.uint64(band + 1) * np.uint64(0x9E3779B97F4A7C15)

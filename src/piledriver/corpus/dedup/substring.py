@@ -1,20 +1,21 @@
-"""Spans of bytes that occur more than once in a corpus: the first stays, later ones are cut out on character borders.
+"""Exact substring deduplication: byte spans that occur more than once in a corpus; all but the first are cut.
 
-The rule: take every window of `min_bytes` bytes inside a document. It is repeated if the same bytes stand somewhere
-before it in the corpus, without overlap. Every byte of a repeated window goes, and no other. (That is the rule of Lee
-et al., "Deduplicating Training Data Makes Language Models Better", 2021, which needs a suffix array over everything.)
+The rule: take every window of `min_bytes` bytes inside a document. It is repeated if the same bytes occur earlier in
+the corpus, without overlap. Every byte of a repeated window is cut, and no other, except that characters are never
+split. (This is the rule of Lee et al., "Deduplicating Training Data Makes Language Models Better", 2021, which they
+implement with a suffix array over the whole corpus.)
 
-How, in a fixed amount of memory. Of the hashes of every `min_bytes / 2` bytes, the smallest inside a window is its
-fingerprint (Schleimer et al., "Winnowing", 2003): equal windows have equal fingerprints at equal places, and
-neighbouring windows mostly share one, so there is one for some 50 bytes. Fingerprints go to sorted runs on disk and
-meet by ranges; only windows whose fingerprint occurs elsewhere (`windows`) are hashed as a whole, by 125 bits, and meet
-in the same way. So what occurs once costs a fingerprint in 50 bytes, and what is repeated 24 bytes a byte on disk.
+The method needs a fixed amount of memory. Of the hashes of every `min_bytes / 2` bytes, the smallest inside a window is
+its fingerprint (Schleimer et al., "Winnowing", 2003): equal windows have equal fingerprints at equal places, and
+neighbouring windows mostly share one, so there is one in some 50 bytes. Fingerprints are written to sorted runs and
+compared by ranges of hashes; only windows whose fingerprint occurs elsewhere are hashed as a whole, by 125 bits, and
+compared in the same way. So text that occurs once costs one fingerprint in 50 bytes, and repeated text 24 bytes of disk
+for each byte.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numba
 import numpy as np
@@ -29,56 +30,42 @@ _MERSENNE = np.uint64((1 << 61) - 1)
 _LOW = np.uint64(0xFFFFFFFF)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SubstringSettings:
-    """Which repetitions are cut."""
-
-    min_bytes: int = 200
-    """Spans of at least so many bytes of UTF-8."""
-    min_characters_left: int = 1
-    """A document with fewer characters left is dropped."""
-
-    def __post_init__(self) -> None:
-        if self.min_bytes < 16:
-            raise ValueError(f"min_bytes is {self.min_bytes}; it must be at least 16")
-
-
-def as_bytes(text: str) -> UInt8Array:
-    """A text's UTF-8."""
+def utf8_array(text: str) -> UInt8Array:
+    """Return the UTF-8 bytes of a text as an array."""
     return np.frombuffer(text.encode("utf-8", "replace"), np.uint8)
 
 
 def fingerprints(content: UInt8Array, min_bytes: int) -> tuple[UInt64Array, Int64Array]:
-    """(hash, place) of the fingerprints of a text."""
+    """Return (hashes, places) of the fingerprints of a text."""
     hashes, chosen = _winnowed(content, min_bytes)
     places = chosen[np.flatnonzero(np.diff(chosen, prepend=-1))]
     return hashes[places], places
 
 
-def windows(content: UInt8Array, min_bytes: int, met: Int64Array) -> UInt64Array:
-    """Rows (hash, second hash, place) of the windows whose fingerprint is at one of some places, which are sorted."""
-    if not len(met):
+def hash_windows(content: UInt8Array, min_bytes: int, places: Int64Array) -> UInt64Array:
+    """Return rows (hash, second hash, place) of the windows whose fingerprint is at one of some sorted places."""
+    if not len(places):
         return np.empty((0, 3), np.uint64)
     _, chosen = _winnowed(content, min_bytes)
-    at = np.minimum(np.searchsorted(met, chosen), len(met) - 1)
-    return _hashed(content, min_bytes, met[at] == chosen)
+    at = np.minimum(np.searchsorted(places, chosen), len(places) - 1)
+    return _hash_windows(content, min_bytes, places[at] == chosen)
 
 
 def repeated_windows(rows: UInt64Array, min_bytes: int) -> UInt64Array:
-    """The places, sorted, of the windows (as from `windows`, in any order) that occurred before without overlap."""
+    """Return the sorted places of the windows that occur earlier without overlap; `rows` are from `hash_windows`."""
     rows = rows[np.lexsort((rows[:, 2], rows[:, 1], rows[:, 0]))]
     new = np.ones(len(rows), np.bool_)
     new[1:] = (rows[1:, :2] != rows[:-1, :2]).any(axis=1)
     firsts = np.flatnonzero(new)
     first = rows[firsts[np.cumsum(new) - 1], 2] if len(rows) else rows[:, 2]
-    # Documents follow each other, so what is at least a window away does not overlap, in whatever document.
+    # Places count through all documents, so windows at least a window apart do not overlap, in whatever documents.
     return np.sort(rows[rows[:, 2] >= first + np.uint64(min_bytes), 2])
 
 
-def spans_of(places: Iterable[int], min_bytes: int) -> list[Span]:
-    """The spans that windows at sorted places cover.
+def covered_spans(places: Iterable[int], min_bytes: int) -> list[Span]:
+    """Return the spans that windows at sorted places cover.
 
-    >>> spans_of([3, 4, 30], 10)
+    >>> covered_spans([3, 4, 30], 10)
     [(3, 14), (30, 40)]
     """
     spans: list[Span] = []
@@ -90,10 +77,10 @@ def spans_of(places: Iterable[int], min_bytes: int) -> list[Span]:
     return spans
 
 
-def cut(text: str, spans: Iterable[Span]) -> tuple[str, int]:
-    """(the text without some spans of its bytes, bytes cut); half characters at the ends of a span stay whole.
+def cut_spans(text: str, spans: Iterable[Span]) -> tuple[str, int]:
+    """Return (the text without some spans of its bytes, bytes cut). A character only partly inside a span stays.
 
-    >>> cut("naïve café", [(3, 6)])
+    >>> cut_spans("naïve café", [(3, 6)])
     ('naï café', 2)
     """
     content = text.encode("utf-8", "replace")
@@ -113,7 +100,7 @@ def cut(text: str, spans: Iterable[Span]) -> tuple[str, int]:
 
 
 def _winnowed(content: UInt8Array, min_bytes: int) -> tuple[UInt64Array, Int64Array]:
-    """(hash of every few bytes, place of the smallest inside each window)."""
+    """Return (hash of every `min_bytes / 2` bytes, place of the smallest inside each window)."""
     if len(content) < min_bytes:
         return np.empty(0, np.uint64), np.empty(0, np.int64)
     width = min_bytes // 2
@@ -136,7 +123,7 @@ def _winnow(content: UInt8Array, width: int, window: int) -> tuple[UInt64Array, 
         if at >= width - 1:
             mixed = (rolling ^ (rolling >> np.uint64(32))) * np.uint64(0xFF51AFD7ED558CCD)
             hashes[at - width + 1] = mixed ^ (mixed >> np.uint64(29))
-    # The places of possible minima in order, smallest hash in front; of equal ones the last, as in the paper.
+    # Places of possible minima in order, smallest hash in front; among equal hashes the last, as in the paper.
     queue = np.empty(count, np.int64)
     front = back = 0
     chosen = np.empty(count - window + 1, np.int64)
@@ -153,8 +140,8 @@ def _winnow(content: UInt8Array, width: int, window: int) -> tuple[UInt64Array, 
 
 
 @numba.njit(cache=True, nogil=True)
-def _hashed(content: UInt8Array, width: int, wanted: npt.NDArray[np.bool_]) -> UInt64Array:
-    """Two rolling hashes of each wanted window: modulo 2^64, mixed, and modulo the prime 2^61 - 1."""
+def _hash_windows(content: UInt8Array, width: int, wanted: npt.NDArray[np.bool_]) -> UInt64Array:
+    """Return a row for each wanted window: rolling hashes modulo 2^64 and modulo 2^61 - 1, a prime, and its place."""
     base, prime_base = np.uint64(0xD6E8FEB86659FD93), np.uint64(0x1F3D5B79A2C4E68)
     power, prime_power = np.uint64(1), np.uint64(1)
     for _ in range(width):
@@ -186,7 +173,7 @@ def _hashed(content: UInt8Array, width: int, wanted: npt.NDArray[np.bool_]) -> U
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _modulo_product(one: np.uint64, two: np.uint64) -> np.uint64:
-    """The product of two numbers up to 2^61, up to 2^61, equal modulo 2^61 - 1."""
+    """Multiply two numbers up to 2^61 modulo 2^61 - 1; the result is up to 2^61."""
     high_one, low_one = one >> np.uint64(32), one & _LOW
     high_two, low_two = two >> np.uint64(32), two & _LOW
     middle = high_one * low_two + low_one * high_two

@@ -1,41 +1,49 @@
-"""A text classifier in the manner of fastText: hashed words and word sequences, one weight each, a logistic output.
+"""A text classifier in the manner of fastText: one weight for each hashed word and word n-gram, and a logistic output.
 
-The score of a text is the logistic of its weights' sum over the square root of how many there are. Training is one
-native loop of AdaGrad over the examples in a random order that the seed fixes, so a model is the same for the same
-examples. A few MB, milliseconds to load, some ten thousand texts a second.
+The score of a text is the logistic function of the sum of its weights over the square root of their number. Training is
+one compiled loop of AdaGrad over the examples in a random order that the seed determines, so the same examples give the
+same model.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numba
 import numpy as np
 import numpy.typing as npt
+import safetensors.numpy
+from safetensors import SafetensorError
 
 from piledriver.core import storage
-from piledriver.core.errors import UsageError
+from piledriver.core.errors import CorruptFileError, UsageError
 from piledriver.core.random import Stream
-from piledriver.corpus.dedup.arrays import ArrayFile, write_arrays
 from piledriver.corpus.text.words import Words
 
 Float32Array = npt.NDArray[np.float32]
 UInt32Array = npt.NDArray[np.uint32]
 UInt64Array = npt.NDArray[np.uint64]
+# Version 0.1 wrote a line of JSON, padded to this size, then the arrays.
+_HEADER_BYTES_0_1 = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierSettings:
-    """How a classifier is trained."""
+    """Training settings of a classifier."""
 
     bits: int = 20
-    """2^bits weights; words that fall on one another share theirs."""
+    """The logarithm of the number of weights; features with the same hash share one."""
     word_ngrams: int = 2
-    """Sequences of up to so many words."""
+    """The longest word n-gram that is a feature."""
     epochs: int = 5
+    """Passes over the examples."""
     learning_rate: float = 0.2
+    """Step size of AdaGrad."""
     seed: int = 0
+    """Determines the order of the examples."""
 
     def __post_init__(self) -> None:
         if not 8 <= self.bits <= 30:
@@ -45,7 +53,7 @@ class ClassifierSettings:
 
 
 def excerpt(text: str) -> str:
-    """What of a text is looked at, as for Pile-CC: the last 1,500 of the first 4,000 characters."""
+    """Return the part of a text that is scored, as for Pile-CC: the last 1,500 of the first 4,000 characters."""
     return text[:4000][-1500:]
 
 
@@ -54,7 +62,7 @@ class Classifier:
     """A trained classifier.
 
     >>> good, bad = ["a study of rivers"] * 20, ["buy cheap pills now"] * 20
-    >>> model = train(good, bad, ClassifierSettings(bits=10))
+    >>> model = train_classifier(good, bad, ClassifierSettings(bits=10))
     >>> model.score("a study of hills") > 0.5 > model.score("buy pills")
     True
     """
@@ -64,25 +72,39 @@ class Classifier:
     word_ngrams: int
 
     def score(self, text: str) -> float:
-        """How likely the text is one of the good ones."""
+        """Return the probability that the text is a good one."""
         features = _features(Words(excerpt(text)).hashes, self.word_ngrams, len(self.weights) - 1)
         return float(_score(features, self.weights, self.bias))
 
     def save(self, path: storage.Location) -> None:
-        """Write the model to one file."""
+        """Write the model to one safetensors file."""
         fixed = np.array([self.bias, self.word_ngrams], np.float64)
-        write_arrays(path, weights=self.weights, fixed=fixed)
+        storage.write_bytes(path, safetensors.numpy.save({"weights": self.weights, "fixed": fixed}))
 
 
 def load_classifier(path: str) -> Classifier:
-    """Read a model that `save` wrote."""
-    file = ArrayFile(path)
-    bias, word_ngrams = file.whole("fixed").tolist()
-    return Classifier(file.whole("weights"), bias, int(word_ngrams))
+    """Read a model that `save`, here or in version 0.1, wrote."""
+    content = storage.read_bytes(path)
+    try:
+        arrays = _arrays_0_1(content) if content.startswith(b"{") else safetensors.numpy.load(content)
+        bias, word_ngrams = arrays["fixed"].tolist()
+        return Classifier(np.array(arrays["weights"]), bias, int(word_ngrams))
+    except (KeyError, ValueError, SafetensorError) as error:
+        raise CorruptFileError(
+            f"{path} is not a classifier: {error}", fix="make it again with 'piledriver corpus classifier'"
+        ) from error
 
 
-def train(good: Iterable[str], bad: Iterable[str], settings: ClassifierSettings | None = None) -> Classifier:
-    """Learn to tell good texts from bad ones."""
+def _arrays_0_1(content: bytes) -> dict[str, npt.NDArray[Any]]:
+    header = json.loads(content[:_HEADER_BYTES_0_1])
+    return {
+        name: np.frombuffer(content, entry["dtype"], entry["shape"][0], entry["offset"])
+        for name, entry in header.items()
+    }
+
+
+def train_classifier(good: Iterable[str], bad: Iterable[str], settings: ClassifierSettings | None = None) -> Classifier:
+    """Train a classifier to tell good texts from bad ones."""
     settings = settings or ClassifierSettings()
     mask = (1 << settings.bits) - 1
     rows, labels = [], []
@@ -104,11 +126,11 @@ def train(good: Iterable[str], bad: Iterable[str], settings: ClassifierSettings 
     return Classifier(weights, float(bias), settings.word_ngrams)
 
 
-def evaluate(model: Classifier, good: Sequence[str], bad: Sequence[str]) -> dict[str, float]:
-    """Accuracy at one half, and the area under the ROC curve, on texts that it was not trained on."""
+def evaluate_classifier(model: Classifier, good: Sequence[str], bad: Sequence[str]) -> dict[str, float]:
+    """Return the accuracy at a threshold of one half, and the area under the ROC curve, on held-out texts."""
     scores = np.array([model.score(text) for text in (*good, *bad)])
     label = np.arange(len(scores)) < len(good)
-    # Equal scores share the mean of their ranks, or a model that says nothing would look good or bad by order alone.
+    # Equal scores share the mean of their ranks; otherwise a constant score would be rated by the order of the texts.
     _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
     rank = (np.cumsum(count) - (count - 1) / 2)[place]
     pairs = max(1, len(good) * len(bad))

@@ -1,15 +1,16 @@
-"""A recipe to a corpus: the order of the stages, said once.
+"""Build a corpus from a recipe: checksums and extract; the recipe's stages; splits, epochs and shuffle; publish.
 
-checksums, extract; then the recipe's stages (runs of filters in one pass, the others over everything); then splits,
-epochs and shuffle; then publish, ledger and, last of all, the manifest.
+Consecutive filters run in one pass over each chunk; other stages look at all chunks together. The manifest is written
+last.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -17,49 +18,53 @@ from piledriver.core import storage
 from piledriver.core.config import to_mapping
 from piledriver.core.errors import PiledriverError, UnknownNameError, UsageError
 from piledriver.core.progress import Progress, progress
-from piledriver.corpus.pipeline import passage_stages, stages
-from piledriver.corpus.pipeline.chunks import LEVEL, Chunk, numbered
-from piledriver.corpus.pipeline.executors import Executor, executor
+from piledriver.corpus.filters import FILTERS
+from piledriver.corpus.pipeline.executors import Executor, open_executor
 from piledriver.corpus.pipeline.ledger import write_ledger
 from piledriver.corpus.pipeline.manifest import MANIFEST, Manifest
-from piledriver.corpus.pipeline.mix import mix
-from piledriver.corpus.pipeline.publish import publish, versions
+from piledriver.corpus.pipeline.publish import publish_shards, versions
 from piledriver.corpus.pipeline.recipe import Recipe, StageEntry, source_name
-from piledriver.corpus.pipeline.stage_settings import WHOLE_CORPUS, file_settings, near_settings, stage_settings
-from piledriver.corpus.pipeline.stages import InputFile, StageOutcome
-from piledriver.corpus.pipeline.tasks import Done, remove_leftovers
+from piledriver.corpus.pipeline.stage_registry import StageInput, StageOutcome, file_settings, make_stage
+from piledriver.corpus.pipeline.stages.extract import InputFile, checksum_inputs, extract_source
+from piledriver.corpus.pipeline.stages.filter import run_filters
+from piledriver.corpus.pipeline.stages.mix import mix
+from piledriver.corpus.pipeline.tasks import Task, TaskResult, remove_partial_tasks
 from piledriver.corpus.sources import resolve
 from piledriver.corpus.text.token_counts import TokenCounter, tokenizer_file
 
 WORK = ".work"
-# What a stage reports by name and number, besides documents and bytes.
+CHUNK_BYTES = 32 << 20
+# What the tasks of a stage report by name and number, besides documents and bytes.
 _COUNTS = ("dropped", "licences", "replaced", "removed", "hits")
 
 
-def build_corpus(recipe: Recipe, out: str, *, executor_name: str = "local", workers: int = 1) -> Manifest:
-    """Build a corpus, or go on with one that was interrupted. A wrong recipe is refused before any work."""
-    check(recipe)
+def build_corpus(
+    recipe: Recipe, out: str, *, executor_name: str = "local", workers: int = 1, chunk_bytes: int = CHUNK_BYTES
+) -> Manifest:
+    """Build a corpus in the folder `out`, or resume a build that was interrupted there.
+
+    The published bytes are the same for any executor, number of workers, `chunk_bytes` (raw data that one task reads)
+    and history of interruptions. An invalid recipe raises before any work.
+    """
+    check_recipe(recipe)
     storage.make_folder(out)
-    work = os.path.join(os.path.abspath(out), WORK)
     with (
-        alone(out),
+        lock_corpus(out),
         progress(f"build {recipe.name}", unit="tasks") as bar,
-        executor(executor_name, work, workers) as opened,
+        open_executor(executor_name, work_in(out), workers) as opened,
     ):
-        remove_leftovers(work)
-        counted = Counted(opened, bar)
-        inputs, extracted = _extracted(counted, recipe, bar)
-        outcomes = [extracted, *_staged(counted, recipe, extracted.chunks, bar)]
-        chunks = numbered(outcomes[-1].chunks)
-        if not chunks:
+        executor = CountedExecutor(opened, bar)
+        inputs, extracted = _extract(executor, recipe, chunk_bytes, bar)
+        outcomes = [extracted]
+        for outcome in _run_stages(StageInput(executor, extracted.chunks, recipe.memory_bytes), recipe, bar):
+            outcomes.append(outcome)
+        if not outcomes[-1].chunks:
             raise PiledriverError("every document was dropped", fix="loosen the filters; the drops are counted above")
         bar.note("mix")
-        labels = _split_labels(counted, recipe, chunks)
-        shards, shares = mix(counted, recipe, chunks, labels)
-        if os.path.exists(os.path.join(out, MANIFEST)):
-            os.unlink(os.path.join(out, MANIFEST))
-        published = publish(out, shards)
-        ledger = write_ledger(out, work, outcomes)
+        shards, shares = mix(StageInput(executor, outcomes[-1].chunks, recipe.memory_bytes), recipe)
+        storage.remove(os.path.join(out, MANIFEST))
+        published = publish_shards(out, shards)
+        ledger = write_ledger(out, outcomes)
     manifest = Manifest(
         name=recipe.name,
         versions=versions(),
@@ -75,17 +80,17 @@ def build_corpus(recipe: Recipe, out: str, *, executor_name: str = "local", work
     return manifest
 
 
-def check(recipe: Recipe) -> None:
-    """Refuse a recipe that names what does not exist or settings that do not fit."""
+def check_recipe(recipe: Recipe) -> None:
+    """Raise for a recipe that names sources, stages, settings or files that do not exist."""
     names = {source_name(entry) for entry in recipe.sources}
     for source in recipe.sources:
         resolve(source.source)
     if recipe.tokenizer is not None:
         TokenCounter(tokenizer_file(recipe.tokenizer))
     for stage in recipe.stages:
-        settings = stage_settings(stage.use, stage.settings)
-        for name in getattr(settings, "FILES", ()):
-            given = getattr(settings, name)
+        made = make_stage(stage.use, stage.settings)
+        for name in file_settings(stage.use):
+            given = getattr(made, name)
             for path in given if isinstance(given, list) else [given] if given is not None else []:
                 if not os.path.exists(path):
                     raise UsageError(f"stage {stage.use}: {path} does not exist", fix=f"check its setting {name}")
@@ -94,122 +99,108 @@ def check(recipe: Recipe) -> None:
                 raise UnknownNameError(f"source in stage {stage.use!r}:", name, names)
 
 
-def _extracted(opened: Executor, recipe: Recipe, bar: Progress) -> tuple[list[InputFile], StageOutcome]:
+def _extract(
+    executor: Executor, recipe: Recipe, chunk_bytes: int, bar: Progress
+) -> tuple[list[InputFile], StageOutcome]:
     inputs: list[InputFile] = []
-    outcomes = []
+    whole = StageOutcome("extract")
     for entry in recipe.sources:
         name = source_name(entry)
         bar.note(f"extract {name}")
-        files = stages.checksum_inputs(opened, name, entry)
+        files = checksum_inputs(executor, name, entry)
         inputs += files
-        outcomes.append(stages.extract(opened, name, entry, files))
-    chunks = [chunk for outcome in outcomes for chunk in outcome.chunks]
-    reports = [report for outcome in outcomes for report in outcome.reports]
-    return inputs, StageOutcome("extract", chunks, reports, [key for outcome in outcomes for key in outcome.keys])
+        outcome = extract_source(executor, name, entry, files, chunk_bytes)
+        whole.chunks.extend(outcome.chunks)
+        whole.results.extend(outcome.results)
+    return inputs, whole
 
 
-def _staged(opened: Executor, recipe: Recipe, chunks: list[Chunk], bar: Progress) -> Iterator[StageOutcome]:
-    """Runs of filters go over each chunk in one pass; a deduplication looks at all of them together."""
-    first = True
-    for is_filter, group in groupby(recipe.stages, key=lambda stage: stage.use not in WHOLE_CORPUS):
-        entries = list(group)
-        if is_filter or first:
+def _run_stages(corpus: StageInput, recipe: Recipe, bar: Progress) -> Iterator[StageOutcome]:
+    runs = [(is_filter, list(run)) for is_filter, run in groupby(recipe.stages, key=lambda stage: stage.use in FILTERS)]
+    if not runs or not runs[0][0]:
+        # Without filters at the beginning, a pass applies the licence rules.
+        runs.insert(0, (True, []))
+    for is_filter, entries in runs:
+        if is_filter:
             bar.note("filter")
-            outcome = stages.filters(opened, chunks, entries if is_filter else [], recipe.licences, recipe.seed)
-            chunks = outcome.chunks
+            outcome = run_filters(corpus, entries, recipe.licences, recipe.seed)
             yield outcome
-        first = False
-        for entry in [] if is_filter else entries:
+            corpus = replace(corpus, chunks=outcome.chunks)
+            continue
+        for entry in entries:
             bar.note(entry.use)
-            outcome = over_all(opened, recipe.memory_bytes, chunks, entry)
-            chunks = outcome.chunks
+            outcome = run_stage(corpus, entry)
             yield outcome
-    if first:
-        yield stages.filters(opened, chunks, [], recipe.licences, recipe.seed)
+            corpus = replace(corpus, chunks=outcome.chunks)
 
 
-def over_all(
-    opened: Executor, memory_bytes: int, chunks: list[Chunk], entry: StageEntry, level: int = LEVEL
-) -> StageOutcome:
-    """One stage that looks at the documents of all chunks together, or of those of its sources.
-
-    `level` is how hard its chunks are compressed.
-    """
-    chosen = [chunk for chunk in chunks if not entry.sources or chunk.source in entry.sources]
+def run_stage(corpus: StageInput, entry: StageEntry) -> StageOutcome:
+    """Run one whole-corpus stage on the chunks of its sources; the others follow unchanged."""
+    chosen = [chunk for chunk in corpus.chunks if not entry.sources or chunk.source in entry.sources]
     if not chosen:
-        return StageOutcome(entry.use, chunks, [], [])
-    settings = stage_settings(entry.use, entry.settings)
-    match entry.use:
-        case "exact":
-            outcome = stages.exact(opened, chosen, memory_bytes, level)
-        case "near":
-            outcome = stages.near(opened, chosen, settings, memory_bytes, level)
-        case "paragraphs":
-            outcome = passage_stages.paragraphs(opened, chosen, settings, memory_bytes, level)
-        case "substring":
-            outcome = passage_stages.substring(opened, chosen, settings, memory_bytes, level)
-        case _:
-            outcome = passage_stages.decontaminate(opened, chosen, settings)
-    untouched = [chunk for chunk in chunks if chunk not in chosen]
-    return StageOutcome(outcome.stage, [*outcome.chunks, *untouched], outcome.reports, outcome.keys)
-
-
-def _split_labels(opened: Executor, recipe: Recipe, chunks: list[Chunk]) -> Done | None:
-    """Clusters for the splits: what says the same or nearly the same goes the same way.
-
-    They are made of the documents as they are after all stages: what a stage cut may have made two of them alike, and
-    the recipe may have looked for near-duplicates in some sources only, or less strictly, or not at all.
-    """
-    if recipe.splits.validation + recipe.splits.test == 0:
-        return None
-    return stages.alike(opened, chunks, near_settings({}), recipe.memory_bytes)
+        return StageOutcome(entry.use, corpus.chunks)
+    outcome: StageOutcome = make_stage(entry.use, entry.settings)(replace(corpus, chunks=chosen))
+    untouched = [chunk for chunk in corpus.chunks if chunk not in chosen]
+    return StageOutcome(entry.use, [*outcome.chunks, *untouched], outcome.results)
 
 
 def account(outcome: StageOutcome) -> dict[str, Any]:
-    """What a stage kept and dropped, by source."""
+    """Return what a stage kept and dropped, by source, for the manifest."""
     sources: dict[str, dict[str, Any]] = {}
-    for source, result in outcome.reports:
+    for source, result in outcome.results:
         figures = sources.setdefault(source, {"documents": 0, "text_bytes": 0, "dropped": {}, "licences": {}})
-        figures["documents"] += result["documents"]
-        figures["text_bytes"] += result["text_bytes"]
+        figures["documents"] += result.values["documents"]
+        figures["text_bytes"] += result.values["text_bytes"]
         for kind in _COUNTS:
-            for name, count in result.get(kind, {}).items():
+            for name, count in result.values.get(kind, {}).items():
                 counts = figures.setdefault(kind, {})
                 counts[name] = counts.get(name, 0) + count
     return {"stage": outcome.stage, "sources": sources}
 
 
 def _portable(recipe: Recipe) -> dict[str, Any]:
-    """The recipe without the places of this machine: inputs are named by their origins and checksums."""
+    """Return the recipe without folders of this machine; inputs are identified by origin and checksum."""
     plain: dict[str, Any] = to_mapping(recipe)
     for entry in plain["sources"]:
-        entry["paths"] = [os.path.basename(path.rstrip("/")) for path in entry["paths"]]
+        entry["paths"] = _base_names(entry["paths"])
     if recipe.tokenizer is not None:
-        plain["tokenizer"] = os.path.basename(recipe.tokenizer.rstrip("/"))
+        (plain["tokenizer"],) = _base_names([recipe.tokenizer])
     for stage in plain["stages"]:
         for name in file_settings(stage["use"]):
             given = stage["settings"].get(name)
             if given is not None:
-                names = [os.path.basename(path.rstrip("/")) for path in ([given] if isinstance(given, str) else given)]
+                names = _base_names([given] if isinstance(given, str) else given)
                 stage["settings"][name] = names[0] if isinstance(given, str) else names
     return plain
 
 
-class Counted:
-    """An executor whose finished tasks move the progress bar."""
+def _base_names(paths: Sequence[str]) -> list[str]:
+    return [os.path.basename(path.rstrip("/")) for path in paths]
+
+
+class CountedExecutor:
+    """An executor whose finished tasks advance a progress bar."""
 
     def __init__(self, inner: Executor, bar: Progress) -> None:
         self._inner, self._bar = inner, bar
 
-    def map(self, tasks: Any) -> Iterator[Done]:
-        for done in self._inner.map(tasks):
+    def map(self, tasks: Iterable[Task]) -> Iterator[TaskResult]:
+        """See `Executor`."""
+        for result in self._inner.map(tasks):
             self._bar.advance()
-            yield done
+            yield result
+
+
+def work_in(out: str) -> str:
+    """Return the work folder of a corpus, without what interrupted tasks left. The corpus is locked."""
+    work = os.path.join(os.path.abspath(out), WORK)
+    remove_partial_tasks(work)
+    return work
 
 
 @contextmanager
-def alone(out: str) -> Iterator[None]:
-    """Two builds must not write one corpus at a time."""
+def lock_corpus(out: str) -> Iterator[None]:
+    """Keep other builds from writing the same corpus."""
     with open(os.path.join(out, ".lock"), "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

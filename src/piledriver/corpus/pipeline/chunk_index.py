@@ -1,10 +1,11 @@
-"""What is known of each document of a chunk without reading its text: id, size, licence, what was replaced in it.
+"""Facts about each document of a chunk, beside its text: id, size, licence, what was replaced in it.
 
-A stage that only takes documents out copies lines and adds these up; it parses nothing that it keeps.
+A stage that only drops documents copies lines and filters this index; it parses nothing that it keeps.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from typing import Any
@@ -12,14 +13,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from piledriver.corpus.dedup.arrays import ArrayFile, write_arrays
+from piledriver.core import storage
+from piledriver.corpus.dedup.arrays import open_array, write_arrays
 from piledriver.corpus.document import Document
 
-INDEX = "index"
+_INDEX, _NAMES = "index", "names.json"
 
 
 class ChunkIndex:
-    """Collects the facts of documents, one after the other, and writes them."""
+    """Collects the facts of consecutive documents."""
 
     def __init__(self) -> None:
         self._ids: list[bytes] = []
@@ -28,8 +30,8 @@ class ChunkIndex:
         self._replaced: list[tuple[int, str, int]] = []
 
     def add(self, document: Document) -> None:
-        """Note one document."""
-        # What the pii filter took out of the documents that are still here.
+        """Add one document."""
+        # What the pii filter replaced in the documents that are still here.
         if isinstance(counts := document.meta.get("replaced"), dict):
             self._replaced += [(len(self._ids), kind, int(count)) for kind, count in counts.items()]
         self._ids.append(document.id.encode("utf-8", "replace"))
@@ -37,61 +39,55 @@ class ChunkIndex:
         self._sizes.append(len(text) if text.isascii() else len(text.encode("utf-8", "replace")))
         self._licences.append(str(document.meta.get("licence", "unknown")))
 
-    def write(self, folder: str) -> dict[str, Any]:
-        """Write the file; returns the counts that the manifest adds up."""
+    def write(self, chunk: str) -> dict[str, Any]:
+        """Write the index into the folder of a chunk; return the counts that the manifest adds up."""
         licences, licence = np.unique(np.array(self._licences, np.str_), return_inverse=True)
         kinds = sorted({kind for _, kind, _ in self._replaced})
+        replaced = [(at, kinds.index(kind), count) for at, kind, count in self._replaced]
         facts: dict[str, npt.NDArray[Any]] = {
-            "id_bytes": np.frombuffer(b"".join(self._ids), np.uint8),
+            "ids": np.frombuffer(b"".join(self._ids), np.uint8),
             "id_ends": np.cumsum([0, *map(len, self._ids)], dtype=np.int64),
             "sizes": np.array(self._sizes, np.int64),
             "licence": licence.astype(np.int32),
-            "replaced": np.array([(at, kinds.index(kind), n) for at, kind, n in self._replaced], np.int64).reshape(
-                -1, 3
-            ),
+            "replaced": np.array(replaced, np.int64).reshape(-1, 3),
         }
-        return _written(folder, facts, [str(name) for name in licences], kinds)
+        return _write(chunk, facts, [str(name) for name in licences], kinds)
 
 
-def write_without(folder: str, chunk: str, gone: npt.NDArray[np.bool_]) -> dict[str, Any]:
-    """Write the index of a chunk that has lost some documents; `chunk` is the folder that it comes from."""
-    file = ArrayFile(os.path.join(chunk, INDEX))
-    names = file.whole("names").tobytes().decode().split("\n")
-    count = int(file.whole("name_counts")[0])
-    ends, replaced = file.whole("id_ends"), file.whole("replaced")
-    lengths = np.diff(ends)
+def write_filtered_index(chunk: str, source: str, dropped: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    """Write the index of a chunk that has lost some documents of the chunk in folder `source`; return its counts."""
+    index = os.path.join(source, _INDEX)
+    names = json.loads(storage.read_text(os.path.join(index, _NAMES)))
+    lengths, replaced = np.diff(open_array(index, "id_ends")), open_array(index, "replaced")
     facts = {
-        "id_bytes": file.whole("id_bytes")[np.repeat(~gone, lengths)],
-        "id_ends": np.concatenate([[0], np.cumsum(lengths[~gone])]).astype(np.int64),
-        "sizes": file.whole("sizes")[~gone],
-        "licence": file.whole("licence")[~gone],
-        "replaced": replaced[~gone[replaced[:, 0]]],
+        "ids": open_array(index, "ids")[np.repeat(~dropped, lengths)],
+        "id_ends": np.concatenate([[0], np.cumsum(lengths[~dropped])]).astype(np.int64),
+        "sizes": open_array(index, "sizes")[~dropped],
+        "licence": open_array(index, "licence")[~dropped],
+        "replaced": replaced[~dropped[replaced[:, 0]]],
     }
-    facts["replaced"][:, 0] = (np.cumsum(~gone) - 1)[facts["replaced"][:, 0]]
-    return _written(folder, facts, names[:count], names[count:-1])
+    facts["replaced"][:, 0] = (np.cumsum(~dropped) - 1)[facts["replaced"][:, 0]]
+    return _write(chunk, facts, names["licences"], names["replaced"])
 
 
-def ids(chunk: str, places: npt.NDArray[np.int64]) -> list[str]:
-    """The ids of some documents by their places in the chunk."""
-    file = ArrayFile(os.path.join(chunk, INDEX))
+def document_ids(chunk: str, places: npt.NDArray[np.int64]) -> list[str]:
+    """Return the ids of some documents by their places in the chunk."""
     if not len(places):
         return []
-    begins, ends = file.take("id_ends", places), file.take("id_ends", places + 1)
+    index = os.path.join(chunk, _INDEX)
+    all_ends = open_array(index, "id_ends")
+    begins, ends = all_ends[places], all_ends[places + 1]
     low = int(begins.min())
-    blob = file.rows("id_bytes", low, int(ends.max())).tobytes()
+    blob = open_array(index, "ids")[low : int(ends.max())].tobytes()
     spans = zip((begins - low).tolist(), (ends - low).tolist(), strict=True)
     return [blob[begin:end].decode() for begin, end in spans]
 
 
-def _written(folder: str, facts: dict[str, npt.NDArray[Any]], licences: list[str], kinds: list[str]) -> dict[str, Any]:
-    # Names are free text of the input; a line break in one becomes a space.
-    names = [" ".join(name.split("\n")) for name in (*licences, *kinds)]
-    write_arrays(
-        os.path.join(folder, INDEX),
-        **facts,
-        names=np.frombuffer("".join(f"{name}\n" for name in names).encode("utf-8", "replace"), np.uint8),
-        name_counts=np.array([len(licences), len(kinds)], np.int64),
-    )
+def _write(chunk: str, facts: dict[str, npt.NDArray[Any]], licences: list[str], kinds: list[str]) -> dict[str, Any]:
+    index = os.path.join(chunk, _INDEX)
+    write_arrays(index, **facts)
+    names = {"licences": licences, "replaced": kinds}
+    storage.write_text(os.path.join(index, _NAMES), json.dumps(names))
     found = np.bincount(facts["licence"], minlength=len(licences)).tolist()
     replaced: Counter[str] = Counter()
     for _, kind, count in facts["replaced"].tolist():

@@ -1,6 +1,6 @@
-"""Documents between stages: chunk files of some tens of MB in the order of the whole, with what their stage dropped.
+"""Chunks: the documents between two stages, in files of some tens of MB, with what the stage dropped.
 
-A chunk is a file of its own, or a part of a shard that exists already and is read where it stands.
+A chunk is a file of its own, or a part of an existing shard that is read in place.
 """
 
 from __future__ import annotations
@@ -20,20 +20,19 @@ from piledriver.core import storage
 from piledriver.core.errors import PiledriverError
 from piledriver.corpus.document import Document
 from piledriver.corpus.pipeline.chunk_index import ChunkIndex
-from piledriver.corpus.pipeline.tasks import Done, task_folder
+from piledriver.corpus.pipeline.tasks import TaskResult, sibling_folder, work_folder
 from piledriver.corpus.shards.lines import read_lines
 from piledriver.corpus.shards.reader import read_shards
 from piledriver.corpus.shards.writer import ShardFileWriter
 
-# Not called shards: who reads all shards below a corpus must not find these.
+# Not named like shards: a reader of all shards below a corpus must not find these.
 DOCUMENTS, DROPPED, _PART, _INPUTS = "documents.zst", "dropped.zst", "part.json", "inputs"
-CHUNK_BYTES = 32 << 20
-# Chunks are read a few times and thrown away: speed before size.
+# Chunks are read a few times and then deleted: speed matters more than size.
 LEVEL = 1
 
 
 class Dropped(msgspec.Struct, frozen=True, gc=False):
-    """One line of the ledger: which document went, at which stage, why, and which one was kept in its place."""
+    """One line of the ledger: the dropped document, the stage, the reason, and the document kept in its place."""
 
     id: str
     source: str
@@ -46,38 +45,43 @@ class Dropped(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class Chunk:
-    """A chunk, known by the key of the task that made it. `first` is the ordinal of its first document."""
+    """A chunk, identified by the key of the task that wrote it."""
 
     key: str
     source: str
     documents: int
     text_bytes: int
     first: int = 0
+    """The ordinal of its first document, once `number_chunks` has set it."""
 
 
-def numbered(chunks: Iterable[Chunk]) -> list[Chunk]:
-    """The chunks with the ordinals of their first documents."""
-    made, first = [], 0
+def number_chunks(chunks: Iterable[Chunk]) -> list[Chunk]:
+    """Return the chunks with the ordinals of their first documents.
+
+    >>> [chunk.first for chunk in number_chunks([Chunk("a", "S", 3, 10), Chunk("b", "S", 2, 10)])]
+    [0, 3]
+    """
+    numbered, first = [], 0
     for chunk in chunks:
-        made.append(replace(chunk, first=first))
+        numbered.append(replace(chunk, first=first))
         first += chunk.documents
-    return made
+    return numbered
 
 
-def chunk_of(done: Done, source: str) -> Chunk:
-    """The chunk that a finished task made."""
-    return Chunk(done.key, source, done.result["documents"], done.result["text_bytes"])
+def chunk_of(result: TaskResult, source: str) -> Chunk:
+    """Return the chunk that a finished task wrote."""
+    return Chunk(result.key, source, result.values["documents"], result.values["text_bytes"])
 
 
-def write_chunk(folder: str, kept: Iterable[Document | Dropped], level: int = LEVEL) -> dict[str, Any]:
-    """Write what a stage kept and dropped; returns the counts that the manifest adds up."""
+def write_chunk(folder: str, items: Iterable[Document | Dropped], level: int = LEVEL) -> dict[str, Any]:
+    """Write what a stage kept and dropped into the folder of a task; return the counts that the manifest adds up."""
     index = ChunkIndex()
     reasons: Counter[str] = Counter()
     with (
         ShardFileWriter(os.path.join(folder, DOCUMENTS), level=level) as shard,
         ShardFileWriter(os.path.join(folder, DROPPED), level=LEVEL) as ledger,
     ):
-        for item in kept:
+        for item in items:
             if isinstance(item, Dropped):
                 reasons[f"{item.stage}: {item.reason}"] += 1
                 ledger.write_line(msgspec.json.encode(item) + b"\n")
@@ -87,10 +91,10 @@ def write_chunk(folder: str, kept: Iterable[Document | Dropped], level: int = LE
     return {"dropped": dict(reasons), **index.write(folder)}
 
 
-def write_part(folder: str, work: str, name: str, first: int, count: int) -> dict[str, Any]:
-    """A chunk that is a part of a shard: nothing is copied, the documents are looked at once."""
+def write_shard_part(folder: str, name: str, first: int, count: int) -> dict[str, Any]:
+    """Make a chunk of some documents of a registered shard without copying them; return its counts."""
     index = ChunkIndex()
-    for document in islice(read_shards(_input(work, name), start=first), count):
+    for document in islice(read_shards(_shard_path(folder, name), start=first), count):
         index.add(document)
     with ShardFileWriter(os.path.join(folder, DROPPED), level=LEVEL):
         pass
@@ -98,43 +102,53 @@ def write_part(folder: str, work: str, name: str, first: int, count: int) -> dic
     return {"dropped": {}, **index.write(folder)}
 
 
-def place_input(work: str, name: str, path: str) -> None:
-    """Let the parts of a shard find it: its place may change between two runs, its content may not."""
-    storage.write_text(_where(work, name), json.dumps({"path": os.path.abspath(path)}))
+def register_shard(work: str, name: str, path: str) -> None:
+    """Record where a shard is, for the chunks that are parts of it. Its place may change between runs of a build."""
+    location = os.path.join(work, _INPUTS, f"{name}.json")
+    storage.write_text(location, json.dumps({"path": os.path.abspath(path)}))
 
 
-def _input(work: str, name: str) -> str:
-    return str(json.loads(storage.read_text(_where(work, name)))["path"])
+def _shard_path(folder: str, name: str) -> str:
+    location = os.path.join(work_folder(folder), _INPUTS, f"{name}.json")
+    return str(json.loads(storage.read_text(location))["path"])
 
 
-def _where(work: str, name: str) -> str:
-    return os.path.join(work, _INPUTS, f"{name}.json")
-
-
-def chunk_documents(work: str, key: str) -> Iterator[Document]:
-    """The documents of a chunk."""
-    path, first, count = _place(work, key)
+def read_chunk(folder: str, key: str) -> Iterator[Document]:
+    """Yield the documents of a chunk, from inside the task that fills `folder`."""
+    path, first, count = _place(folder, key)
     return islice(read_shards(path, start=first), count)
 
 
-def chunk_lines(work: str, key: str) -> Iterator[bytes]:
-    """The documents of a chunk as they are written, a line each."""
-    return read_lines(*_place(work, key))
+def read_chunk_lines(folder: str, key: str) -> Iterator[bytes]:
+    """Yield the documents of a chunk as encoded lines, from inside the task that fills `folder`."""
+    return read_lines(*_place(folder, key))
 
 
-def _place(work: str, key: str) -> tuple[str, int, int | None]:
-    folder = task_folder(work, key)
-    path = os.path.join(folder, DOCUMENTS)
+def read_chunk_texts(folder: str, key: str) -> Iterator[str]:
+    """Yield the texts of a chunk, from inside the task that fills `folder`."""
+    return (_text.decode(line).text for line in read_chunk_lines(folder, key))
+
+
+class _Text(msgspec.Struct, gc=False):
+    text: str
+
+
+_text = msgspec.json.Decoder(_Text)
+
+
+def _place(folder: str, key: str) -> tuple[str, int, int | None]:
+    chunk = sibling_folder(folder, key)
+    path = os.path.join(chunk, DOCUMENTS)
     if os.path.exists(path):
         return path, 0, None
     try:
-        part = json.loads(storage.read_text(os.path.join(folder, _PART)))
+        part = json.loads(storage.read_text(os.path.join(chunk, _PART)))
     except PiledriverError:
         raise PiledriverError(f"{path} is missing", fix="run the build again") from None
-    return _input(work, part["name"]), part["first"], part["count"]
+    return _shard_path(folder, part["name"]), part["first"], part["count"]
 
 
-def read_dropped(path: str) -> Iterator[Dropped]:
-    """The ledger lines of a chunk."""
-    with zstandard.open(path, "rb") as file:
+def read_dropped(folder: str) -> Iterator[Dropped]:
+    """Yield the ledger lines of the chunk in a folder."""
+    with zstandard.open(os.path.join(folder, DROPPED), "rb") as file:
         yield from msgspec.json.Decoder(Dropped).decode_lines(file.read())

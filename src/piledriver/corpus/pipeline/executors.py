@@ -1,4 +1,4 @@
-"""Who runs the tasks: processes of this machine, or a Ray cluster. The bytes are the same."""
+"""Executors: run tasks in processes of this machine or on a Ray cluster, with the same bytes."""
 
 from __future__ import annotations
 
@@ -11,93 +11,94 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from piledriver.core.errors import MissingDependencyError, PiledriverError, UnknownNameError, UsageError
-from piledriver.core.worker_pool import Lost, Workers
-from piledriver.corpus.pipeline.tasks import Done, Task, finished, run_task
+from piledriver.core.worker_pool import FailedTask, WorkerPool
+from piledriver.corpus.pipeline.tasks import Task, TaskResult, finished_task, run_task
 
-_RUN = "piledriver.corpus.pipeline.tasks:run_task"
-# Whatever kills workers from outside may strike a few times in a row; a task that kills its own is told soon enough.
+# A cause outside the tasks may kill several workers in a row; a task that kills its own worker fails after as many.
 _ATTEMPTS = 8
 _OBJECT_STORE_BYTES = 200 << 20
-_ANSWER_SECONDS = 10
+_CONNECT_SECONDS = 10
 
 
 class Executor(Protocol):
     """Runs tasks in a work folder."""
 
-    def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
-        """The outcomes, in the order of the tasks; tasks that are finished already are not run."""
+    def map(self, tasks: Iterable[Task]) -> Iterator[TaskResult]:
+        """Yield the results in the order of the tasks. Finished tasks are not run again."""
 
 
 class LocalExecutor:
-    """Worker processes of this machine. A worker that dies costs its task another attempt, a few times."""
+    """Worker processes of this machine. A task whose worker dies is tried again, a few times."""
 
-    def __init__(self, work: str, workers: Workers) -> None:
-        self._work, self._workers = work, workers
+    def __init__(self, work: str, pool: WorkerPool) -> None:
+        self._work, self._pool = work, pool
 
-    def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
+    def map(self, tasks: Iterable[Task]) -> Iterator[TaskResult]:
         """See `Executor`."""
-        for outcome in self._workers.map((self._work, task) for task in tasks):
-            yield self._again(outcome) if isinstance(outcome, Lost) else outcome
+        for outcome in self._pool.map((self._work, task) for task in tasks):
+            yield self._retry(outcome) if isinstance(outcome, FailedTask) else outcome
 
-    def _again(self, lost: Lost) -> Done:
+    def _retry(self, failed: FailedTask) -> TaskResult:
         for _ in range(_ATTEMPTS - 1):
-            with Workers(1, _RUN) as workers:
-                (outcome,) = workers.map([lost.task])
-            if not isinstance(outcome, Lost):
-                done: Done = outcome
-                return done
-            lost = outcome
-        _, task = lost.task
+            with WorkerPool(1, run_task) as pool:
+                (outcome,) = pool.map([failed.task])
+            if not isinstance(outcome, FailedTask):
+                result: TaskResult = outcome
+                return result
+            failed = outcome
+        _, task = failed.task
         raise PiledriverError(
-            f"{task.function} failed {_ATTEMPTS} times: {lost.why}", fix="run the build again; what is done is kept"
+            f"{task.function} failed {_ATTEMPTS} times: {failed.why}",
+            fix="run the build again; finished tasks are kept",
         )
 
 
 class RayExecutor:
-    """A Ray cluster. The work folder must be one that every node sees; nodes may come and go."""
+    """A Ray cluster. All nodes must see the work folder; nodes may join and leave."""
 
     def __init__(self, work: str, ray: Any) -> None:
         self._work, self._ray = work, ray
-        # A lost worker or node costs its tasks another attempt; they are pure, so any number of attempts is safe.
+        # Tasks are pure, so any number of attempts after a lost worker or node is safe.
         self._remote = ray.remote(num_cpus=1, max_retries=-1)(run_task)
 
-    def map(self, tasks: Iterable[Task]) -> Iterator[Done]:
+    def map(self, tasks: Iterable[Task]) -> Iterator[TaskResult]:
         """See `Executor`."""
         in_flight: deque[Any] = deque()
         for task in tasks:
-            done = finished(self._work, task.key)
-            in_flight.append(done if done is not None else self._remote.remote((self._work, task)))
-            if len(in_flight) >= self._most_in_flight():
-                yield self._outcome(in_flight.popleft())
+            result = finished_task(self._work, task.key)
+            in_flight.append(result if result is not None else self._remote.remote((self._work, task)))
+            if len(in_flight) >= self._max_in_flight():
+                yield self._wait(in_flight.popleft())
         while in_flight:
-            yield self._outcome(in_flight.popleft())
+            yield self._wait(in_flight.popleft())
 
-    def _outcome(self, item: Any) -> Done:
-        if isinstance(item, Done):
+    def _wait(self, item: Any) -> TaskResult:
+        if isinstance(item, TaskResult):
             return item
         try:
-            done: Done = self._ray.get(item)
+            result: TaskResult = self._ray.get(item)
         except self._ray.exceptions.RayTaskError as error:
-            # What went wrong is what the task said, not that Ray ran it.
+            # Raise the task's own exception, as the local executor does.
             raise error.cause if isinstance(error.cause, Exception) else error from None
         except self._ray.exceptions.RayError as error:
-            said = str(error).strip().split("\n")[0]
+            message = str(error).strip().split("\n")[0]
             raise PiledriverError(
-                f"Ray lost a task: {said}", fix="run the build again when the cluster is well; what is done is kept"
+                f"Ray lost a task: {message}",
+                fix="run the build again when the cluster has recovered; finished tasks are kept",
             ) from error
-        return done
+        return result
 
-    def _most_in_flight(self) -> int:
+    def _max_in_flight(self) -> int:
         return 3 * max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
 
 @contextmanager
-def executor(name: str, work: str, workers: int) -> Iterator[Executor]:
-    """Open an executor by name: `local`; `ray`, a cluster of this machine alone; `ray:HOST:PORT`, one that runs."""
+def open_executor(name: str, work: str, workers: int) -> Iterator[Executor]:
+    """Open an executor: `local`; `ray`, a cluster on this machine; `ray:HOST:PORT`, a running cluster."""
     os.makedirs(work, exist_ok=True)
     kind, _, address = name.partition(":")
     if name == "local":
-        with Workers(workers, _RUN, task_seconds=24 * 3600.0, memory_bytes=1 << 40) as pool:
+        with WorkerPool(workers, run_task, task_seconds=24 * 3600.0, memory_bytes=1 << 40) as pool:
             yield LocalExecutor(work, pool)
     elif kind == "ray":
         try:
@@ -119,12 +120,12 @@ def executor(name: str, work: str, workers: int) -> Iterator[Executor]:
 def _connect(ray: Any, address: str, workers: int) -> None:
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if not address:
-        # Results are a few hundred bytes: what tasks make is in files.
+        # Results are a few hundred bytes each; tasks write their output to files.
         store = _OBJECT_STORE_BYTES
         ray.init("local", num_cpus=workers, object_store_memory=store, include_dashboard=False, **quiet)
         return
     try:
-        _knock(address)
+        _check_port(address)
         ray.init(address, **quiet)
     except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(
@@ -133,8 +134,8 @@ def _connect(ray: Any, address: str, workers: int) -> None:
         ) from error
 
 
-def _knock(address: str) -> None:
-    """Whether anybody listens at HOST:PORT: Ray itself asks for minutes before it gives up."""
+def _check_port(address: str) -> None:
+    """Raise if no process listens at HOST:PORT. Ray itself would retry for minutes."""
     host, _, port = address.rpartition(":")
     if host and "/" not in host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS).close()
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()

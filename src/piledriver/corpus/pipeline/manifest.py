@@ -1,4 +1,4 @@
-"""What was built, from what, by which settings, with checksums. `verify` holds a corpus against it."""
+"""The manifest: what was built, from which inputs and settings, with checksums, which `verify_corpus` recomputes."""
 
 from __future__ import annotations
 
@@ -15,33 +15,34 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Manifest:
-    """The whole account of a build; no times, no paths of the machine: the same build gives the same bytes."""
+    """The record of a build. It holds no times and no paths of the machine, so the same build gives the same bytes."""
 
     name: str
     versions: dict[str, str]
     recipe: dict[str, Any]
     inputs: list[dict[str, Any]]
-    """Raw files: source, origin, size, sha256."""
+    """Raw files: source, origin, size and sha256 of each."""
     stages: list[dict[str, Any]]
-    """For each stage and source: documents and bytes out, what was dropped and why."""
+    """For each stage and source: documents and bytes kept, documents dropped by reason."""
     mix: dict[str, dict[str, Any]]
-    """For each source: bytes asked for and got."""
+    """For each source: bytes or tokens asked for and got."""
     outputs: list[dict[str, Any]]
-    """Shards: path below the corpus, split, documents, bytes, sha256."""
+    """Shards and ledger: path below the corpus, split, documents, bytes, sha256."""
 
     def save(self, folder: storage.Location) -> None:
-        """Write it: the last thing a build does."""
+        """Write the manifest, which marks a corpus as finished."""
         storage.write_text(
             storage.join(folder, MANIFEST), json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
         )
 
 
 def load_manifest(folder: storage.Location) -> Manifest:
-    """The manifest of a finished corpus."""
+    """Return the manifest of a finished corpus."""
     path = storage.join(folder, MANIFEST)
     if not storage.exists(path):
         raise StorageError(
-            f"{folder} has no {MANIFEST}: it is not a finished corpus", fix="run 'piledriver corpus build' to its end"
+            f"{folder} has no {MANIFEST}: the corpus is not finished",
+            fix="run 'piledriver corpus build' again to resume it",
         )
     try:
         return Manifest(**json.loads(storage.read_text(path)))
@@ -49,8 +50,8 @@ def load_manifest(folder: storage.Location) -> Manifest:
         raise CorruptFileError(f"{path} is damaged: {error}", fix="run the build again") from error
 
 
-def verify(folder: storage.Location) -> list[str]:
-    """Every checksum and count again; returns the differences, one line each, none if all is well."""
+def verify_corpus(folder: storage.Location) -> list[str]:
+    """Recompute every checksum and count; return the differences to the manifest, one line each."""
     manifest = load_manifest(folder)
     differences = []
     listed = {entry["path"] for entry in manifest.outputs}
@@ -59,9 +60,9 @@ def verify(folder: storage.Location) -> list[str]:
         if not storage.exists(path):
             differences.append(f"{entry['path']} is missing")
         elif storage.sha256(path) != entry["sha256"]:
-            differences.append(f"{entry['path']} has another checksum than the manifest says")
+            differences.append(f"{entry['path']} differs from its checksum in the manifest")
         elif "documents" in entry and count_documents(path) != entry["documents"]:
-            differences.append(f"{entry['path']} has another number of documents than the manifest says")
+            differences.append(f"{entry['path']} differs from its number of documents in the manifest")
     root = str(folder).rstrip("/") + "/"
     for path in storage.files_below(folder):
         name = path.removeprefix(root)

@@ -1,4 +1,4 @@
-"""Finished shards from the work folder to their places in the corpus."""
+"""Publish finished shards: from the work folder of a build to their places in the corpus."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from typing import Any
 
 from piledriver.core import storage
 from piledriver.corpus.pipeline.chunks import DOCUMENTS
-from piledriver.corpus.pipeline.tasks import Done
+from piledriver.corpus.pipeline.tasks import TaskResult
 
-# What the bytes of a corpus depend on besides the recipe and the raw files.
+# Packages that the bytes of a corpus depend on, besides the recipe and the raw files.
 _VERSIONED = ("piledriver", "zstandard", "numpy", "lxml", "resiliparse", "ftfy")
 
 
-def publish(out: str, shards: dict[str, list[Done]]) -> list[dict[str, Any]]:
-    """Put the shards under `split/NNNNN.jsonl.zst` and remove older ones; returns their lines for the manifest."""
+def publish_shards(out: str, shards: dict[str, list[TaskResult]]) -> list[dict[str, Any]]:
+    """Place shards at `split/NNNNN.jsonl.zst` and remove older ones; return their lines for the manifest."""
     for name in os.listdir(out):
-        if name.endswith(".partial"):  # of a ledger or a manifest that was being written when somebody killed it
+        if name.endswith(".partial"):  # of a ledger or manifest whose writing was interrupted
             os.unlink(os.path.join(out, name))
     published = []
-    for split, dones in shards.items():
+    for split, results in shards.items():
         folder = os.path.join(out, split)
         os.makedirs(folder, exist_ok=True)
-        names = [f"{number:05d}.jsonl.zst" for number in range(len(dones))]
+        names = [f"{number:05d}.jsonl.zst" for number in range(len(results))]
         for name in set(os.listdir(folder)) - set(names):
             os.unlink(os.path.join(folder, name))
-        for name, done in zip(names, dones, strict=True):
-            _place(done.path(DOCUMENTS), os.path.join(folder, name))
-            published.append({"path": f"{split}/{name}", "split": split, **done.result})
+        for name, result in zip(names, results, strict=True):
+            _place(result.path(DOCUMENTS), os.path.join(folder, name))
+            published.append({"path": f"{split}/{name}", "split": split, **result.values})
         storage.fsync_folder(folder)
     return published
 
 
 def _place(source: str, target: str) -> None:
-    """A second name for the same bytes where the file system can, a copy where it cannot."""
+    """Hard-link a file where the file system can, copy it where it cannot; atomic."""
     partial = f"{target}.partial"
     if os.path.exists(partial):
         os.unlink(partial)
@@ -45,11 +45,11 @@ def _place(source: str, target: str) -> None:
     except OSError:
         shutil.copyfile(source, partial)
     os.replace(partial, target)
-    # Where the target is the same file already, renaming one of its names to the other leaves both.
+    # If the target is a link to the same file already, `replace` leaves both names.
     with suppress(FileNotFoundError):
         os.unlink(partial)
 
 
 def versions() -> dict[str, str]:
-    """The versions of what made the bytes."""
+    """Return the versions of the packages that the bytes depend on."""
     return {name: metadata.version(name) for name in _VERSIONED}

@@ -1,16 +1,13 @@
-"""Work that survives anything: each task is a pure function into a folder of its own, which appears whole or not at
-all.
+"""Tasks: pure functions, each into a folder of its own that appears whole or not at all.
 
-A task's key is a hash of its function and arguments, and the arguments name the keys of the tasks it reads. So a
-finished folder is right for ever: a build that was killed goes on with what is missing, a changed recipe or input
-changes the keys of what depends on it and of nothing else, and no left-over of an earlier run can be taken for a
-result.
+A task's key is a hash of its function and arguments, and the arguments name the keys of the tasks whose files it reads.
+So a finished folder never becomes wrong: a killed build resumes with the missing tasks, a changed recipe or input
+changes the keys of what depends on it and of nothing else, and leftovers of another build are never taken for a result.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
 import secrets
@@ -20,75 +17,81 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from piledriver.core import storage
+from piledriver.core.object_reference import load_object, object_reference
 
 _RESULT = "result.json"
 
 
 @dataclass(frozen=True)
 class Task:
-    """`function` ("module:name") is called with the folder to fill and the arguments, and returns what JSON can hold.
-
-    `payload` goes to the function too but not into the key: it must follow from the arguments.
-    """
+    """One call of a function that another process can import; see `Task.call`."""
 
     function: str
     arguments: dict[str, Any]
     payload: Any = field(default=None, compare=False)
 
+    @classmethod
+    def call(cls, function: Callable[..., dict[str, Any]], /, *, payload: Any = None, **arguments: Any) -> Task:
+        """Return the task that runs `function(folder, **arguments)`.
+
+        `function` is defined at the top of a module, writes its files into `folder` and returns what JSON can hold. Its
+        arguments are JSON too, and decide what it writes. `payload` is passed on where it is given but is not part of
+        the key: it must follow from the arguments (the path of a file whose checksum is an argument).
+        """
+        return cls(object_reference(function), arguments, payload)
+
     @property
     def key(self) -> str:
-        """What the task is, in 128 bits."""
+        """Return the hash that identifies the task."""
         described = json.dumps([self.function, self.arguments], sort_keys=True, ensure_ascii=False)
         return hashlib.blake2b(described.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)
-class Done:
-    """A finished task: its folder and what its function returned."""
+class TaskResult:
+    """A finished task: its key, its folder and what its function returned."""
 
     key: str
     folder: str
-    result: dict[str, Any]
+    values: dict[str, Any]
 
     def path(self, name: str) -> str:
-        """A file that the task made."""
+        """Return the path of a file that the task wrote."""
         return os.path.join(self.folder, name)
 
 
-def finished(work: str, key: str) -> Done | None:
-    """The outcome of a task that was finished before, or None."""
+def finished_task(work: str, key: str) -> TaskResult | None:
+    """Return the result of a task that was finished before, or None."""
     folder = task_folder(work, key)
     try:
         with open(os.path.join(folder, _RESULT), "rb") as file:
-            return Done(key, folder, json.loads(file.read()))
+            return TaskResult(key, folder, json.loads(file.read()))
     except FileNotFoundError:
         return None
 
 
-def run_task(job: tuple[str, Task]) -> Done:
-    """Run one task unless it is finished; what every executor calls."""
+def run_task(job: tuple[str, Task]) -> TaskResult:
+    """Run one task of (work folder, task) unless it is finished, and return its result. All executors call this."""
     work, task = job
-    done = finished(work, task.key)
-    if done is not None:
-        return done
+    result = finished_task(work, task.key)
+    if result is not None:
+        return result
     folder = task_folder(work, task.key)
     attempt = f"{folder}.{os.getpid()}-{secrets.token_hex(4)}.partial"
     os.makedirs(attempt)
     try:
-        module, _, name = task.function.partition(":")
-        function: Callable[..., dict[str, Any]] = getattr(importlib.import_module(module), name)
-        given = {} if task.payload is None else {"payload": task.payload}
-        result = function(attempt, **task.arguments, **given)
-        storage.write_text(os.path.join(attempt, _RESULT), json.dumps(result, ensure_ascii=False))
-        _appear(attempt, folder)
+        payload = {} if task.payload is None else {"payload": task.payload}
+        values = load_object(task.function)(attempt, **task.arguments, **payload)
+        storage.write_text(os.path.join(attempt, _RESULT), json.dumps(values, ensure_ascii=False))
+        _publish(attempt, folder)
     except BaseException:
         shutil.rmtree(attempt, ignore_errors=True)
         raise
-    return Done(task.key, folder, result)
+    return TaskResult(task.key, folder, values)
 
 
-def remove_leftovers(work: str) -> None:
-    """Remove what interrupted tasks left. Only for the start of a build, when no task runs."""
+def remove_partial_tasks(work: str) -> None:
+    """Remove what interrupted tasks left. Call it at the start of a build only, while no task runs."""
     for root, folders, _ in os.walk(work):
         for name in folders:
             if name.endswith(".partial"):
@@ -97,12 +100,23 @@ def remove_leftovers(work: str) -> None:
             folders.clear()
 
 
-def work_of(folder: str) -> str:
-    """The work folder, from the folder that a task is given to fill: how it finds the files of other tasks."""
+def work_folder(folder: str) -> str:
+    """Return the work folder of a build, from the folder that one of its tasks fills."""
     return os.path.dirname(os.path.dirname(folder))
 
 
-def _appear(attempt: str, folder: str) -> None:
+def task_folder(work: str, key: str) -> str:
+    """Return the folder of a finished task."""
+    # Two characters of fan-out: a large build has more tasks than one folder should have entries.
+    return os.path.join(work, key[:2], key)
+
+
+def sibling_folder(folder: str, key: str) -> str:
+    """Return the folder of a finished task, from the folder that another task of the build fills."""
+    return task_folder(work_folder(folder), key)
+
+
+def _publish(attempt: str, folder: str) -> None:
     storage.fsync_folder(attempt)
     try:
         os.rename(attempt, folder)
@@ -112,9 +126,3 @@ def _appear(attempt: str, folder: str) -> None:
         if not os.path.exists(os.path.join(folder, _RESULT)):
             raise
     storage.fsync_folder(os.path.dirname(folder))
-
-
-def task_folder(work: str, key: str) -> str:
-    """Where a task's files are once it is finished."""
-    # Two characters of fan-out: a large build has more tasks than a folder should have entries.
-    return os.path.join(work, key[:2], key)

@@ -23,7 +23,7 @@ from piledriver.core import storage
 from piledriver.core.errors import ConfigError, CorruptFileError, PiledriverError, UsageError
 from piledriver.core.json_file import read_json
 from piledriver.core.progress import Progress, progress
-from piledriver.core.worker_pool import Lost, Workers
+from piledriver.core.worker_pool import FailedTask, WorkerPool
 from piledriver.corpus import Document, Part, read_shards
 from piledriver.corpus.shards import seek_table as seek_tables
 from piledriver.corpus.shards.reader import shard_paths
@@ -242,10 +242,10 @@ def _run(units: list[Unit], workers: int, bar: Progress) -> None:
             tokenize_unit(unit)
             bar.advance()
         return
-    target = f"{__name__}:{tokenize_unit.__name__}"
-    with Workers(min(workers, len(units)) or 1, target, task_seconds=_TASK_SECONDS, memory_bytes=_MEMORY) as pool:
+    count = min(workers, len(units)) or 1
+    with WorkerPool(count, tokenize_unit, task_seconds=_TASK_SECONDS, memory_bytes=_MEMORY) as pool:
         for result in pool.map(units):
-            if isinstance(result, Lost):
+            if isinstance(result, FailedTask):
                 raise PiledriverError(f"{result.task.path}: {result.why}", fix="run it again; whole shards are kept")
             bar.advance()
 

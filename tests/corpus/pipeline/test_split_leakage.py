@@ -12,9 +12,9 @@ from piledriver.cli.main import main
 from piledriver.corpus import read_shards
 from piledriver.corpus.document import Document
 from piledriver.corpus.pipeline.build import build_corpus
-from piledriver.corpus.pipeline.manifest import load_manifest, verify
+from piledriver.corpus.pipeline.manifest import load_manifest, verify_corpus
 from piledriver.corpus.pipeline.recipe import load_recipe
-from piledriver.corpus.pipeline.split_leakage import crossings
+from piledriver.corpus.pipeline.split_leakage import find_split_leakage
 from piledriver.corpus.shards.writer import ShardFileWriter
 
 pytestmark = pytest.mark.slow
@@ -50,7 +50,7 @@ def test_copies_and_edits_go_the_same_way_where_no_stage_drops_them(tmp_path: Pa
         "validation": True,
         "test": True,
     }
-    assert list(crossings(str(out))) == []
+    assert list(find_split_leakage(str(out))) == []
 
 
 def test_documents_that_a_late_stage_made_alike_go_the_same_way(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_documents_that_a_late_stage_made_alike_go_the_same_way(tmp_path: Path) 
     }
     out = built(tmp_path, texts, "{use: near}, {use: c4}")
     assert len(list(read_shards(out / "validation"))) > 4
-    assert list(crossings(str(out))) == []
+    assert list(find_split_leakage(str(out))) == []
 
 
 def test_a_planted_duplicate_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,8 +87,8 @@ def test_a_planted_duplicate_is_found(tmp_path: Path, capsys: pytest.CaptureFixt
         for entry in manifest.outputs
     ]
     dataclasses.replace(manifest, outputs=outputs).save(out)
-    assert verify(out) == []
+    assert verify_corpus(out) == []
     # Two copies of it are in training: each is a line.
-    assert list(crossings(str(out))) == [f"train: document {stolen.id} is like planted of validation"] * 2
+    assert list(find_split_leakage(str(out))) == [f"train: document {stolen.id} is like planted of validation"] * 2
     assert main(["corpus", "verify", str(out), "--splits", "--workers", "1"]) == 1
     assert "is like planted of validation" in capsys.readouterr().out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -12,10 +13,9 @@ import pytest
 from piledriver.core.errors import ConfigError, UsageError
 from piledriver.corpus import read_shards
 from piledriver.corpus.document import Document
-from piledriver.corpus.filters.classifier import ClassifierSettings, train
-from piledriver.corpus.pipeline import stages
+from piledriver.corpus.filters.classifier import ClassifierSettings, train_classifier
 from piledriver.corpus.pipeline.build import build_corpus
-from piledriver.corpus.pipeline.manifest import load_manifest, verify
+from piledriver.corpus.pipeline.manifest import load_manifest, verify_corpus
 from piledriver.corpus.pipeline.recipe import load_recipe
 
 pytestmark = pytest.mark.slow
@@ -26,7 +26,7 @@ def words(seed: int, count: int) -> str:
     return " ".join(f"w{luck.randrange(10**6)}" for _ in range(count))
 
 
-def built(folder: Path, texts: dict[str, str], stages_yaml: str, out: str = "out") -> list[Document]:
+def built(folder: Path, texts: dict[str, str], stages_yaml: str, out: str = "out", **more: Any) -> list[Document]:
     (folder / "raw").mkdir(exist_ok=True)
     for name, text in texts.items():
         (folder / "raw" / f"{name}.txt").write_text(text)
@@ -34,8 +34,8 @@ def built(folder: Path, texts: dict[str, str], stages_yaml: str, out: str = "out
         f"splits: {{validation: 0, test: 0}}\nsources:\n  - {{source: text, name: One, paths: [raw]}}\n"
         f"stages:\n{stages_yaml}\n"
     )
-    build_corpus(load_recipe(folder / "recipe.yaml"), str(folder / out))
-    assert verify(folder / out) == []
+    build_corpus(load_recipe(folder / "recipe.yaml"), str(folder / out), **more)
+    assert verify_corpus(folder / out) == []
     return list(read_shards(folder / out / "train"))
 
 
@@ -99,12 +99,11 @@ def test_another_evaluation_text_of_the_same_name_is_not_taken_for_the_old_one(t
     assert [d.text for d in built(tmp_path, {"a": one, "b": two}, stage)] == [one]
 
 
-def test_repeated_paragraphs_stay_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "CHUNK_BYTES", 1500)
+def test_repeated_paragraphs_stay_once(tmp_path: Path) -> None:
     footer = words(0, 30)
     texts = {f"{i:02d}": f"{words(i + 1, 40)}\n\n{footer}\n\nEnd {i}." for i in range(12)}
     texts["99"] = footer
-    kept = {d.meta["origin"]: d.text for d in built(tmp_path, texts, "  - {use: paragraphs}")}
+    kept = {d.meta["origin"]: d.text for d in built(tmp_path, texts, "  - {use: paragraphs}", chunk_bytes=1500)}
     assert kept["raw/00.txt"] == texts["00"]
     assert "raw/99.txt" not in kept
     for i in range(1, 12):
@@ -114,13 +113,11 @@ def test_repeated_paragraphs_stay_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert account["dropped"] == {"paragraphs: repeated paragraphs": 1}
 
 
-def test_repeated_spans_stay_once_whatever_stands_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "CHUNK_BYTES", 1500)
+def test_repeated_spans_stay_once_whatever_stands_around(tmp_path: Path) -> None:
     span = "«" + words(0, 60).replace("w", "ŵ") + "»"
     texts = {f"{i:02d}": f"{words(i + 1, 30 + i)}{chr(97 + i)}{span}{chr(65 + i)}{words(i + 50, 20)}" for i in range(9)}
-    kept = {
-        d.meta["origin"]: d.text for d in built(tmp_path, texts, "  - {use: substring, settings: {min_bytes: 100}}")
-    }
+    stage = "  - {use: substring, settings: {min_bytes: 100}}"
+    kept = {d.meta["origin"]: d.text for d in built(tmp_path, texts, stage, chunk_bytes=1500)}
     assert kept["raw/00.txt"] == texts["00"]
     for i in range(1, 9):
         expected = f"{words(i + 1, 30 + i)}{chr(97 + i)}{chr(65 + i)}{words(i + 50, 20)}"
@@ -138,7 +135,7 @@ def test_a_filter_follows_the_content_of_its_files_and_the_seed(tmp_path: Path) 
     assert load_manifest(tmp_path / "out").recipe["stages"][0]["settings"]["words"] == "words.txt"
     (tmp_path / "words.txt").write_text("pear\n")
     assert {d.text[:4] for d in built(tmp_path, texts, stage)} == {"an a", "writ"}
-    train(["good words"] * 5, ["bad words"] * 5, ClassifierSettings(bits=8)).save(tmp_path / "model")
+    train_classifier(["good words"] * 5, ["bad words"] * 5, ClassifierSettings(bits=8)).save(tmp_path / "model")
     many = {f"t{i}": f"neither {words(i, 5)}" for i in range(40)}
     stage = "  - {use: quality, settings: {model: model, alpha: 1}}"
     some = {d.id for d in built(tmp_path, many, stage)}

@@ -17,7 +17,7 @@ from piledriver.core.errors import UsageError
 from piledriver.corpus.pipeline.build import build_corpus
 from piledriver.corpus.pipeline.manifest import load_manifest
 from piledriver.corpus.pipeline.recipe import load_recipe
-from tests.corpus.assembly.test_build import WORDS, content, raw_files
+from tests.corpus.pipeline.test_build import WORDS, content, raw_files
 
 pytestmark = pytest.mark.slow
 
@@ -41,11 +41,9 @@ stages:
 # Small chunks: some hundred tasks to be killed in.
 _BUILD = """
 import sys
-from piledriver.corpus.pipeline import stages
 from piledriver.corpus.pipeline.build import build_corpus
 from piledriver.corpus.pipeline.recipe import load_recipe
-stages.CHUNK_BYTES = 20_000
-build_corpus(load_recipe(sys.argv[1]), sys.argv[2], workers=2)
+build_corpus(load_recipe(sys.argv[1]), sys.argv[2], workers=2, chunk_bytes=20_000)
 """
 
 

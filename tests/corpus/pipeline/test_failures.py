@@ -16,11 +16,11 @@ import pytest
 from piledriver.core.errors import PiledriverError, StorageError, UsageError
 from piledriver.corpus import read_shards
 from piledriver.corpus.document import Document
-from piledriver.corpus.pipeline import dedup, stages
+from piledriver.corpus.pipeline import build as build_module
 from piledriver.corpus.pipeline.build import build_corpus
-from piledriver.corpus.pipeline.dedup import deduplicate
-from piledriver.corpus.pipeline.ledger_reader import read_ledger
-from piledriver.corpus.pipeline.manifest import load_manifest, verify
+from piledriver.corpus.pipeline.deduplicate import deduplicate
+from piledriver.corpus.pipeline.ledger import read_ledger
+from piledriver.corpus.pipeline.manifest import load_manifest, verify_corpus
 from piledriver.corpus.pipeline.recipe import load_recipe
 from piledriver.corpus.shards.writer import ShardFileWriter
 
@@ -50,7 +50,7 @@ def recipe(folder: Path, stages_yaml: str) -> None:
 
 def build(folder: Path, out: str = "out") -> Path:
     build_corpus(load_recipe(folder / "recipe.yaml"), str(folder / out))
-    assert verify(folder / out) == []
+    assert verify_corpus(folder / out) == []
     return folder / out
 
 
@@ -111,14 +111,14 @@ def test_a_file_that_may_not_be_read_is_named(place: Path) -> None:
 
 
 def test_a_file_that_goes_while_it_is_read_stops_the_build(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = stages.checksum_inputs
+    real = build_module.checksum_inputs
 
     def then_change(*arguments: object) -> object:
         found = real(*arguments)  # type: ignore[arg-type]
         (place / "raw" / "03.txt").write_text(text(1000))
         return found
 
-    monkeypatch.setattr(stages, "checksum_inputs", then_change)
+    monkeypatch.setattr(build_module, "checksum_inputs", then_change)
     with pytest.raises(PiledriverError, match=r"03\.txt changed while it was read"):
         build(place)
     assert not (place / "out" / "manifest.json").exists()
@@ -151,26 +151,24 @@ def test_a_changed_recipe_runs_what_depends_on_it_and_gives_what_a_fresh_build_g
     assert tasks(out, "result.json") - before == made, "what was there before is still there"
 
 
-def test_shards_that_change_or_move_between_two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dedup, "_CHUNK_DOCUMENTS", 7)
-
+def test_shards_that_change_or_move_between_two_runs(tmp_path: Path) -> None:
     def write(path: Path, texts: list[str]) -> None:
         with ShardFileWriter(path) as shard:
             for number, each in enumerate(texts):
                 shard.write(Document(each, f"{number:032x}", "S"))
 
     write(tmp_path / "in.jsonl.zst", [text(i % 15) for i in range(20)])
-    deduplicate([str(tmp_path / "in.jsonl.zst")], str(tmp_path / "out"), "near", {})
+    deduplicate([str(tmp_path / "in.jsonl.zst")], str(tmp_path / "out"), "near", {}, chunk_documents=7)
     assert [d.text for d in read_shards(tmp_path / "out" / "train")] == [text(i) for i in range(15)]
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "in.jsonl.zst").rename(tmp_path / "elsewhere" / "in.jsonl.zst")
     before = tasks(tmp_path / "out", "result.json")
-    deduplicate([str(tmp_path / "elsewhere" / "in.jsonl.zst")], str(tmp_path / "out"), "near", {})
+    deduplicate([str(tmp_path / "elsewhere" / "in.jsonl.zst")], str(tmp_path / "out"), "near", {}, chunk_documents=7)
     assert tasks(tmp_path / "out", "result.json") == before, "the same shard at another place"
     write(tmp_path / "elsewhere" / "in.jsonl.zst", [text(i) for i in range(100, 104)])
-    deduplicate([str(tmp_path / "elsewhere" / "in.jsonl.zst")], str(tmp_path / "out"), "near", {})
+    deduplicate([str(tmp_path / "elsewhere" / "in.jsonl.zst")], str(tmp_path / "out"), "near", {}, chunk_documents=7)
     assert [d.text for d in read_shards(tmp_path / "out" / "train")] == [text(i) for i in range(100, 104)]
-    assert verify(tmp_path / "out") == []
+    assert verify_corpus(tmp_path / "out") == []
 
 
 def test_shards_that_others_wrote_give_the_same_as_ours(tmp_path: Path) -> None:

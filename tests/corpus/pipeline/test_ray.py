@@ -26,7 +26,7 @@ import pytest
 from piledriver.core.errors import UsageError
 from piledriver.corpus.pipeline.build import build_corpus
 from piledriver.corpus.pipeline.recipe import load_recipe
-from tests.corpus.assembly.test_build import RECIPE, content, raw_files
+from tests.corpus.pipeline.test_build import RECIPE, content, raw_files
 
 pytestmark = [
     pytest.mark.slow,
@@ -37,17 +37,15 @@ pytestmark = [
 # Small chunks: some hundred tasks to die in. The build begins when the nodes are there.
 _BUILD = """
 import sys, time
-from piledriver.corpus.pipeline import stages
 from piledriver.corpus.pipeline.build import build_corpus
 from piledriver.corpus.pipeline.recipe import load_recipe
 recipe, out, executor, cpus = sys.argv[1:]
-stages.CHUNK_BYTES = 20_000
 if executor.startswith("ray:"):
     import ray
     ray.init(executor[4:], log_to_driver=False)
     while ray.cluster_resources().get("CPU", 0) < int(cpus):
         time.sleep(0.2)
-build_corpus(load_recipe(recipe), out, executor_name=executor, workers=1)
+build_corpus(load_recipe(recipe), out, executor_name=executor, workers=1, chunk_bytes=20_000)
 """
 # Patience for a busy machine; and a cluster takes work from those alone that know this run's token.
 _SETTINGS = {

@@ -21,7 +21,7 @@ from piledriver.corpus.card.html import page
 from piledriver.corpus.card.readme import header, readme, size_category
 from piledriver.corpus.document import make_document
 from piledriver.corpus.pipeline.build import build_corpus
-from piledriver.corpus.pipeline.manifest import verify
+from piledriver.corpus.pipeline.manifest import verify_corpus
 from piledriver.corpus.pipeline.recipe import load_recipe
 from piledriver.corpus.shards.writer import ShardFileWriter
 
@@ -153,7 +153,7 @@ def test_the_verbs_write_the_card_and_show_what_was_dropped(corpus: Path, capsys
     assert main(["corpus", "card", str(corpus)]) == 0
     assert (corpus / "card.html").exists()
     assert (corpus / "README.md").exists()
-    assert verify(corpus) == []
+    assert verify_corpus(corpus) == []
     capsys.readouterr()
     assert main(["corpus", "show", "--dropped", str(corpus), "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -186,7 +186,7 @@ def test_shards_without_their_duplicates(
     kept = list(read_shards(out / "train"))
     assert len(kept) == left
     assert kept[:11] == documents[:11], "same ids, sources, meta and order"
-    assert verify(out) == []
+    assert verify_corpus(out) == []
     before = (out / "train" / "00000.jsonl.zst").read_bytes()
     capsys.readouterr()
     assert main([*command, "--json"]) == 0

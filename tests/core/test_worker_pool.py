@@ -13,10 +13,10 @@ from multiprocessing import connection
 import pytest
 
 from piledriver.core.errors import PiledriverError
-from piledriver.core.worker_pool import Lost, Workers
+from piledriver.core.object_reference import object_reference
+from piledriver.core.worker_pool import FailedTask, WorkerPool
 
 pytestmark = pytest.mark.slow
-TARGET = "tests.corpus.test_workers:act"
 
 
 def act(task: tuple[str, int]) -> int:
@@ -37,29 +37,36 @@ def act(task: tuple[str, int]) -> int:
 
 
 def test_results_come_in_the_order_of_the_tasks() -> None:
-    with Workers(2, TARGET) as pool:
+    with WorkerPool(2, act) as pool:
         assert list(pool.map(("slow", i) for i in range(20))) == list(range(20))
 
 
 def test_a_worker_that_dies_costs_its_task_alone() -> None:
     tasks = [("die" if i % 4 == 1 else "echo", i) for i in range(8)]
-    with Workers(2, TARGET) as pool:
+    with WorkerPool(2, act) as pool:
         results = list(pool.map(tasks))
-    assert [result for result in results if not isinstance(result, Lost)] == [0, 2, 3, 4, 6, 7]
-    assert all("SIGKILL" in result.why for result in results if isinstance(result, Lost))
+    assert [result for result in results if not isinstance(result, FailedTask)] == [0, 2, 3, 4, 6, 7]
+    assert all("SIGKILL" in result.why for result in results if isinstance(result, FailedTask))
 
 
 def test_a_worker_that_hangs_is_ended() -> None:
-    with Workers(2, TARGET, task_seconds=2) as pool:
+    with WorkerPool(2, act, task_seconds=2) as pool:
         results = list(pool.map([("echo", 0), ("hang", 1), ("echo", 2)]))
     assert [results[0], results[2]] == [0, 2]
-    assert isinstance(results[1], Lost)
+    assert isinstance(results[1], FailedTask)
     assert "longer than 2 s" in results[1].why
 
 
 def test_a_worker_whose_parent_was_interrupted_says_nothing() -> None:
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "piledriver.core.worker_pool", str(theirs.fileno()), TARGET, str(8 << 30)]
+    command = [
+        sys.executable,
+        "-m",
+        "piledriver.core.worker_pool",
+        str(theirs.fileno()),
+        object_reference(act),
+        str(8 << 30),
+    ]
     with subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE) as worker:
         theirs.close()
         with connection.Connection(ours.detach()) as pipe:
@@ -70,14 +77,18 @@ def test_a_worker_whose_parent_was_interrupted_says_nothing() -> None:
 
 
 def test_an_exception_comes_back_and_memory_is_bounded() -> None:
-    with Workers(1, TARGET) as pool, pytest.raises(ValueError, match="no"):
+    with WorkerPool(1, act) as pool, pytest.raises(ValueError, match="no"):
         list(pool.map([("raise", 0)]))
-    with Workers(1, TARGET) as pool, pytest.raises(MemoryError):
+    with WorkerPool(1, act) as pool, pytest.raises(MemoryError):
         list(pool.map([("memory", 0)]))
 
 
 def test_workers_that_cannot_start_are_an_error_not_a_loss() -> None:
-    with Workers(1, "no.such.module:x") as pool, pytest.raises(PiledriverError, match="could not start"):
+    def missing(task: object) -> None:
+        """A function that a worker cannot import."""
+
+    missing.__module__, missing.__qualname__ = "no.such.module", "x"
+    with WorkerPool(1, missing) as pool, pytest.raises(PiledriverError, match="could not start"):
         list(pool.map([1, 2]))
 
 
@@ -86,8 +97,9 @@ def test_workers_end_when_their_parent_is_killed() -> None:
 import sys
 sys.path.insert(0, {os.getcwd()!r})
 from piledriver.core.errors import PiledriverError
-from piledriver.core.worker_pool import Workers
-pool = Workers(2, "os.path:basename")
+import os.path
+from piledriver.core.worker_pool import WorkerPool
+pool = WorkerPool(2, os.path.basename)
 print(*[w.process.pid for w in pool._workers], flush=True)
 list(pool.map(["a"]))
 sys.stdin.read()

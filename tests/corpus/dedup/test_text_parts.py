@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piledriver.corpus.dedup.contamination import index, pieces_around, sequences
-from piledriver.corpus.dedup.paragraphs import ParagraphSettings, units, without
-from piledriver.corpus.dedup.substring import cut, fingerprints, repeated_windows, spans_of, windows
+from piledriver.corpus.dedup.contamination import hash_ngrams, index_ngrams, pieces_around
+from piledriver.corpus.dedup.paragraphs import Unit, remove_units, split_units
+from piledriver.corpus.dedup.substring import covered_spans, cut_spans, fingerprints, hash_windows, repeated_windows
 
 SPACES = " \t\n  　"
 WORDY = st.text(alphabet="aAbBéÉİß." + SPACES, max_size=60)
@@ -19,7 +19,7 @@ WORDY = st.text(alphabet="aAbBéÉİß." + SPACES, max_size=60)
 
 @given(WORDY, st.integers(1, 4))
 def test_sequences_are_what_splitting_says_and_stand_where_they_say(text: str, words: int) -> None:
-    hashes, starts, ends = sequences(text, words)
+    hashes, starts, ends = hash_ngrams(text, words)
     split = text.split()
     assert len(hashes) == max(0, len(split) - words + 1)
     for at, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
@@ -33,8 +33,8 @@ def test_two_texts_meet_where_they_share_words(one: str, two: str, words: int) -
         split = ["".join(c.lower() if len(c.lower()) == 1 else c for c in word) for word in text.split()]
         return [tuple(split[at : at + words]) for at in range(len(split) - words + 1)]
 
-    known, owners, short = index([(7, one)], words)
-    hit = np.isin(sequences(two, words)[0], known).tolist()
+    known, owners, short = index_ngrams([(7, one)], words)
+    hit = np.isin(hash_ngrams(two, words)[0], known).tolist()
     assert hit == [gram in set(grams(one)) for gram in grams(two)]
     assert set(owners.tolist()) <= {7}
     assert short == (not grams(one))
@@ -54,15 +54,14 @@ def test_pieces_are_long_and_far_from_every_hit(hits: list[tuple[int, int]], aro
 
 
 @given(st.text(alphabet="ab \n", max_size=60), st.sampled_from(["line", "paragraph"]))
-def test_units_join_to_the_text_and_only_repeated_ones_go(text: str, unit: str) -> None:
-    settings = ParagraphSettings(unit=unit, min_characters=2)  # type: ignore[arg-type]
-    found = units(text, settings)
+def test_units_join_to_the_text_and_only_repeated_ones_go(text: str, unit: Unit) -> None:
+    found = split_units(text, unit, 2)
     assert "".join(part + after for part, after, _ in found) == text
-    assert without(text, settings, 0, set()) == (text, 0, sum(hashed is not None for *_, hashed in found))
+    assert remove_units(text, unit, 2, 0, set()) == (text, 0, sum(hashed is not None for *_, hashed in found))
     compared = [part for part, _, hashed in found if hashed]
-    shorter, removed, _ = without(text, settings, 5, {5})
+    shorter, removed, _ = remove_units(text, unit, 2, 5, {5})
     assert removed == bool(compared)
-    left = [part for part, _, hashed in units(shorter, settings) if hashed]
+    left = [part for part, _, hashed in split_units(shorter, unit, 2) if hashed]
     if unit == "line":
         assert left == compared[1:]
 
@@ -76,7 +75,7 @@ def repeated_places(texts: list[bytes], size: int) -> list[int]:
     rows = [np.empty((0, 3), np.uint64)]
     for content, begin, (values, places) in zip(contents, begins, printed, strict=False):
         met = places[[counts[value] > 1 for value in values.tolist()]]
-        rows.append(windows(content, size, met) + np.array([0, 0, begin], np.uint64))
+        rows.append(hash_windows(content, size, met) + np.array([0, 0, begin], np.uint64))
     return repeated_windows(np.concatenate(rows), size).tolist()
 
 
@@ -107,7 +106,7 @@ def test_every_repeated_span_is_found_and_nothing_else(texts: list[bytes]) -> No
 def test_a_span_is_found_whatever_stands_around(around: list[bytes], span: bytes, data: st.DataObject) -> None:
     texts = [data.draw(st.binary(max_size=60)) + span + text for text in around]
     assert repeated_places(texts, 40) == compared_with_everything(texts, 40)
-    for begin, end in spans_of(repeated_places(texts, 40), 40):
+    for begin, end in covered_spans(repeated_places(texts, 40), 40):
         assert end - begin >= 40
 
 
@@ -117,7 +116,7 @@ def test_a_span_is_found_whatever_stands_around(around: list[bytes], span: bytes
 def test_cuts_fall_between_characters(text: str, spans: list[tuple[int, int]]) -> None:
     size = len(text.encode())
     asked = [(begin, min(begin + length, size)) for begin, length in spans if begin < size]
-    left, removed = cut(text, asked)
+    left, removed = cut_spans(text, asked)
     assert len(left.encode()) + removed == size
     gone = {at for begin, end in asked for at in range(begin, end)}
     at, whole = 0, []
@@ -133,6 +132,6 @@ def test_cuts_fall_between_characters(text: str, spans: list[tuple[int, int]]) -
 
 def test_a_text_that_repeats_itself_keeps_its_first() -> None:
     text = "0123456789" * 30
-    spans = spans_of(repeated_places([text.encode()], 100), 100)
+    spans = covered_spans(repeated_places([text.encode()], 100), 100)
     assert spans == [(100, 300)]
-    assert cut(text, spans) == ("0123456789" * 10, 200)
+    assert cut_spans(text, spans) == ("0123456789" * 10, 200)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from piledriver.core.errors import UnknownNameError
-from piledriver.corpus.pipeline.build import check
+from piledriver.corpus.pipeline.build import check_recipe
 from piledriver.corpus.pipeline.recipe import load_recipe, shipped_recipes, source_name
-from piledriver.corpus.pipeline.steps import licence_allowed
+from piledriver.corpus.pipeline.stages.filter import licence_allowed
 from piledriver.corpus.sources import SOURCES
 
 PILE = [slug for slug in SOURCES if SOURCES[slug].consent != "yours"]
@@ -17,7 +17,7 @@ PILE = [slug for slug in SOURCES if SOURCES[slug].consent != "yours"]
 def test_a_shipped_recipe_is_sound(name: str) -> None:
     assert name in shipped_recipes()
     recipe = load_recipe(name)
-    check(recipe)
+    check_recipe(recipe)
     assert recipe.name == name
     assert load_recipe(name, ["seed=7"]).seed == 7
 
