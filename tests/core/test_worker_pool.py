@@ -50,11 +50,11 @@ def test_a_worker_that_dies_costs_its_task_alone() -> None:
 
 
 def test_a_worker_that_hangs_is_ended() -> None:
-    with WorkerPool(2, act, task_seconds=2) as pool:
+    with WorkerPool(2, act, task_seconds=5) as pool:
         results = list(pool.map([("echo", 0), ("hang", 1), ("echo", 2)]))
     assert [results[0], results[2]] == [0, 2]
     assert isinstance(results[1], FailedTask)
-    assert "longer than 2 s" in results[1].why
+    assert "longer than 5 s" in results[1].why
 
 
 def test_a_worker_whose_parent_was_interrupted_says_nothing() -> None:

@@ -24,6 +24,8 @@ from typing import Any
 from piledriver.core.errors import PiledriverError
 from piledriver.core.object_reference import load_object, object_reference
 
+_START_SECONDS = 600.0
+
 
 @dataclass(frozen=True)
 class FailedTask:
@@ -94,7 +96,7 @@ class WorkerPool:
                 try:
                     succeeded, result = worker.pipe.recv()
                     if not worker.started:
-                        worker.started = True
+                        worker.start_clock(self._task_seconds)
                         continue
                     worker.busy = None
                 except (EOFError, ConnectionError):
@@ -111,7 +113,8 @@ class WorkerPool:
                 finished[number] = result
             elif time.monotonic() >= worker.deadline:
                 worker.stop()
-                finished[number] = FailedTask(task, f"took longer than {self._task_seconds:.0f} s")
+                seconds = self._task_seconds if worker.started else _START_SECONDS
+                finished[number] = FailedTask(task, f"took longer than {seconds:.0f} s")
                 self._workers[position] = self._start()
 
     def _start(self) -> _Worker:
@@ -131,8 +134,12 @@ class _Worker:
         self.busy: tuple[int, Any] | None = None
         self.deadline = 0.0
 
+    def start_clock(self, seconds: float) -> None:
+        self.started, self.deadline = True, time.monotonic() + seconds
+
     def send(self, number: int, task: Any, seconds: float) -> None:
-        self.busy, self.deadline = (number, task), time.monotonic() + seconds
+        # The time of the first task counts from when the process is ready.
+        self.busy, self.deadline = (number, task), time.monotonic() + (seconds if self.started else _START_SECONDS)
         try:
             self.pipe.send(task)
         except (BrokenPipeError, ConnectionError):
