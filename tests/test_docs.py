@@ -11,7 +11,7 @@ import torch
 
 from piledriver.cli.main import parse_command
 from piledriver.corpus.pipeline.recipe import load_recipe
-from piledriver.corpus.pipeline.steps import licence_allowed
+from piledriver.corpus.pipeline.stages.filter import licence_allowed
 from piledriver.corpus.sources import resolve
 
 ROOT = Path(__file__).resolve().parents[1]

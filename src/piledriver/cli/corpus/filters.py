@@ -40,10 +40,10 @@ def list_stages() -> list[dict[str, Any]]:
     """Return name, kind, help and settings of every filter and whole-corpus stage."""
     from piledriver.core.keys import config_keys
     from piledriver.corpus.filters import FILTERS
-    from piledriver.corpus.pipeline.stage_settings import WHOLE_CORPUS
+    from piledriver.corpus.pipeline.stage_registry import STAGES
 
     known: list[tuple[str, str, type]] = [(name, "filter", FILTERS[name]) for name in FILTERS]
-    known += [(name, "whole corpus", WHOLE_CORPUS[name]) for name in WHOLE_CORPUS]
+    known += [(name, "whole corpus", STAGES[name]) for name in STAGES]
     return [
         {"name": name, "kind": kind, "help": _summary(cls), "settings": config_keys(cls)} for name, kind, cls in known
     ]

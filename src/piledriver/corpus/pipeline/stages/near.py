@@ -25,15 +25,15 @@ class Near:
     """Drop documents that are near-duplicates of an earlier one."""
 
     preset: Literal["piledriver", "datatrove", "pile"] = "piledriver"
-    """Which values the settings below have unless they are given."""
+    """The values of the settings below unless they are given, in this order in their help."""
     shingle_words: int | None = None
-    """Words in a shingle."""
+    """Words in a shingle (5, 5, 5)."""
     bands: int | None = None
-    """Groups of hash values; texts that agree in all values of a group are compared."""
+    """Groups of hash values; texts that agree in all values of a group are compared (20, 14, 5)."""
     rows: int | None = None
-    """Hash values in a group."""
+    """Hash values in a group (6, 8, 2)."""
     threshold: float | None = None
-    """Compared texts are duplicates from this estimated similarity on; at 0 every candidate pair is a duplicate."""
+    """Compared texts are duplicates from this estimated similarity on; at 0 all of them are (0.75, 0, 0.5)."""
 
     def __post_init__(self) -> None:
         self.minhash()
