@@ -21,8 +21,9 @@ from piledriver.engine.blocks import blocks_of
 from piledriver.engine.errors import EngineError
 from piledriver.engine.layout import Schedule
 from piledriver.engine.mesh import make_mesh
-from piledriver.engine.pipeline_parallel import split_stages, stages_of
+from piledriver.engine.pipeline_parallel import split_stages
 from piledriver.engine.pipeline_parallel.runner import Pipeline, evaluate_batch, run_batch
+from piledriver.engine.pipeline_parallel.split import made_stages
 from piledriver.engine.pipeline_parallel.units import units_of
 from piledriver.engine.shards.full_state_dict import full_state_dict
 from piledriver.engine.state import state_of
@@ -93,7 +94,7 @@ def _hugging_face() -> None:
     layout = Layout(pp=2, microbatches=2)
     mesh = make_mesh(layout, "cpu")
     model = split_stages(Gemma2ForCausalLM(config), mesh)
-    stages_of(model)
+    made_stages(model)
     missing, _ = model.load_state_dict(state, strict=False)
     assert not missing
     pipeline = Pipeline(model, mesh, device=CPU)
