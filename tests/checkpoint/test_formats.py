@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import importlib.util
 import json
 import os
@@ -274,6 +275,29 @@ class TestStockDcp:
         assert same(self.model, other)
         with pytest.raises(StateMismatchError, match="unexpected"):
             load_model(other, folder)
+
+    def test_an_index_that_python_3_11_2_wrote_loads(self, folder: Path) -> None:
+        """That Python pickles an enum's member as `getattr(class, name)`."""
+
+        class Pickler(pickle.Pickler):
+            def reducer_override(self, value: Any) -> Any:
+                return (getattr, (type(value), value.name)) if isinstance(value, enum.Enum) else NotImplemented
+
+        index = pickle.loads((folder / ".metadata").read_bytes())
+        with (folder / ".metadata").open("wb") as file:
+            Pickler(file).dump(index)
+        assert b"getattr" in (folder / ".metadata").read_bytes()
+        other = nn.Linear(3, 4)
+        assert load_model(other, folder, key_map={"model.": ""}).exact
+        assert same(self.model, other)
+
+    @pytest.mark.parametrize("name", ["__class__", "__init__", "mro"])
+    def test_no_other_attribute_is_read(self, folder: Path, name: str) -> None:
+        records = "torch.distributed.checkpoint.metadata"
+        for of in ("_MEM_FORMAT_ENCODING", "Metadata"):
+            (folder / ".metadata").write_bytes(f"cbuiltins\ngetattr\n(c{records}\n{of}\nV{name}\ntR.".encode())
+            with pytest.raises(UntrustedFileError, match=r"asks for builtins\.getattr"):
+                load_model(nn.Linear(3, 4), folder)
 
     def test_code_in_its_index_is_not_run(self, folder: Path) -> None:
         (folder / ".metadata").write_bytes(pickle.dumps(Evil(folder / "pwned")))

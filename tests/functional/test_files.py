@@ -161,14 +161,14 @@ values = st.recursive(
 @given(values)
 def test_msgpack_equals_the_reference_implementation(value: Any) -> None:
     reference = pytest.importorskip("msgpack")
-    packed = msgpack._packed(value)
+    packed = msgpack.encode(value)
     assert packed == reference.packb(value)
     assert msgpack.restore(packed) == value
 
 
 @given(values, st.data())
 def test_a_cut_file_is_an_error_and_not_a_crash(value: Any, data: Any) -> None:
-    packed = msgpack._packed([value, "end"])
+    packed = msgpack.encode([value, "end"])
     at = data.draw(st.integers(0, len(packed) - 1))
     with pytest.raises(CorruptFileError):
         msgpack.restore(packed[:at])
@@ -190,6 +190,32 @@ def test_flipped_bytes_are_an_error_or_a_value(data: Any) -> None:
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(CorruptFileError):
         F.restore(bytes(content))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xdd\xff\xff\xff\xff" * 12, "truncated"),
+        (b"\xdf\xff\xff\xff\xff", "truncated"),
+        (b"\x91" * 100_000, "recursion"),
+        (b"\xd6\xff\x00\x00\x00\x01", "a datetime"),
+        (b"\x81\x91\x01\x01", "a key that is not text"),
+        (b"\xd4\x07\x00", "unknown msgpack extension 7"),
+        (b"\x01\x01", "trailing"),
+        (b"\xa1\xff", "utf-8"),
+    ],
+)
+def test_hostile_msgpack_is_refused(content: bytes, message: str) -> None:
+    with pytest.raises(CorruptFileError, match=message):
+        F.restore(content)
+
+
+def test_numbers_of_numpy_and_numbers_that_do_not_fit() -> None:
+    assert F.restore(F.to_bytes({"a": np.float64(2.5), "b": True})) == {"a": 2.5, "b": True}
+    with pytest.raises(TreeStructureError, match="does not fit in 64 bits"):
+        F.to_bytes({"a": 2**64})
+    with pytest.raises(TreeStructureError, match="cannot write a set"):
+        F.to_bytes({"a": {1, 2}})
 
 
 def test_large_arrays_are_cut_and_joined(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ import torch
 from piledriver.checkpoint import tree
 from piledriver.checkpoint.errors import UntrustedFileError
 from piledriver.checkpoint.published_weights import open_weights, weight_files
-from piledriver.checkpoint.safe_pickle import attributes_of, load_weights
 from piledriver.checkpoint.snapshot import Snapshot
 from piledriver.checkpoint.tensor_index import Catalog, Entry, in_memory
+from piledriver.checkpoint.torch_files import attributes_of, load_weights
 
 
 def is_accelerate_folder(folder: Path) -> bool:

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from piledriver.checkpoint.errors import IncompleteCheckpointError
-from piledriver.checkpoint.safe_pickle import load_weights
 from piledriver.checkpoint.safetensors_file import read_metadata
 from piledriver.checkpoint.tensor_index import Catalog, Entry, in_memory, in_safetensors
+from piledriver.checkpoint.torch_files import load_weights
 from piledriver.core.storage import read_text
 
 INDEX_ENDING = ".index.json"

@@ -1,12 +1,11 @@
 """Folders that torch's own `torch.distributed.checkpoint.save` wrote, also under FSDP in Accelerate.
 
-Their index `.metadata` is a pickle. It is read with an unpickler that knows only the few record classes of DCP and
-refuses everything else; the tensors inside the `.distcp` files are read with `weights_only`.
+Their index `.metadata` is a pickle. It is read with the restricted unpickler, which knows only the record classes of
+DCP; the tensors inside the `.distcp` files are read with `weights_only`.
 """
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,45 +14,32 @@ from torch.distributed.checkpoint import filesystem, metadata
 
 from piledriver.checkpoint.errors import IncompleteCheckpointError, UntrustedFileError
 from piledriver.checkpoint.tensor_index import Chunk, Entry
+from piledriver.core.safe_pickle import DAMAGED_PICKLE, ForbiddenNameError, load_pickle
 from piledriver.core.storage import open_read
 
 METADATA = ".metadata"
 
-_RECORDS: dict[tuple[str, str], Any] = {
-    (module.__name__, name): getattr(module, name)
-    for module, names in (
-        (
-            metadata,
-            (
-                "Metadata",
-                "TensorStorageMetadata",
-                "BytesStorageMetadata",
-                "ChunkStorageMetadata",
-                "MetadataIndex",
-                "TensorProperties",
-                "StorageMeta",
-                "_MEM_FORMAT_ENCODING",
-            ),
-        ),
-        (filesystem, ("_StorageInfo",)),
-    )
-    for name in names
+_RECORDS = (
+    "Metadata",
+    "TensorStorageMetadata",
+    "BytesStorageMetadata",
+    "ChunkStorageMetadata",
+    "MetadataIndex",
+    "TensorProperties",
+    "StorageMeta",
+    "_MEM_FORMAT_ENCODING",
+)
+_PATHS = ("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath")
+
+# All that an index of tensors names.
+_ALLOWED: dict[tuple[str, str], Any] = {
+    **{(metadata.__name__, name): getattr(metadata, name) for name in _RECORDS},
+    (filesystem.__name__, "_StorageInfo"): filesystem._StorageInfo,
+    **{(module, name): PurePosixPath for module in ("pathlib", "pathlib._local") for name in _PATHS},
+    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
+    ("torch", "Size"): torch.Size,
+    **{("torch", name): value for name, value in vars(torch).items() if isinstance(value, torch.dtype)},
 }
-
-
-class _Records(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _RECORDS:
-            return _RECORDS[module, name]
-        if module in ("pathlib", "pathlib._local") and name.endswith("Path"):
-            return PurePosixPath
-        if (module, name) == ("torch.serialization", "_get_layout"):
-            return torch.serialization._get_layout
-        if module == "torch" and (name == "Size" or isinstance(getattr(torch, name, None), torch.dtype)):
-            return getattr(torch, name)
-        raise UntrustedFileError(
-            f"{METADATA} asks for {module}.{name}, which an index of tensors never needs", fix="do not use this file"
-        )
 
 
 def is_dcp_folder(folder: Path) -> bool:
@@ -65,10 +51,15 @@ def open_dcp(folder: Path) -> dict[str, Entry]:
     """The tensors of a DCP folder; what is not a tensor is left out."""
     try:
         with open_read(folder / METADATA) as file:
-            found = _Records(file).load()
+            found = load_pickle(file, _ALLOWED, enums=[metadata._MEM_FORMAT_ENCODING])
         entries = found.state_dict_metadata
         places = found.storage_data
-    except (pickle.UnpicklingError, EOFError, AttributeError, TypeError) as error:
+    except ForbiddenNameError as error:
+        raise UntrustedFileError(
+            f"{folder / METADATA} asks for {error.name}, which an index of tensors never needs",
+            fix="do not use this file",
+        ) from error
+    except DAMAGED_PICKLE as error:
         raise IncompleteCheckpointError(f"{folder / METADATA} is damaged: {error}") from error
     catalog: dict[str, Entry] = {}
     for key, entry in entries.items():

@@ -129,7 +129,7 @@ def load_msgpack(location: storage.Location) -> Tree:
 
 
 def load_pickle(location: storage.Location) -> Any:
-    """Read a pickle of containers, numpy arrays, jax arrays and torch tensors; anything else in it is refused.
+    """Read a pickle of containers, numpy arrays, jax arrays and torch tensors; reject one that names anything else.
 
     A pickle can name any function to call; this reader knows a short list and calls nothing else.
     """

@@ -1,8 +1,7 @@
-"""Pickles read as data: containers, numbers, and numpy's and jax's arrays; whatever else they name is refused.
+"""Pickles of data: containers, numbers, and numpy's and jax's arrays; any other name in them is rejected.
 
-A pickle can name any function to call, and numpy's own constructors can be asked for arrays of pointers. So nothing of
-numpy is called here while the file is read: stand-ins take down what the file says, and arrays are made afterwards of
-whole bytes of a plain kind of number.
+numpy's own constructors can be asked for arrays of pointers, so none of them is called while a file is read: stand-ins
+record what the file says, and arrays are made afterwards from whole bytes of a plain number type.
 """
 
 from __future__ import annotations
@@ -19,44 +18,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from piledriver.core.safe_pickle import DAMAGED_PICKLE, ForbiddenNameError, load_pickle
 from piledriver.functional.tree import Tree
 
 _NUMPY_KINDS = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"])
 _OTHER_KINDS = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 # How files begin that `torch.save` wrote before it wrote zip files: a pickle of a magic number.
 _OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-# What an unpickler and our stand-ins raise for a file that is not what it should be.
-BROKEN = (
-    pickle.UnpicklingError,
-    EOFError,
-    AttributeError,
-    IndexError,
-    KeyError,
-    TypeError,
-    ValueError,
-    OverflowError,
-    MemoryError,
-    RecursionError,
-    RuntimeError,
-    zipfile.BadZipFile,
-)
+# What reading a file that is damaged, or that names more than data, may raise.
+BROKEN = (*DAMAGED_PICKLE, zipfile.BadZipFile)
 
 
 def unpickled(content: bytes) -> Any:
-    """The data in a pickle or a torch file, with tensors for arrays and trees for mappings; raises one of `BROKEN`."""
+    """Return the data in a pickle or a torch file: tensors for arrays, trees for mappings. Raises one of `BROKEN`."""
     if not content.startswith(_OLD_TORCH) and not zipfile.is_zipfile(BytesIO(content)):
-        return tensors_in(_DataOnly(BytesIO(content)).load())
+        return tensors_in(load_pickle(BytesIO(content), _ALLOWED))
     try:
         return tensors_in(torch.load(BytesIO(content), map_location="cpu", weights_only=True))
     except pickle.UnpicklingError as error:
-        # Torch's own message advises to load it all the same.
+        # torch's own message advises to load it all the same.
         named = re.search(r"GLOBAL (\S+)", str(error))
-        what = f"it names {named[1]}, which is not data" if named else "it holds more than tensors"
-        raise pickle.UnpicklingError(what) from error
+        raise ForbiddenNameError(named[1]) if named else pickle.UnpicklingError("it holds more than tensors") from error
 
 
 def tensors_in(value: Any) -> Any:
-    """Mappings as trees and arrays as tensors."""
+    """Return the value with trees for mappings and tensors for arrays."""
     if isinstance(value, Mapping):
         return Tree({str(name): tensors_in(below) for name, below in value.items()})
     if isinstance(value, (list, tuple)):
@@ -64,18 +50,8 @@ def tensors_in(value: Any) -> Any:
     return value.tensor() if isinstance(value, _Array) else value
 
 
-class _DataOnly(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "ml_dtypes" and name in _OTHER_KINDS:
-            return name
-        allowed = _NAMES.get((module, name))
-        if allowed is None:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which is not data")
-        return allowed
-
-
 class _Kind:
-    """What a file says of a dtype."""
+    """The dtype that a file names."""
 
     def __init__(self, name: Any, *_: Any) -> None:
         if name not in _NUMPY_KINDS and name not in _OTHER_KINDS:
@@ -88,7 +64,7 @@ class _Kind:
 
 
 class _Array:
-    """What a file says of an array; `tensor` makes it."""
+    """The array that a file describes; `tensor` makes it."""
 
     def __init__(self, *_: Any) -> None:
         self.shape: tuple[int, ...] = (0,)
@@ -147,7 +123,8 @@ def _copied(content: bytes = b"") -> bytearray:
     return bytearray(content)
 
 
-_NAMES: dict[tuple[str, str], Any] = {
+_ALLOWED: dict[tuple[str, str], Any] = {
+    **{("ml_dtypes", name): name for name in _OTHER_KINDS},
     ("collections", "OrderedDict"): collections.OrderedDict,
     ("flax.core.frozen_dict", "FrozenDict"): dict,
     ("jax._src.array", "_reconstruct_array"): _jax_array,

@@ -1,8 +1,7 @@
-"""Reading other people's pickles without running them.
+"""Files of `torch.save`, read without running what they name.
 
-`load_weights` is torch's `weights_only` reader with the few NumPy names that random states need. `attributes_of` goes
-further for whole pickled objects (Accelerate pickles a sampler): every class in the file becomes an inert shell that
-only remembers its attributes, so no code of the file's choosing can run.
+`load_weights` is torch's `weights_only` reader with the few NumPy names that random states need. `attributes_of` reads
+a whole pickled object (Accelerate pickles a sampler) with every class reduced to its attributes.
 """
 
 from __future__ import annotations
@@ -20,12 +19,13 @@ import torch
 
 from piledriver.checkpoint.errors import UntrustedFileError
 from piledriver.core.errors import CorruptFileError
+from piledriver.core.safe_pickle import DAMAGED_PICKLE, load_inert
 
 _DTYPES = ("Bool", "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64", "Float32", "Float64")
 
 
 def load_weights(path: Path) -> Any:
-    """A `torch.save` file that may hold tensors, containers, numbers and NumPy arrays, and nothing that runs."""
+    """Return the tensors, containers, numbers and NumPy arrays of a `torch.save` file; reject any other content."""
     multiarray: Any = importlib.import_module("numpy._core.multiarray")
     allowed: list[Any] = [np.ndarray, np.dtype, multiarray._reconstruct, multiarray.scalar]
     allowed += [getattr(np.dtypes, f"{name}DType") for name in _DTYPES]
@@ -47,32 +47,13 @@ def load_weights(path: Path) -> Any:
         raise CorruptFileError(f"{path} is no file of weights: {reason}", fix="copy it again, whole") from error
 
 
-class Inert:
-    """What is left of an object of any class: its attributes."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def __setstate__(self, state: Any) -> None:
-        if isinstance(state, dict):
-            self.__dict__.update({str(key): value for key, value in state.items()})
-
-
-class _Shells(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        return Inert
-
-    def persistent_load(self, pid: Any) -> Any:
-        return Inert()
-
-
 def attributes_of(path: Path) -> dict[str, Any]:
-    """The plain attributes (numbers and text) of the one object that a `torch.save` file holds."""
+    """Return the plain attributes (numbers and text) of the object in a `torch.save` file."""
     try:
         with zipfile.ZipFile(path) as archive:
             name = next(entry for entry in archive.namelist() if entry.endswith("/data.pkl"))
-            found = _Shells(io.BytesIO(archive.read(name))).load()
-    except (zipfile.BadZipFile, StopIteration, pickle.UnpicklingError, EOFError, TypeError, AttributeError) as error:
+            found = load_inert(io.BytesIO(archive.read(name)))
+    except (zipfile.BadZipFile, StopIteration, *DAMAGED_PICKLE) as error:
         raise UntrustedFileError(f"{path} cannot be read without running it: {error}") from error
     fields = found if isinstance(found, dict) else vars(found)
     return {key: value for key, value in fields.items() if isinstance(value, int | float | str | bool | None)}
