@@ -17,7 +17,7 @@ from pathlib import Path
 
 from piledriver.corpus import Document, ShardFileWriter, read_texts
 from piledriver.data import TokenizerTraining, open_tokenizer, train_tokenizer
-from piledriver.data.tokens.tokenize import Tokenizing, tokenize_corpus
+from piledriver.data.tokens.tokenize import TokenizeConfig, tokenize_corpus
 
 MAX_BYTES = 300_000_000
 
@@ -53,7 +53,7 @@ def main() -> None:
         tokenizer.write_bytes(train_tokenizer(folder / "corpus", training).content)
 
         begun = time.process_time()
-        tokens = tokenize_corpus(folder / "corpus", tokenizer, folder / "tokens", Tokenizing())
+        tokens = tokenize_corpus(folder / "corpus", tokenizer, folder / "tokens", TokenizeConfig())
         ours = tokens.byte_count / (time.process_time() - begun) / 1e6
         encoder = open_tokenizer(tokenizer).encoder
 

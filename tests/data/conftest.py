@@ -8,7 +8,7 @@ from piledriver.core import storage
 from piledriver.core.random import Stream
 from piledriver.corpus import Document, ShardFileWriter
 from piledriver.data.tokenizer.training import TokenizerTraining, train_tokenizer
-from piledriver.data.tokens.tokenize import Tokenizing, tokenize_corpus
+from piledriver.data.tokens.tokenize import TokenizeConfig, tokenize_corpus
 
 WORDS = [
     "the",
@@ -76,5 +76,5 @@ def tokenizer_path(tmp_path_factory, corpus) -> Path:
 @pytest.fixture(scope="session")
 def tokens_folder(tmp_path_factory, corpus, tokenizer_path) -> Path:
     folder = tmp_path_factory.mktemp("tokens") / "tokens"
-    tokenize_corpus(corpus, tokenizer_path, folder, Tokenizing(shard_tokens=2000))
+    tokenize_corpus(corpus, tokenizer_path, folder, TokenizeConfig(shard_tokens=2000))
     return folder

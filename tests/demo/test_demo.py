@@ -11,7 +11,7 @@ import pytest
 
 from piledriver.core.errors import UsageError
 from piledriver.corpus import read_shards
-from piledriver.data.tokenizer.tokenizer import open_tokenizer
+from piledriver.data.tokenizer.open import open_tokenizer
 from piledriver.demo import run_demo
 from piledriver.demo.domains import find_domains
 from piledriver.demo.page import columns

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from piledriver.corpus import Document
-from piledriver.data.tokenizer.tokenizer import Tokenizer, open_tokenizer
+from piledriver.data.tokenizer.open import open_tokenizer
+from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.models import ModelConfig, Transformer
 
 DOCUMENTS = [

@@ -36,9 +36,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Tokenize, and print counts by source."""
     from piledriver.data.tokens.token_set import open_tokens
-    from piledriver.data.tokens.tokenize import Tokenizing, tokenize_corpus
+    from piledriver.data.tokens.tokenize import TokenizeConfig, tokenize_corpus
 
-    settings = Tokenizing(shard_tokens=args.shard_tokens, boundary=args.boundary, encoder=args.encoder)
+    settings = TokenizeConfig(shard_tokens=args.shard_tokens, boundary=args.boundary, encoder=args.encoder)
     tokens = tokenize_corpus(args.corpus, args.tokenizer, args.out, settings, workers=args.workers)
     if args.verify:
         open_tokens(args.out, check="all")

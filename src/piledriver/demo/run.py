@@ -15,7 +15,8 @@ from piledriver.core.errors import ConfigError, UsageError
 from piledriver.corpus import Document, read_shards
 from piledriver.corpus.pipeline.build import build_corpus
 from piledriver.corpus.pipeline.recipe import Recipe
-from piledriver.data.tokenizer.tokenizer import Tokenizer, open_tokenizer
+from piledriver.data.tokenizer.open import open_tokenizer
+from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.data.tokenizer.training import TokenizerTraining, train_tokenizer
 from piledriver.data.tokens.token_set import TokenSet
 from piledriver.data.tokens.tokenize import tokenize_corpus

@@ -9,7 +9,8 @@ import torch
 
 from piledriver.core import storage
 from piledriver.core.errors import ConfigError, CorruptFileError, MissingDependencyError, StorageError, UnknownNameError
-from piledriver.data.tokenizer.tokenizer import Tokenizer, open_tokenizer
+from piledriver.data.tokenizer.open import open_tokenizer
+from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.evaluate.scorers import Scorer, TransformerScorer, TransformersScorer
 from piledriver.models.interchange import InterchangeError, load_folder, read_folder_config
 

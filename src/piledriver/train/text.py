@@ -36,7 +36,7 @@ def make_tokens(config: TrainConfig, vocab_size: int, world: World) -> str:
         return folder
     # Here, because a run on token shards needs nothing that reads text.
     from piledriver.corpus import read_shards
-    from piledriver.data.tokenizer.tokenizer import open_tokenizer
+    from piledriver.data.tokenizer.open import open_tokenizer
     from piledriver.data.tokenizer.training import TokenizerTraining, train_tokenizer
     from piledriver.data.tokens.tokenize import tokenize_corpus
 

@@ -17,7 +17,8 @@ from piledriver.data.stream.windows.locations import WindowLocations
 from piledriver.data.stream.windows.packed import PackedWindows
 from piledriver.data.stream.windows.ranges import ranges_by_source
 from piledriver.data.tokenizer.tokenizer import Tokenizer
-from piledriver.data.tokens.token_set import Check, TokenSet, open_tokens
+from piledriver.data.tokens.shard import Check
+from piledriver.data.tokens.token_set import TokenSet, open_tokens
 
 Packing = Literal["packed", "joined", "document", "best_fit"]
 

@@ -1,1 +1,1 @@
-"""Tokenizers: load any common format, choose the fastest exact encoder, train new ones."""
+"""Tokenizers: open any common format, encode with the fastest exact library, train new ones."""

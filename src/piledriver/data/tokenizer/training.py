@@ -1,4 +1,4 @@
-"""Train a byte-level BPE tokenizer from a corpus, each source with its own share of the sample."""
+"""Train a byte-level BPE tokenizer on a corpus sample, weighted by source."""
 
 from __future__ import annotations
 
@@ -11,46 +11,47 @@ from piledriver.core.errors import ConfigError, PiledriverError, UsageError
 from piledriver.core.random import Stream
 from piledriver.corpus import read_shards
 from piledriver.data.tokenizer import encoders
-from piledriver.data.tokenizer.tokenizer import Tokenizer, from_json
+from piledriver.data.tokenizer.formats.tokenizer_json import from_json
+from piledriver.data.tokenizer.tokenizer import Tokenizer
 
-# The trainer makes room for all ids at once; this much fits everywhere, and no vocabulary is near it.
-MOST_IDS = 1 << 24
+# The trainer allocates all ids at once. No vocabulary is near this limit.
+MAX_VOCAB_SIZE = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerTraining:
-    """What tokenizer to train."""
+    """Settings of tokenizer training."""
 
     vocab_size: int = 32768
-    """Ids in all, the 256 bytes and the special tokens included."""
+    """Number of ids, including the 256 bytes and the special tokens."""
     special_tokens: tuple[str, ...] = ("<|endoftext|>",)
-    """Special tokens; the first stands between documents."""
+    """Special tokens; the first separates documents."""
     weights: dict[str, float] = field(default_factory=dict)
-    """Bytes of each source in the sample, relative to the others; a source that is not named has weight 1."""
+    """Relative weight of each source in the sample's bytes; 1 for sources that are not named."""
     sample_bytes: int = 500_000_000
-    """About how much text to learn from."""
+    """Approximate size of the sample."""
     min_frequency: int = 2
-    """How often a pair has to occur to become a token."""
+    """Occurrences that a pair needs to be merged."""
     seed: int = 0
-    """Which documents are drawn."""
+    """Seed of the sample."""
 
     def __post_init__(self) -> None:
         least = 256 + len(self.special_tokens)
-        if not least <= self.vocab_size <= MOST_IDS:
-            raise ConfigError(f"vocab_size is {self.vocab_size}", fix=f"it must be from {least} to {MOST_IDS}")
+        if not least <= self.vocab_size <= MAX_VOCAB_SIZE:
+            raise ConfigError(f"vocab_size is {self.vocab_size}", fix=f"it must be from {least} to {MAX_VOCAB_SIZE}")
         if not self.special_tokens:
-            raise ConfigError("special_tokens is empty", fix="name the token that stands between documents")
+            raise ConfigError("special_tokens is empty", fix="give the token that separates documents")
         if "" in self.special_tokens or len(set(self.special_tokens)) < len(self.special_tokens):
-            raise ConfigError(f"special tokens are {list(self.special_tokens)}", fix="name each once, and none ''")
+            raise ConfigError(f"special_tokens are {list(self.special_tokens)}", fix="give each once, and no empty one")
         for source, weight in self.weights.items():
             if not 0 <= weight < math.inf:
                 raise ConfigError(
-                    f"the weight of {source!r} is {weight:g}", fix="use 0 to leave a source out, 2 for twice"
+                    f"the weight of {source!r} is {weight:g}", fix="use 0 to exclude a source, 2 for twice its bytes"
                 )
 
 
 def train_tokenizer(corpus: storage.Location, training: TokenizerTraining | None = None) -> Tokenizer:
-    """Learn a tokenizer from a corpus of text shards. Same corpus and settings, same tokenizer."""
+    """Train a tokenizer on a corpus of text shards; deterministic."""
     training = training or TokenizerTraining()
     shares = source_shares(corpus, training)
     library = encoders.import_tokenizers()
@@ -61,7 +62,7 @@ def train_tokenizer(corpus: storage.Location, training: TokenizerTraining | None
         vocab_size=training.vocab_size,
         min_frequency=training.min_frequency,
         special_tokens=list(training.special_tokens),
-        # All 256 bytes are tokens from the start, so that any text can be encoded and comes back byte for byte.
+        # All 256 bytes are tokens, so that any text can be encoded and decodes to the same bytes.
         initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -70,12 +71,12 @@ def train_tokenizer(corpus: storage.Location, training: TokenizerTraining | None
 
 
 def source_shares(corpus: storage.Location, training: TokenizerTraining) -> dict[str, float]:
-    """The fraction of each source's text that goes into the sample, at most all of it."""
+    """Return the fraction of each source's text that goes into the sample, at most 1."""
     sizes: dict[str, int] = {}
     for document in read_shards(corpus):
         sizes[document.source] = sizes.get(document.source, 0) + len(document.text.encode("utf-8"))
     if not any(sizes.values()):
-        raise PiledriverError(f"{corpus} has no text to learn from", fix="check what wrote it")
+        raise PiledriverError(f"{corpus} has no text to train on", fix="check the build that wrote it")
     unknown = set(training.weights) - set(sizes)
     if unknown:
         raise UsageError(
@@ -83,18 +84,18 @@ def source_shares(corpus: storage.Location, training: TokenizerTraining) -> dict
         )
     weights = {source: training.weights.get(source, 1.0) for source in sizes}
     if not training.weights:
-        # Nothing asked for: every source as it stands in the corpus.
+        # No weights given: sources in their natural proportions.
         weights = {source: float(size) for source, size in sizes.items()}
     total = sum(weights.values())
     if total <= 0:
-        raise UsageError("every source has weight 0, so there is nothing to learn from", fix="give one a weight")
+        raise UsageError("every source has weight 0", fix="give one a positive weight")
     return {
         source: min(1.0, training.sample_bytes * weights[source] / total / max(1, sizes[source])) for source in sizes
     }
 
 
 def sampled_texts(corpus: storage.Location, training: TokenizerTraining, shares: dict[str, float]) -> Iterator[str]:
-    """The texts of the sample. A document is in it or not by its own random number, whatever else the corpus holds."""
+    """Yield the texts of the sample. Each document is drawn by its id, independently of the others."""
     stream = Stream(training.seed, "tokenizer sample")
     for document in read_shards(corpus):
         if stream.child(document.id).uniform(0) < shares[document.source]:

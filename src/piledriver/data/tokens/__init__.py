@@ -1,1 +1,1 @@
-"""Token shards: tokenize a corpus, open and verify the result."""
+"""Token shards: the format, tokenising a corpus, opening and verifying the result."""

@@ -1,6 +1,6 @@
-"""What `tokens.json` and a shard's note hold: the keys and types that we write, and counts that add up.
+"""Schema of `tokens.json` and of a shard's metadata file: keys, types, and counts that add up.
 
-A flipped byte in them is found before anything is read by their numbers.
+Both are validated before any file is read by their numbers, so that a flipped byte is found.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from piledriver.core.json_file import checked, damaged, read_json
 MANIFEST = "tokens.json"
 FORMAT = "piledriver-tokens"
 AGAIN = (
-    "run what made it again (piledriver tokenize with the same arguments, or piledriver train where it was given the "
-    "corpus): whole shards are kept"
+    "run the command that wrote it again (piledriver tokenize, or piledriver train on a corpus) with the same "
+    "arguments: complete shards are kept"
 )
 
 
@@ -43,7 +43,7 @@ class _Group:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Note:
+class _ShardMetadata:
     name: str
     documents: int
     tokens: int
@@ -55,7 +55,7 @@ class _Note:
     def __post_init__(self) -> None:
         _add_up(self, self.groups, f"groups of shard {self.name}")
         if not self.name or "/" in self.name:
-            raise ValueError(f"a shard is called {self.name!r}")
+            raise ValueError(f"a shard has the name {self.name!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class _Manifest:
     documents: int
     tokens: int
     bytes: int
-    shards: tuple[_Note, ...]
+    shards: tuple[_ShardMetadata, ...]
 
     def __post_init__(self) -> None:
         _add_up(self, self.shards, "shards")
@@ -95,11 +95,11 @@ def _add_up(whole: Any, parts: tuple[Any, ...], called: str) -> None:
     for name in ("documents", "tokens", "bytes"):
         said, found = getattr(whole, name), sum(getattr(part, name) for part in parts)
         if said != found or any(getattr(part, name) < 0 for part in parts):
-            raise ValueError(f"it says {said} {name}, but the {called} hold {found}")
+            raise ValueError(f"{name} is {said}, but the {called} hold {found}")
 
 
 def read_manifest(folder: storage.Location) -> dict[str, Any]:
-    """`tokens.json` of a folder, once it is found to be whole."""
+    """Return the validated content of a folder's `tokens.json`."""
     path = storage.join(folder, MANIFEST)
     manifest = read_json(path, again=AGAIN)
     named = (manifest.get("format"), manifest.get("version"))
@@ -109,8 +109,8 @@ def read_manifest(folder: storage.Location) -> dict[str, Any]:
     return manifest
 
 
-def read_note(path: storage.Location) -> dict[str, Any]:
-    """The note of one shard, once it is found to be whole."""
-    note = read_json(path, again=AGAIN)
-    checked(_Note, note, path, again=AGAIN)
-    return note
+def read_shard_metadata(path: storage.Location) -> dict[str, Any]:
+    """Return the validated metadata of one shard."""
+    metadata = read_json(path, again=AGAIN)
+    checked(_ShardMetadata, metadata, path, again=AGAIN)
+    return metadata

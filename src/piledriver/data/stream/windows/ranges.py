@@ -27,7 +27,7 @@ def ranges_by_source(
     found: dict[str, list[TokenRange]] = {}
     for number, shard in enumerate(tokens.shards):
         start = row = 0
-        for group in shard.note["groups"]:
+        for group in shard.metadata["groups"]:
             one = TokenRange(number, start, start + group["tokens"], row, row + group["documents"])
             start, row = one.stop, one.last_row
             if group["source"] not in exclude_sources and group["licence"] not in exclude_licences:

@@ -14,10 +14,10 @@ from piledriver.core.errors import CorruptFileError, PiledriverError
 from piledriver.data.record import read_record, record_stream
 from piledriver.data.stream.token_stream import StreamConfig, TokenStream, open_stream
 from piledriver.data.tokens.token_set import open_tokens
-from piledriver.data.tokens.tokenize import Tokenizing, tokenize_corpus
+from piledriver.data.tokens.tokenize import TokenizeConfig, tokenize_corpus
 from piledriver.data.trace import trace_step
 
-SETTINGS = Tokenizing(shard_tokens=2000)
+SETTINGS = TokenizeConfig(shard_tokens=2000)
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_a_damaged_claim_can_be_removed(folder, corpus, tokenizer_path, tokens_f
     assert contents(folder) == contents(tokens_folder)
     (folder / "job.json").unlink()
     with pytest.raises(PiledriverError, match="holds other token shards"):
-        tokenize_corpus(corpus, tokenizer_path, folder, Tokenizing(shard_tokens=99))
+        tokenize_corpus(corpus, tokenizer_path, folder, TokenizeConfig(shard_tokens=99))
 
 
 def test_a_table_of_bytes_that_is_damaged_is_named(folder):

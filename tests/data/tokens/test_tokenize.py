@@ -16,10 +16,10 @@ import pytest
 
 from piledriver.core.errors import CorruptFileError, PiledriverError, StorageError, UsageError
 from piledriver.corpus.shards import writer as shard_writer
-from piledriver.data.tokenizer.tokenizer import open_tokenizer
+from piledriver.data.tokenizer.open import open_tokenizer
 from piledriver.data.tokenizer.training import TokenizerTraining, train_tokenizer
 from piledriver.data.tokens.token_set import TokenizerMismatchError, open_tokens
-from piledriver.data.tokens.tokenize import Tokenizing, tokenize_corpus
+from piledriver.data.tokens.tokenize import TokenizeConfig, tokenize_corpus
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -31,7 +31,7 @@ def test_every_document_is_there_with_its_provenance(tokens_folder, documents):
     tokenizer = tokens.tokenizer()
     found = {}
     for number, shard in enumerate(tokens.shards):
-        for row in range(shard.note["documents"]):
+        for row in range(shard.metadata["documents"]):
             place = tokens.place(number, row)
             text = tokenizer.decode(tokens.document(number, row))
             found[place.id] = (text, place.source, place.licence, place.origin, place.byte_count)
@@ -59,7 +59,7 @@ def test_the_files_are_readable_with_numpy_alone(tokens_folder, documents):
 
 @pytest.mark.slow
 def test_workers_do_not_change_a_byte(tmp_path, corpus, tokenizer_path, tokens_folder):
-    tokenize_corpus(corpus, tokenizer_path, tmp_path / "out", Tokenizing(shard_tokens=2000), workers=2)
+    tokenize_corpus(corpus, tokenizer_path, tmp_path / "out", TokenizeConfig(shard_tokens=2000), workers=2)
     assert contents(tmp_path / "out") == contents(tokens_folder)
 
 
@@ -68,7 +68,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path, corpus, tokenize
     out = tmp_path / "out"
     script = (
         "import sys; from piledriver.data.tokens.tokenize import *\n"
-        "tokenize_corpus(sys.argv[1], sys.argv[2], sys.argv[3], Tokenizing(shard_tokens=2000))"
+        "tokenize_corpus(sys.argv[1], sys.argv[2], sys.argv[3], TokenizeConfig(shard_tokens=2000))"
     )
     killed = 0
     for shards in (1, 3, 5):
@@ -82,7 +82,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path, corpus, tokenize
             killed += 1
         process.wait()
     assert killed > 0
-    tokenize_corpus(corpus, tokenizer_path, out, Tokenizing(shard_tokens=2000))
+    tokenize_corpus(corpus, tokenizer_path, out, TokenizeConfig(shard_tokens=2000))
     found = {name: content for name, content in contents(out).items() if not name.endswith(".partial")}
     assert found == contents(tokens_folder)
 
@@ -90,7 +90,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(tmp_path, corpus, tokenize
 def test_large_files_are_cut_by_frames(tmp_path, tokenizer_path, documents, write_corpus, monkeypatch):
     monkeypatch.setattr(shard_writer, "FRAME_BYTES", 4096)
     write_corpus(tmp_path / "corpus", documents)
-    tokens = tokenize_corpus(tmp_path / "corpus", tokenizer_path, tmp_path / "out", Tokenizing(unit_bytes=8000))
+    tokens = tokenize_corpus(tmp_path / "corpus", tokenizer_path, tmp_path / "out", TokenizeConfig(unit_bytes=8000))
     assert len(tokens.shards) > 3
     assert tokens.documents == len(documents)
 
@@ -103,7 +103,7 @@ def test_another_job_does_not_mix_in(tmp_path, corpus, tokenizer_path):
     tokenize_corpus(corpus, tokenizer_path, out)
     assert contents(out) == before, "a finished job is left as it is"
     with pytest.raises(UsageError, match="another corpus, tokenizer or setting"):
-        tokenize_corpus(corpus, tokenizer_path, out, Tokenizing(shard_tokens=99))
+        tokenize_corpus(corpus, tokenizer_path, out, TokenizeConfig(shard_tokens=99))
 
 
 @pytest.mark.parametrize("kind", ["tokens", "starts", "index", "names"])
@@ -142,7 +142,7 @@ def test_manifests_that_lie_are_refused(tmp_path, tokens_folder):
     with pytest.raises(CorruptFileError):
         open_tokens(folder)
     (folder / "tokens.json").unlink()
-    with pytest.raises(StorageError, match="no finished token shards"):
+    with pytest.raises(StorageError, match="no complete token shards"):
         open_tokens(folder)
 
 
@@ -161,5 +161,5 @@ def test_corpora_that_are_not_there(tmp_path, tokenizer_path):
     with pytest.raises(PiledriverError, match="has no documents"):
         tokenize_corpus(tmp_path / "empty.jsonl", tokenizer_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(PiledriverError, match="no text to learn from"):
+    with pytest.raises(PiledriverError, match="no text to train on"):
         train_tokenizer(tmp_path / "empty.jsonl")

@@ -1,0 +1,1 @@
+"""Tokenizer file formats, one module each."""
