@@ -20,7 +20,7 @@ test: $(READY)          ## every test, fast ones first
 
 # In an environment that has torch and pytest already: nothing is installed. PYTHON chooses the interpreter.
 test-gpu:               ## the tests that need a GPU
-	PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu $$(grep -rlE 'mark\.gpu|ON_GPU' tests --include='test_*.py')
 
 check: $(READY)         ## style, types, floors
 	$(BIN)/ruff check .

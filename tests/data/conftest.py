@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from piledriver.core import storage
 from piledriver.core.random import Stream
-from piledriver.corpus import Document, ShardFileWriter
-from piledriver.data.tokenizer.training import TokenizerTraining, train_tokenizer
-from piledriver.data.tokens.tokenize import TokenizeConfig, tokenize_corpus
+
+if TYPE_CHECKING:
+    from piledriver.corpus import Document
+
+# A machine with torch alone (a GPU image) skips what needs a corpus, and runs the rest.
 
 WORDS = [
     "the",
@@ -31,6 +34,10 @@ WORDS = [
 
 
 def make_documents(count: int, seed: int = 0) -> list[Document]:
+    pytest.importorskip("msgspec")
+    pytest.importorskip("zstandard")
+    from piledriver.corpus import Document
+
     stream = Stream(seed, "test corpus")
     documents = []
     for number in range(count):
@@ -44,6 +51,8 @@ def make_documents(count: int, seed: int = 0) -> list[Document]:
 
 
 def _write_corpus(folder: Path, documents: list[Document], files: int = 3) -> Path:
+    from piledriver.corpus import ShardFileWriter
+
     for number in range(files):
         with ShardFileWriter(folder / f"{number:05d}.jsonl.zst") as writer:
             for document in documents[number::files]:
@@ -68,6 +77,8 @@ def corpus(tmp_path_factory, documents) -> Path:
 
 @pytest.fixture(scope="session")
 def tokenizer_path(tmp_path_factory, corpus) -> Path:
+    from piledriver.data.tokenizer.training import TokenizerTraining, train_tokenizer
+
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     storage.write_bytes(path, train_tokenizer(corpus, TokenizerTraining(vocab_size=320)).content)
     return path
@@ -75,6 +86,8 @@ def tokenizer_path(tmp_path_factory, corpus) -> Path:
 
 @pytest.fixture(scope="session")
 def tokens_folder(tmp_path_factory, corpus, tokenizer_path) -> Path:
+    from piledriver.data.tokens.tokenize import TokenizeConfig, tokenize_corpus
+
     folder = tmp_path_factory.mktemp("tokens") / "tokens"
     tokenize_corpus(corpus, tokenizer_path, folder, TokenizeConfig(shard_tokens=2000))
     return folder

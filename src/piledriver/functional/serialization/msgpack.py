@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import torch
 from torch import Tensor
 
 from piledriver.core.errors import CorruptFileError
 from piledriver.functional.errors import TreeStructureError
 from piledriver.functional.state_dict import from_state_dict, to_state_dict
+
+if TYPE_CHECKING:
+    from msgspec.msgpack import Ext
 
 _ARRAY, _COMPLEX, _SCALAR = 1, 2, 3
 # flax cuts larger arrays, since older msgpack readers refuse them.
@@ -49,6 +51,8 @@ def from_bytes(target: Any, content: bytes) -> Any:
 
 def restore(content: bytes) -> Any:
     """Return the nested dicts in a file, with tensors at the leaves; for files whose structure is not known."""
+    import msgspec
+
     try:
         return _join_chunks(msgspec.msgpack.decode(content, ext_hook=_decode_extension))
     except msgspec.DecodeError as error:
@@ -59,6 +63,8 @@ def restore(content: bytes) -> Any:
 
 def encode(value: Any) -> bytes:
     """Return nested dicts, lists, numbers, text and tensors as msgpack."""
+    import msgspec
+
     try:
         return msgspec.msgpack.encode(_encodable(value))
     except OverflowError as error:
@@ -89,11 +95,15 @@ def _encodable(value: Any) -> Any:
     raise TreeStructureError(f"cannot write a {type(value).__name__}", fix="keep tensors and numbers in the tree")
 
 
-def _extension(code: int, parts: list[Any]) -> msgspec.msgpack.Ext:
+def _extension(code: int, parts: list[Any]) -> Ext:
+    import msgspec
+
     return msgspec.msgpack.Ext(code, msgspec.msgpack.encode(parts))
 
 
 def _decode_extension(code: int, data: memoryview) -> Any:
+    import msgspec
+
     parts = msgspec.msgpack.decode(data)
     if code in (_ARRAY, _SCALAR) and isinstance(parts, list) and len(parts) == 3:
         tensor = _tensor(*parts)
