@@ -10,13 +10,13 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piledriver.corpus.raw.gzip import Gunzip
+from piledriver.corpus.raw.gzip import GzipReader
 from tests.corpus.fuzz.seeds import tarred
 from tests.corpus.sources.extracting import extract_bytes
 
 
 def unpacked(content: bytes, size: int = 1 << 16) -> tuple[bytes, Exception | None]:
-    reader, parts = Gunzip(io.BytesIO(content)), b""
+    reader, parts = GzipReader(io.BytesIO(content)), b""
     try:
         while block := reader.read1(size):
             parts += block

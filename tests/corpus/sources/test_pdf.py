@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from piledriver.corpus.document import Document
 from piledriver.corpus.sources.base import Piece
-from piledriver.corpus.sources.pdf import documents as pdf_documents
+from piledriver.corpus.sources.pdf import SOURCE
 from tests.corpus.sources.extracting import SAMPLES, extract_bytes, extract_paths
 from tests.corpus.sources.mutating import mutations, parse_without_failure
 
@@ -47,7 +47,7 @@ def pdf(*pages: list[Line]) -> bytes:
 
 
 def text_of(*pages: list[Line]) -> str:
-    found = list(pdf_documents(Piece("x.pdf", data=pdf(*pages))))
+    found = list(SOURCE.documents(Piece("x.pdf", data=pdf(*pages))))
     assert isinstance(found[0], Document)
     return found[0].text
 

@@ -103,9 +103,9 @@ def test_multistream_is_cut_where_workers_can_read(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(wikipedia_en, "BATCH_BYTES", 2)
     path = tmp_path / "d.xml.bz2"
     path.write_bytes(multistream())
-    pieces = list(wikipedia_en.split(RawStream("d", "d.xml.bz2", str(path))))
+    pieces = list(wikipedia_en.SOURCE.pieces(iter([RawStream("d", "d.xml.bz2", str(path))])))
     assert len(pieces) == 6
-    assert sum(len(list(wikipedia_en.documents(piece))) for piece in pieces) == 40
+    assert sum(len(list(wikipedia_en.SOURCE.documents(piece))) for piece in pieces) == 40
 
 
 def test_ranges_of_a_plain_dump_share_no_page_and_lose_none(monkeypatch: pytest.MonkeyPatch) -> None:

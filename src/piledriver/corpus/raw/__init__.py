@@ -1,1 +1,1 @@
-"""Raw input files: archives, compression and repositories, opened safely and read up to where they are damaged."""
+"""Raw input files: archives, compression and git repositories, opened safely and read up to the first damage."""

@@ -1,4 +1,4 @@
-"""The body of an HTTP answer without the compression that its header names."""
+"""Remove the compression that the header of an HTTP response names from its body."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import zlib
 
 
 def without_content_encoding(content: bytes, names: str, limit_bytes: int) -> bytes:
-    """The body as the page that it is; at most one byte more than the limit.
+    """Return the decompressed body, at most one byte more than the limit.
 
-    Many archives keep the header but not the compression, and some servers lie: what cannot be unpacked is taken as it
-    is, and of a body that was cut what is there.
+    Many archives keep the header but not the compression, and some servers send a wrong one: a body that cannot be
+    decompressed is returned unchanged, of a truncated one the part that is there.
 
     >>> without_content_encoding(zlib.compress(b"<p>"), "deflate", 99), without_content_encoding(b"<p>", "gzip", 99)
     (b'<p>', b'<p>')
@@ -25,7 +25,7 @@ def without_content_encoding(content: bytes, names: str, limit_bytes: int) -> by
 
 
 def _inflated(content: bytes, limit_bytes: int) -> bytes:
-    # gzip and zlib by their headers; some servers call it deflate when it has none.
+    # gzip and zlib have headers; some servers send raw deflate data, which has none.
     for window in (47, -15):
         try:
             return zlib.decompressobj(window).decompress(content, limit_bytes + 1) or content
@@ -40,7 +40,7 @@ def _unbrotlied(content: bytes, limit_bytes: int) -> bytes:
     reader = brotli.Decompressor()
     found = bytearray()
     try:
-        # A few bytes at a time: they may stand for very many.
+        # A few bytes at a time, because they may expand to very many.
         for start in range(0, len(content), 1 << 12):
             found += reader.process(content[start : start + (1 << 12)])
             if len(found) > limit_bytes:

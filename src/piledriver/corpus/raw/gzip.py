@@ -1,7 +1,7 @@
-"""gzip unpacked up to the very byte where it is damaged.
+"""Read gzip up to the very byte that is damaged.
 
-The standard library's reader loses, with a damaged byte, everything that the same call had unpacked before it: some
-hundred kilobytes of good records, or dozens of small files of a tar archive.
+At a damaged byte the standard library's reader loses everything that the same call had decompressed before it: some
+hundred kilobytes of intact records, or dozens of small files of a tar archive.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ _BLOCK_BYTES = 1 << 16
 _STEPS = (512, 16, 1)
 
 
-class Gunzip:
-    """The content of a gzip stream of any number of members, by `read1`; damage is raised after all before it came.
+class GzipReader:
+    """The content of a gzip stream with any number of members; raises only after all bytes before the damage.
 
     >>> import gzip, io
-    >>> Gunzip(io.BytesIO(gzip.compress(b"one ") + gzip.compress(b"two"))).read1(100)
+    >>> GzipReader(io.BytesIO(gzip.compress(b"one ") + gzip.compress(b"two"))).read1(100)
     b'one '
     """
 
@@ -28,12 +28,12 @@ class Gunzip:
         self._damage: Exception | None = None
 
     def read1(self, size: int) -> bytes:
-        """At most so many bytes; none at the end."""
+        """Return at most `size` bytes, none at the end."""
         while True:
             if self._damage is not None:
                 raise self._damage
             if self._inflate.eof:
-                # What writers of tapes fill up with is no member.
+                # Tape writers pad with zeros.
                 self._packed = self._inflate.unused_data.lstrip(b"\x00")
                 self._inflate, self._begun = zlib.decompressobj(31), False
             packed = self._packed or self._file.read(_BLOCK_BYTES)
@@ -44,7 +44,7 @@ class Gunzip:
                     raise EOFError("Compressed file ended before the end-of-stream marker was reached")
                 if not self._file.read(1):
                     return b""
-                raise zlib.error("something that is no gzip follows")
+                raise zlib.error("the data after the last gzip member is not gzip")
             self._begun = True
             content = self._unpacked(packed, size)
             if content:
@@ -56,17 +56,17 @@ class Gunzip:
             content = self._inflate.decompress(packed, size)
         except zlib.error as error:
             self._damage = error
-            # As much as the call would have given without the damage, had it not come to it.
+            # No more than the call would have returned without the damage.
             return _salvaged(before, packed, size)
         self._packed = self._inflate.unconsumed_tail
         return content
 
     def close(self) -> None:
-        """Nothing of its own to close."""
+        """Do nothing: the file belongs to the caller."""
 
 
 def _salvaged(inflate: zlib._Decompress, packed: bytes, limit: int) -> bytes:
-    """What comes before the damage: a little of the packed bytes at a time, then less, down to the bad one."""
+    """Return the bytes before the damage by decompressing ever smaller steps up to the bad byte."""
     parts: list[bytes] = []
     found = at = 0
     for size in _STEPS:

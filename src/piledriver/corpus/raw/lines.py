@@ -1,4 +1,4 @@
-"""Lines of a stream of any size, in bounded memory: a line that is too long is skipped and said."""
+"""Lines of a stream of any size in bounded memory; too long a line is skipped and reported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BLOCK_BYTES = 1 << 18
 
 
 def bounded_lines(stream: BinaryIO, origin: str, max_bytes: int = MAX_LINE_BYTES) -> Iterator[bytes | Refusal]:
-    """Each line with its end, or a refusal in the place of one that is longer than the limit.
+    """Yield each line with its newline, or a refusal in place of one longer than the limit.
 
     >>> import io
     >>> found = bounded_lines(io.BytesIO(b"a\\nbbbb\\nc"), "f", 3)
@@ -20,7 +20,7 @@ def bounded_lines(stream: BinaryIO, origin: str, max_bytes: int = MAX_LINE_BYTES
     [b'a\\n', 'f#2', b'c']
     """
     number = 0
-    # Parts of a line that goes on in the next block, joined once; `skipped` where it is too long already.
+    # The parts of a line that spans blocks, joined once; `skipped` where it is already too long.
     parts: list[bytes] = []
     held, skipped = 0, False
     while block := stream.read(_BLOCK_BYTES):

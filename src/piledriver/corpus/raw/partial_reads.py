@@ -1,7 +1,7 @@
-"""Reading up to where a stream is damaged: what was read before is given out, then the damage is raised.
+"""Streams that return everything before the first damaged byte, then raise.
 
-A buffered stream of the standard library loses, when its source fails, everything that the same call had read already:
-megabytes of good records for one damaged byte behind them.
+When its source fails, a buffered stream of the standard library loses all bytes that the same call had already read:
+megabytes of intact records because of one damaged byte after them.
 """
 
 from __future__ import annotations
@@ -22,62 +22,61 @@ from piledriver.core.errors import PiledriverError
 DAMAGE = (
     *(EOFError, OSError, ValueError, SyntaxError, PiledriverError, csv.Error),
     *(zlib.error, lzma.LZMAError, zstandard.ZstdError, tarfile.TarError, zipfile.BadZipFile),
-    # What the standard library's readers of archives let slip when a length or a name is not what it should be.
+    # The standard library's archive readers raise these for wrong lengths and names.
     *(struct.error, IndexError, KeyError, OverflowError, NotImplementedError),
 )
-"""What reading a damaged file raises."""
+"""The exceptions that reading a damaged file raises."""
 
 
-class CarefulReader(io.BufferedReader):
-    """A buffered stream over a `CarefulRaw`.
+class PartialReader(io.BufferedReader):
+    """A buffered stream over a `PartialRaw`.
 
-    `read` gives what there is before the damage and raises when it is asked again; a line that the damage cuts is not
-    given out, because nobody could tell that it is not whole.
+    `read` returns the bytes before the damage and raises at the next call. `readline` never returns a line that the
+    damage cuts, because the caller could not tell it from a complete one.
     """
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """At most so many bytes; fewer only at the end or before damage."""
+        """Return `size` bytes; fewer only at the end or before damage."""
         content = super().read(size)
         if not content and size != 0:
             self._raise_damage()
         return content
 
     def read1(self, size: int = -1, /) -> bytes:
-        """What is there without waiting for more."""
+        """Return the bytes that are available without another read."""
         content = super().read1(size)
         if not content and size != 0:
             self._raise_damage()
         return content
 
     def readline(self, size: int | None = -1, /) -> bytes:
-        """The next line."""
+        """Return the next line."""
         line = super().readline(size)
         if line[-1:] != b"\n" and size != 0 and len(line) != size:
             self._raise_damage()
         return line
 
     def _raise_damage(self) -> None:
-        damage = cast(CarefulRaw, self.raw).damage
+        damage = cast(PartialRaw, self.raw).damage
         if damage is not None:
             raise damage
 
 
-class CarefulRaw(io.RawIOBase):
-    """Anything with `read` as a raw stream that ends where reading fails and says why."""
+class PartialRaw(io.RawIOBase):
+    """A raw stream over any object with `read`; it ends where reading fails and keeps the error in `damage`."""
 
     damage: BaseException | None = None
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
-        # A decompressor gives with `read1` what it has; with `read` it would lose that when the next block is bad.
+        # `read1` of a decompressor returns what it has; `read` would lose that when the next block is bad.
         self._read = getattr(inner, "read1", None) or inner.read
 
     def readable(self) -> bool:
-        """Always."""
         return True
 
     def readinto(self, buffer: bytearray | memoryview, /) -> int:  # type: ignore[override]
-        """The next bytes; none at the end and from the damage on."""
+        """Read the next bytes; return 0 at the end and from the damage on."""
         if self.damage is not None:
             return 0
         try:
@@ -89,10 +88,10 @@ class CarefulRaw(io.RawIOBase):
         return len(content)
 
 
-def read_whole(file: BinaryIO, limit_bytes: int) -> bytes:
-    """All of a stream, of which damage is raised; one byte more than the limit where there is more than that."""
+def read_all(file: BinaryIO, limit_bytes: int) -> bytes:
+    """Return all bytes of a stream, raising any damage; one byte more than the limit where the stream is longer."""
     content = file.read(limit_bytes + 1)
     if len(content) <= limit_bytes:
-        # The end of the stream, or of what can be read of it: asking again tells.
+        # At the end, or at damage? The next read tells.
         file.read(1)
     return content

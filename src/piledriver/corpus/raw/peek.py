@@ -1,25 +1,25 @@
-"""Look at the first bytes of a stream that cannot be rewound, without losing them."""
+"""Look at the first bytes of a stream that cannot seek, without consuming them."""
 
 from __future__ import annotations
 
 from typing import BinaryIO, cast
 
-from piledriver.corpus.raw.partial_reads import CarefulRaw, CarefulReader
+from piledriver.corpus.raw.partial_reads import PartialRaw, PartialReader
 
 
-def peeked(stream: BinaryIO, size: int) -> tuple[bytes, BinaryIO]:
-    """The first bytes, and a stream that still starts with them.
+def peek_head(stream: BinaryIO, size: int) -> tuple[bytes, BinaryIO]:
+    """Return the first bytes, and a stream that still starts with them.
 
     >>> import io
-    >>> head, stream = peeked(io.BytesIO(b"one two"), 3)
+    >>> head, stream = peek_head(io.BytesIO(b"one two"), 3)
     >>> head, stream.read()
     (b'one', b'one two')
     """
     head = stream.read(size)
-    return head, cast(BinaryIO, CarefulReader(_Joined(head, stream), 1 << 18))
+    return head, cast(BinaryIO, PartialReader(_Joined(head, stream), 1 << 18))
 
 
-class _Joined(CarefulRaw):
+class _Joined(PartialRaw):
     def __init__(self, head: bytes, rest: BinaryIO) -> None:
         super().__init__(rest)
         self._head = head

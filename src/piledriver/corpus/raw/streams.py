@@ -1,8 +1,8 @@
-"""Raw files as streams: what stands in folders and archives, opened safely, nothing unpacked to disk.
+"""The files of folders and archives as streams, opened safely, nothing unpacked to disk.
 
 Symbolic links, devices, pipes and sockets are never opened. Archive members with absolute or climbing names, links,
-encrypted members and compression bombs are refused with their reason; the rest of the archive goes on. Archives inside
-archives are opened too, to a fixed depth.
+encrypted members and compression bombs are rejected with a reason; the rest of the archive is read. Archives inside
+archives are opened to a fixed depth.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ import zstandard
 
 from piledriver.core.errors import MissingFileError, StorageError, UsageError
 from piledriver.corpus.document import Refusal
-from piledriver.corpus.raw.gzip import Gunzip
-from piledriver.corpus.raw.partial_reads import DAMAGE, CarefulRaw, CarefulReader
+from piledriver.corpus.raw.gzip import GzipReader
+from piledriver.corpus.raw.partial_reads import DAMAGE, PartialRaw, PartialReader
 
 MAX_DEPTH = 4
 MAX_MEMBERS = 50_000_000
-# Text compresses 3 to 20 times, rarely 100; a stream that grows more than this much is made to fill a disk or memory.
+# Text compresses 3 to 20 times, rarely 100; a stream that expands more than this is meant to fill a disk or memory.
 MAX_EXPANSION = 2_000
 _EXPANSION_GRACE_BYTES = 1 << 27
 
@@ -42,10 +42,9 @@ OnSkipped = Callable[[str], None]
 
 @dataclass
 class RawStream:
-    """One raw file or archive member. `file` is its (decompressed) content, to be read before the next one is asked
-    for.
+    """One raw file or archive member. `file` is its decompressed content, to be read before the next stream.
 
-    `path` is set for a plain local file: its pieces may be places in that file, which workers open themselves.
+    `path` is set for a plain local file: its pieces may be ranges of that file, which workers open themselves.
     """
 
     origin: str
@@ -55,19 +54,19 @@ class RawStream:
 
     @cached_property
     def file(self) -> BinaryIO:
-        """The content, with one layer of compression taken off."""
+        """The content, with one layer of compression removed."""
         return decompressed(self.raw, self.origin)
 
     @cached_property
     def raw(self) -> BinaryIO:
-        """The content as it is."""
+        """The content as stored."""
         if self.content is not None:
             return self.content
         assert self.path is not None, "a stream has either a path or content"
         return open(self.path, "rb")
 
     def close(self) -> None:
-        """Close what was opened."""
+        """Close the files that were opened."""
         for name in ("file", "raw"):
             if name in self.__dict__:
                 getattr(self, name).close()
@@ -76,8 +75,10 @@ class RawStream:
 def raw_streams(
     paths: Iterable[str], wants: Wants, on_bytes: OnBytes | None = None, on_skipped: OnSkipped | None = None
 ) -> Iterator[RawStream | Refusal]:
-    """Every wanted file below the paths and in the archives there, in a fixed order; `on_skipped` hears of the files in
-    folders that are not wanted.
+    """Yield every wanted file below the paths and in the archives there, in a fixed order.
+
+    `on_bytes` is called with the size of each file, `on_skipped` with the origin of each file in a folder that is not
+    wanted.
     """
     for path, origin, named in local_files(paths):
         if on_bytes is not None:
@@ -92,7 +93,7 @@ def raw_streams(
             with file:
                 yield from _archive(file, kind, origin, wants, depth=1)
         elif named or wants(os.path.basename(path)):
-            # A file that the user named is read whatever it is called; in a folder the name decides.
+            # A file that the user names is read whatever its name; in a folder the name decides.
             stream = RawStream(origin, os.path.basename(path), path)
             yield stream
             stream.close()
@@ -104,12 +105,12 @@ def _size(path: str) -> int:
     try:
         return os.path.getsize(path)
     except OSError:
-        # It was there a moment ago; who opens it will say what is wrong.
+        # It has just vanished; opening it will report that.
         return 0
 
 
 def local_files(paths: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
-    """(path, origin, whether the user named it) of every regular file, folders in sorted order, links not followed."""
+    """Yield (path, origin, whether the user named it) of every regular file, sorted within folders, without links."""
     for path in paths:
         if not os.path.lexists(path):
             raise MissingFileError(path)
@@ -131,7 +132,7 @@ def local_files(paths: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
 
 
 def archive_kind(name: str) -> str | None:
-    """Which kind of archive a name stands for: 'tar', 'zip', '7z' or None."""
+    """Return the kind of archive by name: 'tar', 'zip', '7z' or `None`."""
     lowered = name.lower()
     for compression in (".gz", ".bz2", ".xz", ".zst"):
         lowered = lowered.removesuffix(compression)
@@ -172,7 +173,7 @@ def _member(origin: str, name: str, content: BinaryIO) -> RawStream | Refusal:
 
 
 def _tar_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
-    # Stream mode: one pass, nothing sought, so that a compressed archive of any size is read in constant memory.
+    # Stream mode: one pass without seeking reads a compressed archive of any size in constant memory.
     content = decompressed(file, origin)
     with tarfile.open(fileobj=content, mode="r|", ignore_zeros=False) as archive:
         for entry in archive:
@@ -183,15 +184,15 @@ def _tar_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
                 continue
             inside = archive.extractfile(entry)
             assert inside is not None
-            # What tarfile gives in stream mode has no working `seekable`: read it through a stream that has.
-            yield _member(origin, entry.name, cast(BinaryIO, CarefulReader(_Readable(inside), 1 << 16)))
-    # Behind the last member stands the checksum of all of them, which raises where it is wrong.
+            # In stream mode `seekable` of a member fails: wrap it in a stream where it works.
+            yield _member(origin, entry.name, cast(BinaryIO, PartialReader(_Readable(inside), 1 << 16)))
+    # Read to the end: a wrong checksum after the last member raises.
     while content.read(1 << 20):
         pass
 
 
-def _zip_members(unsought: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
-    with _sought(unsought) as file:
+def _zip_members(unseekable: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
+    with _seekable_copy(unseekable) as file:
         yield from _listed_zip_members(file, origin)
 
 
@@ -229,17 +230,17 @@ def _recovered_zip_members(file: BinaryIO, origin: str) -> Iterator[RawStream | 
         for name, content in recovered_members(file):
             guarded = _Guarded(content, cast(BinaryIO, _Place(file)), origin)
             last = name
-            yield _member(origin, name, cast(BinaryIO, CarefulReader(guarded, 1 << 16)))
+            yield _member(origin, name, cast(BinaryIO, PartialReader(guarded, 1 << 16)))
     except EncryptedMemberError as error:
         yield Refusal("encrypted member", origin, f"after {last!r}: {error}; the members after it are lost")
     except OSError as error:
         yield Refusal("damaged member", origin, f"at or after {last!r}: {error}; the members after it are lost")
 
 
-def _seven_zip_members(unsought: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
+def _seven_zip_members(unseekable: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
     from piledriver.corpus.raw.seven_zip import EncryptedError, MemberError, members
 
-    with _sought(unsought) as file:
+    with _seekable_copy(unseekable) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         try:
@@ -253,11 +254,11 @@ def _seven_zip_members(unsought: BinaryIO, origin: str) -> Iterator[RawStream | 
 
 
 def decompressed(file: BinaryIO, origin: str) -> BinaryIO:
-    """The stream with one layer of gzip, bzip2, xz or zstd taken off, by its first bytes; anything else as it is."""
+    """Return the stream without one layer of gzip, bzip2, xz or zstd, told by its first bytes; any other unchanged."""
     head, file = _peek(file, 6)
     opened: BinaryIO
     if head[:2] == b"\x1f\x8b":
-        opened = cast(BinaryIO, Gunzip(file))
+        opened = cast(BinaryIO, GzipReader(file))
     elif head[:3] == b"BZh":
         opened = cast(BinaryIO, bz2.BZ2File(file))
     elif head == b"\xfd7zXZ\x00":
@@ -268,11 +269,11 @@ def decompressed(file: BinaryIO, origin: str) -> BinaryIO:
         )
     else:
         return file
-    return cast(BinaryIO, CarefulReader(_Guarded(opened, file, origin), 1 << 18))
+    return cast(BinaryIO, PartialReader(_Guarded(opened, file, origin), 1 << 18))
 
 
-class _Guarded(CarefulRaw):
-    """A decompressed stream that stops when it has grown beyond what text can."""
+class _Guarded(PartialRaw):
+    """A decompressed stream that raises when it has expanded more than text can."""
 
     def __init__(self, inner: BinaryIO, outer: BinaryIO, origin: str) -> None:
         super().__init__(inner)
@@ -283,7 +284,7 @@ class _Guarded(CarefulRaw):
         count = super().readinto(buffer)
         self._given += count
         if self._given > _EXPANSION_GRACE_BYTES and self._given > MAX_EXPANSION * max(1, self._outer.tell()):
-            raise StorageError(f"{self._origin} is a compression bomb: it grows more than {MAX_EXPANSION} times")
+            raise StorageError(f"{self._origin} is a compression bomb: it expands more than {MAX_EXPANSION} times")
         return count
 
     def close(self) -> None:
@@ -293,17 +294,17 @@ class _Guarded(CarefulRaw):
 
 
 class _Place:
-    """Where a file is read that others go on to read: a member does not close its archive."""
+    """The position of a file that stays open: a member does not close its archive."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.tell = file.tell
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class FileRange(io.BufferedIOBase):
-    """A part of a local file as a stream of its own."""
+    """A range of a local file as a stream."""
 
     def __init__(self, path: str, offset: int = 0, length: int | None = None) -> None:
         self._file = open(path, "rb")
@@ -324,7 +325,7 @@ class FileRange(io.BufferedIOBase):
     read1 = read
 
     def readline(self, size: int | None = -1) -> bytes:
-        # The one that is inherited reads byte by byte.
+        # The inherited one reads byte by byte.
         left = max(0, self._end - self._file.tell())
         return self._file.readline(left if size is None or size < 0 else min(size, left))
 
@@ -344,18 +345,18 @@ def _seekable(file: BinaryIO) -> bool:
     try:
         return file.seekable()
     except AttributeError:
-        # Members of a tar archive that is read as a stream (Python 3.11) do not even answer.
+        # Members of a tar archive in stream mode (Python 3.11) lack the method.
         return False
 
 
 @contextmanager
-def _sought(file: BinaryIO) -> Iterator[BinaryIO]:
-    """The same content in a file that can be sought in: zip and 7z have their directory at the end."""
+def _seekable_copy(file: BinaryIO) -> Iterator[BinaryIO]:
+    """Give the file itself where it can seek, else a temporary copy: zip and 7z have their directory at the end."""
     if _seekable(file):
         yield file
         return
     with tempfile.TemporaryFile() as spooled:
-        # What can be read of a damaged one may still hold members.
+        # The readable part of a damaged archive may still hold members.
         with suppress(*DAMAGE):
             shutil.copyfileobj(file, spooled, 1 << 20)
         spooled.seek(0)
@@ -368,12 +369,12 @@ def _peek(file: BinaryIO, size: int) -> tuple[bytes, BinaryIO]:
         head = file.read(size)
         file.seek(at)
         return head, file
-    buffered = file if isinstance(file, io.BufferedReader) else CarefulReader(_Readable(file), 1 << 18)
+    buffered = file if isinstance(file, io.BufferedReader) else PartialReader(_Readable(file), 1 << 18)
     return buffered.peek(size)[:size], cast(BinaryIO, buffered)
 
 
-class _Readable(CarefulRaw):
-    """Anything with `read`, as a raw stream that can be buffered and says how far it was read."""
+class _Readable(PartialRaw):
+    """A raw stream over any object with `read` that knows its position."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)

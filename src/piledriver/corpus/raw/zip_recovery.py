@@ -13,7 +13,7 @@ from typing import BinaryIO, cast
 
 from stream_unzip import MissingPasswordError, TruncatedDataError, UnzipError, stream_unzip
 
-from piledriver.corpus.raw.partial_reads import CarefulReader
+from piledriver.corpus.raw.partial_reads import PartialReader
 
 _BLOCK_BYTES = 1 << 16
 
@@ -31,7 +31,7 @@ def recovered_members(file: BinaryIO) -> Iterator[tuple[str, BinaryIO]]:
     try:
         for name, _, blocks in stream_unzip(iter(lambda: file.read(_BLOCK_BYTES), b""), chunk_size=_BLOCK_BYTES):
             if not name.endswith(b"/"):
-                yield _decoded(name), cast(BinaryIO, CarefulReader(_Member(blocks), _BLOCK_BYTES))
+                yield _decoded(name), cast(BinaryIO, PartialReader(_Member(blocks), _BLOCK_BYTES))
             for _ in blocks:
                 pass
     except MissingPasswordError as error:
@@ -51,7 +51,7 @@ def _decoded(name: bytes) -> str:
 
 
 class _Member(io.RawIOBase):
-    """The content of one member; an error is kept in `damage`, where `CarefulReader` looks for it."""
+    """The content of one member; an error is kept in `damage`, where `PartialReader` looks for it."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self.damage: BaseException | None = None

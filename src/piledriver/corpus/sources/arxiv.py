@@ -14,7 +14,7 @@ from typing import Any
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.latex import gathered, main_files, to_text
 from piledriver.corpus.formats.latex.comments import Aside
-from piledriver.corpus.raw.partial_reads import DAMAGE, read_whole
+from piledriver.corpus.raw.partial_reads import DAMAGE, read_all
 from piledriver.corpus.raw.streams import RawStream, archive_kind
 from piledriver.corpus.sources.base import MAX_PIECE_BYTES, Found, Piece, Source, damaged, stop_at_damage
 from piledriver.corpus.text.normalise import decode
@@ -40,7 +40,7 @@ _ENCODINGS = {
 _WITHDRAWN = re.compile(r"\b(?:has been|is|was) (?:temporarily )?withdrawn\b|\\begin\{withdrawn\}", re.IGNORECASE)
 
 
-def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
+def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
     """A submission is a piece: a file of arXiv, or the TeX files of one folder or unpacked archive together."""
     group: list[tuple[str, str | bytes]] = []
     home, size = "", 0
@@ -58,7 +58,7 @@ def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
             group.append((name, stream.path))
             continue
         try:
-            content = read_whole(stream.file, MAX_TEXT_BYTES - size)
+            content = read_all(stream.file, MAX_TEXT_BYTES - size)
         except DAMAGE as error:
             yield damaged(stream.origin, error)
             continue
@@ -82,14 +82,14 @@ def _submission(stream: RawStream) -> Iterator[Piece | Refusal]:
     if stream.path is not None:
         yield Piece(stream.origin, path=stream.path)
         return
-    content = read_whole(stream.raw, MAX_PIECE_BYTES)
+    content = read_all(stream.raw, MAX_PIECE_BYTES)
     if len(content) > MAX_PIECE_BYTES:
         yield Refusal("too large", stream.origin, f"more than {MAX_PIECE_BYTES} bytes")
     else:
         yield Piece(stream.origin, data=content)
 
 
-def documents(piece: Piece) -> Iterator[Found]:
+def _documents(piece: Piece) -> Iterator[Found]:
     """The paper of a submission; of a folder of TeX files, each paper in it."""
     if piece.extra is not None:
         files = {name: _text(_content(where)) for name, where in piece.extra}
@@ -222,7 +222,7 @@ def arxiv_id(origin: str) -> str | None:
     return f"{found[1]}/{found[2]}" if found else None
 
 
-def wants(name: str) -> bool:
+def _wants(name: str) -> bool:
     """Submissions (`.gz`, `.tar.gz`) and TeX files; arXiv's bulk tars are archives of submissions and are opened."""
     lowered = name.lower()
     if lowered.endswith((".tar.gz", ".tgz")):
@@ -250,8 +250,8 @@ SOURCE = Source(
         "Unlike the original (pandoc) title and abstract are kept and a paper with an odd macro is not thrown away. "
         "Refused: PDF- or PostScript-only submissions, withdrawn papers, damaged archives."
     ),
-    wants=wants,
-    pieces=pieces,
-    documents=documents,
+    wants=_wants,
+    pieces=_pieces,
+    documents=_documents,
     citation="https://info.arxiv.org/help/bulk_data_s3.html",
 )

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Literal, TypeVar, cast
 import msgspec
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.raw.partial_reads import DAMAGE, read_whole
+from piledriver.corpus.raw.partial_reads import DAMAGE, read_all
 from piledriver.corpus.raw.streams import FileRange, RawStream, decompressed
 
 MAX_PIECE_BYTES = 1 << 28
@@ -53,7 +53,7 @@ class Piece(msgspec.Struct, frozen=True):
     def read(self, limit_bytes: int = MAX_PIECE_BYTES) -> bytes:
         """Return all decompressed bytes; raise `ValueError`, which rejects the piece, above the limit."""
         with self.open() as stream:
-            content = read_whole(stream, limit_bytes)
+            content = read_all(stream, limit_bytes)
         if len(content) > limit_bytes:
             raise ValueError(f"larger than {limit_bytes} bytes")
         return content
@@ -153,7 +153,7 @@ def one_piece(stream: RawStream) -> Iterator[Piece | Refusal]:
     if stream.path is not None:
         yield Piece(stream.origin, path=stream.path)
         return
-    content = read_whole(stream.file, MAX_PIECE_BYTES)
+    content = read_all(stream.file, MAX_PIECE_BYTES)
     if len(content) > MAX_PIECE_BYTES:
         yield Refusal("too large", stream.origin, f"more than {MAX_PIECE_BYTES} bytes")
     else:

@@ -17,7 +17,7 @@ LICENCE = "Apache-2.0"
 _PLACE = re.compile(r"(?:^|[/!])((?:train-(?:easy|medium|hard)|interpolate|extrapolate))/([a-z0-9_]+)\.txt")
 
 
-def documents(piece: Piece) -> Iterator[Found]:
+def _documents(piece: Piece) -> Iterator[Found]:
     """Yield consecutive questions and answers as documents, each cut after the answer that passes 8192 characters."""
     place = _PLACE.search(piece.origin)
     meta = {"licence": LICENCE} | ({"level": place.group(1), "module": place.group(2)} if place else {})
@@ -79,5 +79,5 @@ SOURCE = Source(
     citation="Saxton et al., Analysing Mathematical Reasoning Abilities of Neural Models, ICLR 2019",
     wants=ends_with(".txt"),
     pieces=per_file(one_piece),
-    documents=documents,
+    documents=_documents,
 )

@@ -11,7 +11,7 @@ _NUMBERED = re.compile(r"\d+[._]?")
 _named = ends_with(".csv", ".mbox", ".mbx", ".eml")
 
 
-def wants(name: str) -> bool:
+def _wants(name: str) -> bool:
     """Messages of the maildir are files called `1.`, `2.`, ..."""
     return _NUMBERED.fullmatch(name) is not None or _named(name)
 
@@ -31,7 +31,7 @@ SOURCE = Source(
         "place. Messages without words are refused."
     ),
     citation="Klimt and Yang, The Enron Corpus, ECML 2004; https://www.cs.cmu.edu/~enron/",
-    wants=wants,
+    wants=_wants,
     pieces=mail_pieces,
     documents=mail_documents,
 )

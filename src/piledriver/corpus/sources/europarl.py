@@ -20,12 +20,12 @@ _FILE = re.compile(r"ep-(\d\d)-(\d\d)-(\d\d)[^/]*\.txt", re.IGNORECASE)
 _LANGUAGE = re.compile(r"(?:^|[/!])([a-z]{2})/[^/]+$")
 
 
-def wants(name: str) -> bool:
+def _wants(name: str) -> bool:
     """`ep-00-01-17.txt` and its parts; the tools that come in the same archive are not data."""
     return _FILE.fullmatch(name.removesuffix(".gz")) is not None
 
 
-def documents(piece: Piece) -> Iterator[Found]:
+def _documents(piece: Piece) -> Iterator[Found]:
     """One sitting as text."""
     raw = decode(piece.read(1 << 26))
     if len(raw) < MIN_CHARACTERS:
@@ -88,7 +88,7 @@ SOURCE = Source(
         "of a file that stands in no language's folder the text tells the language."
     ),
     citation="Koehn, Europarl: A Parallel Corpus for Statistical Machine Translation, MT Summit 2005",
-    wants=wants,
+    wants=_wants,
     pieces=per_file(one_piece),
-    documents=documents,
+    documents=_documents,
 )

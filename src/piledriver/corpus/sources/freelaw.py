@@ -15,7 +15,7 @@ from lxml import etree
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.html.convert import parse_html, remove
 from piledriver.corpus.formats.html.render import render
-from piledriver.corpus.raw.peek import peeked
+from piledriver.corpus.raw.peek import peek_head
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, per_file
 from piledriver.corpus.sources.shared.line_pieces import line_pieces, lines_of
@@ -64,7 +64,7 @@ _ANY_TAG = re.compile(r"</?[a-zA-Z][^<>]{0,4000}>")
 _JURISDICTION = re.compile(r"/(?:jurisdiction|courts)/([\w-]{1,40})/?$")
 
 
-def wants(name: str) -> bool:
+def _wants(name: str) -> bool:
     """Opinions as JSON (one a file or a line) or as CourtListener's bulk CSV."""
     lowered = name.lower()
     if _is_csv(name):
@@ -72,7 +72,7 @@ def wants(name: str) -> bool:
     return _is_json(name)
 
 
-def split(stream: RawStream) -> Iterator[Piece | Refusal]:
+def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
     """A file of JSON whole, JSON lines by their parts, the rows of a CSV together."""
     if _is_csv(stream.name):
         yield from _csv_pieces(stream)
@@ -85,7 +85,7 @@ def split(stream: RawStream) -> Iterator[Piece | Refusal]:
 
 
 def _csv_pieces(stream: RawStream) -> Iterator[Piece | Refusal]:
-    head, content = peeked(stream.file, _HEAD_BYTES)
+    head, content = peek_head(stream.file, _HEAD_BYTES)
     escaped = _BACKSLASH_ESCAPES.search(head) is not None
     text = io.TextIOWrapper(content, encoding="utf-8", errors="replace", newline="")
     previous = csv.field_size_limit(_MAX_FIELD_BYTES)
@@ -113,7 +113,7 @@ def _csv_pieces(stream: RawStream) -> Iterator[Piece | Refusal]:
         csv.field_size_limit(previous)
 
 
-def documents(piece: Piece) -> Iterator[Found]:
+def _documents(piece: Piece) -> Iterator[Found]:
     """Each opinion of a piece."""
     if isinstance(piece.extra, tuple):
         for item in lines_of(msgspec.structs.replace(piece, extra=piece.extra[1])):
@@ -251,7 +251,7 @@ SOURCE = Source(
         "that does."
     ),
     citation="Free Law Project, CourtListener, courtlistener.com",
-    wants=wants,
-    pieces=per_file(split),
-    documents=documents,
+    wants=_wants,
+    pieces=per_file(_split),
+    documents=_documents,
 )

@@ -11,7 +11,7 @@ from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_
 from piledriver.corpus.text.normalise import decode
 
 
-def documents(piece: Piece) -> Iterator[Found]:
+def _documents(piece: Piece) -> Iterator[Found]:
     """The book, without the words of Project Gutenberg around it."""
     content = piece.read()
     text = decode(content, declared_encoding(content)).replace("\r\n", "\n").replace("\r", "\n")
@@ -49,5 +49,5 @@ SOURCE = Source(
     citation="Rae et al. 2019, Compressive Transformers, arXiv:1911.05507; Project Gutenberg, gutenberg.org",
     wants=ends_with(".txt"),
     pieces=per_file(one_piece),
-    documents=documents,
+    documents=_documents,
 )

@@ -10,7 +10,7 @@ from piledriver.corpus.formats.html.page import decode_page, page_meta
 from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, per_file
 
 
-def documents(piece: Piece) -> Iterator[Found]:
+def _documents(piece: Piece) -> Iterator[Found]:
     """The main content of the page."""
     html = decode_page(piece.read())
     yield Document(page_to_text(html), meta={"origin": piece.origin, **page_meta(html)})
@@ -30,5 +30,5 @@ SOURCE = Source(
     ),
     wants=ends_with(".html", ".htm", ".xhtml", ".shtml"),
     pieces=per_file(one_piece),
-    documents=documents,
+    documents=_documents,
 )

@@ -10,8 +10,8 @@ import msgspec
 
 from piledriver.corpus.document import Refusal
 from piledriver.corpus.raw.lines import MAX_LINE_BYTES, bounded_lines
-from piledriver.corpus.raw.partial_reads import DAMAGE, read_whole
-from piledriver.corpus.raw.peek import peeked
+from piledriver.corpus.raw.partial_reads import DAMAGE, read_all
+from piledriver.corpus.raw.peek import peek_head
 from piledriver.corpus.raw.streams import FileRange, RawStream
 from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, per_file
 from piledriver.corpus.sources.shared.rows import record_document
@@ -21,12 +21,12 @@ BATCH_BYTES = 1 << 22
 _ARRAY_BYTES = 1 << 27
 
 
-def split(stream: RawStream) -> Iterator[Piece | Refusal]:
+def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
     """Ranges of a plain file, which workers align with its lines; batches of lines of anything else."""
-    head, opened = peeked(stream.file, 64)
+    head, opened = peek_head(stream.file, 64)
     with opened:
         if head.lstrip().startswith(b"[") or stream.name.lower().endswith(".json"):
-            content = read_whole(opened, _ARRAY_BYTES)
+            content = read_all(opened, _ARRAY_BYTES)
             if len(content) > _ARRAY_BYTES:
                 detail = "an array is read whole; write one object a line and call the file .jsonl"
                 yield Refusal("too large", stream.origin, detail)
@@ -63,7 +63,7 @@ def _batches(opened: BinaryIO, origin: str) -> Iterator[Piece | Refusal]:
         yield Piece(origin, data=b"".join(batch), extra=offset)
 
 
-def documents(piece: Piece) -> Iterator[Found]:
+def _documents(piece: Piece) -> Iterator[Found]:
     """One document for each line that holds an object with text."""
     if piece.extra == "whole":
         yield from _whole(piece)
@@ -144,6 +144,6 @@ SOURCE = Source(
         "Lines that are not JSON, hold no text or pass 64 MB are refused one by one."
     ),
     wants=ends_with(".jsonl", ".ndjson", ".jl", ".json"),
-    pieces=per_file(split),
-    documents=documents,
+    pieces=per_file(_split),
+    documents=_documents,
 )

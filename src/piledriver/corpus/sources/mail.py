@@ -12,7 +12,7 @@ _MAILDIR = re.compile(r"\d{6,}\.[^/]{1,200}|\d+[._]?|[^/]{1,200}[:;!]2,[A-Za-z]{
 _named = ends_with(".eml", ".mbox", ".mbx", ".csv")
 
 
-def wants(name: str) -> bool:
+def _wants(name: str) -> bool:
     """By the ends of names, and by what maildirs call their files."""
     return _named(name) or _MAILDIR.fullmatch(name) is not None
 
@@ -31,7 +31,7 @@ SOURCE = Source(
         "kept with who, when and what; the headers that say who wrote to whom, when and about what go to the "
         "meta."
     ),
-    wants=wants,
+    wants=_wants,
     pieces=mail_pieces,
     documents=mail_documents,
 )

@@ -20,7 +20,7 @@ _KEPT = ("title", "author", "date", "language", "lang", "license", "licence")
 _FENCE = re.compile(r"^ {0,3}(```+|~~~+)", re.MULTILINE)
 
 
-def documents(piece: Piece) -> Iterator[Found]:
+def _documents(piece: Piece) -> Iterator[Found]:
     """The text as it was written, without what its tools put around it."""
     meta, text = _front_matter(decode(piece.read()).replace("\r\n", "\n"))
     yield Document(_without_comments(text), meta={"origin": piece.origin, **meta})
@@ -91,5 +91,5 @@ SOURCE = Source(
     ),
     wants=ends_with(".md", ".markdown", ".mdown", ".mkd", ".mdx", ".rmd", ".qmd"),
     pieces=per_file(one_piece),
-    documents=documents,
+    documents=_documents,
 )

@@ -41,7 +41,7 @@ _NOTHING = re.compile(
 )
 
 
-def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
+def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
     """Read the tables, drop what came before by its id or its text, and hand on batches of the rest.
 
     Duplicates span files and years, so one process must see every record; it keeps a bit for each id and eight bytes
@@ -77,7 +77,7 @@ def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
             yield Piece(stream.origin, data=msgspec.msgpack.encode(batch))
 
 
-def documents(piece: Piece) -> Iterator[Found]:
+def _documents(piece: Piece) -> Iterator[Found]:
     """The records of a batch."""
     assert piece.data is not None, "pieces of this source carry their records"
     for number, text, origin in msgspec.msgpack.decode(piece.data, type=list[tuple[str, str, str]]):
@@ -192,7 +192,7 @@ SOURCE = Source(
         "the original."
     ),
     wants=ends_with(".csv"),
-    pieces=pieces,
-    documents=documents,
+    pieces=_pieces,
+    documents=_documents,
     citation="https://reporter.nih.gov/exporter",
 )

@@ -23,7 +23,7 @@ _META = {
 }
 
 
-def documents(piece: Piece) -> Iterator[Found]:
+def _documents(piece: Piece) -> Iterator[Found]:
     """One file of subtitles is one document."""
     content = piece.read(1 << 26)
     meta: dict[str, Any] = {"origin": piece.origin, **_from_place(piece.origin)}
@@ -81,5 +81,5 @@ SOURCE = Source(
     citation="Lison and Tiedemann, OpenSubtitles2016, LREC 2016; https://opus.nlpl.eu/OpenSubtitles",
     wants=ends_with(".xml", ".srt"),
     pieces=per_file(one_piece),
-    documents=documents,
+    documents=_documents,
 )

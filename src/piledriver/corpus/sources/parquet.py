@@ -7,7 +7,7 @@ from typing import Any
 
 from piledriver.core.errors import MissingDependencyError
 from piledriver.corpus.document import Refusal
-from piledriver.corpus.raw.partial_reads import read_whole
+from piledriver.corpus.raw.partial_reads import read_all
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import MAX_PIECE_BYTES, Found, Piece, Source, ends_with, per_file
 from piledriver.corpus.sources.shared.rows import record_document
@@ -15,10 +15,10 @@ from piledriver.corpus.sources.shared.rows import record_document
 _ROWS_AT_ONCE = 256
 
 
-def split(stream: RawStream) -> Iterator[Piece | Refusal]:
+def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
     """One piece for each row group of a file, which workers read themselves; a member of an archive whole."""
     if stream.path is None:
-        content = read_whole(stream.raw, MAX_PIECE_BYTES)
+        content = read_all(stream.raw, MAX_PIECE_BYTES)
         if len(content) > MAX_PIECE_BYTES:
             yield Refusal("too large", stream.origin, f"more than {MAX_PIECE_BYTES} bytes in an archive")
         else:
@@ -33,7 +33,7 @@ def split(stream: RawStream) -> Iterator[Piece | Refusal]:
         yield Piece(stream.origin, path=stream.path, extra=group)
 
 
-def documents(piece: Piece) -> Iterator[Found]:
+def _documents(piece: Piece) -> Iterator[Found]:
     """The rows of a row group."""
     import io
 
@@ -80,6 +80,6 @@ SOURCE = Source(
         "dates as text. Row groups are read by workers in parallel, a few hundred rows at a time."
     ),
     wants=ends_with(".parquet", ".pq"),
-    pieces=per_file(split),
-    documents=documents,
+    pieces=per_file(_split),
+    documents=_documents,
 )

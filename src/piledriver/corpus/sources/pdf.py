@@ -10,7 +10,7 @@ from piledriver.corpus.formats.pdf.text import pdf_to_text
 from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, per_file
 
 
-def documents(piece: Piece) -> Iterator[Found]:
+def _documents(piece: Piece) -> Iterator[Found]:
     """The text layer of the file."""
     content = piece.read()
     try:
@@ -41,5 +41,5 @@ SOURCE = Source(
     ),
     wants=ends_with(".pdf"),
     pieces=per_file(one_piece),
-    documents=documents,
+    documents=_documents,
 )

@@ -16,7 +16,7 @@ from piledriver.corpus.formats.pdf.pile_filter import filtered
 from piledriver.corpus.formats.pdf.text import pdf_to_text
 from piledriver.corpus.formats.xml.entities import with_character_entities
 from piledriver.corpus.formats.xml.parse import XmlError, parse
-from piledriver.corpus.raw.partial_reads import DAMAGE, read_whole
+from piledriver.corpus.raw.partial_reads import DAMAGE, read_all
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import Found, Piece, Source, damaged, ends_with, one_piece, stop_at_damage
 from piledriver.corpus.sources.shared.record_pieces import MAX_RECORD_BYTES, cut
@@ -59,14 +59,14 @@ _OTHER_NAMES = {
 }
 
 
-def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
+def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
     """A PDF together with the record of the same name, where one follows it; other records some megabytes at a time."""
     waiting: Piece | None = None
     for stream in streams:
         stem = os.path.splitext(stream.origin)[0]
         if waiting is not None and os.path.splitext(waiting.origin)[0] == stem and not _is_pdf(stream.origin):
             try:
-                record: bytes | None = read_whole(stream.file, MAX_RECORD_BYTES)
+                record: bytes | None = read_all(stream.file, MAX_RECORD_BYTES)
             except DAMAGE as error:
                 record = None
                 yield damaged(stream.origin, error)
@@ -97,7 +97,7 @@ def _last_end(buffer: bytes) -> int:
     return found + len(b"</record>") if found >= 0 else 0
 
 
-def documents(piece: Piece) -> Iterator[Found]:
+def _documents(piece: Piece) -> Iterator[Found]:
     """The text of a PDF, or title and abstract of each record."""
     if _is_pdf(piece.origin):
         yield _paper(piece)
@@ -223,7 +223,7 @@ SOURCE = Source(
         "Refused: deleted records, records without abstract, error answers, damaged or encrypted PDFs."
     ),
     wants=ends_with(".xml", ".pdf"),
-    pieces=pieces,
-    documents=documents,
+    pieces=_pieces,
+    documents=_documents,
     citation="https://philpapers.org/help/oai.html",
 )

@@ -22,12 +22,12 @@ _HTML_KINDS = ("text/html", "application/xhtml+xml", "application/xhtml")
 _decode = msgspec.json.Decoder()
 
 
-def wants(name: str) -> bool:
+def _wants(name: str) -> bool:
     """Web archives, CCNet's JSON lines, and pages by themselves."""
     return is_web_archive(name) or _is_json_lines(name) or _is_html(name)
 
 
-def split(stream: RawStream) -> Iterator[Piece | Refusal]:
+def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
     """A web archive by its parts, JSON lines by theirs, a page whole."""
     if is_web_archive(stream.name):
         yield from archive_pieces(stream)
@@ -38,7 +38,7 @@ def split(stream: RawStream) -> Iterator[Piece | Refusal]:
         yield from one_piece(stream)
 
 
-def documents(piece: Piece) -> Iterator[Found]:
+def _documents(piece: Piece) -> Iterator[Found]:
     """Every English page of a piece."""
     if isinstance(piece.extra, tuple):
         yield from _json_documents(msgspec.structs.replace(piece, extra=piece.extra[1]))
@@ -129,7 +129,7 @@ SOURCE = Source(
         "the build, not of extraction. A licence that a page links to as its own is kept."
     ),
     citation="Gao et al. 2020, The Pile, arXiv:2101.00027; Common Crawl, commoncrawl.org",
-    wants=wants,
-    pieces=per_file(split),
-    documents=documents,
+    wants=_wants,
+    pieces=per_file(_split),
+    documents=_documents,
 )

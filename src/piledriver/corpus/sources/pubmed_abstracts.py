@@ -22,7 +22,7 @@ _NAMESPACED = re.compile(rb"<(/?)mml:")
 _FIELD = re.compile(r"([A-Z]{2,4}) {0,2}- (.*)")
 
 
-def split(stream: RawStream) -> Iterator[Piece | Refusal]:
+def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
     """Whole records, some megabytes of them in a piece."""
     return cut(stream, _last_end)
 
@@ -35,7 +35,7 @@ def _last_end(buffer: bytes) -> int:
     return max(0, buffer.rfind(_ENDS[3]) + 2) if _ENDS[3] in buffer else 0
 
 
-def documents(piece: Piece) -> Iterator[Found]:
+def _documents(piece: Piece) -> Iterator[Found]:
     """Each citation; one that cannot be parsed refuses itself alone."""
     content = piece.read()
     if content.lstrip()[:6] in (b"PMID- ", b"\xef\xbb\xbfPMI"):
@@ -160,7 +160,7 @@ def _from_text(record: str, origin: str) -> Found:
     return Document(text, meta={name: value for name, value in meta.items() if value})
 
 
-def wants(name: str) -> bool:
+def _wants(name: str) -> bool:
     """Baseline and update files, and what PubMed's own export writes."""
     lowered = name.lower().removesuffix(".gz")
     return lowered.endswith((".xml", ".nbib")) or ("pubmed" in lowered and lowered.endswith(".txt"))
@@ -181,8 +181,8 @@ SOURCE = Source(
         "Only "
         "the article's own ids count, not those of its references."
     ),
-    wants=wants,
-    pieces=per_file(split),
-    documents=documents,
+    wants=_wants,
+    pieces=per_file(_split),
+    documents=_documents,
     citation="https://pubmed.ncbi.nlm.nih.gov/download/",
 )

@@ -18,7 +18,7 @@ _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 _ID_NAMES = {"pmc": "pmcid", "pmcid": "pmcid", "pmid": "pmid", "doi": "doi"}
 
 
-def documents(piece: Piece) -> Iterator[Found]:
+def _documents(piece: Piece) -> Iterator[Found]:
     """Each article of a file (one, but in OAI-PMH answers and concatenations)."""
     try:
         root = parse(with_character_entities(piece.read()))
@@ -113,6 +113,6 @@ SOURCE = Source(
     ),
     wants=ends_with(".nxml", ".xml"),
     pieces=per_file(one_piece),
-    documents=documents,
+    documents=_documents,
     citation="https://www.ncbi.nlm.nih.gov/pmc/tools/openftlist/",
 )

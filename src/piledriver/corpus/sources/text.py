@@ -9,7 +9,7 @@ from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_
 from piledriver.corpus.text.normalise import decode
 
 
-def documents(piece: Piece) -> Iterator[Found]:
+def _documents(piece: Piece) -> Iterator[Found]:
     """The whole file as it is, in whatever encoding it was."""
     yield Document(decode(piece.read()), meta={"origin": piece.origin})
 
@@ -24,5 +24,5 @@ SOURCE = Source(
     treatment="The encoding is detected; the file is one document.",
     wants=ends_with(".txt", ".text", ".rst", ".log"),
     pieces=per_file(one_piece),
-    documents=documents,
+    documents=_documents,
 )

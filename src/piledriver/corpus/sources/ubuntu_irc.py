@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.raw.partial_reads import DAMAGE, read_whole
-from piledriver.corpus.raw.peek import peeked
+from piledriver.corpus.raw.partial_reads import DAMAGE, read_all
+from piledriver.corpus.raw.peek import peek_head
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import Found, Piece, Source, damaged, ends_with
 
@@ -32,7 +32,7 @@ _NOISE = ("has joined #", "has left #", "Topic for #", "Topic (#", "is now known
 Day = tuple[str, str, str | None, bytes | None]
 
 
-def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
+def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
     """One piece for each channel and ISO week: its days."""
     held: OrderedDict[tuple[str, str], list[Day]] = OrderedDict()
     held_bytes = 0
@@ -52,9 +52,9 @@ def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
             continue
         content = None
         try:
-            head, opened = peeked(stream.file, 1 << 16)
+            head, opened = peek_head(stream.file, 1 << 16)
             if stream.path is None:
-                content = read_whole(opened, MAX_DAY_BYTES)
+                content = read_all(opened, MAX_DAY_BYTES)
         except DAMAGE as error:
             yield damaged(stream.origin, error)
             continue
@@ -75,7 +75,7 @@ def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
         yield let_go()
 
 
-def documents(piece: Piece) -> Iterator[Found]:
+def _documents(piece: Piece) -> Iterator[Found]:
     """One week of one channel."""
     channel, week, days = piece.extra
     parts: list[str] = []
@@ -152,6 +152,6 @@ SOURCE = Source(
     ),
     citation="https://irclogs.ubuntu.com; The Pile, arXiv:2101.00027, section 2.15",
     wants=ends_with(".txt", ".log"),
-    pieces=pieces,
-    documents=documents,
+    pieces=_pieces,
+    documents=_documents,
 )

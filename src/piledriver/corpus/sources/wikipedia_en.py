@@ -13,8 +13,8 @@ from piledriver.corpus.formats.wikitext.convert import ENGLISH, to_text
 from piledriver.corpus.formats.wikitext.dump import Page, pages, read_page, read_site
 from piledriver.corpus.formats.wikitext.multistream import is_multistream, stream_ranges
 from piledriver.corpus.formats.wikitext.site import Site
-from piledriver.corpus.raw.partial_reads import DAMAGE, read_whole
-from piledriver.corpus.raw.peek import peeked
+from piledriver.corpus.raw.partial_reads import DAMAGE, read_all
+from piledriver.corpus.raw.peek import peek_head
 from piledriver.corpus.raw.streams import FileRange, RawStream, decompressed
 from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, per_file
 from piledriver.corpus.text.normalise import decode
@@ -49,7 +49,7 @@ class _Part:
     length: int = 0
 
 
-def wants(name: str) -> bool:
+def _wants(name: str) -> bool:
     """Dumps and pages, but not the index, the list of titles or the sums that are published beside a dump."""
     lowered = name.lower()
     return _named_like_a_page(name) and not any(
@@ -57,12 +57,12 @@ def wants(name: str) -> bool:
     )
 
 
-def split(stream: RawStream) -> Iterator[Piece | Refusal]:
+def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
     """A dump in parts: ranges of a plain file, runs of bzip2 streams, or batches of pages that were read here."""
-    head, opened = peeked(stream.file, _HEAD_BYTES)
+    head, opened = peek_head(stream.file, _HEAD_BYTES)
     with opened:
         if b"<mediawiki" not in head[:4096] and b"<page>" not in head:
-            content = read_whole(opened, MAX_CHARACTERS)
+            content = read_all(opened, MAX_CHARACTERS)
             if len(content) > MAX_CHARACTERS:
                 yield Refusal("page too large", stream.origin, f"more than {MAX_CHARACTERS} bytes")
             else:
@@ -106,7 +106,7 @@ def _batches(opened: BinaryIO, origin: str, part: _Part) -> Iterator[Piece | Ref
         yield Piece(origin, data=b"".join(batch), extra=part)
 
 
-def documents(piece: Piece) -> Iterator[Found]:
+def _documents(piece: Piece) -> Iterator[Found]:
     """Every article in a piece."""
     part: _Part = piece.extra
     if part.kind == "wikitext":
@@ -207,7 +207,7 @@ SOURCE = Source(
         "and ages not computed: only what editors wrote is shown."
     ),
     citation="Wikipedia contributors; tfds wikipedia/20200301.en in The Pile (arXiv:2101.00027)",
-    wants=wants,
-    pieces=per_file(split),
-    documents=documents,
+    wants=_wants,
+    pieces=per_file(_split),
+    documents=_documents,
 )

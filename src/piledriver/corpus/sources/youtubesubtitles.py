@@ -13,7 +13,7 @@ from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.subtitles.cues import Cue
 from piledriver.corpus.formats.subtitles.formats import read_captions
 from piledriver.corpus.formats.subtitles.languages import LANGUAGES, describe, video_id
-from piledriver.corpus.raw.partial_reads import DAMAGE, read_whole
+from piledriver.corpus.raw.partial_reads import DAMAGE, read_all
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import Found, Piece, Source, damaged, ends_with
 
@@ -26,7 +26,7 @@ _INFO = ".info.json"
 CaptionData = tuple[str, str, str, bytes]
 
 
-def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
+def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
     """One piece for each video: its files, told together by their names and folders."""
     held: OrderedDict[str, list[CaptionData]] = OrderedDict()
     held_bytes = 0
@@ -41,7 +41,7 @@ def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
     for stream in streams:
         try:
             with stream.file as opened:
-                content = read_whole(opened, MAX_FILE_BYTES)
+                content = read_all(opened, MAX_FILE_BYTES)
         except DAMAGE as error:
             yield damaged(stream.origin, error)
             continue
@@ -62,7 +62,7 @@ def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
         yield let_go()
 
 
-def documents(piece: Piece) -> Iterator[Found]:
+def _documents(piece: Piece) -> Iterator[Found]:
     """The captions of one video."""
     video, files = piece.extra
     tracks: dict[str, list[Cue]] = {}
@@ -150,6 +150,6 @@ SOURCE = Source(
     ),
     citation="The Pile, arXiv:2101.00027, section 2.19",
     wants=ends_with(".vtt", ".srt", ".sbv", ".ttml", ".srv1", ".srv2", ".srv3", ".json3", ".json", ".xml"),
-    pieces=pieces,
-    documents=documents,
+    pieces=_pieces,
+    documents=_documents,
 )

@@ -1,4 +1,4 @@
-"""Packs of a git repository: an index from object ids to offsets, and objects that may be deltas of others."""
+"""Git packs: an index from object ids to offsets, and objects that may be deltas of others."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Kind = Literal["commit", "tree", "blob", "tag"]
 
 
 class DamagedError(ValueError):
-    """The repository does not hold what it says it holds."""
+    """The repository is damaged."""
 
 
 def inflate(data: bytes | memoryview, size: int) -> bytes:
-    """Exactly `size` bytes of a zlib stream: more is a bomb, less is damage."""
+    """Return exactly `size` bytes of a zlib stream; raise `DamagedError` for more (a bomb) or less."""
     if size > MAX_OBJECT_BYTES:
         raise DamagedError(f"object of {size} bytes is too large")
     try:
@@ -28,7 +28,7 @@ def inflate(data: bytes | memoryview, size: int) -> bytes:
     except zlib.error as error:
         raise DamagedError(str(error)) from None
     if len(content) != size:
-        raise DamagedError("object is not as long as it says")
+        raise DamagedError(f"object has not the {size} bytes that its header declares")
     return content
 
 
@@ -49,7 +49,7 @@ class Pack:
         return int(struct.unpack_from(">I", self._index, self._fan_out + 4 * byte)[0])
 
     def find(self, object_id: bytes) -> int | None:
-        """Where an object starts in the pack, or None."""
+        """Return the offset of an object in the pack, or `None`."""
         low = self._fan(object_id[0] - 1) if object_id[0] else 0
         high = self._fan(object_id[0])
         table = self._fan_out + 1024
@@ -78,7 +78,7 @@ class Pack:
         return offset
 
     def read(self, offset: int) -> tuple[Kind | bytes, bytes, list[bytes]]:
-        """(kind, content, deltas to apply last to first); for a base in another pack its id stands for the kind."""
+        """Return (kind, content, deltas to apply last to first); the kind is the id of a base in another pack."""
         deltas: list[bytes] = []
         while len(deltas) < _MAX_DELTAS:
             kind, size, at = self._header(offset)
@@ -87,7 +87,7 @@ class Pack:
             if kind == _OFFSET_DELTA:
                 back, at = self._back(at)
                 if not 0 < back <= offset:
-                    raise DamagedError("a delta that points nowhere")
+                    raise DamagedError("delta offset outside the pack")
                 deltas.append(self._inflate(at, size))
                 offset -= back
             elif kind == _REFERENCE_DELTA:
@@ -98,8 +98,8 @@ class Pack:
                     return base, b"", deltas
                 offset = found
             else:
-                raise DamagedError(f"object of unknown kind {kind}")
-        raise DamagedError("deltas without end")
+                raise DamagedError(f"unknown object kind {kind}")
+        raise DamagedError("endless chain of deltas")
 
     def _header(self, at: int) -> tuple[int, int, int]:
         byte = self._byte(at)
@@ -110,7 +110,7 @@ class Pack:
             size |= (byte & 0x7F) << shift
             shift += 7
             if shift > 63:
-                raise DamagedError("a size without end")
+                raise DamagedError("object size without end")
         return kind, size, at + 1
 
     def _back(self, at: int) -> tuple[int, int]:
@@ -121,25 +121,25 @@ class Pack:
             byte = self._byte(at)
             back = ((back + 1) << 7) | (byte & 0x7F)
             if back > len(self._data):
-                raise DamagedError("a delta that points nowhere")
+                raise DamagedError("delta offset outside the pack")
         return back, at + 1
 
     def _inflate(self, at: int, size: int) -> bytes:
-        # Compressed data is at most a little longer than what it stands for.
+        # Compressed data is at most a little longer than its content.
         return inflate(self._data[at : at + size + (size >> 8) + 1024], size)
 
     def _byte(self, at: int) -> int:
         if at >= len(self._data):
-            raise DamagedError("pack is cut short")
+            raise DamagedError("truncated pack")
         return self._data[at]
 
 
 def apply_delta(base: bytes, delta: bytes) -> bytes:
-    """The object that a delta makes of its base."""
+    """Return the object that a delta makes of its base."""
     base_size, at = _delta_size(delta, 0)
     size, at = _delta_size(delta, at)
     if base_size != len(base) or size > MAX_OBJECT_BYTES:
-        raise DamagedError("a delta that does not fit its base")
+        raise DamagedError("delta does not match its base")
     out: list[bytes] = []
     made = 0
     try:
@@ -167,9 +167,9 @@ def apply_delta(base: bytes, delta: bytes) -> bytes:
                 break
             out.append(part)
     except IndexError:
-        raise DamagedError("delta is cut short") from None
+        raise DamagedError("truncated delta") from None
     if made != size:
-        raise DamagedError("a delta that makes another size than it says")
+        raise DamagedError("delta result has not the declared size")
     return b"".join(out)
 
 
@@ -182,7 +182,7 @@ def _delta_size(delta: bytes, at: int) -> tuple[int, int]:
         if not byte & 0x80:
             return size, at
         shift += 7
-    raise DamagedError("delta is cut short")
+    raise DamagedError("truncated delta")
 
 
 def _mapped(path: str) -> mmap.mmap:

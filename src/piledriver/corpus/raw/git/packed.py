@@ -1,4 +1,4 @@
-"""Bare repositories inside archives: their storage is put into a temporary folder, because packs are read at random."""
+"""Bare repositories inside archives, copied to a temporary folder because packs need random access."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_STORED_BYTES = 1 << 32
 
 
 class PackedRepositories:
-    """What was taken out of one archive; the names of the files were checked by a pattern before they come here."""
+    """The repositories of one archive. The caller has checked file names against a pattern."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="piledriver-git-")
@@ -22,7 +22,7 @@ class PackedRepositories:
         self._bytes = 0
 
     def add(self, prefix: str, name: str, content: BinaryIO, origin: str) -> Iterator[Refusal]:
-        """One file of the storage of the repository below `prefix`."""
+        """Store one file of the repository below `prefix`; yield a refusal where all exceed the limit."""
         if prefix not in self._prefixes:
             self._prefixes[prefix] = os.path.join(self._folder.name, f"{len(self._prefixes)}.git")
             os.makedirs(os.path.join(self._prefixes[prefix], "refs"))
@@ -39,13 +39,13 @@ class PackedRepositories:
                 file.write(chunk)
 
     def prefixes(self) -> list[str]:
-        """Where in the archive there is a repository."""
+        """Return the prefixes of the archive that hold a repository."""
         return [prefix for prefix, folder in self._prefixes.items() if is_repository(folder)]
 
     def folder(self, prefix: str) -> str:
-        """Where the storage of a repository is for now."""
+        """Return the temporary folder of a repository."""
         return self._prefixes[prefix]
 
     def close(self) -> None:
-        """Nothing stays on disk."""
+        """Delete the temporary folder."""
         self._folder.cleanup()

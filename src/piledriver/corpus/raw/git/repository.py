@@ -1,4 +1,4 @@
-"""A git repository on disk: what its HEAD holds, without running anything."""
+"""A git repository on disk: the files of its HEAD, read without running anything."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ BLOB, LINK, MODULE = "blob", "symbolic link", "submodule"
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A name in a tree: a file, a symbolic link or a submodule."""
+class TreeEntry:
+    """A path in a tree: a file, a symbolic link or a submodule."""
 
     path: str
     kind: str
@@ -30,7 +30,7 @@ class Entry:
 
 
 def is_repository(folder: str) -> bool:
-    """Whether a folder is a bare repository or a `.git` folder."""
+    """Return whether a folder is a bare repository or a `.git` folder."""
     return (
         os.path.isdir(os.path.join(folder, "objects"))
         and os.path.isfile(os.path.join(folder, "HEAD"))
@@ -39,7 +39,7 @@ def is_repository(folder: str) -> bool:
 
 
 class Repository:
-    """Objects by id. Alternates, grafts, hooks, filters and configured commands are never looked at."""
+    """Objects by id. Alternates, grafts, hooks, filters and configured commands are ignored."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -54,7 +54,7 @@ class Repository:
                 self._packs.append(Pack(os.path.join(packs, name), self.hash_bytes))
 
     def head(self) -> str:
-        """The id of the commit that HEAD names."""
+        """Return the id of the commit that HEAD names."""
         value = self._small_file("HEAD").strip()
         for _ in range(5):
             if _HEX.fullmatch(value):
@@ -63,14 +63,14 @@ class Repository:
             if not _REF.fullmatch(name) or ".." in name:
                 break
             value = self._small_file(name).strip() or self._packed_ref(name)
-        # A mirror whose HEAD names a branch that is not there still has its others.
+        # A mirror whose HEAD names a missing branch may have others.
         first = re.search(rf"(?m)^({_HEX.pattern}) refs/heads/", self._small_file("packed-refs", 1 << 24))
         if first is None:
-            raise DamagedError("HEAD names no commit")
+            raise DamagedError("HEAD does not name a commit")
         return first.group(1)
 
-    def entries(self, commit: str) -> Iterator[Entry]:
-        """Everything in the tree of a commit, in the order of its paths as git sorts them."""
+    def entries(self, commit: str) -> Iterator[TreeEntry]:
+        """Yield every entry in the tree of a commit, in git's order of paths."""
         kind, content = self.read(commit)
         for _ in range(5):
             if kind != "tag":
@@ -85,15 +85,15 @@ class Repository:
             path, kind, object_id, depth = stack.pop()
             seen += 1
             if seen > _MAX_ENTRIES or depth > _MAX_DEPTH:
-                raise DamagedError("a tree without end")
+                raise DamagedError("endless tree")
             if kind != "tree":
-                yield Entry(path, kind, object_id)
+                yield TreeEntry(path, kind, object_id)
                 continue
             inner = [(f"{path}/{name}" if path else name, k, i, depth + 1) for name, k, i in self._tree(object_id)]
             stack.extend(reversed(inner))
 
     def read(self, object_id: str) -> tuple[str, bytes]:
-        """The kind and content of an object; one that is not there is a `DamagedError`."""
+        """Return the kind and content of an object; raise `DamagedError` where it is missing or damaged."""
         if not _HEX.fullmatch(object_id):
             raise DamagedError(f"not an object id: {object_id[:80]!r}")
         deltas: list[bytes] = []
@@ -113,7 +113,7 @@ class Repository:
                 break
             object_id = found.hex()
         else:
-            raise DamagedError("deltas without end")
+            raise DamagedError("endless chain of deltas")
         for delta in reversed(deltas):
             content = apply_delta(content, delta)
         return kind, content
@@ -121,12 +121,12 @@ class Repository:
     def _tree(self, object_id: str) -> Iterator[tuple[str, str, str]]:
         kind, content = self.read(object_id)
         if kind != "tree":
-            raise DamagedError("a folder that is none")
+            raise DamagedError("tree entry is not a tree")
         at = 0
         while at < len(content):
             space, end = content.find(b" ", at), content.find(b"\0", at)
             if not at < space < end or end + 1 + self.hash_bytes > len(content):
-                raise DamagedError("tree is cut short")
+                raise DamagedError("truncated tree")
             mode = content[at:space]
             name = content[space + 1 : end].decode("utf-8", "replace")
             at = end + 1 + self.hash_bytes

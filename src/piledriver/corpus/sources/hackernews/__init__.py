@@ -23,7 +23,7 @@ _PIECE_BYTES = 1 << 19
 _CUT_LINK = re.compile(r"<a\s[^<>]{0,200}?href=\"([^\"<>]{1,4000})\"[^<>]{0,200}>[^<>]{1,300}\.\.\.</a>")
 
 
-def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
+def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
     """All items of all files, then whole threads, several to a piece."""
     with Threads() as threads:
         for stream in streams:
@@ -63,7 +63,7 @@ def _refused(story: Item) -> str | None:
     return None
 
 
-def documents(piece: Piece, *, compiled: bool = False) -> Iterator[Found]:
+def _documents(piece: Piece, *, compiled: bool = False) -> Iterator[Found]:
     """Yield each thread of the piece as one document."""
     assert piece.data is not None
     for line in piece.data.split(b"\n"):
@@ -71,10 +71,10 @@ def documents(piece: Piece, *, compiled: bool = False) -> Iterator[Found]:
         yield _document(thread["story"], thread["replies"], thread["origin"], compiled)
 
 
-def compile_documents() -> Documents:
+def _compile() -> Documents:
     """Return `documents` with the compiled scanner of comments."""
     compile_scanner()
-    return partial(documents, compiled=True)
+    return partial(_documents, compiled=True)
 
 
 def _document(story: Item, replies: list[Item], origin: str, compiled: bool) -> Found:
@@ -152,7 +152,7 @@ SOURCE = Source(
     ),
     citation="Y Combinator, Hacker News API, github.com/HackerNews/API",
     wants=ends_with(".json", ".jsonl", ".ndjson"),
-    pieces=pieces,
-    compile=compile_documents,
-    documents=documents,
+    pieces=_pieces,
+    compile=_compile,
+    documents=_documents,
 )

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from piledriver.corpus.document import Refusal
-from piledriver.corpus.raw.partial_reads import read_whole
-from piledriver.corpus.raw.peek import peeked
+from piledriver.corpus.raw.partial_reads import read_all
+from piledriver.corpus.raw.peek import peek_head
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import MAX_PIECE_BYTES
 from piledriver.corpus.sources.shared.line_pieces import line_pieces, lines_of
@@ -27,7 +27,7 @@ Item = dict[str, Any]
 
 def read_items(stream: RawStream) -> Iterator[Item | Refusal]:
     """Every item of a file: one object (alone or nested as Algolia gives it), an array, or one object a line."""
-    head, rest = peeked(stream.file, _HEAD_BYTES)
+    head, rest = peek_head(stream.file, _HEAD_BYTES)
     if _is_lines(head):
         for piece in line_pieces(RawStream(stream.origin, stream.name, content=rest)):
             for line in [piece] if isinstance(piece, Refusal) else lines_of(piece):
@@ -36,7 +36,7 @@ def read_items(stream: RawStream) -> Iterator[Item | Refusal]:
                 else:
                     yield from _decoded(line[1], f"{stream.origin}#{line[0]}")
         return
-    content = read_whole(rest, MAX_PIECE_BYTES)
+    content = read_all(rest, MAX_PIECE_BYTES)
     if len(content) > MAX_PIECE_BYTES:
         yield Refusal("too large", stream.origin, "one JSON value; write one item a line instead")
     else:

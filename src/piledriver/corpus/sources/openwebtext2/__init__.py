@@ -10,7 +10,7 @@ from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.html.convert import page_to_text
 from piledriver.corpus.formats.html.page import decode_page, page_meta
 from piledriver.corpus.formats.html.scripts import words
-from piledriver.corpus.raw.partial_reads import read_whole
+from piledriver.corpus.raw.partial_reads import read_all
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, stop_at_damage
 from piledriver.corpus.sources.openwebtext2.reddit import Submissions, url_key
@@ -49,7 +49,7 @@ _CANONICAL = re.compile(
 _HEAD_BYTES = 1 << 17
 
 
-def wants(name: str) -> bool:
+def _wants(name: str) -> bool:
     """Pages, web archives, and Pushshift's dumps of submissions (`RS_2015-01.zst`, `.bz2`, `.xz`, JSON lines)."""
     return is_web_archive(name) or _is_page(name) or _is_submissions(name)
 
@@ -58,7 +58,7 @@ def _is_submissions(name: str) -> bool:
     return _DUMP_NAME.search(name) is not None or _is_json_lines(name)
 
 
-def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
+def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
     """All the dumps, then each page that they are for; pages are judged here, before anybody parses them."""
     with Submissions() as submissions:
         waiting: list[RawStream] = []
@@ -82,7 +82,7 @@ def pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
 
 def _pages(stream: RawStream, submissions: Submissions) -> Iterator[Piece | Refusal]:
     if not is_web_archive(stream.name):
-        content = read_whole(stream.file, MAX_PAGE_BYTES)
+        content = read_all(stream.file, MAX_PAGE_BYTES)
         if len(content) > MAX_PAGE_BYTES:
             yield Refusal("too large", stream.origin, f"more than {MAX_PAGE_BYTES} bytes")
             return
@@ -132,7 +132,7 @@ def _is_excluded(host: str) -> bool:
     return any(".".join(labels[start:]) in EXCLUDED_DOMAINS for start in range(len(labels) - 1))
 
 
-def documents(piece: Piece) -> Iterator[Found]:
+def _documents(piece: Piece) -> Iterator[Found]:
     """The main content of the page."""
     extra: dict[str, Any] = dict(piece.extra or {})
     html = decode_page(piece.read(), extra.pop("charset", None))
@@ -161,7 +161,7 @@ SOURCE = Source(
         "as in the original."
     ),
     citation="Gao et al. 2020, The Pile, arXiv:2101.00027; Gokaslan and Cohen 2019, OpenWebText",
-    wants=wants,
-    pieces=pieces,
-    documents=documents,
+    wants=_wants,
+    pieces=_pieces,
+    documents=_documents,
 )

@@ -10,8 +10,8 @@ from typing import Any, BinaryIO
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.mail.message import UnreadableError, body_text, meta_of, split_headers
 from piledriver.corpus.raw.lines import bounded_lines
-from piledriver.corpus.raw.partial_reads import DAMAGE, read_whole
-from piledriver.corpus.raw.peek import peeked
+from piledriver.corpus.raw.partial_reads import DAMAGE, read_all
+from piledriver.corpus.raw.peek import peek_head
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import Found, Piece, damaged, ends_with, stop_at_damage
 from piledriver.corpus.sources.shared.mbox import mbox_pieces, messages_in
@@ -45,7 +45,7 @@ def mail_pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
 
 def _read(stream: RawStream) -> Iterator[Piece | Refusal | tuple[Raw, int]]:
     """The pieces of a file of many messages, or the one message that a file is, with its size."""
-    head, opened = peeked(stream.file, 5)
+    head, opened = peek_head(stream.file, 5)
     with opened:
         if _is_table(stream.name):
             yield from csv_pieces(opened, stream.origin)
@@ -54,7 +54,7 @@ def _read(stream: RawStream) -> Iterator[Piece | Refusal | tuple[Raw, int]]:
         elif stream.path is not None:
             yield (stream.origin, None, stream.path), os.path.getsize(stream.path)
         else:
-            content = read_whole(opened, MAX_MESSAGE_BYTES)
+            content = read_all(opened, MAX_MESSAGE_BYTES)
             if len(content) > MAX_MESSAGE_BYTES:
                 yield Refusal("message too large", stream.origin, f"more than {MAX_MESSAGE_BYTES} bytes")
             else:

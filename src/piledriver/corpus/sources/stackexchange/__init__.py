@@ -32,7 +32,7 @@ _SCORE, _DATE, _BODY, _USER, _USER_NAME, _TITLE, _TAGS, _LICENCE = (
 _VERSION = re.compile(r"CC[ -]BY-SA[ -](\d\.\d)", re.IGNORECASE)
 
 
-def wants(name: str) -> bool:
+def _wants(name: str) -> bool:
     """`Posts.xml` alone or in a site's .7z; the other tables of a dump are not needed."""
     lowered = name.lower()
     for compression in (".gz", ".bz2", ".xz", ".zst"):
@@ -40,7 +40,7 @@ def wants(name: str) -> bool:
     return lowered == "posts.xml" or lowered.endswith(("-posts.xml", ".posts.xml", "_posts.xml"))
 
 
-def split(stream: RawStream) -> Iterator[Piece | Refusal]:
+def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
     """Whole threads, several to a piece, by the number of the question."""
     site = site_of(stream.origin) or _site_of_folder(stream.path)
     with Threads() as threads:
@@ -89,7 +89,7 @@ def _site_of_folder(path: str | None) -> str:
     return folder if "." in folder else ""
 
 
-def documents(piece: Piece, *, compiled: bool = False) -> Iterator[Found]:
+def _documents(piece: Piece, *, compiled: bool = False) -> Iterator[Found]:
     """Yield each thread of the piece. Rows that will not be used are never parsed."""
     for question, *answers in piece.extra[1]:
         if field(question, b"PostTypeId") == _QUESTION:
@@ -136,11 +136,11 @@ def _thread(row: bytes, answer_rows: list[bytes], piece: Piece, compiled: bool) 
     return Document("\n\n".join(parts) + "\n", meta={name: value for name, value in meta.items() if value is not None})
 
 
-def compile_documents() -> Documents:
+def _compile() -> Documents:
     """Return `documents` with the compiled readers of posts."""
     compile_scanner()
     compile_unescape()
-    return partial(documents, compiled=True)
+    return partial(_documents, compiled=True)
 
 
 def _said(row: bytes, place: bytes) -> str:
@@ -183,8 +183,8 @@ SOURCE = Source(
         "of posts are refused."
     ),
     citation="Stack Exchange Inc., Stack Exchange Data Dump, archive.org/details/stackexchange",
-    wants=wants,
-    pieces=per_file(split),
-    compile=compile_documents,
-    documents=documents,
+    wants=_wants,
+    pieces=per_file(_split),
+    compile=_compile,
+    documents=_documents,
 )

@@ -16,7 +16,7 @@ from piledriver.corpus.sources.uspto_backgrounds.patents import Patent, backgrou
 _START = re.compile(rb"(?m)^(?=<\?xml |PATN[ \t]*\r?$|<!DOCTYPE PATDOC|<PATDOC)")
 
 
-def split(stream: RawStream) -> Iterator[Piece | Refusal]:
+def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
     """Whole documents, some megabytes of them in a piece."""
     return cut(stream, _last_start)
 
@@ -26,7 +26,7 @@ def _last_start(buffer: bytes) -> int:
     return max(0, max(buffer.rfind(mark) for mark in (b"\n<?xml ", b"\nPATN\n", b"\nPATN\r", b"\nPATN ")) + 1)
 
 
-def documents(piece: Piece) -> Iterator[Found]:
+def _documents(piece: Piece) -> Iterator[Found]:
     """Each patent of the piece."""
     content = piece.read()
     if content.startswith(b"HHHHHT") and b"PATN" not in content:
@@ -70,7 +70,7 @@ def _one(record: bytes, origin: str) -> Found:
     return Document(text, meta={name: value for name, value in meta.items() if value})
 
 
-def wants(name: str) -> bool:
+def _wants(name: str) -> bool:
     """Weekly files and single documents of any of the formats."""
     lowered = name.lower().removesuffix(".gz").removesuffix(".bz2").removesuffix(".xz").removesuffix(".zst")
     return lowered.endswith((".xml", ".sgm", ".sgml", ".txt", ".greenbook", ".aps"))
@@ -92,8 +92,8 @@ SOURCE = Source(
         "whole "
         "and not cut at the first of them. Refused: no background, invalid XML."
     ),
-    wants=wants,
-    pieces=per_file(split),
-    documents=documents,
+    wants=_wants,
+    pieces=per_file(_split),
+    documents=_documents,
     citation="https://bulkdata.uspto.gov/",
 )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from piledriver.corpus.document import Refusal
 from piledriver.corpus.raw.git.pack import DamagedError
 from piledriver.corpus.raw.git.packed import PackedRepositories
-from piledriver.corpus.raw.partial_reads import read_whole
+from piledriver.corpus.raw.partial_reads import read_all
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import Piece
 from piledriver.corpus.sources.shared.repositories.commits import repository_pieces
@@ -55,7 +55,7 @@ class ArchiveBatches:
             yield from self._storage().add(stored.group(1), stored.group(2), stream.raw, stream.origin)
             return
         opened = stream.file
-        content = read_whole(opened, MAX_BYTES)
+        content = read_all(opened, MAX_BYTES)
         if stored is not None:
             # Perhaps the storage of a bare repository, perhaps a file that is called `config`: the end will tell.
             whole = io.BytesIO(content + opened.read(_REFERENCES_BYTES))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from piledriver.corpus.document import Refusal
 from piledriver.corpus.raw.git.pack import DamagedError
-from piledriver.corpus.raw.git.repository import BLOB, Entry, Repository
+from piledriver.corpus.raw.git.repository import BLOB, Repository, TreeEntry
 from piledriver.corpus.sources.base import Piece
 from piledriver.corpus.sources.shared.repositories.files import BATCH_FILES, FILE_BYTES, File, Tree
 from piledriver.corpus.text.spdx import MAX_LICENCE_BYTES, is_licence_file, spdx_id
@@ -40,7 +40,7 @@ def repository_pieces(folder: str, origin: str) -> Iterator[Piece | Refusal]:
         yield Piece(files[0].origin, length=FILE_BYTES * len(files), extra=(tree, files))
 
 
-def _licence_among(repository: Repository, entries: list[Entry]) -> str | None:
+def _licence_among(repository: Repository, entries: list[TreeEntry]) -> str | None:
     for entry in entries:
         if entry.kind == BLOB and "/" not in entry.path and is_licence_file(entry.path):
             try:
