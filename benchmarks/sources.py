@@ -30,7 +30,7 @@ from types import ModuleType
 from typing import Any
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.extract import extract_piece, find_pieces
+from piledriver.corpus.extraction import extract_piece, find_pieces
 from piledriver.corpus.sources import SOURCES
 from piledriver.corpus.sources.base import COMPILE_FROM_BYTES, Source
 from piledriver.corpus.sources.table import BUILT_IN

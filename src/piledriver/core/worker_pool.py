@@ -4,6 +4,9 @@ Workers are started with `python -m`, not by `multiprocessing`, so that they inh
 or locks of a fork, and no second run of a script whose `__main__` is unguarded. Each worker holds one task at a time. A
 worker that dies or exceeds the time limit costs its task, which is returned as `FailedTask`; another worker takes its
 place.
+
+`pebble.ProcessPool` (5.2) is not used instead: it runs an unguarded `__main__` again, and workers that are killed while
+they are idle break the whole pool.
 """
 
 from __future__ import annotations

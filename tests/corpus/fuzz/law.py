@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from piledriver.corpus.document import Document, Refusal, refusal_line, to_line
-from piledriver.corpus.extract import extract_files
+from piledriver.corpus.extraction import extract_files
 from piledriver.corpus.sources import SOURCES
 from piledriver.corpus.sources.base import COMPILE_FROM_BYTES, Source
 

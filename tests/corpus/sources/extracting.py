@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.extract import extract_files
+from piledriver.corpus.extraction import extract_files
 from piledriver.corpus.sources import SOURCES
 
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "raw-samples"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from piledriver.corpus.document import Document
-from piledriver.corpus.extract import extract_piece
+from piledriver.corpus.extraction import extract_piece
 from piledriver.corpus.sources import SOURCES
 from piledriver.corpus.sources.base import Piece
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from piledriver.corpus.extract import extract_files
+from piledriver.corpus.extraction import extract_files
 from piledriver.corpus.sources import SOURCES
 from piledriver.corpus.sources.base import COMPILE_FROM_BYTES, Found
 from piledriver.corpus.sources.table import BUILT_IN

@@ -285,7 +285,7 @@ def test_a_parquet_bomb_costs_its_row_group(tmp_path: Path) -> None:
     assert len(content) < 1 << 20
     (tmp_path / "a.parquet").write_bytes(content)
     script = (
-        "import resource, sys; from piledriver.corpus.extract import extract_files; from piledriver.corpus."
+        "import resource, sys; from piledriver.corpus.extraction import extract_files; from piledriver.corpus."
         "sources import SOURCES; source = SOURCES['parquet']; list(extract_files(source, [sys.argv[2]])); resource."
         "setrlimit(resource.RLIMIT_DATA, (700 << 20, 700 << 20)); print([getattr(item, 'reason', 0) for item in "
         "extract_files(source, [sys.argv[1]]) if len(getattr(item, 'text', '')) < 99])"

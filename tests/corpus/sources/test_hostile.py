@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.extract import extract_files
+from piledriver.corpus.extraction import extract_files
 from piledriver.corpus.sources import SOURCES
 from piledriver.corpus.sources.table import BUILT_IN
 

@@ -24,7 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Extract, and print how many documents were accepted, rejected and skipped."""
-    from piledriver.corpus.extract import extract
+    from piledriver.corpus.extraction import extract
     from piledriver.corpus.sources import resolve
 
     slug = resolve(args.source).slug

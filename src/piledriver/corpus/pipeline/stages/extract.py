@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from piledriver.core import storage
 from piledriver.core.errors import PiledriverError
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.extract import extract_piece, find_pieces
+from piledriver.corpus.extraction import extract_piece, find_pieces
 from piledriver.corpus.pipeline.chunks import Dropped, write_chunk
 from piledriver.corpus.pipeline.executors import Executor
 from piledriver.corpus.pipeline.recipe import SourceEntry

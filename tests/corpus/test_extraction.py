@@ -9,9 +9,9 @@ import pytest
 import zstandard
 
 from piledriver.core.errors import PiledriverError, UsageError
-from piledriver.corpus import extract as module
+from piledriver.corpus import extraction as module
 from piledriver.corpus import read_shards
-from piledriver.corpus.extract import extract
+from piledriver.corpus.extraction import extract
 
 pytestmark = pytest.mark.slow
 
