@@ -34,8 +34,8 @@ from piledriver.checkpoint.errors import (
     StateMismatchError,
     UnsupportedStateError,
 )
-from piledriver.checkpoint.snapshot import open_ours
-from piledriver.checkpoint.tensor_index import Reader
+from piledriver.checkpoint.opened_checkpoint import open_checkpoint
+from piledriver.checkpoint.tensor_index import TensorIndexReader
 from piledriver.core.errors import UsageError
 from tests.checkpoint.runs import make_run, train, whole
 
@@ -284,9 +284,9 @@ class TestDamage:
             read_header(folder)
 
     def test_no_folder_and_no_header(self, tmp_path: Path) -> None:
-        with pytest.raises(IncompleteCheckpointError, match="no folder"):
+        with pytest.raises(IncompleteCheckpointError, match="does not exist"):
             load(tmp_path / "x", Contents())
-        with pytest.raises(IncompleteCheckpointError, match="no finished checkpoint"):
+        with pytest.raises(IncompleteCheckpointError, match=r"has no header\.json"):
             load(tmp_path, Contents())
 
 
@@ -332,7 +332,7 @@ def test_torch_reads_our_format_with_our_reader(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="single process"):
         dcp_load(
             target,
-            storage_reader=Reader(open_ours(tmp_path, 0).catalog),
+            storage_reader=TensorIndexReader(open_checkpoint(tmp_path, 0).index),
             planner=DefaultLoadPlanner(flatten_state_dict=False),
             no_dist=True,
         )

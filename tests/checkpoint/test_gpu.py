@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from piledriver.checkpoint import Checkpointer, Contents, folder_for, load, save, save_model
-from piledriver.checkpoint.saving.staging import Stage
+from piledriver.checkpoint.saving.staging import HostStaging
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -32,11 +32,11 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> lis
 
 
 def test_copies_are_pinned_and_complete_when_the_call_returns() -> None:
-    stage = Stage()
+    staging = HostStaging()
     source = torch.zeros(50_000_000, device="cuda")
     for value in (1.0, 2.0):
         source.fill_(value)
-        ((_, copy),) = stage.copies([("x", source)])
+        ((_, copy),) = staging.copies([("x", source)])
         source.fill_(-1.0)
         assert copy.is_pinned()
         assert torch.all(copy == value)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from piledriver.checkpoint.names import parameter_names
+from piledriver.checkpoint.parameter_names import names_by_id
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import make_mesh
 from piledriver.engine.offload import apply_offload
@@ -132,7 +132,7 @@ def test_checkpoints_move_between_offloads(first: Any, second: Any) -> None:
     for thing, state in zip(after, saved, strict=True):
         thing.load_state_dict(state)
     assert train(after, range(2, 4)) == expected
-    names = parameter_names([after[0]])
+    names = names_by_id([after[0]])
     assert {names[id(p)] for group in after[1].param_groups for p in group["params"]} == set(
         dict(after[0].named_parameters())
     )

@@ -1,8 +1,8 @@
 """Floor 3: save, load, reshard, asynchronous save, rotation, format conversion. See docs/checkpoint.md."""
 
-from piledriver.checkpoint.accelerate_folder import is_accelerate_folder
 from piledriver.checkpoint.checkpointer import Checkpointer, load, save
 from piledriver.checkpoint.contents import Contents
+from piledriver.checkpoint.folder_kinds import is_accelerate_folder
 from piledriver.checkpoint.folders import checkpoints, folder_for, latest, next_number, rotate
 from piledriver.checkpoint.formats.convert import convert
 from piledriver.checkpoint.formats.huggingface import load_model, save_model

@@ -1,4 +1,4 @@
-"""Saving and loading on every rank at the same point of the program, in the foreground or behind the training."""
+"""Save and load checkpoints on all ranks, in the foreground or asynchronously."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from typing import Any
 import torch
 
 from piledriver.checkpoint import folders
-from piledriver.checkpoint.contents import Contents, own_state, shared_state
+from piledriver.checkpoint.contents import Contents, collect_own, collect_shared
 from piledriver.checkpoint.errors import CheckpointError, cannot_save
+from piledriver.checkpoint.formats.open import open_folder
 from piledriver.checkpoint.header import verify as verify_files
-from piledriver.checkpoint.loading.model import KeyMap, match, open_snapshot
+from piledriver.checkpoint.loading.match import KeyMap, match_state
 from piledriver.checkpoint.loading.report import LoadReport
+from piledriver.checkpoint.opened_checkpoint import OpenedCheckpoint
 from piledriver.checkpoint.saving import commit, planning
-from piledriver.checkpoint.saving.group import Ranks
-from piledriver.checkpoint.saving.staging import Stage
-from piledriver.checkpoint.snapshot import Snapshot
-from piledriver.checkpoint.tensor_index import name_in_file
-from piledriver.checkpoint.tree import Json, tensor_keys
+from piledriver.checkpoint.saving.rank_group import RankGroup
+from piledriver.checkpoint.saving.staging import HostStaging
+from piledriver.checkpoint.state_tree import Json, tensor_keys
+from piledriver.checkpoint.tensor_index import chunk_name
 from piledriver.core.storage import Location
 
 
 class Checkpointer:
-    """Saves and loads; one per run, made at the same point on every rank.
+    """Saves and loads checkpoints; one per run, created at the same point on all ranks.
 
-    An asynchronous save holds the step only while tensors are copied to host memory. Its error, if any, is raised by
-    the next `save`, `load`, `wait` or `close`.
+    An asynchronous save blocks only while tensors are copied to host memory. Its error, if any, is raised by the next
+    `save`, `load`, `wait` or `close`.
     """
 
     def __init__(self, *, timeout: timedelta = timedelta(minutes=30)) -> None:
         self._timeout = timeout
-        self._ranks_: Ranks | None = None
-        self._stage = Stage()
-        self._plan: planning.SharedPlan | None = None
+        self._rank_group: RankGroup | None = None
+        self._staging = HostStaging()
+        self._plan: planning.GlobalPlan | None = None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -52,16 +53,16 @@ class Checkpointer:
         asynchronous: bool = False,
         total_limit: int | None = None,
     ) -> Path:
-        """Save everything in `contents` to a folder. What was saved there before stays until the new one is whole."""
+        """Save `contents` to a folder. A checkpoint that is already there stays until the new one is complete."""
         self.wait()
-        target = folders.local(folder)
+        target = folders.local_path(folder)
         ranks = self._ranks
-        shared, tensors, own = ranks.together("collecting the state", lambda: _collected(contents))
-        self._plan = planning.agree(tensors, ranks, self._plan)
-        pieces = [_piece(tensors[key], key, offsets) for key, offsets in self._plan.mine]
-        job = commit.Job(
+        shared, tensors, own = ranks.run_checked("collecting the state", lambda: _collected(contents))
+        self._plan = planning.plan_save(tensors, ranks, self._plan)
+        chunks = [_named_chunk(tensors[key], key, offsets) for key, offsets in self._plan.chunks]
+        job = commit.SaveJob(
             folder=target,
-            tensors=self._stage.copies(pieces) if asynchronous else pieces,
+            tensors=self._staging.copies(chunks) if asynchronous else chunks,
             index=self._plan.index,
             shared=json.dumps(shared),
             own=json.dumps(own),
@@ -70,7 +71,7 @@ class Checkpointer:
         )
         if not asynchronous:
             try:
-                commit.run(job, ranks)
+                commit.write_and_commit(job, ranks)
             except OSError as error:
                 raise cannot_save(target, error) from error
             return target
@@ -88,72 +89,72 @@ class Checkpointer:
         only: Collection[str] | None = None,
         verify: bool = True,
     ) -> LoadReport:
-        """Load a checkpoint of ours or an Accelerate folder into `contents`, in place, whatever saved it.
+        """Load a checkpoint or an Accelerate folder into `contents`, in place, from any number of ranks and any layout.
 
         `only` names the kinds to load (`models`, `optimizers`, `schedulers`, `loaders`, `custom`, `scaler`, `rng`,
-        `per_rank`). `key_map` renames saved model keys: a function from saved to wanted key (None leaves one out), or
-        a mapping of prefixes. `verify` compares checksums first, each rank a part of the files.
+        `per_rank`). `key_map` renames saved model keys: a function from saved to wanted key (None skips one), or a
+        mapping of prefixes. `verify` compares checksums first, each rank those of a part of the files.
         """
         self.wait()
-        source = folders.local(folder)
+        source = folders.local_path(folder)
         ranks = self._ranks
 
-        def check() -> Snapshot:
-            snapshot = open_snapshot(source, ranks.rank)
-            if verify and snapshot.header is not None:
+        def open_verified() -> OpenedCheckpoint:
+            opened = open_folder(source, ranks.rank)
+            if verify and opened.header is not None:
                 verify_files(source, part=ranks.rank, parts=ranks.size)
-            return snapshot
+            return opened
 
-        snapshot = ranks.together("reading the checkpoint", check)
-        matching = ranks.together(
-            "matching the checkpoint", lambda: match(snapshot, contents, key_map=key_map, only=only)
+        opened = ranks.run_checked("reading the checkpoint", open_verified)
+        matched = ranks.run_checked(
+            "matching the checkpoint", lambda: match_state(opened, contents, key_map=key_map, only=only)
         )
-        # What one pipeline stage does not know, another may: only what no rank expects is unexpected.
-        matching.unexpected = sorted(set.intersection(*map(set, ranks.shared(matching.unexpected))))
+        # A pipeline stage does not know the keys of others: unexpected is what no rank expects.
+        matched.unexpected = sorted(set.intersection(*map(set, ranks.all_gather(matched.unexpected))))
         if strict:
-            ranks.together("matching the checkpoint", matching.report().raise_unless_exact)
-        return ranks.together("loading", matching.run)
+            ranks.run_checked("matching the checkpoint", matched.report().raise_unless_exact)
+        return ranks.run_checked("loading", matched.load)
 
     @property
     def pending(self) -> bool:
-        """Whether an asynchronous save is still being written."""
+        """Return whether an asynchronous save is still being written."""
         return self._thread is not None and self._thread.is_alive()
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until the asynchronous save is committed; raise what went wrong in it."""
+        """Wait until the asynchronous save is committed; raise its error, if any."""
         if self._thread is not None:
             self._thread.join(timeout)
             if self._thread.is_alive():
-                raise CheckpointError(f"the save is not finished after {timeout} s", fix="wait longer")
+                raise CheckpointError(f"the asynchronous save is not finished after {timeout} s", fix="wait longer")
             self._thread = None
         error, self._error = self._error, None
         if error is not None:
             raise CheckpointError(f"the asynchronous save failed: {error}") from error
 
     def close(self) -> None:
-        """Finish what is pending and give the process group back."""
+        """Wait for a pending save and destroy the process group."""
         try:
             self.wait()
         finally:
-            if self._ranks_ is not None:
-                self._ranks_.close()
-                self._ranks_ = None
+            if self._rank_group is not None:
+                self._rank_group.close()
+                self._rank_group = None
 
     @property
-    def _ranks(self) -> Ranks:
-        if self._ranks_ is None:
-            self._ranks_ = Ranks(self._timeout)
-        return self._ranks_
+    def _ranks(self) -> RankGroup:
+        if self._rank_group is None:
+            self._rank_group = RankGroup(self._timeout)
+        return self._rank_group
 
-    def _run(self, job: commit.Job, ranks: Ranks) -> None:
+    def _run(self, job: commit.SaveJob, ranks: RankGroup) -> None:
         try:
-            commit.run(job, ranks)
+            commit.write_and_commit(job, ranks)
         except BaseException as error:
             self._error = error
 
 
 def save(folder: Location, contents: Contents, **options: Any) -> Path:
-    """`Checkpointer.save` once, in the foreground. A training loop keeps a `Checkpointer` instead."""
+    """Save once, by `Checkpointer.save`. A training loop keeps a `Checkpointer` instead."""
     saver = Checkpointer()
     try:
         return saver.save(folder, contents, **options)
@@ -162,7 +163,7 @@ def save(folder: Location, contents: Contents, **options: Any) -> Path:
 
 
 def load(folder: Location, contents: Contents, **options: Any) -> LoadReport:
-    """`Checkpointer.load` once.
+    """Load once, by `Checkpointer.load`.
 
     >>> import tempfile; from torch import nn
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -179,16 +180,18 @@ def load(folder: Location, contents: Contents, **options: Any) -> LoadReport:
 
 
 def _collected(contents: Contents) -> tuple[dict[str, list[Json]], dict[str, torch.Tensor], dict[str, Json]]:
-    shared, tensors = shared_state(contents)
+    shared, tensors = collect_shared(contents)
     for key, tensor in tensors.items():
         if tensor.is_meta:
-            raise CheckpointError(f"{key} is on the meta device and has no values", fix="materialise the model first")
-    return shared, tensors, own_state(contents)
+            raise CheckpointError(
+                f"{key} is on the meta device and has no values", fix="materialise the model before saving"
+            )
+    return shared, tensors, collect_own(contents)
 
 
-def _piece(tensor: torch.Tensor, key: str, offsets: tuple[int, ...]) -> tuple[str, torch.Tensor]:
-    data = planning.local_part(tensor)
-    return name_in_file(key, offsets, whole=data.shape == tensor.shape), data
+def _named_chunk(tensor: torch.Tensor, key: str, offsets: tuple[int, ...]) -> tuple[str, torch.Tensor]:
+    data = planning.local_shard(tensor)
+    return chunk_name(key, offsets, whole=data.shape == tensor.shape), data
 
 
 def _summary(shared: Mapping[str, list[Json]], own: Mapping[str, Json]) -> dict[str, Any]:

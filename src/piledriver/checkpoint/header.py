@@ -1,10 +1,10 @@
-"""`header.json`: what a checkpoint holds, and the mark that its save was finished.
+"""`header.json`: the description of a checkpoint, whose presence marks a complete save.
 
 checkpoint_3/
-  header.json           written last, in one rename: no header, no checkpoint
-  data-5f0c19ab/        named in the header, so that saving to the same folder again never touches what is good
+  header.json           written last, in one rename: a folder without it is no checkpoint
+  data-5f0c19ab/        named in the header, so that a second save to the folder does not touch the first
     rank-00000.safetensors ...
-    index.json          which box of which tensor is in which file
+    index.json          which chunk of which tensor is in which file
     state.json          everything that is not a tensor
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from piledriver.checkpoint.errors import IncompleteCheckpointError
-from piledriver.checkpoint.safetensors_file import Written
+from piledriver.checkpoint.safetensors_file import WrittenFile
 from piledriver.core import storage
 from piledriver.core.errors import CorruptFileError, StorageError
 
@@ -35,14 +35,14 @@ VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What is in a checkpoint, readable without loading it."""
+    """Description of a checkpoint, readable without loading it."""
 
     data: str
-    """The folder beside the header with the files."""
+    """Name of the folder beside the header that holds the files."""
     files: Mapping[str, Mapping[str, Any]]
     """Bytes and SHA-256 by file name."""
     contents: Mapping[str, Any]
-    """Per kind of object, what was saved of it."""
+    """What was saved, by kind of object."""
     world_size: int = 1
     step: int | None = None
     layout: Any = None
@@ -54,17 +54,17 @@ class Header:
 
     @property
     def bytes(self) -> int:
-        """The size of all files."""
+        """Return the size of all files."""
         return sum(int(entry["bytes"]) for entry in self.files.values())
 
 
-def file_entries(written: list[Written]) -> dict[str, dict[str, Any]]:
-    """The `files` field."""
+def file_entries(written: list[WrittenFile]) -> dict[str, dict[str, Any]]:
+    """Return the `files` field of a header."""
     return {item.file: {"bytes": item.bytes, "sha256": item.sha256} for item in written}
 
 
-def versions_here() -> dict[str, str]:
-    """What wrote this checkpoint."""
+def package_versions() -> dict[str, str]:
+    """Return the versions of Python and the packages that write a checkpoint."""
     found = {"python": platform.python_version()}
     for package in ("piledriver", "torch", "numpy", "safetensors"):
         try:
@@ -74,26 +74,27 @@ def versions_here() -> dict[str, str]:
     return found
 
 
-def now() -> str:
-    """The time in UTC, to the millisecond."""
+def utc_now() -> str:
+    """Return the time in UTC, to the millisecond."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
 def write_header(folder: Path, header: Header) -> None:
-    """Commit: from here on the folder holds a finished checkpoint."""
+    """Write the header, which commits the checkpoint."""
     fields = asdict(header)
     storage.write_text(folder / HEADER, json.dumps({**fields, "sha256": _digest(fields)}, indent=1) + "\n")
 
 
 def read_header(folder: storage.Location) -> Header:
-    """The header of a finished checkpoint; anything else is an `IncompleteCheckpointError` that says why."""
+    """Return the header of a complete checkpoint; raise `IncompleteCheckpointError` for any other folder."""
     folder = Path(folder)
     path = folder / HEADER
     if not folder.is_dir():
-        raise IncompleteCheckpointError(f"there is no folder {folder}", fix="check the path")
+        raise IncompleteCheckpointError(f"folder {folder} does not exist", fix="check the path")
     if not path.is_file():
         raise IncompleteCheckpointError(
-            f"{folder} holds no finished checkpoint (no {HEADER})", fix="choose one that `latest` finds"
+            f"{folder} has no {HEADER}: its save was interrupted, or it is no checkpoint",
+            fix="choose one that `latest` finds",
         )
     try:
         fields = json.loads(storage.read_text(path))
@@ -101,30 +102,40 @@ def read_header(folder: storage.Location) -> Header:
     except (ValueError, KeyError, AttributeError, TypeError, StorageError) as error:
         raise IncompleteCheckpointError(f"{path} is damaged", fix="load an earlier checkpoint") from error
     if fields.get("format") != FORMAT or written != _digest(fields):
-        raise IncompleteCheckpointError(f"{path} is damaged or not ours", fix="load an earlier checkpoint")
+        raise IncompleteCheckpointError(
+            f"{path} is damaged, or no header of a checkpoint", fix="load an earlier checkpoint"
+        )
     if int(fields["version"]) > VERSION:
         raise CorruptFileError(
-            f"{folder} was written in format {fields['version']}, this reads up to {VERSION}", fix="update piledriver"
+            f"{folder} has format version {fields['version']}, this piledriver reads up to {VERSION}",
+            fix="update piledriver",
         )
     return Header(**fields)
 
 
-def is_ours(path: Path) -> bool:
-    """Whether a save made this entry of a checkpoint folder and may remove it: data, or a header never renamed."""
+def is_written_by_save(path: Path) -> bool:
+    """Return whether a save wrote this entry of a checkpoint folder and may remove it: data, or a partial header."""
     return (path.name.startswith(DATA) and path.is_dir()) or path.name.startswith(f".{HEADER}.")
 
 
 def is_complete(folder: storage.Location) -> bool:
-    """Whether a folder holds a finished checkpoint with every file there in full length."""
+    """Return whether a folder is a committed checkpoint with every file at its full length."""
     try:
-        check_files(Path(folder), read_header(folder))
+        require_complete(folder)
     except CorruptFileError:
         return False
     return True
 
 
+def require_complete(folder: storage.Location) -> Header:
+    """Return the header; raise `IncompleteCheckpointError` if it or a file is missing or has another length."""
+    header = read_header(folder)
+    check_files(Path(folder), header)
+    return header
+
+
 def check_files(folder: Path, header: Header) -> None:
-    """Every file is there with its length."""
+    """Raise `IncompleteCheckpointError` unless every file exists at its full length."""
     for name, entry in header.files.items():
         path = folder / header.data / name
         length = path.stat().st_size if path.is_file() else None
@@ -134,15 +145,14 @@ def check_files(folder: Path, header: Header) -> None:
 
 
 def verify(folder: storage.Location, *, part: int = 0, parts: int = 1) -> Header:
-    """Read every file (or every `parts`-th from `part` on) again and compare its checksum."""
+    """Compare the checksum of every file, or of every `parts`-th from `part` on, with the header, and return it."""
     folder = Path(folder)
-    header = read_header(folder)
-    check_files(folder, header)
+    header = require_complete(folder)
     for name in sorted(header.files)[part::parts]:
         path = folder / header.data / name
         if storage.sha256(path) != header.files[name]["sha256"]:
             raise IncompleteCheckpointError(
-                f"{path} is damaged: its checksum differs from what was saved", fix="load an earlier checkpoint"
+                f"{path} is damaged: its checksum differs from the one in {HEADER}", fix="load an earlier checkpoint"
             )
     return header
 

@@ -1,65 +1,64 @@
-"""What is in a folder, without loading it: for people and for `piledriver checkpoint inspect`."""
+"""Describe a checkpoint or weights folder without loading it, for `piledriver checkpoint inspect`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from piledriver.checkpoint import folders
-from piledriver.checkpoint.formats.huggingface import weights_of
+from piledriver.checkpoint.formats.open import open_any
 from piledriver.checkpoint.header import is_complete, verify
-from piledriver.checkpoint.loading.model import open_snapshot
-from piledriver.checkpoint.snapshot import Snapshot
-from piledriver.checkpoint.tree import tensor_keys
+from piledriver.checkpoint.opened_checkpoint import OpenedCheckpoint
+from piledriver.checkpoint.state_tree import tensor_keys
 from piledriver.core.storage import Location
 
 
 def inspect(location: Location, *, check: bool = False) -> dict[str, Any]:
-    """A description of a checkpoint or a weights folder. A run's folder stands for its latest checkpoint.
+    """Return a description of a checkpoint or weights folder; of a run folder, that of its latest checkpoint.
 
-    `check` reads every file again and compares checksums.
+    `check` compares the checksum of every file.
     """
-    path = folders.meant(location)
-    ours = is_complete(path)
-    theirs = not ours and folders.is_good(path)
-    snapshot = open_snapshot(path, 0) if ours or theirs else weights_of(path)
-    if check and ours:
+    path = folders.resolve_checkpoint(location)
+    complete = is_complete(path)
+    accelerate = not complete and folders.is_loadable(path)
+    opened = open_any(path)
+    if check and complete:
         verify(path)
-    header = snapshot.header
+    header = opened.header
     return {
         "path": str(path),
-        "kind": "piledriver checkpoint" if ours else "accelerate checkpoint" if theirs else "weights",
-        "step": snapshot.step,
-        "layout": snapshot.layout,
-        "extra": dict(snapshot.extra),
+        "kind": "piledriver checkpoint" if complete else "accelerate checkpoint" if accelerate else "weights",
+        "step": opened.step,
+        "layout": opened.layout,
+        "extra": dict(opened.extra),
         "saved_at": header.saved_at if header else None,
         "saved_by_ranks": header.world_size if header else None,
         "versions": dict(header.versions) if header else {},
-        "bytes": sum(entry.bytes for entry in snapshot.catalog.values()),
-        "checksums": "verified" if check and ours else "not verified" if ours else "none",
-        "contents": _contents(snapshot),
+        "bytes": sum(entry.bytes for entry in opened.index.values()),
+        "checksums": "verified" if check and complete else "not verified" if complete else "none",
+        "contents": _contents(opened),
         "tensors": {
             key: {
                 "dtype": str(entry.dtype).removeprefix("torch."),
                 "shape": list(entry.shape),
                 "pieces": len(entry.chunks),
             }
-            for key, entry in snapshot.catalog.items()
+            for key, entry in opened.index.items()
         },
     }
 
 
-def _contents(snapshot: Snapshot) -> dict[str, str]:
+def _contents(opened: OpenedCheckpoint) -> dict[str, str]:
     found: dict[str, str] = {}
-    for kind, states in snapshot.shared.items():
+    for kind, states in opened.shared.items():
         for index, state in enumerate(states):
             keys = set(tensor_keys(state))
-            numbers = sum(_numel(snapshot, key) for key in keys)
+            numbers = sum(_numel(opened, key) for key in keys)
             found[f"{kind}/{index}"] = f"{len(keys)} tensors, {numbers:,} numbers"
-    return found | dict.fromkeys(snapshot.own, "of this rank")
+    return found | dict.fromkeys(opened.own, "of this rank")
 
 
-def _numel(snapshot: Snapshot, key: str) -> int:
+def _numel(opened: OpenedCheckpoint, key: str) -> int:
     count = 1
-    for size in snapshot.catalog[key].shape:
+    for size in opened.index[key].shape:
         count *= size
     return count

@@ -1,4 +1,4 @@
-"""Models to and from Hugging Face folders: safetensors shards with an index, tied weights once."""
+"""Save models to and load them from Hugging Face folders: safetensors shards with an index, tied weights once."""
 
 from __future__ import annotations
 
@@ -13,23 +13,21 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from piledriver.checkpoint import folders, names
+from piledriver.checkpoint import folders, parameter_names
 from piledriver.checkpoint.contents import Contents
 from piledriver.checkpoint.errors import CheckpointError
-from piledriver.checkpoint.formats.dcp import is_dcp_folder, open_dcp
-from piledriver.checkpoint.loading.model import KeyMap, match, open_snapshot
+from piledriver.checkpoint.folder_kinds import INDEX_ENDING
+from piledriver.checkpoint.formats.open import open_model
+from piledriver.checkpoint.loading.match import KeyMap, match_state
 from piledriver.checkpoint.loading.report import LoadReport
-from piledriver.checkpoint.published_weights import INDEX_ENDING, open_weights
-from piledriver.checkpoint.safetensors_file import write_file
-from piledriver.checkpoint.saving.group import Ranks
-from piledriver.checkpoint.snapshot import Snapshot
-from piledriver.checkpoint.tensor_index import Catalog
+from piledriver.checkpoint.safetensors_file import write_safetensors
+from piledriver.checkpoint.saving.rank_group import RankGroup
 from piledriver.core.byte_size import parse_size
 from piledriver.core.storage import Location, fsync_folder, write_text
 
 _OLD = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
 Fetch = Callable[[], torch.Tensor | None]
-"""Brings one tensor to the host; collective where it is sharded. None on ranks that do not write."""
+"""Copy one tensor to the host; collective if it is sharded. None on ranks that do not write."""
 
 
 def save_model(
@@ -39,13 +37,13 @@ def save_model(
     max_shard_size: int | str = "10GB",
     safe_serialization: bool = True,
 ) -> list[Path]:
-    """Write a model as Hugging Face would. Collective; rank 0 writes, one shard in its memory at a time.
+    """Write a model as a Hugging Face folder. Collective; rank 0 writes, with one shard at a time in memory.
 
-    A weight under several names is written once, under the first; the other names are in the file's metadata.
+    A tied weight is written once, under its first name; the other names are in the metadata of the file.
     """
-    ranks = Ranks()
+    ranks = RankGroup()
     try:
-        state = names.model_state(model) if isinstance(model, nn.Module) else dict(model)
+        state = parameter_names.model_state(model) if isinstance(model, nn.Module) else dict(model)
         state = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
         tensors, aliases = untied(state)
         plan = [
@@ -61,46 +59,27 @@ def save_model(
 def load_model(
     model: nn.Module, path: Location, *, strict: bool = True, key_map: KeyMap | None = None, index: int = 0
 ) -> LoadReport:
-    """Load weights from a checkpoint of ours, an Accelerate or Hugging Face folder, a `.safetensors` or `.bin` file.
+    """Load weights from a checkpoint, an Accelerate or Hugging Face folder, a `.safetensors` or `.bin` file.
 
-    Each rank reads only its own part. `index` chooses the model of a checkpoint that holds several.
+    Each rank reads only its shards. `index` selects the model of a checkpoint that holds several.
     """
-    source = folders.local(path)
-    ranks = Ranks()
+    source = folders.local_path(path)
+    ranks = RankGroup()
     try:
-        snapshot = ranks.together("reading the weights", lambda: weights_of(source, index))
-        matching = ranks.together(
-            "matching", lambda: match(snapshot, Contents(models=[model], rng=False), key_map=key_map)
+        opened = ranks.run_checked("reading the weights", lambda: open_model(source, index))
+        matched = ranks.run_checked(
+            "matching the weights", lambda: match_state(opened, Contents(models=[model], rng=False), key_map=key_map)
         )
-        matching.unexpected = sorted(set.intersection(*map(set, ranks.shared(matching.unexpected))))
+        matched.unexpected = sorted(set.intersection(*map(set, ranks.all_gather(matched.unexpected))))
         if strict:
-            ranks.together("matching", matching.report().raise_unless_exact)
-        return ranks.together("loading", matching.run)
+            ranks.run_checked("matching the weights", matched.report().raise_unless_exact)
+        return ranks.run_checked("loading", matched.load)
     finally:
         ranks.close()
 
 
-def weights_of(path: Path, index: int = 0) -> Snapshot:
-    """One model's weights from any kind of folder or file, as a snapshot with that model alone."""
-    if path.is_dir() and folders.is_good(path):
-        opened = open_snapshot(path, 0)
-        models = opened.shared.get("models", [])
-        if index >= len(models):
-            raise CheckpointError(f"{path} holds {len(models)} models, so there is no number {index}")
-        return Snapshot(shared={"models": [models[index]]}, own={}, catalog=opened.catalog, header=opened.header)
-    catalog: Catalog
-    aliases: dict[str, str] = {}
-    if path.is_dir() and is_dcp_folder(path):
-        catalog = open_dcp(path)
-    else:
-        catalog, aliases = open_weights(path, index)
-    named = {name: name for name in catalog} | aliases
-    structure = {name: {"$": "tensor", "key": key} for name, key in named.items()}
-    return Snapshot(shared={"models": [structure]}, own={}, catalog=catalog)
-
-
 def untied(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Each weight once, and the other names of those that share memory: name -> kept name."""
+    """Return each weight once, and the other names of tied weights: name -> kept name."""
     kept: dict[tuple[object, ...], str] = {}
     tensors: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
@@ -120,9 +99,9 @@ def write_shards(
     *,
     aliases: Mapping[str, str],
     safe: bool = True,
-    ranks: Ranks,
+    ranks: RankGroup,
 ) -> list[Path]:
-    """Write planned tensors to shards in a temporary folder, then move them into place, the index last."""
+    """Write planned tensors to shards in a temporary folder, then move these into place, the index last."""
     plan = list(plan)
     shards = list(_shards(plan, parse_size(max_shard_size)))
     stem, ending = ("model", "safetensors") if safe else ("pytorch_model", "bin")
@@ -133,7 +112,7 @@ def write_shards(
         if ranks.first:
             partial.mkdir(parents=True)
         for file, shard in zip(files, shards, strict=True):
-            # Gathering is collective, so every rank goes through every tensor; only the first keeps them.
+            # Gathering is collective, so all ranks fetch every tensor; only rank 0 keeps them.
             fetched = [(name, fetch()) for name, _, fetch in shard]
             held = [(name, tensor) for name, tensor in fetched if tensor is not None]
 
@@ -141,8 +120,10 @@ def write_shards(
                 if ranks.first:
                     _write_one(partial / file, held, aliases, safe)
 
-            ranks.together("writing the model", write)
-        ranks.together("committing the model", lambda: _move(partial, folder, files, shards) if ranks.first else None)
+            ranks.run_checked("writing the model", write)
+        ranks.run_checked(
+            "committing the model", lambda: _move(partial, folder, files, shards) if ranks.first else None
+        )
     finally:
         if ranks.first:
             shutil.rmtree(partial, ignore_errors=True)
@@ -153,7 +134,7 @@ def _write_one(path: Path, tensors: list[tuple[str, torch.Tensor]], aliases: Map
     here = {name for name, _ in tensors}
     extra = {name: kept for name, kept in aliases.items() if kept in here}
     if safe:
-        write_file(path, tensors, metadata=extra)
+        write_safetensors(path, tensors, metadata=extra)
         return
     state = {name: tensor.cpu() for name, tensor in tensors}
     torch.save(state | {name: state[kept] for name, kept in extra.items()}, path)
@@ -165,7 +146,7 @@ def _move(partial: Path, folder: Path, files: list[str], shards: list[list[tuple
         "weight_map": {name: file for file, shard in zip(files, shards, strict=True) for name, _, _ in shard},
     }
     stale = [path for path in folder.iterdir() if _OLD.fullmatch(path.name) and path.name not in files]
-    # The old index goes first: a move that is interrupted leaves a folder that says it has no model.
+    # The old index is removed first: an interrupted move leaves a folder without a model, never a mixed one.
     for path in sorted(stale, key=lambda path: not path.name.endswith(INDEX_ENDING)):
         path.unlink()
     for file in files:
@@ -203,8 +184,8 @@ def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def local_folder(folder: Location) -> Path:
-    """A local folder that exists."""
-    path = folders.local(folder)
+    """Create a local folder if needed, and return it."""
+    path = folders.local_path(folder)
     if path.is_file():
         raise CheckpointError(f"{path} is a file, not a folder", fix="give a folder")
     path.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""An optimizer's saved state, matched by parameter name, into one that may hold other shards or layers."""
+"""Match the saved state of an optimizer by parameter name; the optimizer may hold other shards or layers."""
 
 from __future__ import annotations
 
@@ -10,68 +10,68 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import empty as empty_dtensor
 
-from piledriver.checkpoint import tree
-from piledriver.checkpoint.names import named_parameters_of
-from piledriver.checkpoint.snapshot import Snapshot
+from piledriver.checkpoint import state_tree
+from piledriver.checkpoint.opened_checkpoint import OpenedCheckpoint
+from piledriver.checkpoint.parameter_names import named_parameters_of
 
 Placed = tuple[int, int, str, torch.Tensor]
-"""Group, position, name, parameter."""
+"""Group, position over all groups, name and parameter."""
 
 
 @dataclass(frozen=True)
 class OptimizerMatch:
-    """What will be read, and the call that hands it over."""
+    """What a load will read, and the call that passes it to the optimizer."""
 
     reads: list[tuple[str, torch.Tensor]]
-    finish: Callable[[], None]
+    load: Callable[[], None]
     matched: list[str]
     missing: list[str]
     unexpected: list[str]
 
 
 def match_optimizer(
-    optimizer: Any, parameter_names: Mapping[int, str], saved: tree.Json, snapshot: Snapshot
+    optimizer: Any, parameter_names: Mapping[int, str], saved: state_tree.Json, opened: OpenedCheckpoint
 ) -> OptimizerMatch:
-    """Match by name; targets are allocated like the parameters, so that each rank reads only its own part."""
+    """Match states by name; targets are allocated like the parameters, so that a rank reads only its shards."""
     current = list(named_parameters_of(optimizer, parameter_names))
-    groups = [dict(tree.pairs(group)) for group in saved["param_groups"]]
-    states = dict(tree.pairs(saved["state"]))
+    groups = [dict(state_tree.mapping_items(group)) for group in saved["param_groups"]]
+    states = dict(state_tree.mapping_items(saved["state"]))
     if any(isinstance(name, int) for group in groups for name in group["params"]):
         groups, states = _by_name(groups, states, [name for _, _, name, _ in current])
     group_of = {name: number for number, group in enumerate(groups) for name in group["params"]}
-    saved_shapes = _model_shapes(snapshot)
+    saved_shapes = _model_shapes(opened)
     reads: list[tuple[str, torch.Tensor]] = []
     loaded: dict[int, dict[str, Any]] = {}
     matched: list[str] = []
     missing: list[str] = []
     for _, position, name, parameter in current:
         existing = optimizer.state.get(parameter, {})
-        # The state of a weight that has another shape now cannot be used; the model's report names that weight.
+        # The state of a weight with another shape is not loaded; the report of the model names the weight.
         if name not in group_of or saved_shapes.get(name, tuple(parameter.shape)) != tuple(parameter.shape):
             missing += [name] if name not in group_of else []
             loaded[position] = dict(existing)
         elif name in states:
             loaded[position] = {
-                key: tree.rebuild(value, _target(key, parameter, existing, snapshot, reads))
-                for key, value in tree.pairs(states[name])
+                key: state_tree.rebuild_state(value, _target(key, parameter, existing, opened, reads))
+                for key, value in state_tree.mapping_items(states[name])
             }
             matched.append(name)
 
     options = [
-        _options(number, group, current, groups, group_of, snapshot, reads) for number, group in _groups(optimizer)
+        _options(number, group, current, groups, group_of, opened, reads) for number, group in _groups(optimizer)
     ]
     rest = {
-        key: tree.rebuild(value, _like(None, snapshot, reads))
-        for key, value in tree.pairs(saved)
+        key: state_tree.rebuild_state(value, _like(None, opened, reads))
+        for key, value in state_tree.mapping_items(saved)
         if key not in ("state", "param_groups")
     }
 
-    def finish() -> None:
+    def load() -> None:
         optimizer.load_state_dict({**rest, "state": loaded, "param_groups": options})
         _keep_dtypes(optimizer, current, loaded)
 
     unexpected = sorted(set(group_of) - {name for _, _, name, _ in current})
-    return OptimizerMatch(reads, finish, matched, missing, unexpected)
+    return OptimizerMatch(reads, load, matched, missing, unexpected)
 
 
 def _groups(optimizer: Any) -> list[tuple[int, dict[str, Any]]]:
@@ -84,24 +84,24 @@ def _options(
     current: list[Placed],
     groups: list[dict[str, Any]],
     group_of: Mapping[str, int],
-    snapshot: Snapshot,
+    opened: OpenedCheckpoint,
     reads: list[tuple[str, torch.Tensor]],
 ) -> dict[str, Any]:
-    """A group's options (learning rate, betas, ...) from the saved group that held its parameters."""
+    """Return the options of a group (learning rate, betas, ...) from the saved group of its parameters."""
     members = [(position, name) for in_group, position, name, _ in current if in_group == number]
     source = next((group_of[name] for _, name in members if name in group_of), None)
     options = {key: value for key, value in group.items() if key != "params"}
     for key, value in groups[source].items() if source is not None else ():
         if key not in ("params", "param_names"):
-            options[key] = tree.rebuild(value, _like(group.get(key), snapshot, reads))
+            options[key] = state_tree.rebuild_state(value, _like(group.get(key), opened, reads))
     return {**options, "params": [position for position, _ in members]}
 
 
-def _like(example: Any, snapshot: Snapshot, reads: list[tuple[str, torch.Tensor]]) -> tree.GetTensor:
-    """Where an option is a tensor (a capturable learning rate), one on the same device."""
+def _like(example: Any, opened: OpenedCheckpoint, reads: list[tuple[str, torch.Tensor]]) -> state_tree.GetTensor:
+    """Return a getter for options that are tensors (a capturable learning rate), on the device of `example`."""
 
     def get(found: Mapping[str, Any]) -> torch.Tensor:
-        entry = snapshot.catalog[found["key"]]
+        entry = opened.index[found["key"]]
         device = example.device if isinstance(example, torch.Tensor) else "cpu"
         reads.append((found["key"], torch.empty(entry.shape, dtype=entry.dtype, device=device)))
         return reads[-1][1]
@@ -110,7 +110,7 @@ def _like(example: Any, snapshot: Snapshot, reads: list[tuple[str, torch.Tensor]
 
 
 def _keep_dtypes(optimizer: Any, current: list[Placed], loaded: Mapping[int, Mapping[str, Any]]) -> None:
-    # torch casts states to the parameter's dtype; a float32 state of a bfloat16 weight has to stay what it was.
+    # torch casts states to the dtype of the parameter; a float32 state of a bfloat16 weight must stay float32.
     for _, position, _, parameter in current:
         for key, value in loaded.get(position, {}).items():
             now = optimizer.state[parameter].get(key)
@@ -122,11 +122,11 @@ def _target(
     key: str,
     parameter: torch.Tensor,
     existing: Mapping[str, Any],
-    snapshot: Snapshot,
+    opened: OpenedCheckpoint,
     reads: list[tuple[str, torch.Tensor]],
-) -> tree.GetTensor:
+) -> state_tree.GetTensor:
     def get(found: Mapping[str, Any]) -> torch.Tensor:
-        entry = snapshot.catalog[found["key"]]
+        entry = opened.index[found["key"]]
         present = existing.get(key)
         made: torch.Tensor
         if isinstance(present, torch.Tensor) and tuple(present.shape) == entry.shape and present.dtype == entry.dtype:
@@ -134,13 +134,13 @@ def _target(
         elif tuple(parameter.shape) == entry.shape and entry.shape:
             made = torch.empty_like(parameter, dtype=entry.dtype, requires_grad=False)
         elif isinstance(parameter, DTensor) and entry.shape:
-            # A factor of the weight (Adafactor's rows and columns): the same everywhere.
+            # A factor of the weight (Adafactor's rows and columns) is replicated.
             mesh = parameter.device_mesh
             made = empty_dtensor(
                 *entry.shape, dtype=entry.dtype, device_mesh=mesh, placements=[Replicate()] * mesh.ndim
             )
         else:
-            # Step counts stay on the host unless the optimizer is fused or capturable, which torch's load sees to.
+            # Step counts stay on the host; torch moves those of fused or capturable optimizers.
             made = torch.empty(entry.shape, dtype=entry.dtype, device="cpu" if key == "step" else parameter.device)
         reads.append((found["key"], made))
         return made
@@ -149,19 +149,19 @@ def _target(
 
 
 def _by_name(
-    groups: list[dict[str, Any]], states: Mapping[Any, tree.Json], current: list[str]
-) -> tuple[list[dict[str, Any]], dict[Any, tree.Json]]:
-    """torch's own numbering, read in the order of the optimizer that is being loaded."""
+    groups: list[dict[str, Any]], states: Mapping[Any, state_tree.Json], current: list[str]
+) -> tuple[list[dict[str, Any]], dict[Any, state_tree.Json]]:
+    """Return groups and states with names for torch's numbers, in the order of the current optimizer."""
     numbers = [number for group in groups for number in group["params"]]
     name_of = {number: current[i] if i < len(current) else f"parameter {number}" for i, number in enumerate(numbers)}
     named = [{**group, "params": [name_of[number] for number in group["params"]]} for group in groups]
     return named, {name_of.get(number, str(number)): state for number, state in states.items()}
 
 
-def _model_shapes(snapshot: Snapshot) -> dict[str, tuple[int, ...]]:
+def _model_shapes(opened: OpenedCheckpoint) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
-    for index, model in enumerate(snapshot.shared.get("models", [])):
-        for name, found in tree.pairs(model):
-            for key in tree.tensor_keys(found):
-                shapes[name if index == 0 else f"{index}:{name}"] = snapshot.catalog[key].shape
+    for index, model in enumerate(opened.shared.get("models", [])):
+        for name, found in state_tree.mapping_items(model):
+            for key in state_tree.tensor_keys(found):
+                shapes[name if index == 0 else f"{index}:{name}"] = opened.index[key].shape
     return shapes

@@ -1,4 +1,4 @@
-"""What a load did: which keys fitted, which did not, and what else was found."""
+"""Report of a load: which keys matched and which did not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True)
 class LoadReport:
-    """The outcome of a load, key by key.
+    """Outcome of a load, key by key.
 
     >>> print(LoadReport(matched=("fc.weight",), missing=("fc.bias",)))
     1 matched, 1 missing (fc.bias)
@@ -22,27 +22,27 @@ class LoadReport:
     matched: tuple[str, ...] = ()
     """Keys that were loaded."""
     missing: tuple[str, ...] = ()
-    """Keys that the objects have and the checkpoint has not; they keep their values."""
+    """Keys of the objects that the checkpoint lacks; their values are unchanged."""
     unexpected: tuple[str, ...] = ()
-    """Keys that the checkpoint has and the objects have not."""
+    """Keys of the checkpoint that the objects lack."""
     reshaped: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
-    """Keys whose shape differs: (saved, wanted). Not loaded."""
+    """Keys with another shape, not loaded: (saved, wanted)."""
     notes: tuple[str, ...] = ()
-    """What else a user should know, such as a generator that was saved by fewer ranks."""
+    """Further remarks, such as random states that were saved by fewer ranks."""
     step: int | None = None
     layout: Any = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def exact(self) -> bool:
-        """Whether everything fitted."""
+        """Return whether all keys and shapes matched."""
         return not (self.missing or self.unexpected or self.reshaped)
 
     def raise_unless_exact(self) -> None:
-        """A strict load's check: one line that names the first keys that do not fit."""
+        """Raise `StateMismatchError`, naming the first keys that differ, unless all matched."""
         if not self.exact:
             raise StateMismatchError(
-                f"the checkpoint does not fit: {self}", fix="load with strict=False, or rename keys with key_map"
+                f"checkpoint and objects differ: {self}", fix="load with strict=False, or rename keys with key_map"
             )
 
     def __str__(self) -> str:

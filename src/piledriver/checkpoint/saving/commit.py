@@ -1,4 +1,4 @@
-"""From copied tensors to a finished checkpoint: write, sync, rename, mark. Until the mark, nothing old is touched."""
+"""Write and commit a checkpoint: write, sync, rename, header. The previous one stays until the header is written."""
 
 from __future__ import annotations
 
@@ -20,82 +20,82 @@ from piledriver.checkpoint.header import (
     STATE,
     Header,
     file_entries,
-    is_ours,
-    now,
-    versions_here,
+    is_written_by_save,
+    package_versions,
+    utc_now,
     write_header,
 )
-from piledriver.checkpoint.safetensors_file import Written, write_file
-from piledriver.checkpoint.saving.group import Ranks
-from piledriver.checkpoint.tree import Json, merged
+from piledriver.checkpoint.safetensors_file import WrittenFile, write_safetensors
+from piledriver.checkpoint.saving.rank_group import RankGroup
+from piledriver.checkpoint.state_tree import Json, merge_trees
 from piledriver.core.storage import fsync_folder, sha256, write_text
 
 _PARTIAL = ".partial"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """One save, with everything in host memory that it needs to finish on its own."""
+class SaveJob:
+    """One save with all its data in host memory, so that a thread can finish it."""
 
     folder: Path
     tensors: list[tuple[str, torch.Tensor]]
-    """This rank's pieces, by their names in its file."""
+    """The chunks that this rank writes, by their names in its file."""
     index: dict[str, Any] | None
-    """On the first rank: where every piece of every tensor will be."""
+    """On rank 0: the place of every chunk of every tensor."""
     shared: str
-    """The JSON of the structure that all ranks own together, as this rank sees it."""
+    """JSON of the objects that all ranks share, as this rank has them."""
     own: str
-    """The JSON of what belongs to this rank alone."""
+    """JSON of the states of this rank."""
     about: Mapping[str, Any]
     """Header fields: step, layout, extra, contents."""
     total_limit: int | None = None
 
 
-def file_of(rank: int) -> str:
-    """The name of a rank's file."""
+def rank_file(rank: int) -> str:
+    """Return the name of the file of a rank."""
     return f"rank-{rank:05d}.safetensors"
 
 
-def run(job: Job, ranks: Ranks) -> None:
-    """Write the job's files on every rank and commit them on the first."""
-    partial = job.folder / f"{DATA}{ranks.told(secrets.token_hex(4))}{_PARTIAL}"
+def write_and_commit(job: SaveJob, ranks: RankGroup) -> None:
+    """Write the files of a save on all ranks and commit them on rank 0."""
+    partial = job.folder / f"{DATA}{ranks.broadcast(secrets.token_hex(4))}{_PARTIAL}"
     try:
-        # Every rank makes the folder: the first one's may not be visible yet on a network disk.
-        ranks.together("making the folder", lambda: partial.mkdir(parents=True, exist_ok=True))
-        written = ranks.together("writing", lambda: _write(job, partial, ranks.rank))
-        gathered = ranks.gathered((written, _differing(job.shared, ranks), job.own))
-        ranks.together("committing", lambda: _commit(job, partial, gathered) if ranks.first else None)
+        # All ranks make the folder: on a network disk the one of rank 0 may not be visible yet.
+        ranks.run_checked("creating the folder", lambda: partial.mkdir(parents=True, exist_ok=True))
+        written = ranks.run_checked("writing", lambda: _write(job, partial, ranks.rank))
+        gathered = ranks.gather((written, _differing(job.shared, ranks), job.own))
+        ranks.run_checked("committing", lambda: _commit(job, partial, gathered) if ranks.first else None)
     except BaseException:
         if ranks.first:
             _discard(partial)
         raise
 
 
-def _write(job: Job, partial: Path, rank: int) -> Written | None:
-    return write_file(partial / file_of(rank), job.tensors) if job.tensors else None
+def _write(job: SaveJob, partial: Path, rank: int) -> WrittenFile | None:
+    return write_safetensors(partial / rank_file(rank), job.tensors) if job.tensors else None
 
 
-def _differing(text: str, ranks: Ranks) -> str | None:
-    """This rank's structure where it is not the first rank's: most ranks have nothing to send."""
-    return None if ranks.told(text if ranks.size > 1 else "") == text and not ranks.first else text
+def _differing(text: str, ranks: RankGroup) -> str | None:
+    """Return this rank's structure if it differs from that of rank 0, so that most ranks send nothing."""
+    return None if ranks.broadcast(text if ranks.size > 1 else "") == text and not ranks.first else text
 
 
-def _commit(job: Job, partial: Path, gathered: list[tuple[Written | None, str | None, str]]) -> None:
+def _commit(job: SaveJob, partial: Path, gathered: list[tuple[WrittenFile | None, str | None, str]]) -> None:
     files = [written for written, _, _ in gathered if written is not None]
     for written in files:
         path = partial / written.file
         if not path.is_file() or path.stat().st_size != written.bytes:
             raise CheckpointError(
-                f"{path} was written by another rank but is not visible here",
+                f"{path} was written by another rank but is not visible on rank 0",
                 fix="save to a folder that all nodes share",
             )
     shared: Json = {}
     for text in dict.fromkeys(text for _, text, _ in gathered if text is not None):
-        shared = merged(shared, json.loads(text))
+        shared = merge_trees(shared, json.loads(text))
     owned = [json.loads(text) for _, _, text in gathered]
     for name, content in ((STATE, {"shared": shared, **_once(owned)}), (INDEX, _with_files(job.index or {}))):
         write_text(partial / name, json.dumps(content, separators=(",", ":")))
-        files.append(Written(name, (partial / name).stat().st_size, sha256(partial / name)))
+        files.append(WrittenFile(name, (partial / name).stat().st_size, sha256(partial / name)))
     fsync_folder(partial)
     data = partial.with_name(partial.name.removesuffix(_PARTIAL))
     partial.rename(data)
@@ -105,19 +105,19 @@ def _commit(job: Job, partial: Path, gathered: list[tuple[Written | None, str | 
         data=data.name,
         files=file_entries(files),
         world_size=len(gathered),
-        saved_at=now(),
-        versions=versions_here(),
+        saved_at=utc_now(),
+        versions=package_versions(),
         **job.about,
     )
     write_header(job.folder, header)
     _sweep(job.folder, keep=data.name)
-    folders.sweep_interrupted(job.folder)
+    folders.remove_interrupted(job.folder)
     if job.total_limit is not None:
         folders.rotate(job.folder.parent, job.total_limit)
 
 
 def _once(owned: list[dict[str, Json]]) -> dict[str, Json]:
-    """Each rank's own states; what is the same everywhere once."""
+    """Return the states of each rank, and once those that are equal on all."""
     common = {name: state for name, state in owned[0].items() if all(other.get(name) == state for other in owned)}
     return {
         "common": common,
@@ -127,13 +127,13 @@ def _once(owned: list[dict[str, Json]]) -> dict[str, Json]:
 
 def _with_files(index: dict[str, Any]) -> dict[str, Any]:
     ranks = sorted({chunk[0] for entry in index.values() for chunk in entry["chunks"]})
-    return {"files": {str(rank): file_of(rank) for rank in ranks}, "tensors": index}
+    return {"files": {str(rank): rank_file(rank) for rank in ranks}, "tensors": index}
 
 
 def _sweep(folder: Path, keep: str) -> None:
-    """Remove what the new data replaces, and what interrupted saves left; other people's files stay."""
+    """Remove replaced data and the remains of interrupted saves; files that no save wrote stay."""
     for path in folder.iterdir():
-        if path.name != keep and is_ours(path):
+        if path.name != keep and is_written_by_save(path):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 

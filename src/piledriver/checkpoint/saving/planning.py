@@ -1,4 +1,4 @@
-"""Which rank writes which piece: DCP's plan over all ranks, each replicated tensor once, spread evenly."""
+"""Plan which rank writes which chunk, by DCP: replicated tensors once, spread evenly over the ranks."""
 
 from __future__ import annotations
 
@@ -11,53 +11,53 @@ from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMe
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.tensor import DTensor
 
-from piledriver.checkpoint.saving.group import Ranks
+from piledriver.checkpoint.saving.rank_group import RankGroup
 
-Box = tuple[str, tuple[int, ...]]
+ChunkKey = tuple[str, tuple[int, ...]]
 Signature = tuple[tuple[Any, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class SharedPlan:
-    """The plan that all ranks agreed on."""
+class GlobalPlan:
+    """The plan of a save over all ranks, as this rank needs it."""
 
     signature: Signature
-    """Of this rank's own tensors, to notice when a plan no longer fits."""
-    mine: tuple[Box, ...]
-    """What this rank writes: key and offsets. A rank has one box of a tensor at most."""
+    """Keys, shapes and placements of this rank's tensors, which tell whether the plan still applies."""
+    chunks: tuple[ChunkKey, ...]
+    """Key and offsets of the chunks that this rank writes, at most one of each tensor."""
     index: dict[str, Any] | None
-    """On the first rank: every tensor with its dtype, shape and boxes, each with the rank that writes it."""
+    """On rank 0: dtype, shape and chunks of every tensor, each chunk with the rank that writes it."""
 
 
-def agree(tensors: dict[str, torch.Tensor], ranks: Ranks, known: SharedPlan | None = None) -> SharedPlan:
-    """Plan a save over all ranks, or take the known plan again where no rank's tensors changed."""
+def plan_save(tensors: dict[str, torch.Tensor], ranks: RankGroup, known: GlobalPlan | None = None) -> GlobalPlan:
+    """Plan a save over all ranks, or return the known plan if the tensors of no rank changed."""
     signature = _signature(tensors)
-    changed = ranks.shared(known is None or known.signature != signature)
+    changed = ranks.all_gather(known is None or known.signature != signature)
     if known is not None and not any(changed):
         return known
-    planner, local = ranks.together("planning the save", lambda: _local_plan(tensors))
-    plans = ranks.gathered(local)
+    planner, local = ranks.run_checked("planning the save", lambda: _local_plan(tensors))
+    plans = ranks.gather(local)
     index: dict[str, Any] | None = None
-    handed: list[tuple[Box, ...]] | None = None
+    assigned: list[tuple[ChunkKey, ...]] | None = None
 
     def plan_all() -> None:
-        nonlocal index, handed
+        nonlocal index, assigned
         if ranks.first:
             global_plans, metadata = planner.create_global_plan(plans)
-            handed = [tuple(_box(item.index) for item in plan.items) for plan in global_plans]
-            index = _index(metadata.state_dict_metadata, handed)
+            assigned = [tuple(_chunk_key(item.index) for item in plan.items) for plan in global_plans]
+            index = _index(metadata.state_dict_metadata, assigned)
 
-    ranks.together("planning the save", plan_all)
-    return SharedPlan(signature, ranks.handed(handed), index)
+    ranks.run_checked("planning the save", plan_all)
+    return GlobalPlan(signature, ranks.scatter(assigned), index)
 
 
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor, still on its device."""
+def local_shard(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's shard of a tensor, on its device."""
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def _signature(tensors: dict[str, torch.Tensor]) -> Signature:
-    # Cheap, because it is taken at every save while the training waits.
+    # Cheap: computed at every save while training waits.
     return tuple(
         (key, tensor.shape, tensor.dtype, tensor.placements, tensor.device_mesh)
         if isinstance(tensor, DTensor)
@@ -69,12 +69,12 @@ def _signature(tensors: dict[str, torch.Tensor]) -> Signature:
 def _local_plan(tensors: dict[str, torch.Tensor]) -> tuple[DefaultSavePlanner, SavePlan]:
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(dict(tensors), None, True)
-    # A rank whose part of a DTensor is empty (more ranks than rows) has nothing to write.
+    # A rank whose shard of a DTensor is empty (more ranks than rows) writes nothing.
     return planner, SavePlan([item for item in planner.create_local_plan().items if _has_bytes(item)])
 
 
-def _index(found: dict[str, Any], handed: list[tuple[Box, ...]]) -> dict[str, Any]:
-    writer = {box: rank for rank, boxes in enumerate(handed) for box in boxes}
+def _index(found: dict[str, Any], assigned: list[tuple[ChunkKey, ...]]) -> dict[str, Any]:
+    writer = {chunk: rank for rank, chunks in enumerate(assigned) for chunk in chunks}
     index: dict[str, Any] = {}
     for key, entry in found.items():
         assert isinstance(entry, TensorStorageMetadata)
@@ -86,7 +86,7 @@ def _index(found: dict[str, Any], handed: list[tuple[Box, ...]]) -> dict[str, An
     return index
 
 
-def _box(index: MetadataIndex) -> Box:
+def _chunk_key(index: MetadataIndex) -> ChunkKey:
     return index.fqn, tuple(index.offset or ())
 
 

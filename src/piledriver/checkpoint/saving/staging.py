@@ -1,7 +1,7 @@
-"""Copies of tensors that training may change while a thread writes them out.
+"""Copies of tensors in host memory, which a thread writes while training changes the originals.
 
-Buffers are kept from one save to the next: pinning memory and touching fresh pages cost more than the copy. On a GPU
-the copies are queued together and waited for once.
+Buffers are kept between saves: pinning memory and touching new pages cost more than the copy. On a GPU all copies are
+queued, then synchronised once.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 import torch
 
-Named = tuple[str, torch.Tensor]
+NamedTensor = tuple[str, torch.Tensor]
 
 
-class Stage:
-    """Host buffers for one rank's part of a checkpoint.
+class HostStaging:
+    """Host buffers for the chunks that one rank writes.
 
-    >>> stage = Stage(); weight = torch.ones(2)
-    >>> (name, copy), = stage.copies([("w", weight)])
+    >>> staging = HostStaging(); weight = torch.ones(2)
+    >>> (name, copy), = staging.copies([("w", weight)])
     >>> _ = weight.zero_(); copy
     tensor([1., 1.])
     """
@@ -25,12 +25,12 @@ class Stage:
     def __init__(self) -> None:
         self._buffers: dict[str, torch.Tensor] = {}
 
-    def copies(self, tensors: Sequence[Named]) -> list[Named]:
-        """The tensors as they are now, in host memory. Valid until the next call."""
+    def copies(self, tensors: Sequence[NamedTensor]) -> list[NamedTensor]:
+        """Copy tensors to host memory and return the copies, valid until the next call."""
         wanted = {name for name, _ in tensors}
         self._buffers = {name: buffer for name, buffer in self._buffers.items() if name in wanted}
         devices: set[torch.device] = set()
-        copied: list[Named] = []
+        copied: list[NamedTensor] = []
         with torch.no_grad():
             for name, tensor in tensors:
                 buffer = self._buffer(name, tensor)

@@ -16,7 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piledriver.checkpoint.errors import UnsupportedStateError
-from piledriver.checkpoint.tree import encode, from_inline, inline, merged, rebuild, split, tensor_keys
+from piledriver.checkpoint.state_tree import (
+    encode_value,
+    inline_tensor,
+    merge_trees,
+    rebuild_state,
+    split_state,
+    tensor_from_inline,
+    tensor_keys,
+)
 
 leaves = (
     st.none()
@@ -63,9 +71,9 @@ def same(a: Any, b: Any) -> bool:
 
 @given(states)
 def test_a_state_comes_back_as_it_was(state: Any) -> None:
-    tree, tensors = split(state, "x")
+    tree, tensors = split_state(state, "x")
     assert tensors == {}
-    assert same(rebuild(json.loads(json.dumps(tree, allow_nan=False)), from_inline), state)
+    assert same(rebuild_state(json.loads(json.dumps(tree, allow_nan=False)), tensor_from_inline), state)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +82,7 @@ def test_a_state_comes_back_as_it_was(state: Any) -> None:
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3)])
 def test_tensors_inside_the_json(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensor = torch.arange(math.prod(shape)).reshape(shape).to(dtype)
-    back = from_inline(json.loads(json.dumps(inline(tensor))))
+    back = tensor_from_inline(json.loads(json.dumps(inline_tensor(tensor))))
     assert back.dtype == dtype
     assert back.shape == tensor.shape
     assert torch.equal(back.to(torch.complex64), tensor.to(torch.complex64))
@@ -82,7 +90,7 @@ def test_tensors_inside_the_json(dtype: torch.dtype, shape: tuple[int, ...]) -> 
 
 def test_arrays_and_counts() -> None:
     state = {"a": np.arange(6, dtype=np.uint32).reshape(2, 3), "c": Counter("aab")}
-    back = rebuild(json.loads(json.dumps(split(state, "x")[0])), from_inline)
+    back = rebuild_state(json.loads(json.dumps(split_state(state, "x")[0])), tensor_from_inline)
     assert np.array_equal(back["a"], state["a"])
     assert back["a"].dtype == np.uint32
     assert back["c"] == Counter("aab")
@@ -90,7 +98,7 @@ def test_arrays_and_counts() -> None:
 
 def test_a_tensor_that_appears_twice_is_kept_once() -> None:
     weight = torch.ones(2)
-    tree, tensors = split({"a": weight, "b": [weight], "c/d": torch.ones(1), "c": {"d": torch.ones(1)}}, "m")
+    tree, tensors = split_state({"a": weight, "b": [weight], "c/d": torch.ones(1), "c": {"d": torch.ones(1)}}, "m")
     assert tensor_keys(tree) == ["m/a", "m/a", "m/c/d", "m/c/d~"]
     assert set(tensors) == {"m/a", "m/c/d", "m/c/d~"}
 
@@ -98,10 +106,13 @@ def test_a_tensor_that_appears_twice_is_kept_once() -> None:
 @pytest.mark.parametrize("value", [object(), len, datetime.timedelta(1), type, np.array(["a"], dtype=object)])
 def test_what_would_need_pickle_is_refused_by_its_place(value: Any) -> None:
     with pytest.raises(UnsupportedStateError, match="scheduler/extra/0 holds a"):
-        encode({"extra": [value]}, "scheduler", lambda *_: None)
+        encode_value({"extra": [value]}, "scheduler", lambda *_: None)
 
 
 def test_ranks_with_other_layers_make_one_tree() -> None:
     first = {"state": {"a": 1}, "param_groups": [{"lr": 0.1, "params": ["a"]}]}
     second = {"state": {"b": 2}, "param_groups": [{"lr": 0.1, "params": ["b"]}]}
-    assert merged(first, second) == {"state": {"a": 1, "b": 2}, "param_groups": [{"lr": 0.1, "params": ["a", "b"]}]}
+    assert merge_trees(first, second) == {
+        "state": {"a": 1, "b": 2},
+        "param_groups": [{"lr": 0.1, "params": ["a", "b"]}],
+    }

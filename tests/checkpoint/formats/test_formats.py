@@ -132,10 +132,10 @@ class TestHuggingFace:
             load_model(model, tmp_path)
         save_model(model, tmp_path, max_shard_size=64)
         (tmp_path / "model-00001-of-00003.safetensors").unlink()
-        with pytest.raises(IncompleteCheckpointError, match="is missing"):
+        with pytest.raises(IncompleteCheckpointError, match="does not exist"):
             load_model(model, tmp_path)
         (tmp_path / "x.safetensors").write_bytes(b"\xff" * 20)
-        with pytest.raises(IncompleteCheckpointError, match="not a whole safetensors file"):
+        with pytest.raises(IncompleteCheckpointError, match="truncated, or no safetensors file"):
             load_model(model, tmp_path / "x.safetensors")
         (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../../x.safetensors"}}')
         with pytest.raises(IncompleteCheckpointError, match="outside its folder"):
@@ -344,6 +344,21 @@ class TestCommandLine:
         assert cli.main(["checkpoint", "inspect", str(folder), "--verify"]) == 1
         assert "checksum differs" in capsys.readouterr().err
         assert cli.main(["checkpoint", "inspect", str(folder.parent / "nothing")]) == 1
+
+    @pytest.mark.parametrize("verb", ["inspect", "merge", "convert"])
+    @pytest.mark.parametrize("named", ["checkpoint", "run"])
+    def test_a_truncated_checkpoint_is_named_with_what_it_lacks(
+        self, verb: str, named: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = str(folder if named == "checkpoint" else folder.parent)
+        out = [] if verb == "inspect" else ["-o", str(tmp_path / "out")]
+        (file,) = folder.rglob("rank-00000.safetensors")
+        file.write_bytes(file.read_bytes()[:-7])
+        assert cli.main(["checkpoint", verb, path, *out]) == 1
+        assert "rank-00000.safetensors has" in capsys.readouterr().err
+        (folder / "header.json").unlink()
+        assert cli.main(["checkpoint", verb, path, *out]) == 1
+        assert "has no header.json: its save was interrupted" in capsys.readouterr().err
 
     def test_merge_and_convert(self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["checkpoint", "merge", str(folder), "-o", str(tmp_path / "m"), "--max-shard-size", "100"]) == 0

@@ -1,7 +1,7 @@
 """Files of `torch.save`, read without running what they name.
 
-`load_weights` is torch's `weights_only` reader with the few NumPy names that random states need. `attributes_of` reads
-a whole pickled object (Accelerate pickles a sampler) with every class reduced to its attributes.
+`load_torch_file` is torch's `weights_only` reader with the few NumPy names that random states need. `load_attributes`
+reads a whole pickled object (Accelerate pickles a sampler) with every class reduced to its attributes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from piledriver.core.safe_pickle import DAMAGED_PICKLE, load_inert
 _DTYPES = ("Bool", "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64", "Float32", "Float64")
 
 
-def load_weights(path: Path) -> Any:
+def load_torch_file(path: Path) -> Any:
     """Return the tensors, containers, numbers and NumPy arrays of a `torch.save` file; reject any other content."""
     multiarray: Any = importlib.import_module("numpy._core.multiarray")
     allowed: list[Any] = [np.ndarray, np.dtype, multiarray._reconstruct, multiarray.scalar]
@@ -39,15 +39,17 @@ def load_weights(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         reason = next((line for line in str(error).splitlines() if "GLOBAL" in line), str(error).splitlines()[0])
         raise UntrustedFileError(
-            f"{path} was not read, because it holds more than tensors and plain values: {reason.strip()}",
+            f"{path} was not read: it holds more than tensors and plain values: {reason.strip()}",
             fix="save it again as safetensors, or convert it yourself if you trust it",
         ) from error
     except (EOFError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, AssertionError) as error:
-        reason = next(iter(str(error).splitlines()), "it ends before anything was said")
-        raise CorruptFileError(f"{path} is no file of weights: {reason}", fix="copy it again, whole") from error
+        reason = next(iter(str(error).splitlines()), "it is empty or truncated")
+        raise CorruptFileError(
+            f"{path} is damaged, or no file of torch.save: {reason}", fix="copy or download it again"
+        ) from error
 
 
-def attributes_of(path: Path) -> dict[str, Any]:
+def load_attributes(path: Path) -> dict[str, Any]:
     """Return the plain attributes (numbers and text) of the object in a `torch.save` file."""
     try:
         with zipfile.ZipFile(path) as archive:

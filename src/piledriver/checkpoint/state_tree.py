@@ -1,8 +1,8 @@
-"""Any `state_dict` as two parts: plain JSON for the structure, tensors by key for the rest. Never pickle.
+"""Encode any `state_dict` as JSON for the structure and tensors by key, without pickle.
 
-`split` takes a state apart and `rebuild` puts it together again, with the same types: tuples, sets, bytes, NumPy arrays
-and dictionaries with keys that are not text all come back as they were. What JSON lacks is written as an object with
-the key `$` that names the type.
+`split_state` encodes a state and `rebuild_state` decodes it to the same types: tuples, sets, bytes, NumPy arrays and
+dictionaries with keys other than strings are restored exactly. A value that JSON lacks is an object whose key `$` names
+the type.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ _MAPPINGS: dict[str, Callable[[Iterable[tuple[Any, Any]]], Any]] = {
 }
 
 
-def split(state: Any, prefix: str) -> tuple[Json, dict[str, torch.Tensor]]:
-    """The JSON structure of a state, and its tensors under keys that start with `prefix`.
+def split_state(state: Any, prefix: str) -> tuple[Json, dict[str, torch.Tensor]]:
+    """Return the JSON structure of a state, and its tensors under keys that start with `prefix`.
 
-    >>> tree, tensors = split({"lr": 0.1, "betas": (0.9, 0.99), "m": torch.ones(2)}, "optimizers/0")
+    >>> tree, tensors = split_state({"lr": 0.1, "betas": (0.9, 0.99), "m": torch.ones(2)}, "optimizers/0")
     >>> tree
     {'lr': 0.1, 'betas': {'$': 'tuple', 'v': [0.9, 0.99]}, 'm': {'$': 'tensor', 'key': 'optimizers/0/m'}}
-    >>> rebuild(tree, lambda found: tensors[found["key"]])
+    >>> rebuild_state(tree, lambda found: tensors[found["key"]])
     {'lr': 0.1, 'betas': (0.9, 0.99), 'm': tensor([1., 1.])}
     """
     tensors: dict[str, torch.Tensor] = {}
     keys: dict[int, str] = {}
 
     def put(path: str, tensor: torch.Tensor) -> Json:
-        # One object that appears twice (tied parameters) is written once.
+        # An object that occurs twice (tied parameters) is written once.
         if (known := keys.get(id(tensor))) is None:
             known = path
             while known in tensors:
@@ -60,11 +60,11 @@ def split(state: Any, prefix: str) -> tuple[Json, dict[str, torch.Tensor]]:
             tensors[known] = tensor
         return {"$": "tensor", "key": known}
 
-    return encode(state, prefix, put), tensors
+    return encode_value(state, prefix, put), tensors
 
 
-def encode(value: Any, path: str, put: PutTensor) -> Json:
-    """One value as JSON; each tensor becomes what `put(path, tensor)` returns."""
+def encode_value(value: Any, path: str, put: PutTensor) -> Json:
+    """Return a value as JSON; each tensor is replaced by what `put(path, tensor)` returns."""
     if value is None or isinstance(value, bool | str):
         return value if not isinstance(value, str) else str(value)
     if isinstance(value, torch.Tensor):
@@ -76,7 +76,7 @@ def encode(value: Any, path: str, put: PutTensor) -> Json:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"$": "float", "v": repr(float(value))}
     if isinstance(value, list):
-        return [encode(item, f"{path}/{i}", put) for i, item in enumerate(value)]
+        return [encode_value(item, f"{path}/{i}", put) for i, item in enumerate(value)]
     if isinstance(value, Mapping):
         return _encode_mapping(value, path, put)
     for name, kind in (
@@ -88,7 +88,7 @@ def encode(value: Any, path: str, put: PutTensor) -> Json:
     ):
         if isinstance(value, kind):
             items = sorted(value, key=repr) if isinstance(value, set | frozenset) else cast(Iterable[Any], value)
-            return {"$": name, "v": [encode(item, f"{path}/{i}", put) for i, item in enumerate(items)]}
+            return {"$": name, "v": [encode_value(item, f"{path}/{i}", put) for i, item in enumerate(items)]}
     return _encode_leaf(value, path, put)
 
 
@@ -116,24 +116,27 @@ def _encode_leaf(value: Any, path: str, put: PutTensor) -> Json:
 def _encode_mapping(value: Mapping[Any, Any], path: str, put: PutTensor) -> Json:
     plain = type(value) in (dict, defaultdict) or not isinstance(value, OrderedDict | Counter)
     if plain and all(isinstance(key, str) and not key.startswith("$") for key in value):
-        return {key: encode(item, f"{path}/{key}", put) for key, item in value.items()}
+        return {key: encode_value(item, f"{path}/{key}", put) for key, item in value.items()}
     kind = "ordered" if isinstance(value, OrderedDict) else "counter" if isinstance(value, Counter) else "dict"
-    return {"$": kind, "v": [[encode(k, path, put), encode(v, f"{path}/{k}", put)] for k, v in value.items()]}
+    return {
+        "$": kind,
+        "v": [[encode_value(k, path, put), encode_value(v, f"{path}/{k}", put)] for k, v in value.items()],
+    }
 
 
-def rebuild(tree: Json, get: GetTensor) -> Any:
-    """The state that `split` took apart; `get` finds the tensor of a `{"$": "tensor", ...}` object."""
+def rebuild_state(tree: Json, get: GetTensor) -> Any:
+    """Decode what `split_state` encoded; `get` returns the tensor of a `{"$": "tensor", ...}` object."""
     if isinstance(tree, list):
-        return [rebuild(item, get) for item in tree]
+        return [rebuild_state(item, get) for item in tree]
     if not isinstance(tree, dict):
         return tree
     kind = tree.get("$")
     if kind is None:
-        return {key: rebuild(item, get) for key, item in tree.items()}
+        return {key: rebuild_state(item, get) for key, item in tree.items()}
     if kind in _SEQUENCES:
-        return _SEQUENCES[kind](rebuild(item, get) for item in tree["v"])
+        return _SEQUENCES[kind](rebuild_state(item, get) for item in tree["v"])
     if kind in _MAPPINGS:
-        return _MAPPINGS[kind]((rebuild(k, get), rebuild(v, get)) for k, v in tree["v"])
+        return _MAPPINGS[kind]((rebuild_state(k, get), rebuild_state(v, get)) for k, v in tree["v"])
     return get(tree) if kind in ("tensor", "inline") else _rebuild_leaf(kind, tree)
 
 
@@ -161,12 +164,12 @@ def _rebuild_leaf(kind: str, tree: dict[str, Any]) -> Any:
         case "path":
             return Path(value)
     raise UnsupportedStateError(
-        f"the checkpoint holds a value of the unknown kind {kind!r}", fix="read it with a newer piledriver"
+        f"the checkpoint holds a value of unknown type {kind!r}", fix="read it with a newer piledriver"
     )
 
 
 def tensor_keys(tree: Json) -> list[str]:
-    """The keys of every tensor in a tree, in order."""
+    """Return the keys of all tensors in a tree, in order."""
     if isinstance(tree, list):
         return [key for item in tree for key in tensor_keys(item)]
     if isinstance(tree, dict):
@@ -176,15 +179,15 @@ def tensor_keys(tree: Json) -> list[str]:
     return []
 
 
-def inline(tensor: torch.Tensor) -> Json:
-    """A small tensor inside the JSON itself: states that belong to one rank (random generators) are kept so."""
+def inline_tensor(tensor: torch.Tensor) -> Json:
+    """Encode a small tensor inside the JSON itself, as per-rank states (random generators) are stored."""
     data = tensor.detach().cpu().contiguous()
     raw = data.reshape(-1).view(torch.uint8).numpy().tobytes() if data.numel() else b""
     return {"$": "inline", "dtype": str(data.dtype).removeprefix("torch."), "shape": list(data.shape), "v": _text(raw)}
 
 
-def from_inline(tree: Mapping[str, Any]) -> torch.Tensor:
-    """The tensor that `inline` wrote."""
+def tensor_from_inline(tree: Mapping[str, Any]) -> torch.Tensor:
+    """Decode what `inline_tensor` encoded."""
     dtype = dtype_of(tree["dtype"])
     raw = _bytes(tree["v"])
     flat = torch.frombuffer(bytearray(raw), dtype=dtype) if raw else torch.empty(0, dtype=dtype)
@@ -192,23 +195,23 @@ def from_inline(tree: Mapping[str, Any]) -> torch.Tensor:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """`float32` as `torch.float32`."""
+    """Return the torch dtype of a name such as `float32`."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise UnsupportedStateError(f"torch has no dtype {name!r}", fix="read the checkpoint with a newer torch")
     return dtype
 
 
-def merged(first: Json, second: Json) -> Json:
-    """The union of two ranks' trees. Ranks that hold different layers (pipeline stages) each give their part."""
+def merge_trees(first: Json, second: Json) -> Json:
+    """Return the union of the trees of two ranks, which may hold different layers (pipeline stages)."""
     if isinstance(first, dict) and isinstance(second, dict) and "$" not in first and "$" not in second:
-        both = {key: merged(value, second[key]) if key in second else value for key, value in first.items()}
+        both = {key: merge_trees(value, second[key]) if key in second else value for key, value in first.items()}
         return both | {key: value for key, value in second.items() if key not in first}
     if isinstance(first, list) and isinstance(second, list):
         if all(isinstance(item, str) for item in first + second):
             return first + [item for item in second if item not in set(first)]
         if len(first) == len(second):
-            return [merged(a, b) for a, b in zip(first, second, strict=True)]
+            return [merge_trees(a, b) for a, b in zip(first, second, strict=True)]
     return first
 
 
@@ -220,12 +223,12 @@ def _bytes(text: str) -> bytes:
     return base64.b64decode(text)
 
 
-def pairs(tree: Json) -> list[tuple[Any, Json]]:
-    """The items of an encoded mapping, keys rebuilt, values still encoded.
+def mapping_items(tree: Json) -> list[tuple[Any, Json]]:
+    """Return the items of an encoded mapping with decoded keys and encoded values.
 
-    >>> pairs(split({0: 1.5}, "")[0])
+    >>> mapping_items(split_state({0: 1.5}, "")[0])
     [(0, 1.5)]
     """
     if tree.get("$") in _MAPPINGS:
-        return [(rebuild(key, from_inline), value) for key, value in tree["v"]]
+        return [(rebuild_state(key, tensor_from_inline), value) for key, value in tree["v"]]
     return list(tree.items())

@@ -1,4 +1,4 @@
-"""Folders that Hugging Face Accelerate's `save_state` wrote, opened as a snapshot. Nothing in them is run."""
+"""Folders of Hugging Face Accelerate's `save_state`, opened for reading. No code in them is run."""
 
 from __future__ import annotations
 
@@ -8,30 +8,22 @@ from typing import Any
 
 import torch
 
-from piledriver.checkpoint import tree
+from piledriver.checkpoint import state_tree
 from piledriver.checkpoint.errors import UntrustedFileError
-from piledriver.checkpoint.published_weights import open_weights, weight_files
-from piledriver.checkpoint.snapshot import Snapshot
-from piledriver.checkpoint.tensor_index import Catalog, Entry, in_memory
-from piledriver.checkpoint.torch_files import attributes_of, load_weights
+from piledriver.checkpoint.folder_kinds import weight_files
+from piledriver.checkpoint.formats.published_weights import open_weights
+from piledriver.checkpoint.formats.torch_files import load_attributes, load_torch_file
+from piledriver.checkpoint.opened_checkpoint import OpenedCheckpoint
+from piledriver.checkpoint.tensor_index import IndexedTensor, TensorIndex, index_tensors
 
 
-def is_accelerate_folder(folder: Path) -> bool:
-    """Whether a folder is one of theirs: weights under their names, with an optimizer or random states beside."""
-    folder = Path(folder)
-    return (
-        folder.is_dir()
-        and not (folder / "header.json").exists()
-        and weight_files(folder) is not None
-        and ((folder / "optimizer.bin").is_file() or any(folder.glob("random_states_*.pkl")))
-    )
-
-
-def open_accelerate(folder: Path, rank: int) -> Snapshot:
-    """Their folder in our terms."""
-    catalog: dict[str, Entry] = {}
+def open_accelerate(folder: Path, rank: int) -> OpenedCheckpoint:
+    """Open a folder of Accelerate's for one rank."""
+    tensor_index: dict[str, IndexedTensor] = {}
     notes: list[str] = []
-    shared: dict[str, list[tree.Json]] = {"models": [_weights(folder, i, catalog) for i in _model_numbers(folder)]}
+    shared: dict[str, list[state_tree.Json]] = {
+        "models": [_weights(folder, i, tensor_index) for i in _model_numbers(folder)]
+    }
     for kind, stem, ending in (
         ("optimizers", "optimizer", ".bin"),
         ("schedulers", "scheduler", ".bin"),
@@ -40,34 +32,34 @@ def open_accelerate(folder: Path, rank: int) -> Snapshot:
     ):
         shared[kind] = []
         for index, path in enumerate(_numbered(folder, stem, ending)):
-            structure, tensors = tree.split(load_weights(path), f"{kind}/{index}")
+            structure, tensors = state_tree.split_state(load_torch_file(path), f"{kind}/{index}")
             shared[kind].append(structure)
-            catalog |= in_memory(tensors)
+            tensor_index |= index_tensors(tensors)
     own = {
-        f"loaders/{index}": _inline(load_weights(path), path.name)
+        f"loaders/{index}": _inline(load_torch_file(path), path.name)
         for index, path in enumerate(_numbered(folder, "dl_state_dict", ".bin"))
     }
     step: int | None = None
     states = folder / f"random_states_{rank}.pkl"
     if states.is_file():
-        found = load_weights(states)
+        found = load_torch_file(states)
         step = found.get("step")
         own["rng"] = _inline(_random(found), states.name)
     samplers = _samplers(folder, notes)
-    return Snapshot(
+    return OpenedCheckpoint(
         shared=shared,
         own=own,
-        catalog=catalog,
+        index=tensor_index,
         step=step,
         extra={"samplers": samplers} if samplers else {},
         notes=tuple(notes),
     )
 
 
-def _weights(folder: Path, index: int, catalog: dict[str, Entry]) -> tree.Json:
-    found: Catalog
+def _weights(folder: Path, index: int, tensor_index: dict[str, IndexedTensor]) -> state_tree.Json:
+    found: TensorIndex
     found, aliases = open_weights(folder, index)
-    catalog |= {f"models/{index}/{name}": entry for name, entry in found.items()}
+    tensor_index |= {f"models/{index}/{name}": entry for name, entry in found.items()}
     names = {name: name for name in found} | aliases
     return {name: {"$": "tensor", "key": f"models/{index}/{target}"} for name, target in names.items()}
 
@@ -80,7 +72,7 @@ def _model_numbers(folder: Path) -> Iterator[int]:
 
 
 def _numbered(folder: Path, stem: str, ending: str) -> Iterator[Path]:
-    """`optimizer.bin`, `optimizer_1.bin`, ...; custom checkpoints count from `_0`."""
+    """Yield `optimizer.bin`, `optimizer_1.bin`, ...; custom checkpoints are numbered from `_0`."""
     index = 0
     while True:
         names = [f"{stem}_{index}{ending}"] + ([f"{stem}{ending}"] if index == 0 else [])
@@ -103,18 +95,18 @@ def _random(states: dict[str, Any]) -> dict[str, Any]:
     return named | devices
 
 
-def _inline(state: Any, name: str) -> tree.Json:
-    def put(_: str, tensor: torch.Tensor) -> tree.Json:
-        return tree.inline(tensor)
+def _inline(state: Any, name: str) -> state_tree.Json:
+    def put(_: str, tensor: torch.Tensor) -> state_tree.Json:
+        return state_tree.inline_tensor(tensor)
 
-    return tree.encode(state, name, put)
+    return state_tree.encode_value(state, name, put)
 
 
 def _samplers(folder: Path, notes: list[str]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for path in _numbered(folder, "sampler", ".bin"):
         try:
-            found.append(attributes_of(path))
+            found.append(load_attributes(path))
         except UntrustedFileError as error:
-            notes.append(f"{path.name} was left out: {error}")
+            notes.append(f"{path.name} was skipped: {error}")
     return found

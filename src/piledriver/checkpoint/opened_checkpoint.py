@@ -1,4 +1,4 @@
-"""A checkpoint opened for reading: structure as JSON trees, tensors through a catalog, nothing loaded yet."""
+"""A checkpoint opened for reading: structure as JSON trees, tensors by index, nothing loaded yet."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from piledriver.checkpoint.errors import IncompleteCheckpointError
-from piledriver.checkpoint.header import INDEX, STATE, Header, check_files, read_header
-from piledriver.checkpoint.tensor_index import Catalog, Chunk, Entry, name_in_file
-from piledriver.checkpoint.tree import Json, dtype_of
+from piledriver.checkpoint.header import INDEX, STATE, Header, require_complete
+from piledriver.checkpoint.state_tree import Json, dtype_of
+from piledriver.checkpoint.tensor_index import IndexedTensor, TensorChunk, TensorIndex, chunk_name
 from piledriver.core.storage import read_text
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """What a folder holds, whoever wrote it."""
+class OpenedCheckpoint:
+    """What a folder holds, in whichever format."""
 
     shared: Mapping[str, list[Json]]
-    """Trees of models, optimizers, schedulers, custom objects, scaler."""
+    """Trees of models, optimizers, schedulers, custom objects and scaler."""
     own: Mapping[str, Json]
-    """Trees of what this rank saved for itself."""
-    catalog: Catalog
+    """Trees of the states of this rank."""
+    index: TensorIndex
+    """Where each tensor of the trees is."""
     header: Header | None = None
     step: int | None = None
     layout: Any = None
@@ -31,25 +32,24 @@ class Snapshot:
     notes: tuple[str, ...] = ()
 
 
-def open_ours(folder: Path, rank: int) -> Snapshot:
-    """A checkpoint in our own format."""
-    header = read_header(folder)
-    check_files(folder, header)
+def open_checkpoint(folder: Path, rank: int) -> OpenedCheckpoint:
+    """Open a checkpoint in piledriver's own format."""
+    header = require_complete(folder)
     data = folder / header.data
     try:
         state = json.loads(read_text(data / STATE))
-        catalog = _catalog(json.loads(read_text(data / INDEX)), data)
+        index = _tensor_index(json.loads(read_text(data / INDEX)), data)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise IncompleteCheckpointError(f"{data} is damaged: {error}", fix="load an earlier checkpoint") from error
     ranks = state["ranks"]
     notes: tuple[str, ...] = ()
     if rank >= len(ranks) and any(ranks):
         kept = sorted({name for own in ranks for name in own})
-        notes = (f"saved by {len(ranks)} ranks, so rank {rank} finds no {', '.join(kept)} of its own",)
-    return Snapshot(
+        notes = (f"saved by {len(ranks)} ranks: rank {rank} has no saved {', '.join(kept)}",)
+    return OpenedCheckpoint(
         shared=state["shared"],
         own={**state["common"], **(ranks[rank] if rank < len(ranks) else {})},
-        catalog=catalog,
+        index=index,
         header=header,
         step=header.step,
         layout=header.layout,
@@ -58,19 +58,19 @@ def open_ours(folder: Path, rank: int) -> Snapshot:
     )
 
 
-def _catalog(index: Mapping[str, Any], data: Path) -> dict[str, Entry]:
-    files = {int(rank): data / name for rank, name in index["files"].items()}
-    catalog: dict[str, Entry] = {}
-    for key, entry in index["tensors"].items():
+def _tensor_index(content: Mapping[str, Any], data: Path) -> dict[str, IndexedTensor]:
+    files = {int(rank): data / name for rank, name in content["files"].items()}
+    index: dict[str, IndexedTensor] = {}
+    for key, entry in content["tensors"].items():
         shape = tuple(entry["shape"])
         chunks = tuple(
-            Chunk(
+            TensorChunk(
                 tuple(offsets),
                 tuple(sizes),
                 file=files[rank],
-                name=name_in_file(key, tuple(offsets), whole=tuple(sizes) == shape),
+                name=chunk_name(key, tuple(offsets), whole=tuple(sizes) == shape),
             )
             for rank, offsets, sizes in entry["chunks"]
         )
-        catalog[key] = Entry(dtype_of(entry["dtype"]), shape, chunks)
-    return catalog
+        index[key] = IndexedTensor(dtype_of(entry["dtype"]), shape, chunks)
+    return index
