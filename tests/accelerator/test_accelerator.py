@@ -22,7 +22,7 @@ from piledriver.accelerator import (
     find_executable_batch_size,
 )
 from piledriver.accelerator.errors import NotPreparedError, OptionError, PrecisionError, PreparedTwiceError
-from piledriver.accelerator.options import KwargsHandler
+from piledriver.accelerator.options.handlers import KwargsHandler
 from piledriver.engine.optimizer.clip_grad_norm import clip_sharded_grad_norm, total_norm
 from piledriver.engine.tied_weights import find_tied, retie
 

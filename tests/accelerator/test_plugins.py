@@ -10,7 +10,7 @@ import torch
 
 from piledriver.accelerator import Accelerator
 from piledriver.accelerator.errors import OptionError
-from piledriver.accelerator.plugins import layout_from_plugins
+from piledriver.accelerator.options.plugins import layout_from_plugins
 from piledriver.compat.accelerate.parallelism_config import ParallelismConfig
 from piledriver.compat.accelerate.utils.dataclasses import FullyShardedDataParallelPlugin, TorchTensorParallelPlugin
 from piledriver.engine import Layout, LayoutError

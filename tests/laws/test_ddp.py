@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from piledriver.accelerator import Accelerator, DataLoaderConfiguration, DistributedDataParallelKwargs
 from piledriver.accelerator.errors import NotPreparedError
-from piledriver.accelerator.options import DDPCommunicationHookType
+from piledriver.accelerator.options.handlers import DDPCommunicationHookType
 from piledriver.data.loaders.process_group import group_world
 from piledriver.engine.data_parallel.local_sgd import LocalSGD
 from piledriver.engine.state import state_of

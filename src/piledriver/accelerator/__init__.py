@@ -1,7 +1,4 @@
-"""Floor 5: the facade that a user's loop talks to. It delegates: no strategy code lives here.
-
-Read `accelerator.py` first; each of the other files answers one question that it asks.
-"""
+"""Floor 5: the facade that a user's loop talks to. It delegates to the engine; read `accelerator.py` first."""
 
 from __future__ import annotations
 
@@ -10,9 +7,9 @@ from typing import Any
 
 _FACE = {
     "Accelerator": "accelerator",
-    "GradientState": "accumulation",
-    "PreparedOptimizer": "optimizer",
-    "PreparedScheduler": "scheduler",
+    "GradientState": "state.accumulation",
+    "PreparedOptimizer": "wrappers.optimizer",
+    "PreparedScheduler": "wrappers.scheduler",
     "find_executable_batch_size": "memory",
     "release_memory": "memory",
     "get_logger": "logging",
@@ -30,7 +27,7 @@ _FACE = {
             "ProjectConfiguration",
             "TorchDynamoPlugin",
         ),
-        "options",
+        "options.handlers",
     ),
 }
 

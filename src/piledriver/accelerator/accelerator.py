@@ -1,4 +1,4 @@
-"""`Accelerator`: the verbs that a training loop says. Each one asks the room that knows; nothing is decided here twice.
+"""`Accelerator`: the verbs of a training loop. Each one delegates to the room that implements it.
 
     accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=4)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
@@ -21,13 +21,12 @@ import torch
 from torch import nn
 
 from piledriver.accelerator import prepare
-from piledriver.accelerator.accumulation import GradientState, ItemMean
 from piledriver.accelerator.checkpointing import CheckpointMixin
 from piledriver.accelerator.errors import OptionError
 from piledriver.accelerator.gradients import GradientsMixin
 from piledriver.accelerator.memory import release_memory
 from piledriver.accelerator.metrics import gather_for_metrics
-from piledriver.accelerator.options import (
+from piledriver.accelerator.options.handlers import (
     AutocastKwargs,
     DataLoaderConfiguration,
     DistributedDataParallelKwargs,
@@ -39,11 +38,8 @@ from piledriver.accelerator.options import (
     ProjectConfiguration,
     TorchDynamoPlugin,
 )
-from piledriver.accelerator.plugins import layout_from_plugins
-from piledriver.accelerator.prepared import Prepared
-from piledriver.accelerator.process_info import RunState
-from piledriver.accelerator.saving import StateSaver
-from piledriver.accelerator.settings import (
+from piledriver.accelerator.options.plugins import layout_from_plugins
+from piledriver.accelerator.options.resolve import (
     Handlers,
     engine_options,
     reject_foreign_plugins,
@@ -51,6 +47,10 @@ from piledriver.accelerator.settings import (
     resolve_precision,
     resolve_project,
 )
+from piledriver.accelerator.saving.state_saver import StateSaver
+from piledriver.accelerator.state.accumulation import GradientState, ItemMean
+from piledriver.accelerator.state.prepared import Prepared
+from piledriver.accelerator.state.process_info import RunState
 from piledriver.accelerator.tracking import Trackers
 from piledriver.engine.detach import detach
 from piledriver.engine.layout import Layout, resolve_layout
@@ -162,14 +162,14 @@ class Accelerator(GradientsMixin, CheckpointMixin):
     def _enter_world(
         self, cpu: bool, process_group: InitProcessGroupKwargs | None, precision: Any, world: World | None
     ) -> None:
-        """Find out who we are and connect. The compatible subclass looks into its shared state first."""
+        """Detect the world and connect. The compatible subclass uses its shared state."""
         self.world = world if world is not None else detect_world(device="cpu" if cpu else None)
         self._mixed_precision = resolve_precision(precision)
         self.state: Any = RunState(self.world, self._mixed_precision)
         connect(self.world, timeout=process_group.timeout if process_group is not None else None)
 
     def _fsdp_plugin(self, given: Any) -> Any:
-        """The compatible subclass looks into the environment where none was given."""
+        """Return the plugin; the compatible subclass falls back to the environment."""
         return given
 
     def _make_gradient_state(self, plugin: GradientAccumulationPlugin) -> GradientState:
@@ -181,9 +181,9 @@ class Accelerator(GradientsMixin, CheckpointMixin):
     # Prepare.
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
-        """Make models, optimizers, schedulers and loaders ready for this world; returned in the order given.
+        """Prepare models, optimizers, schedulers and loaders; return them in the order given.
 
-        A model is the object that it was: nothing is put around it. Anything unknown is returned as it is.
+        A model stays the same object, without a wrapper. Anything unknown is returned as it is.
         """
         if device_placement is not None and len(device_placement) != len(args):
             raise OptionError(
@@ -199,7 +199,7 @@ class Accelerator(GradientsMixin, CheckpointMixin):
         return result if len(result) > 1 else result[0] if result else result
 
     def _prepare_one(self, thing: Any, placement: bool | None) -> Any:
-        match prepare.kind_of(thing):
+        match prepare.preparer_of(thing):
             case "model":
                 return self.prepare_model(thing, device_placement=placement)
             case "optimizer":
@@ -219,10 +219,10 @@ class Accelerator(GradientsMixin, CheckpointMixin):
         *,
         weights: int | str | PathLike[str] | Callable[[nn.Module], Any] = 0,
     ) -> nn.Module:
-        """Place a model, set its precision, lay it out over the processes: in place.
+        """Move a model to its device and apply the layout, in place.
 
-        `weights` are for a model on the meta device: the seed to initialise it from, a folder or file to load, each
-        process its own part, or a function that fills it.
+        `weights` are for a model on the meta device: the seed to initialise from, a folder or file from which each rank
+        loads its own shards, or a function that fills it.
         """
         if any(model is known for known in self._models):
             return model
@@ -250,7 +250,7 @@ class Accelerator(GradientsMixin, CheckpointMixin):
         return _listed(self._optimizers, prepare.prepare_optimizer(self._prepared, optimizer, place=place))
 
     def memory_report(self) -> MemoryReport:
-        """Bytes of parameters, gradients and optimizer states that this process holds, and what the layout asks for."""
+        """Return the bytes of parameters, gradients and optimizer states on this rank."""
         from piledriver.engine.memory import measure
 
         return measure(self._models, [getattr(one, "optimizer", one) for one in self._optimizers])
@@ -284,39 +284,39 @@ class Accelerator(GradientsMixin, CheckpointMixin):
         )
         return _listed(self._dataloaders, share)
 
-    # Other processes.
+    # Collectives.
 
     def gather(self, tensor: Any) -> Any:
-        """Every process's tensors, joined along the first dimension."""
+        """Gather tensors of every rank along the first dimension."""
         return gather(self.world, tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """The same without samples that only fill up the last batch."""
+        """Gather without the samples that pad the last batch."""
         readers = self.mesh.readers if self.mesh.model_parallel_size > 1 else None
         return gather_for_metrics(self.world, self.gradient_state, input_data, use_gather_object, readers)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """The sum or mean over processes; those that read the same batch (tensor axis and others) count as one."""
+        """Reduce over ranks by sum or mean; ranks that read the same batch (tensor axis and others) count as one."""
         if reduction == "sum":
             scale /= self.mesh.model_parallel_size
         return reduce(self.world, tensor, reduction, scale)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
-        """Pad to the longest of all processes, so that it can be gathered."""
+        """Pad to the longest of all ranks, so that it can be gathered."""
         return pad_across_processes(self.world, tensor, dim, pad_index, pad_first)
 
     def set_trigger(self) -> None:
-        """Ask all processes for something; they hear it at their next `check_trigger`."""
+        """Set a flag that all ranks see at their next `check_trigger`."""
         self._trigger.raise_flag()
 
     def check_trigger(self) -> bool:
-        """Whether any process asked since the last check. Every process must call it."""
+        """Return whether any rank set the trigger since the last check. Every rank must call this."""
         return self._trigger.check()
 
     # Memory.
 
     def free_memory(self, *objects: Any) -> list[None]:
-        """Let go of everything prepared: `model, optimizer = accelerator.free_memory(model, optimizer)`."""
+        """Release everything prepared: `model, optimizer = accelerator.free_memory(model, optimizer)`."""
         for model in self._models:
             detach(model)
         self._prepared.clear()
@@ -330,7 +330,7 @@ class Accelerator(GradientsMixin, CheckpointMixin):
         return self.free_memory(*objects)
 
     def verify_device_map(self, model: nn.Module) -> bool:
-        """Whether parts of a model were placed on several devices by hand."""
+        """Return whether a device map places a model on several devices."""
         return any(
             len(set(getattr(module, "hf_device_map", {}).values())) > 1
             for module in model.modules()
@@ -347,7 +347,7 @@ class Accelerator(GradientsMixin, CheckpointMixin):
             )
 
     def __deepcopy__(self, memo: Any) -> Accelerator:
-        # It stands for this process's place in the world, of which there is one.
+        # It represents this process in the world, of which there is one.
         return self
 
 
@@ -358,5 +358,5 @@ def _listed(known: list[Any], thing: T) -> T:
 
 
 def _is_dispatched(model: nn.Module) -> bool:
-    """Whether a model was spread over devices by hand: it must stay where it is."""
+    """Whether a device map places the model on several devices: it must stay where it is."""
     return len(set(getattr(model, "hf_device_map", {}).values())) > 1

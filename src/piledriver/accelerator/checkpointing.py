@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from piledriver.accelerator.properties import AcceleratorProperties
-from piledriver.accelerator.saving import StateSaver
+from piledriver.accelerator.saving.state_saver import StateSaver
+from piledriver.accelerator.state.properties import AcceleratorProperties
 from piledriver.accelerator.tracking import Trackers
-from piledriver.accelerator.unwrap import unwrap
+from piledriver.accelerator.unwrap import unwrap_module
 from piledriver.engine.shards import gather_stages, gather_state_dict
 from piledriver.runtime.connection import disconnect
 
@@ -23,7 +23,7 @@ class CheckpointMixin(AcceleratorProperties):
 
     def unwrap_model(self, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
         """The user's module; ours puts nothing around it, other libraries may have."""
-        return unwrap(model, keep_fp32_wrapper, keep_torch_compile)
+        return unwrap_module(model, keep_fp32_wrapper, keep_torch_compile)
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> Any:
         """Return the model's full weights under its own keys, on every rank."""
@@ -31,7 +31,7 @@ class CheckpointMixin(AcceleratorProperties):
 
     def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
         """Save something once per run (or per node where `save_on_each_node`)."""
-        from piledriver.accelerator.files import save_object
+        from piledriver.accelerator.saving.files import save_object
 
         writes = self.is_local_main_process if self.project_configuration.save_on_each_node else self.is_main_process
         if writes:
@@ -41,7 +41,7 @@ class CheckpointMixin(AcceleratorProperties):
         self, model: Any, save_directory: Any, max_shard_size: int | str = "10GB", safe_serialization: bool = True
     ) -> None:
         """Save weights as Hugging Face does: safetensors, in shards with an index where they are large."""
-        from piledriver.accelerator.files import save_model_files
+        from piledriver.accelerator.saving.files import save_model_files
 
         model = gather_stages(self.unwrap_model(model), self.mesh)
         save_model_files(model, save_directory, max_shard_size, safe_serialization)

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from piledriver.accelerator.accumulation import Count, GradientState, ItemMean
 from piledriver.accelerator.errors import NotPreparedError, OptionError
-from piledriver.accelerator.options import AutocastKwargs, ProfileKwargs
-from piledriver.accelerator.properties import AcceleratorProperties
+from piledriver.accelerator.options.handlers import AutocastKwargs, ProfileKwargs
+from piledriver.accelerator.state.accumulation import Count, GradientState, ItemMean
+from piledriver.accelerator.state.properties import AcceleratorProperties
 from piledriver.data.loaders.even_batches import override_even_batches
 from piledriver.engine import state as engine_state
 from piledriver.engine.failed_step import reset_after_failure

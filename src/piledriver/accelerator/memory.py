@@ -1,4 +1,4 @@
-"""Give memory back, and find the batch size that fits."""
+"""Free memory, and find the batch size that fits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def clear_device_cache(garbage_collection: bool = False) -> None:
-    """Give cached device memory back to the driver."""
+    """Return cached device memory to the driver."""
     if garbage_collection:
         gc.collect()
     if torch.cuda.is_available():
@@ -24,7 +24,7 @@ def clear_device_cache(garbage_collection: bool = False) -> None:
 
 
 def release_memory(*objects: Any) -> list[None]:
-    """As many None as objects, with everything that only they held freed: `a, b = release_memory(a, b)`.
+    """Free what only these objects hold; return as many None: `a, b = release_memory(a, b)`.
 
     >>> release_memory(object(), object())
     [None, None]
@@ -46,7 +46,7 @@ _OUT_OF_MEMORY = (
 
 
 def should_reduce_batch_size(error: Exception) -> bool:
-    """Whether an error means that there was not enough memory."""
+    """Whether an error is an out-of-memory error."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _OUT_OF_MEMORY)

@@ -1,4 +1,4 @@
-"""Gather predictions for metrics: every sample once, whatever was filled up to make batches even.
+"""Gather predictions for metrics: every sample once, without the padding that makes batches even.
 
 The loader knows how many samples of the batch in hand are real on this process; that count travels with the gather, so
 nothing has to be guessed from the length of the dataset.
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from piledriver.accelerator.accumulation import GradientState
+from piledriver.accelerator.state.accumulation import GradientState
 from piledriver.runtime.collectives.nested import leaves, map_tensors
 from piledriver.runtime.collectives.operations import gather, gather_object
 from piledriver.runtime.world import World
@@ -24,7 +24,7 @@ def gather_for_metrics(
     use_gather_object: bool = False,
     readers: Collection[int] | None = None,
 ) -> Any:
-    """Every process's samples in rank order, without those that only fill up.
+    """Return the samples of every rank in rank order, without padding.
 
     Anything that is not all tensors is gathered as objects: each process gives a list with one entry per sample.
     Where some processes read the same batches (tensor, context and pipeline axes), `readers` are the ranks that count.
@@ -46,7 +46,7 @@ def gather_for_metrics(
 
 
 def _valid_counts(world: World, state: GradientState) -> list[int | None]:
-    """Per process: how many of its samples are real; None where all of them are."""
+    """Return for each rank how many of its samples are real; None where all are."""
     loader = state.active_dataloader
     mine = getattr(loader, "valid_count", None) if state.end_of_dataloader else None
     return gather_object(world, mine) if world.is_distributed else [mine]

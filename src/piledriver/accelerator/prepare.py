@@ -12,10 +12,10 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from piledriver.accelerator.errors import OptionError, PreparedTwiceError
-from piledriver.accelerator.optimizer import PreparedOptimizer
-from piledriver.accelerator.options import DataLoaderConfiguration
-from piledriver.accelerator.prepared import Prepared
-from piledriver.accelerator.scheduler import PreparedScheduler
+from piledriver.accelerator.options.handlers import DataLoaderConfiguration
+from piledriver.accelerator.state.prepared import Prepared
+from piledriver.accelerator.wrappers.optimizer import PreparedOptimizer
+from piledriver.accelerator.wrappers.scheduler import PreparedScheduler
 from piledriver.engine.apply import apply, apply_compute, apply_optimizer
 from piledriver.engine.lost_ranks import register_rank, watch_collectives
 from piledriver.engine.mesh import Mesh
@@ -31,7 +31,7 @@ def turn(thing: Any) -> int:
     return 0 if isinstance(thing, nn.Module) else 2 if is_scheduler(thing) else 1
 
 
-def kind_of(thing: Any) -> str | None:
+def preparer_of(thing: Any) -> str | None:
     """Return which `prepare_*` a thing needs, None for things that are returned as they are."""
     if isinstance(thing, DataLoader):
         return "data_loader"

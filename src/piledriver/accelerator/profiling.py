@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from piledriver.accelerator.options import ProfileKwargs
+from piledriver.accelerator.options.handlers import ProfileKwargs
 from piledriver.runtime.collectives.barrier import barrier
 from piledriver.runtime.world import World
 

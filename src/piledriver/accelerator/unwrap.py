@@ -1,4 +1,4 @@
-"""The user's own module out of whatever was put around it. Ours puts nothing around it; other libraries do."""
+"""Unwrap a model. Preparing wraps nothing; other libraries do."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from piledriver.engine.precision import restore_forward
 
 
-def unwrap(model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True, recursive: bool = False) -> Any:
-    """The module inside DataParallel, DistributedDataParallel and torch.compile.
+def unwrap_module(
+    model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True, recursive: bool = False
+) -> Any:
+    """Return the module inside DataParallel, DistributedDataParallel and torch.compile.
 
     With `keep_fp32_wrapper=False` its forward computes in its own precision again.
     """
@@ -21,7 +23,7 @@ def unwrap(model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool 
         inner = inner.module
     if recursive:
         for name, child in list(inner.named_children()):
-            setattr(inner, name, unwrap(child, keep_fp32_wrapper, keep_torch_compile, recursive=True))
+            setattr(inner, name, unwrap_module(child, keep_fp32_wrapper, keep_torch_compile, recursive=True))
     if not keep_fp32_wrapper and isinstance(inner, nn.Module):
         restore_forward(inner)
     if compiled is not None and keep_torch_compile:

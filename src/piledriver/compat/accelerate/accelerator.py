@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from piledriver.accelerator.accelerator import Accelerator as _Accelerator
-from piledriver.accelerator.options import (
+from piledriver.accelerator.options.handlers import (
     DataLoaderConfiguration,
     DistributedType,
     GradientAccumulationPlugin,

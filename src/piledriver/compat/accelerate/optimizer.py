@@ -1,5 +1,5 @@
 """`AcceleratedOptimizer` is our `PreparedOptimizer`."""
 
-from piledriver.accelerator.optimizer import PreparedOptimizer as AcceleratedOptimizer
+from piledriver.accelerator.wrappers.optimizer import PreparedOptimizer as AcceleratedOptimizer
 
 __all__ = ["AcceleratedOptimizer"]

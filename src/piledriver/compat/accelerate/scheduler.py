@@ -1,5 +1,5 @@
 """`AcceleratedScheduler` is our `PreparedScheduler`: it steps once per optimizer step."""
 
-from piledriver.accelerator.scheduler import PreparedScheduler as AcceleratedScheduler
+from piledriver.accelerator.wrappers.scheduler import PreparedScheduler as AcceleratedScheduler
 
 __all__ = ["AcceleratedScheduler"]

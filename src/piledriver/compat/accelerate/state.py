@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from piledriver.accelerator.accumulation import GradientState as _GradientState
-from piledriver.accelerator.options import GradientAccumulationPlugin
-from piledriver.accelerator.process_info import ProcessInfo, distributed_type
-from piledriver.accelerator.settings import resolve_precision
+from piledriver.accelerator.options.handlers import GradientAccumulationPlugin
+from piledriver.accelerator.options.resolve import resolve_precision
+from piledriver.accelerator.state.accumulation import GradientState as _GradientState
+from piledriver.accelerator.state.process_info import ProcessInfo, distributed_type
 from piledriver.runtime.connection import connect, disconnect
 from piledriver.runtime.world import World, detect_world
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from piledriver.accelerator.options import (
+from piledriver.accelerator.options.handlers import (
     AutocastKwargs,
     DataLoaderConfiguration,
     DDPCommunicationHookType,

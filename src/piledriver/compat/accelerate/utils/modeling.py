@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from piledriver.accelerator.options import AutocastKwargs
+from piledriver.accelerator.options.handlers import AutocastKwargs
 from piledriver.compat.accelerate.state import PartialState
 from piledriver.engine.layout import resolve_layout
 from piledriver.engine.precision import autocast

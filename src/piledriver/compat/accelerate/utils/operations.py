@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from piledriver.accelerator.options import DistributedType
+from piledriver.accelerator.options.handlers import DistributedType
 from piledriver.compat.accelerate.state import PartialState
 from piledriver.runtime.collectives import nested
 from piledriver.runtime.collectives import operations as collectives

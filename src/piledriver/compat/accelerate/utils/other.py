@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from piledriver.accelerator.files import save_object, without_shared
-from piledriver.accelerator.unwrap import unwrap as extract_model_from_parallel
+from piledriver.accelerator.saving.files import save_object, without_shared
+from piledriver.accelerator.unwrap import unwrap_module as extract_model_from_parallel
 from piledriver.compat.accelerate.state import PartialState
 from piledriver.engine.blocks import is_repeated, repeated_blocks
 

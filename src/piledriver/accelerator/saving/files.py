@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from piledriver.accelerator.unwrap import unwrap
+from piledriver.accelerator.unwrap import unwrap_module
 from piledriver.checkpoint import save_model
 from piledriver.checkpoint.errors import cannot_save
 from piledriver.core import storage
@@ -52,6 +52,6 @@ def without_shared(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def save_model_files(model: Any, folder: Any, max_shard_size: int | str, safe_serialization: bool) -> None:
     """Weights in Hugging Face's layout."""
     try:
-        save_model(unwrap(model), folder, max_shard_size=max_shard_size, safe_serialization=safe_serialization)
+        save_model(unwrap_module(model), folder, max_shard_size=max_shard_size, safe_serialization=safe_serialization)
     except OSError as error:
         raise cannot_save(folder, error) from error

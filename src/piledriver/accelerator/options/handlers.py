@@ -1,6 +1,6 @@
-"""What a user can tell the Accelerator: names, defaults and meaning are those of Hugging Face Accelerate.
+"""Handlers and configurations with the names, defaults and meaning of Hugging Face Accelerate's.
 
-These dataclasses are mutable, unlike our own configs, because loops written for Accelerate change them after the fact.
+These dataclasses are mutable, unlike our own configs, because loops written for Accelerate change them later.
 """
 
 from __future__ import annotations

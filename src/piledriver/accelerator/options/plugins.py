@@ -1,6 +1,6 @@
-"""Accelerate's ways to ask for sharding and other axes, as one `Layout`: the FSDP plugin, ParallelismConfig, TP plugin.
+"""Accelerate's plugins for sharding and other axes (FSDP, ParallelismConfig, TP) as one `Layout`.
 
-They are read by the names of their attributes, so Accelerate's own objects do as well as ours.
+They are read by attribute names, so Accelerate's own objects work as well as ours.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from piledriver.accelerator.options import DistributedType
+from piledriver.accelerator.options.handlers import DistributedType
 from piledriver.runtime import process_order as order
 from piledriver.runtime.collectives.barrier import barrier
 from piledriver.runtime.collectives.split import split_between_processes

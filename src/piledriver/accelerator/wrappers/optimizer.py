@@ -1,4 +1,4 @@
-"""An optimizer that steps when a window ends, scales fp16 gradients, and says whether a step was skipped."""
+"""An optimizer that steps when a window ends, unscales fp16 gradients, and reports skipped steps."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from piledriver.accelerator.accumulation import GradientState
+from piledriver.accelerator.state.accumulation import GradientState
 from piledriver.runtime.collectives.nested import send_to_device
 
 
 class PreparedOptimizer(torch.optim.Optimizer):
-    """Stands before the user's optimizer; everything that is not about when to step goes straight to it."""
+    """Wraps the user's optimizer; everything except when to step is forwarded to it."""
 
     _is_accelerate_prepared = True
 
@@ -66,16 +66,16 @@ class PreparedOptimizer(torch.optim.Optimizer):
         self.optimizer.defaults = defaults
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """To the inner optimizer."""
+        """Add a group to the inner optimizer."""
         self.optimizer.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's: the same with and without us."""
+        """Return the inner optimizer's state dict."""
         state: dict[str, Any] = self.optimizer.state_dict()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Into the inner optimizer."""
+        """Load into the inner optimizer."""
         self.optimizer.load_state_dict(state_dict)
 
     def train(self) -> Any:
@@ -131,7 +131,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
 
 class _StepSeen:
-    """Notes that the scaler let a step through."""
+    """Notes that the scaler took a step."""
 
     def __init__(self, prepared: PreparedOptimizer) -> None:
         self.prepared = prepared

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 
-from piledriver.accelerator.options import DataLoaderConfiguration, ProjectConfiguration
-from piledriver.accelerator.prepared import Prepared
-from piledriver.accelerator.process_info import ProcessInfo
+from piledriver.accelerator.options.handlers import DataLoaderConfiguration, ProjectConfiguration
+from piledriver.accelerator.state.prepared import Prepared
+from piledriver.accelerator.state.process_info import ProcessInfo
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Mesh
 
@@ -37,7 +37,7 @@ class AcceleratorProperties(ProcessInfo):
 
     @property
     def _optimizers(self) -> list[Any]:
-        return cast(list[Any], self._prepared.optimizers)
+        return self._prepared.optimizers
 
     @property
     def _schedulers(self) -> list[Any]:
@@ -69,7 +69,7 @@ class AcceleratorProperties(ProcessInfo):
 
     @property
     def even_batches(self) -> bool:
-        """Whether the end of the data is filled up so that all processes take the same number of batches."""
+        """Whether the last batches are filled up so that all ranks take the same number."""
         return self.dataloader_config.even_batches
 
     @even_batches.setter
@@ -83,7 +83,7 @@ class AcceleratorProperties(ProcessInfo):
 
     @property
     def non_blocking(self) -> bool:
-        """Whether batches are copied to the device while the loop goes on."""
+        """Whether batches are copied to the device asynchronously."""
         return self.dataloader_config.non_blocking
 
     @property
@@ -108,7 +108,7 @@ class AcceleratorProperties(ProcessInfo):
 
     @property
     def parallelism_config(self) -> Any:
-        """None: a `Layout` says it, see `layout`."""
+        """None: see `layout`."""
         return None
 
     @property
@@ -133,35 +133,35 @@ class AcceleratorProperties(ProcessInfo):
 
     @property
     def deepspeed_plugin(self) -> Any:
-        """None: one engine does what its stages do."""
+        """None: `Layout(zero=...)` covers its stages."""
         return None
 
     @property
     def should_save_model(self) -> bool:
-        """Whether this process writes a whole model."""
+        """Whether this rank writes full models."""
         return self.is_main_process
 
     @property
     def tensor_parallel_rank(self) -> int:
-        """Place on the tensor axis."""
+        """This rank's index on the tensor axis."""
         return self.mesh.axis_rank("tp")
 
     @property
     def pipeline_parallel_rank(self) -> int:
-        """Place on the pipeline axis."""
+        """This rank's index on the pipeline axis."""
         return self.mesh.axis_rank("pp")
 
     @property
     def context_parallel_rank(self) -> int:
-        """Place on the context axis."""
+        """This rank's index on the context axis."""
         return self.mesh.axis_rank("cp")
 
     @property
     def data_parallel_rank(self) -> int:
-        """Which of the batches that are read at once this process reads."""
+        """Which of the batches of a step this rank reads."""
         return self.mesh.data_rank
 
     @property
     def data_parallel_shard_rank(self) -> int:
-        """Place on the sharding axis."""
+        """This rank's index on the sharding axis."""
         return self.mesh.axis_rank("dp_shard")

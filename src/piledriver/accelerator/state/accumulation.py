@@ -1,4 +1,4 @@
-"""When are gradients averaged over processes, and what is a loss divided by.
+"""Gradient accumulation: when gradients are averaged over ranks, and what a loss is divided by.
 
 A window is the run of batches between two optimizer steps. Without counts a loss is divided by the number of batches in
 a window, as Accelerate does. With counts (tokens, samples) the gradient of the window is the mean over every item of
@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from piledriver.accelerator.options import GradientAccumulationPlugin
+from piledriver.accelerator.options.handlers import GradientAccumulationPlugin
 
 
 class GradientState:
-    """Where the loop is within a window, and which data loader it is iterating over.
+    """The loop's position within a window, and the data loader it is iterating over.
 
     >>> state = GradientState(GradientAccumulationPlugin(num_steps=2))
     >>> [state.next_batch() for _ in range(4)]
@@ -33,7 +33,7 @@ class GradientState:
         self.configure(gradient_accumulation_plugin)
 
     def configure(self, plugin: GradientAccumulationPlugin | None) -> None:
-        """Take over the plugin's settings."""
+        """Adopt the plugin's settings."""
         if plugin is not None:
             self.plugin_kwargs = plugin.to_kwargs()
 
@@ -58,7 +58,7 @@ class GradientState:
         return bool(self.plugin_kwargs.get("sync_each_batch", False))
 
     def next_batch(self) -> bool:
-        """Go on by one batch; whether the window ends with it."""
+        """Count one batch; return whether the window ends with it."""
         if self.sync_with_dataloader and self.end_of_dataloader:
             self.step = 0
             self.sync_gradients = True
@@ -68,11 +68,11 @@ class GradientState:
         return self.sync_gradients
 
     def loader_began(self, loader: Any) -> None:
-        """A prepared loader is being iterated over; the innermost one counts."""
+        """Register a loader that is being iterated over; the innermost one counts."""
         self._loaders.append(weakref.ref(loader))
 
     def loader_ended(self, loader: Any) -> None:
-        """It is not any more."""
+        """Remove a loader whose iteration ended."""
         self._loaders = [one for one in self._loaders if one() is not None and one() is not loader]
 
     @property
@@ -104,13 +104,13 @@ class GradientState:
 
     @property
     def remainder(self) -> int:
-        """Samples in the last round over all processes; -1 where that is not known."""
+        """Samples in the last round over all ranks; -1 if unknown."""
         loader = self.active_dataloader
         return -1 if loader is None else int(loader.remainder)
 
     @property
     def is_xla_gradients_synced(self) -> bool:
-        """For torch_xla, where the optimizer step is marked by hand."""
+        """For torch_xla, where the loop marks the optimizer step."""
         return self._is_xla_gradients_synced
 
     @is_xla_gradients_synced.setter

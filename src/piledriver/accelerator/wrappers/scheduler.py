@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from piledriver.accelerator.accumulation import GradientState
+from piledriver.accelerator.state.accumulation import GradientState
 
 
 class PreparedScheduler:
-    """Stands before the user's scheduler; everything else goes straight to it."""
+    """Wraps the user's scheduler; everything else is forwarded to it."""
 
     _is_accelerate_prepared = True
 
@@ -44,7 +44,7 @@ class PreparedScheduler:
         if any(getattr(optimizer, "step_was_skipped", False) for optimizer in self.optimizers):
             return
         for _ in range(self.steps_per_optimizer_step):
-            # A schedule with an end (OneCycleLR) refuses to go beyond it; at its end it stays where it is.
+            # A schedule with an end (OneCycleLR) raises beyond it; at its end it stays where it is.
             if self._is_over():
                 return
             self.scheduler.step(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Save and load everything that was prepared, with automatic names, hooks and the user's own objects."""
+"""Save and load everything prepared, with automatic names, hooks and the user's own objects."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.hooks import RemovableHandle
 
 from piledriver.accelerator.errors import OptionError
-from piledriver.accelerator.options import ProjectConfiguration
-from piledriver.accelerator.prepared import Prepared
+from piledriver.accelerator.options.handlers import ProjectConfiguration
+from piledriver.accelerator.state.prepared import Prepared
 from piledriver.core.config import to_mapping
 from piledriver.runtime.collectives.barrier import barrier
 from piledriver.runtime.collectives.operations import broadcast_object
@@ -25,7 +25,7 @@ LoadHook = Callable[[list[Any], str], None]
 
 
 class StateSaver:
-    """What `save_state` and `load_state` do."""
+    """Implements `save_state` and `load_state`."""
 
     def __init__(self) -> None:
         self.custom: list[Any] = []
@@ -39,16 +39,15 @@ class StateSaver:
 
     @property
     def checkpointer(self) -> Checkpointer:
-        """Made on first use, at the same point on every rank."""
+        """The checkpointer, made on first use at the same point on every rank."""
         if self._checkpointer is None:
-            # Takes a third of a second to import, which a run that saves nothing need not wait for.
             from piledriver.checkpoint import Checkpointer
 
             self._checkpointer = Checkpointer()
         return self._checkpointer
 
     def register(self, *things: Any) -> None:
-        """Save and load these too; they need `state_dict` and `load_state_dict`."""
+        """Include these in checkpoints; they need `state_dict` and `load_state_dict`."""
         wrong = [
             f"Item at index {index}, {thing!r}"
             for index, thing in enumerate(things)
@@ -62,11 +61,11 @@ class StateSaver:
         self.custom.extend(things)
 
     def add_save_hook(self, hook: SaveHook) -> RemovableHandle:
-        """Called before a save with the models, their state dicts and the folder; may remove state dicts."""
+        """Register a hook called before a save with models, state dicts and folder; it may remove state dicts."""
         return _added(self.save_hooks, hook)
 
     def add_load_hook(self, hook: LoadHook) -> RemovableHandle:
-        """Called before a load with the models and the folder; may remove models from the list."""
+        """Register a hook called before a load with models and folder; it may remove models from the list."""
         return _added(self.load_hooks, hook)
 
     def save(
@@ -131,23 +130,23 @@ class StateSaver:
         return report
 
     def wait(self) -> None:
-        """Until an asynchronous save is committed."""
+        """Wait until an asynchronous save is committed."""
         if self._checkpointer is not None:
             self._checkpointer.wait()
 
     def close(self) -> None:
-        """Finish what is pending."""
+        """Finish a pending save."""
         if self._checkpointer is not None:
             self._checkpointer.close()
             self._checkpointer = None
 
     def _agreed(self, world: World, folder: Path) -> tuple[Path, bool]:
-        """Rank 0's folder, and whether it exists there: names made from the time of day differ between ranks."""
+        """Return rank 0's folder and whether it exists there: names made from the time of day differ between ranks."""
         path, exists = broadcast_object(world, (str(folder), folder.exists()))
         return Path(path), exists
 
     def _after_hooks(self, world: World, project: ProjectConfiguration, models: list[Any], target: Path) -> list[Any]:
-        """The models whose state dicts the hooks left in the list: a hook that saves one itself takes it out."""
+        """Return the models whose state dicts the hooks left in the list: a hook that saves one itself removes it."""
         if world.is_main or project.save_on_each_node:
             target.mkdir(parents=True, exist_ok=True)
         barrier(world, name="save_state")

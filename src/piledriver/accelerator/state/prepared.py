@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from piledriver.accelerator.accumulation import GradientState
-from piledriver.accelerator.optimizer import PreparedOptimizer
+from piledriver.accelerator.state.accumulation import GradientState
 from piledriver.engine.mesh import Mesh
 from piledriver.engine.optimizer.parameter_map import ParameterMap
 from piledriver.engine.options import EngineOptions
@@ -25,7 +24,7 @@ class Prepared:
     gradient_state: GradientState
     scaler: Any
     models: list[nn.Module] = field(default_factory=list)
-    optimizers: list[PreparedOptimizer] = field(default_factory=list)
+    optimizers: list[Any] = field(default_factory=list)
     schedulers: list[Any] = field(default_factory=list)
     loaders: list[Any] = field(default_factory=list)
     parameters: ParameterMap = field(default_factory=ParameterMap)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from piledriver.accelerator.errors import OptionError, PrecisionError
-from piledriver.accelerator.options import (
+from piledriver.accelerator.options.handlers import (
     AutocastKwargs,
     DistributedDataParallelKwargs,
     GradientAccumulationPlugin,

@@ -1,0 +1,1 @@
+"""What a user can tell the Accelerator: handlers, plugins, and how arguments are resolved."""

@@ -1,0 +1,1 @@
+"""`save_state`, `load_state` and single files."""

@@ -1,0 +1,1 @@
+"""The thin wrappers around optimizers and schedulers that decide when to step."""
