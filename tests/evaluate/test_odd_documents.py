@@ -60,7 +60,7 @@ def test_half_a_surrogate_pair_is_a_question_mark(model: Transformer, tokenizer:
 
 def test_a_tokenizer_of_another_vocabulary(tokenizer: Tokenizer) -> None:
     small = Transformer(ModelConfig(vocab_size=64, dim=16, layers=1, heads=2, max_positions=16))
-    with pytest.raises(UsageError, match=r"document 1 has the token \d+, and the model knows 64"):
+    with pytest.raises(UsageError, match=r"document 1 has the token id \d+, but the model.s vocabulary has 64 ids"):
         bits_per_byte(TransformerScorer(small), tokenizer, [Document(""), Document("naïve")])
 
 

@@ -1,4 +1,4 @@
-"""Windows of different lengths as batches that waste little on padding."""
+"""Group windows of different lengths into batches with little padding."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from piledriver.evaluate.windows import Window
 def batches(
     windows: Sequence[Window], batch_tokens: int, device: torch.device
 ) -> Iterator[tuple[Sequence[Window], Tensor, Tensor]]:
-    """Windows of about equal length together, longest first, with their inputs and targets as tensors.
+    """Yield windows of similar length, longest first, each batch with its inputs and targets, [batch, time].
 
-    Padding stands to the right, where a causal model does not see it, and its targets are -100.
+    A batch has at most `batch_tokens` with its padding, or one window. Padding is on the right, where a causal model
+    does not see it, and its targets are -100.
     """
     ordered = sorted(windows, key=lambda window: -len(window.inputs))
     at = 0

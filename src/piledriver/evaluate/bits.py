@@ -1,19 +1,21 @@
-"""Bits per byte: how many bits a model needs for each byte of text it has not seen.
+"""Bits per byte: how many bits a model needs for each byte of text that it was not trained on.
 
-BPB = -sum of log-likelihoods (nats) / (bytes * ln 2), each document alone, every token scored once, sums over all
-documents (not a mean of means). It does not depend on the tokenizer's idea of a token, so models with different
-tokenizers can be compared (The Pile, section 3.1).
+BPB = -sum of log-likelihoods (nats) / (bytes * ln 2), summed over all documents (not a mean of means), each document
+alone, every token scored once. The figure does not depend on how a tokenizer cuts the text, so models with different
+tokenizers can be compared (Gao et al., The Pile, 2020, section 3.1).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from piledriver.core.errors import UsageError
+from piledriver.core.random import Stream
 from piledriver.corpus import Document
 from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.evaluate.batches import batches
@@ -22,15 +24,15 @@ from piledriver.evaluate.windows import Window, rolling_windows
 from piledriver.runtime.collectives.operations import gather_object
 from piledriver.runtime.world import World
 
-# Windows are sorted by length within so many, so that a batch wastes little on padding.
+# Windows are sorted by length in chunks of this many, so that batches hold little padding.
 _SORTED_AT_ONCE = 512
-# Names of sources that would be taken for something else in a table.
-_UNCLEAR = {"": "(no source)", "all": "(source all)"}
+# Source names that would read as something else in a table.
+_AMBIGUOUS = {"": "(no source)", "all": "(source all)"}
 
 
 @dataclass(frozen=True)
 class DocumentScore:
-    """One document's part of the sums."""
+    """The sums of one document."""
 
     index: int
     source: str
@@ -50,22 +52,23 @@ def bits_per_byte(
     boundary: str | None = None,
     world: World | None = None,
 ) -> list[DocumentScore]:
-    """Score every document once; `summarise` turns the scores into figures.
+    """Score every document once, and return the scores in the order of the documents.
 
-    With a `world`, each process takes every size-th document and all get all scores, in the order of the documents, so
-    that sums do not depend on how many processes there were. `boundary` names the special token that stands between
-    documents, where the tokenizer's own names do not tell.
+    `summarise` turns them into figures. With a `world`, ranks share the documents and all of them return all scores,
+    so that sums do not depend on the number of processes. A model that is sharded over ranks is scored by all of them
+    together, each group of ranks that holds one copy with its share of the documents. `boundary` names the special
+    token between documents where the tokenizer has none of the usual names.
     """
-    rank, size = (world.rank, world.size) if world is not None else (0, 1)
+    rank, size = (0, 1) if world is None else scorer.share(world)
     prefix = tokenizer.boundary(boundary)
-    scores = list(_scored(scorer, tokenizer, prefix, documents, context, batch_tokens, rank, size))
-    if size > 1:
-        assert world is not None
-        scores = [score for part in gather_object(world, scores) for score in part]
+    scores = _score_share(scorer, tokenizer, prefix, documents, context, batch_tokens, rank, size)
+    if world is not None and world.is_distributed:
+        # Ranks of one copy of a sharded model return the same scores.
+        scores = list({score.index: score for part in gather_object(world, scores) for score in part}.values())
     return sorted(scores, key=lambda score: score.index)
 
 
-def _scored(
+def _score_share(
     scorer: Scorer,
     tokenizer: Tokenizer,
     prefix: int,
@@ -74,14 +77,14 @@ def _scored(
     batch_tokens: int,
     rank: int,
     size: int,
-) -> Iterator[DocumentScore]:
+) -> list[DocumentScore]:
     nats: dict[int, float] = {}
     waiting: list[Window] = []
     known: dict[int, tuple[str, int, int, int]] = {}
     for index, document in enumerate(documents):
         if index % size != rank:
             continue
-        content = document.text.encode("utf-8", "replace")  # half a surrogate pair is no character: it is one byte, "?"
+        content = document.text.encode("utf-8", "replace")  # an unpaired surrogate counts as one byte, "?"
         text = content.decode("utf-8")
         ids = tokenizer.encode(text)
         _check_ids(index, max(prefix, int(ids.max(initial=0))), scorer.vocab_size)
@@ -92,15 +95,19 @@ def _scored(
             _score(scorer, waiting, batch_tokens, nats)
             waiting = []
     _score(scorer, waiting, batch_tokens, nats)
-    for index, (source, tokens, size_bytes, words) in known.items():
-        yield DocumentScore(index, source, nats[index], tokens, size_bytes, words)
+    while scorer.idle():
+        pass
+    return [
+        DocumentScore(index, source, nats[index], tokens, size_bytes, words)
+        for index, (source, tokens, size_bytes, words) in known.items()
+    ]
 
 
 def _check_ids(document: int, largest: int, vocab_size: int) -> None:
     if largest >= vocab_size:
         raise UsageError(
-            f"document {document} has the token {largest}, and the model knows {vocab_size}",
-            fix="give the model's own tokenizer",
+            f"document {document} has the token id {largest}, but the model's vocabulary has {vocab_size} ids",
+            fix="use the tokenizer that the model was trained with",
         )
 
 
@@ -114,7 +121,7 @@ def _score(scorer: Scorer, windows: Sequence[Window], batch_tokens: int, nats: d
 
 @dataclass(frozen=True)
 class Figures:
-    """What the scores of one source, or of all, come to."""
+    """Aggregate figures of one source, or of all documents."""
 
     documents: int
     bytes: int
@@ -122,23 +129,23 @@ class Figures:
     words: int
     bits_per_byte: float
     low: float
-    """Lower end of the 95% interval, by bootstrap over documents; not a number where there are not two with text."""
+    """Lower end of the 95% interval, by bootstrap over documents; NaN with fewer than two documents with text."""
     high: float
     perplexity_per_token: float
     perplexity_per_word: float
 
 
 def summarise(scores: Sequence[DocumentScore], *, resamples: int = 1000, seed: int = 0) -> dict[str, Figures]:
-    """The figures by source, in the order of first appearance, and of everything under "all", which comes last."""
+    """Return figures by source in the order of first appearance, then those of all documents under "all"."""
     groups: dict[str, list[DocumentScore]] = {}
     for score in scores:
-        groups.setdefault(_UNCLEAR.get(score.source, score.source), []).append(score)
+        groups.setdefault(_AMBIGUOUS.get(score.source, score.source), []).append(score)
     figures = {source: _figures(group, resamples, seed) for source, group in groups.items()}
     return {**figures, "all": _figures(scores, resamples, seed)}
 
 
 def _figures(scores: Sequence[DocumentScore], resamples: int, seed: int) -> Figures:
-    # fsum is exact: the order of the documents and the number of processes leave no trace in the last digit.
+    # fsum is exact, so the last digit does not depend on the order of the documents or the number of processes.
     nats, size = math.fsum(score.nats for score in scores), sum(score.bytes for score in scores)
     tokens, words = sum(score.tokens for score in scores), sum(score.words for score in scores)
     low, high = _interval(scores, resamples, seed)
@@ -160,11 +167,17 @@ def _interval(scores: Sequence[DocumentScore], resamples: int, seed: int) -> tup
         return math.nan, math.nan
     nats = np.array([score.nats for score in scores])
     sizes = np.array([score.bytes for score in scores], float)
-    random = np.random.Generator(np.random.Philox(seed))
-    drawn = [random.integers(0, len(scores), len(scores)) for _ in range(resamples)]
+    stream = Stream(seed, "bootstrap")
+    drawn = (_indices(stream.child(sample), len(scores)) for sample in range(resamples))
     values = [nats[chosen].sum() / (sizes[chosen].sum() * math.log(2)) for chosen in drawn if sizes[chosen].sum()]
     low, high = np.percentile(values, [2.5, 97.5])
     return float(low), float(high)
+
+
+def _indices(stream: Stream, count: int) -> npt.NDArray[np.uint64]:
+    """Draw `count` of `count` with replacement: 32 random bits each, two of each word of the stream."""
+    words = stream.bits(np.arange(-(-count // 2))).view(np.uint32)[:count]
+    return np.asarray((words.astype(np.uint64) * np.uint64(count)) >> np.uint64(32))
 
 
 def _exp(value: float) -> float:

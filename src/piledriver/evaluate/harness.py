@@ -77,7 +77,7 @@ class HarnessModel:
             windows.append(continuation_window(at, [*prefix, *before], after, self._scorer.length))
         answers = [(0.0, False)] * len(windows)
         for batch, inputs, targets in batches(windows, self._batch_tokens, self._scorer.device):
-            losses, hits = self._scorer.judge(inputs, targets)
+            losses, hits = self._scorer.losses_and_matches(inputs, targets)
             sums, greedy = losses.double().sum(dim=1).tolist(), hits.all(dim=1).tolist()
             for window, nats, best in zip(batch, sums, greedy, strict=True):
                 answers[window.document] = (-nats, best)

@@ -1,36 +1,77 @@
-"""A model to score from a folder: one that we trained, or one of `transformers`."""
+"""Open a model folder for scoring: one that we trained, or one of `transformers`."""
 
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 import torch
 
 from piledriver.core import storage
-from piledriver.core.errors import ConfigError, CorruptFileError, MissingDependencyError, StorageError, UnknownNameError
+from piledriver.core.errors import (
+    ConfigError,
+    CorruptFileError,
+    MissingDependencyError,
+    StorageError,
+    UnknownNameError,
+    UsageError,
+)
 from piledriver.data.tokenizer.open import open_tokenizer
 from piledriver.data.tokenizer.tokenizer import Tokenizer
+from piledriver.engine import Layout
 from piledriver.evaluate.scorers import Scorer, TransformerScorer, TransformersScorer
-from piledriver.models.interchange import InterchangeError, load_folder, read_folder_config
+from piledriver.models import ModelConfig, Transformer
+from piledriver.models.interchange import (
+    InterchangeError,
+    load_folder,
+    load_weights,
+    read_folder_config,
+    stored_dtype,
+)
 
 
-def open_scorer(folder: storage.Location, *, length: int | None = None, device: torch.device | None = None) -> Scorer:
-    """A scorer for a checkpoint folder with `config.json` and safetensors.
+def open_scorer(
+    folder: storage.Location,
+    *,
+    length: int | None = None,
+    device: torch.device | None = None,
+    layout: Layout | None = None,
+) -> Scorer:
+    """Return a scorer for a folder with `config.json` and safetensors.
 
-    Families that we know run as our own model; any other causal model runs through `transformers`.
+    Families that we know run as our own model; any other causal model runs through `transformers`. With a `layout` each
+    rank reads its part of the weights only: all ranks call this together, in processes that are connected.
     """
     if not os.path.isfile(os.path.join(folder, "config.json")):
         raise StorageError(
             f"{folder} has no config.json", fix="give a run's 'model' folder or a transformers checkpoint"
         )
-    device = device or torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
-        read_folder_config(folder)
-    except (InterchangeError, UnknownNameError, ConfigError):
-        # A family, or an option of one, that is not ours. What else is wrong with a folder is wrong for them too.
-        return TransformersScorer(_transformers_model(folder).to(device), length)
-    return TransformerScorer(load_folder(folder).to(device), length)
+        config, _ = read_folder_config(folder)
+    except (InterchangeError, UnknownNameError, ConfigError) as error:
+        # A family, or an option of one, that is not ours. Other damage to the folder fails in transformers too.
+        if layout is not None:
+            raise UsageError(
+                f"{os.fspath(folder)} cannot be sharded as {layout}: {error}", fix="evaluate it without a layout"
+            ) from error
+        return TransformersScorer(_transformers_model(folder).to(device or _default_device()), length)
+    if layout is not None:
+        return TransformerScorer(_sharded_model(folder, config, layout), length)
+    return TransformerScorer(load_folder(folder).to(device or _default_device()), length)
+
+
+def _default_device() -> torch.device:
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+
+
+def _sharded_model(folder: storage.Location, config: ModelConfig, layout: Layout) -> Transformer:
+    from piledriver.accelerator import Accelerator
+
+    with torch.device("meta"):
+        model = Transformer(config).to(stored_dtype(folder)).requires_grad_(False)
+    ready: Transformer = Accelerator(layout=layout).prepare_model(model, weights=partial(load_weights, folder=folder))
+    return ready
 
 
 def _transformers_model(folder: storage.Location) -> Any:
@@ -44,12 +85,12 @@ def _transformers_model(folder: storage.Location) -> Any:
             os.fspath(folder), local_files_only=True, use_safetensors=True, output_loading_info=True
         )
     except (ValueError, OSError, RuntimeError, SafetensorError) as error:
-        said = str(error).strip().partition("\n")[0]  # they explain at length
+        said = str(error).strip().partition("\n")[0]  # their messages are long
         raise StorageError(
             f"transformers cannot open {os.fspath(folder)}: {said}", fix="give the folder of a causal language model"
         ) from error
     if told["missing_keys"]:
-        # They would be drawn at random, and the figures would be those of another model.
+        # transformers would draw them at random, and the figures would be those of another model.
         raise CorruptFileError(
             f"{os.fspath(folder)} has no tensor {sorted(told['missing_keys'])[0]}", fix="save the checkpoint again"
         )
@@ -57,5 +98,5 @@ def _transformers_model(folder: storage.Location) -> Any:
 
 
 def open_model_tokenizer(folder: storage.Location, tokenizer: storage.Location | None) -> Tokenizer:
-    """The tokenizer that was named, or the one beside the model."""
+    """Return the named tokenizer, or the one in the model folder."""
     return open_tokenizer(tokenizer if tokenizer is not None else folder)

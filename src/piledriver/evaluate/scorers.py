@@ -1,4 +1,4 @@
-"""Models that can be scored: ours, and any causal language model of `transformers`, behind one small interface."""
+"""One interface to models that can be scored: our `Transformer` in any layout, causal models of `transformers`."""
 
 from __future__ import annotations
 
@@ -6,73 +6,136 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from piledriver.core.errors import UsageError
+from piledriver.engine.compile import eager
+from piledriver.engine.mesh import Mesh
 from piledriver.engine.state import state_of
-from piledriver.models import KVCache, Transformer, token_losses
+from piledriver.models import Transformer
+from piledriver.models.decoding import NextLogits, cached_logits, decode, most_likely
+from piledriver.runtime.world import World
 
 _ROWS_AT_ONCE = 512
 
 
 class Scorer(Protocol):
-    """Gives the negative log-likelihood of tokens."""
+    """Computes negative log-likelihoods of tokens, in nats."""
 
     length: int
-    """The longest window."""
+    """The longest window, in tokens."""
     vocab_size: int
-    """Ids that the model knows: one more than the largest."""
+    """Token ids that the model knows: one more than the largest."""
     device: torch.device
 
     def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Nats of each target given the inputs up to it, [batch, time], fp32; 0 where the target is -100."""
+        """Return the loss of each target given the inputs up to it, [batch, time] in fp32; 0 where it is -100."""
 
-    def judge(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The losses, and whether each target is the likeliest token; true where the target is -100."""
+    def losses_and_matches(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the losses, and whether each target is the most likely token; true where it is -100."""
 
-    def greedy(self, ids: Sequence[int], most: int, is_done: Callable[[list[int]], bool]) -> list[int]:
-        """The likeliest next token, again and again, until there are so many or `is_done` of those so far."""
+    def greedy(self, ids: Sequence[int], new_tokens: int, is_done: Callable[[list[int]], bool]) -> list[int]:
+        """Return the greedy continuation of `ids`: at most `new_tokens`, or until `is_done` of those so far."""
+
+    def share(self, world: World) -> tuple[int, int]:
+        """Return which share of the documents this rank scores, and of how many."""
+
+    def idle(self) -> bool:
+        """Without a batch of its own, take part in one forward pass of the other ranks; return whether there was one.
+
+        Ranks of a sharded model compute together, so a rank that has scored its share calls this until it is false.
+        """
 
 
-class TransformerScorer:
-    """Our own model, whole on this process."""
+class WholeModel:
+    """How a model that is whole on each rank is scored: ranks share the documents, and none waits for another."""
+
+    def share(self, world: World) -> tuple[int, int]:
+        """See `Scorer`."""
+        return world.rank, world.size
+
+    def idle(self) -> bool:
+        """See `Scorer`."""
+        return False
+
+
+class TransformerScorer(WholeModel):
+    """Our own model, whole on this rank or sharded as a `Layout` says."""
 
     def __init__(self, model: Transformer, length: int | None = None) -> None:
-        _refuse_parts(model)
         self._model = model.eval()
         self.length = length or model.config.max_positions
         self.vocab_size = model.config.vocab_size
-        self.device = next(model.parameters()).device
+        state = state_of(model)
+        self._mesh: Mesh | None = None if state is None or state.mesh.alone else state.mesh
+        self._together = self._mesh is not None and self._mesh.layout.data_size > 1
+        self.device = next(model.parameters()).device if state is None else torch.device(state.mesh.device_type)
 
     @torch.no_grad()
     def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """See `Scorer`."""
-        hidden, _ = self._model.hidden(inputs)
-        return token_losses(hidden, self._model.output_weight(), targets, softcap=self._model.config.logit_softcap)
+        """See `Scorer`. Ranks that share a batch (tp, cp, pp) give the same one and get the same losses."""
+        rows, time = shape = tuple(inputs.shape)
+        if self._together:
+            shape = self._largest(shape)
+            # Columns on the right are hidden by the causal mask, rows below belong to no window.
+            missing = (0, shape[1] - time, 0, shape[0] - rows)
+            inputs, targets = F.pad(inputs, missing), F.pad(targets, missing, value=-100)
+        with eager(self._model):
+            losses: Tensor = self._model(inputs, targets, reduction="none")
+        return losses[:rows, :time]
 
     @torch.no_grad()
-    def judge(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def losses_and_matches(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """See `Scorer`."""
-        hidden, _ = self._model.hidden(inputs)
-        return _judged((self._model.logits(rows) for rows in torch.split(hidden.flatten(0, 1), _ROWS_AT_ONCE)), targets)
+        model = self._whole("compare targets with the most likely tokens")
+        hidden, _ = model.hidden(inputs)
+        return _losses_and_matches(
+            (model.logits(rows) for rows in torch.split(hidden.flatten(0, 1), _ROWS_AT_ONCE)), targets
+        )
 
-    @torch.no_grad()
-    def greedy(self, ids: Sequence[int], most: int, is_done: Callable[[list[int]], bool]) -> list[int]:
+    def greedy(self, ids: Sequence[int], new_tokens: int, is_done: Callable[[list[int]], bool]) -> list[int]:
         """See `Scorer`."""
-        model, total = self._model, len(ids) + most
-        weight = next(model.parameters())
-        cache = KVCache(model.config, 1, total, device=weight.device, dtype=model.compute_dtype or weight.dtype)
-        fresh, drawn = torch.tensor([list(ids)], device=weight.device), list[int]()
-        while len(drawn) < most and not is_done(drawn):
-            begin = len(ids) + len(drawn) - fresh.shape[1]
-            positions = torch.arange(begin, begin + fresh.shape[1], device=weight.device)[None]
-            fresh = model(fresh, cache=cache, positions=positions)[:, -1:].argmax(dim=-1)
-            drawn.append(int(fresh))
-        return drawn
+        model = self._whole("decode")
+        return _greedy(cached_logits(model, 1, len(ids) + new_tokens), ids, new_tokens, is_done, self.device)
+
+    def share(self, world: World) -> tuple[int, int]:
+        """See `Scorer`."""
+        if self._mesh is None:
+            return super().share(world)
+        return self._mesh.data_rank, self._mesh.layout.data_size
+
+    def idle(self) -> bool:
+        """See `Scorer`."""
+        if not self._together:
+            return False
+        shape = self._largest((0, 0))
+        if shape[0] == 0:
+            return False
+        tokens = torch.zeros(shape, dtype=torch.long, device=self.device)
+        with torch.no_grad(), eager(self._model):
+            self._model(tokens, tokens, reduction="none")
+        return True
+
+    def _largest(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The largest batch of all ranks: stages of a sharded pipeline infer what they exchange from its shape."""
+        largest = torch.tensor(shape, device=self.device)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return tuple(largest.tolist())
+
+    def _whole(self, action: str) -> Transformer:
+        """The model, where this rank holds all of its parameters."""
+        layout = None if self._mesh is None else self._mesh.layout
+        if layout is not None and (layout.zero == 3 or max(layout.tp, layout.pp, layout.cp, layout.ep) > 1):
+            raise UsageError(
+                f"cannot {action} with a model sharded as {layout}: this rank holds a part of it",
+                fix="load the published folder without a layout",
+            )
+        return self._model
 
 
-class TransformersScorer:
+class TransformersScorer(WholeModel):
     """A causal language model of the `transformers` library, or anything that maps `input_ids` to `.logits`."""
 
     def __init__(self, model: Any, length: int | None = None) -> None:
@@ -86,42 +149,45 @@ class TransformersScorer:
     @torch.no_grad()
     def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """See `Scorer`."""
-        return self.judge(inputs, targets)[0]
+        return self.losses_and_matches(inputs, targets)[0]
 
     @torch.no_grad()
-    def judge(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def losses_and_matches(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """See `Scorer`."""
         logits = self._model(input_ids=inputs).logits.flatten(0, 1)
-        return _judged(iter(torch.split(logits, _ROWS_AT_ONCE)), targets)
+        return _losses_and_matches(iter(torch.split(logits, _ROWS_AT_ONCE)), targets)
 
-    @torch.no_grad()
-    def greedy(self, ids: Sequence[int], most: int, is_done: Callable[[list[int]], bool]) -> list[int]:
+    def greedy(self, ids: Sequence[int], new_tokens: int, is_done: Callable[[list[int]], bool]) -> list[int]:
         """See `Scorer`."""
-        fresh, past, drawn = torch.tensor([list(ids)], device=self.device), None, list[int]()
-        while len(drawn) < most and not is_done(drawn):
-            out = self._model(input_ids=fresh, past_key_values=past, use_cache=True)
-            fresh, past = out.logits[:, -1:].argmax(dim=-1), out.past_key_values
-            drawn.append(int(fresh))
-        return drawn
+        past: Any = None
+
+        def next_logits(tokens: Tensor) -> Tensor:
+            nonlocal past
+            out = self._model(input_ids=tokens, past_key_values=past, use_cache=True)
+            past = out.past_key_values
+            logits: Tensor = out.logits[:, -1]
+            return logits
+
+        return _greedy(next_logits, ids, new_tokens, is_done, self.device)
 
 
-def _refuse_parts(model: Transformer) -> None:
-    """A model of which this process holds a part would score a part of each sequence, or nothing."""
-    known = state_of(model)
-    if known is None or known.mesh.alone:
-        return
-    layout = known.mesh.layout
-    if layout.zero == 3 or max(layout.tp, layout.pp, layout.cp, layout.ep) > 1:
-        raise UsageError(
-            f"a model laid out as {layout} is not whole on a process, and cannot be scored there",
-            fix="score a whole copy: Transformer(model.config) with accelerator.get_state_dict(model) loaded into it",
-        )
+def _greedy(
+    next_logits: NextLogits,
+    ids: Sequence[int],
+    new_tokens: int,
+    is_done: Callable[[list[int]], bool],
+    device: torch.device,
+) -> list[int]:
+    prompt = torch.tensor([list(ids)], device=device)
+    done = decode(next_logits, prompt, new_tokens, most_likely, lambda tokens: is_done(tokens[0, len(ids) :].tolist()))
+    decoded: list[int] = done[0, len(ids) :].tolist()
+    return decoded
 
 
-def _judged(logits: Iterator[Tensor], targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Losses and hits from the logits of a few rows at a time: all of them in fp32 would not fit."""
-    losses, hits = [], []
+def _losses_and_matches(logits: Iterator[Tensor], targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Reduce the logits of a few rows at a time: those of a whole batch in fp32 would not fit."""
+    losses, matches = [], []
     for rows, goal in zip(logits, torch.split(targets.flatten(), _ROWS_AT_ONCE), strict=True):
         losses.append(F.cross_entropy(rows.float(), goal, ignore_index=-100, reduction="none"))
-        hits.append((rows.argmax(dim=-1) == goal) | (goal == -100))
-    return torch.cat(losses).view_as(targets), torch.cat(hits).view_as(targets)
+        matches.append((rows.argmax(dim=-1) == goal) | (goal == -100))
+    return torch.cat(losses).view_as(targets), torch.cat(matches).view_as(targets)

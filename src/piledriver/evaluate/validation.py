@@ -19,10 +19,10 @@ from piledriver.runtime.world import World
 def validation(
     corpus: storage.Location, tokens: storage.Location, *, documents: int
 ) -> Callable[[Transformer, World], dict[str, float]]:
-    """A function from a model to its bits per byte by source, on documents spread over a corpus.
+    """Return a function from a model to its bits per byte by source, on documents spread evenly over a corpus.
 
-    The processes of the world that it is given share the documents and all get the figures. The tokenizer of the token
-    shards is looked for at the first call: the run makes them.
+    All ranks of the world call it together and get the same figures. The tokenizer of the token shards is opened at
+    the first call, because the run may still have to make the shards.
     """
     chosen = spread(read_shards(corpus), documents)
     if not chosen:
@@ -32,7 +32,7 @@ def validation(
 
 
 def spread(documents: Iterable[Document], count: int) -> list[Document]:
-    """At most `count` documents, evenly spaced from first to last: corpora are often sorted by source.
+    """Return at most `count` documents, evenly spaced from first to last: corpora are often sorted by source.
 
     >>> [document.text for document in spread((Document(str(i)) for i in range(100)), 4)]
     ['0', '24', '48', '72']
@@ -48,7 +48,7 @@ def spread(documents: Iterable[Document], count: int) -> list[Document]:
 
 
 def on_documents(documents: list[Document], tokenizer: Tokenizer) -> Callable[[Transformer, World], dict[str, float]]:
-    """The same for documents in hand."""
+    """Return a function from a model, whole or sharded, to its bits per byte by source on these documents."""
 
     def figures(model: Transformer, world: World) -> dict[str, float]:
         scores = bits_per_byte(TransformerScorer(model), tokenizer, documents, world=world)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from piledriver.core.errors import UsageError
 from piledriver.core.random import Stream
-from piledriver.models import KVCache, Transformer
+from piledriver.models import Transformer
+from piledriver.models.decoding import cached_logits, decode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,6 @@ class Sampling:
     """Token i of row r depends on seed, r and i only."""
 
 
-@torch.no_grad()
 def generate(model: Transformer, prompts: Tensor, new_tokens: int, sampling: Sampling | None = None) -> Tensor:
     """Continue prompts of shape [batch, time]; return tokens of shape [batch, time + new_tokens]."""
     sampling = sampling or Sampling()
@@ -36,18 +36,13 @@ def generate(model: Transformer, prompts: Tensor, new_tokens: int, sampling: Sam
             fix=f"shorten the prompt, or ask for at most {max(model.config.max_positions - length, 0)} new tokens",
         )
     model.eval()
-    weight = next(model.parameters())
-    cache = KVCache(model.config, batch, total, device=weight.device, dtype=model.compute_dtype or weight.dtype)
-    tokens = torch.empty(batch, total, dtype=torch.long, device=weight.device)
-    tokens[:, :length] = prompts
     streams = [Stream(sampling.seed, "generate", row) for row in range(batch)]
-    begin = 0
-    for end in range(length, total):
-        positions = torch.arange(begin, end, device=weight.device).expand(batch, -1)
-        logits = model(tokens[:, begin:end], cache=cache, positions=positions)[:, -1].float()
-        tokens[:, end] = _sample(logits, sampling, [stream.uniform(end) for stream in streams])
-        begin = end
-    return tokens
+    return decode(
+        cached_logits(model, batch, total),
+        prompts.to(next(model.parameters()).device),
+        new_tokens,
+        lambda logits, position: _sample(logits, sampling, [stream.uniform(position) for stream in streams]),
+    )
 
 
 def _sample(logits: Tensor, sampling: Sampling, uniforms: list[float]) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 from piledriver.cli.counts import positive
 
@@ -30,6 +31,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--batch-tokens", type=positive, default=8192, metavar="N", help="tokens per forward pass (default 8192)"
+    )
+    parser.add_argument(
+        "--layout",
+        nargs="+",
+        metavar="KEY=VALUE",
+        help="shard the model over the ranks of `piledriver launch`, as in train: zero=3 tp=2, or a YAML file",
     )
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N documents")
     parser.add_argument("--chart", metavar="FILE.png", help="write a bar chart")
@@ -63,9 +70,9 @@ def run(args: argparse.Namespace) -> None:
     world = detect_world()
     # A named tokenizer opens fast, so it fails before the model is read.
     named = None if args.tokenizer is None else open_model_tokenizer(args.model, args.tokenizer)
-    scorer = open_scorer(args.model, length=args.length, device=world.device)
-    tokenizer = named or open_model_tokenizer(args.model, None)
     connect(world)
+    scorer = open_scorer(args.model, length=args.length, device=world.device, layout=_layout(args.layout))
+    tokenizer = named or open_model_tokenizer(args.model, None)
     shown = track(documents, "score", unit="documents") if world.is_main else documents
     scores = bits_per_byte(
         scorer,
@@ -84,3 +91,17 @@ def run(args: argparse.Namespace) -> None:
     print(json.dumps(as_json(figures, **about), indent=2) if args.json else as_text(figures), flush=True)
     if args.chart:
         save_chart(figures, args.chart)  # after the figures are printed, which may have taken hours
+
+
+def _layout(words: list[str] | None) -> Any:
+    """Return the layout of the words after `--layout`: a YAML file, keys with values, or both."""
+    if words is None:
+        return None
+    from piledriver.core.config import load_config
+    from piledriver.core.errors import UsageError
+    from piledriver.engine import Layout
+
+    files = [word for word in words if "=" not in word]
+    if len(files) > 1:
+        raise UsageError(f"--layout names two files, {files[0]} and {files[1]}", fix="give one, then KEY=VALUE")
+    return load_config(Layout, files[0] if files else None, [word for word in words if "=" in word])

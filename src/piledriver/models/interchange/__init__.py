@@ -7,6 +7,7 @@ from piledriver.models.interchange.folder import (
     read_folder_config,
     read_weights,
     save_folder,
+    stored_dtype,
 )
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     "read_folder_config",
     "read_weights",
     "save_folder",
+    "stored_dtype",
     "write_config",
 ]

@@ -66,6 +66,12 @@ def read_folder_config(folder: str | os.PathLike[str]) -> tuple[ModelConfig, dic
     return read_config(theirs), theirs
 
 
+def stored_dtype(folder: str | os.PathLike[str]) -> torch.dtype:
+    """Return the dtype of a folder's embedding, in which its weights are loaded."""
+    config, theirs = read_folder_config(folder)
+    return next(read_weights(folder, config, str(theirs["model_type"])))[1].dtype
+
+
 def read_weights(
     folder: str | os.PathLike[str], config: ModelConfig, model_type: str, names: Container[str] | None = None
 ) -> Iterator[tuple[str, Tensor]]:
