@@ -2,8 +2,8 @@
 
 - `config`: the architecture, one frozen dataclass; `presets/`: published architectures by name
 - `transformer`, `block`, `layers`: the model; `attention/` and `feed_forward/` (MLP, mixture of experts): its sublayers
-- `loss`: cross-entropy without materialised logits; `initialise`: initial weights and muP learning rates
-- `model_size`: parameters, FLOPs, cache bytes; `parameter_axes`: names of dimensions, which the engine shards
+- `loss`: cross-entropy without materialised logits; `initial_weights`: initialisation and muP learning rates
+- `model_size`: parameters, FLOPs, cache bytes; `axes`: names of dimensions, which the engine shards
 - `interchange/`: checkpoint folders of `transformers`, read and written; `interchange/families/`: their names, as data
 
 Parallelism lives in `engine/`.
@@ -18,10 +18,10 @@ from piledriver.core.lazy import lazy_names
 if TYPE_CHECKING:
     from piledriver.models.attention.cache import KVCache
     from piledriver.models.attention.masks import Masks, make_masks
+    from piledriver.models.axes import parameter_axes
     from piledriver.models.config import ModelConfig, MoEConfig, RopeScaling
-    from piledriver.models.initialise import initialise, learning_rate_scales
+    from piledriver.models.initial_weights import initialise, learning_rate_scales
     from piledriver.models.loss import LossSums, linear_cross_entropy, token_losses
-    from piledriver.models.parameter_axes import parameter_axes
     from piledriver.models.transformer import Transformer
 
 __all__ = [
@@ -50,11 +50,11 @@ __getattr__, __dir__ = lazy_names(
         "ModelConfig": "config",
         "RopeScaling": "config",
         "Transformer": "transformer",
-        "initialise": "initialise",
-        "learning_rate_scales": "initialise",
+        "initialise": "initial_weights",
+        "learning_rate_scales": "initial_weights",
         "linear_cross_entropy": "loss",
         "make_masks": "attention.masks",
-        "parameter_axes": "parameter_axes",
+        "parameter_axes": "axes",
         "token_losses": "loss",
     },
 )

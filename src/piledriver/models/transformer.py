@@ -20,7 +20,7 @@ from piledriver.models.attention.masks import Masks, cache_mask, make_masks
 from piledriver.models.attention.rotary import Rotary
 from piledriver.models.block import Block
 from piledriver.models.config import ModelConfig
-from piledriver.models.initialise import initialise
+from piledriver.models.initial_weights import initialise
 from piledriver.models.layers import Embedding, Linear, make_norm
 from piledriver.models.loss import LossSums, cross_entropy, project, token_losses
 

@@ -1,6 +1,6 @@
 """Tensor and sequence parallel of our own `Transformer`: one table from the names of axes to what is split.
 
-Fused projections are stored so that an even split is right (`models.parameter_axes`), so every rule is: split the named
+Fused projections are stored so that an even split is right (`models.axes`), so every rule is: split the named
 dimension over tp. A layer whose rows are split reads the whole stream; one whose columns are split leaves a sum.
 """
 
@@ -31,9 +31,9 @@ from piledriver.engine.tensor_parallel.vocab_parallel_loss import split_cross_en
 from piledriver.kernels.attention import Mask
 from piledriver.models import LossSums, ModelConfig, Transformer, parameter_axes
 from piledriver.models.attention.layer import Attention
+from piledriver.models.axes import Axes
 from piledriver.models.feed_forward.moe import Experts, MoE, Routing
 from piledriver.models.loss import cross_entropy, token_losses
-from piledriver.models.parameter_axes import Axes
 
 SPLIT_AXES = frozenset({"heads", "kv_heads", "mlp", "vocab"})
 """What tp splits. Every other axis is whole on every process."""

@@ -45,9 +45,7 @@ def axes_of(name: str) -> Axes:
     try:
         return AXES[".".join(parts)][parameter]
     except KeyError:
-        raise UsageError(
-            f"{name!r} has no axis names", fix="add its module to AXES in models/parameter_axes.py"
-        ) from None
+        raise UsageError(f"{name!r} has no axis names", fix="add its module to AXES in models/axes.py") from None
 
 
 def parameter_axes(model: nn.Module) -> dict[str, Axes]:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from piledriver.core.random import Stream
+from piledriver.models.axes import axes_of
 from piledriver.models.config import ModelConfig
-from piledriver.models.parameter_axes import axes_of
 
 
 def initial_std(config: ModelConfig, name: str) -> float | None:
