@@ -7,14 +7,17 @@ follows the order of the pieces, so it does not depend on the number of workers.
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 import msgspec
 
+from piledriver.core.errors import UnknownNameError
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.raw.partial_reads import DAMAGE, read_all
 from piledriver.corpus.raw.streams import FileRange, RawStream, decompressed
@@ -96,6 +99,18 @@ class Source:
     """Compile, or load from the cache, a faster parser, and return the `documents` that uses it; same output."""
     text_kind: Literal["prose", "code"] = "prose"
     """Prose is normalised; code is kept but for bytes that no text may hold."""
+
+    def with_settings(self, **settings: Any) -> Source:
+        """Return this source with keyword settings of its `documents` bound, such as `extractor=` of `html`.
+
+        Settings are for callers in Python (`extract_files`); recipes and the command line have none.
+        """
+        parameters = inspect.signature(self.documents).parameters.values()
+        known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+        for name in settings:
+            if name not in known:
+                raise UnknownNameError(f"setting of source {self.slug}", name, known)
+        return replace(self, documents=partial(self.documents, **settings))
 
     def prepared(self, raw_bytes: int) -> Source:
         """Return this source for an input of `raw_bytes`: with its compiled parser from `COMPILE_FROM_BYTES` on.

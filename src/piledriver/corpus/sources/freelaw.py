@@ -18,7 +18,7 @@ from piledriver.corpus.formats.html.render import render
 from piledriver.corpus.raw.peek import peek_head
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, per_file
-from piledriver.corpus.sources.shared.line_pieces import line_pieces, lines_of
+from piledriver.corpus.sources.shared.line_pieces import line_pieces, piece_lines
 
 # The best last: a later field that is not empty is made from the earlier ones, or from better print.
 _FIELDS = (
@@ -116,7 +116,7 @@ def _csv_pieces(stream: RawStream) -> Iterator[Piece | Refusal]:
 def _documents(piece: Piece) -> Iterator[Found]:
     """Each opinion of a piece."""
     if isinstance(piece.extra, tuple):
-        for item in lines_of(msgspec.structs.replace(piece, extra=piece.extra[1])):
+        for item in piece_lines(msgspec.structs.replace(piece, extra=piece.extra[1])):
             if isinstance(item, Refusal):
                 yield item
             else:

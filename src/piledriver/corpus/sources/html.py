@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from piledriver.corpus.document import Document
-from piledriver.corpus.formats.html.convert import page_to_text
+from piledriver.corpus.formats.html.extractors import Extractor, extract_page
 from piledriver.corpus.formats.html.page import decode_page, page_meta
 from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, per_file
 
 
-def _documents(piece: Piece) -> Iterator[Found]:
-    """The main content of the page."""
+def _documents(piece: Piece, *, extractor: Extractor = "piledriver") -> Iterator[Found]:
+    """Yield the main content of the page."""
     html = decode_page(piece.read())
-    yield Document(page_to_text(html), meta={"origin": piece.origin, **page_meta(html)})
+    yield Document(extract_page(html, extractor), meta={"origin": piece.origin, **page_meta(html)})
 
 
 SOURCE = Source(

@@ -21,13 +21,13 @@ _FENCE = re.compile(r"^ {0,3}(```+|~~~+)", re.MULTILINE)
 
 
 def _documents(piece: Piece) -> Iterator[Found]:
-    """The text as it was written, without what its tools put around it."""
+    """Yield the text without front matter and comments."""
     meta, text = _front_matter(decode(piece.read()).replace("\r\n", "\n"))
     yield Document(_without_comments(text), meta={"origin": piece.origin, **meta})
 
 
 def _front_matter(text: str) -> tuple[dict[str, Any], str]:
-    """YAML between two lines of dashes at the very start, or TOML between plus signs; the rest is the text."""
+    """Return (meta, text): front matter is YAML between lines of dashes or TOML between plus signs, at the start."""
     mark = text[:3]
     if mark not in ("---", "+++") or text[3:4] != "\n":
         return {}, text
@@ -49,7 +49,7 @@ def _front_matter(text: str) -> tuple[dict[str, Any], str]:
 
 
 def _without_comments(text: str) -> str:
-    """HTML comments are notes to authors; inside a fence they are code."""
+    """Return the text without HTML comments; inside a code fence they are code and stay."""
     if "<!--" not in text:
         return text
     parts: list[str] = []

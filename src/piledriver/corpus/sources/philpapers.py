@@ -19,7 +19,7 @@ from piledriver.corpus.formats.xml.parse import XmlError, parse
 from piledriver.corpus.raw.partial_reads import DAMAGE, read_all
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import Found, Piece, Source, damaged, ends_with, one_piece, stop_at_damage
-from piledriver.corpus.sources.shared.record_pieces import MAX_RECORD_BYTES, cut
+from piledriver.corpus.sources.shared.record_pieces import MAX_RECORD_BYTES, record_pieces
 from piledriver.corpus.text.creative_commons import licence_id
 
 MIN_CHARACTERS = 1000
@@ -77,7 +77,7 @@ def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
             yield waiting
             waiting = None
         if not _is_pdf(stream.origin):
-            yield from stop_at_damage(stream.origin, cut(stream, _last_end))
+            yield from stop_at_damage(stream.origin, record_pieces(stream, _last_end))
             continue
         for piece in stop_at_damage(stream.origin, one_piece(stream)):
             if isinstance(piece, Piece):

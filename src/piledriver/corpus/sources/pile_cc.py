@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.formats.html.convert import page_to_text
+from piledriver.corpus.formats.html.extractors import Extractor, extract_page
 from piledriver.corpus.formats.html.page import decode_page, page_meta
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, per_file
-from piledriver.corpus.sources.shared.line_pieces import line_pieces, lines_of
-from piledriver.corpus.sources.shared.warc import Page, archive_pieces, is_web_archive, pages_of
+from piledriver.corpus.sources.shared.line_pieces import line_pieces, piece_lines
+from piledriver.corpus.sources.shared.warc import WebPage, archive_pieces, is_web_archive, pages_of
 from piledriver.corpus.text.language import language_of
 
 _is_json_lines = ends_with(".jsonl", ".json", ".ndjson")
@@ -23,12 +23,12 @@ _decode = msgspec.json.Decoder()
 
 
 def _wants(name: str) -> bool:
-    """Web archives, CCNet's JSON lines, and pages by themselves."""
+    """Return whether it is a web archive, JSON lines of CCNet, or a page."""
     return is_web_archive(name) or _is_json_lines(name) or _is_html(name)
 
 
 def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
-    """A web archive by its parts, JSON lines by theirs, a page whole."""
+    """Yield ranges of a web archive or of JSON lines; a page is one piece."""
     if is_web_archive(stream.name):
         yield from archive_pieces(stream)
     elif _is_json_lines(stream.name):
@@ -38,18 +38,18 @@ def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
         yield from one_piece(stream)
 
 
-def _documents(piece: Piece) -> Iterator[Found]:
-    """Every English page of a piece."""
+def _documents(piece: Piece, *, extractor: Extractor = "piledriver") -> Iterator[Found]:
+    """Yield every English page of a piece."""
     if isinstance(piece.extra, tuple):
         yield from _json_documents(msgspec.structs.replace(piece, extra=piece.extra[1]))
     elif piece.extra is None:
-        yield _from_html(piece.read(), None, {"origin": piece.origin})
+        yield _from_html(piece.read(), None, {"origin": piece.origin}, extractor)
     else:
         for page in pages_of(piece):
-            yield page if isinstance(page, Refusal) else _from_page(page)
+            yield page if isinstance(page, Refusal) else _from_page(page, extractor)
 
 
-def _from_page(page: Page) -> Found:
+def _from_page(page: WebPage, extractor: Extractor) -> Found:
     if page.status is not None and not 200 <= page.status < 300:
         return Refusal("http status is not 2xx", page.origin, str(page.status))
     meta: dict[str, Any] = {"origin": page.origin, "url": page.url, "date": page.date or None}
@@ -59,12 +59,12 @@ def _from_page(page: Page) -> Found:
         return _in_english(decode_page(page.content, page.charset), meta)
     if page.kind not in _HTML_KINDS and not (not page.kind and page.content[:300].lstrip()[:1] == b"<"):
         return Refusal("not html", page.origin, page.kind[:80])
-    return _from_html(page.content, page.charset, meta)
+    return _from_html(page.content, page.charset, meta, extractor)
 
 
-def _from_html(content: bytes, charset: str | None, meta: dict[str, Any]) -> Found:
+def _from_html(content: bytes, charset: str | None, meta: dict[str, Any], extractor: Extractor) -> Found:
     html = decode_page(content, charset)
-    return _in_english(page_to_text(html), {**meta, **page_meta(html)})
+    return _in_english(extract_page(html, extractor), {**meta, **page_meta(html)})
 
 
 def _in_english(text: str, meta: dict[str, Any]) -> Found:
@@ -77,7 +77,7 @@ def _in_english(text: str, meta: dict[str, Any]) -> Found:
 
 
 def _json_documents(piece: Piece) -> Iterator[Found]:
-    for item in lines_of(piece):
+    for item in piece_lines(piece):
         if isinstance(item, Refusal):
             yield item
             continue
@@ -92,7 +92,7 @@ def _json_documents(piece: Piece) -> Iterator[Found]:
 
 
 def _from_row(row: dict[str, Any], origin: str) -> Found:
-    """CCNet's own fields, or those that others (Dolma, RedPajama) wrap them in."""
+    """Return the document of a row with the fields of CCNet, or as Dolma and RedPajama wrap them."""
     text = next((row[name] for name in ("raw_content", "text", "content") if isinstance(row.get(name), str)), None)
     if text is None:
         return Refusal("no text", origin)
@@ -102,7 +102,7 @@ def _from_row(row: dict[str, Any], origin: str) -> Found:
     url = meta.get("url")
     meta["origin"] = f"{origin} {url}" if url else origin
     if isinstance(meta.get("language"), str):
-        # The crawler's detector saw the whole page: its word stands.
+        # The crawler's detector saw the whole page, so its result is used.
         if meta["language"] != "en":
             return Refusal("not english", meta["origin"], meta["language"])
         return Document(text, meta=meta)

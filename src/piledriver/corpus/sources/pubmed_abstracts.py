@@ -12,7 +12,7 @@ from piledriver.corpus.formats.xml.entities import with_character_entities
 from piledriver.corpus.formats.xml.parse import XmlError, parse
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import Found, Piece, Source, per_file
-from piledriver.corpus.sources.shared.record_pieces import cut
+from piledriver.corpus.sources.shared.record_pieces import record_pieces
 from piledriver.corpus.text.normalise import decode
 
 # How a record opens and closes in the XML files (of old ones: without the envelope).
@@ -24,7 +24,7 @@ _FIELD = re.compile(r"([A-Z]{2,4}) {0,2}- (.*)")
 
 def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
     """Whole records, some megabytes of them in a piece."""
-    return cut(stream, _last_end)
+    return record_pieces(stream, _last_end)
 
 
 def _last_end(buffer: bytes) -> int:

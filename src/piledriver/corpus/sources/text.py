@@ -10,7 +10,7 @@ from piledriver.corpus.text.normalise import decode
 
 
 def _documents(piece: Piece) -> Iterator[Found]:
-    """The whole file as it is, in whatever encoding it was."""
+    """Yield the whole file, decoded."""
     yield Document(decode(piece.read()), meta={"origin": piece.origin})
 
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from piledriver.corpus.document import Refusal
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import Piece
-from piledriver.corpus.sources.shared.line_pieces import line_pieces, lines_of
+from piledriver.corpus.sources.shared.line_pieces import line_pieces, piece_lines
 
 
 def lines(stream: RawStream, piece_bytes: int) -> list[tuple[int, bytes]]:
     found: list[tuple[int, bytes]] = []
     for piece in line_pieces(stream, piece_bytes):
         assert isinstance(piece, Piece)
-        for item in lines_of(piece):
+        for item in piece_lines(piece):
             assert not isinstance(item, Refusal)
             found.append(item)
     return found
@@ -48,12 +48,12 @@ def test_every_line_once_at_its_place_wherever_the_file_is_cut(written: list[byt
 
 def test_a_part_that_begins_like_a_compressed_file_is_not_one() -> None:
     piece = Piece("a", data=b"\x1f\x8b and so on\nBZh\n", extra=3)
-    assert list(lines_of(piece)) == [(3, b"\x1f\x8b and so on"), (16, b"BZh")]
+    assert list(piece_lines(piece)) == [(3, b"\x1f\x8b and so on"), (16, b"BZh")]
 
 
 def test_a_line_that_is_too_long_is_refused_and_the_rest_goes_on() -> None:
     piece = Piece("a", data=b"one\n" + b"x" * 600_000 + b"\ntwo\n", extra=0)
-    one, long, two = lines_of(piece, max_bytes=300_000)
+    one, long, two = piece_lines(piece, max_bytes=300_000)
     assert one == (0, b"one")
     assert isinstance(long, Refusal)
     assert long.origin == "a#4"

@@ -16,7 +16,7 @@ from piledriver.corpus.raw.partial_reads import read_all
 from piledriver.corpus.raw.peek import peek_head
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import MAX_PIECE_BYTES
-from piledriver.corpus.sources.shared.line_pieces import line_pieces, lines_of
+from piledriver.corpus.sources.shared.line_pieces import line_pieces, piece_lines
 
 _HEAD_BYTES = 1 << 16
 _BATCH = 5_000
@@ -30,7 +30,7 @@ def read_items(stream: RawStream) -> Iterator[Item | Refusal]:
     head, rest = peek_head(stream.file, _HEAD_BYTES)
     if _is_lines(head):
         for piece in line_pieces(RawStream(stream.origin, stream.name, content=rest)):
-            for line in [piece] if isinstance(piece, Refusal) else lines_of(piece):
+            for line in [piece] if isinstance(piece, Refusal) else piece_lines(piece):
                 if isinstance(line, Refusal):
                     yield line
                 else:

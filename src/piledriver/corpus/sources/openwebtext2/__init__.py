@@ -1,4 +1,4 @@
-"""OpenWebText2: pages that Reddit's users linked to and voted for."""
+"""OpenWebText2: web pages by the score of their Reddit submissions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.formats.html.convert import page_to_text
+from piledriver.corpus.formats.html.extractors import Extractor, extract_page
 from piledriver.corpus.formats.html.page import decode_page, page_meta
 from piledriver.corpus.formats.html.scripts import words
 from piledriver.corpus.raw.partial_reads import read_all
@@ -18,7 +18,7 @@ from piledriver.corpus.sources.shared.warc import MAX_PAGE_BYTES, archive_pieces
 from piledriver.corpus.text.language import language_of
 
 MIN_SCORE = 3
-# Pages of pictures, films, music, code and talk, or text that the Pile has from elsewhere.
+# Pictures, films, music, code and social media, or text that the Pile has from another source.
 EXCLUDED_DOMAINS = words(
     "500px.com amazon.co.uk amazon.com amzn.to bandcamp.com battle.net bestbuy.com bit.ly craigslist.org deviantart.com"
     " discord.gg discord.com ebay.com etsy.com facebook.com fb.me flickr.com gfycat.com giphy.com gist.github.com"
@@ -50,7 +50,7 @@ _HEAD_BYTES = 1 << 17
 
 
 def _wants(name: str) -> bool:
-    """Pages, web archives, and Pushshift's dumps of submissions (`RS_2015-01.zst`, `.bz2`, `.xz`, JSON lines)."""
+    """Return whether it is a page, a web archive or a Pushshift dump of submissions (`RS_2015-01.zst`, JSON lines)."""
     return is_web_archive(name) or _is_page(name) or _is_submissions(name)
 
 
@@ -59,7 +59,7 @@ def _is_submissions(name: str) -> bool:
 
 
 def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
-    """All the dumps, then each page that they are for; pages are judged here, before anybody parses them."""
+    """Read all dumps, then yield each page that passes; pages are selected here, before they are parsed."""
     with Submissions() as submissions:
         waiting: list[RawStream] = []
         begun = False
@@ -70,7 +70,7 @@ def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
                 else:
                     yield from stop_at_damage(stream.origin, submissions.add_dump(stream))
             elif stream.path is not None:
-                # Files can wait, so that their dumps may come in any order; what an archive holds cannot.
+                # Files can be deferred until all dumps are read; archive members cannot.
                 waiting.append(stream)
             else:
                 begun = True
@@ -104,7 +104,7 @@ def _pages(stream: RawStream, submissions: Submissions) -> Iterator[Piece | Refu
 
 
 def _judged(piece: Piece, url: str | None, submissions: Submissions) -> Piece | Refusal:
-    """The piece with what Reddit says of it, or why it is not taken."""
+    """Return the piece with its Reddit metadata, or the refusal."""
     if url is None:
         return Refusal("no url", piece.origin, "it cannot be looked up") if submissions.count else piece
     key = url_key(url)
@@ -132,11 +132,13 @@ def _is_excluded(host: str) -> bool:
     return any(".".join(labels[start:]) in EXCLUDED_DOMAINS for start in range(len(labels) - 1))
 
 
-def _documents(piece: Piece) -> Iterator[Found]:
-    """The main content of the page."""
+def _documents(piece: Piece, *, extractor: Extractor = "piledriver") -> Iterator[Found]:
+    """Yield the main content of the page."""
     extra: dict[str, Any] = dict(piece.extra or {})
     html = decode_page(piece.read(), extra.pop("charset", None))
-    text = "\n".join(line for line in page_to_text(html).split("\n") if line.strip().lower() != "advertisement")
+    text = "\n".join(
+        line for line in extract_page(html, extractor).split("\n") if line.strip().lower() != "advertisement"
+    )
     if not text.strip():
         yield Refusal("no text", piece.origin)
         return

@@ -1,4 +1,4 @@
-"""Links that Reddit's users submitted, with their scores: Pushshift's dumps into a table on disk."""
+"""Reddit submissions with their scores: Pushshift dumps read into a table on disk."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import xxhash
 
 from piledriver.corpus.document import Refusal
 from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.shared.line_pieces import line_pieces, lines_of
+from piledriver.corpus.sources.shared.line_pieces import line_pieces, piece_lines
 
 _BATCH = 20_000
 _MOST_SUBMISSIONS = 50
 
 
 class Submission(msgspec.Struct, frozen=True):
-    """The fields of a dump's line that are needed; others are skipped without being built."""
+    """The fields of a dump's line that are used; the decoder skips others."""
 
     url: str | None = None
     score: float | str | None = None
@@ -38,7 +38,7 @@ _decode = msgspec.json.Decoder(Submission)
 
 
 def url_key(url: str) -> str | None:
-    """One form for all spellings of an address: no scheme, no `www.`, no fragment; None where it is no web address.
+    """Return the normal form of an address, without scheme, `www.` and fragment; `None` where it is not a web address.
 
     >>> url_key("HTTP://www.Example.com:80/a/#top"), url_key("self.python"), url_key("https://[bad")
     ('example.com/a', None, None)
@@ -55,7 +55,7 @@ def url_key(url: str) -> str | None:
 
 
 class Submissions:
-    """Scores by address, in a file: memory stays small for all of Reddit. Also remembers which addresses were used."""
+    """Scores by address in a file, so that memory stays small, and the set of addresses already used."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="piledriver-submissions-")
@@ -75,13 +75,13 @@ class Submissions:
         self._folder.cleanup()
 
     def add_dump(self, stream: RawStream) -> Iterator[Refusal]:
-        """Take in one dump; yields what in it is no submission."""
+        """Read one dump; yield a refusal for each line that is not a submission."""
         batch: list[Submission] = []
         for piece in line_pieces(stream):
             if isinstance(piece, Refusal):
                 yield piece
                 continue
-            for item in lines_of(piece):
+            for item in piece_lines(piece):
                 if isinstance(item, Refusal):
                     yield item
                     continue
@@ -120,12 +120,12 @@ class Submissions:
         self._table.execute("COMMIT")
 
     def of(self, key: str) -> tuple[float, list[dict[str, Any]]] | None:
-        """(sum of scores, submissions) of an address, or None where nobody submitted it."""
+        """Return (sum of scores, submissions) of an address, or `None` where it was never submitted."""
         row = self._table.execute("SELECT score, seen FROM scores WHERE key=?", (_hash(key),)).fetchone()
         return None if row is None else (row[0], json.loads(row[1]))
 
     def use(self, key: str) -> bool:
-        """Whether this is the first time that the address is used."""
+        """Mark an address as used; return whether it was not before."""
         return self._table.execute("INSERT OR IGNORE INTO used VALUES (?)", (_hash(key),)).rowcount == 1
 
 

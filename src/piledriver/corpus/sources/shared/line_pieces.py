@@ -1,6 +1,4 @@
-"""Files of one record a line, cut for many workers: whole lines together, the file never read by the parent if it can
-help it.
-"""
+"""Split files with one record a line for many workers: whole lines, read by the parent only where necessary."""
 
 from __future__ import annotations
 
@@ -18,9 +16,9 @@ _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")
 
 
 def line_pieces(stream: RawStream, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece | Refusal]:
-    """Pieces of whole lines: places in a plain local file, small compressed files whole, else blocks that were read.
+    """Yield pieces of whole lines: ranges of a plain local file, a small compressed file whole, else blocks of bytes.
 
-    `extra` is the place of the piece in the (decompressed) file.
+    `extra` is the position of the piece in the decompressed file.
     """
     if stream.path is not None:
         size = os.path.getsize(stream.path)
@@ -35,13 +33,13 @@ def line_pieces(stream: RawStream, piece_bytes: int = PIECE_BYTES) -> Iterator[P
     yield from _blocks(stream, piece_bytes)
 
 
-def lines_of(piece: Piece, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, bytes] | Refusal]:
-    """(place in the file, line without its end) of each line that is not blank; too long a line is a refusal."""
+def piece_lines(piece: Piece, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, bytes] | Refusal]:
+    """Yield (position, line without its end) of each line that is not blank, or a refusal of too long a line."""
     place: int = piece.extra or 0
-    # Only a whole file may be compressed; a part of one may begin with a line that looks so.
+    # Only a whole file may be compressed; a range may begin with bytes that merely look compressed.
     whole_file = piece.path is not None and piece.length is None
     with piece.open() if whole_file else piece.open_raw() as stream:
-        # A long line comes in many blocks: they are joined once.
+        # The blocks of a long line are joined once.
         parts: list[bytes] = []
         waiting, skipping = 0, False
         while block := stream.read(_BLOCK_BYTES):

@@ -1,4 +1,4 @@
-"""One long stream of records cut into pieces of some megabytes that hold whole records only."""
+"""Split one long stream of records into pieces of a few megabytes that hold whole records."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ PIECE_BYTES = 1 << 22
 MAX_RECORD_BYTES = 1 << 26
 
 LastCut = Callable[[bytes], int]
-"""Where in a buffer the last whole record ends (0 where none does)."""
+"""Return where the last complete record of a buffer ends, 0 without one."""
 
 
-def cut(stream: RawStream, last_cut: LastCut) -> Iterator[Piece | Refusal]:
-    """Pieces of whole records; places in the file where it is a plain local one, else bytes.
+def record_pieces(stream: RawStream, last_cut: LastCut) -> Iterator[Piece | Refusal]:
+    """Yield pieces of whole records: ranges of a plain local file, else bytes.
 
-    A record larger than `MAX_RECORD_BYTES` is refused and reading goes on behind it: memory stays bounded.
+    A record larger than `MAX_RECORD_BYTES` is rejected and skipped, so that memory stays bounded.
     """
     file = stream.file
-    # A compressed stream is wrapped, a plain file is not: only there do places mean the same to a worker.
+    # Only in a plain file do positions mean the same to a worker; a compressed stream is wrapped.
     local = stream.path is not None and getattr(file, "name", None) == stream.path
     buffer = b""
     at = 0
     with file:
         for block in _blocks(file):
             if isinstance(block, Exception):
-                # A truncated file: what was read before the damage is as good as ever.
+                # The complete records before the damage are kept.
                 yield Refusal("damaged data", f"{stream.origin}#{at + len(buffer)}", f"{type(block).__name__}: {block}")
                 end = last_cut(buffer)
                 buffer = buffer[:end]
@@ -52,7 +52,7 @@ def cut(stream: RawStream, last_cut: LastCut) -> Iterator[Piece | Refusal]:
 
 
 def _blocks(file: BinaryIO) -> Iterator[bytes | Exception]:
-    """Some megabytes at a time; damage comes last, after all that could be read."""
+    """Yield blocks of a few megabytes, then the error where the stream is damaged."""
     read = getattr(file, "read1", file.read)
     parts: list[bytes] = []
     size = 0

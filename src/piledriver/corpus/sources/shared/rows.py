@@ -1,4 +1,4 @@
-"""Rows that others wrote, of JSON lines or Parquet, to documents: where the text is, and what else is worth keeping."""
+"""Documents of rows from JSON lines or Parquet: which field is the text, which fields become meta."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_DEPTH = 8
 
 
 def record_document(record: Any, origin: str) -> Found:
-    """One row: the first of the usual text fields is the text, everything else is meta.
+    """Return the document of a row: the first of `TEXT_FIELDS` is the text, all other fields are meta.
 
     >>> record_document({"text": ["a", "b"], "meta": {"pile_set_name": "X"}, "url": "u"}, "f@0").text
     'a\\n\\nb'
@@ -30,10 +30,10 @@ def record_document(record: Any, origin: str) -> Found:
         return Refusal("no text field", origin, ", ".join(map(str, record))[:200])
     text = record[field]
     if isinstance(text, bytes):
-        # Parquet files of other programs have text in columns of bytes.
+        # Some programs write text to Parquet columns of bytes.
         text = decode(text)
     if isinstance(text, list):
-        # Lists of paragraphs, as lm_dataformat writes them.
+        # lm_dataformat writes lists of paragraphs.
         if not all(isinstance(paragraph, str) for paragraph in text):
             return Refusal("no text field", origin, f"{field} is not text")
         text = "\n\n".join(text)
@@ -44,10 +44,10 @@ def _meta(record: dict[str, Any], text_field: str) -> dict[str, Any]:
     meta: dict[str, Any] = {}
     for name, value in record.items():
         if name in _META_FIELDS and isinstance(value, dict):
-            meta.update({str(key): plain(inner) for key, inner in value.items()})
+            meta.update({str(key): _json_value(inner) for key, inner in value.items()})
         elif name != text_field:
-            meta[str(name)] = plain(value)
-    # Names that mean something of ours: what others wrote there is kept under another one.
+            meta[str(name)] = _json_value(value)
+    # Reserved names: a foreign value is kept under another name.
     renamed = {"pile_set_name": "original_pile_set_name", "id": "original_id", "origin": "original_origin"}
     for theirs, ours in {**renamed, "source": "original_source", "text": "original_text", "license": "licence"}.items():
         if theirs in meta:
@@ -55,8 +55,8 @@ def _meta(record: dict[str, Any], text_field: str) -> dict[str, Any]:
     return {key: value for key, value in meta.items() if value is not None}
 
 
-def plain(value: Any, depth: int = 0) -> Any:
-    """A value as JSON can hold it."""
+def _json_value(value: Any, depth: int = 0) -> Any:
+    """Return a value that JSON can hold."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -66,7 +66,7 @@ def plain(value: Any, depth: int = 0) -> Any:
     if depth >= _MAX_DEPTH:
         return str(value)[:200]
     if isinstance(value, dict):
-        return {str(key): plain(inner, depth + 1) for key, inner in value.items()}
+        return {str(key): _json_value(inner, depth + 1) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(inner, depth + 1) for inner in value]
+        return [_json_value(inner, depth + 1) for inner in value]
     return str(value) if isinstance(value, decimal.Decimal) else None

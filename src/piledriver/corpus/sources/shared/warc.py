@@ -1,7 +1,7 @@
 """Pages in web archives: WARC and WET (compressed by record, as one stream, or not), and the older ARC.
 
-A file is cut at round places, not at records: a worker finds the first record that begins in its part and reads those
-that begin before its end, so that nobody has to read the file twice. A damaged record costs itself.
+A file is cut at multiples of `PIECE_BYTES`, not at records: a worker finds the first record that begins in its range
+and reads all that begin before its end, so the file is read once. A damaged record costs only itself.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _GZIP = b"\x1f\x8b\x08"
 _RECORD = re.compile(rb"WARC/[01]\.\d+\r?\n(?:WARC|Content)-", re.IGNORECASE)
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
 _WRONG_LENGTH = "wrong record length"
-# What the end of a record looks like that says it is longer than it is, by a few bytes.
+# The end of a record whose declared length is a few bytes too large.
 _RUNS_ON = re.compile(rb"\r\n\r\nW(?:A(?:R(?:C/?)?)?)?\Z")
 _SCAN_BYTES = 1 << 20
 
 
-class Page(msgspec.Struct, frozen=True):
-    """What a server answered: its bytes and what it said about them."""
+class WebPage(msgspec.Struct, frozen=True):
+    """A server's response: its bytes and what its headers declare."""
 
     origin: str
     url: str
@@ -48,7 +48,7 @@ class Page(msgspec.Struct, frozen=True):
 
 
 def is_web_archive(name: str) -> bool:
-    """Whether a file name is one of a WARC, WET or ARC."""
+    """Return whether a file is a WARC, WET or ARC, by its name."""
     lowered = name.lower()
     for compression in (".gz", ".zst", ".bz2", ".xz"):
         lowered = lowered.removesuffix(compression)
@@ -56,7 +56,7 @@ def is_web_archive(name: str) -> bool:
 
 
 def archive_pieces(stream: RawStream) -> Iterator[Piece | Refusal]:
-    """Parts of a local file; of an archive member each page by itself."""
+    """Yield ranges of a local file; of an archive member one piece for each page."""
     if stream.path is None:
         pages = _arc_pages(stream.file, stream.origin) if _is_arc(stream.name) else _pages(stream.file, stream.origin)
         for page in pages:
@@ -70,19 +70,19 @@ def archive_pieces(stream: RawStream) -> Iterator[Piece | Refusal]:
         yield Piece(stream.origin, path=stream.path, offset=start, length=min(PIECE_BYTES, size - start), extra="warc")
 
 
-def pages_of(piece: Piece) -> Iterator[Page | Refusal]:
-    """The pages of a piece, in the order of the file."""
+def pages_of(piece: Piece) -> Iterator[WebPage | Refusal]:
+    """Yield the pages of a piece, in the order of the file."""
     if isinstance(piece.extra, dict):
         assert piece.data is not None
-        yield Page(origin=piece.origin, content=piece.data, **piece.extra)
+        yield WebPage(origin=piece.origin, content=piece.data, **piece.extra)
     elif piece.extra == "arc":
         yield from _arc_pages(piece.open(), piece.origin)
     else:
         yield from _pages_in_part(piece)
 
 
-def _described(page: Page) -> dict[str, Any]:
-    return {name: getattr(page, name) for name in Page.__struct_fields__ if name not in ("origin", "content")}
+def _described(page: WebPage) -> dict[str, Any]:
+    return {name: getattr(page, name) for name in WebPage.__struct_fields__ if name not in ("origin", "content")}
 
 
 def _is_arc(name: str) -> bool:
@@ -90,7 +90,7 @@ def _is_arc(name: str) -> bool:
 
 
 def _is_cut(path: str) -> bool:
-    """Whether records can be found from the middle: not in one long compressed stream."""
+    """Return whether records can be found from the middle, which one long compressed stream does not allow."""
     with open(path, "rb") as file:
         head = file.read(_SCAN_BYTES)
     if not head.startswith(_GZIP):
@@ -107,11 +107,11 @@ def _is_cut(path: str) -> bool:
     return inflate.eof and len(_RECORD.findall(first)) <= 1
 
 
-def _pages_in_part(piece: Piece) -> Iterator[Page | Refusal]:
+def _pages_in_part(piece: Piece) -> Iterator[WebPage | Refusal]:
     if piece.path is None or piece.length is None:
         raw = piece.open_raw()
-        # One stream of gzip too: the reader of archives loses all before a damaged byte. What is compressed record by
-        # record it unpacks itself.
+        # Also a single gzip stream, because fastwarc loses everything before a damaged byte; it decompresses archives
+        # that are compressed by record itself.
         packed = raw.read(6).startswith((b"BZh", b"\xfd7zXZ", _GZIP))
         raw.seek(0)
         yield from _pages(decompressed(raw, piece.origin) if packed else raw, piece.origin)
@@ -122,7 +122,7 @@ def _pages_in_part(piece: Piece) -> Iterator[Page | Refusal]:
         at = _next_record(file, piece.offset, end, compressed)
         damage: Refusal | None = None
         while at is not None:
-            # The last place that was reached is known even where reading breaks off; what broke is the record after it.
+            # After an error the last position reached is known; the damaged record is the one after it.
             reached, first = at, True
             try:
                 for position, page in _records(cast(BinaryIO, FileRange(piece.path, at)), piece.origin, at):
@@ -135,7 +135,7 @@ def _pages_in_part(piece: Piece) -> Iterator[Page | Refusal]:
                     if page is not None:
                         yield page
                     if isinstance(page, Refusal) and page.reason == _WRONG_LENGTH:
-                        # It may have swallowed others: look for them from where it begins.
+                        # It may include other records: search for them from its beginning.
                         break
                 else:
                     return
@@ -151,7 +151,7 @@ def _pages_in_part(piece: Piece) -> Iterator[Page | Refusal]:
 
 
 def _next_record(file: BinaryIO, start: int, end: int, compressed: bool) -> int | None:
-    """Where the first record at or after `start` and before `end` begins."""
+    """Return the position of the first record in [start, end), or `None`."""
     if start == 0:
         return 0
     file.seek(start)
@@ -173,7 +173,7 @@ def _next_record(file: BinaryIO, start: int, end: int, compressed: bool) -> int 
             at += 1
         if not block:
             return None
-        # A mark may stand across two blocks.
+        # The beginning of a record may span two blocks.
         keep = min(len(window), 2048)
         place += len(window) - keep
         window = window[len(window) - keep :]
@@ -187,7 +187,7 @@ def _inflates_to_record(content: bytes) -> bool:
         return False
 
 
-def _pages(stream: BinaryIO, origin: str) -> Iterator[Page | Refusal]:
+def _pages(stream: BinaryIO, origin: str) -> Iterator[WebPage | Refusal]:
     try:
         for _, page in _records(stream, origin, 0):
             if page is not None:
@@ -196,30 +196,30 @@ def _pages(stream: BinaryIO, origin: str) -> Iterator[Page | Refusal]:
         yield Refusal("damaged archive", origin, str(error)[:200])
 
 
-def _records(stream: BinaryIO, origin: str, base: int) -> Iterator[tuple[int, Page | Refusal | None]]:
+def _records(stream: BinaryIO, origin: str, base: int) -> Iterator[tuple[int, WebPage | Refusal | None]]:
     try:
         with warnings.catch_warnings():
-            # The package warns of its own old modules while it loads.
+            # fastwarc warns about its own deprecated modules at import.
             warnings.simplefilter("ignore", DeprecationWarning)
             from fastwarc.warc import ArchiveIterator
     except ImportError as error:
         raise MissingDependencyError("fastwarc", extra="corpus", purpose="reading WARC files") from error
     seekable = stream if stream.seekable() else cast(BinaryIO, _Forward(stream))
     try:
-        # Bodies as they are: the reader gives up on a record that says it is in chunks and is not, as Common Crawl's of
-        # the years before 2018 do, and with a compressed body inside of chunks it loses the records that follow.
+        # No decoding of bodies: fastwarc fails on a record that wrongly declares chunks, as Common Crawl's before 2018
+        # do, and loses the records after a compressed body inside chunks.
         for record in ArchiveIterator(seekable, parse_http=True, auto_decode="none", quirks_mode=True):
             position = base + record.stream_pos
             yield position, _page(record, f"{origin}#{position}")
     except BaseException as error:
-        # A panic of the native reader is no `Exception` and would take the whole extraction with it.
+        # A panic of the native reader is not an `Exception` and would end the whole extraction.
         if type(error).__name__ == "PanicException":
-            raise ValueError(f"the reader of archives gave up: {error}") from None
+            raise ValueError(f"fastwarc failed: {error}") from None
         raise
 
 
 class _Forward(io.BufferedIOBase):
-    """A stream that can only be read on, for a reader that asks where it is and skips by seeking."""
+    """A stream that seeks forward by reading, for a reader that asks for its position and skips by seeking."""
 
     def __init__(self, inner: BinaryIO) -> None:
         self._inner, self._at = inner, 0
@@ -249,7 +249,7 @@ class _Forward(io.BufferedIOBase):
         return self._at
 
 
-def _page(record: Any, origin: str) -> Page | Refusal | None:
+def _page(record: Any, origin: str) -> WebPage | Refusal | None:
     kind = str(record.record_type)
     if kind not in ("response", "resource", "conversion"):
         return None
@@ -274,7 +274,7 @@ def _page(record: Any, origin: str) -> Page | Refusal | None:
         content = without_content_encoding(content, record.http_headers.get("Content-Encoding") or "", MAX_PAGE_BYTES)
     if len(content) > MAX_PAGE_BYTES:
         return Refusal("too large", origin, f"more than {MAX_PAGE_BYTES} bytes")
-    page = Page(
+    page = WebPage(
         origin=origin,
         url=url,
         date=headers.get("WARC-Date") or "",
@@ -284,12 +284,12 @@ def _page(record: Any, origin: str) -> Page | Refusal | None:
         status=status,
         truncated=headers.get("WARC-Truncated") is not None,
     )
-    # Some writers leave out that the block is HTTP.
+    # Some writers do not declare that the block is HTTP.
     return _answered(page) if status is None and content.startswith(b"HTTP/") else page
 
 
-def _arc_pages(stream: BinaryIO, origin: str) -> Iterator[Page | Refusal]:
-    """Records `url ip date type length` and so many bytes; the first describes the file. Urls may hold spaces."""
+def _arc_pages(stream: BinaryIO, origin: str) -> Iterator[WebPage | Refusal]:
+    """Yield the records of an ARC: a line `url ip date type length`, then the bytes. URLs may contain spaces."""
     place = 0
     while line := stream.readline(1 << 16):
         start, place = place, place + len(line)
@@ -307,7 +307,7 @@ def _arc_pages(stream: BinaryIO, origin: str) -> Iterator[Page | Refusal]:
         content = stream.read(min(length, MAX_PAGE_BYTES + 1))
         place += length
         if 100 * len(content) < 99 * min(length, MAX_PAGE_BYTES + 1):
-            # A few bytes less are an address that was mended by hand in a line that counted them.
+            # A few missing bytes are tolerated: some addresses were edited after the length was counted.
             yield Refusal("truncated record", where, f"{len(content)} of {length} bytes")
             continue
         if length > MAX_PAGE_BYTES:
@@ -319,15 +319,15 @@ def _arc_pages(stream: BinaryIO, origin: str) -> Iterator[Page | Refusal]:
             yield _arc_page(where, url, date, kind, content)
 
 
-def _arc_page(origin: str, url: str, date: str, kind: str, content: bytes) -> Page:
+def _arc_page(origin: str, url: str, date: str, kind: str, content: bytes) -> WebPage:
     if len(date) >= 14 and date[:14].isdecimal():
         date = f"{date[:4]}-{date[4:6]}-{date[6:8]}T{date[8:10]}:{date[10:12]}:{date[12:14]}Z"
-    page = Page(origin=origin, url=url, date=date, kind=kind.lower(), charset=None, content=content)
+    page = WebPage(origin=origin, url=url, date=date, kind=kind.lower(), charset=None, content=content)
     return _answered(page) if content.startswith(b"HTTP/") else page
 
 
-def _answered(page: Page) -> Page:
-    """A page whose content still has the server's header before it."""
+def _answered(page: WebPage) -> WebPage:
+    """Return the page without the HTTP header that its content still begins with."""
     head, found, body = page.content.partition(b"\r\n\r\n")
     if not found:
         head, _, body = page.content.partition(b"\n\n")
@@ -355,7 +355,7 @@ def _unchunked(body: bytes) -> bytes:
         except ValueError:
             size = -1
         if size < 0:
-            # Not in chunks after all, or not any more: the rest as it is.
+            # Not (or no longer) chunked: keep the rest unchanged.
             parts.append(body[at:])
             break
         if size == 0:

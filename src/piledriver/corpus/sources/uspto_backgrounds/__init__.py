@@ -9,7 +9,7 @@ from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.xml.parse import XmlError
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import Found, Piece, Source, per_file
-from piledriver.corpus.sources.shared.record_pieces import cut
+from piledriver.corpus.sources.shared.record_pieces import record_pieces
 from piledriver.corpus.sources.uspto_backgrounds.patents import Patent, background, from_aps, from_xml
 
 # Where a document begins in a weekly file: at the start of a line, always.
@@ -18,7 +18,7 @@ _START = re.compile(rb"(?m)^(?=<\?xml |PATN[ \t]*\r?$|<!DOCTYPE PATDOC|<PATDOC)"
 
 def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
     """Whole documents, some megabytes of them in a piece."""
-    return cut(stream, _last_start)
+    return record_pieces(stream, _last_start)
 
 
 def _last_start(buffer: bytes) -> int:
