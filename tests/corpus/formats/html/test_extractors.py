@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from piledriver.core.errors import UnknownNameError
-from piledriver.corpus.extract import extract_files
+from piledriver.corpus.extraction import extract_files
 from piledriver.corpus.formats.html.extractors import extract_page
 from piledriver.corpus.sources import SOURCES
 
