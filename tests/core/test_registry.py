@@ -26,7 +26,7 @@ def test_a_name_is_never_replaced() -> None:
     registry: Registry[int] = Registry("thing", {"one": "os:sep"})
     registry.register("two", 2)
     assert registry["two"] == 2
-    with pytest.raises(UsageError, match="registered already"):
+    with pytest.raises(UsageError, match="already registered"):
         registry.register("one", 1)
 
 

@@ -27,7 +27,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(base: str, tmp_path
     storage.write_bytes(target, NEW)
     assert storage.read_bytes(target) == NEW
     assert storage.size(target) == len(NEW)
-    storage.remove(target)
+    storage.remove_file(target)
     assert not storage.exists(target)
 
 
@@ -101,7 +101,7 @@ def test_errors_name_the_file_and_what_to_do(tmp_path: Path) -> None:
         storage.read_text(tmp_path / "latin")
     (tmp_path / "config.json").write_bytes(b'{"a": "\xff"}')
     with pytest.raises(
-        CorruptFileError, match=r"config\.json is damaged: byte 7 is no text.*the command that wrote it"
+        CorruptFileError, match=r"config\.json is damaged: byte 7 is not UTF-8.*the command that wrote it"
     ):
         storage.read_text(tmp_path / "config.json")
 

@@ -13,14 +13,14 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from piledriver.core.keys import Key
+    from piledriver.core.config.keys import ConfigKey
 
 
 def run_keys(target: str) -> Callable[[argparse.Namespace], None]:
     """Return the function that prints the keys of the config class `module:name`."""
 
     def run(args: argparse.Namespace) -> None:
-        from piledriver.core.keys import config_keys
+        from piledriver.core.config.keys import config_keys
 
         module, _, name = target.partition(":")
         keys = config_keys(getattr(importlib.import_module(module), name))
@@ -29,7 +29,7 @@ def run_keys(target: str) -> Callable[[argparse.Namespace], None]:
     return run
 
 
-def keys_text(keys: Iterable[Key], indent: str = "") -> str:
+def keys_text(keys: Iterable[ConfigKey], indent: str = "") -> str:
     """Return one line per key with type and default, and its help below; wrapped on a terminal only."""
     width = get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     lines = []
@@ -40,7 +40,7 @@ def keys_text(keys: Iterable[Key], indent: str = "") -> str:
     return "\n".join(lines)
 
 
-def shown_type(key: Key) -> str:
+def shown_type(key: ConfigKey) -> str:
     """Return a key's type, with the allowed values of one whose type does not list them."""
     listed = all(repr(choice) in key.type or str(choice).lower() in key.type for choice in key.choices)
     return key.type if listed else f"{key.type} ({', '.join(map(str, key.choices))})"

@@ -9,7 +9,7 @@ from piledriver.cli.corpus.filters import list_stages
 from piledriver.cli.keys import shown_type, shown_value
 from piledriver.cli.presets import list_presets, short_count
 from piledriver.core import storage
-from piledriver.core.keys import Key, config_keys
+from piledriver.core.config.keys import ConfigKey, config_keys
 
 _HEAD = """\
 # Config reference
@@ -40,7 +40,7 @@ def config_reference() -> str:
     return "\n".join(parts)
 
 
-def _table(keys: Iterable[Key]) -> str:
+def _table(keys: Iterable[ConfigKey]) -> str:
     rows = ["| key | type | default | help |", "|---|---|---|---|"]
     for key in keys:
         default = "required" if key.required else f"`{_cell(shown_value(key.default))}`"

@@ -1,7 +1,7 @@
-"""Errors that teach: each says in one line what is wrong, where, and what to change.
+"""Errors with one line that names the value, the place and the fix; one class per cause.
 
-One class per cause. `exit_code` is what the command line returns for it: 2 for wrong usage (the user typed something
-that cannot be meant), 1 for everything else. Raise them before anything is allocated or overwritten.
+`exit_code` is what the command line returns: 2 for wrong usage (a command, key or name that is not valid), 1 for any
+other error. Errors are raised before anything is allocated or overwritten.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 
 class PiledriverError(Exception):
-    """The base of every error that we raise on purpose.
+    """Base of all errors of this package.
 
     >>> str(PiledriverError("shard 00003 is truncated", fix="build it again"))
     'shard 00003 is truncated. Fix: build it again'
@@ -25,7 +25,7 @@ class PiledriverError(Exception):
         super().__init__(what if fix is None else f"{what.rstrip('.')}. Fix: {fix}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Errors cross process boundaries (worker pools, launchers); the default reduce would lose the keyword argument.
+        # Errors are pickled between processes; the default reduce would lose the keyword argument.
         return _rebuild, (type(self), self.what, self.fix)
 
 
@@ -36,27 +36,27 @@ def _rebuild(cls: type[PiledriverError], what: str, fix: str | None) -> Piledriv
 
 
 class UsageError(PiledriverError):
-    """The command or call cannot be meant as it was written: nothing was done."""
+    """A command or call is not valid as written; nothing was done."""
 
     exit_code = 2
 
 
 class ConfigError(UsageError):
-    """A configuration file or override holds a key, a type or a value that does not fit.
+    """A config file or override has an unknown key, or a value of the wrong type or range.
 
     The message names the file with its line (or the command line), the key and the fix.
     """
 
 
 class UnknownNameError(UsageError):
-    """A name that is not registered: a source, a filter, a tracker, a preset."""
+    """A name that is not registered, such as a source, filter, tracker or preset."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         super().__init__(f"unknown {kind} {name!r}", fix=suggest(name, known))
 
 
 class StorageError(PiledriverError):
-    """A file could not be read or written. A failed write leaves what was there before."""
+    """A file could not be read or written. A failed write leaves the previous file."""
 
 
 class MissingFileError(StorageError):
@@ -67,11 +67,11 @@ class MissingFileError(StorageError):
 
 
 class CorruptFileError(StorageError):
-    """A file is there but its content is not what was written: truncated, damaged, or of another format."""
+    """A file exists but is truncated, damaged, or of another format."""
 
 
 class MissingDependencyError(PiledriverError):
-    """An optional package is needed for what was asked.
+    """A feature needs an optional package.
 
     >>> str(MissingDependencyError("ray", extra="ray", purpose="the ray executor"))
     "the ray executor needs the package 'ray'. Fix: pip install 'piledriver[ray]'"
@@ -82,15 +82,15 @@ class MissingDependencyError(PiledriverError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that the user most likely meant, or None where nothing is close."""
+    """Return the closest known name, or None if none is close."""
     matches = difflib.get_close_matches(name.lower(), {k.lower(): k for k in known}, n=1, cutoff=0.5)
     return next((k for k in known if k.lower() == matches[0]), None) if matches else None
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """A fix for an unknown name: the nearest one, or the list to choose from."""
+    """Return the fix for an unknown name: the closest one, or the list of known names."""
     known = sorted(known)
     close = nearest(name, known)
     if close is not None:
         return f"did you mean {close!r}?"
-    return f"choose from {', '.join(known)}" if known else "nothing is registered under that kind"
+    return f"choose from {', '.join(known)}" if known else "no name is registered"

@@ -1,8 +1,7 @@
-"""A shuffle of any length in constant memory: position i of the shuffled order, and back, by arithmetic.
+"""A random permutation of any length in constant memory, computed in both directions.
 
-A balanced Feistel network over the smallest even number of bits that covers the length; values that fall outside walk
-on until they fall inside (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). Under four times the
-length of steps at worst, under two on average.
+A balanced Feistel network over the smallest even number of bits that covers the length; values outside the range are
+encrypted again until they are inside (cycle walking: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
 """
 
 from __future__ import annotations
@@ -41,20 +40,20 @@ class Permutation:
         return self.length
 
     def __call__(self, index: int) -> int:
-        """Which item stands at this position of the shuffled order."""
+        """Return the item at a position of the shuffled order."""
         return int(self.at(np.array([index]))[0])
 
     def inverse(self, item: int) -> int:
-        """At which position of the shuffled order this item stands."""
+        """Return the position of an item in the shuffled order."""
         return int(self.positions(np.array([item]))[0])
 
     def at(self, indices: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
-        """`__call__` for an array of positions."""
+        """Return the items at an array of positions."""
         return self._walk(indices, self._keys)
 
     def positions(self, items: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
-        """`inverse` for an array of items."""
-        # Run backwards, a Feistel network is itself with its halves swapped and its keys reversed.
+        """Return the positions of an array of items."""
+        # The inverse of a Feistel network is the network with its halves swapped and its keys reversed.
         return self._walk(items, self._keys[::-1], swapped=True)
 
     def _walk(

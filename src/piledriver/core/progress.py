@@ -1,6 +1,6 @@
-"""How far a long job has come: a live bar on a terminal, one plain line every few seconds in a log.
+"""Progress of a long job: a live bar on a terminal, one line every few seconds in a log.
 
-Everything goes to standard error, so that standard output stays for results.
+Progress is printed to standard error; standard output is for results.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 class Progress(Protocol):
-    """What a job reports to."""
+    """The object that a job reports its progress to."""
 
     def advance(self, amount: float = 1) -> None:
-        """So much more is done."""
+        """Add to the amount done."""
 
     def note(self, text: str) -> None:
-        """A few words beside the figures: the current file, the last loss."""
+        """Set the text shown beside the figures, such as the current file or the last loss."""
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def progress(
 
 
 def track(items: Iterable[T], label: str, *, total: int | None = None, unit: str = "") -> Iterator[T]:
-    """Iterate with progress."""
+    """Yield the items and show progress."""
     with progress(label, total=total, unit=unit) as bar:
         for item in items:
             yield item

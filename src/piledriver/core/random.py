@@ -1,7 +1,7 @@
 """Counter-based random streams: a number is a pure function of (seed, stream name, indices).
 
-There is no state, so nothing has to be saved, synchronised or replayed: any process can ask for number 10^12 of a
-stream and gets what every other process, on every platform, would get. Philox4x32-10 (Salmon et al., "Parallel random
+There is no state to save, synchronise or replay: any process computes number 10^12 of a stream directly, with the same
+result on every platform. Philox4x32-10 (Salmon et al., "Parallel random
 numbers: as easy as 1, 2, 3", SC 2011) on integer arithmetic alone.
 """
 
@@ -27,7 +27,7 @@ _32 = np.uint64(32)
 def philox4x32(
     counter: tuple[UInt64Array, UInt64Array, UInt64Array, UInt64Array], key: tuple[int, int], rounds: int = 10
 ) -> tuple[UInt64Array, ...]:
-    """The Philox4x32 block function on arrays: four 32-bit counter words (in uint64) to four random ones."""
+    """Apply the Philox4x32 block function to arrays: four 32-bit counter words (in uint64) to four random words."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(rounds):
@@ -59,32 +59,32 @@ class Stream:
         object.__setattr__(self, "key", _digest(repr(int(seed)), *names))
 
     def child(self, *names: str | int) -> Stream:
-        """The stream under this one with the given name or indices; independent of its siblings and of its parent."""
+        """Return a stream derived by name or indices, independent of its siblings and its parent."""
         made = object.__new__(Stream)
         object.__setattr__(made, "key", _digest(f"{self.key:016x}", *names))
         return made
 
     def bits(self, index: IntIndex) -> UInt64Array:
-        """64 random bits for each index (a number or an array of them), as a one-dimensional uint64 array."""
+        """Return 64 random bits for each index (a number or an array), as a one-dimensional uint64 array."""
         return self._words(index)[0]
 
     def uniform(self, index: int) -> float:
-        """A float in [0, 1) with 53 random bits."""
+        """Return a float in [0, 1) with 53 random bits."""
         return float(self.uniforms(index)[0])
 
     def uniforms(self, index: IntIndex) -> npt.NDArray[np.float64]:
-        """`uniform` for an array of indices."""
+        """Return floats in [0, 1) for an array of indices."""
         return np.asarray((self.bits(index) >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
     def below(self, bound: int, index: int) -> int:
-        """An integer in [0, bound). 128 random bits make its bias smaller than 2^-64 for any bound under 2^64."""
+        """Return an integer in [0, bound), with a bias below 2^-64 for any bound under 2^64."""
         if bound <= 0:
             raise ValueError(f"bound must be positive, got {bound}")
         low, high = self._words(index)
         return (((int(high[0]) << 64) | int(low[0])) * bound) >> 128
 
     def shuffled(self, items: list[T]) -> list[T]:
-        """A new list in random order, for lists that fit in memory (`Permutation` is for those that do not)."""
+        """Return a new list in random order (`Permutation` shuffles what does not fit in memory)."""
         order = np.lexsort((np.arange(len(items)), self.bits(np.arange(len(items)))))
         return [items[i] for i in order]
 
@@ -96,8 +96,7 @@ class Stream:
 
 
 def _digest(*parts: str | int) -> int:
-    # The type and the length of every part go in, so that ("a", "bc") and ("ab", "c"), or 1 and "1", are different
-    # streams.
+    # Type and length of each part are hashed too, so that ("a", "bc") and ("ab", "c"), or 1 and "1", differ.
     hasher = hashlib.blake2b(digest_size=8, person=b"pd-stream")
     for part in parts:
         encoded = str(part).encode()

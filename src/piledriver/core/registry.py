@@ -1,8 +1,8 @@
-"""Registries: names to things, open to other packages.
+"""Registries of named objects, which other packages extend through entry points.
 
 A room that can be extended owns one `Registry` (sources, filters, corpus stages, optimizers, kernels, model families,
 presets, trackers). Built-in entries are `module:attribute` strings, so that listing them imports nothing, or come from
-a data file. Other packages add theirs through the entry-point group `piledriver.<kind>`.
+a data file. Another package adds its own under the entry-point group `piledriver.<kind>`; docs/core.md lists them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """A lazily loaded table of named things.
+    """A table of named objects, loaded on first use.
 
     `built_in` maps names to `module:attribute`; `read_table` returns things that are data, and is called on first use.
 
@@ -43,7 +43,7 @@ class Registry(Generic[T]):
     def register(self, name: str, thing: T) -> T:
         """Add a thing for this process and return it. Raises `UsageError` if the name is taken."""
         if name in self:
-            raise UsageError(f"{self.kind} {name!r} is registered already", fix="choose another name")
+            raise UsageError(f"{self.kind} {name!r} is already registered", fix="choose another name")
         self._loaded[name] = thing
         return thing
 

@@ -1,15 +1,14 @@
-"""Files, local or behind a URL, through one small interface.
+"""Read and write files, local or behind a URL, atomically.
 
-A path without a scheme is a local file; anything with one (`s3://`, `gs://`, `memory://`, ...) goes through fsspec.
-Every write is atomic: readers see the old file or the whole new one. Locally that is write, fsync, rename, fsync of the
-folder; remotely, upload under another name, then move.
+A path without a scheme is a local file; one with a scheme (`s3://`, `gs://`, `memory://`, ...) goes through fsspec. A
+reader sees the old file or the complete new one: local files are written, synced, renamed and their folder synced;
+remote ones are uploaded under another name, then moved.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import io
 import os
 import secrets
 import shutil
@@ -28,18 +27,18 @@ _BLOCK_BYTES = 1 << 20
 
 
 def is_remote(location: Location) -> bool:
-    """Whether a location is a URL for fsspec rather than a local path."""
+    """Return whether a location is a URL for fsspec rather than a local path."""
     return "://" in os.fspath(location)
 
 
 def join(folder: Location, *names: str) -> str:
-    """`folder/name/...` for both kinds of location."""
+    """Return `folder/name/...` for a path or a URL."""
     base = os.fspath(folder)
     return "/".join([base.rstrip("/"), *names]) if is_remote(base) else os.path.join(base, *names)
 
 
 def open_read(location: Location) -> BinaryIO:
-    """Open for reading bytes. A missing or unreadable file is a `StorageError` that names it."""
+    """Open a file for reading bytes; raise a `StorageError` that names a missing or unreadable one."""
     with _named(location, "read"):
         if is_remote(location):
             filesystem, path = _remote(location)
@@ -47,19 +46,14 @@ def open_read(location: Location) -> BinaryIO:
         return open(location, "rb")
 
 
-def open_text(location: Location) -> IO[str]:
-    """Open UTF-8 text for reading, line by line."""
-    return io.TextIOWrapper(open_read(location), encoding="utf-8")
-
-
 @contextmanager
 def atomic_write(location: Location) -> Iterator[BinaryIO]:
-    """Open for writing bytes; the file appears under its name only when the block ends without an exception.
+    """Open a file for writing bytes; it appears under its name only if the block ends without an exception.
 
     >>> with atomic_write("memory://example.txt") as file:
-    ...     _ = file.write(b"whole or not at all")
+    ...     _ = file.write(b"all or nothing")
     >>> read_bytes("memory://example.txt")
-    b'whole or not at all'
+    b'all or nothing'
     """
     with _named(location, "write"):
         if is_remote(location):
@@ -107,16 +101,16 @@ def read_text(location: Location) -> str:
     except UnicodeDecodeError as error:
         name = os.fspath(location)
         if name.endswith(".json"):
-            # JSON is UTF-8 whoever writes it, and programs do: nobody saved it in another encoding.
+            # Programs write JSON as UTF-8: another encoding is damage.
             raise CorruptFileError(
-                f"{name} is damaged: byte {error.start} is no text",
+                f"{name} is damaged: byte {error.start} is not UTF-8",
                 fix="restore it from a copy, or run the command that wrote it again",
             ) from error
         raise StorageError(f"{name} is not UTF-8 text (byte {error.start})", fix="save it as UTF-8") from error
 
 
 def exists(location: Location) -> bool:
-    """Whether there is a file or folder. Where that may not be known (a folder that is not ours), it is an error."""
+    """Return whether a file or folder exists; raise `StorageError` if permissions hide it."""
     if is_remote(location):
         filesystem, path = _remote(location)
         return bool(filesystem.exists(path))
@@ -135,7 +129,7 @@ def require(location: Location) -> None:
 
 
 def size(location: Location) -> int:
-    """Bytes in a file."""
+    """Return the bytes in a file."""
     with _named(location, "read"):
         if is_remote(location):
             filesystem, path = _remote(location)
@@ -144,31 +138,31 @@ def size(location: Location) -> int:
 
 
 def files_below(folder: Location) -> list[str]:
-    """Every file below a folder, sorted, without the leftovers of writes that a crash interrupted."""
+    """Return every file below a folder, sorted, without the remains of interrupted writes."""
     if is_remote(folder):
         filesystem, path = _remote(folder)
         found = [filesystem.unstrip_protocol(name) for name in filesystem.find(path)]
     else:
-        walked = os.walk(folder, onerror=_not_silently)
+        walked = os.walk(folder, onerror=_raise_unless_missing)
         found = [os.path.join(root, name) for root, _, names in walked for name in names]
     return sorted(name for name in found if not name.endswith(_PARTIAL))
 
 
-def _not_silently(error: OSError) -> None:
-    """A folder that may not be read is not an empty one; one that is not there is."""
+def _raise_unless_missing(error: OSError) -> None:
+    """Raise for a folder that cannot be read; a missing folder is empty."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         with _named(error.filename, "read"):
             raise error
 
 
 def make_folder(folder: Location) -> None:
-    """Make a local folder, and those above it, where it is not there yet."""
+    """Create a local folder and its parents, if needed."""
     with _named(folder, "write"):
         os.makedirs(folder, exist_ok=True)
 
 
-def remove(location: Location) -> None:
-    """Remove a file; one that is not there is fine."""
+def remove_file(location: Location) -> None:
+    """Remove a file, if it exists."""
     with _named(location, "remove"):
         if is_remote(location):
             filesystem, path = _remote(location)
@@ -179,7 +173,7 @@ def remove(location: Location) -> None:
 
 
 def sha256(location: Location) -> str:
-    """The checksum of a file, as `sha256sum` prints it, in constant memory."""
+    """Return the checksum of a file, as `sha256sum` prints it, in constant memory."""
     digest = hashlib.sha256()
     with open_read(location) as file, _named(location, "read"):
         while block := file.read(_BLOCK_BYTES):
@@ -188,7 +182,7 @@ def sha256(location: Location) -> str:
 
 
 def fsync_folder(folder: Location) -> None:
-    """Make a rename in a local folder durable."""
+    """Sync a local folder, so that a rename in it is durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -204,7 +198,7 @@ def _remote(location: Location) -> tuple[Any, str]:
 
 
 def _upload(content: IO[bytes], location: Location) -> None:
-    # To a name of its own, then moved: not every file system behind a URL puts whole files, and none moves half of one.
+    # Uploaded under another name, then moved: not every remote file system writes atomically.
     filesystem, path = _remote(location)
     partial = f"{path}.{secrets.token_hex(4)}{_PARTIAL}"
     filesystem.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
@@ -234,7 +228,7 @@ _FIXES = {
 
 
 def explained(error: OSError, location: Location | None = None, verb: str = "use") -> StorageError:
-    """The operating system's error as ours: the file, the reason, and what to do where that is known."""
+    """Return an `OSError` as a `StorageError` with the file, the reason and, if known, the fix."""
     reason = error.strerror or str(error) or type(error).__name__
     name = error.filename if location is None else os.fspath(location)
     if isinstance(error, FileNotFoundError) and verb in ("read", "use") and isinstance(name, str | bytes):
@@ -247,7 +241,7 @@ def explained(error: OSError, location: Location | None = None, verb: str = "use
 
 @contextmanager
 def _named(location: Location, verb: str) -> Iterator[None]:
-    """Turn the operating system's errors into ours, with the file's name and what to do."""
+    """Re-raise `OSError` as `StorageError` with the name of the file and the fix."""
     try:
         yield
     except OSError as error:

@@ -14,7 +14,7 @@ from typing import Any
 from piledriver.core import storage
 from piledriver.core.config import to_mapping
 from piledriver.core.errors import ConfigError, CorruptFileError, StorageError, UsageError
-from piledriver.core.json_file import checked, damaged, read_json
+from piledriver.core.json_file import checked, damaged_file, read_json
 from piledriver.data.cursor import Cursor
 from piledriver.data.stream.token_stream import StreamConfig, TokenStream
 from piledriver.data.tokens.manifest import MANIFEST
@@ -103,7 +103,7 @@ def read_record(run: storage.Location) -> list[Segment]:
     tree = read_json(path, again=_AGAIN)
     named = (tree.get("format"), tree.get("version"))
     if named != (_FORMAT, 1):
-        raise damaged(path, f"format {named[0]!r} version {named[1]!r}", again=_AGAIN)
+        raise damaged_file(path, f"format {named[0]!r} version {named[1]!r}", again=_AGAIN)
     return list(checked(_Record, tree, path, again=_AGAIN).segments)
 
 

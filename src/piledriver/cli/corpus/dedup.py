@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Deduplicate, and print the counts before and after."""
-    from piledriver.core.yaml_tree import parse_override
+    from piledriver.core.config.yaml_tree import parse_override
     from piledriver.corpus.pipeline.deduplicate import deduplicate
 
     settings = dict(map(parse_override, args.set))

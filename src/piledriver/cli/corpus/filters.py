@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
 
 def list_stages() -> list[dict[str, Any]]:
     """Return name, kind, help and settings of every filter and whole-corpus stage."""
-    from piledriver.core.keys import config_keys
+    from piledriver.core.config.keys import config_keys
     from piledriver.corpus.filters import FILTERS
     from piledriver.corpus.pipeline.stage_registry import STAGES
 

@@ -62,7 +62,7 @@ def build_corpus(
             raise PiledriverError("every document was dropped", fix="loosen the filters; the drops are counted above")
         bar.note("mix")
         shards, shares = mix(StageInput(executor, outcomes[-1].chunks, recipe.memory_bytes), recipe)
-        storage.remove(os.path.join(out, MANIFEST))
+        storage.remove_file(os.path.join(out, MANIFEST))
         published = publish_shards(out, shards)
         ledger = write_ledger(out, outcomes)
     manifest = Manifest(

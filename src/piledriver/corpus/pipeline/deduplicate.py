@@ -67,7 +67,7 @@ def deduplicate(
         for path, state in zip(paths, before, strict=True):
             if _state(path) != state:
                 raise PiledriverError(f"{path} changed while it was read", fix="run the command again")
-        storage.remove(os.path.join(out, MANIFEST))
+        storage.remove_file(os.path.join(out, MANIFEST))
         published = _publish_in_order(out, cleaned, shard_bytes)
         ledger = write_ledger(out, [read, cleaned])
     manifest = Manifest(

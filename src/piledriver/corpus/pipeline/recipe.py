@@ -9,8 +9,8 @@ from typing import Any
 
 from piledriver.core import storage
 from piledriver.core.config import build, load_config
+from piledriver.core.config.yaml_tree import parse_override, parse_yaml
 from piledriver.core.errors import UnknownNameError
-from piledriver.core.yaml_tree import parse_override, parse_yaml
 from piledriver.corpus.pipeline.stage_registry import file_settings
 from piledriver.corpus.sources import resolve
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from piledriver.core import storage
-from piledriver.core.json_file import checked, damaged, read_json
+from piledriver.core.json_file import checked, damaged_file, read_json
 
 MANIFEST = "tokens.json"
 FORMAT = "piledriver-tokens"
@@ -104,7 +104,7 @@ def read_manifest(folder: storage.Location) -> dict[str, Any]:
     manifest = read_json(path, again=AGAIN)
     named = (manifest.get("format"), manifest.get("version"))
     if named != (FORMAT, 1):
-        raise damaged(path, f"format {named[0]!r} version {named[1]!r}", again=AGAIN)
+        raise damaged_file(path, f"format {named[0]!r} version {named[1]!r}", again=AGAIN)
     checked(_Manifest, manifest, path, again=AGAIN)
     return manifest
 

@@ -186,7 +186,7 @@ def _finish(out: storage.Location, job: dict[str, Any], tasks: list[TokenizeTask
     totals = {key: sum(int(shard[key]) for shard in shards) for key in ("documents", "tokens", "bytes")}
     _write_json(storage.join(out, MANIFEST), {**job, **totals, "shards": shards})
     for task in tasks:
-        storage.remove(task.result_path)
+        storage.remove_file(task.result_path)
 
 
 def _is_finished(out: storage.Location) -> bool:
@@ -196,7 +196,7 @@ def _is_finished(out: storage.Location) -> bool:
     try:
         open_tokens(out, check="sizes")
     except CorruptFileError:
-        storage.remove(storage.join(out, MANIFEST))
+        storage.remove_file(storage.join(out, MANIFEST))
         return False
     return True
 

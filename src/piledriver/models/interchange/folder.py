@@ -230,9 +230,9 @@ def _write_shards(target: Path, shards: list[list[TensorEntry]], tensors: Iterat
         index = {"metadata": {"total_size": total}, "weight_map": places}
         storage.write_text(target / _INDEX, json.dumps(index, indent=2, sort_keys=True) + "\n")
     else:
-        storage.remove(target / _INDEX)
+        storage.remove_file(target / _INDEX)
     for name in stale:
-        storage.remove(target / name)
+        storage.remove_file(target / name)
 
 
 def _tensor_files(folder: Path) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""Configuration: frozen, keyword-only dataclasses from YAML, then `key=value` overrides.
+"""Build frozen, keyword-only config dataclasses from YAML and `key=value` overrides.
 
-One precedence: defaults, file, command line. The dataclass stands beside the thing that it builds; its attribute
-docstrings are its help. Unknown keys are refused with the nearest right name and the line they stand on; the resolved
+Precedence: defaults, file, command line. A config class is defined beside what it configures; its attribute docstrings
+are its help (`keys.py`). An unknown key is an error with its file and line and the nearest known key. The resolved
 config prints as YAML that loads back to an equal value.
 """
 
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from piledriver.core import storage
+from piledriver.core.config.yaml_tree import COMMAND_LINE, ConfigTree, parse_override, parse_yaml, to_yaml_text
 from piledriver.core.errors import ConfigError, PiledriverError, suggest
-from piledriver.core.yaml_tree import COMMAND_LINE, Tree, parse_override, parse_yaml, to_yaml_text
 
 C = TypeVar("C")
 
@@ -32,25 +32,25 @@ def load_config(cls: type[C], path: storage.Location | None = None, overrides: I
     >>> load_config(Run, overrides=["steps=20"])
     Run(steps=20)
     """
-    tree = parse_yaml(storage.read_text(path), str(path)) if path is not None else Tree({}, {}, COMMAND_LINE)
+    tree = parse_yaml(storage.read_text(path), str(path)) if path is not None else ConfigTree({}, {}, COMMAND_LINE)
     for override in overrides:
         key, value = parse_override(override)
         tree.put(key, value)
     return build(cls, tree)
 
 
-def build(cls: type[C], tree: Tree) -> C:
-    """Build a config dataclass from parsed data that remembers where each key came from."""
+def build(cls: type[C], tree: ConfigTree) -> C:
+    """Build a config dataclass from parsed data with the origin of each key."""
     return cast(C, _value(cls, tree.data, (), tree))
 
 
 def from_mapping(cls: type[C], data: Mapping[str, Any], where: str = "the mapping") -> C:
     """Build a config dataclass from plain nested data."""
-    return build(cls, Tree(dict(data), {}, where))
+    return build(cls, ConfigTree(dict(data), {}, where))
 
 
 def to_mapping(config: Any) -> Any:
-    """The plain nested data of a resolved config: what YAML and JSON can hold."""
+    """Return a config as nested dicts, lists and scalars, which YAML and JSON can hold."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return {
             field.name: to_mapping(getattr(config, field.name)) for field in dataclasses.fields(config) if field.init
@@ -65,20 +65,20 @@ def to_mapping(config: Any) -> Any:
 
 
 def to_yaml(config: Any) -> str:
-    """The resolved config as YAML; `load_config` reads it back to an equal value."""
+    """Return a config as YAML, which `load_config` reads back to an equal value."""
     return to_yaml_text(to_mapping(config))
 
 
 def save_config(config: Any, path: storage.Location) -> None:
-    """Save the resolved config beside what it made."""
+    """Write a config as a YAML file."""
     storage.write_text(path, to_yaml(config))
 
 
 _Path = tuple[str | int, ...]
 
 
-def _value(kind: Any, data: Any, at: _Path, tree: Tree) -> Any:
-    """Check `data` against the annotation `kind` and convert it; `at` is the key path, for messages."""
+def _value(kind: Any, data: Any, at: _Path, tree: ConfigTree) -> Any:
+    """Check `data` against the annotation `kind` and convert it; `at` is the key path for error messages."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return data
@@ -101,11 +101,11 @@ def _value(kind: Any, data: Any, at: _Path, tree: Tree) -> Any:
     return _scalar(kind, data, at, tree)
 
 
-def _scalar(kind: Any, data: Any, at: _Path, tree: Tree) -> Any:
+def _scalar(kind: Any, data: Any, at: _Path, tree: ConfigTree) -> Any:
     if kind is float and data != data:
         raise _mismatch("a number", data, at, tree)
     if kind is float and isinstance(data, str):
-        # YAML 1.1 reads `1e-3` as a string; no user means that.
+        # YAML 1.1 reads `1e-3` as a string.
         try:
             return _scalar(float, float(data), at, tree)
         except ValueError:
@@ -142,7 +142,7 @@ def _kind_name(kind: Any) -> str:
     return _KIND_NAMES.get(kind, getattr(kind, "__name__", str(kind)))
 
 
-def _union(arguments: tuple[Any, ...], data: Any, at: _Path, tree: Tree) -> Any:
+def _union(arguments: tuple[Any, ...], data: Any, at: _Path, tree: ConfigTree) -> Any:
     if data is None and type(None) in arguments:
         return None
     members = [member for member in arguments if member is not type(None)]
@@ -153,7 +153,7 @@ def _union(arguments: tuple[Any, ...], data: Any, at: _Path, tree: Tree) -> Any:
             return _value(member, data, at, tree)
         except ConfigError as error:
             failures.append(error)
-    # With one candidate its own message says more (it may point at a nested key) than "none of these fits".
+    # The message of a single candidate is more precise: it may name a nested key.
     nested = [
         failure
         for failure, member in zip(failures, members, strict=False)
@@ -165,7 +165,7 @@ def _union(arguments: tuple[Any, ...], data: Any, at: _Path, tree: Tree) -> Any:
     raise _mismatch(names, data, at, tree)
 
 
-def _sequence(kind: type, arguments: tuple[Any, ...], data: Any, at: _Path, tree: Tree) -> Any:
+def _sequence(kind: type, arguments: tuple[Any, ...], data: Any, at: _Path, tree: ConfigTree) -> Any:
     if not isinstance(data, (list, tuple)):
         raise _mismatch("a list", data, at, tree)
     if kind is tuple and arguments and arguments[-1] is not Ellipsis:
@@ -179,7 +179,7 @@ def _sequence(kind: type, arguments: tuple[Any, ...], data: Any, at: _Path, tree
     return kind(_value(item_kind, item, (*at, i), tree) for i, item in enumerate(data))
 
 
-def _mapping(arguments: tuple[Any, ...], data: Any, at: _Path, tree: Tree) -> Any:
+def _mapping(arguments: tuple[Any, ...], data: Any, at: _Path, tree: ConfigTree) -> Any:
     if not isinstance(data, Mapping):
         raise _mismatch("a mapping", data, at, tree)
     key_kind, value_kind = arguments or (str, Any)
@@ -189,14 +189,14 @@ def _mapping(arguments: tuple[Any, ...], data: Any, at: _Path, tree: Tree) -> An
     }
 
 
-def _enum(kind: type[enum.Enum], data: Any, at: _Path, tree: Tree) -> Any:
+def _enum(kind: type[enum.Enum], data: Any, at: _Path, tree: ConfigTree) -> Any:
     try:
         return kind(data)
     except ValueError:
         raise _mismatch(f"one of {', '.join(repr(member.value) for member in kind)}", data, at, tree) from None
 
 
-def _dataclass(cls: type, data: Any, at: _Path, tree: Tree) -> Any:
+def _dataclass(cls: type, data: Any, at: _Path, tree: ConfigTree) -> Any:
     if isinstance(data, cls):
         return data
     if data is None:
@@ -222,7 +222,7 @@ def _dataclass(cls: type, data: Any, at: _Path, tree: Tree) -> Any:
     except PiledriverError as error:
         raise ConfigError(f"{tree.where(at)}: {error.what}", fix=error.fix) from error
     except ValueError as error:
-        # A config's own __post_init__ says what does not fit together; we add where it was written.
+        # `__post_init__` of the config names the conflict; add the place.
         raise ConfigError(f"{tree.where(at)}: {error}") from error
 
 
@@ -230,7 +230,7 @@ def _has_default(field: dataclasses.Field[Any]) -> bool:
     return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
 
 
-def _mismatch(expected: str, data: Any, at: _Path, tree: Tree) -> ConfigError:
+def _mismatch(expected: str, data: Any, at: _Path, tree: ConfigTree) -> ConfigError:
     shown = repr(data) if len(repr(data)) <= 60 else repr(data)[:57] + "..."
     return ConfigError(f"{tree.where(at)}: {_dotted(at) or 'the file'!r} is {shown}", fix=f"it must be {expected}")
 

@@ -18,11 +18,11 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from piledriver.core.config import to_mapping
+from piledriver.core.config.build import to_mapping
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Key:
+class ConfigKey:
     """One key of a config."""
 
     name: str
@@ -37,7 +37,7 @@ class Key:
     help: str
 
 
-def config_keys(cls: type) -> list[Key]:
+def config_keys(cls: type) -> list[ConfigKey]:
     """List every key of a config dataclass, those of nested configs included, in the order of the class.
 
     >>> @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ def _module_tree(name: str) -> ast.Module | None:
         return None
 
 
-def _keys(cls: type, prefix: str, above: tuple[type, ...]) -> Iterator[Key]:
+def _keys(cls: type, prefix: str, above: tuple[type, ...]) -> Iterator[ConfigKey]:
     hints, docs = typing.get_type_hints(cls), attribute_docstrings(cls)
     for field in dataclasses.fields(cls):
         if not field.init:
@@ -109,7 +109,7 @@ def _keys(cls: type, prefix: str, above: tuple[type, ...]) -> Iterator[Key]:
         kind, required, default = hints[field.name], *_default(field)
         nested = _nested(kind, prefix + field.name)
         choices = field.metadata.get("choices", ())
-        yield Key(
+        yield ConfigKey(
             name=prefix + field.name,
             type=_type_name(kind),
             required=required,

@@ -1,4 +1,4 @@
-"""YAML and `key=value` as plain data that remembers the file and line of every key."""
+"""Parse YAML and `key=value` overrides to plain data with the file and line of every key."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ KeyPath = tuple[str | int, ...]
 
 
 @dataclass
-class Tree:
-    """Nested dicts, lists and scalars, with the place each key came from."""
+class ConfigTree:
+    """Nested dicts, lists and scalars, with the origin of each key."""
 
     data: dict[str, Any]
     origins: dict[KeyPath, str]
     default_origin: str
 
     def where(self, at: KeyPath) -> str:
-        """The file and line (or 'command line') of a key, or of its nearest parent that has one."""
+        """Return the file and line (or 'command line') of a key, or of its nearest parent that has one."""
         while at:
             if at in self.origins:
                 return self.origins[at]
@@ -30,7 +30,7 @@ class Tree:
         return self.default_origin
 
     def put(self, dotted: str, value: Any) -> None:
-        """Set a key by its dotted name, making the mappings on the way. List items are named by their number."""
+        """Set a key by its dotted name, creating missing mappings. A list item is named by its position."""
         at: tuple[str | int, ...] = ()
         here: Any = self.data
         *parents, last = dotted.split(".")
@@ -45,8 +45,8 @@ class Tree:
             here = here[name]
             if not isinstance(here, (dict, list)):
                 raise ConfigError(
-                    f"{COMMAND_LINE}: {dotted!r} descends into {'.'.join(map(str, at))!r}, which is {here!r}",
-                    fix="set that key as a whole",
+                    f"{COMMAND_LINE}: {dotted!r} needs a mapping at {'.'.join(map(str, at))!r}, which is {here!r}",
+                    fix="set that key to a mapping",
                 )
         if isinstance(here, list):
             here[_list_index(here, last, dotted)] = value
@@ -64,8 +64,8 @@ def _list_index(items: list[Any], name: str, dotted: str) -> int:
     return int(name)
 
 
-def parse_yaml(text: str, name: str) -> Tree:
-    """Parse one YAML mapping. Duplicate keys, which YAML loaders drop in silence, are refused."""
+def parse_yaml(text: str, name: str) -> ConfigTree:
+    """Parse a YAML mapping. Duplicate keys, of which YAML loaders silently keep one, are an error."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
@@ -76,19 +76,19 @@ def parse_yaml(text: str, name: str) -> Tree:
             f"{place}: not valid YAML: {problem}", fix="check the indentation, colons and quotes there"
         ) from error
     if root is None:
-        return Tree({}, {}, name)
+        return ConfigTree({}, {}, name)
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(
             f"{name}:{root.start_mark.line + 1}: the file must hold a mapping", fix="write 'key: value' lines"
         )
-    tree = Tree({}, {}, name)
+    tree = ConfigTree({}, {}, name)
     tree.data = _plain(root, (), tree, depth=0)
     return tree
 
 
-def _plain(node: yaml.Node, at: KeyPath, tree: Tree, depth: int) -> Any:
+def _plain(node: yaml.Node, at: KeyPath, tree: ConfigTree, depth: int) -> Any:
     if depth > 100:
-        # Also what an anchor that contains itself runs into.
+        # Also the case of an anchor that contains itself.
         raise ConfigError(
             f"{tree.default_origin}:{node.start_mark.line + 1}: nested deeper than 100 levels", fix="flatten the file"
         )
@@ -120,7 +120,7 @@ def _scalar(node: yaml.Node, place: str) -> Any:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`key=value` to (key, value); the value is YAML: numbers, lists and null mean what they mean in a file."""
+    """Return key and value of `key=value`; the value is YAML, as in a file."""
     key, equals, value = text.partition("=")
     if not equals or not key or not all(key.split(".")):
         raise UsageError(
@@ -135,5 +135,5 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 
 def to_yaml_text(data: Any) -> str:
-    """Plain data as YAML, keys in the order of the config, anything JSON can hold."""
+    """Return plain data as YAML, with keys in the given order."""
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, default_flow_style=False, width=120)

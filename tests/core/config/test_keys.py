@@ -6,7 +6,7 @@ import dataclasses
 import enum
 from typing import Literal
 
-from piledriver.core.keys import attribute_docstrings, config_keys
+from piledriver.core.config.keys import attribute_docstrings, config_keys
 
 
 class Colour(enum.Enum):
