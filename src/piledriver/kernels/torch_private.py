@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 flash_attention: Any = torch.ops.aten._scaled_dot_product_flash_attention
 flash_attention_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_backward
@@ -23,5 +25,7 @@ def scaled_mm(
 
 def compiled_block_mask(mask_mod: Any, batch: int | None, length: int, device: torch.device) -> BlockMask:
     """Return the block mask of `mask_mod`, evaluated by a compiled kernel on a GPU."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
     compile_it = device.type == "cuda"
     return create_block_mask(mask_mod, batch, None, length, length, device=str(device), _compile=compile_it)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from piledriver.kernels.attention.kernel import AttentionKernel, Mask
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 
 def flex(
@@ -23,6 +25,8 @@ def flex(
     slopes: Tensor | None = None,
 ) -> Tensor:
     """Return attention under a block mask, with scores capped, then lowered by ALiBi."""
+    # Imported here: it brings the compiler with it, which few programs need.
+    from torch.nn.attention.flex_attention import flex_attention
 
     def score_mod(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         if softcap is not None:
@@ -33,7 +37,7 @@ def flex(
 
     # Outside a compiled model the GPU kernel exists only through the compiler; on a CPU the plain formula runs.
     compiled = q.is_cuda and not torch.compiler.is_compiling()
-    kernel: Any = _compiled_flex() if compiled else flex_attention
+    kernel: Any = _compiled(flex_attention) if compiled else flex_attention
     out = kernel(
         q,
         k,
@@ -47,8 +51,8 @@ def flex(
 
 
 @functools.cache
-def _compiled_flex() -> Callable[..., Any]:
-    return torch.compile(flex_attention)
+def _compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(kernel)
 
 
 class FlexAttention(AttentionKernel):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 
 from piledriver.core.errors import UsageError
 from piledriver.core.registry import Registry
 from piledriver.kernels.registry import KERNELS, Kernel
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 MaskForm = Literal["dense", "boundaries", "block"]
 

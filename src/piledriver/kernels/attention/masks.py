@@ -7,14 +7,17 @@ differ; an id may be used again later in the row.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 
 from piledriver.core.errors import UsageError
 from piledriver.kernels.attention.kernel import Mask, MaskForm
 from piledriver.kernels.torch_private import compiled_block_mask
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 
 def build_mask(

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
+from torch.torch_version import TorchVersion
 
 from piledriver.kernels.attention.kernel import AttentionKernel, Mask
 from piledriver.kernels.attention.reference import repeat_heads
 
-# The signature grew between torch releases; the code below replaces what is missing.
-_ACCEPTS = frozenset(inspect.signature(varlen_attn).parameters)
+# Before torch 2.12 queries could not share key heads.
+_SHARES_HEADS = TorchVersion(torch.__version__) >= "2.12"
 
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, boundaries: Tensor, scale: float, window: int | None) -> Tensor:
     """Return causal attention within documents that begin at `boundaries` of the flattened batch."""
+    # Imported here: it brings the compiler with it, which few programs need.
+    from torch.nn.attention.varlen import varlen_attn
+
     batch, heads, time, _ = q.shape
-    options: dict[str, Any] = {}
-    if "window_size" in _ACCEPTS:
-        options["window_size"] = (-1 if window is None else window - 1, 0)
-    else:
-        options["is_causal"] = True
-    if "scale" in _ACCEPTS:
-        options["scale"] = scale
-    else:
-        q = q * (scale * q.shape[-1] ** 0.5)
+    options: dict[str, Any] = {"scale": scale, "window_size": (-1 if window is None else window - 1, 0)}
     if k.shape[1] != heads:
-        if "enable_gqa" in _ACCEPTS:
+        if _SHARES_HEADS:
             options["enable_gqa"] = True
         else:
             k, v = repeat_heads(k, heads), repeat_heads(v, heads)
@@ -42,7 +36,6 @@ class VarlenAttention(AttentionKernel):
     """Attention within documents, without a mask tensor."""
 
     mask_form = "boundaries"
-    window = "window_size" in _ACCEPTS
     alibi = False
     softcap = False
     devices = frozenset({"cuda"})
