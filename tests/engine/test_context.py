@@ -13,8 +13,9 @@ from torch import nn
 
 from piledriver.engine import EngineError, Layout, LayoutError
 from piledriver.engine.context_parallel import apply_cp
-from piledriver.engine.context_parallel.apply import SequenceSharding, check_model
+from piledriver.engine.context_parallel.apply import check_model
 from piledriver.engine.context_parallel.ring_attention import ring_attention
+from piledriver.engine.context_parallel.sequence_sharding import SequenceSharding
 from piledriver.engine.data_parallel import attach_reducer
 from piledriver.engine.mesh import make_mesh
 from piledriver.engine.options import DDPOptions
@@ -30,7 +31,7 @@ RING, HEADS = Layout(cp=2), Layout(cp=2, cp_method="all-to-all")
 @given(st.integers(1, 5), st.integers(1, 40), st.booleans())
 def test_every_token_is_in_one_part(size: int, time: int, zigzag: bool) -> None:
     tokens = torch.arange(1, time + 1)[None]
-    parts = [SequenceSharding(Group("", size, rank), zigzag=zigzag).mine(tokens, 1) for rank in range(size)]
+    parts = [SequenceSharding(Group("", size, rank), zigzag=zigzag).shard(tokens, 1) for rank in range(size)]
     found = torch.cat(parts, 1)
     assert sorted(found[found != 0].tolist()) == tokens[0].tolist()
     assert len({part.shape for part in parts}) == 1
@@ -115,10 +116,10 @@ def _ring_in_half_precision(rank: int) -> None:
     whole = [torch.randn(1, 2, 32, 16, generator=generator) for _ in range(3)]
     exact = F.scaled_dot_product_attention(*whole, is_causal=True, scale=0.25)
     parts = SequenceSharding(Group.of(make_mesh(Layout(cp=4), "cpu").cp), zigzag=True)
-    q, k, v = (parts.mine(x, 2).bfloat16() for x in whole)
+    q, k, v = (parts.shard(x, 2).bfloat16() for x in whole)
     out = ring_attention(q, k, v, 0.25, parts.group)
     plain = F.scaled_dot_product_attention(*(x.bfloat16() for x in whole), is_causal=True, scale=0.25)
-    assert (out.float() - parts.mine(exact, 2)).abs().max() <= 2 * (plain.float() - exact).abs().max()
+    assert (out.float() - parts.shard(exact, 2)).abs().max() <= 2 * (plain.float() - exact).abs().max()
 
 
 @pytest.mark.slow

@@ -20,19 +20,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from piledriver.engine.context_parallel.huggingface import is_language_model, split_language_model
 from piledriver.engine.context_parallel.ring_attention import ring_attention
+from piledriver.engine.context_parallel.sequence_sharding import SequenceSharding
 from piledriver.engine.context_parallel.ulysses import UlyssesAttention
 from piledriver.engine.errors import EngineError, LayoutError
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Mesh
-from piledriver.engine.shards.collectives import Group, gathered, padded, summed_both_ways
+from piledriver.engine.shards.collectives import Group, summed_both_ways
 from piledriver.engine.tensor_parallel.transformer import LocalHeads
 from piledriver.kernels.attention import Mask
-from piledriver.kernels.cross_entropy import IGNORE_INDEX
 from piledriver.models import LossSums, ModelConfig, Transformer
 from piledriver.models.attention.layer import Attention
 
@@ -80,48 +79,6 @@ def check_model(config: ModelConfig, layout: Layout) -> None:
             raise LayoutError(f"ring attention has no kernel for {reason}", fix="use cp_method='all-to-all'")
 
 
-class SequenceSharding:
-    """Which part of a sequence this process holds."""
-
-    def __init__(self, group: Group, *, zigzag: bool, may_pad: bool = True) -> None:
-        self.group, self.zigzag, self.may_pad = group, zigzag, may_pad
-        self.length = 0
-        """Tokens of the whole sequence being computed, before padding."""
-
-    @property
-    def pieces(self) -> int:
-        """Into how many pieces of one size a sequence is cut."""
-        return self.group.size * (2 if self.zigzag else 1)
-
-    def mine(self, x: Tensor, dim: int) -> Tensor:
-        """This process's part of a whole sequence."""
-        if not self.may_pad and torch.is_grad_enabled() and x.shape[dim] % self.pieces:
-            raise EngineError(
-                f"{x.shape[dim]} tokens in {self.pieces} pieces need padding, which the balance of experts would count",
-                fix=f"use lengths that {self.pieces} divides",
-            )
-        chunks = padded(x, dim, self.pieces).chunk(self.pieces, dim)
-        if not self.zigzag:
-            return chunks[self.group.rank].contiguous()
-        return torch.cat((chunks[self.group.rank], chunks[-1 - self.group.rank]), dim)
-
-    def own_targets(self, targets: Tensor) -> Tensor:
-        """This process's part of [batch, time] targets."""
-        # Padding must not be counted: shift so that zeros mean "ignored", pad, shift back.
-        return self.mine(targets - IGNORE_INDEX, 1) + IGNORE_INDEX
-
-    def whole(self, x: Tensor, dim: int) -> Tensor:
-        """The sequence put together from everybody's part; the gradients of all are summed."""
-        x = gathered(x, dim, self.group)
-        if self.zigzag:
-            chunks = x.chunk(self.pieces, dim)
-            x = torch.cat((*chunks[::2], *reversed(chunks[1::2])), dim)
-        return x.narrow(dim, 0, self.length)
-
-    def __deepcopy__(self, memo: Any) -> SequenceSharding:
-        return self
-
-
 class Ring:
     """The attention kernel that passes keys and values round."""
 
@@ -163,17 +120,17 @@ def _hook(model: Transformer, parts: SequenceSharding) -> None:
         model.rotary.register_forward_hook(lambda _, args, table: _rows(parts, args[0], table), prepend=True)
     if model.position_embedding is not None:
         model.position_embedding.register_forward_pre_hook(
-            lambda _, args: (parts.mine(args[0], -1), *args[1:]), prepend=True
+            lambda _, args: (parts.shard(args[0], -1), *args[1:]), prepend=True
         )
     model.cross_entropy = PartOfTheLoss(model.cross_entropy, parts)
     model.token_losses = GatheredTokenLosses(model.token_losses, parts)
     inner = model.project
-    model.project = lambda hidden, weight: parts.whole(inner(hidden, weight), 1)
+    model.project = lambda hidden, weight: parts.gather(inner(hidden, weight), 1)
 
 
 def _tokens(parts: SequenceSharding, args: tuple[Any, ...]) -> tuple[Any, ...]:
     parts.length = args[0].shape[1]
-    return (parts.mine(args[0], 1), *args[1:])
+    return (parts.shard(args[0], 1), *args[1:])
 
 
 def _note_length(parts: SequenceSharding, hidden: Tensor) -> None:
@@ -184,7 +141,7 @@ def _note_length(parts: SequenceSharding, hidden: Tensor) -> None:
 
 def _rows(parts: SequenceSharding, length: int, table: Tensor) -> Tensor:
     parts.length = length
-    return parts.mine(table, 1)
+    return parts.shard(table, 1)
 
 
 class PartOfTheLoss:
@@ -208,4 +165,4 @@ class GatheredTokenLosses:
         self.inner, self.parts = inner, parts
 
     def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, **options: Any) -> Tensor:
-        return self.parts.whole(self.inner(hidden, weight, self.parts.own_targets(targets), **options), 1)
+        return self.parts.gather(self.inner(hidden, weight, self.parts.own_targets(targets), **options), 1)

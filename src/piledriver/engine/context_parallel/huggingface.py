@@ -8,21 +8,19 @@ is that of the whole sequences on every process and `logits` are this process's 
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from piledriver.engine.context_parallel.ring_attention import ring_attention
+from piledriver.engine.context_parallel.sequence_sharding import SequenceSharding
 from piledriver.engine.context_parallel.ulysses import to_heads, to_sequence, with_enough_heads
 from piledriver.engine.errors import EngineError, LayoutError
 from piledriver.engine.layout import Layout
 from piledriver.engine.shards.collectives import padded, summed_both_ways
 from piledriver.kernels.cross_entropy import IGNORE_INDEX
-
-if TYPE_CHECKING:
-    from piledriver.engine.context_parallel.apply import SequenceSharding
 
 NAME = "piledriver_context"
 _PARTS = "_context_parts"
@@ -144,13 +142,13 @@ class _Before:
         places, given_places = torch.arange(parts.length, device=ids.device).expand_as(ids), given.get("position_ids")
         if given_places is not None and not bool((given_places == places).all()):
             raise EngineError("cp does not know documents packed by position_ids", fix="use our Transformer for them")
-        given |= {"input_ids": parts.mine(ids, 1), "position_ids": parts.mine(places, 1), "use_cache": False}
+        given |= {"input_ids": parts.shard(ids, 1), "position_ids": parts.shard(places, 1), "use_cache": False}
         labels = given.get("labels")
         if labels is not None:
             following = F.pad(labels, (0, 1), value=IGNORE_INDEX)[:, 1:]
             if given.get("num_items_in_batch") is None:
                 given["num_items_in_batch"] = (following != IGNORE_INDEX).sum()
-            mine = parts.mine(following - IGNORE_INDEX, 1) + IGNORE_INDEX
+            mine = parts.shard(following - IGNORE_INDEX, 1) + IGNORE_INDEX
             given |= {"labels": mine, "shift_labels": mine}
         return (), given
 
@@ -165,5 +163,5 @@ class _After(_Before):
         if out.loss is not None:
             out.loss = summed_both_ways(out.loss, self.parts.group)
         else:
-            out.logits = self.parts.whole(out.logits, 1)
+            out.logits = self.parts.gather(out.logits, 1)
         return out

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
+from piledriver.engine.context_parallel.sequence_sharding import SequenceSharding
 from piledriver.engine.errors import EngineError
 from piledriver.engine.shards.collectives import Group, exchanged, padded
 from piledriver.engine.tensor_parallel.transformer import heads_of
 from piledriver.kernels.attention import Mask
-
-if TYPE_CHECKING:
-    from piledriver.engine.context_parallel.apply import SequenceSharding
 
 
 class UlyssesAttention:
