@@ -37,7 +37,7 @@ from corpus_texts import PIECE, pieces
 from piledriver.corpus import ShardFileWriter, make_document, read_shards
 from piledriver.corpus.dedup.arrays import open_array
 from piledriver.corpus.pipeline import deduplicate
-from piledriver.corpus.pipeline.tasks import Task, TaskResult, run_task
+from piledriver.corpus.pipeline.tasks import Task, TaskResult, execute_task
 from piledriver.corpus.text.words import Words
 
 REAL_TEXT = Path(__file__).resolve().parents[2] / "shared" / "text"
@@ -105,7 +105,7 @@ class InProcess:
     def map(self, tasks: Iterable[Task]) -> Iterator[TaskResult]:
         for task in tasks:
             self.tasks.append(task)
-            yield run_task((self.work, task))
+            yield execute_task((self.work, task))
 
 
 def ours(shard: Path, folder: Path) -> Pairs:

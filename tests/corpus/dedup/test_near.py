@@ -13,7 +13,7 @@ from piledriver.corpus.dedup.arrays import open_array, write_arrays
 from piledriver.corpus.dedup.clusters import label_components
 from piledriver.corpus.dedup.minhash import PRESETS, MinHashSettings, Signer, similarity
 from piledriver.corpus.dedup.near import find_candidates, sign_texts, sort_bands, verify_candidates
-from piledriver.corpus.dedup.runs import Run, RunLookup, hash_ranges
+from piledriver.corpus.dedup.runs import RunLookup, SortedRun, hash_ranges
 from piledriver.corpus.text.word_hashes import scan_words
 from piledriver.corpus.text.words import Words
 
@@ -43,11 +43,11 @@ def find(
     runs = []
     for first in range(0, len(texts), chunk):
         path = str(folder / f"run-{first}")
-        runs.append(Run(path, first, sign_texts(texts[first : first + chunk], settings, path)))
+        runs.append(SortedRun(path, first, sign_texts(texts[first : first + chunk], settings, path)))
     groups = []
     for low in range(0, len(runs), 3):
         path = str(folder / f"group-{low}")
-        groups.append(Run(path, runs[low].first, sort_bands(runs[low : low + 3], settings, path)))
+        groups.append(SortedRun(path, runs[low].first, sort_bands(runs[low : low + 3], settings, path)))
     candidates = []
     for band in range(settings.bands):
         for i, hashes in enumerate(hash_ranges(len(texts), memory_bytes)):

@@ -15,7 +15,7 @@ from piledriver.corpus import read_shards
 from piledriver.corpus.pipeline.build import build_corpus
 from piledriver.corpus.pipeline.manifest import load_manifest, verify_corpus
 from piledriver.corpus.pipeline.recipe import load_recipe
-from piledriver.corpus.pipeline.tasks import Task, run_task
+from piledriver.corpus.pipeline.tasks import Task, execute_task
 
 pytestmark = pytest.mark.slow
 
@@ -199,11 +199,11 @@ def test_a_wrong_recipe_is_refused_with_its_fix(
 def test_a_task_runs_once_and_its_folder_is_whole(tmp_path: Path) -> None:
     task = Task.call(write_then_fail, fail=True)
     with pytest.raises(RuntimeError):
-        run_task((str(tmp_path), task))
+        execute_task((str(tmp_path), task))
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     good = Task.call(write_then_fail, fail=False)
-    done = run_task((str(tmp_path), good))
-    assert run_task((str(tmp_path), good)) == done
+    done = execute_task((str(tmp_path), good))
+    assert execute_task((str(tmp_path), good)) == done
     assert good.key != task.key
     assert Path(done.path("half")).read_text() == "half"
 

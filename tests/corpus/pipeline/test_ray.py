@@ -84,7 +84,7 @@ class Node:
         found = []
         for child in self._family():
             with suppress(psutil.Error, IndexError):
-                if "run_task" in child.cmdline()[0]:
+                if "execute_task" in child.cmdline()[0]:
                     found.append(child)
         return found
 

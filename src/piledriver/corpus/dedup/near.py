@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from piledriver.corpus.dedup.arrays import growing_array, open_array, position, write_arrays
 from piledriver.corpus.dedup.minhash import MinHashSettings, Signer, band_hashes
-from piledriver.corpus.dedup.runs import Run, RunLookup
+from piledriver.corpus.dedup.runs import RunLookup, SortedRun
 
 Int64Array = npt.NDArray[np.int64]
 UInt16Array = npt.NDArray[np.uint16]
@@ -43,7 +43,7 @@ def sign_texts(texts: Iterable[str], settings: MinHashSettings, folder: str) -> 
     return len(signatures)
 
 
-def sort_bands(runs: Sequence[Run], settings: MinHashSettings, folder: str) -> int:
+def sort_bands(runs: Sequence[SortedRun], settings: MinHashSettings, folder: str) -> int:
     """Sort the bands of some consecutive runs; return how many documents they have.
 
     Writes `hashes` and `documents` of all bands after each other, `ends` of each band in them, and `pairs`: the
@@ -73,7 +73,7 @@ def sort_bands(runs: Sequence[Run], settings: MinHashSettings, folder: str) -> i
     return len(signatures)
 
 
-def find_candidates(groups: Iterable[Run], band: int, hashes: tuple[int, int], folder: str) -> int:
+def find_candidates(groups: Iterable[SortedRun], band: int, hashes: tuple[int, int], folder: str) -> int:
     """Write `pairs`: candidates between groups in one band and range of hashes, sorted; return how many.
 
     In a bucket of equal hashes each document is paired with the one before it and with the first, so that a bucket of
@@ -118,7 +118,7 @@ def _pairs_in_buckets(ordinals: UInt64Array, begins: Int64Array, later: Int64Arr
 
 def verify_candidates(
     runs: RunLookup,
-    groups: Sequence[Run],
+    groups: Sequence[SortedRun],
     candidates: Sequence[str],
     threshold: float,
     folder: str,
@@ -155,7 +155,7 @@ def estimate_similarity(runs: RunLookup, pairs: UInt64Array) -> npt.NDArray[np.f
 
 
 def _candidates(
-    group: Run, files: Sequence[UInt64Array], low: int, high: int, pairs_at_once: int
+    group: SortedRun, files: Sequence[UInt64Array], low: int, high: int, pairs_at_once: int
 ) -> Iterator[UInt64Array]:
     """Yield the pairs whose earlier document is in [low, high), sorted, each once; in parts if they are many."""
     inside = open_array(group.folder, "pairs")

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import xxhash
 
 from piledriver.corpus.dedup.arrays import open_array, position, write_arrays
-from piledriver.corpus.dedup.runs import Run
+from piledriver.corpus.dedup.runs import SortedRun
 
 Hash = tuple[int, int]
 _ROW = np.dtype([("hash", np.uint64), ("check", np.uint64), ("item", np.uint64)])
@@ -40,7 +40,9 @@ def write_hashes(hashes: Sequence[Hash], folder: str) -> int:
     return len(pairs)
 
 
-def find_repeated(runs: Iterable[Run], low: int, high: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+def find_repeated(
+    runs: Iterable[SortedRun], low: int, high: int
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
     """Return (ordinal of the occurrence before, ordinal) of each item that is not the first with its hashes.
 
     Only hashes in [low, high) are looked at.

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 
 @dataclass(frozen=True)
-class Run:
+class SortedRun:
     """One run: its array folder, the ordinal of its first item and its number of items."""
 
     folder: str

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from piledriver.corpus.dedup.arrays import open_array, write_arrays
-from piledriver.corpus.dedup.runs import Run, RunLookup
+from piledriver.corpus.dedup.runs import RunLookup, SortedRun
 from piledriver.corpus.pipeline.executors import Executor
 from piledriver.corpus.pipeline.tasks import Task, task_folder
 
@@ -50,10 +50,10 @@ class Catalogue:
         """Return the folder of one task."""
         return task_folder(self._work, self.key(number))
 
-    def runs(self, low: int = 0, high: int | None = None) -> Iterator[Run]:
+    def runs(self, low: int = 0, high: int | None = None) -> Iterator[SortedRun]:
         """Yield the tasks [low, high) as runs."""
         for key, first, count in self._rows[low:high].tolist():
-            yield Run(task_folder(self._work, key.decode()), first, count)
+            yield SortedRun(task_folder(self._work, key.decode()), first, count)
 
     def lookup(self) -> RunLookup:
         """Return all tasks, to be looked up by the ordinals of their items."""

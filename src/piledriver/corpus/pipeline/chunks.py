@@ -44,7 +44,7 @@ class Dropped(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True)
-class Chunk:
+class DocumentChunk:
     """A chunk, identified by the key of the task that wrote it."""
 
     key: str
@@ -55,10 +55,10 @@ class Chunk:
     """The ordinal of its first document, once `number_chunks` has set it."""
 
 
-def number_chunks(chunks: Iterable[Chunk]) -> list[Chunk]:
+def number_chunks(chunks: Iterable[DocumentChunk]) -> list[DocumentChunk]:
     """Return the chunks with the ordinals of their first documents.
 
-    >>> [chunk.first for chunk in number_chunks([Chunk("a", "S", 3, 10), Chunk("b", "S", 2, 10)])]
+    >>> [chunk.first for chunk in number_chunks([DocumentChunk("a", "S", 3, 10), DocumentChunk("b", "S", 2, 10)])]
     [0, 3]
     """
     numbered, first = [], 0
@@ -68,9 +68,9 @@ def number_chunks(chunks: Iterable[Chunk]) -> list[Chunk]:
     return numbered
 
 
-def chunk_of(result: TaskResult, source: str) -> Chunk:
+def chunk_of(result: TaskResult, source: str) -> DocumentChunk:
     """Return the chunk that a finished task wrote."""
-    return Chunk(result.key, source, result.values["documents"], result.values["text_bytes"])
+    return DocumentChunk(result.key, source, result.values["documents"], result.values["text_bytes"])
 
 
 def write_chunk(folder: str, items: Iterable[Document | Dropped], level: int = LEVEL) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from piledriver.core.errors import MissingDependencyError, PiledriverError, UnknownNameError, UsageError
 from piledriver.core.worker_pool import FailedTask, WorkerPool
-from piledriver.corpus.pipeline.tasks import Task, TaskResult, finished_task, run_task
+from piledriver.corpus.pipeline.tasks import Task, TaskResult, execute_task, finished_task
 
 # A cause outside the tasks may kill several workers in a row; a task that kills its own worker fails after as many.
 _ATTEMPTS = 8
@@ -40,7 +40,7 @@ class LocalExecutor:
 
     def _retry(self, failed: FailedTask) -> TaskResult:
         for _ in range(_ATTEMPTS - 1):
-            with WorkerPool(1, run_task) as pool:
+            with WorkerPool(1, execute_task) as pool:
                 (outcome,) = pool.map([failed.task])
             if not isinstance(outcome, FailedTask):
                 result: TaskResult = outcome
@@ -59,7 +59,7 @@ class RayExecutor:
     def __init__(self, work: str, ray: Any) -> None:
         self._work, self._ray = work, ray
         # Tasks are pure, so any number of attempts after a lost worker or node is safe.
-        self._remote = ray.remote(num_cpus=1, max_retries=-1)(run_task)
+        self._remote = ray.remote(num_cpus=1, max_retries=-1)(execute_task)
 
     def map(self, tasks: Iterable[Task]) -> Iterator[TaskResult]:
         """See `Executor`."""
@@ -98,7 +98,7 @@ def open_executor(name: str, work: str, workers: int) -> Iterator[Executor]:
     os.makedirs(work, exist_ok=True)
     kind, _, address = name.partition(":")
     if name == "local":
-        with WorkerPool(workers, run_task, task_seconds=24 * 3600.0, memory_bytes=1 << 40) as pool:
+        with WorkerPool(workers, execute_task, task_seconds=24 * 3600.0, memory_bytes=1 << 40) as pool:
             yield LocalExecutor(work, pool)
     elif kind == "ray":
         try:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from piledriver.corpus.dedup.arrays import open_array
-from piledriver.corpus.pipeline.chunks import Chunk
+from piledriver.corpus.pipeline.chunks import DocumentChunk
 from piledriver.corpus.pipeline.recipe import Recipe, SourceEntry, source_name
 from piledriver.corpus.pipeline.tasks import TaskResult
 
@@ -46,7 +46,7 @@ def budget_unit(recipe: Recipe, entry: SourceEntry) -> str:
     return "tokens" if counted else "bytes"
 
 
-def compute_shares(recipe: Recipe, chunks: Sequence[Chunk], measured: Sequence[TaskResult]) -> dict[str, Share]:
+def compute_shares(recipe: Recipe, chunks: Sequence[DocumentChunk], measured: Sequence[TaskResult]) -> dict[str, Share]:
     """Return the share of each source, from the measured chunks."""
     shares = {}
     for entry in recipe.sources:

@@ -15,7 +15,7 @@ import numpy as np
 from piledriver.core import storage
 from piledriver.corpus.dedup.arrays import open_array
 from piledriver.corpus.pipeline.catalogue import Catalogue, store_catalogue
-from piledriver.corpus.pipeline.chunks import Chunk, number_chunks
+from piledriver.corpus.pipeline.chunks import DocumentChunk, number_chunks
 from piledriver.corpus.pipeline.deduplicate import read_shards_as_chunks
 from piledriver.corpus.pipeline.executors import open_executor
 from piledriver.corpus.pipeline.manifest import load_manifest
@@ -33,7 +33,7 @@ def find_split_leakage(folder: str, *, workers: int = 1, memory_bytes: int = 2 <
         if "split" in entry:
             splits.setdefault(entry["split"], []).append(os.path.join(folder, *entry["path"].split("/")))
     with tempfile.TemporaryDirectory() as work, open_executor("local", work, workers) as executor:
-        chunks: list[Chunk] = []
+        chunks: list[DocumentChunk] = []
         begins = []
         # Training last: the first document of a cluster is then a held-out one, and each training copy gets a line.
         names = sorted(splits, key=lambda name: (name == "train", name))

@@ -15,7 +15,7 @@ from piledriver.core.config import from_mapping
 from piledriver.core.errors import UnknownNameError, UsageError
 from piledriver.core.registry import Registry
 from piledriver.corpus.filters import FILTERS
-from piledriver.corpus.pipeline.chunks import LEVEL, Chunk, chunk_of
+from piledriver.corpus.pipeline.chunks import LEVEL, DocumentChunk, chunk_of
 from piledriver.corpus.pipeline.executors import Executor
 from piledriver.corpus.pipeline.tasks import Task, TaskResult
 
@@ -25,7 +25,7 @@ class StageOutcome:
     """What a stage did: its chunks, and what each of its tasks that wrote one reported."""
 
     stage: str
-    chunks: list[Chunk] = field(default_factory=list)
+    chunks: list[DocumentChunk] = field(default_factory=list)
     results: list[tuple[str, TaskResult]] = field(default_factory=list)
     """(source, result) of each task that wrote a chunk."""
 
@@ -35,7 +35,7 @@ class StageInput:
     """What a stage works on and with."""
 
     executor: Executor
-    chunks: list[Chunk]
+    chunks: list[DocumentChunk]
     memory_bytes: int = 2 << 30
     """What one task may hold when it sorts."""
     level: int = LEVEL
@@ -51,7 +51,7 @@ class StageInput:
         return stage_outcome(stage, zip((c.source for c in self.chunks), self.executor.map(tasks), strict=True))
 
 
-class Stage(Protocol):
+class CorpusStage(Protocol):
     """A frozen dataclass whose fields are the settings, and which rewrites the chunks of a corpus.
 
     Settings that name files are listed in a class variable `FILES`.
@@ -61,7 +61,7 @@ class Stage(Protocol):
         """Run the tasks of the stage and return the new chunks."""
 
 
-STAGES: Registry[type[Stage]] = Registry(
+STAGES: Registry[type[CorpusStage]] = Registry(
     "stage",
     {
         "exact": "piledriver.corpus.pipeline.stages.exact:Exact",

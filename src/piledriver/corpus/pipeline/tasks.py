@@ -70,7 +70,7 @@ def finished_task(work: str, key: str) -> TaskResult | None:
         return None
 
 
-def run_task(job: tuple[str, Task]) -> TaskResult:
+def execute_task(job: tuple[str, Task]) -> TaskResult:
     """Run one task of (work folder, task) unless it is finished, and return its result. All executors call this."""
     work, task = job
     result = finished_task(work, task.key)

@@ -10,7 +10,7 @@ from piledriver.corpus.dedup import near
 from piledriver.corpus.dedup.minhash import PRESETS, MinHashSettings
 from piledriver.corpus.dedup.runs import hash_ranges
 from piledriver.corpus.pipeline.catalogue import Catalogue, store_catalogue
-from piledriver.corpus.pipeline.chunks import Chunk, number_chunks, read_chunk_texts
+from piledriver.corpus.pipeline.chunks import DocumentChunk, number_chunks, read_chunk_texts
 from piledriver.corpus.pipeline.stage_registry import StageInput, StageOutcome
 from piledriver.corpus.pipeline.stages.drop_duplicates import keep_first, label_clusters
 from piledriver.corpus.pipeline.tasks import Task, TaskResult, work_folder
@@ -85,7 +85,7 @@ def near_edges(corpus: StageInput, minhash: MinHashSettings) -> tuple[Iterator[T
     return verified, runs
 
 
-def _chunk_groups(chunks: list[Chunk], most_documents: int) -> Iterator[tuple[int, int]]:
+def _chunk_groups(chunks: list[DocumentChunk], most_documents: int) -> Iterator[tuple[int, int]]:
     """Yield ranges of chunks with about so many documents."""
     low = 0
     for number, chunk in enumerate(chunks):
