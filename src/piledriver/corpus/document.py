@@ -1,4 +1,4 @@
-"""One document: text, id, source, meta. Everything in the corpus room passes these around."""
+"""Documents, and what was rejected: the values that the corpus room passes around."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import msgspec
 
 
 class Document(msgspec.Struct, frozen=True, gc=False):
-    """A piece of text with where it came from. `source` is the `pile_set_name`; `meta` holds licence, origin and the
-    rest.
+    """A text with its origin: `source` is the `pile_set_name`; `meta` holds licence, origin and more.
 
     >>> document = make_document("Call me Ishmael.", source="Gutenberg (PG-19)", origin="2701.txt")
     >>> document.id, document.meta["origin"]
@@ -24,7 +23,7 @@ class Document(msgspec.Struct, frozen=True, gc=False):
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False):
-    """What was found but not taken, and why. `reason` is a short stable phrase to count by; `detail` is for a person.
+    """Something that a source rejected. `reason` is a short stable phrase to count by; `detail` is for people.
 
     A reason is lower case and names the rule ("no abstract", "score below 3", "invalid xml"), never a value.
     """
@@ -36,7 +35,7 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
 
 
 def make_document(text: str, *, source: str, origin: str, licence: str | None = None, **meta: Any) -> Document:
-    """A document with its stable id; `origin` is enough to find it again (file, archive member, record id, url)."""
+    """Return a document with its stable id; `origin` locates it (file, archive member, record id, URL)."""
     described = {"origin": origin, **({"licence": licence} if licence else {}), **meta}
     return Document(
         text, document_id(text, source, origin), source, {k: v for k, v in described.items() if v is not None}
@@ -44,7 +43,7 @@ def make_document(text: str, *, source: str, origin: str, licence: str | None = 
 
 
 def document_id(text: str, source: str, origin: str) -> str:
-    """The stable id of a document: 128 bits of blake2b over source, origin and text."""
+    """Return the stable id of a document: 128 bits of blake2b over source, origin and text."""
     digest = hashlib.blake2b(digest_size=16, person=b"pd-document")
     for part in (source, origin, text):
         encoded = part.encode("utf-8", "surrogatepass")
@@ -54,13 +53,13 @@ def document_id(text: str, source: str, origin: str) -> str:
 
 
 def to_line(document: Document) -> bytes:
-    """One line of a shard: `{"text": ..., "meta": {"pile_set_name": ..., "id": ..., ...}}` with its newline."""
+    """Encode a line of a shard: `{"text": ..., "meta": {"pile_set_name": ..., "id": ..., ...}}` with its newline."""
     row = {"text": document.text, "meta": {"pile_set_name": document.source, "id": document.id, **document.meta}}
     return _line(row)
 
 
 def refusal_line(refusal: Refusal) -> bytes:
-    """One line of a file of rejects, with its newline.
+    """Encode a line of a file of rejects, with its newline.
 
     >>> refusal_line(Refusal("invalid csv", "a.csv#line 2", "odd \\udc92"))
     b'{"reason":"invalid csv","origin":"a.csv#line 2","detail":"odd \\xef\\xbf\\xbd","source":""}\\n'
@@ -72,7 +71,7 @@ def _line(row: dict[str, Any]) -> bytes:
     try:
         return _encoder.encode(row) + b"\n"
     except (UnicodeEncodeError, ValueError):
-        # A lone surrogate cannot be written as UTF-8; the replacement character says that something was there.
+        # A lone surrogate cannot be encoded as UTF-8; write the replacement character instead.
         return _encoder.encode(_without_surrogates(row)) + b"\n"
 
 

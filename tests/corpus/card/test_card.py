@@ -17,8 +17,8 @@ import yaml
 from piledriver.cli.main import main
 from piledriver.corpus import read_shards
 from piledriver.corpus.card.facts import card_facts
-from piledriver.corpus.card.html import page
-from piledriver.corpus.card.readme import header, readme, size_category
+from piledriver.corpus.card.html import card_page
+from piledriver.corpus.card.readme import card_header, card_readme, size_category
 from piledriver.corpus.document import make_document
 from piledriver.corpus.pipeline.build import build_corpus
 from piledriver.corpus.pipeline.manifest import verify_corpus
@@ -69,7 +69,7 @@ class Tags(HTMLParser):
 
 def test_the_page_shows_everything_and_runs_nothing(corpus: Path) -> None:
     facts = card_facts(corpus)
-    made = page(facts)
+    made = card_page(facts)
     parsed = Tags()
     parsed.feed(made)
     assert not {"script", "img", "iframe", "link", "b>bold"} & set(parsed.tags)
@@ -95,10 +95,10 @@ def test_the_page_shows_everything_and_runs_nothing(corpus: Path) -> None:
 
 def test_the_readme_has_a_header_that_the_hub_takes(corpus: Path) -> None:
     facts = card_facts(corpus, read_documents=4)
-    text = readme(facts)
+    text = card_readme(facts)
     _, raw, body = text.split("---\n", 2)
     meta = yaml.safe_load(raw)
-    assert meta == header(facts)
+    assert meta == card_header(facts)
     assert meta["license"] == "other"
     assert meta["license_name"] == "per-document"
     assert re.fullmatch(r"[a-z0-9-]+", meta["license_name"])
@@ -117,16 +117,16 @@ def test_the_hubs_own_library_reads_the_card(corpus: Path) -> None:
     facts = card_facts(corpus)
     facts.licences = {"CC-BY-4.0": 3, "GPL-2.0-or-later": 1, "CC-BY-SA-2.5": 1, "yours": 1, "public-domain": 1}
     facts.languages = Counter({"en": 3, "iw": 2, "zh-Hant": 1, "unknown": 1})
-    card = DatasetCard(readme(facts))
+    card = DatasetCard(card_readme(facts))
     assert isinstance(card.data, DatasetCardData)
-    assert card.data.to_dict() == header(facts)
+    assert card.data.to_dict() == card_header(facts)
     assert card.data.license == ["cc-by-4.0", "gpl-2.0", "other", "pddl"]
     assert card.data.language == ["en", "he"]
     assert card.data.license_name == "per-document"
     assert card.text.strip().startswith("# A \\<b\\>bold")
     # What the library does not know as a field would be kept apart without a word.
     known = set(inspect.signature(DatasetCardData.__init__).parameters) | {"configs", "license_name", "license_link"}
-    assert set(header(facts)) <= known
+    assert set(card_header(facts)) <= known
 
 
 @pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="datasets is not installed")

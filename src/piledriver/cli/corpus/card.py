@@ -25,11 +25,11 @@ def run(args: argparse.Namespace) -> None:
     """Write both files and print their paths."""
     from piledriver.core import storage
     from piledriver.corpus.card.facts import card_facts
-    from piledriver.corpus.card.html import page
-    from piledriver.corpus.card.readme import readme
+    from piledriver.corpus.card.html import card_page
+    from piledriver.corpus.card.readme import card_readme
 
     facts = card_facts(args.folder, read_documents=args.read)
-    for name, content in (("README.md", readme(facts)), ("card.html", page(facts))):
+    for name, content in (("README.md", card_readme(facts)), ("card.html", card_page(facts))):
         path = storage.join(args.folder, name)
         storage.write_text(path, content)
         print(path)

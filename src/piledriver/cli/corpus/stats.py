@@ -18,9 +18,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Count and print."""
-    from piledriver.corpus.card.stats import count
+    from piledriver.corpus.card.stats import count_sources
 
-    counts = count(args.path)
+    counts = count_sources(args.path)
     if not counts:
         raise PiledriverError(f"{args.path} holds no documents", fix="give a shard or a folder of shards that has some")
     if args.json:

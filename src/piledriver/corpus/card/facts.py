@@ -1,8 +1,7 @@
-"""What there is to say of a finished corpus: the facts that its card shows, from the manifest, the ledger and a look at
-the documents.
+"""The facts that the card of a finished corpus shows, from its manifest, its ledger and some of its documents.
 
-Counts are the manifest's and whole. Lengths, languages and samples are of the documents that were read: an even number
-from the beginning of each shard (shards are shuffled, so that is a fair sample), `read_documents` of them at most.
+Counts are those of the manifest and complete. Lengths, languages and samples are of at most `read_documents` documents,
+the same number from the beginning of each shard (shards are shuffled, so this is a fair sample).
 """
 
 from __future__ import annotations
@@ -27,34 +26,34 @@ _LANGUAGES_OF = 2000
 
 @dataclass
 class Composition:
-    """One source in the finished corpus."""
+    """The part of one source in the corpus."""
 
     documents: int = 0
-    """Different documents after every stage."""
+    """Distinct documents after all stages."""
     text_bytes: int = 0
     train_bytes: int = 0
-    """Bytes in training, copies counted."""
+    """Bytes in training, repetitions included."""
     extracted: int = 0
 
 
 @dataclass
 class CardFacts:
-    """Everything that a card says."""
+    """Everything that a card shows."""
 
     manifest: Manifest
     composition: dict[str, Composition]
     splits: dict[str, int]
-    """Documents of each split, copies counted."""
+    """Documents of each split, repetitions included."""
     licences: dict[str, int]
     drops: dict[tuple[str, str], int]
     """(stage, reason) to documents."""
     taken_out: dict[str, dict[str, int]]
-    """What was replaced, removed or hit, by stage."""
+    """Numbers of replacements, removals and hits inside documents, by stage."""
     lengths: Counter[int] = field(default_factory=Counter)
-    """Documents by the power of two of their characters."""
+    """Documents by the logarithm of their characters to base 2."""
     languages: Counter[str] = field(default_factory=Counter)
     clusters: Counter[int] = field(default_factory=Counter)
-    """Near-duplicate clusters by how many documents each had."""
+    """Near-duplicate clusters by number of documents."""
     largest_clusters: list[tuple[str, int]] = field(default_factory=list)
     """(id of the kept document, documents)."""
     samples: dict[str, list[Document]] = field(default_factory=dict)
@@ -62,7 +61,7 @@ class CardFacts:
 
 
 def card_facts(folder: storage.Location, *, read_documents: int = 100_000) -> CardFacts:
-    """Gather the facts of a corpus that `piledriver corpus build` finished."""
+    """Collect the facts of a finished corpus."""
     manifest = load_manifest(folder)
     drops: Counter[tuple[str, str]] = Counter()
     taken_out: dict[str, dict[str, int]] = {}
@@ -91,8 +90,7 @@ def card_facts(folder: storage.Location, *, read_documents: int = 100_000) -> Ca
 
 
 def _last(manifest: Manifest) -> dict[str, dict[str, Any]]:
-    """Each source's account at the last stage that reported it: a stage over some sources leaves the others as they
-    were."""
+    """Return each source's account at the last stage that reported it; a stage may be for some sources only."""
     accounts: dict[str, dict[str, Any]] = {}
     for stage in manifest.stages:
         accounts.update(stage["sources"])
@@ -137,7 +135,7 @@ def _read_clusters(folder: storage.Location, facts: CardFacts) -> None:
     if not storage.exists(storage.join(folder, LEDGER)):
         return
     sizes = Counter(row["kept"] for row in read_ledger(folder, stage="near"))
-    # The kept document belongs to its cluster too.
+    # The kept document belongs to its cluster, too.
     facts.clusters = Counter(count + 1 for count in sizes.values())
     facts.largest_clusters = [(kept, count + 1) for kept, count in sizes.most_common(10)]
 

@@ -1,6 +1,6 @@
-"""The card as one HTML page that needs nothing else: no script, no font, no picture from anywhere.
+"""The card as one self-contained HTML page, without scripts, fonts or images from elsewhere.
 
-Every text of the corpus goes through `escape`; the page forbids scripts and loads by its own policy as well.
+Every text of the corpus is escaped; the page also forbids scripts and loads by its content security policy.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from piledriver.corpus.document import Document
 Row = tuple[str, float, str]
 
 
-def page(facts: CardFacts) -> str:
-    """The whole page."""
+def card_page(facts: CardFacts) -> str:
+    """Return the page."""
     template = (resources.files("piledriver.corpus.card") / "page.html").read_text(encoding="utf-8")
     title = escape(facts.manifest.name)
     values = {"TITLE": title, "SUMMARY": _summary(facts), "SECTIONS": "\n".join(_sections(facts))}
-    # One pass over the template: what a document says is never looked at for a mark.
+    # One pass over the template: marks in the text of a document are not replaced.
     return re.sub(r"<!--([A-Z]+)-->", lambda mark: values[mark.group(1)], template)
 
 
@@ -44,7 +44,7 @@ def _sections(facts: CardFacts) -> Iterable[str]:
     parts = facts.composition
     yield _section(
         "Composition",
-        "Bytes of text in training, copies counted.",
+        "Bytes of text in training, repetitions included.",
         _bars([(name, part.train_bytes, _size(part.train_bytes)) for name, part in parts.items()])
         + _table(
             ("source", "found", "kept", "text", "in training"),

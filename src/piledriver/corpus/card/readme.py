@@ -1,4 +1,4 @@
-"""The card as README.md: a YAML header that the Hub accepts, then the same facts as the page, in Markdown."""
+"""The card as README.md: a YAML header that the Hugging Face Hub accepts, then the facts in Markdown."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import yaml
 
 from piledriver.corpus.card.facts import CardFacts
 
-# What our names are called there.
+# Our names of licences to the Hub's.
 _CALLED = {"public-domain": "pddl", "odc-by-1.0": "odc-by", "odbl-1.0": "odbl", "pddl-1.0": "pddl", "gfdl-1.3": "gfdl"}
-# Codes of the detector that are not ISO's of today.
+# Obsolete codes of the detector to current ISO codes.
 _LANGUAGES = {"iw": "he", "jw": "jv", "mo": "ro", "in": "id", "ji": "yi"}
 _SIZES = (("n<1K", 10**3), ("1K<n<10K", 10**4), ("10K<n<100K", 10**5), ("100K<n<1M", 10**6), ("1M<n<10M", 10**7))
 _MORE_SIZES = (("10M<n<100M", 10**8), ("100M<n<1B", 10**9), ("1B<n<10B", 10**10), ("10B<n<100B", 10**11))
 
 
-def header(facts: CardFacts) -> dict[str, Any]:
-    """The metadata: languages, licences, size, and which files are which split."""
+def card_header(facts: CardFacts) -> dict[str, Any]:
+    """Return the metadata: languages, licences, size, and the files of each split."""
     licences = sorted({hub_licence(licence) for licence in facts.licences}) or ["other"]
     codes = [_LANGUAGES.get(code, code) for code, _ in facts.languages.most_common()]
     languages = list(dict.fromkeys(code for code in codes if re.fullmatch("[a-z]{2,3}", code)))
@@ -31,7 +31,7 @@ def header(facts: CardFacts) -> dict[str, Any]:
         made["language"] = languages
     made["license"] = licences if len(licences) > 1 else licences[0]
     if "other" in licences:
-        # It asks for a name and a place: the section below has the licences by number of documents.
+        # The Hub requires a name and a link: the section below lists the licences.
         made["license_name"], made["license_link"] = "per-document", "README.md"
     made["task_categories"] = ["text-generation"]
     made["size_categories"] = [size_category(documents)]
@@ -41,12 +41,12 @@ def header(facts: CardFacts) -> dict[str, Any]:
 
 
 def hub_licence(licence: str) -> str:
-    """The Hub's name of a licence.
+    """Return the Hub's name of a licence.
 
     >>> hub_licence("CC-BY-4.0"), hub_licence("public-domain"), hub_licence("yours")
     ('cc-by-4.0', 'pddl', 'other')
     """
-    # Ours are SPDX's names, which say "or later" and "only" where the Hub does not.
+    # Our names are SPDX identifiers, which have "or-later" and "only" where the Hub's do not.
     name = re.sub(r"(?:-or-later|-only|\+)$", "", "-".join(licence.lower().split()))
     name = _CALLED.get(name, name)
     return name if name in _hub_licences() else "other"
@@ -54,25 +54,25 @@ def hub_licence(licence: str) -> str:
 
 @cache
 def _hub_licences() -> frozenset[str]:
-    """The Hub refuses every other name."""
+    """Return the names that the Hub accepts."""
     lines = (resources.files("piledriver.corpus.card") / "hub_licences.txt").read_text(encoding="utf-8").splitlines()
     return frozenset(line for line in lines if not line.startswith("#"))
 
 
 def size_category(documents: int) -> str:
-    """The Hub's class of a number of rows."""
+    """Return the Hub's size category of a number of rows."""
     return next((name for name, limit in (*_SIZES, *_MORE_SIZES) if documents < limit), "100B<n<1T")
 
 
-def readme(facts: CardFacts) -> str:
-    """The whole file."""
+def card_readme(facts: CardFacts) -> str:
+    """Return the file."""
     manifest = facts.manifest
     parts = [
-        f"---\n{yaml.safe_dump(header(facts), sort_keys=False, allow_unicode=True)}---",
+        f"---\n{yaml.safe_dump(card_header(facts), sort_keys=False, allow_unicode=True)}---",
         f"# {_plain(manifest.name)}",
         f"Built by piledriver {manifest.versions.get('piledriver', '')} from {len(manifest.inputs)} raw files; "
-        "`manifest.json` has their checksums, the recipe and the count of every stage, `ledger.parquet` every document "
-        "that was dropped and why, `card.html` samples and charts.",
+        "`manifest.json` has their checksums, the recipe and the counts of every stage; `ledger.parquet` every dropped "
+        "document and the reason; `card.html` samples and charts.",
         "Each line is a JSON object: `text`, and `meta` with `pile_set_name` (the source), `id`, `licence`, `origin`.",
         "## Composition",
         _table(
@@ -85,14 +85,14 @@ def readme(facts: CardFacts) -> str:
         "## Splits",
         _table(("split", "documents"), facts.splits.items()),
         "## Licences",
-        'By the licence that each document carries; "yours" and "unknown" are no permission to publish.',
+        'By the licence of each document; "yours" and "unknown" do not permit publication.',
         _table(("licence", "documents"), facts.licences.items()),
-        "## What was dropped",
+        "## Dropped documents",
         _table(("stage", "reason", "documents"), [(*key, count) for key, count in facts.drops.items()]),
     ]
     if facts.taken_out:
         rows = [(stage, name, count) for stage, counts in facts.taken_out.items() for name, count in counts.items()]
-        parts += ["## What was taken out of documents", _table(("stage", "what", "number"), rows)]
+        parts += ["## Removed from documents", _table(("stage", "what", "number"), rows)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -107,6 +107,6 @@ def _cell(value: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown and HTML take for nothing but text."""
+    """Escape text for Markdown and HTML."""
     escaped = re.sub(r"([\\`*_{}\[\]()#+!|<>~])", r"\\\1", text)
     return " ".join(escaped.split())

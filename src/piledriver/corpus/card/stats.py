@@ -1,4 +1,4 @@
-"""What a corpus holds: documents, bytes and licences by source."""
+"""Count documents, bytes and licences of shards by source."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from piledriver.corpus.shards.reader import read_shards
 
 @dataclass
 class SourceCount:
-    """The figures of one source."""
+    """The counts of one source."""
 
     documents: int = 0
     text_bytes: int = 0
     licences: Counter[str] = field(default_factory=Counter)
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Return the counts as JSON values."""
         return {"documents": self.documents, "text_bytes": self.text_bytes, "licences": dict(self.licences)}
 
 
-def count(*locations: storage.Location) -> dict[str, SourceCount]:
-    """Count shards by source, largest first."""
+def count_sources(*locations: storage.Location) -> dict[str, SourceCount]:
+    """Return the counts of all sources in some shards, largest first."""
     counts: dict[str, SourceCount] = {}
     for document in read_shards(*locations):
         counted = counts.setdefault(document.source or "(no source)", SourceCount())

@@ -1,4 +1,7 @@
-"""Filters: each one small, each returning the document (perhaps mended) or a drop with its reason."""
+"""Filters: each judges one document and returns it, perhaps changed, or a `Drop` with the reason.
+
+Another package adds a filter through the entry-point group `piledriver.filter`.
+"""
 
 from piledriver.core.registry import Registry
 from piledriver.corpus.filters.verdict import Drop, Filter

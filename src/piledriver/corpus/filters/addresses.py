@@ -1,9 +1,8 @@
-"""Four numbers with dots: an internet address, or a version, a section, a figure? What stands around decides.
+"""Tell IP addresses from versions, sections and figures, by the text around them.
 
-Precision matters here: an address that stays is one among billions that are scanned daily anyway, while a manual whose
-sections are all called <IP> is spoilt. So a word like "version" or "section" before it, or an ending like "-rc1" after
-it, says no; a word like "host" or "ping", a scheme, a port or a mask says yes; and where nothing is said, the numbers
-themselves decide.
+Precision matters more than recall: a missed address does little harm, while a manual whose sections are all replaced by
+<IP> is useless. A word like "version" or "section" before the numbers, or an ending like "-rc1" after them, rejects; a
+word like "host" or "ping", a scheme, a port or a mask accepts; without such context the numbers themselves decide.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import ipaddress
 import re
 
 _LOOK_BACK = 60
-# "versions 1.2.3.4, 1.2.3.5 and 1.2.3.6": what stands before the first of them is about all of them.
+# "versions 1.2.3.4, 1.2.3.5 and 1.2.3.6": the word before the first applies to all of them.
 _OTHERS = re.compile(
     r"(?:v?\d+(?:\.\d+)*[)\]]?\s*(?:,|;|&|/|–|—|-|and|or|to|through|until|from)\s*(?:and|or|to)?\s*)+$"
 )
@@ -46,7 +45,7 @@ _HEADING = re.compile(r"[ \t]+\w*[A-Za-z]")
 
 
 def is_address(text: str, begin: int, end: int) -> bool:
-    """Whether what stands there in a text is somebody's address: public, and not a version or a section.
+    """Return whether [begin, end) of a text is a public IP address, and not a version or a section.
 
     >>> text = "Version 8.8.8.8 asks host 8.8.8.8 first; see 93.184.216.34, not 192.168.0.1."
     >>> [text[m.start() - 5 : m.end()] for m in re.finditer(r"[0-9.]+[0-9]", text) if is_address(text, *m.span())]
@@ -72,7 +71,7 @@ def is_address(text: str, begin: int, end: int) -> bool:
     # Sections and versions begin with small numbers.
     if _NOT_AN_ADDRESS.search(first_of_list):
         return min(groups[:2]) > 31
-    # Small numbers at the beginning of a line with words after them: a heading, or an entry of a list.
+    # Small numbers at the start of a line with words after them: a heading, or an entry of a list.
     if not before.strip() and max(groups[:3]) < 32 and _HEADING.match(text, end):
         return False
     # Four numbers under 32 are a version or a section far more often than an address: one in 4,000 has them.

@@ -19,7 +19,7 @@ _UNWANTED_HINTS = ("javascript", "terms of use", "privacy policy", "cookie")
 
 @dataclass(frozen=True, kw_only=True)
 class C4:
-    """Lines that are not sentences go; a document with too few left goes."""
+    """Remove lines that are not sentences; drop documents with too few left."""
 
     min_words_in_line: int = 3
     """Drop lines with fewer words."""
@@ -28,19 +28,19 @@ class C4:
     max_word_length: int = 1000
     """Drop lines with a longer word."""
     end_punctuation: bool = True
-    """Drop lines that do not end like a sentence."""
+    """Remove lines that do not end like a sentence."""
     refuse_curly_brackets: bool = True
-    """Drop documents with a curly bracket: most are code."""
+    """Drop documents with a curly bracket, most of which are code."""
 
     def __call__(self, document: Document) -> Document | Drop:
-        """Judge one document; what is kept is its good lines."""
+        """Judge one document; return it with its good lines alone."""
         text = document.text
         if self.refuse_curly_brackets and "{" in text:
             return Drop("c4: curly bracket")
         lowered = text.lower()
         if "lorem ipsum" in lowered:
             return Drop("c4: lorem ipsum")
-        # Most documents have no such line at all: a few plain searches of the whole spare one of every line.
+        # Most documents have no such line: a few plain searches of the whole text save one in every line.
         has_unwanted = any(hint in lowered for hint in _UNWANTED_HINTS)
         kept = []
         sentences = 0
@@ -48,7 +48,7 @@ class C4:
             line = whole = raw_line.strip()
             if "[" in line:
                 line = _CITATIONS.sub("", line)
-            # The cheapest question first: most lines that go are not sentences.
+            # The cheapest test first: most lines that are removed are not sentences.
             if self.end_punctuation and (not line.endswith(_ENDS) or line.endswith("...")):
                 continue
             if len(whole.split(None, self.min_words_in_line)) < self.min_words_in_line:
@@ -57,7 +57,7 @@ class C4:
                 continue
             if has_unwanted and _UNWANTED.search(line.lower()):
                 continue
-            # How many there are matters only until there are enough.
+            # The count matters only until it is high enough.
             if sentences < self.min_sentences:
                 sentences += max(1, len(_SENTENCE_END.findall(line)))
             kept.append(line)

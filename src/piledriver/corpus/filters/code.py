@@ -1,4 +1,4 @@
-"""Source files that a person wrote: not data, not minified, not generated (the rules of The Stack and of The Pile)."""
+"""Drop source files that are data, minified or generated, by the rules of The Stack and The Pile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from piledriver.corpus.filters.verdict import Drop
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """Bounds on the lines and characters of a source file.
+    """Drop source files with very long lines, few letters or many digits.
 
     >>> Code()(Document("0123456789 " * 40))
     Drop(reason='code: digits', detail='0.91')

@@ -8,13 +8,13 @@ from piledriver.corpus.document import Document
 from piledriver.corpus.filters.statistics import repeated, statistics
 from piledriver.corpus.filters.verdict import Drop
 
-# Quotation marks do not count: FineWeb's code asks for the stop itself.
+# Without quotation marks: FineWeb's code requires the full stop itself.
 _ENDS = frozenset(".?!。！？｡．؟۔।॥።፧။‼⁇⁈⁉։")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FineWeb:
-    """Is it running text rather than a list?"""
+    """Drop documents that are lists rather than running text."""
 
     min_punctuated_lines: float = 0.12
     """Share of lines that end like a sentence."""

@@ -1,6 +1,6 @@
 """Gopher's rules (Rae et al., "Scaling language models", 2021, table A1), with datatrove's thresholds.
 
-Words are ours (corpus/text/words.py), so figures differ a little from those of a linguistic tokeniser;
+Words are those of corpus/text/words.py, so values differ a little from those of a linguistic tokenizer;
 benchmarks/filters.py reports how often the verdicts agree.
 """
 
@@ -23,7 +23,7 @@ def _stop_words() -> UInt64Array:
 
 @dataclass(frozen=True, kw_only=True)
 class GopherQuality:
-    """Is it prose of a sensible shape?"""
+    """Drop documents that do not have the shape of prose."""
 
     min_words: int = 50
     """Words in the document, at least."""
@@ -34,13 +34,13 @@ class GopherQuality:
     max_mean_word_length: float = 10.0
     """Mean characters per word, at most."""
     max_symbol_ratio: float = 0.1
-    """Hash signs, and ellipses, for each word."""
+    """Hash signs for each word, and ellipses for each word, at most."""
     max_bullet_lines: float = 0.9
-    """Share of lines that begin with a bullet."""
+    """Share of lines that begin with a bullet, at most."""
     max_ellipsis_lines: float = 0.3
-    """Share of lines that end in an ellipsis."""
+    """Share of lines that end in an ellipsis, at most."""
     min_alphabetic_words: float = 0.8
-    """Share of words with at least one letter."""
+    """Share of words with a letter, at least."""
     min_stop_words: int = 2
     """How many of eight very common English words must occur; 0 for other languages."""
 
@@ -61,7 +61,7 @@ class GopherQuality:
         if ellipses > self.max_symbol_ratio * counted.words:
             return Drop("gopher: too many ellipses")
         lines = text.count("\n") + 1
-        # Few texts have that many bullets anywhere, and counting characters is far cheaper than looking at lines.
+        # Few texts have that many bullets anywhere, and counting characters is cheaper than matching lines.
         most = self.max_bullet_lines * lines
         if sum(map(text.count, "•-*")) > most and len(_BULLET_LINES.findall(text)) > most:
             return Drop("gopher: too many bullet lines")
@@ -69,7 +69,7 @@ class GopherQuality:
             return Drop("gopher: too many lines end in an ellipsis")
         if counted.alphabetic_words < self.min_alphabetic_words * counted.words:
             return Drop("gopher: too few words with letters", f"{counted.alphabetic_words / counted.words:.2f}")
-        if self.min_stop_words and counted.how_many_of(_stop_words()) < self.min_stop_words:
+        if self.min_stop_words and counted.count_present(_stop_words()) < self.min_stop_words:
             return Drop("gopher: too few stop words")
         return document
 
@@ -80,7 +80,7 @@ _ELLIPSIS_LINES = re.compile(r"(?:\.\.\.|…)[^\S\n]*$", re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class GopherRepetition:
-    """Does it say the same thing over and over?"""
+    """Drop documents that repeat lines, paragraphs or word n-grams."""
 
     max_duplicate_lines: float = 0.3
     """Share of lines that occurred before."""
@@ -91,9 +91,9 @@ class GopherRepetition:
     max_duplicate_paragraph_characters: float = 0.2
     """Share of characters in such paragraphs."""
     max_top_ngram_characters: tuple[float, ...] = (0.2, 0.18, 0.16)
-    """Share of the text in the most frequent sequence of 2, 3, 4 words."""
+    """Share of characters in the most frequent sequence of 2, 3, 4 words, at most."""
     max_duplicate_ngram_characters: tuple[float, ...] = (0.15, 0.14, 0.13, 0.12, 0.11, 0.10)
-    """Share of the text in sequences of 5 to 10 words that occurred before."""
+    """Share of characters in sequences of 5 to 10 words that occur earlier, at most."""
 
     def __call__(self, document: Document) -> Document | Drop:
         """Judge one document."""

@@ -1,4 +1,4 @@
-"""Documents of a sensible size."""
+"""Bounds on the length of a document."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from piledriver.corpus.filters.verdict import Drop
 
 @dataclass(frozen=True, kw_only=True)
 class Length:
-    """Bounds on the characters and bytes of a document.
+    """Drop documents with too few or too many characters.
 
     >>> Length(min_characters=10)(Document("short"))
     Drop(reason='too short', detail='5 characters')
     """
 
     min_characters: int = 1
-    """Fewer are dropped."""
+    """Drop documents with fewer."""
     max_characters: int | None = None
-    """More are dropped."""
+    """Drop documents with more."""
 
     def __call__(self, document: Document) -> Document | Drop:
         """Judge one document."""

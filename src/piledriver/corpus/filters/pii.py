@@ -1,9 +1,8 @@
-"""Personal data and secrets: found by pattern and replaced, counted by kind.
+"""Replace personal data and secrets, found by pattern, and count them by kind.
 
-Every pattern has bounded repetitions, so its time is linear in the text, and each is tried only where a cheap search
-has found what it cannot do without ("@", a digit, a known prefix). Numbers are checked before they are taken: cards by
-Luhn's sum and their issuer's prefix, addresses by what stands around them (addresses.py), telephone numbers by their
-shape.
+Every pattern has bounded repetitions, so its time is linear in the text, and each is tried only if a cheap search finds
+a part that it requires ("@", a digit, a known prefix). Numbers are checked before they are replaced: cards by Luhn's
+sum and the issuer's prefix, IP addresses by the text around them (addresses.py), telephone numbers by their shape.
 """
 
 from __future__ import annotations
@@ -45,22 +44,22 @@ _DIGIT = re.compile(r"\d")
 # Issuers: American Express, Diners, JCB; Visa; Mastercard; Discover, UnionPay.
 _ISSUER = re.compile(r"3[0-8]|4|5[1-5]|2[2-7]|6(?:011|2|4[4-9]|5)")
 
-# In this order: what is replaced by one is not looked at by the next.
+# In this order: text that one kind replaces is not seen by the next.
 KINDS = ("key", "email", "card", "ip", "phone")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pii:
-    """Replace personal data; never drops. How much of each kind went is in `meta["replaced"]`, and in the manifest.
+    """Replace personal data; never drop a document. `meta["replaced"]` and the manifest count the kinds.
 
     >>> Pii()(Document("Write to jane.doe@example.com or 93.184.216.34, not 127.0.0.1.")).text
     'Write to <EMAIL> or <IP>, not 127.0.0.1.'
     """
 
     kinds: list[str] = field(default_factory=lambda: list(KINDS))
-    """Which kinds: key, email, card, ip, phone."""
+    """Which kinds to replace: key, email, card, ip, phone."""
     replacements: dict[str, str] = field(default_factory=dict)
-    """What to write in place of a kind; <EMAIL>, <IP>, ... where it is not given."""
+    """What to write in place of a kind; by default <EMAIL>, <IP>, ..."""
 
     def __post_init__(self) -> None:
         for kind in (*self.kinds, *self.replacements):
@@ -68,7 +67,7 @@ class Pii:
                 raise UsageError(f"pii: unknown kind {kind!r}", fix=f"choose from {', '.join(KINDS)}")
 
     def __call__(self, document: Document) -> Document:
-        """Mend one document."""
+        """Return the document with replacements."""
         text = document.text
         found: Counter[str] = Counter()
         for kind in KINDS:
@@ -97,7 +96,7 @@ def _replaced(text: str, kind: str, replacement: str, found: Counter[str]) -> st
 
 
 def is_card_number(text: str) -> bool:
-    """Whether digits are a payment card's: an issuer's prefix, and Luhn's sum.
+    """Return whether digits are a payment card number: an issuer's prefix, and Luhn's sum.
 
     >>> is_card_number("4111 1111 1111 1111"), is_card_number("4111 1111 1111 1112")
     (True, False)

@@ -1,5 +1,5 @@
-"""Documents with words of a list that the user gives. No list comes with the package: which words are unwanted is a
-choice, and such lists are known to remove the speech of some groups with the abuse of them (Dodge et al., 2021).
+"""Drop documents with words of a list. No list comes with the package: which words are unwanted is a choice, and such
+lists are known to remove the speech of some groups together with the abuse of them (Dodge et al., 2021).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _WORDS = re.compile(r"\w+(?:['’]\w+)*")
 
 @dataclass(frozen=True, kw_only=True)
 class Profanity:
-    """How often do the words and phrases of a list occur? Whole words, whatever their case."""
+    """Drop documents with too many words and phrases of a list, compared as whole words without case."""
 
     FILES: ClassVar[tuple[str, ...]] = ("words",)
 
     words: str
     """A file with one word or phrase a line."""
     max_share: float = 0.0
-    """Share of the document's words that may be such; 0 drops at the first."""
+    """Share of such words, at most; 0 drops a document at the first."""
 
     def __call__(self, document: Document) -> Document | Drop:
         """Judge one document."""
@@ -41,6 +41,6 @@ class Profanity:
 
 @lru_cache(maxsize=4)
 def _unwanted(path: str) -> tuple[frozenset[str], tuple[int, ...]]:
-    """The phrases, and the numbers of words that they have."""
+    """Return the phrases and the set of their lengths in words."""
     phrases = [[word.casefold() for word in _WORDS.findall(line)] for line in read_list(path)]
     return frozenset(" ".join(phrase) for phrase in phrases if phrase), tuple(sorted({len(p) for p in phrases if p}))

@@ -1,6 +1,6 @@
-"""Keep what a trained classifier takes for good, with a little of the rest, as the Pile did with Common Crawl.
+"""Keep documents that a classifier scores high, and some of the others, as The Pile did with Common Crawl.
 
-A document of score s is kept where a Pareto variate of shape alpha exceeds 1 - s. The variate is a pure function of the
+A document of score s is kept if a Pareto variate of shape alpha exceeds 1 - s. The variate is a pure function of the
 seed and the document's id: the same documents are kept in any order, on any machine, after any crash.
 """
 
@@ -20,18 +20,18 @@ from piledriver.corpus.filters.verdict import Drop
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """Is it like the texts that the classifier was shown as good ones?"""
+    """Drop documents that a classifier scores low, with a random margin."""
 
     FILES: ClassVar[tuple[str, ...]] = ("model",)
 
     model: str
-    """A file that 'piledriver corpus classifier' made."""
+    """A file that 'piledriver corpus classifier' wrote."""
     alpha: float | None = 3.0
-    """Shape of the Pareto rule: smaller keeps more. Null keeps by `min_score` alone."""
+    """Shape of the Pareto distribution: smaller keeps more. Null: `min_score` alone decides."""
     min_score: float = 0.0
-    """Scores below are dropped in any case."""
+    """Drop documents with a lower score in any case."""
     seed: int = 42
-    """The recipe's, where it is not given."""
+    """Seed of the variates; the recipe's if not given."""
 
     def __call__(self, document: Document) -> Document | Drop:
         """Judge one document."""
@@ -44,7 +44,7 @@ class Quality:
 
 
 def pareto(alpha: float, seed: int, document_id: str) -> float:
-    """A Pareto (Lomax) variate for one document."""
+    """Return the Pareto (Lomax) variate of one document."""
     uniform = Stream(seed, "quality").uniform(xxhash.xxh3_64_intdigest(document_id.encode()))
     return float((1.0 - uniform) ** (-1.0 / alpha) - 1.0)
 

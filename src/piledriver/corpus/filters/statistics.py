@@ -1,4 +1,4 @@
-"""The figures that several filters ask of the same text, counted once, in native passes over its words."""
+"""Statistics that several filters need of the same text, computed once in compiled loops over its words."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from piledriver.corpus.text.word_hashes import ALPHABETIC, SIGN, Int32Array, UIn
 
 @dataclass(frozen=True)
 class Statistics:
-    """Counts of one text's words."""
+    """Word counts of one text."""
 
     words: int
-    """All words, signs included."""
+    """All words, including punctuation signs."""
     lexical_words: int
-    """Words that are more than a sign."""
+    """Words that are not signs."""
     lexical_characters: int
-    """Characters in those."""
+    """Characters in these words."""
     alphabetic_words: int
-    """Words with a letter."""
+    """Words with at least one letter."""
     hashes: UInt64Array
 
-    def how_many_of(self, hashes: UInt64Array) -> int:
-        """How many of some words, by their hashes, occur."""
+    def count_present(self, hashes: UInt64Array) -> int:
+        """Return how many of some words, given by their hashes, occur."""
         return int(_how_many(hashes, self.hashes))
 
 
@@ -39,17 +39,17 @@ def _words(text: str) -> tuple[UInt64Array, Int32Array, UInt8Array]:
 
 @lru_cache(maxsize=2)
 def statistics(text: str) -> Statistics:
-    """Count a text; the last few are remembered, because filters come one after the other."""
+    """Return the statistics of a text; the last few are cached, because filters run one after the other."""
     hashes, lengths, kinds = _words(text)
     lexical, characters, alphabetic = _count(lengths, kinds)
     return Statistics(len(hashes), lexical, characters, alphabetic, hashes)
 
 
 def repetition(text: str, top: int, duplicate: int) -> tuple[list[float], list[float]]:
-    """Shares of the text in the most frequent n-grams of 2, 3, ... words, and in repeated ones of 5, 6, ... words.
+    """Return the shares of a text in the most frequent n-grams of 2, 3, ... words, and in repeated ones of 5, 6, ...
 
-    Of the most frequent, all occurrences count; of the repeated ones, walked from the left, those that occurred before,
-    and the walk goes on after them.
+    All occurrences of the most frequent count. Repeated n-grams are found from the left: those that occur earlier
+    count, without overlap.
     """
     hashes, lengths, _ = _words(text)
     shares = np.zeros(top + duplicate)
@@ -59,7 +59,7 @@ def repetition(text: str, top: int, duplicate: int) -> tuple[list[float], list[f
 
 
 def repeated(parts: Sequence[str]) -> tuple[int, int]:
-    """(how many parts occurred before, characters in those)."""
+    """Return (how many parts occur earlier, characters in those)."""
     if len(set(parts)) == len(parts):
         return 0, 0
     seen: set[str] = set()
@@ -97,10 +97,10 @@ def _count(lengths: Int32Array, kinds: UInt8Array) -> tuple[int, int, int]:
 
 @numba.njit(cache=True, nogil=True)
 def _repetition(words: UInt64Array, lengths: Int32Array, top: int, shares: npt.NDArray[np.float64]) -> None:
-    """Fill the characters in the top n-grams (from 2 words), then in repeated ones (from 5), by open hash tables.
+    """Count the characters in the top n-grams (from 2 words), then in repeated ones (from 5), with open hash tables.
 
-    An n-gram that occurs twice begins with a shorter one that occurs twice, and so does its rest. So each width looks
-    only at the places that the width before has left: in most texts few, soon none.
+    A prefix of an n-gram that occurs twice occurs twice as well. So each width looks only at the places that the width
+    before has left, which in most texts are few.
     """
     count = words.size
     bits = 4

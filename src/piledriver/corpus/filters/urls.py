@@ -1,4 +1,4 @@
-"""Addresses that are not wanted: lists of domains and of URLs, from files."""
+"""Drop documents by block lists of domains and URLs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from piledriver.corpus.filters.verdict import Drop
 
 @dataclass(frozen=True, kw_only=True)
 class Urls:
-    """Is its `url` on a block list? A domain blocks all that is below it; a URL blocks itself, whatever its scheme,
-    its fragment or a slash at its end.
+    """Drop documents whose `url` in meta is on a block list.
+
+    A domain blocks all of its subdomains. A URL blocks itself, whatever its scheme, fragment or trailing slash.
 
     A list has one entry a line; lines that begin with # are comments.
     """
@@ -48,7 +49,7 @@ class Urls:
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """(host, the URL in the form that is compared).
+    """Return (host, the URL in the form that is compared).
 
     >>> split_url("HTTPS://WWW.Example.com:443/a%20b/?q=1#top")
     ('example.com', 'example.com/a b/?q=1')
@@ -58,7 +59,7 @@ def split_url(url: str) -> tuple[str, str]:
         parts = urlsplit(given if "://" in given else f"//{given}")
         host = (parts.hostname or "").rstrip(".").removeprefix("www.")
     except ValueError:
-        # Brackets that are no IPv6 address: no host that a list could name.
+        # Brackets without an IPv6 address: not a host that a list could name.
         return "", given
     path = unquote(parts.path)
     query = f"?{parts.query}" if parts.query else ""
@@ -76,6 +77,6 @@ def _urls(path: str) -> frozenset[str]:
 
 
 def read_list(path: str) -> list[str]:
-    """The entries of a list file."""
+    """Return the entries of a list file."""
     lines = (line.strip() for line in storage.read_text(path).splitlines())
     return [line for line in lines if line and not line.startswith("#")]

@@ -1,4 +1,4 @@
-"""What a filter says of a document."""
+"""The interface of filters."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from piledriver.corpus.document import Document
 
 @dataclass(frozen=True)
 class Drop:
-    """Not this document. `reason` is a short stable phrase to count by; `detail` has the figure that decided."""
+    """The verdict that drops a document: `reason`, a short stable phrase to count by, and `detail`, the value."""
 
     reason: str
     detail: str = ""
 
 
 class Filter(Protocol):
-    """A frozen dataclass whose fields are the settings and which judges one document at a time."""
+    """A frozen dataclass whose fields are the settings, and which judges one document at a time.
+
+    Settings that name files are listed in a class variable `FILES`.
+    """
 
     def __call__(self, document: Document) -> Document | Drop:
-        """The document, as it was or mended, or the reason to drop it."""
+        """Return the document, unchanged or changed, or the reason to drop it."""

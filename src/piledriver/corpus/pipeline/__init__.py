@@ -1,1 +1,1 @@
-"""A recipe to a corpus: filtered, deduplicated, mixed, split, carded, and able to go on after any interruption."""
+"""Build a corpus from a recipe: filter, deduplicate, mix, split and publish, resumable after any interruption."""
