@@ -23,7 +23,7 @@ from piledriver.data.loaders.process_group import group_world
 from piledriver.engine import Layout
 from piledriver.models.loss import LossSums
 from piledriver.observe.monitor import SystemMonitor
-from piledriver.observe.trackers.jsonl import read_metrics
+from piledriver.observe.trackers.jsonl import read_jsonl
 from tests.checkpoint.processes import run as on_ranks
 from tests.laws.test_layouts import VOCAB, make_model
 
@@ -194,7 +194,7 @@ def test_trackers_and_monitors_that_nobody_ends_leave_nothing(tmp_path: Path) ->
     things = {"accelerator": weakref.ref(accelerator), "monitor": weakref.ref(monitor)}
     del accelerator, monitor
     assert_gone(things, before)
-    assert len(read_metrics(tmp_path / "run" / "metrics.jsonl")) == 1
+    assert len(read_jsonl(tmp_path / "run" / "metrics.jsonl")) == 1
 
 
 def test_a_save_in_the_background_leaves_no_copy_of_what_it_saved(tmp_path: Path) -> None:

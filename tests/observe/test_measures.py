@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from importlib import resources
 
 import pytest
 import torch
@@ -69,16 +71,37 @@ def test_flops_of_a_linear_layer_follow_the_formula(batch: int, fan_in: int, fan
     assert count_flops(lambda: layer(inputs).sum().backward()).total == 3 * forward
 
 
-def test_mfu() -> None:
-    assert peak_flops("NVIDIA H200") == 989.4e12
-    assert peak_flops("NVIDIA H100 PCIe") == 756e12
-    assert peak_flops("NVIDIA A10G") == 70e12
-    assert peak_flops("NVIDIA A100-SXM4-80GB", torch.float8_e4m3fn) is None
+def test_peaks_are_found_by_the_longest_name_and_ordered_by_dtype() -> None:
+    table = json.loads(resources.files("piledriver.observe").joinpath("device_peaks.json").read_text())["devices"]
+    for name, peaks in table.items():
+        for dtype, peak in peaks.items():
+            # A name of the table finds its own row, whatever stands around it, and no row with a shorter name.
+            assert peak_flops(f"NVIDIA {name} x", getattr(torch, dtype)) == peak * 1e12
+        # The same units multiply narrower numbers at least as fast.
+        widths = ("float32", "bfloat16", "float8_e4m3fn")
+        speeds = [peaks[dtype] for dtype in widths if dtype in peaks]
+        assert speeds == sorted(speeds), name
     assert peak_flops("some new device") is None
-    assert model_flops_utilisation(1e12, 0.5, 1e12, devices=4) == 0.5
-    with pytest.raises(UsageError):
-        model_flops_utilisation(1.0, 0.0, 1.0)
-    assert measured_peak("cpu", torch.float32, size=128, seconds=0.01) > 1e8
+
+
+@given(st.floats(1e6, 1e18), st.floats(1e-6, 1e3), st.floats(1e6, 1e16), st.integers(1, 4096))
+def test_a_step_at_the_peak_of_all_devices_has_mfu_one(flops: float, seconds: float, peak: float, devices: int) -> None:
+    assert model_flops_utilisation(peak * devices * seconds, seconds, peak, devices) == pytest.approx(1)
+    used = model_flops_utilisation(flops, seconds, peak, devices)
+    assert model_flops_utilisation(flops, 2 * seconds, peak, devices) == pytest.approx(used / 2)
+    assert model_flops_utilisation(flops, seconds, peak, 2 * devices) == pytest.approx(used / 2)
+
+
+@pytest.mark.parametrize("wrong", [(1.0, 0.0, 1.0, 1), (1.0, 1.0, 0.0, 1), (1.0, 1.0, 1.0, 0)])
+def test_mfu_without_time_peak_or_devices_is_refused(wrong: tuple[float, float, float, int]) -> None:
+    with pytest.raises(UsageError, match="undefined"):
+        model_flops_utilisation(*wrong)
+
+
+def test_a_measured_peak_is_what_the_products_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1000))
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))  # each look at the clock is a second later
+    assert measured_peak("cpu", torch.float32, size=16, seconds=3) == 2 * 16**3
 
 
 def sharded_step(rank: int) -> tuple[dict[str, int], dict[str, int]]:

@@ -22,8 +22,16 @@ import pytest
 import torch
 
 from piledriver.core.errors import MissingDependencyError, PiledriverError, UnknownNameError
-from piledriver.observe.trackers import TRACKERS, GeneralTracker, Patience, Tracker, TrackerHub, choose, make_trackers
-from piledriver.observe.trackers.jsonl import JsonlTracker, read_metrics
+from piledriver.observe.trackers import (
+    TRACKERS,
+    GeneralTracker,
+    Patience,
+    Tracker,
+    TrackerHub,
+    choose_trackers,
+    make_trackers,
+)
+from piledriver.observe.trackers.jsonl import JsonlTracker, read_jsonl
 
 CONFIG = {"lr": 0.01, "steps": 12, "flag": False, "name": "x"}
 VALUES = {"loss": torch.tensor(0.5), "iteration": 1, "note": "text", "eval": {"ppl": np.float32(2.0)}}
@@ -37,7 +45,7 @@ def run_all(hub: TrackerHub) -> None:
 
 
 def made(name: str, folder: Path, **kwargs: Any) -> Any:
-    return make_trackers(choose(name, folder), "project", folder, {name: kwargs})[0]
+    return make_trackers(choose_trackers(name, folder), "project", folder, {name: kwargs})[0]
 
 
 def in_own_process(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -86,7 +94,7 @@ def use_mlflow(folder: Path) -> None:
 class TestJsonl:
     def test_lines(self, tmp_path: Path) -> None:
         run_all(TrackerHub([made("jsonl", tmp_path)]))
-        first, second = read_metrics(tmp_path / "project/metrics.jsonl")
+        first, second = read_jsonl(tmp_path / "project/metrics.jsonl")
         assert (first["step"], first["loss"], first["note"], first["eval"]) == (0, 0.5, "text", {"ppl": 2.0})
         assert (second["step"], second["loss"]) == (1, 0.25)
         assert json.loads((tmp_path / "project/config.json").read_text()) == CONFIG
@@ -96,13 +104,13 @@ class TestJsonl:
             run_all(TrackerHub([made("jsonl", tmp_path)]))
             with open(tmp_path / "project/metrics.jsonl", "a") as file:
                 file.write('{"step": 2, "lo')
-        assert [record["step"] for record in read_metrics(tmp_path / "project/metrics.jsonl")] == [0, 1, 0, 1]
+        assert [record["step"] for record in read_jsonl(tmp_path / "project/metrics.jsonl")] == [0, 1, 0, 1]
 
     def test_what_json_lacks(self, tmp_path: Path) -> None:
         tracker = JsonlTracker("r", tmp_path)
         tracker.log({"loss": float("nan"), "path": Path("a")}, step=1)
         tracker.finish()
-        assert read_metrics(tracker.path)[0]["loss"] == "nan"
+        assert read_jsonl(tracker.path)[0]["loss"] == "nan"
 
 
 @pytest.mark.slow
@@ -355,7 +363,7 @@ class TestHub:
 
             def finish(self) -> None: ...
 
-        hub = TrackerHub(make_trackers(choose(Duck()), "p"))
+        hub = TrackerHub(make_trackers(choose_trackers(Duck()), "p"))
         run_all(hub)
         assert hub.problems == {}
 
@@ -377,9 +385,9 @@ class TestChoice:
 
     def test_wrong_choices(self) -> None:
         with pytest.raises(UnknownNameError, match="did you mean 'tensorboard'"):
-            choose("tensorbord", "x")
+            choose_trackers("tensorbord", "x")
         with pytest.raises(PiledriverError, match="requires a `logging_dir`"):
-            choose("jsonl")
+            choose_trackers("jsonl")
 
     def test_a_class_without_the_names_is_refused(self) -> None:
         class Nameless(GeneralTracker):
@@ -406,4 +414,4 @@ def test_interrupts_of_the_process_reach_it(tmp_path: Path) -> None:
     child.send_signal(signal.SIGINT)
     assert child.wait(timeout=30) != 0
     child.stdout.close()
-    assert read_metrics(tmp_path / "p/metrics.jsonl")
+    assert read_jsonl(tmp_path / "p/metrics.jsonl")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from piledriver.accelerator.errors import NoTrackerError, OptionError
-from piledriver.observe.trackers import GeneralTracker, TrackerHub, choose, make_trackers
+from piledriver.observe.trackers import GeneralTracker, TrackerHub, choose_trackers, make_trackers
 from piledriver.runtime.world import World
 
 
@@ -23,7 +23,9 @@ class Trackers:
                 raise OptionError(
                     f"Logging with `{name}` requires a `logging_dir` to be passed in", fix="give project_dir"
                 )
-        self.wanted: list[Any] = choose([one for one in given if one not in registered], logging_dir) + registered
+        self.wanted: list[Any] = (
+            choose_trackers([one for one in given if one not in registered], logging_dir) + registered
+        )
         self.hub = TrackerHub()
 
     @property

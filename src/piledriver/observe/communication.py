@@ -1,4 +1,4 @@
-"""Which collectives a step runs and how many bytes they carry, counted by torch's `CommDebugMode`."""
+"""Count the collectives of a step and their bytes, by torch's `CommDebugMode`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor.debug import CommDebugMode
-from torch.utils._pytree import tree_leaves
+
+from piledriver.observe.torch_private import tree_leaves
 
 
 @dataclass
 class Communication:
-    """Calls and bytes by collective. The bytes of a call are those of its larger side on this rank."""
+    """Calls and bytes by collective; the bytes of a call are those of its larger side on this rank."""
 
     calls: dict[str, int] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
@@ -32,7 +33,7 @@ class Communication:
 
 @contextmanager
 def counted_communication() -> Iterator[Communication]:
-    """Count what the block sends. It slows the block down: for one step now and then, not for every one.
+    """Count the collectives of a block. Counting slows it down: use it for single steps.
 
     >>> with counted_communication() as found:
     ...     _ = torch.ones(2) + 1
@@ -62,8 +63,7 @@ class _Traffic(CommDebugMode):
 
 
 def _bytes(tree: Any) -> int:
-    # c10d's in-place collectives take both sides as arguments, so a tensor and its gathered form are both there: the
-    # largest list or tensor counts, not the sum.
+    # In-place collectives of c10d take input and output as arguments: the larger of them counts, not the sum.
     if isinstance(tree, torch.Tensor):
         return tree.numel() * tree.element_size()
     if isinstance(tree, list) and all(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(tree)):

@@ -1,4 +1,4 @@
-"""How many floating-point operations a step does, and what part of the device's peak that is (MFU)."""
+"""Floating-point operations of a step, and their share of the peak of the device (MFU)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from piledriver.core.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class FlopCount:
-    """The operations of one call."""
+    """Operations of one call."""
 
     total: int
     by_operator: Mapping[str, int]
@@ -27,7 +27,7 @@ class FlopCount:
 def count_flops(step: Callable[[], Any]) -> FlopCount:
     """Run a step once and count its matrix multiplications, convolutions and attentions, forward and backward.
 
-    Elementwise work is not counted, as everywhere where MFU is published; recomputation is, since it runs.
+    Elementwise operations are not counted, as is usual for MFU; recomputed ones are.
 
     >>> a = torch.ones(2, 3); count_flops(lambda: a @ torch.ones(3, 4)).total
     48
@@ -40,7 +40,7 @@ def count_flops(step: Callable[[], Any]) -> FlopCount:
 
 
 def peak_flops(device_name: str, dtype: torch.dtype = torch.bfloat16) -> float | None:
-    """The vendor's dense peak of a device in operations per second, or None where the table does not know it.
+    """Return the dense peak of a device by its datasheet, in operations per second, or None if it is not in the table.
 
     >>> peak_flops("NVIDIA H100 80GB HBM3") == peak_flops("NVIDIA H200")
     True
@@ -48,13 +48,13 @@ def peak_flops(device_name: str, dtype: torch.dtype = torch.bfloat16) -> float |
     known = [name for name in _table() if name.lower() in device_name.lower()]
     if not known:
         return None
-    # The longest name that fits: `H100 PCIe` before `H100`.
+    # The longest match: `H100 PCIe` before `H100`.
     peak = _table()[max(known, key=len)].get(str(dtype).removeprefix("torch."))
     return None if peak is None else peak * 1e12
 
 
 def measured_peak(device: torch.device | str, dtype: torch.dtype, *, size: int = 1024, seconds: float = 0.3) -> float:
-    """What large matrix products reach on this device: the yardstick where there is no datasheet, such as a CPU."""
+    """Return the throughput of large matrix products, for devices without a datasheet, such as a CPU."""
     a = torch.randn(size, size, device=device).to(dtype)
     b = torch.randn(size, size, device=device).to(dtype)
     best = 0.0
@@ -69,13 +69,15 @@ def measured_peak(device: torch.device | str, dtype: torch.dtype, *, size: int =
 
 
 def model_flops_utilisation(flops_per_step: float, seconds_per_step: float, peak: float, devices: int = 1) -> float:
-    """The part of the peak that a step used: 0.5 is 50% MFU.
+    """Return the share of the peak that a step used: 0.5 is 50% MFU.
 
     >>> model_flops_utilisation(1e12, 0.01, peak=2e14)
     0.5
     """
     if seconds_per_step <= 0 or peak <= 0 or devices < 1:
-        raise UsageError(f"cannot divide by {seconds_per_step} s, {peak} operations per second, {devices} devices")
+        raise UsageError(
+            f"MFU of {seconds_per_step} s, peak {peak} and {devices} devices is undefined", fix="give positive values"
+        )
     return flops_per_step / seconds_per_step / (peak * devices)
 
 

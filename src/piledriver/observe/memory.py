@@ -1,4 +1,4 @@
-"""How much memory this process holds, on the device and on the host."""
+"""Memory use of this process, on the device and on the host."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes, now and at the highest point since the last `reset_peak`."""
+    """Bytes in use, and their peak since the last `reset_peak`."""
 
     device_allocated: int
-    """Held by tensors on the device; 0 where there is no accelerator."""
+    """Allocated by tensors on the device; 0 without an accelerator."""
     device_reserved: int
-    """Held by torch's allocator for them."""
+    """Reserved by torch's caching allocator."""
     device_peak: int
-    """The highest `device_allocated`."""
+    """Peak of `device_allocated`."""
     device_total: int
     host_rss: int
-    """Of this process, as the operating system counts it."""
+    """Resident set size of this process."""
     host_available: int
-    """What the machine could still give."""
+    """Available memory of the machine."""
 
 
 def memory_use(device: torch.device | str | None = None) -> MemoryUse:
-    """Look now. Costs microseconds; does not wait for the device."""
+    """Return the memory in use now, without a device synchronisation."""
     import psutil
 
     allocated = reserved = peak = total = 0
@@ -43,13 +43,13 @@ def memory_use(device: torch.device | str | None = None) -> MemoryUse:
 
 
 def reset_peak(device: torch.device | str | None = None) -> None:
-    """Start looking for the highest point again."""
+    """Reset the peak of the device."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def readable(size: float) -> str:
-    """Bytes for people.
+    """Return a number of bytes with a binary unit.
 
     >>> readable(1536), readable(3 * 2**30)
     ('1.5 KiB', '3.0 GiB')

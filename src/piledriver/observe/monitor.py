@@ -1,4 +1,4 @@
-"""The machine while a run goes on: a daemon thread that looks every few seconds."""
+"""System monitor: a daemon thread that samples the machine every few seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class SystemMonitor:
-    """Samples of processor, memory, network, disk and GPU; each also goes to `sink`, such as a tracker hub's `log`.
+    """Samples processor, memory, network, disk and GPU; `sink`, such as `TrackerHub.log`, receives each sample.
 
     >>> with SystemMonitor(every_s=60) as monitor:
     ...     sample = monitor.sample()
@@ -35,17 +35,17 @@ class SystemMonitor:
         self.history: deque[dict[str, float]] = deque(maxlen=kept)
 
     def start(self) -> SystemMonitor:
-        """Begin to look."""
+        """Start the thread."""
         if self._thread is None:
             self._stop.clear()
-            # Weakly: who forgets to stop a monitor has none any more, and so no thread.
+            # A weak reference: a monitor that is collected without `stop` ends its thread.
             arguments = (weakref.ref(self), self._stop, self._every_s)
             self._thread = threading.Thread(target=_watch, args=arguments, name="system-monitor", daemon=True)
             self._thread.start()
         return self
 
     def stop(self) -> None:
-        """Stop; what was seen stays in `history`."""
+        """Stop the thread; `history` keeps the samples."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=5)
@@ -58,7 +58,7 @@ class SystemMonitor:
         self.stop()
 
     def sample(self) -> dict[str, float]:
-        """Look now."""
+        """Return the current values."""
         import psutil
 
         use = memory_use()
@@ -82,15 +82,15 @@ class SystemMonitor:
         return found
 
     def look(self) -> None:
-        """Take a sample, keep it and pass it on."""
+        """Take a sample, append it to `history` and pass it to `sink`."""
         try:
             sample = self.sample()
             self.history.append(sample)
             if self._sink is not None:
                 self._sink(sample)
-        except Exception as error:  # watching must never harm what is watched
+        except Exception as error:  # the monitor must not end the run
             if not self._failed:
-                _LOGGER.warning("the system monitor failed and goes on: %s: %s", type(error).__name__, error)
+                _LOGGER.warning("system monitor: a sample failed: %s: %s", type(error).__name__, error)
             self._failed = True
 
 
@@ -104,7 +104,7 @@ def _watch(held: weakref.ref[SystemMonitor], stop: threading.Event, every_s: flo
 
 
 def _gpu_counters() -> dict[str, float]:
-    """Utilisation, power and temperature, where NVIDIA's own library is installed."""
+    """Return utilisation, power and temperature, if NVIDIA's library is installed."""
     import torch
 
     try:

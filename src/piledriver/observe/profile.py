@@ -1,4 +1,4 @@
-"""Where the time of a step goes, as a few lines of text, from torch's profiler."""
+"""Report the operators that take the time of a step, by torch's profiler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from piledriver.observe.memory import readable
 
 
 def profile_step(step: Callable[[], Any], *, warm_up: int = 1, repeats: int = 3, top: int = 15) -> str:
-    """Run a step a few times under the profiler and report on it."""
+    """Run a step a few times under the profiler and return a report as text."""
     for _ in range(warm_up):
         step()
     chosen = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])

@@ -1,7 +1,6 @@
-"""How long the parts of a step take, without making the step wait.
+"""Time the parts of a step without a device synchronisation.
 
-On CUDA the clock is a pair of events in the stream, read later, when the GPU has passed them. Elsewhere it is the
-host's clock.
+On CUDA a duration is measured by a pair of events, read after the GPU has passed them; elsewhere by the host clock.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _KEPT = 1000
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The durations of one part, in seconds."""
+    """Durations of one part, in seconds."""
 
     count: int
     mean_s: float
@@ -30,7 +29,7 @@ class Timing:
 
 
 class StepTimer:
-    """Named durations; the newest thousand of each are kept.
+    """Durations by name; the latest thousand of each are kept.
 
     >>> timer = StepTimer("cpu")
     >>> with timer("forward"):
@@ -46,13 +45,13 @@ class StepTimer:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Time the block under a name. A block that raises is not counted."""
+        """Time a block under a name. A block that raises is not counted."""
         stop = self._start(name)
         yield
         stop()
 
     def timings(self) -> dict[str, Timing]:
-        """What has been measured so far; waits for nothing, so the newest GPU blocks may still be missing."""
+        """Return the durations so far, without waiting: the latest GPU blocks may be missing."""
         for name, pairs in self._running.items():
             while pairs and pairs[0][1].query():
                 begin, end = pairs.popleft()

@@ -19,7 +19,7 @@ from piledriver.engine.mesh import make_mesh
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.model_size import parameter_count
 from piledriver.observe.flops import peak_flops
-from piledriver.observe.trackers import choose
+from piledriver.observe.trackers import choose_trackers
 from piledriver.runtime.seeds import set_seed
 from piledriver.runtime.world import World
 from piledriver.train.batching import Batching, cut_batch
@@ -72,7 +72,7 @@ class Parts:
 
 def make_parts(config: TrainConfig) -> Parts:
     """Everything before the model. What can be refused is refused before anything is written."""
-    choose([*(config.trackers or ())], logging_dir=config.out)
+    choose_trackers([*(config.trackers or ())], logging_dir=config.out)
     _check_out(config.out)
     shape = shape_of(config)
     _check_length(config, shape)

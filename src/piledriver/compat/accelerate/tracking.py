@@ -9,16 +9,16 @@ from typing import Any
 
 from piledriver.compat.accelerate.state import PartialState
 from piledriver.compat.accelerate.utils.dataclasses import LoggerType
-from piledriver.observe.trackers import GeneralTracker, available_trackers, choose
-from piledriver.observe.trackers.aim import AimTracker
-from piledriver.observe.trackers.clearml import ClearMLTracker
-from piledriver.observe.trackers.comet_ml import CometMLTracker
-from piledriver.observe.trackers.dvclive import DVCLiveTracker
-from piledriver.observe.trackers.mlflow import MLflowTracker
-from piledriver.observe.trackers.swanlab import SwanLabTracker
-from piledriver.observe.trackers.tensorboard import TensorBoardTracker
-from piledriver.observe.trackers.trackio import TrackioTracker
-from piledriver.observe.trackers.wandb import WandBTracker
+from piledriver.observe.trackers import GeneralTracker, available_trackers, choose_trackers
+from piledriver.observe.trackers.services.aim import AimTracker
+from piledriver.observe.trackers.services.clearml import ClearMLTracker
+from piledriver.observe.trackers.services.comet_ml import CometMLTracker
+from piledriver.observe.trackers.services.dvclive import DVCLiveTracker
+from piledriver.observe.trackers.services.mlflow import MLflowTracker
+from piledriver.observe.trackers.services.swanlab import SwanLabTracker
+from piledriver.observe.trackers.services.tensorboard import TensorBoardTracker
+from piledriver.observe.trackers.services.trackio import TrackioTracker
+from piledriver.observe.trackers.services.wandb import WandBTracker
 
 __all__ = [
     "LOGGER_TYPE_TO_CLASS",
@@ -78,7 +78,7 @@ def get_available_trackers() -> list[Any]:
 
 def filter_trackers(log_with: Any, logging_dir: Any = None) -> list[Any]:
     """What was asked for, without doubles."""
-    return choose(log_with, logging_dir)
+    return choose_trackers(log_with, logging_dir)
 
 
 def on_main_process(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 from piledriver.observe.trackers.base import GeneralTracker, Tracker
 from piledriver.observe.trackers.guard import Patience, Problems
 from piledriver.observe.trackers.hub import TrackerHub
-from piledriver.observe.trackers.registry import TRACKERS, available_trackers, choose, make_trackers
+from piledriver.observe.trackers.registry import TRACKERS, available_trackers, choose_trackers, make_trackers
 
 __all__ = [
     "TRACKERS",
@@ -13,6 +13,6 @@ __all__ = [
     "Tracker",
     "TrackerHub",
     "available_trackers",
-    "choose",
+    "choose_trackers",
     "make_trackers",
 ]

@@ -1,4 +1,4 @@
-"""What a tracker is: a few calls that any experiment-tracking service can answer."""
+"""Tracker: the interface between a run and an experiment-tracking service."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ Values = Mapping[str, Any]
 
 @runtime_checkable
 class Tracker(Protocol):
-    """The protocol. Anything with these names will do, subclasses of Accelerate's `GeneralTracker` included."""
+    """Protocol of trackers; subclasses of Accelerate's `GeneralTracker` satisfy it."""
 
     name: str
     requires_logging_directory: bool
 
     @property
     def tracker(self) -> Any:
-        """The service's own object: a run, a writer, an experiment."""
+        """Return the object of the service: a run, a writer, an experiment."""
 
     def store_init_configuration(self, values: Any) -> Any:
-        """Remember the configuration of the run."""
+        """Store the config of the run."""
 
     def log(self, values: Any, step: int | None = None, **kwargs: Any) -> Any:
-        """Record values of one step."""
+        """Log the values of one step."""
 
     def finish(self) -> Any:
-        """Send what is left and close."""
+        """Send queued values and close."""
 
 
 class GeneralTracker:
-    """A base for trackers with the names that Accelerate users know; every call does nothing until overridden.
+    """Base class of trackers with Accelerate's names; each call does nothing unless overridden.
 
-    A subclass sets `name` and `requires_logging_directory`, and has a `tracker` property. Its constructor only keeps
-    its arguments; `start` connects, so that nothing is contacted from processes that never log.
+    A subclass sets `name` and `requires_logging_directory`, and has a `tracker` property. Its constructor only stores
+    its arguments; `start` connects, so that ranks that never log do not.
     """
 
     main_process_only = True
@@ -51,17 +51,17 @@ class GeneralTracker:
         """Connect to the service."""
 
     def store_init_configuration(self, values: Any) -> None:
-        """Remember the configuration of the run."""
+        """Store the config of the run."""
 
     def log(self, values: Any, step: int | None = None, **kwargs: Any) -> None:
-        """Record values of one step."""
+        """Log the values of one step."""
 
     def finish(self) -> None:
-        """Send what is left and close."""
+        """Send queued values and close."""
 
 
-def load(package: str) -> Any:
-    """A tracker's package, imported only now, or an error that says what to install."""
+def import_service(package: str) -> Any:
+    """Import and return the package of a service; raise `MissingDependencyError` if it is not installed."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -69,7 +69,7 @@ def load(package: str) -> Any:
 
 
 def numbers_only(values: Values) -> dict[str, float]:
-    """The numeric values, nested ones by path, for services that draw curves and nothing else.
+    """Return the numeric values, nested ones by path, for services that plot curves only.
 
     >>> numbers_only({"loss": 1, "note": "x", "eval": {"ppl": 2.5}})
     {'loss': 1, 'eval/ppl': 2.5}

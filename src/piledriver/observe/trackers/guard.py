@@ -1,8 +1,7 @@
-"""A tracker may fail or hang; training goes on.
+"""Isolate training from trackers that fail or hang.
 
-Each tracker has a daemon thread and a bounded queue. A call waits a moment for its turn to end, so that a quick tracker
-behaves as if it were called directly; one that keeps the training waiting is no longer waited for. What fails or does
-not fit into the queue is counted, and said once.
+Each tracker has a daemon thread and a bounded queue. A call waits briefly for its result, so that a fast tracker
+behaves as if called directly; a slow one is no longer waited for. Failed and dropped calls are counted and logged once.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ Calls = queue.Queue[tuple[Callable[[], Any], threading.Event] | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long training waits for a tracker, in seconds."""
+    """Time limits of tracker calls, in seconds."""
 
     start_s: float = 60.0
-    """For connecting; afterwards it goes on connecting while values queue up."""
+    """For connecting; after it, the tracker connects while values are queued."""
     call_s: float = 0.02
     """For one call."""
     slow_calls: int = 3
-    """After so many calls that took longer than that, calls return at once."""
+    """Number of slow calls after which calls return at once."""
     finish_s: float = 30.0
-    """For sending what is left at the end."""
+    """For sending the queue at the end."""
     queue_length: int = 1000
-    """Calls that may wait; more are dropped and counted."""
+    """Length of the queue; further calls are dropped and counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problems:
-    """What went wrong with a tracker so far."""
+    """Failures of a tracker so far."""
 
     failed: int = 0
     dropped: int = 0
@@ -72,11 +71,11 @@ class Guard:
 
     @property
     def problems(self) -> Problems:
-        """What went wrong so far."""
+        """Return the failures so far."""
         return Problems(self._failed, self._dropped, self._unfinished, self._last)
 
     def start(self, action: Callable[[], Any]) -> bool:
-        """Run the tracker's start; whether it ended well in time."""
+        """Start the tracker; return whether it succeeded in time."""
         before = self._failed
         return self._submit(action, self._patience.start_s) and self._failed == before
 
@@ -87,11 +86,11 @@ class Guard:
             self._slow += 1
 
     def finish(self, action: Callable[[], Any]) -> None:
-        """Run what is queued and the tracker's finish, within the time limit; say what was lost."""
+        """Run the queue and the finish of the tracker within the time limit; log what was lost."""
         done = self._submit(action, self._patience.finish_s)
         if not done:
             self._unfinished = True
-            self._say(f"did not finish within {self._patience.finish_s:g} s; what it had not sent is lost")
+            self._warn(f"did not finish within {self._patience.finish_s:g} s; unsent values are lost")
         elif self._thread is not None:
             self._calls.put(None)
             self._thread.join(self._patience.finish_s)
@@ -101,12 +100,12 @@ class Guard:
 
     def _submit(self, action: Callable[[], Any], wait_s: float) -> bool:
         if self._thread is None:
-            # A daemon: a tracker that hangs for ever must not keep the process alive.
+            # A daemon: a tracker that hangs must not keep the process alive.
             self._thread = threading.Thread(
                 target=_work, args=(self._calls, weakref.ref(self)), name=f"tracker-{self.name}", daemon=True
             )
             self._thread.start()
-            # A hub that is let go without `finish` leaves no thread: what is queued is done, then it ends.
+            # Without `finish` the thread runs the queue and ends when the guard is collected.
             weakref.finalize(self, _end, self._calls).atexit = False
         done = threading.Event()
         try:
@@ -114,18 +113,18 @@ class Guard:
         except queue.Full:
             self._dropped += 1
             if self._dropped == 1:
-                self._say(f"is {self._patience.queue_length} calls behind; values are dropped until it catches up")
+                self._warn(f"is {self._patience.queue_length} calls behind; values are dropped until it catches up")
             return False
         return done.wait(wait_s) if wait_s > 0 else False
 
     def failed(self, error: BaseException) -> None:
-        """A call raised; the first time it is said."""
+        """Count a call that raised, and log the first one."""
         self._failed += 1
         self._last = f"{type(error).__name__}: {' '.join(str(error).split())}"
         if self._failed == 1:
-            self._say(f"failed and training goes on without it: {self._last}")
+            self._warn(f"failed; training continues without it: {self._last}")
 
-    def _say(self, what: str) -> None:
+    def _warn(self, what: str) -> None:
         _LOGGER.warning("tracker %s %s", self.name, what)
 
 
@@ -141,7 +140,7 @@ def _work(calls: Calls, held: weakref.ref[Guard]) -> None:
             del guard
         finally:
             done.set()
-            # While nothing comes, the thread holds nothing.
+            # Hold no reference while waiting for the next call.
             del item, action, done
         if held() is None and calls.empty():
             return

@@ -1,4 +1,4 @@
-"""All trackers of a run behind one set of calls, on the main process only."""
+"""Send the values of a run to all its trackers, from rank 0 only."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from piledriver.core.errors import UnknownNameError
 from piledriver.observe.trackers.base import GeneralTracker, Values
 from piledriver.observe.trackers.guard import Guard, Patience, Problems
-from piledriver.observe.trackers.values import taken
+from piledriver.observe.trackers.values import copy_values
 
 
 class TrackerHub:
-    """The trackers of one process. None of its calls raises or hangs because of a tracker.
+    """The trackers of one rank. No call raises or hangs because of a tracker.
 
-    On other processes than the main one it holds only trackers that ask for it (`main_process_only = False`).
+    Ranks other than 0 hold only trackers with `main_process_only = False`.
     """
 
     def __init__(self, trackers: Sequence[Any] = (), *, is_main: bool = True, patience: Patience | None = None) -> None:
@@ -24,40 +24,40 @@ class TrackerHub:
         self._guards = [Guard(str(tracker.name), self._patience) for tracker in self.trackers]
 
     def start(self, config: Values | None = None) -> None:
-        """Connect every tracker, and give it the configuration."""
+        """Connect each tracker and store the config."""
         for tracker, guard in zip(self.trackers, self._guards, strict=True):
             started = guard.start(getattr(tracker, "start", _nothing))
             if started and hasattr(tracker, "attach"):
-                # What belongs to the calling thread, such as MLflow's active run.
+                # For state of the calling thread, such as MLflow's active run.
                 _quietly(guard, tracker.attach)
         if config is not None:
             self.store_init_configuration(config)
 
     def store_init_configuration(self, values: Values) -> None:
-        """Give every tracker the run's configuration, each its own copy."""
+        """Store the config of the run with each tracker, as a copy."""
         for tracker, guard in zip(self.trackers, self._guards, strict=True):
             guard.call(partial(tracker.store_init_configuration, dict(values)))
 
     def log(
         self, values: Values, step: int | None = None, log_kwargs: Mapping[str, Mapping[str, Any]] | None = None
     ) -> None:
-        """Record values; `log_kwargs` holds further arguments by tracker name."""
+        """Log values; `log_kwargs` holds further arguments by tracker name."""
         if not self.trackers:
             return
-        now = taken(values)
+        now = copy_values(values)
         for tracker, guard in zip(self.trackers, self._guards, strict=True):
             guard.call(partial(tracker.log, dict(now), step=step, **(log_kwargs or {}).get(tracker.name, {})))
 
     def log_images(self, values: Values, step: int | None = None, **kwargs: Any) -> None:
-        """Record images, with the trackers that can."""
+        """Log images with the trackers that support them."""
         self._where_possible("log_images", values, step=step, **kwargs)
 
     def log_table(self, table_name: str, **kwargs: Any) -> None:
-        """Record a table (`columns`, `data` or `dataframe`, `step`), with the trackers that can."""
+        """Log a table (`columns`, `data` or `dataframe`, `step`) with the trackers that support it."""
         self._where_possible("log_table", table_name, **kwargs)
 
     def get(self, name: str, *, unwrap: bool = False) -> Any:
-        """A tracker by its name, or its own object. A process without trackers gets one that does nothing."""
+        """Return a tracker by name, or the object of its service; without trackers, one that does nothing."""
         if not self.trackers:
             return GeneralTracker(_blank=True)
         for tracker in self.trackers:
@@ -66,7 +66,7 @@ class TrackerHub:
         raise UnknownNameError("tracker", name, [str(tracker.name) for tracker in self.trackers])
 
     def finish(self) -> None:
-        """Send what is left and close every tracker, within the time limit."""
+        """Send queued values and close each tracker, within the time limit."""
         for tracker, guard in zip(self.trackers, self._guards, strict=True):
             guard.finish(tracker.finish)
             if hasattr(tracker, "detach"):
@@ -74,7 +74,7 @@ class TrackerHub:
 
     @property
     def problems(self) -> dict[str, Problems]:
-        """What went wrong, by tracker; empty when all is well."""
+        """Return the failures by tracker; empty if there are none."""
         return {guard.name: guard.problems for guard in self._guards if guard.problems}
 
     def _where_possible(self, method: str, *args: Any, **kwargs: Any) -> None:
@@ -96,5 +96,5 @@ def _quietly(guard: Guard, action: Callable[[], Any]) -> None:
         def again() -> None:
             raise failure
 
-        # Counted and shown like every other failure.
+        # Counted and logged like any failure.
         guard.call(again)

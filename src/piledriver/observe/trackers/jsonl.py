@@ -1,4 +1,4 @@
-"""Our own tracker: one JSON object per line in `metrics.jsonl`, which any tool reads and a crash cannot spoil."""
+"""The built-in tracker: one JSON object per line in `metrics.jsonl`, crash-safe."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 from piledriver.core.storage import Location, write_text
 from piledriver.observe.trackers.base import GeneralTracker, Values
-from piledriver.observe.trackers.values import plain
+from piledriver.observe.trackers.values import plain_values
 
 
 class JsonlTracker(GeneralTracker):
     """Appends to `logging_dir/run_name/metrics.jsonl`; the configuration is in `config.json` beside it.
 
-    Each line goes out in one write to a file opened for appending, so lines never mix and only the last one can be
-    cut off; a resumed run starts on a new line.
+    Each line is one write to a file opened for appending, so that lines never mix and only the last one can be
+    truncated; a resumed run starts on a new line.
     """
 
     name = "jsonl"
@@ -32,16 +32,16 @@ class JsonlTracker(GeneralTracker):
 
     @property
     def path(self) -> Path:
-        """The file with the values."""
+        """Return the path of `metrics.jsonl`."""
         return self.folder / "metrics.jsonl"
 
     @property
     def tracker(self) -> Path:
-        """The file with the values."""
+        """Return the path of `metrics.jsonl`."""
         return self.path
 
     def start(self) -> None:
-        """Open the file, and end a line that a crash left open."""
+        """Open the file, and end a line that a crash truncated."""
         self.folder.mkdir(parents=True, exist_ok=True)
         cut_off = self.path.is_file() and not _ends_a_line(self.path)
         self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -51,26 +51,26 @@ class JsonlTracker(GeneralTracker):
 
     def store_init_configuration(self, values: Values) -> None:
         """Write `config.json`."""
-        write_text(self.folder / "config.json", json.dumps(_finite(plain(values)), indent=1, default=str) + "\n")
+        write_text(self.folder / "config.json", json.dumps(_finite(plain_values(values)), indent=1, default=str) + "\n")
 
     def log(self, values: Values, step: int | None = None, **kwargs: Any) -> None:
         """Append one line: `{"time": ..., "step": ..., ...}`."""
         if self._descriptor is None:
             self.start()
         assert self._descriptor is not None
-        record = {"time": round(time.time(), 3), "step": step, **_finite(plain(values)), **kwargs}
+        record = {"time": round(time.time(), 3), "step": step, **_finite(plain_values(values)), **kwargs}
         os.write(self._descriptor, json.dumps(record, default=str).encode() + b"\n")
 
     def finish(self) -> None:
-        """Sync to the disk and close."""
+        """Sync the file and close it."""
         if self._descriptor is not None:
             os.fsync(self._descriptor)
             self._closes()
             self._descriptor = None
 
 
-def read_metrics(path: Location) -> list[dict[str, Any]]:
-    """The records of a file, without a last line that was cut off."""
+def read_jsonl(path: Location) -> list[dict[str, Any]]:
+    """Return the records of a file, without a truncated last line."""
     records = []
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         try:
@@ -89,7 +89,7 @@ def _ends_a_line(path: Path) -> bool:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN; a loss that became one is written as text."""
+    """Return values with NaN and infinity as strings, which JSON lacks."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):

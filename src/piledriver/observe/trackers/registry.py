@@ -1,4 +1,4 @@
-"""Trackers by name, and choosing them. Other packages add theirs through the entry-point group `piledriver.tracker`."""
+"""Trackers by name. Other packages add theirs through the entry-point group `piledriver.tracker`."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ TRACKERS: Registry[Any] = Registry(
     "tracker",
     {
         "jsonl": f"{_HERE}.jsonl:JsonlTracker",
-        "tensorboard": f"{_HERE}.tensorboard:TensorBoardTracker",
-        "wandb": f"{_HERE}.wandb:WandBTracker",
-        "mlflow": f"{_HERE}.mlflow:MLflowTracker",
-        "comet_ml": f"{_HERE}.comet_ml:CometMLTracker",
-        "aim": f"{_HERE}.aim:AimTracker",
-        "clearml": f"{_HERE}.clearml:ClearMLTracker",
-        "dvclive": f"{_HERE}.dvclive:DVCLiveTracker",
-        "swanlab": f"{_HERE}.swanlab:SwanLabTracker",
-        "trackio": f"{_HERE}.trackio:TrackioTracker",
+        "tensorboard": f"{_HERE}.services.tensorboard:TensorBoardTracker",
+        "wandb": f"{_HERE}.services.wandb:WandBTracker",
+        "mlflow": f"{_HERE}.services.mlflow:MLflowTracker",
+        "comet_ml": f"{_HERE}.services.comet_ml:CometMLTracker",
+        "aim": f"{_HERE}.services.aim:AimTracker",
+        "clearml": f"{_HERE}.services.clearml:ClearMLTracker",
+        "dvclive": f"{_HERE}.services.dvclive:DVCLiveTracker",
+        "swanlab": f"{_HERE}.services.swanlab:SwanLabTracker",
+        "trackio": f"{_HERE}.services.trackio:TrackioTracker",
     },
 )
 
 
 class MissingLoggingDirError(UsageError, ValueError):
-    """A tracker writes files and was not told where."""
+    """A tracker writes files and no `logging_dir` is given."""
 
 
 def available_trackers() -> list[str]:
-    """The names whose package is installed; ours needs none."""
+    """Return the names whose package is installed; `jsonl` needs none."""
     needs_no_package = {"jsonl"}
     return [name for name in TRACKERS if name in needs_no_package or importlib.util.find_spec(name) is not None]
 
 
-def choose(log_with: Any, logging_dir: str | os.PathLike[str] | None = None) -> list[Any]:
-    """What the user asked for as a list of names and ready trackers, without doubles, checked before anything starts.
+def choose_trackers(log_with: Any, logging_dir: str | os.PathLike[str] | None = None) -> list[Any]:
+    """Return the requested trackers as unique names and ready objects, checked before any of them starts.
 
-    >>> choose(["jsonl", "jsonl"], "logs")
+    >>> choose_trackers(["jsonl", "jsonl"], "logs")
     ['jsonl']
     """
     if log_with is None:
@@ -72,7 +72,7 @@ def make_trackers(
     logging_dir: str | os.PathLike[str] | None = None,
     init_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[Any]:
-    """Trackers from what `choose` returned; nothing is contacted yet. `init_kwargs` holds arguments by name."""
+    """Create the trackers from `choose_trackers` without connecting; `init_kwargs` holds arguments by name."""
     made: list[Any] = []
     for item in chosen:
         if not isinstance(item, str):

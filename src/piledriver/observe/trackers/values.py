@@ -1,4 +1,4 @@
-"""Logged values as they are now: what training changes later must not show in what a tracker sends."""
+"""Copies of logged values, so that later changes by training do not reach a tracker."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def taken(value: Any) -> Any:
-    """Numbers for tensors and arrays of one element, copies in host memory for larger ones (some services draw them).
+def copy_values(value: Any) -> Any:
+    """Return one-element tensors and arrays as numbers, and larger ones as copies in host memory.
 
     >>> import torch
-    >>> taken({"loss": torch.tensor([0.5]), "per_layer": torch.ones(2)})
+    >>> copy_values({"loss": torch.tensor([0.5]), "per_layer": torch.ones(2)})
     {'loss': 0.5, 'per_layer': tensor([1., 1.])}
     """
     if isinstance(value, Mapping):
-        return {str(key): taken(item) for key, item in value.items()}
+        return {str(key): copy_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [taken(item) for item in value]
+        return [copy_values(item) for item in value]
     if not _is_array(value):
         return value
     if _length(value) == 1:
@@ -24,17 +24,17 @@ def taken(value: Any) -> Any:
     return value.detach().cpu().clone() if hasattr(value, "detach") else value.copy()
 
 
-def plain(value: Any) -> Any:
-    """Numbers, text, lists and dictionaries only, as far as it goes; other objects pass as they are.
+def plain_values(value: Any) -> Any:
+    """Return tensors and arrays as numbers and lists; other objects are unchanged.
 
     >>> import torch
-    >>> plain({"loss": torch.tensor(0.5), "per_layer": torch.ones(2)})
+    >>> plain_values({"loss": torch.tensor(0.5), "per_layer": torch.ones(2)})
     {'loss': 0.5, 'per_layer': [1.0, 1.0]}
     """
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): plain_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [plain_values(item) for item in value]
     return value.tolist() if _is_array(value) else value
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 from piledriver.core import storage
-from piledriver.observe.trackers import TrackerHub, choose, make_trackers
+from piledriver.observe.trackers import TrackerHub, choose_trackers, make_trackers
 
 FILE = "metrics.jsonl"
 
@@ -40,7 +40,7 @@ def metric_log(
     if trackers is None:
         trackers = ("tensorboard",) if importlib.util.find_spec("tensorboard") is not None else ()
     names = [name for name in trackers if name != "jsonl"]
-    chosen = choose(names, logging_dir=os.fspath(out)) if names and is_main else []
+    chosen = choose_trackers(names, logging_dir=os.fspath(out)) if names and is_main else []
     # A service groups runs by the project; TensorBoard's is a folder beside the metrics.
     made = [
         make_trackers([name], "tensorboard" if name == "tensorboard" else "piledriver", os.fspath(out), {})

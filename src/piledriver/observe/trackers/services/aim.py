@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from piledriver.observe.trackers.base import GeneralTracker, Values, load
+from piledriver.observe.trackers.base import GeneralTracker, Values, import_service
 
 
 class AimTracker(GeneralTracker):
@@ -28,7 +28,7 @@ class AimTracker(GeneralTracker):
 
     def start(self) -> None:
         """Open the repository."""
-        run_class = load("aim").Run
+        run_class = import_service("aim").Run
         self.writer = run_class(repo=self.aim_repo_path, **self.init_kwargs)
         self.writer.name = self.run_name
 
@@ -46,7 +46,7 @@ class AimTracker(GeneralTracker):
         options = kwargs or {}
         for key, value in values.items():
             image, caption = value if isinstance(value, tuple) else (value, "")
-            shown = load("aim").Image(image, caption=caption, **options.get("aim_image", {}))
+            shown = import_service("aim").Image(image, caption=caption, **options.get("aim_image", {}))
             self.writer.track(shown, name=key, step=step, **options.get("track", {}))
 
     def finish(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from piledriver.observe.trackers.base import GeneralTracker, Values, load
+from piledriver.observe.trackers.base import GeneralTracker, Values, import_service
 
 
 class ProjectRunTracker(GeneralTracker):
@@ -26,7 +26,7 @@ class ProjectRunTracker(GeneralTracker):
 
     def start(self) -> None:
         """Begin the run."""
-        self.run = load(self.name).init(project=self.run_name, **self.init_kwargs)
+        self.run = import_service(self.name).init(project=self.run_name, **self.init_kwargs)
 
     def store_init_configuration(self, values: Values) -> None:
         """The run's config."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from piledriver.observe.trackers.project_run import ProjectRunTracker
+from piledriver.observe.trackers.services.project_run import ProjectRunTracker
 
 
 class TrackioTracker(ProjectRunTracker):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from piledriver.observe.trackers.base import Values, load
-from piledriver.observe.trackers.project_run import ProjectRunTracker
+from piledriver.observe.trackers.base import Values, import_service
+from piledriver.observe.trackers.services.project_run import ProjectRunTracker
 
 
 class WandBTracker(ProjectRunTracker):
@@ -19,7 +19,9 @@ class WandBTracker(ProjectRunTracker):
 
     def log_images(self, values: Values, step: int | None = None, **kwargs: Any) -> None:
         """Lists of images by name."""
-        self.run.log({k: [load("wandb").Image(image) for image in v] for k, v in values.items()}, step=step, **kwargs)
+        self.run.log(
+            {k: [import_service("wandb").Image(image) for image in v] for k, v in values.items()}, step=step, **kwargs
+        )
 
     def log_table(
         self,
@@ -32,5 +34,7 @@ class WandBTracker(ProjectRunTracker):
     ) -> None:
         """A table from columns and data, or from a data frame."""
         self.run.log(
-            {table_name: load("wandb").Table(columns=columns, data=data, dataframe=dataframe)}, step=step, **kwargs
+            {table_name: import_service("wandb").Table(columns=columns, data=data, dataframe=dataframe)},
+            step=step,
+            **kwargs,
         )

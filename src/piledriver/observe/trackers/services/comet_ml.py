@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from piledriver.observe.trackers.base import GeneralTracker, Values, load
+from piledriver.observe.trackers.base import GeneralTracker, Values, import_service
 
 
 class CometMLTracker(GeneralTracker):
@@ -27,7 +27,7 @@ class CometMLTracker(GeneralTracker):
 
     def start(self) -> None:
         """Begin the experiment."""
-        self.writer = load("comet_ml").start(project_name=self.run_name, **self.init_kwargs)
+        self.writer = import_service("comet_ml").start(project_name=self.run_name, **self.init_kwargs)
 
     def store_init_configuration(self, values: Values) -> None:
         """As parameters."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from piledriver.observe.trackers.base import GeneralTracker, Values, load
+from piledriver.observe.trackers.base import GeneralTracker, Values, import_service
 
 
 class ClearMLTracker(GeneralTracker):
@@ -27,7 +27,7 @@ class ClearMLTracker(GeneralTracker):
 
     def start(self) -> None:
         """Take the current task or begin one."""
-        task_class = load("clearml").Task
+        task_class = import_service("clearml").Task
         self.task = task_class.current_task()
         if self.task is None:
             self._ours = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from piledriver.observe.trackers.base import GeneralTracker, Values, load, numbers_only
+from piledriver.observe.trackers.base import GeneralTracker, Values, import_service, numbers_only
 
 
 class DVCLiveTracker(GeneralTracker):
@@ -26,7 +26,7 @@ class DVCLiveTracker(GeneralTracker):
 
     def start(self) -> None:
         """Open the folder."""
-        live_class = load("dvclive").Live
+        live_class = import_service("dvclive").Live
         if self.live is None:
             self.live = live_class(**self.init_kwargs)
 

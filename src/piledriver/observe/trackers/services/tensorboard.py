@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from piledriver.core.storage import Location
-from piledriver.observe.trackers.base import GeneralTracker, Values, load
+from piledriver.observe.trackers.base import GeneralTracker, Values, import_service
 
 
 class TensorBoardTracker(GeneralTracker):
@@ -31,8 +31,8 @@ class TensorBoardTracker(GeneralTracker):
 
     def start(self) -> None:
         """Open the event file."""
-        load("tensorboard")
-        self.writer = load("torch.utils.tensorboard").SummaryWriter(str(self.logging_dir), **self.init_kwargs)
+        import_service("tensorboard")
+        self.writer = import_service("torch.utils.tensorboard").SummaryWriter(str(self.logging_dir), **self.init_kwargs)
 
     def store_init_configuration(self, values: Values) -> None:
         """As hyperparameters where TensorBoard can compare them, and whole as text."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from piledriver.observe.trackers.base import GeneralTracker, Values, load, numbers_only
+from piledriver.observe.trackers.base import GeneralTracker, Values, import_service, numbers_only
 
 
 class MLflowTracker(GeneralTracker):
@@ -113,6 +113,6 @@ class MLflowTracker(GeneralTracker):
 
 
 def _mlflow() -> Any:
-    mlflow = load("mlflow")
-    load("mlflow.utils.validation")
+    mlflow = import_service("mlflow")
+    import_service("mlflow.utils.validation")
     return mlflow

@@ -1,0 +1,1 @@
+"""One tracking service per module, each of which imports its package when it starts."""
