@@ -23,8 +23,8 @@ from piledriver.accelerator import (
 )
 from piledriver.accelerator.errors import NotPreparedError, OptionError, PrecisionError, PreparedTwiceError
 from piledriver.accelerator.options.handlers import KwargsHandler
-from piledriver.engine.optimizer.clip_grad_norm import clip_sharded_grad_norm, total_norm
-from piledriver.engine.tied_weights import find_tied, retie
+from piledriver.engine.optimizer.global_norm import clip_sharded_grad_norm, total_norm
+from piledriver.engine.shards.tied_parameters import find_tied, retie
 
 
 def _parts(samples: int = 24, batch: int = 4) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any], Any]:

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_dev
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import make_mesh
 from piledriver.engine.optimizer import stochastic_rounding as stochastic
-from piledriver.engine.optimizer.clip_grad_norm import total_norm
+from piledriver.engine.optimizer.global_norm import total_norm
 from piledriver.engine.optimizer.stochastic_rounding import assign_noise_ids, round_stochastically
 from piledriver.engine.precision import apply_precision
 from piledriver.models import ModelConfig, Transformer

@@ -16,8 +16,8 @@ from piledriver.accelerator.state.accumulation import Count, GradientState, Item
 from piledriver.accelerator.state.properties import AcceleratorProperties
 from piledriver.data.loaders.even_batches import override_even_batches
 from piledriver.engine import state as engine_state
-from piledriver.engine.failed_step import reset_after_failure
-from piledriver.engine.lost_ranks import report_lost_ranks
+from piledriver.engine.faults.failed_step import reset_after_failure
+from piledriver.engine.faults.lost_ranks import report_lost_ranks
 from piledriver.engine.optimizer.clip import clip_grad_norm, clip_grad_value
 from piledriver.engine.precision import autocast
 from piledriver.runtime.collectives.agreement import check_agreement

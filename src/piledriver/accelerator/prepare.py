@@ -17,7 +17,7 @@ from piledriver.accelerator.state.prepared import Prepared
 from piledriver.accelerator.wrappers.optimizer import PreparedOptimizer
 from piledriver.accelerator.wrappers.scheduler import PreparedScheduler
 from piledriver.engine.apply import apply, apply_compute, apply_optimizer
-from piledriver.engine.lost_ranks import register_rank, watch_collectives
+from piledriver.engine.faults.lost_ranks import register_rank, watch_collectives
 from piledriver.engine.mesh import Mesh
 from piledriver.engine.precision import restore_forward
 from piledriver.engine.state import is_on_meta, is_prepared, pipeline_call, pop_state

@@ -23,9 +23,9 @@ from piledriver.engine.optimizer.parameter_map import ParameterMap, swap_paramet
 from piledriver.engine.options import EngineOptions
 from piledriver.engine.pipeline_parallel import run_as_pipeline, split_stages, stages_of
 from piledriver.engine.precision import apply_precision
+from piledriver.engine.shards.tied_parameters import find_tied, retie
 from piledriver.engine.state import EngineState, attach_state, is_on_meta
 from piledriver.engine.tensor_parallel import apply_tp
-from piledriver.engine.tied_weights import find_tied, retie
 
 Fill = Callable[[nn.Module], None]
 

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from piledriver.engine.hf_kv_cache import without_empty_caches
+from piledriver.engine.layout import SPLIT_BACKWARD
 from piledriver.engine.mesh import Mesh
-from piledriver.engine.schedule_rules import SPLIT_BACKWARD
 from piledriver.engine.state import state_of
 
 # torch remembers this many compilations; its own 64 are few for a long run with many shapes.

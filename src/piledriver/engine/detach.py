@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from piledriver.engine.data_parallel import unsync_buffers
-from piledriver.engine.lost_ranks import unwatch_forward
+from piledriver.engine.faults.lost_ranks import unwatch_forward
 from piledriver.engine.offload import undo_offload
 from piledriver.engine.state import pop_state
 

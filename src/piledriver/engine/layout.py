@@ -6,12 +6,12 @@ needs no ranks of its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
 from piledriver.core.config import to_mapping
 from piledriver.engine.errors import LayoutError
-from piledriver.engine.schedule_rules import SPLIT_BACKWARD, check_microbatches
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8-rowwise", "bf16-pure", "fp8-pure"]
 Activations = Literal["keep", "selective", "full", "budget"]
@@ -36,6 +36,9 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 
 TWO_STAGES_A_RANK: frozenset[str] = frozenset({"zbv", "dualpipev"})
 MANY_STAGES_A_RANK: frozenset[str] = frozenset({"interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble"})
+SPLIT_BACKWARD: frozenset[str] = frozenset({"interleaved-zero-bubble", "zbv", "dualpipev"})
+"""Schedules that compute gradients of inputs first and those of weights later. The backward of a compiled block is one
+piece, so with these nothing is compiled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,3 +275,31 @@ def resolve_layout(given: Layout | None, precision: str = "no", *, compile: bool
             f"mixed_precision is {precision!r}, the layout's precision is {layout.precision!r}", fix="give one of them"
         )
     return replace(layout, precision=cast(Precision, precision))
+
+
+def check_microbatches(schedule: str, *, ranks: int, stages: int, microbatches: int) -> None:
+    """Raise `LayoutError` with the nearest number where a schedule cannot run so many micro-batches.
+
+    >>> check_microbatches("interleaved-1f1b", ranks=4, stages=8, microbatches=11)
+    Traceback (most recent call last):
+    piledriver.engine.errors.LayoutError: interleaved-1f1b with 8 stages on 4 ranks cannot run 11 microbatches: they \
+must fill rounds of 4 or more evenly. Fix: use microbatches=12
+    """
+    rule, why = _rule(schedule, ranks, stages)
+    if rule(microbatches):
+        return
+    # Counting outward finds the nearest; the larger of two equally near ones keeps the bubble smaller.
+    distance = next(d for d in range(1, microbatches + 2 * stages) if rule(microbatches - d) or rule(microbatches + d))
+    nearest = microbatches + distance if rule(microbatches + distance) else microbatches - distance
+    raise LayoutError(
+        f"{schedule} with {stages} stages on {ranks} ranks cannot run {microbatches} microbatches: {why}",
+        fix=f"use microbatches={nearest}",
+    )
+
+
+def _rule(schedule: str, ranks: int, stages: int) -> tuple[Callable[[int], bool], str]:
+    if schedule in ("1f1b", "dualpipev"):
+        return lambda n: n >= stages, f"it needs at least {stages}, one for each stage"
+    if schedule in ("interleaved-1f1b", "interleaved-zero-bubble"):
+        return lambda n: n >= 1 and n % max(1, n // ranks) == 0, f"they must fill rounds of {ranks} or more evenly"
+    return lambda n: n >= 1, "it needs at least 1"

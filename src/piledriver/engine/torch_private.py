@@ -35,12 +35,12 @@ def process_groups() -> list[Any]:
     return list(dist.distributed_c10d._world.pg_map)
 
 
-def shared_state(module: Any) -> Any:
+def fsdp_shared_state(module: Any) -> Any:
     """Return what all modules that `fully_shard` sharded under one root share."""
     return module._get_fsdp_state()._state_ctx
 
 
-def parameter_groups(state: Any) -> list[Any]:
+def fsdp_param_groups(state: Any) -> list[Any]:
     """Return the groups of parameters that are gathered together: one per module before torch 2.13."""
     groups = getattr(state, "_fsdp_param_groups", None)
     return list(groups) if groups else [group for group in [state._fsdp_param_group] if group is not None]
@@ -52,7 +52,7 @@ def unsharded_gradients(root: nn.Module) -> Iterator[Tensor]:
         if not hasattr(module, "_get_fsdp_state"):
             continue
         sharded: Any = module
-        for group in parameter_groups(sharded._get_fsdp_state()):
+        for group in fsdp_param_groups(sharded._get_fsdp_state()):
             for one in group.fsdp_params:
                 whole = getattr(one, "_unsharded_param", None)
                 for gradient in (one.unsharded_accumulated_grad, None if whole is None else whole.grad):

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from piledriver.engine.activations.budget import Budget, KeepWithinBudget
-from piledriver.engine.activations.offload import KeepOnHost, Shelf
+from piledriver.engine.activations.offload import ActivationStore, KeepOnHost
 from piledriver.engine.blocks import blocks_of
 from piledriver.engine.compile import is_compiled
 from piledriver.engine.errors import LayoutError
@@ -54,10 +54,10 @@ def checkpoint_blocks(model: nn.Module, mesh: Mesh) -> nn.Module:
         )
     _recompute(model, blocks, mesh)
     if layout.activation_offload:
-        shelf = Shelf()
+        store = ActivationStore()
         # The backward begins with the last block: what it saved would come back before it had left.
         for number, block in enumerate(blocks[:-1]):
-            block.forward = KeepOnHost(block.forward, shelf, first=number == 0)
+            block.forward = KeepOnHost(block.forward, store, first=number == 0)
     return model
 
 

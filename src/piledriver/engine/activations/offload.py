@@ -25,15 +25,15 @@ SMALLEST_BYTES = 1 << 20
 _SAME_VALUES = ("TBackward0", "TransposeBackward0", "PermuteBackward0", "ToCopyBackward0", "ViewBackward0")
 
 
-class Shelf:
+class ActivationStore:
     """The host memory of one model's blocks."""
 
     def __init__(self, smallest_bytes: int | None = None) -> None:
         self.smallest_bytes = SMALLEST_BYTES if smallest_bytes is None else smallest_bytes
         self.bytes_offloaded = 0
-        """Since the shelf was made."""
-        self.newest: weakref.ref[Box] | None = None
-        """The box that the backward will ask for first."""
+        """Since the store was made."""
+        self.newest: weakref.ref[BlockActivations] | None = None
+        """The block that the backward will ask for first."""
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def stream(self, device: torch.device) -> torch.cuda.Stream | None:
@@ -44,44 +44,44 @@ class Shelf:
             self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         return self._streams[device]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Shelf:
-        memo[id(self)] = made = Shelf(self.smallest_bytes)
+    def __deepcopy__(self, memo: dict[int, Any]) -> ActivationStore:
+        memo[id(self)] = made = ActivationStore(self.smallest_bytes)
         return made
 
 
 class KeepOnHost:
-    """A forward whose saved tensors go to the shelf. `first` says that no block of this forward came before."""
+    """A forward whose saved tensors go to the store. `first` says that no block of this forward came before."""
 
     stays_outside_compiled = True
 
-    def __init__(self, forward: Callable[..., Any], shelf: Shelf, *, first: bool = False) -> None:
-        self.forward, self.shelf, self.first = forward, shelf, first
+    def __init__(self, forward: Callable[..., Any], store: ActivationStore, *, first: bool = False) -> None:
+        self.forward, self.store, self.first = forward, store, first
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.forward(*args, **kwargs)
-        box = Box(self.shelf, None if self.first else self.shelf.newest)
-        with torch.autograd.graph.saved_tensors_hooks(box.pack, _unpack):
+        block = BlockActivations(self.store, None if self.first else self.store.newest)
+        with torch.autograd.graph.saved_tensors_hooks(block.pack, _unpack):
             out = self.forward(*args, **kwargs)
-        box.close()
+        block.close()
         return out
 
 
-class Box:
-    """What one block saved in one forward. Only the graph holds its entries, so what the backward has used is freed."""
+class BlockActivations:
+    """What one block saved in one forward. Only the graph holds its tensors, so what the backward has used is freed."""
 
-    def __init__(self, shelf: Shelf, before: weakref.ref[Box] | None) -> None:
-        self.shelf, self.before = shelf, before
-        self.entries: list[weakref.ref[Entry]] = []
-        self._packed: dict[Any, tuple[StorageWeakRef, Entry]] = {}
+    def __init__(self, store: ActivationStore, before: weakref.ref[BlockActivations] | None) -> None:
+        self.store, self.before = store, before
+        self.tensors: list[weakref.ref[HostTensor]] = []
+        self._packed: dict[Any, tuple[StorageWeakRef, HostTensor]] = {}
 
-    def pack(self, tensor: Tensor) -> Tensor | Packed:
-        """Put a saved tensor on the shelf, unless it should stay."""
+    def pack(self, tensor: Tensor) -> Tensor | PackedTensor:
+        """Put a saved tensor on the store, unless it should stay."""
         if tensor.layout != torch.strided or is_of_parameter(tensor):
             return tensor
         part = local(tensor.detach())
         size = part.numel() * part.element_size()
-        if size < self.shelf.smallest_bytes or any(
+        if size < self.store.smallest_bytes or any(
             step == 0 and length > 1 for step, length in zip(part.stride(), part.shape, strict=True)
         ):
             return tensor
@@ -89,34 +89,34 @@ class Box:
         key = (storage._cdata, part.storage_offset(), part.shape, part.stride(), part.dtype, tensor._version)
         known = self._packed.get(key)
         if known is None or known[0].expired():  # type: ignore[no-untyped-call]
-            known = (StorageWeakRef(storage), Entry(self, part))  # type: ignore[no-untyped-call]
+            known = (StorageWeakRef(storage), HostTensor(self, part))  # type: ignore[no-untyped-call]
             self._packed[key] = known
-            self.entries.append(weakref.ref(known[1]))
-            self.shelf.bytes_offloaded += size
-        return Packed(known[1], tensor._spec if isinstance(tensor, DTensor) else None)
+            self.tensors.append(weakref.ref(known[1]))
+            self.store.bytes_offloaded += size
+        return PackedTensor(known[1], tensor._spec if isinstance(tensor, DTensor) else None)
 
     def close(self) -> None:
         """The forward is over: nothing of it can be saved again."""
-        if self.entries:
-            self.shelf.newest = weakref.ref(self)
+        if self.tensors:
+            self.store.newest = weakref.ref(self)
         self._packed.clear()
 
     def fetch(self) -> None:
         """Begin to bring back what the graph still holds."""
-        for reference in self.entries:
-            entry = reference()
-            if entry is not None:
-                entry.fetch()
+        for reference in self.tensors:
+            held = reference()
+            if held is not None:
+                held.fetch()
 
 
-class Entry:
+class HostTensor:
     """One tensor in host memory."""
 
-    def __init__(self, box: Box, tensor: Tensor) -> None:
-        self.box, self.device = box, tensor.device
+    def __init__(self, block: BlockActivations, tensor: Tensor) -> None:
+        self.block, self.device = block, tensor.device
         self.back: Tensor | None = None
         self._ready: torch.cuda.Event | None = None
-        stream = box.shelf.stream(tensor.device)
+        stream = block.store.stream(tensor.device)
         if stream is None:
             self.host = tensor.clone()
             return
@@ -132,7 +132,7 @@ class Entry:
         """Begin to bring it back."""
         if self.back is not None:
             return
-        stream = self.box.shelf.stream(self.device)
+        stream = self.block.store.stream(self.device)
         if stream is None:
             self.back = self.host
             return
@@ -142,9 +142,9 @@ class Entry:
 
     def take(self) -> Tensor:
         """The tensor on its device; begins to fetch the rest of its block and the block before."""
-        self.box.fetch()
-        before = self.box.before() if self.box.before is not None else None
-        self.box.before = None
+        self.block.fetch()
+        before = self.block.before() if self.block.before is not None else None
+        self.block.before = None
         if before is not None:
             before.fetch()
         assert self.back is not None
@@ -155,17 +155,17 @@ class Entry:
         return self.back
 
 
-class Packed:
-    """What the graph holds in place of a tensor; several may share one entry."""
+class PackedTensor:
+    """What the graph holds in place of a tensor; several may share one held."""
 
-    def __init__(self, entry: Entry, spec: Any) -> None:
-        self.entry, self.spec = entry, spec
+    def __init__(self, held: HostTensor, spec: Any) -> None:
+        self.held, self.spec = held, spec
 
 
-def _unpack(packed: Tensor | Packed) -> Tensor:
+def _unpack(packed: Tensor | PackedTensor) -> Tensor:
     if isinstance(packed, Tensor):
         return packed
-    part = packed.entry.take()
+    part = packed.held.take()
     return part if packed.spec is None else DTensor(part, packed.spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 

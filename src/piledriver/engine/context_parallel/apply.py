@@ -9,7 +9,7 @@ The scale of losses and gradients, said once for all axes:
 - Gradients are averaged over all processes that hold different data, dp_replicate * dp_shard * cp
   (`Mesh.reduce_size`); processes of tp hold whole gradients and are not averaged over.
 - A process returns the loss of the batch it was given: with cp the sums over the whole sequence, the same on all
-  processes of cp, tokens counted over all parts. So logging and dividing by tokens are as without cp.
+  processes of cp, tokens counted over all sharding. So logging and dividing by tokens are as without cp.
 - The gradient of a sum over cp is itself summed over cp, and the mean over processes divides by cp again: the result is
   the gradient of the whole sequence's loss, whichever targets are ignored in which part.
 - Experts' gradients arrive as sums over ep, and are divided by the same `reduce_size`.
@@ -29,7 +29,7 @@ from piledriver.engine.context_parallel.ulysses import UlyssesAttention
 from piledriver.engine.errors import EngineError, LayoutError
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Mesh
-from piledriver.engine.shards.collectives import Group, summed_both_ways
+from piledriver.engine.shards.collectives import Group, all_reduce_sum
 from piledriver.engine.tensor_parallel.transformer import LocalHeads
 from piledriver.kernels.attention import Mask
 from piledriver.models import LossSums, ModelConfig, Transformer
@@ -50,11 +50,11 @@ def shard_sequences(model: nn.Module, mesh: Mesh) -> nn.Module:
         )
     check_model(model.config, layout)
     balanced = model.config.moe is not None and model.config.moe.balance_coefficient != 0
-    parts = SequenceSharding(Group.of(mesh.cp), zigzag=zigzag, may_pad=not balanced)
+    sharding = SequenceSharding(Group.of(mesh.cp), zigzag=zigzag, may_pad=not balanced)
     for module in model.modules():
         if isinstance(module, Attention):
-            _replace_kernel(module, parts)
-    _hook(model, parts)
+            _replace_kernel(module, sharding)
+    _hook(model, sharding)
     return model
 
 
@@ -82,8 +82,8 @@ def check_model(config: ModelConfig, layout: Layout) -> None:
 class Ring:
     """The attention kernel that passes keys and values round."""
 
-    def __init__(self, parts: SequenceSharding) -> None:
-        self.parts = parts
+    def __init__(self, sharding: SequenceSharding) -> None:
+        self.sharding = sharding
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, *, scale: float, **_: Any) -> Tensor:
         _refuse_cache(q, k)
@@ -91,7 +91,7 @@ class Ring:
             raise EngineError(
                 "ring attention knows only the causal mask, not documents", fix="use cp_method='all-to-all'"
             )
-        return ring_attention(q, k, v, scale, self.parts.group)
+        return ring_attention(q, k, v, scale, self.sharding.group)
 
 
 def _refuse_cache(q: Tensor, k: Tensor) -> None:
@@ -99,70 +99,71 @@ def _refuse_cache(q: Tensor, k: Tensor) -> None:
         raise EngineError("a cache of keys is not split over cp", fix="generate with cp=1")
 
 
-def _replace_kernel(attention: Attention, parts: SequenceSharding) -> None:
+def _replace_kernel(attention: Attention, sharding: SequenceSharding) -> None:
     """Put the kernel in place; where tp left some of the heads here, inside of that."""
     holder: Any = attention.kernel if isinstance(attention.kernel, LocalHeads) else None
     inner: Callable[..., Tensor] = attention.kernel if holder is None else holder.inner
-    kernel = Ring(parts) if parts.zigzag else UlyssesAttention(inner, parts)
+    kernel = Ring(sharding) if sharding.zigzag else UlyssesAttention(inner, sharding)
     if holder is None:
         attention.kernel = kernel
     else:
         holder.inner = kernel
 
 
-def _hook(model: Transformer, parts: SequenceSharding) -> None:
+def _hook(model: Transformer, sharding: SequenceSharding) -> None:
     if model.embedding is not None:
-        model.embedding.register_forward_pre_hook(lambda _, args: _tokens(parts, args), prepend=True)
+        model.embedding.register_forward_pre_hook(lambda _, args: _tokens(sharding, args), prepend=True)
     elif model.blocks:
         first = next(iter(model.blocks.values()))
-        first.register_forward_pre_hook(lambda _, args: _note_length(parts, args[0]), prepend=True)
+        first.register_forward_pre_hook(lambda _, args: _note_length(sharding, args[0]), prepend=True)
     if model.rotary is not None:
-        model.rotary.register_forward_hook(lambda _, args, table: _rows(parts, args[0], table), prepend=True)
+        model.rotary.register_forward_hook(lambda _, args, table: _rows(sharding, args[0], table), prepend=True)
     if model.position_embedding is not None:
         model.position_embedding.register_forward_pre_hook(
-            lambda _, args: (parts.shard(args[0], -1), *args[1:]), prepend=True
+            lambda _, args: (sharding.shard(args[0], -1), *args[1:]), prepend=True
         )
-    model.cross_entropy = PartOfTheLoss(model.cross_entropy, parts)
-    model.token_losses = GatheredTokenLosses(model.token_losses, parts)
+    model.cross_entropy = ContextParallelLoss(model.cross_entropy, sharding)
+    model.token_losses = ContextParallelTokenLosses(model.token_losses, sharding)
     inner = model.project
-    model.project = lambda hidden, weight: parts.gather(inner(hidden, weight), 1)
+    model.project = lambda hidden, weight: sharding.gather(inner(hidden, weight), 1)
 
 
-def _tokens(parts: SequenceSharding, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    parts.length = args[0].shape[1]
-    return (parts.shard(args[0], 1), *args[1:])
+def _tokens(sharding: SequenceSharding, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    sharding.length = args[0].shape[1]
+    return (sharding.shard(args[0], 1), *args[1:])
 
 
-def _note_length(parts: SequenceSharding, hidden: Tensor) -> None:
-    # A stage behind the first is given parts; where there are rotary positions, they said the exact length already.
-    if not hidden.shape[1] * parts.group.size - parts.pieces < parts.length <= hidden.shape[1] * parts.group.size:
-        parts.length = hidden.shape[1] * parts.group.size
+def _note_length(sharding: SequenceSharding, hidden: Tensor) -> None:
+    # Later stages receive shards; the rotary hook, where there is one, has set the exact length already.
+    length = hidden.shape[1] * sharding.group.size
+    if not length - sharding.pieces < sharding.length <= length:
+        sharding.length = length
 
 
-def _rows(parts: SequenceSharding, length: int, table: Tensor) -> Tensor:
-    parts.length = length
-    return parts.shard(table, 1)
+def _rows(sharding: SequenceSharding, length: int, table: Tensor) -> Tensor:
+    sharding.length = length
+    return sharding.shard(table, 1)
 
 
-class PartOfTheLoss:
-    """The loss of the whole sequence from the parts: every process of cp gets the same sums."""
+class ContextParallelLoss:
+    """The loss of the whole sequence from the sharding: every process of cp gets the same sums."""
 
-    def __init__(self, inner: Callable[..., LossSums], parts: SequenceSharding) -> None:
-        self.inner, self.parts = inner, parts
+    def __init__(self, inner: Callable[..., LossSums], sharding: SequenceSharding) -> None:
+        self.inner, self.sharding = inner, sharding
 
     def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, **options: Any) -> LossSums:
-        sums = self.inner(hidden, weight, self.parts.own_targets(targets), **options)
-        group = self.parts.group
-        total = summed_both_ways(sums.total, group)
-        rest = [summed_both_ways(value.detach(), group) for value in sums[1:]]
+        sums = self.inner(hidden, weight, self.sharding.shard_targets(targets), **options)
+        group = self.sharding.group
+        total = all_reduce_sum(sums.total, group)
+        rest = [all_reduce_sum(value.detach(), group) for value in sums[1:]]
         return LossSums(total, *cast(list[Any], rest))
 
 
-class GatheredTokenLosses:
-    """The loss of every token of the whole sequence, on every process of cp, from the parts."""
+class ContextParallelTokenLosses:
+    """The loss of every token of the whole sequence, on every process of cp, from the sharding."""
 
-    def __init__(self, inner: Callable[..., Tensor], parts: SequenceSharding) -> None:
-        self.inner, self.parts = inner, parts
+    def __init__(self, inner: Callable[..., Tensor], sharding: SequenceSharding) -> None:
+        self.inner, self.sharding = inner, sharding
 
     def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, **options: Any) -> Tensor:
-        return self.parts.gather(self.inner(hidden, weight, self.parts.own_targets(targets), **options), 1)
+        return self.sharding.gather(self.inner(hidden, weight, self.sharding.shard_targets(targets), **options), 1)

@@ -1,8 +1,7 @@
-"""Context parallel of Hugging Face language models, through the doors that `transformers` has for it.
+"""Context parallelism of Hugging Face causal language models, through `transformers`' attention interface.
 
-Attention is registered as one more of its attention functions; a hook around the model hands this process its part of
-tokens, positions and labels (shifted before they are cut, so that no pair is lost between parts). With labels, `loss`
-is that of the whole sequences on every process and `logits` are this process's part; without, logits are put together.
+Hooks around the model shard tokens, positions and labels (labels are shifted first, so that no pair is lost between
+shards). With labels, `loss` is that of the full sequences and `logits` are this rank's shard; without, all logits.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from piledriver.engine.context_parallel.sequence_sharding import SequenceShardin
 from piledriver.engine.context_parallel.ulysses import to_heads, to_sequence, with_enough_heads
 from piledriver.engine.errors import EngineError, LayoutError
 from piledriver.engine.layout import Layout
-from piledriver.engine.shards.collectives import padded, summed_both_ways
+from piledriver.engine.shards.collectives import all_reduce_sum, pad_to_multiple
 from piledriver.kernels.cross_entropy import IGNORE_INDEX
 
 NAME = "piledriver_context"
-_PARTS = "_context_parts"
+_SHARDING = "_sequence_sharding"
 
 
 def is_language_model(model: nn.Module) -> bool:
@@ -32,10 +31,10 @@ def is_language_model(model: nn.Module) -> bool:
     return known and hasattr(getattr(model, "config", None), "num_attention_heads")
 
 
-def split_language_model(model: nn.Module, parts: SequenceSharding, layout: Layout) -> None:
+def split_language_model(model: nn.Module, sharding: SequenceSharding, layout: Layout) -> None:
     """Put the attention in and the hooks around, in place."""
     door: Any = model
-    _check(door, parts, layout)
+    _check(door, sharding, layout)
     _register()
     _own_config(door)
     door.set_attn_implementation(NAME)
@@ -45,17 +44,17 @@ def split_language_model(model: nn.Module, parts: SequenceSharding, layout: Layo
             fix="use cp=1, with zero and tp",
         )
     for module in model.modules():
-        module.__dict__[_PARTS] = parts
-    model.register_forward_pre_hook(_Before(parts), with_kwargs=True)
-    model.register_forward_hook(_After(parts), with_kwargs=True)
+        module.__dict__[_SHARDING] = sharding
+    model.register_forward_pre_hook(_Before(sharding), with_kwargs=True)
+    model.register_forward_hook(_After(sharding), with_kwargs=True)
 
 
-def _check(model: Any, parts: SequenceSharding, layout: Layout) -> None:
+def _check(model: Any, sharding: SequenceSharding, layout: Layout) -> None:
     config = model.config
     if layout.pp > 1:
         raise LayoutError(f"cp {layout.cp} with pp {layout.pp} is not known for {type(model).__name__}", fix="use pp=1")
     heads = config.num_attention_heads // layout.tp
-    if not parts.zigzag and heads % layout.cp:
+    if not sharding.zigzag and heads % layout.cp:
         raise LayoutError(
             f"cp {layout.cp} by all-to-all does not divide the {heads} heads that tp {layout.tp} leaves",
             fix="use cp_method='ring'",
@@ -92,40 +91,40 @@ def _attend(
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    parts: SequenceSharding = module.__dict__[_PARTS]
+    sharding: SequenceSharding = module.__dict__[_SHARDING]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     window = options.get("sliding_window")
-    if attention_mask is not None or dropout or options.get("softcap") or (window and window < parts.length):
+    if attention_mask is not None or dropout or options.get("softcap") or (window and window < sharding.length):
         raise EngineError(
             f"{type(module).__name__} asks for a mask, dropout, a soft cap or a window, which cp does not know",
             fix="turn it off in the config, or use cp=1",
         )
     if query.shape[2] != key.shape[2]:
         raise EngineError("a cache of keys is not split over cp", fix="generate with cp=1")
-    if parts.zigzag:
-        out = ring_attention(query, key, value, scale, parts.group)
+    if sharding.zigzag:
+        out = ring_attention(query, key, value, scale, sharding.group)
     else:
-        out = _by_heads(query, key, value, scale, parts)
+        out = _by_heads(query, key, value, scale, sharding)
     return out.transpose(1, 2).contiguous(), None
 
 
-def _by_heads(q: Tensor, k: Tensor, v: Tensor, scale: float, parts: SequenceSharding) -> Tensor:
-    group, time = parts.group, q.shape[2]
+def _by_heads(q: Tensor, k: Tensor, v: Tensor, scale: float, sharding: SequenceSharding) -> Tensor:
+    group, time = sharding.group, q.shape[2]
     k, v = (with_enough_heads(x, q.shape[1], group.size) for x in (k, v))
-    q, k, v = (to_heads(x, group).narrow(2, 0, parts.length) for x in (q, k, v))
+    q, k, v = (to_heads(x, group).narrow(2, 0, sharding.length) for x in (q, k, v))
     gqa = q.shape[1] != k.shape[1]
     out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=gqa)
-    return to_sequence(padded(out, 2, time * group.size), group)
+    return to_sequence(pad_to_multiple(out, 2, time * group.size), group)
 
 
 class _Before:
     """This process's part of what the model is given."""
 
-    def __init__(self, parts: SequenceSharding) -> None:
-        self.parts = parts
+    def __init__(self, sharding: SequenceSharding) -> None:
+        self.sharding = sharding
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        parts, given = self.parts, dict(given)
+        sharding, given = self.sharding, dict(given)
         if args:
             given["input_ids"] = args[0]
         ids = given.get("input_ids")
@@ -138,17 +137,18 @@ class _Before:
             raise EngineError(
                 "cp does not know padding in attention_mask", fix="pad on the right and leave the mask out"
             )
-        parts.length = ids.shape[1]
-        places, given_places = torch.arange(parts.length, device=ids.device).expand_as(ids), given.get("position_ids")
+        sharding.length = ids.shape[1]
+        places = torch.arange(sharding.length, device=ids.device).expand_as(ids)
+        given_places = given.get("position_ids")
         if given_places is not None and not bool((given_places == places).all()):
             raise EngineError("cp does not know documents packed by position_ids", fix="use our Transformer for them")
-        given |= {"input_ids": parts.shard(ids, 1), "position_ids": parts.shard(places, 1), "use_cache": False}
+        given |= {"input_ids": sharding.shard(ids, 1), "position_ids": sharding.shard(places, 1), "use_cache": False}
         labels = given.get("labels")
         if labels is not None:
             following = F.pad(labels, (0, 1), value=IGNORE_INDEX)[:, 1:]
             if given.get("num_items_in_batch") is None:
                 given["num_items_in_batch"] = (following != IGNORE_INDEX).sum()
-            mine = parts.shard(following - IGNORE_INDEX, 1) + IGNORE_INDEX
+            mine = sharding.shard(following - IGNORE_INDEX, 1) + IGNORE_INDEX
             given |= {"labels": mine, "shift_labels": mine}
         return (), given
 
@@ -161,7 +161,7 @@ class _After(_Before):
 
     def __call__(self, module: nn.Module, args: Any, given: Any, out: Any = None) -> Any:
         if out.loss is not None:
-            out.loss = summed_both_ways(out.loss, self.parts.group)
+            out.loss = all_reduce_sum(out.loss, self.sharding.group)
         else:
-            out.logits = self.parts.gather(out.logits, 1)
+            out.logits = self.sharding.gather(out.logits, 1)
         return out

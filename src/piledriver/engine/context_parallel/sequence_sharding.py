@@ -1,4 +1,4 @@
-"""Which tokens of a sequence each rank of cp holds."""
+"""The tokens of a sequence that each cp rank holds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from piledriver.engine.errors import EngineError
-from piledriver.engine.shards.collectives import Group, gathered, padded
+from piledriver.engine.shards.collectives import Group, gather_from_sequence_region, pad_to_multiple
 from piledriver.kernels.cross_entropy import IGNORE_INDEX
 
 
@@ -29,22 +29,22 @@ class SequenceSharding:
         """Return this rank's part of a full sequence."""
         if not self.may_pad and torch.is_grad_enabled() and x.shape[dim] % self.pieces:
             raise EngineError(
-                f"{x.shape[dim]} tokens in {self.pieces} pieces need padding, which the balance of experts would count",
+                f"{x.shape[dim]} tokens in {self.pieces} chunks need padding, which the experts' balance loss would count",
                 fix=f"use lengths that {self.pieces} divides",
             )
-        chunks = padded(x, dim, self.pieces).chunk(self.pieces, dim)
+        chunks = pad_to_multiple(x, dim, self.pieces).chunk(self.pieces, dim)
         if not self.zigzag:
             return chunks[self.group.rank].contiguous()
         return torch.cat((chunks[self.group.rank], chunks[-1 - self.group.rank]), dim)
 
-    def own_targets(self, targets: Tensor) -> Tensor:
+    def shard_targets(self, targets: Tensor) -> Tensor:
         """Return this rank's part of [batch, time] targets."""
         # Padding must not be counted: shift so that zeros mean "ignored", pad, shift back.
         return self.shard(targets - IGNORE_INDEX, 1) + IGNORE_INDEX
 
     def gather(self, x: Tensor, dim: int) -> Tensor:
         """All-gather the full sequence; gradients of all ranks are summed."""
-        x = gathered(x, dim, self.group)
+        x = gather_from_sequence_region(x, dim, self.group)
         if self.zigzag:
             chunks = x.chunk(self.pieces, dim)
             x = torch.cat((*chunks[::2], *reversed(chunks[1::2])), dim)

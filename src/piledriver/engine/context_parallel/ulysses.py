@@ -13,7 +13,7 @@ from torch import Tensor
 
 from piledriver.engine.context_parallel.sequence_sharding import SequenceSharding
 from piledriver.engine.errors import EngineError
-from piledriver.engine.shards.collectives import Group, exchanged, padded
+from piledriver.engine.shards.collectives import Group, all_to_all_rows, pad_to_multiple
 from piledriver.engine.tensor_parallel.transformer import heads_of
 from piledriver.kernels.attention import Mask
 
@@ -21,20 +21,20 @@ from piledriver.kernels.attention import Mask
 class UlyssesAttention:
     """The attention kernel that exchanges the sequence for heads, runs the kernel it replaced, and exchanges back."""
 
-    def __init__(self, inner: Callable[..., Tensor], parts: SequenceSharding) -> None:
-        self.inner, self.parts = inner, parts
+    def __init__(self, inner: Callable[..., Tensor], sharding: SequenceSharding) -> None:
+        self.inner, self.sharding = inner, sharding
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, *, slopes: Tensor | None = None, **options: Any
     ) -> Tensor:
         if q.shape[2] != k.shape[2]:
             raise EngineError("a cache of keys is not split over cp", fix="generate with cp=1")
-        group, time = self.parts.group, q.shape[2]
+        group, time = self.sharding.group, q.shape[2]
         k, v = (with_enough_heads(x, q.shape[1], group.size) for x in (k, v))
-        q, k, v = (to_heads(x, group).narrow(2, 0, self.parts.length) for x in (q, k, v))
+        q, k, v = (to_heads(x, group).narrow(2, 0, self.sharding.length) for x in (q, k, v))
         mask, slopes = heads_of(mask, slopes, group.rank * q.shape[1], q.shape[1])
         out = self.inner(q, k, v, mask, slopes=slopes, **options)
-        return to_sequence(padded(out, 2, time * group.size), group)
+        return to_sequence(pad_to_multiple(out, 2, time * group.size), group)
 
 
 def to_heads(x: Tensor, group: Group) -> Tensor:
@@ -42,7 +42,7 @@ def to_heads(x: Tensor, group: Group) -> Tensor:
     batch, heads, time, width = x.shape
     pieces = x.view(batch, group.size, heads // group.size, time, width).transpose(0, 1)
     # By sender now, and so by place in the sequence.
-    came = exchanged(pieces, None, None, group)
+    came = all_to_all_rows(pieces, None, None, group)
     return came.permute(1, 2, 0, 3, 4).reshape(batch, heads // group.size, -1, width)
 
 
@@ -50,7 +50,7 @@ def to_sequence(x: Tensor, group: Group) -> Tensor:
     """Back: [batch, heads / C, time, head_dim] to [batch, heads, time / C, head_dim]."""
     batch, heads, time, width = x.shape
     pieces = x.view(batch, heads, group.size, time // group.size, width).permute(2, 0, 1, 3, 4)
-    came = exchanged(pieces, None, None, group)
+    came = all_to_all_rows(pieces, None, None, group)
     return came.transpose(0, 1).reshape(batch, heads * group.size, -1, width)
 
 

@@ -16,10 +16,20 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from piledriver.engine.mesh import Mesh
-from piledriver.engine.shards import owned_rows as parts
 from piledriver.engine.shards.grad_hooks import when_accumulated
-from piledriver.engine.shards.owned_rows import BUCKET_BYTES
+from piledriver.engine.shards.owned_rows import (
+    BUCKET_BYTES,
+    accumulate_shard_gradient,
+    chunk_elements,
+    expose_shard_gradient,
+    is_expert,
+    reduce_scatter,
+    rows_in_chunks,
+    shard_axis,
+    wrapped_like,
+)
 from piledriver.engine.torch_private import call_after_backward, current_backward
+from piledriver.optim.shards import local
 
 
 class GradientReducer:
@@ -38,8 +48,8 @@ class GradientReducer:
         held = [parameter for parameter in parameters if parameter.requires_grad]
         # The backward comes to the last ones first.
         self.buckets = [
-            Bucket(members, mesh, scatter=scatter and parts.shard_axis(members[0], mesh) is not None)
-            for members in _alike(held[::-1], bucket_bytes)
+            Bucket(members, mesh, scatter=scatter and shard_axis(members[0], mesh) is not None)
+            for members in _make_buckets(held[::-1], bucket_bytes)
         ]
         self._arrived: set[int] = set()
         self._sent = 0
@@ -120,11 +130,11 @@ class Bucket:
     def __init__(self, parameters: list[nn.Parameter], mesh: Mesh, *, scatter: bool) -> None:
         self.parameters = parameters
         self.keys = {id(parameter) for parameter in parameters}
-        self.axes = mesh.expert_dp_groups if parts.is_expert(parameters[0]) else mesh.dp_groups
+        self.axes = mesh.expert_dp_groups if is_expert(parameters[0]) else mesh.dp_groups
         self.divisor = mesh.reduce_size
         self.scatter = scatter
-        # Sums of 16-bit numbers would lose what single processes added, and gloo has none.
-        self.travels_in = torch.float32 if parameters[0].dtype.itemsize == 2 else parameters[0].dtype
+        # Sums of 16-bit values would lose what single processes added, and gloo has none.
+        self.reduce_dtype = torch.float32 if parameters[0].dtype.itemsize == 2 else parameters[0].dtype
         self._flat: Tensor | None = None
         self._work: Any = None
         self._missing: list[bool] = []
@@ -132,7 +142,7 @@ class Bucket:
     @torch.no_grad()
     def send(self) -> None:
         """Put the gradients into one buffer and start to sum it over the first axis."""
-        gradients = [_settled(parameter) for parameter in self.parameters]
+        gradients = [_local_gradient(parameter) for parameter in self.parameters]
         if all(gradient is None for gradient in gradients) and not self.axes:
             return
         self._missing = [gradient is None for gradient in gradients]
@@ -141,29 +151,27 @@ class Bucket:
             self._send_rows(gradients, flags)
         else:
             pieces = [
-                parts.local(parameter).new_zeros(parts.local(parameter).numel())
-                if gradient is None
-                else gradient.flatten()
+                local(parameter).new_zeros(local(parameter).numel()) if gradient is None else gradient.flatten()
                 for parameter, gradient in zip(self.parameters, gradients, strict=True)
             ]
-            self._flat = torch.cat([*pieces, flags]).to(self.travels_in)
+            self._flat = torch.cat([*pieces, flags]).to(self.reduce_dtype)
             del pieces, gradients
-            self._show_views()
+            self._expose_views()
             if self.axes:
                 self._work = dist.all_reduce(self._flat, group=self.axes[0].get_group(), async_op=True)
 
     def _send_rows(self, gradients: list[Tensor | None], flags: Tensor) -> None:
         size = self.axes[0].size()
         rows = [
-            parts.rows_in_chunks(parts.local(parameter) if gradient is None else gradient, size, zero=gradient is None)
+            rows_in_chunks(local(parameter) if gradient is None else gradient, size, zero=gradient is None)
             for parameter, gradient in zip(self.parameters, gradients, strict=True)
         ]
-        buffer = torch.cat([*rows, flags.expand(size, -1)], dim=1).to(self.travels_in)
+        buffer = torch.cat([*rows, flags.expand(size, -1)], dim=1).to(self.reduce_dtype)
         del rows, gradients
         for parameter in self.parameters:
             parameter.grad = None
         self._flat = buffer.new_empty(buffer.shape[1])
-        self._work = parts.reduce_scatter(self._flat, buffer.flatten(), group=self.axes[0].get_group())
+        self._work = reduce_scatter(self._flat, buffer.flatten(), group=self.axes[0].get_group())
 
     def drop(self) -> None:
         """Forget what is underway."""
@@ -182,35 +190,35 @@ class Bucket:
             self._work = None
         for axis in self.axes[1:]:
             dist.all_reduce(flat, group=axis.get_group())
-        numbers, flags = flat[: -len(self.parameters)], flat[-len(self.parameters) :]
+        values, flags = flat[: -len(self.parameters)], flat[-len(self.parameters) :]
         if self.divisor > 1:
-            numbers.div_(self.divisor)
+            values.div_(self.divisor)
         if self.scatter:
-            self._keep_rows(numbers, flags)
+            self._keep_rows(values, flags)
             return
         if self._flat_dtype_differs:
-            self._bring_back(numbers)
-        for parameter, there in zip(self.parameters, self._present(flags), strict=True):
-            if not there:
+            self._cast_back(values)
+        for parameter, present in zip(self.parameters, self._present(flags), strict=True):
+            if not present:
                 parameter.grad = None
-            parts.expose_shard_gradient(parameter)
+            expose_shard_gradient(parameter)
 
     @property
     def _flat_dtype_differs(self) -> bool:
-        return self.travels_in != self.parameters[0].dtype
+        return self.reduce_dtype != self.parameters[0].dtype
 
-    def _bring_back(self, numbers: Tensor) -> None:
+    def _cast_back(self, values: Tensor) -> None:
         """From the dtype that travelled to the parameters' own."""
         begin = 0
         for parameter in self.parameters:
-            shape = parts.local(parameter).shape
-            mean = numbers[begin : begin + shape.numel()].view(shape).to(parameter.dtype)
-            parameter.grad = parts.wrapped_like(parameter, mean)
+            shape = local(parameter).shape
+            mean = values[begin : begin + shape.numel()].view(shape).to(parameter.dtype)
+            parameter.grad = wrapped_like(parameter, mean)
             begin += shape.numel()
 
     def _flags(self) -> Tensor:
-        """Ones where there is a gradient, made on the device: a copy from the host would wait for the device."""
-        like = parts.local(self.parameters[0]).detach()
+        """Ones where present is a gradient, made on the device: a copy from the host would wait for the device."""
+        like = local(self.parameters[0]).detach()
         if not any(self._missing):
             return like.new_ones(len(self.parameters))
         return torch.cat([like.new_zeros(1) if missing else like.new_ones(1) for missing in self._missing])
@@ -219,29 +227,29 @@ class Bucket:
         """Which gradients some process had. The host has to ask only where something is missing here."""
         if not any(self._missing):
             return [True] * len(self.parameters)
-        return [there > 0 for there in flags.tolist()]
+        return [present > 0 for present in flags.tolist()]
 
-    def _show_views(self) -> None:
-        """Gradients become views of the buffer: what is summed there needs no copy back, and no memory twice."""
+    def _expose_views(self) -> None:
+        """Gradients become views of the buffer: what is summed present needs no copy back, and no memory twice."""
         assert self._flat is not None
         if self._flat_dtype_differs:
             return
         begin = 0
         for parameter in self.parameters:
-            shape = parts.local(parameter).shape
-            parameter.grad = parts.wrapped_like(parameter, self._flat[begin : begin + shape.numel()].view(shape))
+            shape = local(parameter).shape
+            parameter.grad = wrapped_like(parameter, self._flat[begin : begin + shape.numel()].view(shape))
             begin += shape.numel()
 
-    def _keep_rows(self, numbers: Tensor, flags: Tensor) -> None:
+    def _keep_rows(self, values: Tensor, flags: Tensor) -> None:
         begin = 0
-        for parameter, there in zip(self.parameters, self._present(flags), strict=True):
-            length = parts.chunk_elements(parameter, self.axes[0].size())
-            if there:
-                parts.accumulate_shard_gradient(parameter, numbers[begin : begin + length].to(parameter.dtype))
+        for parameter, present in zip(self.parameters, self._present(flags), strict=True):
+            length = chunk_elements(parameter, self.axes[0].size())
+            if present:
+                accumulate_shard_gradient(parameter, values[begin : begin + length].to(parameter.dtype))
             begin += length
 
 
-def _settled(parameter: nn.Parameter) -> Tensor | None:
+def _local_gradient(parameter: nn.Parameter) -> Tensor | None:
     """The local part of a gradient, laid out as its parameter is."""
     gradient = parameter.grad
     if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
@@ -251,14 +259,14 @@ def _settled(parameter: nn.Parameter) -> Tensor | None:
     return gradient
 
 
-def _alike(parameters: list[nn.Parameter], most_bytes: int) -> list[list[nn.Parameter]]:
+def _make_buckets(parameters: list[nn.Parameter], most_bytes: int) -> list[list[nn.Parameter]]:
     """Neighbours of one type, device and kind, up to a size."""
-    open_ones: dict[tuple[Any, ...], list[nn.Parameter]] = {}
+    filling: dict[tuple[Any, ...], list[nn.Parameter]] = {}
     done: list[list[nn.Parameter]] = []
     for parameter in parameters:
-        key = (parameter.dtype, parameter.device, parts.is_expert(parameter), parameter.dim() == 0)
-        members = open_ones.setdefault(key, [])
+        key = (parameter.dtype, parameter.device, is_expert(parameter), parameter.dim() == 0)
+        members = filling.setdefault(key, [])
         members.append(parameter)
-        if sum(parts.local(one).nbytes for one in members) >= most_bytes:
-            done.append(open_ones.pop(key))
-    return done + list(open_ones.values())
+        if sum(local(one).nbytes for one in members) >= most_bytes:
+            done.append(filling.pop(key))
+    return done + list(filling.values())

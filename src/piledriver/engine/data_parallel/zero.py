@@ -11,14 +11,15 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from piledriver.engine.blocks import blocks_of
 from piledriver.engine.data_parallel.reducer import GradientReducer
 from piledriver.engine.expert_parallel.apply import expert_modules
-from piledriver.engine.failed_step import reset_failed_steps
+from piledriver.engine.faults.failed_step import reset_failed_steps
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Mesh
 from piledriver.engine.offload.apply import offload_policy
 from piledriver.engine.optimizer.shard_states import patch_zero_grad
 from piledriver.engine.pipeline_parallel.split import made_stages
 from piledriver.engine.precision import compute_dtype
-from piledriver.engine.shards import owned_rows as parts
+from piledriver.engine.shards.owned_rows import optimizer_shard
+from piledriver.optim.shards import local
 
 
 def shard_parameters(model: nn.Module, mesh: Mesh) -> nn.Module:
@@ -75,8 +76,8 @@ def bucketed_reducer(model: nn.Module, mesh: Mesh) -> GradientReducer:
     layout = mesh.layout
     if layout.zero in (1, 2):
         for parameter in model.parameters():
-            if not parts.local(parameter).is_contiguous():
+            if not local(parameter).is_contiguous():
                 parameter.data = parameter.data.contiguous()
-            parts.optimizer_shard(parameter, mesh)
+            optimizer_shard(parameter, mesh)
         patch_zero_grad(model)
     return GradientReducer(model.parameters(), mesh, scatter=layout.zero == 2)

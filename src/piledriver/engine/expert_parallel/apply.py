@@ -21,7 +21,7 @@ from torch.distributed.tensor import Placement, Shard
 from piledriver.engine.errors import LayoutError
 from piledriver.engine.expert_parallel.token_dispatch import CapacityDispatcher, DroplessDispatcher
 from piledriver.engine.mesh import Mesh
-from piledriver.engine.shards.collectives import Group, summed_both_ways
+from piledriver.engine.shards.collectives import Group, all_reduce_sum
 from piledriver.engine.shards.local_params import ScaleGradient, part, place_parameter
 from piledriver.engine.shards.owned_rows import is_expert
 from piledriver.engine.tensor_parallel.transformer import ExpertTensorParallel
@@ -40,7 +40,7 @@ def shard_experts(model: nn.Module, mesh: Mesh) -> nn.Module:
         if layout.ep > 1 and layout.pp == 1:
             raise LayoutError(f"ep {layout.ep}, but {type(model).__name__} has no experts that we know", fix="use ep=1")
         return model
-    check_divisible(mixtures[0].router.settings.experts, layout.ep)
+    check_ep_divisible(mixtures[0].router.settings.experts, layout.ep)
     if not mesh.alone and mesh.reduce_size > 1:
         average = MeanOverData(_data_groups(mesh))
         for mixture in mixtures:
@@ -52,7 +52,7 @@ def shard_experts(model: nn.Module, mesh: Mesh) -> nn.Module:
     for mixture in mixtures:
         if group.size > 1:
             _place(mixture.experts, mesh, placed)
-        _carry(
+        _set_dispatcher(
             mixture,
             DroplessDispatcher(group)
             if layout.expert_capacity is None
@@ -65,7 +65,7 @@ def _data_groups(mesh: Mesh) -> list[Group]:
     return [Group.of(axis) for axis in mesh.dp_groups] if mesh.dense is not None else [Group.world()]
 
 
-def check_divisible(experts: int, ep: int) -> None:
+def check_ep_divisible(experts: int, ep: int) -> None:
     """Refuse an ep that does not deal the experts out evenly."""
     if experts % ep:
         nearest = max(n for n in range(1, min(ep, experts) + 1) if experts % n == 0)
@@ -78,8 +78,9 @@ def expert_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def dropped_choices(model: nn.Module) -> tuple[int, int]:
-    """With expert_capacity: choices (token, expert) that found no room on this process, and all choices, so far."""
-    counters = [visit.counter for visit in map(_carrier, model.modules()) if isinstance(visit, CapacityDispatcher)]
+    """Return how many (token, expert) choices `expert_capacity` dropped on this rank so far, and how many were made."""
+    dispatchers = map(_dispatcher_of, model.modules())
+    counters = [one.counter for one in dispatchers if isinstance(one, CapacityDispatcher)]
     counted = [counter.tolist() for counter in counters if counter is not None]
     return sum(dropped for dropped, _ in counted), sum(choices for _, choices in counted)
 
@@ -92,7 +93,7 @@ class MeanOverData:
 
     def __call__(self, x: Tensor) -> Tensor:
         for group in self.groups:
-            x = summed_both_ways(x, group) / group.size
+            x = all_reduce_sum(x, group) / group.size
         return x
 
 
@@ -105,14 +106,14 @@ def _place(experts: Experts, mesh: Mesh, placed: dict[nn.Parameter, nn.Parameter
         place_parameter(experts, name, expert_mesh, placements, placed, reader)
 
 
-def _carry(mixture: MoE, carrier: Callable[..., Tensor]) -> None:
-    """Put a carrier in place of the dispatch; where tp splits each expert, inside of that."""
+def _set_dispatcher(mixture: MoE, dispatcher: Callable[..., Tensor]) -> None:
+    """Put a dispatcher in place of the dispatch; where tp splits each expert, inside of that."""
     if isinstance(mixture.dispatch, ExpertTensorParallel):
-        mixture.dispatch.inner = carrier
+        mixture.dispatch.inner = dispatcher
     else:
-        mixture.dispatch = carrier
+        mixture.dispatch = dispatcher
 
 
-def _carrier(module: nn.Module) -> Any:
-    visit = getattr(module, "dispatch", None)
-    return visit.inner if isinstance(visit, ExpertTensorParallel) else visit
+def _dispatcher_of(module: nn.Module) -> Any:
+    dispatcher = getattr(module, "dispatch", None)
+    return dispatcher.inner if isinstance(dispatcher, ExpertTensorParallel) else dispatcher

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from piledriver.engine.shards.collectives import Group, exchanged
+from piledriver.engine.shards.collectives import Group, all_to_all_rows
 from piledriver.models.feed_forward.grouped_mm import ROW_ALIGNMENT
 from piledriver.models.feed_forward.moe import Experts, Routing, combine, sort_by_expert
 
@@ -31,15 +31,15 @@ class DroplessDispatcher:
         rows = tokens[order // routing.experts.shape[1]]
         counts = torch.bincount(chosen, minlength=experts.count)
         here = experts.count // self.group.size
-        coming = exchanged(counts, None, None, self.group).view(self.group.size, here)
+        coming = all_to_all_rows(counts, None, None, self.group).view(self.group.size, here)
         sent = counts.view(self.group.size, here).sum(dim=1).tolist()
         received = coming.sum(dim=1).tolist()
-        arrived = exchanged(rows, received, sent, self.group)
+        arrived = all_to_all_rows(rows, received, sent, self.group)
         # They lie by sender, then by expert: sort by expert.
         mine = torch.arange(here, device=tokens.device).repeat(self.group.size)
         slots, ends, size = sort_by_expert(mine.repeat_interleave(coming.flatten()), here)
         buffer = tokens.new_zeros(size, tokens.shape[1]).index_copy(0, slots, arrived)
-        back = exchanged(experts(buffer, ends)[slots], sent, received, self.group)
+        back = all_to_all_rows(experts(buffer, ends)[slots], sent, received, self.group)
         return combine(torch.empty_like(back).index_copy(0, order, back), routing)
 
 
@@ -71,22 +71,22 @@ class CapacityDispatcher:
         slots = torch.where(fits, chosen * room + turn, count * room)
         copies = tokens.repeat(routing.experts.shape[1], 1)
         buffer = tokens.new_zeros(count * room + 1, tokens.shape[1]).index_copy(0, slots, copies)
-        done = self._visit(experts, buffer[:-1], room)
+        done = self._run_experts(experts, buffer[:-1], room)
         done = torch.cat((done, done.new_zeros(1, done.shape[1])))[slots]
         self._count(fits)
         by_token = done.view(*routing.experts.t().shape, -1).transpose(0, 1).flatten(0, 1)
         return combine(by_token, routing)
 
-    def _visit(self, experts: Experts, buffer: Tensor, room: int) -> Tensor:
+    def _run_experts(self, experts: Experts, buffer: Tensor, room: int) -> Tensor:
         size, here, dim = self.group.size, experts.count // self.group.size, buffer.shape[1]
-        arrived = exchanged(buffer, None, None, self.group).view(size, here, room, dim).transpose(0, 1)
+        arrived = all_to_all_rows(buffer, None, None, self.group).view(size, here, room, dim).transpose(0, 1)
         rows = arrived.reshape(here, size * room, dim)
         aligned = -(-size * room // ROW_ALIGNMENT) * ROW_ALIGNMENT
         rows = torch.nn.functional.pad(rows, (0, 0, 0, aligned - size * room))
         ends = torch.arange(1, here + 1, device=buffer.device, dtype=torch.int32) * aligned
         done = experts(rows.flatten(0, 1), ends).view(here, aligned, dim)[:, : size * room]
         back = done.reshape(here, size, room, dim).transpose(0, 1).reshape(-1, dim)
-        return exchanged(back, None, None, self.group)
+        return all_to_all_rows(back, None, None, self.group)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _count(self, fits: Tensor) -> None:

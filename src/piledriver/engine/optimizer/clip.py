@@ -14,7 +14,7 @@ def clip_grad_norm(parameters: Tensor | Iterable[Tensor], max_norm: float, norm_
     """Scale gradients so that their total norm is at most `max_norm`; return the norm before."""
     if mesh.layout.reducer == "ddp":
         return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
-    from piledriver.engine.optimizer.clip_grad_norm import clip_sharded_grad_norm
+    from piledriver.engine.optimizer.global_norm import clip_sharded_grad_norm
 
     return clip_sharded_grad_norm(parameters, max_norm, norm_type, mesh)
 

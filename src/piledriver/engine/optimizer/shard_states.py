@@ -9,20 +9,28 @@ from torch import nn
 
 from piledriver.engine.mesh import Mesh
 from piledriver.engine.optimizer.parameter_map import ParameterMap, swap_parameters
-from piledriver.engine.shards import owned_rows as parts
-from piledriver.engine.shards.owned_rows import BUCKET_BYTES
+from piledriver.engine.shards.owned_rows import (
+    BUCKET_BYTES,
+    clear_shard_gradient,
+    expose_shard_gradient,
+    gather_rows,
+    is_optimizer_shard,
+    optimizer_shard,
+    shard_axis,
+)
+from piledriver.optim.shards import local
 
 
 def shard_states(optimizer: torch.optim.Optimizer, mesh: Mesh) -> None:
     """Zero 1 and 2: let an optimizer step on this rank's shard of each parameter, then all-gather the new rows."""
-    whole = [p for group in optimizer.param_groups for p in group["params"] if not parts.is_optimizer_shard(p)]
+    whole = [p for group in optimizer.param_groups for p in group["params"] if not is_optimizer_shard(p)]
     if not whole:
         return
     shards = ParameterMap()
-    shards.replaced.update({parameter: parts.optimizer_shard(parameter, mesh) for parameter in whole})
+    shards.replaced.update({parameter: optimizer_shard(parameter, mesh) for parameter in whole})
     swap_parameters(optimizer, shards)
     for parameter in whole:
-        parts.expose_shard_gradient(parameter)
+        expose_shard_gradient(parameter)
     optimizer.register_step_pre_hook(_Before(whole))
     optimizer.register_step_post_hook(_After(whole, mesh))
     optimizer.zero_grad = _ZeroGrad(whole)  # type: ignore[method-assign]
@@ -42,7 +50,7 @@ class _Before:
     def __call__(self, *_: Any) -> None:
         for parameter in self.parameters:
             if parameter.grad is not None and parameter.optimizer_shard.grad is None:  # type: ignore[attr-defined]
-                parts.expose_shard_gradient(parameter)
+                expose_shard_gradient(parameter)
 
 
 class _After:
@@ -53,14 +61,14 @@ class _After:
         self.buckets: list[list[nn.Parameter]] = []
         alike: dict[tuple[Any, ...], list[nn.Parameter]] = {}
         for parameter in parameters:
-            if parts.shard_axis(parameter, mesh) is not None and parameter.requires_grad:
+            if shard_axis(parameter, mesh) is not None and parameter.requires_grad:
                 alike.setdefault((parameter.dtype, parameter.device), []).append(parameter)
         for members in alike.values():
             self.buckets += _of_at_most(members, BUCKET_BYTES)
 
     def __call__(self, *_: Any) -> None:
         for bucket in self.buckets:
-            parts.gather_rows(bucket, self.axis)
+            gather_rows(bucket, self.axis)
 
 
 class _ZeroGrad:
@@ -72,7 +80,7 @@ class _ZeroGrad:
     def __call__(self, set_to_none: bool = True) -> None:
         for parameter in self.parameters:
             # A view of what is being cleared, or memory of its own: dropped in both cases.
-            parts.clear_shard_gradient(parameter)
+            clear_shard_gradient(parameter)
             if set_to_none:
                 parameter.grad = None
             elif parameter.grad is not None:
@@ -86,9 +94,9 @@ def _of_at_most(parameters: list[nn.Parameter], most_bytes: int) -> list[list[nn
     buckets: list[list[nn.Parameter]] = [[]]
     size = 0
     for parameter in parameters:
-        if buckets[-1] and size + parts.local(parameter).nbytes > most_bytes:
+        if buckets[-1] and size + local(parameter).nbytes > most_bytes:
             buckets.append([])
             size = 0
         buckets[-1].append(parameter)
-        size += parts.local(parameter).nbytes
+        size += local(parameter).nbytes
     return buckets

@@ -46,7 +46,7 @@ def cost_of(module: nn.Module, sequence_length: int) -> Cost:
         if isinstance(part, Block):
             config = part.attention.config
             flops += 4.0 * config.heads * config.head_dim * mean_context(sequence_length, part.window)
-            flops += _met_by_a_token(part)
+            flops += _flops_per_token(part)
         elif not isinstance(part, nn.Embedding) and not isinstance(module, Block):
             flops += sum(2.0 * p.numel() for p in part.parameters(recurse=False) if p.dim() > 1)
     return Cost(flops, parameters)
@@ -58,7 +58,7 @@ def output_cost(model: Transformer) -> Cost:
     return Cost(2.0 * size, size)
 
 
-def _met_by_a_token(block: Block) -> float:
+def _flops_per_token(block: Block) -> float:
     """Two FLOPs for each weight, of the experts only for those that a token visits."""
     settings = block.attention.config.moe
     met = 0.0

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from piledriver.engine.errors import EngineError
-from piledriver.engine.failed_step import discard_step
+from piledriver.engine.faults.failed_step import discard_step
 from piledriver.engine.pipeline_parallel.microbatches import MicroBatch
 
 Run = Callable[[tuple[Tensor, ...], MicroBatch], Any]
@@ -66,20 +66,20 @@ def find_shapes(
             inputs = example.inputs if number == 0 else tuple(meta.zeros(device) for meta in found[-1])
             told = [_try(number, stages[number], runs[number], inputs, example)]
         dist.broadcast_object_list(told, src=dist.get_global_rank(group, owner), group=group)
-        if isinstance(told[0], _Complaint):
-            told[0].say()
+        if isinstance(told[0], _StageFailure):
+            told[0].raise_()
         found.append(told[0])
     return found
 
 
 @dataclass(frozen=True)
-class _Complaint:
+class _StageFailure:
     """Why a stage cannot run a batch, told to every rank, which raises it there."""
 
     what: str
     out_of_memory: bool = False
 
-    def say(self) -> NoReturn:
+    def raise_(self) -> NoReturn:
         if self.out_of_memory:
             raise StageOutOfMemoryError(self.what, fix="use smaller batches or more microbatches")
         raise EngineError(self.what, fix="make each module take what the one before it gives")
@@ -87,7 +87,7 @@ class _Complaint:
 
 def _try(
     number: int, stage: nn.Module, run: Run, inputs: tuple[Tensor, ...], example: MicroBatch
-) -> tuple[Meta, ...] | _Complaint:
+) -> tuple[Meta, ...] | _StageFailure:
     try:
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
@@ -100,7 +100,7 @@ def _try(
         tensors = outputs if isinstance(outputs, tuple | list) else (outputs,)
         strange = next((type(one).__name__ for one in tensors if not isinstance(one, Tensor)), None)
         if strange is not None:
-            return _Complaint(f"stage {number} gives a {strange}: only tensors travel between stages")
+            return _StageFailure(f"stage {number} gives a {strange}: only tensors travel between stages")
         return tuple(Meta.of(tensor) for tensor in tensors)
     except Exception as error:
         if isinstance(stage, FSDPModule):
@@ -108,8 +108,8 @@ def _try(
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if isinstance(error, torch.OutOfMemoryError):
-            return _Complaint(f"stage {number} has no memory for a micro-batch of {shapes}: {reason}", True)
-        return _Complaint(f"stage {number} cannot take what the stage before it gives ({shapes}): {reason}")
+            return _StageFailure(f"stage {number} has no memory for a micro-batch of {shapes}: {reason}", True)
+        return _StageFailure(f"stage {number} cannot take what the stage before it gives ({shapes}): {reason}")
     finally:
         for module in stage.modules():
             if isinstance(module, FSDPModule):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from piledriver.engine.mesh import Mesh
-from piledriver.engine.pipeline_parallel.microbatches import MicroBatch, counted
+from piledriver.engine.pipeline_parallel.microbatches import MicroBatch, count_targets
 from piledriver.engine.pipeline_parallel.stages.transformer import pack, unpack
 from piledriver.models.loss import LossSums
 
@@ -35,7 +35,7 @@ class Losses:
         # Hugging Face's loss does not count the first label: it is nobody's next token.
         first = 1 if loss_fn is None and not own else 0
         weights = torch.stack(
-            [torch.as_tensor(counted(_from_label(part.targets, first)), device=device) for part in microbatches]
+            [torch.as_tensor(count_targets(_from_label(part.targets, first)), device=device) for part in microbatches]
         ).double()
         # Our own loss counts for itself; for others the host has to know, and asks once a batch.
         self._weights = [] if own else weights.tolist()
@@ -60,7 +60,7 @@ class Losses:
         total: Tensor = output[0]
         return total * self._factor
 
-    def everywhere(self, mesh: Mesh) -> LossSums:
+    def all_reduce(self, mesh: Mesh) -> LossSums:
         """The sums over all micro-batches and processes, on every rank."""
         for axis in [mesh.pp, *mesh.dp_groups]:
             dist.all_reduce(self._sums, group=axis.get_group())
@@ -94,7 +94,7 @@ class TokenLosses:
         begin, rows = sum(micro.rows for micro in self.microbatches[:number]), self.microbatches[number].rows
         self._losses[begin : begin + rows] = output[:rows]
 
-    def everywhere(self, group: Any) -> Tensor:
+    def all_reduce(self, group: Any) -> Tensor:
         """All losses, on every rank of the pipeline."""
         dist.all_reduce(self._losses, group=group)
         return self._losses

@@ -46,12 +46,12 @@ class MicroBatch:
         return torch.cat((self.targets, self.targets.new_full((missing, *self.targets.shape[1:]), IGNORE_INDEX)))
 
 
-def cut_batch(
+def split_microbatches(
     inputs: Tensor | tuple[Tensor, ...], targets: Any, context: Mapping[str, Any], parts: int
 ) -> list[MicroBatch]:
     """Cut tensors along their first dimension, as evenly as can be.
 
-    >>> [part.rows for part in cut_batch(torch.zeros(7, 2), torch.zeros(7), {}, 4)]
+    >>> [part.rows for part in split_microbatches(torch.zeros(7, 2), torch.zeros(7), {}, 4)]
     [2, 2, 2, 1]
     """
     given = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
@@ -100,7 +100,7 @@ def check_same_batch(inputs: Any, targets: Any, pp: DeviceMesh) -> None:
         )
 
 
-def counted(targets: Any) -> int | Tensor:
+def count_targets(targets: Any) -> int | Tensor:
     """How many targets of a micro-batch count: integers that are not -100, or rows."""
     tensors = _tensors(targets)
     if tensors and not tensors[0].is_floating_point() and tensors[0].dtype != torch.bool:

@@ -17,17 +17,17 @@ from torch.distributed.fsdp import FSDPModule
 
 from piledriver.core.errors import UsageError
 from piledriver.engine.errors import EngineError
-from piledriver.engine.lost_ranks import report_lost_ranks
+from piledriver.engine.faults.lost_ranks import report_lost_ranks
+from piledriver.engine.layout import SPLIT_BACKWARD
 from piledriver.engine.mesh import Mesh
 from piledriver.engine.pipeline_parallel.forward_only import Forward, run_forward
 from piledriver.engine.pipeline_parallel.infer_shapes import Meta, StageOutOfMemoryError, find_shapes
 from piledriver.engine.pipeline_parallel.losses import Losses, LossFunction, TokenLosses
-from piledriver.engine.pipeline_parallel.microbatches import MicroBatch, check_same_batch, cut_batch
+from piledriver.engine.pipeline_parallel.microbatches import MicroBatch, check_same_batch, split_microbatches
 from piledriver.engine.pipeline_parallel.schedules import microbatches_of, rank_of_stage, schedule_class
-from piledriver.engine.pipeline_parallel.split import made_stages, split_of
-from piledriver.engine.pipeline_parallel.stages.stage import Keywords, Stage
+from piledriver.engine.pipeline_parallel.split import made_stages, pipeline_split
+from piledriver.engine.pipeline_parallel.stages.stage import Keywords, ScheduledStage
 from piledriver.engine.pipeline_parallel.tied_weights import TiedWeightSync
-from piledriver.engine.schedule_rules import SPLIT_BACKWARD
 from piledriver.engine.state import state_of
 from piledriver.models import Transformer
 from piledriver.models.loss import LossSums
@@ -35,7 +35,7 @@ from piledriver.models.loss import LossSums
 # Schedules are kept for so many shapes of batches: each holds buffers for what its stages receive.
 KEPT_SHAPES = 4
 
-GO_ON = "go on from a checkpoint in new processes, with smaller batches or more microbatches"
+RESUME_FIX = "go on from a checkpoint in new processes, with smaller batches or more microbatches"
 """What to do when one rank failed in the middle of a schedule, while others wait for what it will not send."""
 
 SETTINGS = ("z_loss", "chunk_tokens")
@@ -46,7 +46,7 @@ class Pipeline:
     """This rank's stages of a model that was split and laid out, and the schedule that runs them."""
 
     def __init__(self, model: nn.Module, mesh: Mesh, *, device: torch.device) -> None:
-        known = split_of(model)
+        known = pipeline_split(model)
         if known is None:
             raise UsageError("the model was not split into stages", fix="lay it out with pp of 2 or more")
         self.model, self.mesh, self.layout, self.device = model, mesh, mesh.layout, device
@@ -59,10 +59,10 @@ class Pipeline:
             _keep_gathered(self.stages.values())
         self.rank_of = [rank_of_stage(self.layout, stage) for stage in range(self.layout.stages)]
         self._found: dict[Any, list[tuple[Meta, ...]]] = {}
-        self._built: dict[Any, tuple[Any, list[Stage]]] = {}
+        self._built: dict[Any, tuple[Any, list[ScheduledStage]]] = {}
         self._losses: Losses | None = None
         self._window_open = False
-        self._broke_off: str | None = None
+        self._failure: str | None = None
 
     def step(
         self,
@@ -83,17 +83,17 @@ class Pipeline:
             # A batch in which nothing counts leaves no gradient rather than one that is not a number.
             losses.divide_by(losses.weight.clamp(min=1.0) if divisor is None else divisor, scale)
             if not self._window_open:
-                self.tied.lend()
+                self.tied.send_weights()
             schedule = self._schedule(losses)
             with self._in_step():
                 self._window_open = not sync
                 with reducer.off() if reducer is not None else nullcontext():
                     self._train(losses, *schedule, sync=sync)
                 if sync:
-                    self.tied.give_back()
+                    self.tied.return_gradients()
                     if reducer is not None:
                         reducer.synchronise()
-                return losses.everywhere(self.mesh)
+                return losses.all_reduce(self.mesh)
 
     @torch.no_grad()
     def evaluate(
@@ -108,11 +108,11 @@ class Pipeline:
         self._check_in_step()
         with report_lost_ranks("a pipeline's evaluation", self.mesh.pp.get_group()):
             losses = self._prepare(inputs, targets, loss_fn, context)
-            self.tied.lend()
+            self.tied.send_weights()
             self._shapes(losses)
             with self._in_step():
                 self._forward(losses)
-                return losses.everywhere(self.mesh)
+                return losses.all_reduce(self.mesh)
 
     @torch.no_grad()
     def token_losses(self, inputs: Tensor, targets: Tensor, *, context: Mapping[str, Any]) -> Tensor:
@@ -124,19 +124,19 @@ class Pipeline:
             )
         group = self.mesh.pp.get_group()
         with report_lost_ranks("a pipeline's evaluation", group):
-            self._pass_settings_on()
-            losses = TokenLosses(cut_batch(inputs, targets, context, self.microbatches), targets, self.device)
-            self.tied.lend()
+            self._copy_settings()
+            losses = TokenLosses(split_microbatches(inputs, targets, context, self.microbatches), targets, self.device)
+            self.tied.send_weights()
             self._shapes(losses)
             with self._in_step():
                 self._forward(losses)
-                return losses.everywhere(group)
+                return losses.all_reduce(group)
 
     def _check_in_step(self) -> None:
-        if self._broke_off is not None:
+        if self._failure is not None:
             raise EngineError(
-                f"a batch broke off within the pipeline's schedule, so its ranks are out of step: {self._broke_off}",
-                fix=GO_ON,
+                f"a batch broke off within the pipeline's schedule, so its ranks are out of step: {self._failure}",
+                fix=RESUME_FIX,
             )
 
     @contextmanager
@@ -147,9 +147,9 @@ class Pipeline:
         except Exception as error:
             # torch says in general terms that a schedule failed; what failed is the cause.
             cause = error.__cause__ or error
-            self._broke_off = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
+            self._failure = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
             if isinstance(cause, torch.OutOfMemoryError):
-                raise StageOutOfMemoryError(self._broke_off, fix=GO_ON) from error
+                raise StageOutOfMemoryError(self._failure, fix=RESUME_FIX) from error
             raise
 
     def _prepare(self, inputs: Any, targets: Any, loss_fn: LossFunction | None, context: Any) -> Losses:
@@ -160,10 +160,10 @@ class Pipeline:
                 raise UsageError(f"a pipeline of a {name} has no loss of its own", fix="give loss_fn")
             if context:
                 raise UsageError(f"stages of a {name} take no {next(iter(context))!r}", fix="leave it out")
-        self._pass_settings_on()
+        self._copy_settings()
         if self.layout.debug:
             check_same_batch(inputs, targets, self.mesh.pp)
-        cut = cut_batch(inputs, targets, dict(context or {}), self.microbatches)
+        cut = split_microbatches(inputs, targets, dict(context or {}), self.microbatches)
         if isinstance(self.model, Transformer) and self.model.config.moe and cut[-1].rows != cut[0].rows:
             rows, parts = sum(part.rows for part in cut), self.microbatches
             raise EngineError(
@@ -172,13 +172,13 @@ class Pipeline:
             )
         return Losses(cut, loss_fn, own=own, mesh=self.mesh, device=self.device)
 
-    def _pass_settings_on(self) -> None:
+    def _copy_settings(self) -> None:
         """Stages are copies: what the user says to the model about its loss is said to them too."""
         settings = {name: vars(self.model)[name] for name in SETTINGS if name in vars(self.model)}
         for stage in self.stages.values():
             vars(stage).update(settings)
 
-    def _train(self, losses: Losses, schedule: Any, stages: list[Stage], *, sync: bool) -> None:
+    def _train(self, losses: Losses, schedule: Any, stages: list[ScheduledStage], *, sync: bool) -> None:
         self._losses = losses
         for stage in stages:
             stage.microbatches, stage.reduces = losses.microbatches, sync
@@ -215,7 +215,7 @@ class Pipeline:
             self._found[key] = find_shapes(self.stages, runs, self.rank_of, first, self.mesh.pp, self.device)
         return self._found[key]
 
-    def _schedule(self, losses: Losses) -> tuple[Any, list[Stage]]:
+    def _schedule(self, losses: Losses) -> tuple[Any, list[ScheduledStage]]:
         key = (losses.own, _shape_key(losses.microbatches[0]))
         if key not in self._built:
             while len(self._built) >= KEPT_SHAPES:
@@ -223,11 +223,11 @@ class Pipeline:
             self._built[key] = self._build(losses)
         return self._built[key]
 
-    def _build(self, losses: Losses) -> tuple[Any, list[Stage]]:
+    def _build(self, losses: Losses) -> tuple[Any, list[ScheduledStage]]:
         outputs = self._shapes(losses)
         inputs = [tuple(Meta.of(tensor) for tensor in losses.microbatches[0].inputs), *outputs]
         stages = [
-            Stage(
+            ScheduledStage(
                 module,
                 number,
                 self.layout.stages,

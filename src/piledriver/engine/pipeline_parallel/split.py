@@ -18,7 +18,7 @@ from piledriver.engine.mesh import Mesh
 from piledriver.engine.pipeline_parallel.balance import balanced
 from piledriver.engine.pipeline_parallel.costs import weights
 from piledriver.engine.pipeline_parallel.schedules import rank_of_stage, stages_of_rank
-from piledriver.engine.pipeline_parallel.traced import adopt, trace
+from piledriver.engine.pipeline_parallel.traced import adopt, trace_stages
 from piledriver.engine.pipeline_parallel.units import PipelineUnits, drop_modules, shell, units_of
 from piledriver.models.layers import Linear
 
@@ -51,7 +51,7 @@ def keep_own_stages(model: nn.Module, mesh: Mesh, *, sequence_length: int | None
     """
     layout = mesh.layout
     chain = units_of(model, sequence_length)
-    names = cut(chain, layout.stages)
+    names = assign_stages(chain, layout.stages)
     mine = stages_of_rank(layout, mesh.pp.get_local_rank())
     if chain.kind == "traced":
         return _split_traced(model, chain, names, mine, layout)
@@ -70,14 +70,14 @@ def _split_traced(
         raise LayoutError(
             f"tp {layout.tp} in stages of a {type(model).__name__}, which are known by a trace only", fix="use tp=1"
         )
-    every = trace(model, [stage[0] for stage in names[1:]])
+    every = trace_stages(model, [stage[0] for stage in names[1:]])
     stages = [every[number] for number in mine]
     adopt(model, stages, [name for stage in names for name in stage])
     model.__dict__[_NAME] = Split(chain, names, mine, stages)
     return model
 
 
-def cut(chain: PipelineUnits, stages: int) -> list[tuple[str, ...]]:
+def assign_stages(chain: PipelineUnits, stages: int) -> list[tuple[str, ...]]:
     """The module names of each stage: the cut whose dearest stage costs least."""
     if len(chain.units) < stages:
         raise LayoutError(
@@ -88,7 +88,7 @@ def cut(chain: PipelineUnits, stages: int) -> list[tuple[str, ...]]:
     return [tuple(name for unit in chain.units[part.start : part.stop] for name in unit.names) for part in parts]
 
 
-def split_of(model: nn.Module) -> Split | None:
+def pipeline_split(model: nn.Module) -> Split | None:
     """Where a model was cut; None for a whole one."""
     found: Split | None = model.__dict__.get(_NAME)
     return found
@@ -96,7 +96,7 @@ def split_of(model: nn.Module) -> Split | None:
 
 def made_stages(model: nn.Module) -> list[nn.Module]:
     """Return the modules that run this rank's stages; for an unsplit model, itself."""
-    known = split_of(model)
+    known = pipeline_split(model)
     if known is None:
         return [model]
     if not known.made:
@@ -116,7 +116,7 @@ def stage_borders(model: nn.Module) -> tuple[list[str], list[str]]:
 
     Call it before `made_stages`. An unsplit model has none.
     """
-    known = split_of(model)
+    known = pipeline_split(model)
     if known is None:
         return [], []
     chains = [[name for name in known.names[stage] if _has(model, name)] for stage in known.stages]

@@ -17,14 +17,14 @@ from torch.distributed.tensor import DTensor
 from piledriver.engine.errors import EngineError
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Mesh
-from piledriver.engine.pipeline_parallel.split import ends, split_of
+from piledriver.engine.pipeline_parallel.split import ends, pipeline_split
 
 
 class TiedWeightSync:
     """The weights of a pipeline that are needed at both ends; none for most models."""
 
     def __init__(self, model: nn.Module, stages: dict[int, nn.Module], mesh: Mesh, layout: Layout) -> None:
-        known = split_of(model)
+        known = pipeline_split(model)
         assert known is not None
         self.group = mesh.pp.get_group()
         first, last = ends(layout)
@@ -32,8 +32,8 @@ class TiedWeightSync:
         self.me = dist.get_rank()
         borrows = known.chain.borrows
         self.owned = [model.get_submodule(name) for name in borrows.values()] if self.me == self.first else []
-        at_the_end = stages.get(layout.stages - 1)
-        self.borrowed = [] if at_the_end is None else [at_the_end.get_submodule(name) for name in borrows]
+        last_stage = stages.get(layout.stages - 1)
+        self.borrowed = [] if last_stage is None else [last_stage.get_submodule(name) for name in borrows]
 
     def materialise(self, device: torch.device) -> None:
         """Room for the copies, where the model was made without memory."""
@@ -42,12 +42,12 @@ class TiedWeightSync:
                 module.to_empty(device=device)
 
     @torch.no_grad()
-    def lend(self) -> None:
+    def send_weights(self) -> None:
         """The owner's weights to the borrower."""
         self._pass([_local(m.weight) for m in self.owned], [_local(m.weight) for m in self.borrowed], back=False)
 
     @torch.no_grad()
-    def give_back(self) -> None:
+    def return_gradients(self) -> None:
         """The borrower's gradient to the owner, who adds it to its own."""
         gradients = [self._gradient(module.weight) for module in self.borrowed]
         room = [torch.zeros_like(_local(module.weight)) for module in self.owned]

@@ -47,7 +47,7 @@ def traced_units(model: nn.Module, length: int) -> list[tuple[tuple[str, ...], C
     return units
 
 
-def trace(model: nn.Module, starts: list[str]) -> list[nn.Module]:
+def trace_stages(model: nn.Module, starts: list[str]) -> list[nn.Module]:
     """The stages of a model, each but the first beginning with the block of that name."""
     from torch.distributed.pipelining import SplitPoint, pipeline
 

@@ -45,42 +45,42 @@ class Group:
         return cls(str(dist.group.WORLD.group_name), dist.get_world_size(), dist.get_rank())
 
 
-def copied(x: Tensor, group: Group) -> Tensor:
+def copy_to_region(x: Tensor, group: Group) -> Tensor:
     """The same everywhere; each process reads it for a part of the work: gradients are summed."""
     return _exchange(x, "same", "sum", 0, group)
 
 
-def summed(x: Tensor, group: Group) -> Tensor:
+def reduce_from_region(x: Tensor, group: Group) -> Tensor:
     """The sum of the parts; all processes go on with it: the gradient is whole already."""
     return _exchange(x, "sum", "same", 0, group)
 
 
-def summed_both_ways(x: Tensor, group: Group) -> Tensor:
+def all_reduce_sum(x: Tensor, group: Group) -> Tensor:
     """The sum of the parts; each process reads it for a part of the work: gradients are summed too."""
     return _exchange(x, "sum", "sum", 0, group)
 
 
-def gathered(x: Tensor, dim: int, group: Group) -> Tensor:
+def gather_from_sequence_region(x: Tensor, dim: int, group: Group) -> Tensor:
     """The pieces put together; each process reads them for a part of the work: gradients are summed, then cut."""
     return _exchange(x, "gather", "scatter", dim, group)
 
 
-def scattered(x: Tensor, dim: int, group: Group) -> Tensor:
+def reduce_scatter_to_sequence_region(x: Tensor, dim: int, group: Group) -> Tensor:
     """This process's piece of the sum of the parts."""
     return _exchange(x, "scatter", "gather", dim, group)
 
 
-def joined(x: Tensor, dim: int, group: Group) -> Tensor:
+def gather_from_region(x: Tensor, dim: int, group: Group) -> Tensor:
     """The pieces put together; all processes go on with the same work: the gradient is only cut."""
     return _exchange(x, "gather", "cut", dim, group)
 
 
-def cut(x: Tensor, dim: int, group: Group) -> Tensor:
+def scatter_to_region(x: Tensor, dim: int, group: Group) -> Tensor:
     """This process's piece of what all processes hold."""
     return _exchange(x, "cut", "gather", dim, group)
 
 
-def padded(x: Tensor, dim: int, multiple: int) -> Tensor:
+def pad_to_multiple(x: Tensor, dim: int, multiple: int) -> Tensor:
     """Zeros at the end of a dimension, up to the next multiple: pieces must have one size."""
     missing = -x.shape[dim] % multiple
     if missing == 0:
@@ -127,31 +127,31 @@ def _run(way: str, x: Tensor, dim: int, name: str, size: int, rank: int) -> Tens
     return cast(Tensor, _wait(out)).to(x.dtype)
 
 
-def exchanged(x: Tensor, received: list[int] | None, sent: list[int] | None, group: Group) -> Tensor:
+def all_to_all_rows(x: Tensor, received: list[int] | None, sent: list[int] | None, group: Group) -> Tensor:
     """Rows to other processes and from them; `sent` and `received` are rows per process, None where all are equal."""
     if group.size == 1:
         return x
-    return cast(Tensor, _apply_exchanged(x.contiguous(), received, sent, group.name))
+    return cast(Tensor, _apply_all_to_all(x.contiguous(), received, sent, group.name))
 
 
-class _Exchanged(torch.autograd.Function):
+class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, received: list[int] | None, sent: list[int] | None, name: str) -> Tensor:
         ctx.way = (sent, received, name)
-        return _run_exchanged(x, received, sent, name)
+        return _run_all_to_all(x, received, sent, name)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return _run_exchanged(gradient.contiguous(), *ctx.way), None, None, None
+        return _run_all_to_all(gradient.contiguous(), *ctx.way), None, None, None
 
 
-_apply_exchanged: Any = _Exchanged.apply
+_apply_all_to_all: Any = _AllToAll.apply
 
 
-def _run_exchanged(x: Tensor, received: list[int] | None, sent: list[int] | None, name: str) -> Tensor:
+def _run_all_to_all(x: Tensor, received: list[int] | None, sent: list[int] | None, name: str) -> Tensor:
     return cast(Tensor, _wait(_all_to_all(x, received, sent, name)))
 
 
-def agreed(x: Tensor, how: str, name: str) -> Tensor:
+def all_reduce_without_grad(x: Tensor, how: str, name: str) -> Tensor:
     """Sum or maximum over a group, outside of what gradients flow through."""
     return cast(Tensor, _wait(_all_reduce(x, how, name)))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_tensor
 
-from piledriver.engine.shards.collectives import Group, copied
+from piledriver.engine.shards.collectives import Group, copy_to_region
 
 Reader = Callable[[Tensor], Tensor]
 
@@ -64,7 +64,7 @@ class SumGradient:
         self.group = group
 
     def __call__(self, parameter: Tensor) -> Tensor:
-        return copied(part(parameter), self.group)
+        return copy_to_region(part(parameter), self.group)
 
 
 class ScaleGradient:
@@ -123,7 +123,7 @@ def read_locally(module: nn.Module, name: str, reader: Reader = part) -> None:
     first = "_readers" not in module.__dict__
     if first:
         module.__dict__["_readers"] = {}
-        module.__dict__["_at_work"] = False
+        module.__dict__["_reads_locally"] = False
         module.register_forward_pre_hook(_begin, prepend=True)
         # Not called after an error: that would be a guard on the hook's number, and a compilation for every block.
         module.register_forward_hook(_end)
@@ -145,14 +145,14 @@ def _reading_class(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Mod
 def _reading(name: str) -> property:
     def read(self: Any) -> Any:
         parameter = self._parameters[name]
-        return self._readers[name](parameter) if self._at_work and parameter is not None else parameter
+        return self._readers[name](parameter) if self._reads_locally and parameter is not None else parameter
 
     return property(read)
 
 
 def _begin(module: nn.Module, args: Any) -> None:
-    module._at_work = True  # type: ignore[assignment]
+    module._reads_locally = True  # type: ignore[assignment]
 
 
 def _end(module: nn.Module, args: Any, output: Any) -> None:
-    module._at_work = False  # type: ignore[assignment]
+    module._reads_locally = False  # type: ignore[assignment]

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from piledriver.engine.shards.collectives import (
     Group,
-    copied,
-    cut,
-    gathered,
-    joined,
-    padded,
-    scattered,
-    summed,
-    summed_both_ways,
+    all_reduce_sum,
+    copy_to_region,
+    gather_from_region,
+    gather_from_sequence_region,
+    pad_to_multiple,
+    reduce_from_region,
+    reduce_scatter_to_sequence_region,
+    scatter_to_region,
 )
 
 
@@ -33,29 +33,29 @@ class SequenceParallelHooks:
         self.length = 0
         """Tokens of the sequence being computed, before padding; set where the stream begins."""
 
-    def into_parts(self, x: Tensor) -> Tensor:
+    def gather_input(self, x: Tensor) -> Tensor:
         """What enters a layer of which this process computes a part: the whole stream."""
         if not self.by_sequence:
-            return copied(x, self.group)
-        return gathered(x, 1, self.group).narrow(1, 0, self.length)
+            return copy_to_region(x, self.group)
+        return gather_from_sequence_region(x, 1, self.group).narrow(1, 0, self.length)
 
-    def out_of_parts(self, x: Tensor) -> Tensor:
+    def reduce_output(self, x: Tensor) -> Tensor:
         """What leaves such layers: the sum of the parts."""
         if not self.by_sequence:
-            return summed(x, self.group)
-        return scattered(padded(x, 1, self.group.size), 1, self.group)
+            return reduce_from_region(x, self.group)
+        return reduce_scatter_to_sequence_region(pad_to_multiple(x, 1, self.group.size), 1, self.group)
 
-    def split(self, x: Tensor) -> Tensor:
+    def scatter(self, x: Tensor) -> Tensor:
         """This process's share of something that all hold; the dimension before the last is the sequence."""
         if not self.by_sequence:
             return x
-        return cut(padded(x, -2, self.group.size), -2, self.group)
+        return scatter_to_region(pad_to_multiple(x, -2, self.group.size), -2, self.group)
 
-    def whole(self, x: Tensor) -> Tensor:
+    def gather(self, x: Tensor) -> Tensor:
         """The stream put together, for work that all processes do alike."""
         if not self.by_sequence:
             return x
-        return joined(x, 1, self.group).narrow(1, 0, self.length)
+        return gather_from_region(x, 1, self.group).narrow(1, 0, self.length)
 
     def begin(self, x: Tensor, dim: int = 1) -> None:
         """Note the length of the sequence."""
@@ -65,17 +65,17 @@ class SequenceParallelHooks:
         return self
 
 
-def enter_parts(module: nn.Module, stream: SequenceParallelHooks) -> None:
+def hook_input(module: nn.Module, stream: SequenceParallelHooks) -> None:
     """The first argument of a layer that computes a part of the columns."""
-    module.register_forward_pre_hook(lambda _, args: (stream.into_parts(args[0]), *args[1:]))
+    module.register_forward_pre_hook(lambda _, args: (stream.gather_input(args[0]), *args[1:]))
 
 
-def leave_parts(module: nn.Module, stream: SequenceParallelHooks) -> None:
+def hook_output(module: nn.Module, stream: SequenceParallelHooks) -> None:
     """The output of a layer that sums over a part of the rows."""
-    module.register_forward_hook(lambda _, args, out: stream.out_of_parts(out))
+    module.register_forward_hook(lambda _, args, out: stream.reduce_output(out))
 
 
-class VocabularyPart:
+class VocabParallelEmbedding:
     """An embedding of which this process holds the rows from `first` on: others give zeros, and all are summed."""
 
     def __init__(self, first: int, rows: int, stream: SequenceParallelHooks) -> None:
@@ -93,7 +93,7 @@ class VocabularyPart:
         """Zeros where another process holds the row, then the sum."""
         assert self.missing is not None
         out, self.missing = out.masked_fill(self.missing.unsqueeze(-1), 0.0), None
-        return self.stream.out_of_parts(out)
+        return self.stream.reduce_output(out)
 
     def attach(self, embedding: nn.Module) -> None:
         """Hook onto an embedding whose weight is placed already."""
@@ -101,7 +101,7 @@ class VocabularyPart:
         embedding.register_forward_hook(self.after)
 
 
-class SplitRMSNorm(nn.Module):
+class ShardedRMSNorm(nn.Module):
     """RMSNorm over a dimension of which this process holds a part: squares are summed over all."""
 
     weight: nn.Parameter | None
@@ -114,6 +114,6 @@ class SplitRMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension as if it were whole."""
         wide = x.float()
-        squares = summed_both_ways(wide.square().sum(dim=-1, keepdim=True), self.group)
+        squares = all_reduce_sum(wide.square().sum(dim=-1, keepdim=True), self.group)
         normed = wide * torch.rsqrt(squares / self.dim + self.eps)
         return (normed if self.weight is None else normed * self.weight.float()).to(x.dtype)

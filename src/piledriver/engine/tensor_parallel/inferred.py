@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import loss_parallel
 
-from piledriver.engine.shards.collectives import Group, copied, cut, summed
+from piledriver.engine.shards.collectives import Group, copy_to_region, reduce_from_region, scatter_to_region
 from piledriver.engine.shards.local_params import (
     Reader,
     RowParallelBias,
@@ -25,9 +25,9 @@ from piledriver.engine.shards.local_params import (
     place_parameter,
     place_rest,
 )
-from piledriver.engine.tensor_parallel.activation_hooks import SequenceParallelHooks, VocabularyPart
+from piledriver.engine.tensor_parallel.activation_hooks import SequenceParallelHooks, VocabParallelEmbedding
 from piledriver.engine.tensor_parallel.roles import Role, features, infer_roles, is_transposed
-from piledriver.engine.tensor_parallel.transformer import gathered_columns
+from piledriver.engine.tensor_parallel.transformer import gather_columns
 
 
 def split_inferred(model: nn.Module, mesh: DeviceMesh) -> dict[str, Role]:
@@ -40,7 +40,7 @@ def split_inferred(model: nn.Module, mesh: DeviceMesh) -> dict[str, Role]:
         module = model.get_submodule(name)
         _place(module, role, mesh, placed, group)
         _hook(module, role, mesh, group, entries.setdefault(name.rpartition(".")[0], SharedEntry(group)))
-        if role is Role.ROWS:
+        if role is Role.COLWISE:
             _count_heads(model.get_submodule(name.rpartition(".")[0]), group.size)
     place_rest(model, mesh, placed)
     for module in model.modules():
@@ -73,7 +73,7 @@ def _place(
     for leaf in list(module._parameters):
         placement: Placement = Replicate()
         reader: Reader = part
-        if role in (Role.COLUMNS, Role.COLUMNS_CUT):
+        if role in (Role.ROWWISE, Role.ROWWISE_SCATTERED):
             placement, reader = (Shard(columns), part) if leaf == "weight" else (Replicate(), RowParallelBias(group))
         elif role is Role.HEAD_NORM:
             reader = SumGradient(group)
@@ -94,7 +94,7 @@ class SharedEntry:
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         x = args[0]
         if self._last is None or self._last[0] is not x:
-            self._last, self._reads = (x, copied(x, self.group)), 0
+            self._last, self._reads = (x, copy_to_region(x, self.group)), 0
         entered = self._last[1]
         self._reads += 1
         if self._reads == self.readers:
@@ -119,32 +119,32 @@ class Head:
                 out, self.mesh, [Shard(out.dim() - 1)], run_check=False, shape=whole.shape, stride=whole.stride()
             )
             return split
-        return gathered_columns(out, self.columns, self.group)
+        return gather_columns(out, self.columns, self.group)
 
     def __deepcopy__(self, memo: Any) -> Head:
         return self
 
 
 def _hook(module: nn.Module, role: Role, mesh: DeviceMesh, group: Group, entry: SharedEntry) -> None:
-    if role is Role.VOCABULARY:
+    if role is Role.VOCAB:
         _split_vocabulary(module, group)
         return
     if role is Role.HEAD_NORM:
         return
-    if role in (Role.ROWS, Role.ROWS_JOINED, Role.HEAD):
+    if role in (Role.COLWISE, Role.COLWISE_GATHERED, Role.HEAD):
         entry.readers += 1
         module.register_forward_pre_hook(entry)
-    if role is Role.COLUMNS_CUT:
-        module.register_forward_pre_hook(lambda _, args: (cut(args[0], -1, group), *args[1:]))
-    if role in (Role.COLUMNS, Role.COLUMNS_CUT):
-        module.register_forward_hook(lambda _, args, out: summed(out, group))
+    if role is Role.ROWWISE_SCATTERED:
+        module.register_forward_pre_hook(lambda _, args: (scatter_to_region(args[0], -1, group), *args[1:]))
+    if role in (Role.ROWWISE, Role.ROWWISE_SCATTERED):
+        module.register_forward_hook(lambda _, args, out: reduce_from_region(out, group))
     # The shape that the parameter has at rest is that of the whole layer.
     columns = features(module)[1]
-    if role is Role.ROWS_JOINED:
-        module.register_forward_hook(lambda _, args, out: gathered_columns(out, columns, group))
+    if role is Role.COLWISE_GATHERED:
+        module.register_forward_hook(lambda _, args, out: gather_columns(out, columns, group))
     if role is Role.HEAD:
         module.register_forward_hook(Head(mesh, group, columns))
-    if is_transposed(module) and role in (Role.ROWS, Role.ROWS_JOINED):
+    if is_transposed(module) and role in (Role.COLWISE, Role.COLWISE_GATHERED):
         whole: Any = module
         whole.nf = columns // group.size
 
@@ -153,7 +153,7 @@ def _split_vocabulary(module: Any, group: Group) -> None:
     rows = -(-module.num_embeddings // group.size)
     first = min(group.rank * rows, module.num_embeddings)
     count = min(rows, module.num_embeddings - first)
-    VocabularyPart(first, count, SequenceParallelHooks(group, by_sequence=False)).attach(module)
+    VocabParallelEmbedding(first, count, SequenceParallelHooks(group, by_sequence=False)).attach(module)
     if module.padding_idx is not None:
         here = first <= module.padding_idx < first + count
         module.padding_idx = module.padding_idx - first if here else None
@@ -178,10 +178,10 @@ def _read_with_parent(attention: nn.MultiheadAttention) -> None:
     child = attention.out_proj
 
     def begin(module: nn.Module, args: Any) -> None:
-        child._at_work = True  # type: ignore[assignment]
+        child._reads_locally = True  # type: ignore[assignment]
 
     def end(module: nn.Module, args: Any, out: Any) -> None:
-        child._at_work = False  # type: ignore[assignment]
+        child._reads_locally = False  # type: ignore[assignment]
 
     attention.register_forward_pre_hook(begin)
     attention.register_forward_hook(end, always_call=True)

@@ -18,15 +18,15 @@ from piledriver.engine.errors import LayoutError
 class Role(Enum):
     """How a layer is split."""
 
-    ROWS = "rows"
+    COLWISE = "colwise"
     """Each process computes a part of the outputs, which the next layers go on with."""
-    COLUMNS = "columns"
+    ROWWISE = "rowwise"
     """Each process reads a part of the inputs; outputs are summed."""
-    ROWS_JOINED = "rows joined"
+    COLWISE_GATHERED = "colwise gathered"
     """A part of the outputs, put together again: the layers behind do not know of the split."""
-    COLUMNS_CUT = "columns cut"
+    ROWWISE_SCATTERED = "rowwise scattered"
     """As COLUMNS, from inputs that are whole."""
-    VOCABULARY = "vocabulary"
+    VOCAB = "vocab"
     """An embedding, each process with a part of its rows."""
     HEAD = "head"
     """The output layer: as ROWS_JOINED, or its parts go into a loss that knows of the split."""
@@ -35,13 +35,13 @@ class Role(Enum):
 
 
 _STYLES = {
-    "colwise": Role.ROWS,
-    "rowwise": Role.COLUMNS,
-    "colwise_gather_output": Role.ROWS_JOINED,
-    "colwise_rep": Role.ROWS_JOINED,
-    "rowwise_split_input": Role.COLUMNS_CUT,
-    "rowwise_rep": Role.COLUMNS_CUT,
-    "embedding_rowwise": Role.VOCABULARY,
+    "colwise": Role.COLWISE,
+    "rowwise": Role.ROWWISE,
+    "colwise_gather_output": Role.COLWISE_GATHERED,
+    "colwise_rep": Role.COLWISE_GATHERED,
+    "rowwise_split_input": Role.ROWWISE_SCATTERED,
+    "rowwise_rep": Role.ROWWISE_SCATTERED,
+    "embedding_rowwise": Role.VOCAB,
     "replicated_with_grad_allreduce": Role.HEAD_NORM,
 }
 """The words of `transformers` for it."""
@@ -123,10 +123,10 @@ def _attention(module: nn.Module, tp: int) -> dict[str, Role]:
         counts = [features(module.get_submodule(name))[1] // size for name in separate]
         check_heads(counts[0], min(counts), tp)
         norms = {n: Role.HEAD_NORM for n in ("q_norm", "k_norm") if getattr(module, n, None) is not None}
-        return {**dict.fromkeys(separate, Role.ROWS), out: Role.COLUMNS, **norms}
+        return {**dict.fromkeys(separate, Role.COLWISE), out: Role.ROWWISE, **norms}
     # How a fused projection is arranged is not known from outside, nor how heads are counted: join what it gives.
     whole = [*separate, *sorted(_FUSED & names)]
-    return {**dict.fromkeys(whole, Role.ROWS_JOINED), out: Role.COLUMNS_CUT} if whole else {}
+    return {**dict.fromkeys(whole, Role.COLWISE_GATHERED), out: Role.ROWWISE_SCATTERED} if whole else {}
 
 
 def _knows_its_heads(module: nn.Module) -> bool:
@@ -149,9 +149,9 @@ def _mlp(module: nn.Module) -> dict[str, Role]:
     wide = features(children[down])[0]
     fused = [n for n in sorted(_FUSED_UP & set(children)) if features(children[n])[1] == 2 * wide]
     if fused:
-        return {fused[0]: Role.ROWS_JOINED, down: Role.COLUMNS_CUT}
+        return {fused[0]: Role.COLWISE_GATHERED, down: Role.ROWWISE_SCATTERED}
     ups = [n for n in sorted(_UP & set(children)) if features(children[n])[1] == wide and n != down]
-    return {**dict.fromkeys(ups, Role.ROWS), down: Role.COLUMNS} if ups else {}
+    return {**dict.fromkeys(ups, Role.COLWISE), down: Role.ROWWISE} if ups else {}
 
 
 def _pairs(module: nn.Module) -> dict[str, Role]:
@@ -163,7 +163,7 @@ def _pairs(module: nn.Module) -> dict[str, Role]:
     for name, child in module.named_children():
         if is_linear(child):
             if waiting is not None:
-                roles |= {waiting: Role.ROWS, name: Role.COLUMNS}
+                roles |= {waiting: Role.COLWISE, name: Role.ROWWISE}
                 waiting = None
             else:
                 waiting = name
@@ -183,7 +183,7 @@ def _ends(model: nn.Module) -> dict[str, Role]:
     heads = [last] if isinstance(last, nn.Linear) else heads
     tied = {id(m.weight) for m in embeddings}
     heads += [m for m in names if isinstance(m, nn.Linear) and id(m.weight) in tied and m not in heads]
-    return {**{names[m]: Role.VOCABULARY for m in embeddings}, **{names[m]: Role.HEAD for m in heads}}
+    return {**{names[m]: Role.VOCAB for m in embeddings}, **{names[m]: Role.HEAD for m in heads}}
 
 
 def _asked(model: nn.Module, question: str) -> Any:
@@ -199,7 +199,7 @@ def _check_config(model: nn.Module, roles: dict[str, Role], tp: int) -> None:
     config = getattr(model, "config", None)
     heads = getattr(config, "num_attention_heads", None)
     shared = getattr(config, "num_key_value_heads", None)
-    split = any(role is Role.ROWS and name.rpartition(".")[2] in _QUERY | _FUSED for name, role in roles.items())
+    split = any(role is Role.COLWISE and name.rpartition(".")[2] in _QUERY | _FUSED for name, role in roles.items())
     if split and isinstance(heads, int):
         check_heads(heads, shared if isinstance(shared, int) else heads, tp)
 
@@ -215,9 +215,9 @@ def check_heads(heads: int, kv_heads: int, tp: int) -> None:
 
 def _fits(module: nn.Module, role: Role, tp: int) -> bool:
     """Whether the split dimension divides. Two layers of a pair share that dimension, so both stay whole or none."""
-    if role in (Role.VOCABULARY, Role.HEAD, Role.HEAD_NORM):
+    if role in (Role.VOCAB, Role.HEAD, Role.HEAD_NORM):
         return True
     if not is_linear(module):
         return False
     inputs, outputs = features(module)
-    return (outputs if role in (Role.ROWS, Role.ROWS_JOINED) else inputs) % tp == 0
+    return (outputs if role in (Role.COLWISE, Role.COLWISE_GATHERED) else inputs) % tp == 0

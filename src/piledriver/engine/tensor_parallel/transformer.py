@@ -17,17 +17,26 @@ from torch.distributed.tensor import Placement, Replicate, Shard
 from piledriver.engine.errors import LayoutError
 from piledriver.engine.layout import Layout
 from piledriver.engine.pipeline_parallel.split import stage_borders
-from piledriver.engine.shards.collectives import Group, copied, joined, padded, summed
+from piledriver.engine.shards.collectives import (
+    Group,
+    copy_to_region,
+    gather_from_region,
+    pad_to_multiple,
+    reduce_from_region,
+)
 from piledriver.engine.shards.local_params import RowParallelBias, SumGradient, part, place_parameter
 from piledriver.engine.tensor_parallel.activation_hooks import (
     SequenceParallelHooks,
-    SplitRMSNorm,
-    VocabularyPart,
-    enter_parts,
-    leave_parts,
+    ShardedRMSNorm,
+    VocabParallelEmbedding,
+    hook_input,
+    hook_output,
 )
 from piledriver.engine.tensor_parallel.roles import check_heads
-from piledriver.engine.tensor_parallel.vocab_parallel_loss import split_cross_entropy, split_token_losses
+from piledriver.engine.tensor_parallel.vocab_parallel_loss import (
+    vocab_parallel_cross_entropy,
+    vocab_parallel_token_losses,
+)
 from piledriver.kernels.attention import Mask
 from piledriver.models import LossSums, ModelConfig, Transformer, parameter_axes
 from piledriver.models.attention.layer import Attention
@@ -42,7 +51,7 @@ SPLIT_AXES = frozenset({"heads", "kv_heads", "mlp", "vocab"})
 def split_transformer(model: Transformer, mesh: DeviceMesh, layout: Layout) -> None:
     """Lay the parameters of a `Transformer`, or of a pipeline stage of one, over tp and hook the exchanges in."""
     config = model.config
-    check_divisible(config, layout.tp)
+    check_tp_divisible(config, layout.tp)
     split = SPLIT_AXES if layout.loss_parallel else SPLIT_AXES - {"vocab"}
     stream = SequenceParallelHooks(Group.of(mesh), by_sequence=layout.sequence_parallel)
     placed: dict[nn.Parameter, nn.Parameter] = {}
@@ -70,7 +79,7 @@ def placement_of(axes: Axes, split: frozenset[str]) -> Placement:
     return Shard(found[0]) if found else Replicate()
 
 
-def check_divisible(config: ModelConfig, tp: int) -> None:
+def check_tp_divisible(config: ModelConfig, tp: int) -> None:
     """Refuse a tp that would cut a head or a block of gate rows."""
     check_heads(config.heads, config.kv_heads, tp)
     step = config.gate_block if config.mlp == "gated" else 1
@@ -102,9 +111,9 @@ def _place(
             reader = SumGradient(stream.group)
         place_parameter(module, leaf, mesh, [placement_of(names, split)], placed, reader)
     if by_rows:
-        enter_parts(module, stream)
+        hook_input(module, stream)
     elif by_columns:
-        leave_parts(module, stream)
+        hook_output(module, stream)
 
 
 def _split_heads(attention: Attention, group: Group) -> None:
@@ -114,7 +123,7 @@ def _split_heads(attention: Attention, group: Group) -> None:
         width = config.head_dim
         for name, heads in (("q_norm", config.heads), ("k_norm", config.kv_heads)):
             norm = cast(Any, getattr(attention, name))
-            setattr(attention, name, SplitRMSNorm(norm.weight, heads * width, config.norm_eps, group))
+            setattr(attention, name, ShardedRMSNorm(norm.weight, heads * width, config.norm_eps, group))
 
 
 class LocalHeads:
@@ -139,8 +148,8 @@ def heads_of(mask: Mask, slopes: Tensor | None, first: int, count: int) -> tuple
 
 def _split_experts(moe: MoE, stream: SequenceParallelHooks) -> None:
     moe.dispatch = ExpertTensorParallel(moe.dispatch, stream.group)
-    moe.register_forward_pre_hook(lambda _, args: (stream.whole(args[0]),))
-    moe.register_forward_hook(lambda _, args, out: (stream.split(out[0]), out[1]))
+    moe.register_forward_pre_hook(lambda _, args: (stream.gather(args[0]),))
+    moe.register_forward_hook(lambda _, args, out: (stream.scatter(out[0]), out[1]))
 
 
 class ExpertTensorParallel:
@@ -150,8 +159,8 @@ class ExpertTensorParallel:
         self.inner, self.group = inner, group
 
     def __call__(self, experts: Experts, tokens: Tensor, routing: Routing) -> Tensor:
-        routing = routing._replace(weights=copied(routing.weights, self.group))
-        return summed(self.inner(experts, copied(tokens, self.group), routing), self.group)
+        routing = routing._replace(weights=copy_to_region(routing.weights, self.group))
+        return reduce_from_region(self.inner(experts, copy_to_region(tokens, self.group), routing), self.group)
 
 
 def _hook_ends(
@@ -161,40 +170,40 @@ def _hook_ends(
     first = min(stream.group.rank * rows, config.vocab_size)
     count = min(rows, config.vocab_size - first)
     if model.embedding is not None and vocabulary_split:
-        VocabularyPart(first, count, stream).attach(model.embedding)
+        VocabParallelEmbedding(first, count, stream).attach(model.embedding)
     elif model.embedding is not None:
         model.embedding.register_forward_pre_hook(lambda _, args: stream.begin(args[0]))
-        model.embedding.register_forward_hook(lambda _, args, out: stream.split(out))
+        model.embedding.register_forward_hook(lambda _, args, out: stream.scatter(out))
     if model.position_embedding is not None:
-        model.position_embedding.register_forward_hook(lambda _, args, out: stream.split(out))
+        model.position_embedding.register_forward_hook(lambda _, args, out: stream.scatter(out))
     entries, exits = stage_borders(model)
     for name in entries:
         model.get_submodule(name).register_forward_pre_hook(lambda _, args: _begin_stage(stream, args))
     for name in exits:
-        model.get_submodule(name).register_forward_hook(lambda _, args, out: (stream.whole(out[0]), out[1]))
+        model.get_submodule(name).register_forward_hook(lambda _, args, out: (stream.gather(out[0]), out[1]))
     if vocabulary_split:
-        model.cross_entropy = SplitVocabularyLoss(stream, first)
-        model.token_losses = lambda hidden, weight, targets, **options: split_token_losses(
-            stream.into_parts(hidden), part(weight), targets, first=first, group=stream.group, **options
+        model.cross_entropy = VocabParallelLoss(stream, first)
+        model.token_losses = lambda hidden, weight, targets, **options: vocab_parallel_token_losses(
+            stream.gather_input(hidden), part(weight), targets, first=first, group=stream.group, **options
         )
-        model.project = SplitVocabularyLogits(stream, config.vocab_size)
+        model.project = VocabParallelLogits(stream, config.vocab_size)
     else:
         model.cross_entropy = lambda hidden, weight, *args, **options: cross_entropy(
-            stream.whole(hidden), part(weight), *args, **options
+            stream.gather(hidden), part(weight), *args, **options
         )
         model.token_losses = lambda hidden, weight, *args, **options: token_losses(
-            stream.whole(hidden), part(weight), *args, **options
+            stream.gather(hidden), part(weight), *args, **options
         )
-        model.project = lambda hidden, weight: F.linear(stream.whole(hidden), part(weight).to(hidden.dtype))
+        model.project = lambda hidden, weight: F.linear(stream.gather(hidden), part(weight).to(hidden.dtype))
 
 
 def _begin_stage(stream: SequenceParallelHooks, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Between pipeline stages the stream is whole."""
     stream.begin(args[0])
-    return (stream.split(args[0]), *args[1:])
+    return (stream.scatter(args[0]), *args[1:])
 
 
-class SplitVocabularyLoss:
+class VocabParallelLoss:
     """The loss where this process holds the output rows from `first` on."""
 
     def __init__(self, stream: SequenceParallelHooks, first: int) -> None:
@@ -203,24 +212,26 @@ class SplitVocabularyLoss:
     def __call__(self, hidden: Tensor, weight: Tensor, targets: Tensor, **options: Any) -> LossSums:
         if options.get("chunk_tokens") == 0:
             options["chunk_tokens"] = max(targets.numel(), 1)
-        whole = self.stream.into_parts(hidden)
-        return split_cross_entropy(whole, part(weight), targets, first=self.first, group=self.stream.group, **options)
+        whole = self.stream.gather_input(hidden)
+        return vocab_parallel_cross_entropy(
+            whole, part(weight), targets, first=self.first, group=self.stream.group, **options
+        )
 
 
-class SplitVocabularyLogits:
+class VocabParallelLogits:
     """Whole logits for those who ask for them: parts computed where their rows are, then put together."""
 
     def __init__(self, stream: SequenceParallelHooks, vocab_size: int) -> None:
         self.stream, self.vocab_size = stream, vocab_size
 
     def __call__(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        group, whole = self.stream.group, self.stream.into_parts(hidden)
+        group, whole = self.stream.group, self.stream.gather_input(hidden)
         logits = F.linear(whole, part(weight).to(hidden.dtype))
-        return gathered_columns(logits, self.vocab_size, group)
+        return gather_columns(logits, self.vocab_size, group)
 
 
-def gathered_columns(x: Tensor, columns: int, group: Group) -> Tensor:
+def gather_columns(x: Tensor, columns: int, group: Group) -> Tensor:
     """Pieces of the last dimension put together; the last pieces may be shorter."""
     piece = -(-columns // group.size)
-    x = padded(x, -1, piece) if x.shape[-1] else x.new_zeros(*x.shape[:-1], piece)
-    return joined(x, -1, group).narrow(-1, 0, columns)
+    x = pad_to_multiple(x, -1, piece) if x.shape[-1] else x.new_zeros(*x.shape[:-1], piece)
+    return gather_from_region(x, -1, group).narrow(-1, 0, columns)

@@ -26,13 +26,13 @@ def check_same(plain: nn.Module, split: nn.Module, mesh: DeviceMesh) -> None:
     inputs = small_input(plain)
     wanted, found = _run(plain, inputs), _run(split, inputs)
     complaint = _first_difference(wanted, found, mesh) or _gradient_difference(plain, split)
-    everyone: list[Any] = [None] * mesh.size()
-    dist.all_gather_object(everyone, complaint, group=mesh.get_group())
+    complaints: list[Any] = [None] * mesh.size()
+    dist.all_gather_object(complaints, complaint, group=mesh.get_group())
     split.zero_grad(set_to_none=True)
-    said = next((one for one in everyone if one is not None), None)
-    if said is not None:
+    first = next((one for one in complaints if one is not None), None)
+    if first is not None:
         raise LayoutError(
-            f"split over tp {mesh.size()}, {said} does not compute what it does alone",
+            f"split over tp {mesh.size()}, {first} does not compute what it does alone",
             fix="use zero 3 for this model, or split our Transformer",
         )
 

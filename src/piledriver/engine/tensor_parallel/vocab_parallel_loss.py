@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from piledriver.engine.shards.collectives import Group, agreed
+from piledriver.engine.shards.collectives import Group, all_reduce_without_grad
 from piledriver.kernels.cross_entropy.chunked import (
     IGNORE_INDEX,
     default_chunk_tokens,
@@ -25,7 +25,7 @@ from piledriver.kernels.cross_entropy.chunked import (
 from piledriver.models.loss import LossSums
 
 
-def split_cross_entropy(
+def vocab_parallel_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
     targets: Tensor,
@@ -62,7 +62,7 @@ def split_cross_entropy(
 
 
 @torch.no_grad()
-def split_token_losses(
+def vocab_parallel_token_losses(
     hidden: Tensor,
     weight: Tensor,
     targets: Tensor,
@@ -86,8 +86,8 @@ def split_token_losses(
 def _log_z_and_goal(logits: Tensor, targets: Tensor, first: int, softcap: float, group: str) -> tuple[Tensor, Tensor]:
     """[tokens] each: the log-partition function and the target's logit over the whole vocabulary."""
     largest_of, parts_of, _ = _phases(logits.device.type)
-    largest = agreed(largest_of(logits, softcap), "max", group)
-    exponentials, goal = agreed(parts_of(logits, targets, largest, first, softcap), "sum", group)
+    largest = all_reduce_without_grad(largest_of(logits, softcap), "max", group)
+    exponentials, goal = all_reduce_without_grad(parts_of(logits, targets, largest, first, softcap), "sum", group)
     return largest + exponentials.log(), goal
 
 

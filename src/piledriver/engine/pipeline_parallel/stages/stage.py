@@ -20,7 +20,7 @@ CAN_SPLIT_BACKWARD = torch.__version__ >= "2.13"
 Keywords = Callable[[MicroBatch, bool], dict[str, Any]]
 
 
-class Stage(PipelineStage):
+class ScheduledStage(PipelineStage):
     """One stage of one schedule. Everything but its inputs, keywords and the time of reduction is torch's."""
 
     def __init__(

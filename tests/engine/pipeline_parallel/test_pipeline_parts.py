@@ -15,9 +15,9 @@ from piledriver.engine import Layout, LayoutError
 from piledriver.engine.layout import MANY_STAGES_A_RANK, TWO_STAGES_A_RANK, Schedule
 from piledriver.engine.pipeline_parallel.balance import balanced
 from piledriver.engine.pipeline_parallel.costs import cost_of
-from piledriver.engine.pipeline_parallel.microbatches import counted, cut_batch
+from piledriver.engine.pipeline_parallel.microbatches import count_targets, split_microbatches
 from piledriver.engine.pipeline_parallel.schedules import rank_of_stage, schedule_class, stages_of_rank
-from piledriver.engine.pipeline_parallel.split import cut
+from piledriver.engine.pipeline_parallel.split import assign_stages
 from piledriver.engine.pipeline_parallel.units import units_of
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.config import MoEConfig
@@ -65,12 +65,12 @@ def test_a_large_vocabulary_leaves_the_last_stage_fewer_blocks() -> None:
         small, large = (Transformer(ModelConfig(vocab_size=v, dim=64, layers=8, heads=2)) for v in (64, 4096))
 
     def blocks(model: Transformer) -> list[int]:
-        return [sum(name.startswith("blocks") for name in names) for names in cut(units_of(model), 2)]
+        return [sum(name.startswith("blocks") for name in names) for names in assign_stages(units_of(model), 2)]
 
     assert blocks(small) == [4, 4]
     assert blocks(large)[0] > blocks(large)[1]
     with pytest.raises(LayoutError, match="10 stages of a model with 9 units"):
-        cut(units_of(small), 10)
+        assign_stages(units_of(small), 10)
 
 
 def test_other_modules_cost_what_they_multiply() -> None:
@@ -122,13 +122,13 @@ def test_rules_and_places_are_torchs(schedule: Schedule, ranks: int) -> None:
 def test_microbatches_hold_every_row_once(rows: int, parts: int) -> None:
     """In order, one shape for all, filling behind the rows that count."""
     x, y = torch.arange(rows).unsqueeze(1), torch.arange(rows).unsqueeze(1)
-    made = cut_batch(x, y, {"ids": x + 100, "flag": True}, parts)
+    made = split_microbatches(x, y, {"ids": x + 100, "flag": True}, parts)
     assert len(made) == parts
     assert len({part.inputs[0].shape for part in made}) == 1
     assert torch.equal(torch.cat([part.inputs[0][: part.rows] for part in made]), x)
     assert torch.equal(torch.cat([part.context["ids"][: part.rows] for part in made]), x + 100)
     assert torch.equal(torch.cat([part.targets for part in made]), y)
-    assert sum(int(counted(part.padded_targets())) for part in made) == rows
+    assert sum(int(count_targets(part.padded_targets())) for part in made) == rows
     assert max(part.rows for part in made) - min(part.rows for part in made) <= 1
 
 

@@ -140,7 +140,7 @@ def test_saved_tensors_go_to_the_host_once_and_parameters_stay(
     assert isinstance(first.forward, KeepOnHost)
     assert not isinstance(last.forward, KeepOnHost)
     # Three blocks in each of two forwards; a recomputed block keeps its input, two of which need a gradient.
-    sent, size = first.forward.shelf.bytes_offloaded, BATCH.numel() * 4
+    sent, size = first.forward.store.bytes_offloaded, BATCH.numel() * 4
     if activations == "keep":
         one = (kept()[1] / LAYERS) * 6
         assert 0.7 * one < sent < 1.1 * one

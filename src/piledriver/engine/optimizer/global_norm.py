@@ -49,7 +49,7 @@ def total_norm(parameters: list[Tensor], norm_type: float = 2.0, mesh: Mesh | No
     infinite = math.isinf(norm_type)
     groups: dict[Any, list[Tensor]] = {}
     for parameter in parameters:
-        gradient, key = _settled(parameter)
+        gradient, key = _local_gradient(parameter)
         groups.setdefault(key, []).append(gradient)
     device = local(parameters[0]).device if parameters else torch.device("cpu" if mesh is None else mesh.device_type)
     total = torch.zeros((), device=device)
@@ -67,7 +67,7 @@ def total_norm(parameters: list[Tensor], norm_type: float = 2.0, mesh: Mesh | No
     return total if infinite else total ** (1.0 / norm_type)
 
 
-def _settled(parameter: Tensor) -> tuple[Tensor, tuple[Any, tuple[int, ...]]]:
+def _local_gradient(parameter: Tensor) -> tuple[Tensor, tuple[Any, tuple[int, ...]]]:
     """The local part of a gradient, and the mesh and its dimensions over which it is shared out."""
     gradient = parameter.grad
     assert gradient is not None

@@ -13,7 +13,7 @@ from torch import nn
 
 from piledriver.engine.offload import offloaded
 from piledriver.engine.state import state_of
-from piledriver.engine.torch_private import current_backward, parameter_groups, shared_state
+from piledriver.engine.torch_private import current_backward, fsdp_param_groups, fsdp_shared_state
 
 
 def reset_after_failure(model: nn.Module) -> None:
@@ -42,7 +42,7 @@ def _reset_if_broken(root: Any, _args: Any) -> None:
     if current_backward() != -1:
         # A forward within a backward (recomputation): that one is still running.
         return
-    state = shared_state(root)
+    state = fsdp_shared_state(root)
     if state.iter_forward_root is not None or state.post_backward_final_callback_queued:
         # A forward that failed has not touched the gradients of the batches before it.
         discard_step(root, gradients=state.post_backward_final_callback_queued)
@@ -58,8 +58,8 @@ def discard_step(root: Any, *, gradients: bool = True) -> None:
         root.reset_iter_state()
     else:
         _reset_iter_state(state)
-    for one in shared_state(root).all_states if gradients else ():
-        for group in parameter_groups(one):
+    for one in fsdp_shared_state(root).all_states if gradients else ():
+        for group in fsdp_param_groups(one):
             for parameter in group.fsdp_params:
                 parameter.unsharded_accumulated_grad = None
                 if getattr(parameter, "_unsharded_param", None) is not None:
@@ -78,7 +78,7 @@ def _reset_iter_state(state: Any) -> None:
     for one in shared.all_states:
         one._modules_to_run_forward.clear()
         one._training_state = idle
-        for group in parameter_groups(one):
+        for group in fsdp_param_groups(one):
             if group._all_gather_result is not None:
                 group.wait_for_unshard()
             if group._post_reduce_event is not None:

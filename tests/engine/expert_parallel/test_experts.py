@@ -10,7 +10,7 @@ from torch import nn
 
 from piledriver.engine import Layout, LayoutError
 from piledriver.engine.expert_parallel import apply_ep
-from piledriver.engine.expert_parallel.apply import check_divisible, dropped_choices, expert_modules
+from piledriver.engine.expert_parallel.apply import check_ep_divisible, dropped_choices, expert_modules
 from piledriver.engine.mesh import make_mesh
 from piledriver.models import MoEConfig, Transformer
 from tests.checkpoint.processes import run
@@ -73,6 +73,6 @@ def test_experts_beside_other_axes() -> None:
 
 def test_an_ep_that_does_not_fit_is_refused() -> None:
     with pytest.raises(LayoutError, match=r"ep 3 does not divide the 8 experts\. Fix: use ep=2"):
-        check_divisible(8, 3)
+        check_ep_divisible(8, 3)
     with pytest.raises(LayoutError, match="ep 2, but Linear has no experts"):
         apply_ep(nn.Linear(2, 2), replace(make_mesh(Layout(), "cpu"), layout=Layout(ep=2)))

@@ -16,7 +16,7 @@ from piledriver.engine.mesh import Mesh, make_mesh
 from piledriver.engine.tensor_parallel import apply_tp
 from piledriver.engine.tensor_parallel.inferred import split_logits
 from piledriver.engine.tensor_parallel.roles import Role, infer_roles
-from piledriver.engine.tensor_parallel.transformer import check_divisible
+from piledriver.engine.tensor_parallel.transformer import check_tp_divisible
 from piledriver.models import MoEConfig, Transformer
 from tests.checkpoint.processes import run
 from tests.engine.parallel_steps import VOCAB, assert_like_one_process, config
@@ -216,18 +216,18 @@ def test_hugging_face_models_are_split_by_their_own_names() -> None:
 
 def test_a_tp_that_cuts_heads_is_refused_with_the_nearest() -> None:
     with pytest.raises(LayoutError, match=r"tp 4 does not divide the 6 key-value heads \(of 12 heads\). Fix: use tp=3"):
-        check_divisible(config(dim=48, heads=12, kv_heads=6), 4)
+        check_tp_divisible(config(dim=48, heads=12, kv_heads=6), 4)
     with pytest.raises(LayoutError, match=r"tp 8 does not divide the 4 blocks of 32 .* Fix: use tp=4"):
-        check_divisible(config(heads=8, mlp_dim=128), 8)
+        check_tp_divisible(config(heads=8, mlp_dim=128), 8)
     with pytest.raises(LayoutError, match=r"tp 3 does not divide the 4 key-value heads"):
         infer_roles(Stack(), 3)
 
 
 def test_what_is_not_understood_stays_whole() -> None:
     roles = infer_roles(Stack(), 2)
-    assert roles["mlp.1"] is Role.ROWS
-    assert roles["mlp.3"] is Role.COLUMNS
+    assert roles["mlp.1"] is Role.COLWISE
+    assert roles["mlp.3"] is Role.ROWWISE
     assert roles["head"] is Role.HEAD
-    assert roles["embedding"] is Role.VOCABULARY
+    assert roles["embedding"] is Role.VOCAB
     assert not any(name.startswith(("odd", "mixed")) for name in roles)
     assert infer_roles(nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1), nn.Linear(4, 4)), 2) == {}

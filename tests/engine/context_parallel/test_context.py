@@ -23,7 +23,7 @@ from piledriver.engine.shards.collectives import Group
 from piledriver.models import MoEConfig, Transformer, make_masks
 from tests.checkpoint.processes import run
 from tests.engine.parallel_steps import assert_like_one_process, config, lay_out
-from tests.engine.test_tensor import hugging_face_configs
+from tests.engine.tensor_parallel.test_tensor import hugging_face_configs
 
 RING, HEADS = Layout(cp=2), Layout(cp=2, cp_method="all-to-all")
 

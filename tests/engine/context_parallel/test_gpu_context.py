@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from piledriver.engine.shards.collectives import Group
-from piledriver.engine.tensor_parallel.vocab_parallel_loss import split_cross_entropy
+from piledriver.engine.tensor_parallel.vocab_parallel_loss import vocab_parallel_cross_entropy
 from piledriver.models.loss import plain_cross_entropy
 from tests.engine.gpu import ON_GPU
 
@@ -34,7 +34,7 @@ def test_a_split_vocabulary_gives_the_same_loss(alone: Group) -> None:
     options = {"z_loss": 1e-3, "softcap": 20.0}
     wanted = plain_cross_entropy(hidden, weight, targets, **options)
     wanted_grads = torch.autograd.grad(wanted.total / 503, (hidden, weight))
-    found = split_cross_entropy(hidden, weight, targets, first=0, group=alone, chunk_tokens=100, **options)
+    found = vocab_parallel_cross_entropy(hidden, weight, targets, first=0, group=alone, chunk_tokens=100, **options)
     grads = torch.autograd.grad(found.total / 503, (hidden, weight))
     torch.testing.assert_close(found.total, wanted.total, rtol=1e-3, atol=0)
     for mine, theirs in zip(grads, wanted_grads, strict=True):

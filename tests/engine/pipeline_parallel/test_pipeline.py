@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from piledriver.engine import Layout
 from piledriver.engine.apply import apply
 from piledriver.engine.mesh import Mesh, make_mesh
-from piledriver.engine.optimizer.clip_grad_norm import total_norm
+from piledriver.engine.optimizer.global_norm import total_norm
 from piledriver.engine.pipeline_parallel.runner import Pipeline
 from piledriver.engine.shards.full_state_dict import full_state_dict
 from piledriver.engine.shards.owned_rows import optimizer_tensors

@@ -29,7 +29,7 @@ from piledriver.engine.shards.full_state_dict import full_state_dict
 from piledriver.engine.state import state_of
 from piledriver.models import ModelConfig, Transformer
 from piledriver.runtime.errors import LostPeerError
-from tests.engine.test_pipeline import on_processes
+from tests.engine.pipeline_parallel.test_pipeline import on_processes
 
 CPU = torch.device("cpu")
 

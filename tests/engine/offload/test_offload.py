@@ -18,7 +18,7 @@ from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import make_mesh
 from piledriver.engine.offload import apply_offload
 from piledriver.engine.offload.apply import offload_optimizer, offload_policy
-from piledriver.engine.optimizer.clip_grad_norm import clip_sharded_grad_norm
+from piledriver.engine.optimizer.global_norm import clip_sharded_grad_norm
 from piledriver.engine.optimizer.loss_scale import LossScale, LossScaler
 from piledriver.engine.precision import apply_precision
 from piledriver.models import ModelConfig, Transformer

@@ -1,0 +1,1 @@
+"""Faults: recover from a failed step, and identify lost ranks."""
