@@ -29,7 +29,7 @@ class SequenceSharding:
         """Return this rank's part of a full sequence."""
         if not self.may_pad and torch.is_grad_enabled() and x.shape[dim] % self.pieces:
             raise EngineError(
-                f"{x.shape[dim]} tokens in {self.pieces} chunks need padding, which the experts' balance loss would count",
+                f"{x.shape[dim]} tokens in {self.pieces} chunks need padding, which the balance loss would count",
                 fix=f"use lengths that {self.pieces} divides",
             )
         chunks = pad_to_multiple(x, dim, self.pieces).chunk(self.pieces, dim)
