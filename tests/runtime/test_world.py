@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piledriver.runtime.collectives.split import bounds, share_of
-from piledriver.runtime.environment import patched, truth
+from piledriver.runtime.collectives.split import shard_bounds, shard_inputs
+from piledriver.runtime.environment import parse_bool, patched
 from piledriver.runtime.errors import MissingDeviceError, WorldError
 from piledriver.runtime.hardware import Hardware
 from piledriver.runtime.launch.numa import near_cores
@@ -64,7 +64,7 @@ def test_each_launcher_names_the_same_place(environ: dict[str, str], launcher: s
     assert all(why for _, _, why in world.reasons)
 
 
-def test_nobody_started_us() -> None:
+def test_without_a_launcher() -> None:
     world = detect_world({}, CPU)
     assert (world.rank, world.size, world.device.type, world.backend) == (0, 1, "cpu", None)
     assert "no launcher" in world.explain()
@@ -84,10 +84,10 @@ def test_a_scheduler_that_shows_one_gpu_per_task() -> None:
     ("changes", "message"),
     [
         ({"WORLD_SIZE": "four"}, "WORLD_SIZE is 'four'"),
-        ({"RANK": "8"}, "rank 8 cannot be in a world of 8"),
+        ({"RANK": "8"}, "rank 8 is not below the world size 8"),
         ({"WORLD_SIZE": ""}, "RANK=5 is set but WORLD_SIZE is not"),
-        ({"LOCAL_RANK": "4"}, "local rank 4 cannot be among 4"),
-        ({"WORLD_SIZE": "0", "RANK": "0"}, "the world has 0 processes"),
+        ({"LOCAL_RANK": "4"}, "local rank 4 is not below LOCAL_WORLD_SIZE 4"),
+        ({"WORLD_SIZE": "0", "RANK": "0"}, "world size is 0"),
     ],
 )
 def test_wrong_environments(changes: dict[str, str], message: str) -> None:
@@ -102,9 +102,9 @@ def test_mpi_on_several_nodes_needs_an_address() -> None:
 
 
 def test_missing_gpus() -> None:
-    with pytest.raises(MissingDeviceError, match="local rank 1 has no cuda device: this node shows 1"):
+    with pytest.raises(MissingDeviceError, match="local rank 1 has no cuda device: this node has 1"):
         detect_world(TORCHRUN, Hardware(cuda=1))
-    with pytest.raises(MissingDeviceError, match="cuda was asked for but"):
+    with pytest.raises(MissingDeviceError, match="device cuda was requested, but"):
         detect_world({}, CPU, device="cuda")
 
 
@@ -119,12 +119,12 @@ def test_wishes_win_in_order() -> None:
 def test_mps_cannot_talk_to_others() -> None:
     world = detect_world(TORCHRUN, Hardware(mps=1))
     assert world.device.type == "cpu"
-    assert "MPS has no backend" in world.explain()
+    assert "MPS has no distributed backend" in world.explain()
 
 
 def test_reading_switches() -> None:
     with pytest.raises(WorldError, match="'maybe'"):
-        truth("maybe", "X")
+        parse_bool("maybe", "X")
 
 
 def test_patched_environment_comes_back_after_an_error() -> None:
@@ -137,7 +137,7 @@ def test_patched_environment_comes_back_after_an_error() -> None:
 @given(st.integers(0, 200), st.integers(1, 17))
 def test_shares_are_a_partition(length: int, size: int) -> None:
     items = list(range(length))
-    shares = [share_of(items, rank, size) for rank in range(size)]
+    shares = [shard_inputs(items, rank, size) for rank in range(size)]
     assert [item for share in shares for item in share] == items
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
@@ -146,8 +146,8 @@ def test_shares_are_a_partition(length: int, size: int) -> None:
 def test_padded_shares_are_equal_and_begin_with_the_real_ones(length: int, size: int) -> None:
     items = list(range(length))
     for rank in range(size):
-        share = share_of(items, rank, size, apply_padding=True)
-        start, end = bounds(length, rank, size)
+        share = shard_inputs(items, rank, size, apply_padding=True)
+        start, end = shard_bounds(length, rank, size)
         assert len(share) == -(-length // size)
         assert share[: end - start] == items[start:end]
 

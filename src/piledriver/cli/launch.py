@@ -74,14 +74,14 @@ def run(args: argparse.Namespace) -> None:
     from piledriver.core import config
     from piledriver.runtime.hardware import find_hardware
     from piledriver.runtime.launch.agent import launch
-    from piledriver.runtime.launch.config import processes_per_node, resolve
+    from piledriver.runtime.launch.config import processes_per_node, resolve_launch_config
     from piledriver.runtime.launch.slurm import ENDPOINT, slurm_script
 
     flags = chosen_flags(args)
     if args.slurm:
         # The first node of the allocation, which Slurm chooses, is the endpoint.
         flags.setdefault("rdzv_endpoint", ENDPOINT)
-    wanted, source = resolve(args.config, flags)
+    wanted, source = resolve_launch_config(args.config, flags)
     if args.print_config:
         print(f"# from {source}, then flags")
         print(config.to_yaml(wanted), end="")

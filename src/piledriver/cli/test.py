@@ -20,8 +20,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Launch the checks; an error on any rank ends the command."""
     from piledriver.runtime.launch.agent import launch
-    from piledriver.runtime.launch.config import resolve
+    from piledriver.runtime.launch.config import resolve_launch_config
 
-    wanted, _ = resolve(args.config, chosen_flags(args))
+    wanted, _ = resolve_launch_config(args.config, chosen_flags(args))
     launch(wanted, "piledriver.runtime.check", module=True)
     print("piledriver test: all checks passed")

@@ -1,6 +1,12 @@
-"""Floor 1: what machine is this, which rank am I, launching, collectives, seeds. The only reader of the environment.
+"""Floor 1: this machine, this rank, launching, collectives, seeds. The only reader of environment variables.
 
-Nothing is imported before it is asked for: `piledriver env` and the corpus commands start without torch.
+- `world`: this process among all; `detect_launcher`, `devices`, `hardware`, `environment`: what it is detected from
+- `connection`: the process group; `process_order`: run code on some ranks first, or only there
+- `collectives/`: gather, reduce, broadcast and scatter over nested structures, barriers, agreement checks
+- `launch/`: start processes from a command line, a notebook or a Slurm script
+- `seeds`: random generators; `report`, `check`: what `piledriver env` and `piledriver test` print
+
+Names are imported on first use, so that `piledriver env` and the corpus commands start without torch.
 """
 
 from __future__ import annotations

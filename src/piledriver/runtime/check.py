@@ -1,4 +1,4 @@
-"""Does this set-up work? One check per thing that training needs, run on every process; `piledriver test` prints it."""
+"""Checks of `piledriver test`: device, collectives, random numbers and a training step, on every rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from piledriver.runtime.world import World, detect_world
 
 
 def main() -> None:
-    """Check, print on the main process, and fail where a check failed on any rank."""
+    """Run every check, print results on rank 0, and exit with an error if one failed on any rank."""
     world = detect_world()
     connect(world)
     if world.is_main:
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def checks() -> Iterator[tuple[str, Callable[[World], None]]]:
-    """Every check with its name."""
+    """Yield every check with its name."""
     yield "device", _device
     yield "barrier", lambda world: barrier(world)
     yield "gather", _gather
@@ -83,7 +83,7 @@ def _split(world: World) -> None:
 
 
 def _training(world: World) -> None:
-    """Gradients that are averaged over ranks give every rank the same weights."""
+    """Check that gradients averaged over ranks are the same on every rank."""
     set_seed(0)
     model = torch.nn.Linear(4, 1).to(world.device)
     set_seed(0, rank=world.rank)
@@ -91,8 +91,8 @@ def _training(world: World) -> None:
     gradient = model.weight.grad
     assert gradient is not None
     averaged = reduce(world, gradient, "mean")
-    everyone = gather(world, averaged)
-    _expect(bool(torch.equal(everyone[:1], everyone[-1:])), True)
+    gathered = gather(world, averaged)
+    _expect(bool(torch.equal(gathered[:1], gathered[-1:])), True)
 
 
 def _expect(got: object, wanted: object) -> None:

@@ -1,8 +1,4 @@
-"""Environment variables: how they are spelled, read, and changed for a while.
-
-This room is the only reader of the environment. Everything that it decides from is named here, so that `piledriver env`
-can show it and nothing else has to look.
-"""
+"""Environment variables: names, parsing, and temporary changes. Only this room reads the environment."""
 
 from __future__ import annotations
 
@@ -18,8 +14,8 @@ ACCUMULATION_STEPS = "PILEDRIVER_GRADIENT_ACCUMULATION_STEPS"
 DEBUG = "PILEDRIVER_DEBUG"
 RENDEZVOUS_FILE = "PILEDRIVER_RENDEZVOUS_FILE"
 
-# What Accelerate's launcher and its users set; read second, so that a job script written for it keeps its meaning.
-_ALSO = {
+# Names of Accelerate, read second, so that job scripts written for it keep working.
+_ACCELERATE_NAMES = {
     DEVICE: "ACCELERATE_TORCH_DEVICE",
     MIXED_PRECISION: "ACCELERATE_MIXED_PRECISION",
     ACCUMULATION_STEPS: "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
@@ -30,29 +26,29 @@ _TRUE = frozenset({"y", "yes", "t", "true", "on", "1"})
 _FALSE = frozenset({"n", "no", "f", "false", "off", "0", ""})
 
 
-def read(name: str, environ: Mapping[str, str] | None = None) -> tuple[str, str] | None:
-    """The value of one of our variables and the name under which it was found, or None.
+def lookup(name: str, environ: Mapping[str, str] | None = None) -> tuple[str, str] | None:
+    """Return the value of a variable and the name under which it was found, or None.
 
-    >>> read(DEVICE, {"ACCELERATE_TORCH_DEVICE": "cuda:1"})
+    >>> lookup(DEVICE, {"ACCELERATE_TORCH_DEVICE": "cuda:1"})
     ('cuda:1', 'ACCELERATE_TORCH_DEVICE')
     """
     environ = os.environ if environ is None else environ
-    for spelled in (name, _ALSO.get(name, name)):
+    for spelled in (name, _ACCELERATE_NAMES.get(name, name)):
         if environ.get(spelled):
             return environ[spelled], spelled
     return None
 
 
 def flag(name: str, environ: Mapping[str, str] | None = None) -> bool:
-    """Whether a switch is on: yes, true, on, 1 (in any case)."""
-    found = read(name, environ)
-    return found is not None and truth(found[0], found[1])
+    """Return whether a boolean variable is true."""
+    found = lookup(name, environ)
+    return found is not None and parse_bool(found[0], found[1])
 
 
-def truth(text: str, name: str = "the value") -> bool:
-    """Read a switch.
+def parse_bool(text: str, name: str = "the value") -> bool:
+    """Parse yes/no, true/false, on/off or 1/0, in any case.
 
-    >>> truth("Yes"), truth("off")
+    >>> parse_bool("Yes"), parse_bool("off")
     (True, False)
     """
     lowered = text.strip().lower()
@@ -63,20 +59,20 @@ def truth(text: str, name: str = "the value") -> bool:
     raise WorldError(f"{name} is {text!r}", fix="set it to true or false")
 
 
-def whole_number(environ: Mapping[str, str], name: str) -> int | None:
-    """The integer in a variable, or None where it is not set; anything else is an error that names the variable."""
+def integer(environ: Mapping[str, str], name: str) -> int | None:
+    """Return the integer in a variable, or None if it is not set; raises `WorldError` for anything else."""
     text = environ.get(name)
     if text is None or not text.strip():
         return None
     try:
         return int(text)
     except ValueError:
-        raise WorldError(f"{name} is {text!r}", fix="it must be a whole number; unset it to run alone") from None
+        raise WorldError(f"{name} is {text!r}", fix="it must be an integer; unset it to run one process") from None
 
 
 @contextmanager
 def patched(**variables: object) -> Iterator[None]:
-    """Set variables for the length of a `with` block (names in upper case); what was there before comes back.
+    """Set variables (names in upper case) inside a `with` block; restore the previous values after it.
 
     >>> with patched(pd_example=3):
     ...     os.environ["PD_EXAMPLE"]
@@ -90,12 +86,12 @@ def patched(**variables: object) -> Iterator[None]:
     try:
         yield
     finally:
-        _put_back(before)
+        _restore(before)
 
 
 @contextmanager
 def cleared() -> Iterator[None]:
-    """An empty environment for the length of a `with` block."""
+    """Clear the environment inside a `with` block."""
     before = dict(os.environ)
     os.environ.clear()
     try:
@@ -106,22 +102,22 @@ def cleared() -> Iterator[None]:
 
 
 def snapshot() -> dict[str, str]:
-    """A copy of the environment: what a pure function from environment to something is given."""
+    """Return a copy of the environment."""
     return dict(os.environ)
 
 
 def update(variables: Mapping[str, str]) -> None:
-    """Set variables for this process and those that it starts."""
+    """Set variables for this process and its children."""
     os.environ.update(variables)
 
 
-def remove(names: Iterable[str]) -> None:
-    """Unset variables for this process and those that it starts."""
+def unset(names: Iterable[str]) -> None:
+    """Unset variables for this process and its children."""
     for name in names:
         os.environ.pop(name, None)
 
 
-def _put_back(before: Mapping[str, str | None]) -> None:
+def _restore(before: Mapping[str, str | None]) -> None:
     for name, value in before.items():
         if value is None:
             os.environ.pop(name, None)

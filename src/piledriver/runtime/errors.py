@@ -1,4 +1,4 @@
-"""What can go wrong between processes: one class per cause, each naming the rank, the value and the fix."""
+"""Errors between processes: one class per cause."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ from piledriver.core.errors import PiledriverError, UsageError
 
 
 class WorldError(UsageError):
-    """The environment describes a world that cannot be: a rank beyond the size, a size that is not a number."""
+    """The environment describes an invalid world: a rank beyond the world size, a size that is not a number."""
 
 
 class MissingDeviceError(UsageError):
-    """A device was asked for that this process cannot have."""
+    """The requested device is not present."""
 
 
 class RendezvousError(PiledriverError):
-    """The processes did not find each other: nobody listens, somebody never came, or they disagree on how many."""
+    """The processes could not connect: rank 0 does not listen, a rank is missing, or world sizes differ."""
 
 
 class PortTakenError(RendezvousError):
-    """Another program listens on the port that the main process wants to listen on."""
+    """Another program listens on the port of the rendezvous."""
 
 
 class LateRankError(PiledriverError):
-    """A barrier was not reached by every rank in time; the message names those that did not come."""
+    """Some ranks did not reach a barrier in time; the message names them."""
 
 
 class LostPeerError(PiledriverError):
-    """A collective failed because another process died or cannot be reached any more."""
+    """A collective failed because another process died or became unreachable."""
 
 
 class DisagreementError(PiledriverError):
-    """The ranks called different collectives, or the same one with tensors that do not fit together."""
+    """Ranks called different collectives, or the same one with incompatible tensors."""
 
 
 class StoppedError(PiledriverError):
-    """The launcher was asked to stop, by a scheduler, say, and has asked its processes."""
+    """The launcher received a signal to stop (for example from a scheduler) and forwarded it to its processes."""
 
     exit_code = 143
 
 
 class LaunchError(PiledriverError):
-    """A launched process failed; the message names its rank and what it said."""
+    """A launched process failed; the message names its rank and error."""

@@ -1,4 +1,4 @@
-"""Which devices does this process see: a value, so that every decision made from it can be tested without them."""
+"""`Hardware`: the devices that this process sees, as a value, so that decisions can be tested without them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """Counts of what torch can use here."""
+    """Counts of the devices that torch can use."""
 
     cuda: int = 0
     xpu: int = 0
@@ -20,11 +20,11 @@ class Hardware:
     cpu_only_reason: str = "no accelerator was found"
 
     def count(self, kind: str) -> int:
-        """How many devices of a kind there are; the CPU is there once per process that wants it."""
+        """Return the number of devices of a kind; for the CPU, the number of cores."""
         return {"cuda": self.cuda, "xpu": self.xpu, "mps": self.mps, "xla": self.xla}.get(kind, self.cores)
 
     def best(self) -> str:
-        """The kind that training would choose by itself.
+        """Return the kind of device that training chooses by default.
 
         >>> Hardware(cuda=8).best(), Hardware().best()
         ('cuda', 'cpu')
@@ -33,7 +33,7 @@ class Hardware:
 
 
 def find_hardware() -> Hardware:
-    """Look at this machine. Counting CUDA devices does not initialise CUDA, so a notebook may still fork afterwards."""
+    """Return the hardware of this machine. Does not initialise CUDA, so that a notebook may still fork afterwards."""
     import torch
 
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -49,7 +49,7 @@ def find_hardware() -> Hardware:
 
 
 def why_cpu_only() -> str:
-    """What to tell somebody who expected an accelerator."""
+    """Return why torch has no accelerator here."""
     import torch
 
     built_for = torch.version.cuda or torch.version.hip
@@ -57,12 +57,12 @@ def why_cpu_only() -> str:
 
 
 def usable_cores() -> int:
-    """The cores that this process may run on, which in a container are fewer than the machine has."""
+    """Return the number of cores that this process may run on; in a container fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _xla_count() -> int:
-    # torch_xla takes the device at import, so it is only asked where it is installed and told which device to use.
+    # Importing torch_xla claims the device, so only do it if it is installed and configured.
     if "PJRT_DEVICE" not in os.environ or importlib.util.find_spec("torch_xla") is None:
         return 0
     try:

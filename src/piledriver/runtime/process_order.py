@@ -1,4 +1,4 @@
-"""Who goes first, and who does it at all: the order of processes around a block or a function."""
+"""Process order: run a block on the main process first, or a function on some ranks only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 @contextmanager
 def main_process_first(world: World) -> Iterator[None]:
-    """The main process runs the block first (downloads, writes a cache); the others run it after.
+    """Run a block on rank 0 first (to download, or write a cache), then on the other ranks.
 
     >>> with main_process_first(World()):
     ...     print("once")
@@ -29,7 +29,7 @@ def main_process_first(world: World) -> Iterator[None]:
 
 @contextmanager
 def local_main_process_first(world: World) -> Iterator[None]:
-    """The same per node: each node's first process runs the block before the others of that node."""
+    """Run a block on local rank 0 of each node first, then on its other ranks."""
     with _first(world, world.is_local_main, "local_main_process_first"):
         yield
 
@@ -41,40 +41,40 @@ def _first(world: World, goes_first: bool, name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # Also when the block failed: the others must not wait for one that will never come.
+        # Also if the block failed: the other ranks must not wait forever.
         if goes_first:
             barrier(world, name=name)
 
 
 def on_main_process(world: World, function: Callable[P, R]) -> Callable[P, R | None]:
-    """The function, called on rank 0 only; None elsewhere."""
+    """Return the function for rank 0; on other ranks one that returns None."""
     return only_if(world.is_main, function)
 
 
 def on_local_main_process(world: World, function: Callable[P, R]) -> Callable[P, R | None]:
-    """The function, called on the first process of each node only."""
+    """Return the function for local rank 0 of each node; on other ranks one that returns None."""
     return only_if(world.is_local_main, function)
 
 
 def on_last_process(world: World, function: Callable[P, R]) -> Callable[P, R | None]:
-    """The function, called on the highest rank only."""
+    """Return the function for the last rank; on other ranks one that returns None."""
     return only_if(world.is_last, function)
 
 
 def on_process(world: World, function: Callable[P, R], rank: int) -> Callable[P, R | None]:
-    """The function, called on the given rank only."""
+    """Return the function for one rank; on other ranks one that returns None."""
     if not 0 <= rank < world.size:
-        raise WorldError(f"there is no rank {rank} in a world of {world.size}", fix=f"choose 0 to {world.size - 1}")
+        raise WorldError(f"rank {rank} is not below the world size {world.size}", fix=f"choose 0 to {world.size - 1}")
     return only_if(world.rank == rank, function)
 
 
 def on_local_process(world: World, function: Callable[P, R], local_rank: int) -> Callable[P, R | None]:
-    """The function, called on the process with the given local rank of each node only."""
+    """Return the function for one local rank of each node; on other ranks one that returns None."""
     return only_if(world.local_rank == local_rank, function)
 
 
 def only_if(mine: bool, function: Callable[P, R]) -> Callable[P, R | None]:
-    """The function, or one of the same name that does nothing."""
+    """Return the function, or one of the same name that returns None."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R | None:

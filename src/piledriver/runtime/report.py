@@ -1,16 +1,16 @@
-"""What machine is this: versions, cores, memory, devices; each fact with the reason it was decided so."""
+"""Machine report of `piledriver env`: versions, cores, memory, devices, and what was detected with the reasons."""
 
 from __future__ import annotations
 
 import platform
 from importlib import metadata
 
-# What a bug report needs to know the version of; absent ones are said to be absent.
+# Packages whose versions a bug report needs.
 _PACKAGES = ("piledriver", "torch", "numpy", "safetensors", "zstandard", "lxml", "transformers", "tokenizers", "ray")
 
 
 def describe_machine() -> dict[str, dict[str, str]]:
-    """Sections of facts, ready to print or to dump as JSON."""
+    """Return sections of facts, to print or to dump as JSON."""
     return {"versions": _versions(), "machine": _machine(), "accelerator": _accelerator(), "world": _world()}
 
 
@@ -44,7 +44,7 @@ def _world() -> dict[str, str]:
     try:
         reasons = detect_world().reasons
     except PiledriverError as error:
-        # The command that explains the environment must also work in a wrong one.
+        # This command must also work in a wrong environment.
         return {"error": str(error)}
     return {what: f"{value} ({why})" for what, value, why in reasons}
 

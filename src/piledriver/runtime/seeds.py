@@ -1,7 +1,7 @@
-"""Random numbers of torch, its devices, numpy and Python: seeded alike or per rank, saved, restored, synchronised.
+"""Random generators of torch, its devices, numpy and Python: seed, save, restore, synchronise over ranks.
 
-Our own code draws from counter-based streams (`core.random`), which have no state. This is for the user's model
-(dropout, initialisation) and datasets, which draw from the global generators.
+These are the global generators that a user's model and datasets draw from. Our own code draws from counter-based
+streams (`core.random`), which have no state.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KINDS = ("torch", *_DEVICES, "numpy", "python", "generator")
 
 
 def set_seed(seed: int, *, rank: int | None = None, deterministic: bool = False) -> int:
-    """Seed everything; with `rank`, a different seed for each rank (seed + rank). Returns the seed that was used.
+    """Seed every generator with `seed`, or with seed + rank if `rank` is given; return the seed that was used.
 
     >>> set_seed(1); a = torch.rand(1).item(); set_seed(1); a == torch.rand(1).item()
     1
@@ -41,14 +41,14 @@ def set_seed(seed: int, *, rank: int | None = None, deterministic: bool = False)
 
 
 def capture_rng() -> dict[str, Any]:
-    """The state of every generator that exists here, as each library gives it."""
+    """Return the state of every generator in this process, in each library's format."""
     state: dict[str, Any] = {
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
         "torch": torch.get_rng_state(),
     }
     for kind, device in _devices():
-        # A device that was not used yet stays so: its context costs memory and forbids forking.
+        # Do not initialise an unused device: its context takes memory and prevents forking.
         if getattr(device, "is_initialized", lambda: True)():
             # MPS has one device and no `_all`.
             state[kind] = device.get_rng_state_all() if hasattr(device, "get_rng_state_all") else device.get_rng_state()
@@ -56,7 +56,7 @@ def capture_rng() -> dict[str, Any]:
 
 
 def restore_rng(state: Mapping[str, Any]) -> list[str]:
-    """Put back what `capture_rng` took, or some of it. Returns notes on the generators that this machine has not.
+    """Restore generator states of `capture_rng`; return a message for each that this machine has no device for.
 
     >>> saved = capture_rng(); drawn = torch.rand(1), random.random(), np.random.random()
     >>> restore_rng(saved); drawn == (torch.rand(1), random.random(), np.random.random())
@@ -74,11 +74,11 @@ def restore_rng(state: Mapping[str, Any]) -> list[str]:
     for kind, device in here.items():
         if kind in state:
             _restore_device(device, state[kind])
-    return [f"the {kind} generator was saved but there is no such device" for kind in missing]
+    return [f"the {kind} generator was saved, but this machine has no {kind} device" for kind in missing]
 
 
 def synchronise_rng(world: World, kinds: Iterable[str], generator: torch.Generator | None = None) -> None:
-    """Give every rank the generator state of rank 0, for the kinds named."""
+    """Broadcast the generator states of rank 0 to every rank, for the given kinds."""
     for kind in kinds:
         name = str(getattr(kind, "value", kind))
         if name not in (*KINDS, "xla", "npu", "hpu"):
@@ -115,6 +115,6 @@ def _restore_device(device: Any, saved: Any) -> None:
     if not isinstance(saved, list):
         device.set_rng_state(saved.cpu())
         return
-    # A run may resume on fewer devices: the states of those that are here are put back.
+    # A run may resume on fewer devices.
     for index, one in enumerate(saved[: device.device_count()]):
         device.set_rng_state(one.cpu(), index)

@@ -1,7 +1,7 @@
-"""Which process am I among all processes: one pure function from environment to a `World` value.
+"""`World`: this process among all processes, detected by a pure function of environment and hardware.
 
-The world is passed, never looked up: two libraries in one process can disagree about it without harming each other, and
-a test can build any world it likes. Every decision carries the reason why it was made; `piledriver env` prints them.
+The world is passed as a value and never a global, so that a test can build any world. Every decision is recorded with
+its reason; `piledriver env` prints them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from piledriver.runtime import environment
+from piledriver.runtime.detect_launcher import RankInfo, detect_launcher
 from piledriver.runtime.devices import choose_device
 from piledriver.runtime.errors import WorldError
 from piledriver.runtime.hardware import Hardware, find_hardware
-from piledriver.runtime.launchers import Place, find_place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,38 +27,38 @@ class World:
     """
 
     rank: int = 0
-    """This process among all, from 0."""
+    """Rank of this process."""
     size: int = 1
-    """How many processes there are on all nodes."""
+    """World size: processes on all nodes."""
     local_rank: int = 0
-    """This process among those on the same node."""
+    """Rank of this process on its node."""
     local_size: int = 1
-    """How many processes this node has."""
+    """Processes on this node."""
     node: int = 0
-    """This node among all nodes."""
+    """Rank of this node."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    """Where this process computes."""
+    """Device of this process."""
     backend: str | None = None
-    """The process group's backend; None where the process is alone and needs no group."""
+    """Backend of the process group; None for a single process."""
     launcher: str = "plain"
-    """Who started us: torchrun, slurm, openmpi, mpich, environment or plain."""
+    """What started this process: torchrun, slurm, openmpi, mpich, environment or plain."""
     address: str | None = None
-    """Where the main process listens; None where another rendezvous is used."""
+    """Address of the rendezvous; None if processes meet through a file or another store."""
     port: int | None = None
-    """The port that the main process listens on."""
+    """Port of the rendezvous."""
     debug: bool = False
-    """Check before every collective that all ranks mean the same one."""
+    """Verify before every collective that all ranks call the same one."""
     reasons: tuple[tuple[str, str, str], ...] = field(default=(), repr=False, compare=False)
-    """(what was decided, the value, why), in the order in which it was decided."""
+    """(what, value, reason) of each decision, in order."""
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0 of all."""
+        """Whether this is rank 0."""
         return self.rank == 0
 
     @property
     def is_local_main(self) -> bool:
-        """Whether this is rank 0 of this node."""
+        """Whether this is local rank 0."""
         return self.local_rank == 0
 
     @property
@@ -68,16 +68,16 @@ class World:
 
     @property
     def is_distributed(self) -> bool:
-        """Whether there is anybody to talk to."""
+        """Whether there is more than one process."""
         return self.size > 1
 
     def explain(self) -> str:
-        """One line per decision, with its reason."""
+        """Return one line per decision, with its reason."""
         width = max((len(what) for what, _, _ in self.reasons), default=0)
         return "\n".join(f"{what:<{width}}  {value}  ({why})" for what, value, why in self.reasons)
 
     def with_debug(self, debug: bool = True) -> World:
-        """The same world, with or without checks before every collective."""
+        """Return the same world with or without checks before every collective."""
         return replace(self, debug=debug)
 
 
@@ -88,7 +88,7 @@ def detect_world(
     device: str | torch.device | None = None,
     backend: str | None = None,
 ) -> World:
-    """Decide who we are from the environment and the hardware (this process's own where not given).
+    """Return the world that environment and hardware describe (default: those of this process).
 
     >>> torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
     >>> world = detect_world(torchrun, Hardware(cores=4))
@@ -99,50 +99,50 @@ def detect_world(
     """
     environ = environment.snapshot() if environ is None else environ
     hardware = find_hardware() if hardware is None else hardware
-    place = find_place(environ, hardware)
-    _check(place)
-    chosen, device_reason = choose_device(environ, hardware, place, device)
-    chosen_backend, backend_reason = _choose_backend(place, chosen, backend)
+    found = detect_launcher(environ, hardware)
+    _check(found)
+    chosen, device_reason = choose_device(environ, hardware, found, device)
+    chosen_backend, backend_reason = _choose_backend(found, chosen, backend)
     debug = environment.flag(environment.DEBUG, environ)
     reasons = [
-        ("launcher", place.launcher, place.because),
-        ("rank", f"{place.rank} of {place.size}", place.rank_because),
-        ("local rank", f"{place.local_rank} of {place.local_size} on node {place.node}", place.local_because),
+        ("launcher", found.launcher, found.launcher_reason),
+        ("rank", f"{found.rank} of {found.size}", found.rank_reason),
+        ("local rank", f"{found.local_rank} of {found.local_size} on node {found.node}", found.local_reason),
         ("device", str(chosen), device_reason),
         ("backend", chosen_backend or "none", backend_reason),
     ]
-    meeting = place.meeting
-    if meeting.address is not None:
-        reasons.append(("rendezvous", f"{meeting.address}:{meeting.port}", meeting.because))
+    rendezvous = found.rendezvous
+    if rendezvous.address is not None:
+        reasons.append(("rendezvous", f"{rendezvous.address}:{rendezvous.port}", rendezvous.reason))
     if debug:
-        reasons.append(("debug", "on", f"{environment.DEBUG} is set: every collective is checked first"))
+        reasons.append(("debug", "on", f"{environment.DEBUG} is set: every collective is verified first"))
     return World(
-        rank=place.rank,
-        size=place.size,
-        local_rank=place.local_rank,
-        local_size=place.local_size,
-        node=place.node,
+        rank=found.rank,
+        size=found.size,
+        local_rank=found.local_rank,
+        local_size=found.local_size,
+        node=found.node,
         device=chosen,
         backend=chosen_backend,
-        launcher=place.launcher,
-        address=meeting.address,
-        port=meeting.port,
+        launcher=found.launcher,
+        address=rendezvous.address,
+        port=rendezvous.port,
         debug=debug,
         reasons=tuple(reasons),
     )
 
 
-def _check(place: Place) -> None:
-    if place.size < 1:
-        raise WorldError(f"the world has {place.size} processes ({place.rank_because})", fix="start at least one")
-    if not 0 <= place.rank < place.size:
+def _check(found: RankInfo) -> None:
+    if found.size < 1:
+        raise WorldError(f"world size is {found.size} ({found.rank_reason})", fix="start at least one process")
+    if not 0 <= found.rank < found.size:
         raise WorldError(
-            f"rank {place.rank} cannot be in a world of {place.size} ({place.rank_because})",
-            fix="set the world size to the number of processes that you start, or unset both to run alone",
+            f"rank {found.rank} is not below the world size {found.size} ({found.rank_reason})",
+            fix="set the world size to the number of processes that you start, or unset both to run one process",
         )
-    if not 0 <= place.local_rank < place.local_size:
+    if not 0 <= found.local_rank < found.local_size:
         raise WorldError(
-            f"local rank {place.local_rank} cannot be among {place.local_size} on this node ({place.local_because})",
+            f"local rank {found.local_rank} is not below LOCAL_WORLD_SIZE {found.local_size} ({found.local_reason})",
             fix="set LOCAL_WORLD_SIZE to the number of processes on this node",
         )
 
@@ -150,11 +150,11 @@ def _check(place: Place) -> None:
 _BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl", "xla": "xla", "cpu": "gloo", "mps": "gloo"}
 
 
-def _choose_backend(place: Place, device: torch.device, wish: str | None) -> tuple[str | None, str]:
-    if place.size == 1:
-        return None, "one process has nobody to talk to"
+def _choose_backend(found: RankInfo, device: torch.device, wish: str | None) -> tuple[str | None, str]:
+    if found.size == 1:
+        return None, "a single process needs none"
     if wish is not None:
-        return wish, "asked for by the caller"
+        return wish, "given by the caller"
     backend = _BACKENDS.get(device.type, "gloo")
-    mixed = "tensors of either device can be sent" if "," in backend else f"the backend for {device.type}"
+    mixed = "sends tensors of either device" if "," in backend else f"the backend for {device.type}"
     return backend, mixed

@@ -110,7 +110,7 @@ def test_a_rank_that_dies_is_named(fate: str, zero: int, where: str) -> None:
 def test_a_rank_that_goes_around_a_block_is_named() -> None:
     """With zero 3 it gathers another block than the others. In debug mode nothing is gathered before all agree."""
     for each in on_ranks(3, meets_its_fate, "around", Layout(zero=3, debug=True), patience=PATIENCE):
-        assert each.startswith("DisagreementError: rank 2 differs from the others in what it calls: ")
+        assert each.startswith("DisagreementError: rank 2 differs from the others in the operation: ")
         assert "the forward of blocks.2, the others the forward of blocks.1" in each
     # Without it the group's patience ends, and whoever notices first breaks it off.
     said = on_ranks(2, meets_its_fate, "around", Layout(zero=3), patience=SHORT, dying=[1])

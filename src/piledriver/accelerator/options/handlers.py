@@ -286,9 +286,9 @@ class TorchDynamoPlugin(KwargsHandler):
             self.mode = environ.get(prefix + "MODE", "default")
         for name in ("fullgraph", "use_regional_compilation"):
             if getattr(self, name) is None:
-                setattr(self, name, environment.truth(environ.get(prefix + f"USE_{name.upper()}", "false")))
+                setattr(self, name, environment.parse_bool(environ.get(prefix + f"USE_{name.upper()}", "false")))
         if self.dynamic is None and environ.get(prefix + "USE_DYNAMIC") is not None:
-            self.dynamic = environment.truth(environ[prefix + "USE_DYNAMIC"])
+            self.dynamic = environment.parse_bool(environ[prefix + "USE_DYNAMIC"])
 
     def to_dict(self) -> dict[str, Any]:
         """All options, with the backend's name as torch spells it."""

@@ -67,7 +67,7 @@ def resolve_accumulation(plugin: GradientAccumulationPlugin | None, steps: int) 
                 fix="put num_steps into the plugin",
             )
         return plugin
-    found = environment.read(environment.ACCUMULATION_STEPS)
+    found = environment.lookup(environment.ACCUMULATION_STEPS)
     try:
         told = int(found[0]) if found is not None else steps
     except ValueError:
@@ -91,7 +91,7 @@ def resolve_precision(wanted: str | PrecisionType | None) -> str:
     'bf16'
     """
     if wanted is None:
-        found = environment.read(environment.MIXED_PRECISION)
+        found = environment.lookup(environment.MIXED_PRECISION)
         wanted = found[0] if found is not None else "no"
     name = str(getattr(wanted, "value", wanted)).lower()
     if name not in PrecisionType:

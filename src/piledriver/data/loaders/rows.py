@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from piledriver.runtime.collectives.nested import find_batch_size, like, rebuild_mapping, tensors
+from piledriver.runtime.collectives.nested import find_batch_size, rebuild_mapping, rebuild_sequence, tensors
 
 
 def take_rows(batch: Any, part: slice, process_index: int = 0, num_processes: int = 1) -> Any:
@@ -30,7 +30,7 @@ def _take(data: Any, part: slice, rows: int | None) -> Any:
     if isinstance(data, (list, tuple)):
         if _is_column(data):
             return data[part] if len(data) == rows else data
-        return like(data, (_take(item, part, rows) for item in data))
+        return rebuild_sequence(data, (_take(item, part, rows) for item in data))
     return data
 
 
@@ -44,7 +44,7 @@ def join_rows(batches: list[Any]) -> Any:
     if isinstance(first, (list, tuple)):
         if _is_column(first):
             return type(first)(chain.from_iterable(batches))
-        return like(first, (join_rows(list(items)) for items in zip(*batches, strict=True)))
+        return rebuild_sequence(first, (join_rows(list(items)) for items in zip(*batches, strict=True)))
     return first
 
 

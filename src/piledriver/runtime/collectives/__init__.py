@@ -1,1 +1,1 @@
-"""Collectives over nested structures, barriers, and checks that all ranks agree."""
+"""Collectives over nested structures, barriers, and agreement checks."""

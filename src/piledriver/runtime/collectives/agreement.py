@@ -1,4 +1,4 @@
-"""Do all ranks mean the same collective? The check that turns a hang or a garbled tensor into a sentence."""
+"""Agreement check: verify that all ranks call the same collective with compatible tensors."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ Signature = tuple[str, tuple[tuple[str, tuple[int, ...], str], ...]]
 
 
 def check_agreement(world: World, operation: str, data: Any, *, free_dim: int | None = None) -> None:
-    """In debug mode, compare operation, structure, shapes and types over all ranks; raise where somebody differs.
+    """In debug mode, raise `DisagreementError` if operation, structure, shapes or dtypes differ between ranks.
 
-    `free_dim` is a dimension whose length may differ, as it may before padding.
+    `free_dim` is a dimension whose length may differ, as before padding.
     """
     if not world.debug or not world.is_distributed:
         return
-    everyone: list[Any] = [None] * world.size
-    dist.all_gather_object(everyone, signature(operation, data))
-    complaint = first_difference(everyone, free_dim)
+    signatures: list[Any] = [None] * world.size
+    dist.all_gather_object(signatures, signature(operation, data))
+    complaint = first_difference(signatures, free_dim)
     if complaint is not None:
-        raise DisagreementError(complaint, fix="make every rank call the same collective with tensors of the same form")
+        raise DisagreementError(
+            complaint, fix="make every rank call the same collective with tensors of the same structure and shape"
+        )
 
 
 def signature(operation: str, data: Any) -> Signature:
-    """What one rank is about to do.
+    """Return what one rank is about to call.
 
     >>> signature("gather", {"x": torch.zeros(2, 3)})
     ('gather', (("['x']", (2, 3), 'float32'),))
@@ -45,27 +47,29 @@ def signature(operation: str, data: Any) -> Signature:
     return operation, tuple(described)
 
 
-def first_difference(everyone: list[Signature], free_dim: int | None = None) -> str | None:
-    """Who differs from most others, and in what; None where all agree.
+def first_difference(signatures: list[Signature], free_dim: int | None = None) -> str | None:
+    """Return a message that says which ranks differ from the majority and how; None if all agree.
 
     >>> a, b = signature("gather", torch.zeros(2)), signature("gather", torch.zeros(3))
     >>> first_difference([a, a, b])
     'rank 2 differs from the others in gather: tensor has shape [3] float32, the others [2] float32'
     """
-    comparable = [_without_dim(one, free_dim) for one in everyone]
+    comparable = [_without_dim(one, free_dim) for one in signatures]
     counts = Counter(comparable)
     if len(counts) == 1:
         return None
-    # With a tie (two ranks, two opinions) rank 0 counts as right, so that the message names one rank.
+    # In a tie rank 0 counts as right, so that the message names one rank.
     usual = max(counts, key=lambda one: (counts[one], one == comparable[0]))
     odd = [rank for rank, one in enumerate(comparable) if one != usual]
-    reference = everyone[comparable.index(usual)]
-    return f"rank {', '.join(map(str, odd))} differs from the others {_describe(everyone[odd[0]], reference, free_dim)}"
+    reference = signatures[comparable.index(usual)]
+    return (
+        f"rank {', '.join(map(str, odd))} differs from the others {_describe(signatures[odd[0]], reference, free_dim)}"
+    )
 
 
 def _describe(odd: Signature, usual: Signature, free_dim: int | None) -> str:
     if odd[0] != usual[0]:
-        return f"in what it calls: {odd[0]}, the others {usual[0]}"
+        return f"in the operation: {odd[0]}, the others {usual[0]}"
     if [name for name, _, _ in odd[1]] != [name for name, _, _ in usual[1]]:
         return f"in {odd[0]}: its structure has {len(odd[1])} leaves {_names(odd)}, the others {_names(usual)}"
     pairs = zip(_without_dim(odd, free_dim)[1], _without_dim(usual, free_dim)[1], odd[1], usual[1], strict=True)

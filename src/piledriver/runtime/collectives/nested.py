@@ -1,8 +1,4 @@
-"""Tensors inside nested structures: lists, tuples, named tuples, dataclasses that are mappings, dictionaries.
-
-Batches come in every shape that a collate function can think of; the verbs here treat the tensors in them and leave the
-rest and the types as they were.
-"""
+"""Functions on the tensors of nested structures: lists, tuples, named tuples, mappings. Other leaves and types stay."""
 
 from __future__ import annotations
 
@@ -16,17 +12,17 @@ Path = tuple[str | int, ...]
 
 
 def is_tensor(thing: object) -> bool:
-    """Whether this is a tensor."""
+    """Return whether this is a tensor."""
     return isinstance(thing, torch.Tensor)
 
 
 def is_named_tuple(thing: object) -> bool:
-    """Whether this is an instance of a named tuple, which must be rebuilt by position."""
+    """Return whether this is an instance of a named tuple, which is rebuilt by position."""
     return isinstance(thing, tuple) and hasattr(thing, "_asdict") and hasattr(thing, "_fields")
 
 
-def like(original: Any, items: Iterator[Any]) -> Any:
-    """A sequence of the type of `original` with new items."""
+def rebuild_sequence(original: Any, items: Iterator[Any]) -> Any:
+    """Return a sequence of the type of `original` with new items."""
     return type(original)(*items) if is_named_tuple(original) else type(original)(items)
 
 
@@ -38,13 +34,15 @@ def map_tensors(
     strict: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Call `function` on every leaf that passes `test`; others stay, or raise TypeError where `strict`.
+    """Call `function` on every leaf that passes `test`; others stay, or raise TypeError if `strict`.
 
     >>> map_tensors(lambda t: t + 1, {"a": [torch.tensor(1)], "b": "text"})
     {'a': [tensor(2)], 'b': 'text'}
     """
     if isinstance(data, (tuple, list)):
-        return like(data, (map_tensors(function, o, *args, test=test, strict=strict, **kwargs) for o in data))
+        return rebuild_sequence(
+            data, (map_tensors(function, o, *args, test=test, strict=strict, **kwargs) for o in data)
+        )
     if isinstance(data, Mapping):
         mapped = {k: map_tensors(function, v, *args, test=test, strict=strict, **kwargs) for k, v in data.items()}
         return rebuild_mapping(data, mapped)
@@ -58,7 +56,7 @@ def map_tensors(
 
 
 def rebuild_mapping(original: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
-    """A mapping of the type of `original`; a plain dictionary where that type cannot be made from one."""
+    """Return a mapping of the type of `original`, or a plain dict if that type cannot be built from one."""
     if type(original) is dict:
         return mapped
     try:
@@ -68,7 +66,7 @@ def rebuild_mapping(original: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
 
 
 def leaves(data: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Every leaf with its path, in a fixed order.
+    """Yield every leaf with its path, in a fixed order.
 
     >>> [(path, int(leaf)) for path, leaf in leaves({"a": [1, 2]})]
     [(('a', 0), 1), (('a', 1), 2)]
@@ -84,7 +82,7 @@ def leaves(data: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def tensors(data: Any) -> Iterator[torch.Tensor]:
-    """Every tensor."""
+    """Return an iterator over every tensor."""
     return (leaf for _, leaf in leaves(data) if isinstance(leaf, torch.Tensor))
 
 
@@ -100,10 +98,10 @@ def send_to_device(
         try:
             return data.to(device, non_blocking=non_blocking)
         except TypeError:
-            # Third-party batches that do not know `non_blocking`.
+            # Third-party batches without `non_blocking`.
             return data.to(device)
     if isinstance(data, (tuple, list)):
-        return like(data, (send_to_device(item, device, non_blocking, skip_keys) for item in data))
+        return rebuild_sequence(data, (send_to_device(item, device, non_blocking, skip_keys) for item in data))
     if isinstance(data, Mapping):
         skipped = [skip_keys] if isinstance(skip_keys, str) else skip_keys or ()
         return rebuild_mapping(
@@ -117,34 +115,34 @@ def send_to_device(
 
 
 def find_batch_size(data: Any) -> int | None:
-    """The length of the first tensor's first dimension; None where there is no tensor with one."""
+    """Return the length of the first tensor's first dimension; None if no tensor has one."""
     return next((t.shape[0] for t in tensors(data) if t.ndim > 0), None)
 
 
 def find_device(data: Any) -> torch.device | None:
-    """The device of the first tensor; None where there is none."""
+    """Return the device of the first tensor; None without tensors."""
     return next((t.device for t in tensors(data)), None)
 
 
 def listify(data: Any) -> Any:
-    """Every tensor as a list of numbers (bfloat16 through float, which lists can hold)."""
+    """Convert every tensor to a list of numbers."""
     return map_tensors(lambda t: (t.detach().float() if t.dtype is torch.bfloat16 else t.detach()).cpu().tolist(), data)
 
 
 def slice_tensors(data: Any, part: slice) -> Any:
-    """The same part of every tensor."""
+    """Slice every tensor."""
     return map_tensors(lambda t: t[part], data)
 
 
 def concatenate(pieces: Sequence[Any], dim: int = 0) -> Any:
-    """Join structures of the same form along a dimension of their tensors.
+    """Concatenate the tensors of structures of the same form along a dimension.
 
     >>> concatenate([{"a": torch.ones(1)}, {"a": torch.zeros(2)}])["a"].tolist()
     [1.0, 0.0, 0.0]
     """
     first = pieces[0]
     if isinstance(first, (tuple, list)):
-        return like(first, (concatenate([piece[i] for piece in pieces], dim) for i in range(len(first))))
+        return rebuild_sequence(first, (concatenate([piece[i] for piece in pieces], dim) for i in range(len(first))))
     if isinstance(first, Mapping):
         return rebuild_mapping(first, {key: concatenate([piece[key] for piece in pieces], dim) for key in first})
     if not isinstance(first, torch.Tensor):
@@ -153,7 +151,7 @@ def concatenate(pieces: Sequence[Any], dim: int = 0) -> Any:
 
 
 def to_float32(data: Any) -> Any:
-    """Half-precision tensors as float32, so that metrics and losses outside the model are exact."""
+    """Convert 16-bit tensors to float32, so that losses and metrics outside the model are computed exactly."""
     return map_tensors(
         lambda t: t.float(),
         data,

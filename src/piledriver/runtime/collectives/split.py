@@ -1,4 +1,4 @@
-"""Give every process its share of a list, a tensor or a dictionary of them: pure slicing, nothing is sent."""
+"""Split a list, a tensor or a dictionary of them between ranks: slicing, without communication."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from piledriver.runtime.world import World
 
 @contextmanager
 def split_between_processes(world: World, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
-    """This rank's share; the first ranks get one more where it does not divide.
+    """Yield this rank's part; the first ranks get one item more if it does not divide.
 
-    With `apply_padding` the shorter shares repeat their last item, so that results can be gathered.
+    With `apply_padding` shorter parts repeat their last item, so that results can be gathered.
 
     >>> with split_between_processes(World(rank=1, size=2, local_rank=1, local_size=2), ["a", "b", "c"]) as mine:
     ...     mine
     ['c']
     """
-    yield share_of(inputs, world.rank, world.size, apply_padding)
+    yield shard_inputs(inputs, world.rank, world.size, apply_padding)
 
 
-def share_of(inputs: Any, rank: int, size: int, apply_padding: bool = False) -> Any:
-    """The share of one rank.
+def shard_inputs(inputs: Any, rank: int, size: int, apply_padding: bool = False) -> Any:
+    """Return one rank's part of the inputs.
 
-    >>> [share_of([0, 1, 2], rank, 2, apply_padding=True) for rank in (0, 1)]
+    >>> [shard_inputs([0, 1, 2], rank, 2, apply_padding=True) for rank in (0, 1)]
     [[0, 1], [2, 2]]
     """
     if size == 1:
@@ -36,11 +36,11 @@ def share_of(inputs: Any, rank: int, size: int, apply_padding: bool = False) -> 
     if isinstance(inputs, Mapping):
         lengths = {key: len(value) for key, value in inputs.items()}
         if len(set(lengths.values())) > 1:
-            raise WorldError(f"the values have different lengths: {lengths}", fix="split them one by one")
-        return type(inputs)((k, share_of(v, rank, size, apply_padding)) for k, v in inputs.items())  # type: ignore[call-arg]
-    start, end = bounds(len(inputs), rank, size)
+            raise WorldError(f"the values have different lengths: {lengths}", fix="split them one at a time")
+        return type(inputs)((k, shard_inputs(v, rank, size, apply_padding)) for k, v in inputs.items())  # type: ignore[call-arg]
+    start, end = shard_bounds(len(inputs), rank, size)
     if hasattr(inputs, "select") and not isinstance(inputs, torch.Tensor):
-        # A table with columns (Hugging Face datasets): a slice of it would be a dictionary of lists.
+        # Slicing a Hugging Face dataset would return a dictionary of lists.
         longest = -(-len(inputs) // size)
         rows = [*range(start, end), *([len(inputs) - 1] * (longest - (end - start)) if apply_padding else [])]
         return inputs.select(rows)
@@ -51,10 +51,10 @@ def share_of(inputs: Any, rank: int, size: int, apply_padding: bool = False) -> 
     return _pad(share, inputs, longest - (end - start))
 
 
-def bounds(length: int, rank: int, size: int) -> tuple[int, int]:
-    """First and one past the last index of a rank's share.
+def shard_bounds(length: int, rank: int, size: int) -> tuple[int, int]:
+    """Return the first index of a rank's part and the index after its last.
 
-    >>> [bounds(5, rank, 3) for rank in range(3)]
+    >>> [shard_bounds(5, rank, 3) for rank in range(3)]
     [(0, 2), (2, 4), (4, 5)]
     """
     each, extra = divmod(length, size)

@@ -1,4 +1,4 @@
-"""Any rank can ask all ranks for something (stop, save); all of them learn it at the same step."""
+"""`Trigger`: a flag that any rank raises and all ranks see at the same step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from piledriver.runtime.world import World
 
 @dataclass
 class Trigger:
-    """One flag that any rank may raise and every rank checks.
+    """A flag that any rank may raise and every rank checks.
 
     >>> stop = Trigger(World())
     >>> stop.raise_flag()
@@ -22,11 +22,11 @@ class Trigger:
     raised: bool = False
 
     def raise_flag(self) -> None:
-        """Ask; the others hear of it when they check."""
+        """Raise the flag; other ranks see it at their next check."""
         self.raised = True
 
     def check(self) -> bool:
-        """Whether anybody asked since the last check. A collective: every rank must call it at the same place."""
+        """Return whether any rank raised the flag since the last check. A collective: every rank must call it."""
         asked = any_rank(self.world, self.raised)
         self.raised = False
         return asked

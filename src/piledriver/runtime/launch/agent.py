@@ -1,4 +1,4 @@
-"""Start processes that train together: torch's elastic agent with our defaults, and errors that name the rank."""
+"""Start the processes of a node with torch's elastic agent; failures are errors that name the rank."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from piledriver.runtime.launch.config import LaunchConfig, processes_per_node
 
 
 def launch(wanted: LaunchConfig, script: str, arguments: Sequence[str] = (), *, module: bool = False) -> None:
-    """Run a script on every process of this node and wait for all; a failure anywhere is a `LaunchError` here.
+    """Run a script on every process of this node and wait for them; raises `LaunchError` if one fails.
 
-    When a process dies, all of them are stopped and, up to `max_restarts` times, started again; the script goes on from
-    its last checkpoint.
+    If a process dies, all of them are stopped and, up to `max_restarts` times, started again; the script should resume
+    from its last checkpoint.
     """
     if not module and not os.path.isfile(script):
         raise MissingFileError(f"script {script}", fix="give its path from the current folder")
@@ -36,20 +36,20 @@ def launch(wanted: LaunchConfig, script: str, arguments: Sequence[str] = (), *, 
 
 
 def worker_environment(wanted: LaunchConfig, count: int, cores: int) -> dict[str, str]:
-    """What the processes are told through their environment, besides their rank."""
-    told: dict[str, str] = {}
+    """Return the environment variables of the processes, besides their rank."""
+    variables: dict[str, str] = {}
     if wanted.cpu:
-        told[environment.DEVICE] = "cpu"
+        variables[environment.DEVICE] = "cpu"
     if wanted.mixed_precision is not None:
-        told[environment.MIXED_PRECISION] = wanted.mixed_precision
+        variables[environment.MIXED_PRECISION] = wanted.mixed_precision
     if wanted.gradient_accumulation_steps is not None:
-        told[environment.ACCUMULATION_STEPS] = str(wanted.gradient_accumulation_steps)
+        variables[environment.ACCUMULATION_STEPS] = str(wanted.gradient_accumulation_steps)
     if wanted.debug_collectives:
-        told[environment.DEBUG] = "1"
+        variables[environment.DEBUG] = "1"
     if "OMP_NUM_THREADS" not in environment.snapshot():
-        # Each process would otherwise take every core, and all of them would fight for the same ones.
-        told["OMP_NUM_THREADS"] = str(max(1, cores // count))
-    return told
+        # Otherwise every process starts as many threads as there are cores.
+        variables["OMP_NUM_THREADS"] = str(max(1, cores // count))
+    return variables
 
 
 def run_agent(wanted: LaunchConfig, count: int, entry: str | Callable[..., Any], arguments: Sequence[Any]) -> Any:
@@ -71,7 +71,7 @@ def run_agent(wanted: LaunchConfig, count: int, entry: str | Callable[..., Any],
         max_nodes=high,
         nproc_per_node=count,
         run_id=wanted.rdzv_id,
-        # Nodes that say their number keep it; others are numbered by the order in which they come.
+        # Nodes with a given rank keep it; others are numbered in the order of arrival.
         rdzv_backend="static" if fixed_ranks else "c10d",
         rdzv_endpoint=wanted.rdzv_endpoint or "localhost:0",
         rdzv_configs=rendezvous,
@@ -89,10 +89,10 @@ def run_agent(wanted: LaunchConfig, count: int, entry: str | Callable[..., Any],
         if stop.sigval == signal.SIGINT:
             raise KeyboardInterrupt from stop
         raise StoppedError(
-            f"asked to stop by {stop.sigval.name}; all processes were asked too", fix="run the same command to go on"
+            f"stopped by {stop.sigval.name}, which was forwarded to all processes", fix="run the same command to resume"
         ) from None
     except (TimeoutError, RuntimeError) as error:
-        raise _meeting_failure(error, wanted) from error
+        raise _rendezvous_failure(error, wanted) from error
 
 
 def _failure(error: Any, wanted: LaunchConfig) -> LaunchError:
@@ -105,21 +105,22 @@ def _failure(error: Any, wanted: LaunchConfig) -> LaunchError:
     return LaunchError(f"rank {rank} failed{tried} ({ended}): {last}", fix=where)
 
 
-def _meeting_failure(error: Exception, wanted: LaunchConfig) -> Exception:
+def _rendezvous_failure(error: Exception, wanted: LaunchConfig) -> Exception:
     text = str(error)
     if "EADDRINUSE" in text or "address already in use" in text.lower():
         return PortTakenError(
             f"the port of {wanted.rdzv_endpoint} is in use by another program", fix="choose another --rdzv-endpoint"
         )
+    why = text.splitlines()[0] if text else repr(error)
     return RendezvousError(
-        f"the nodes did not meet at {wanted.rdzv_endpoint or 'localhost'}: {text.splitlines()[0] if text else error!r}",
+        f"the nodes could not connect at {wanted.rdzv_endpoint or 'localhost'}: {why}",
         fix="start the same command on every node, with an endpoint that all of them can reach",
     )
 
 
 @contextmanager
 def _quiet_agent() -> Iterator[None]:
-    """The agent's own log is kept down: what it would say becomes our error."""
+    """Silence the agent's log: its failures become our errors."""
     loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.distributed.launcher")]
     before = [logger.level for logger in loggers]
     for logger in loggers:

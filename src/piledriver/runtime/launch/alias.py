@@ -1,4 +1,4 @@
-"""One package under the name of another: `import accelerate` gives our compatible modules, without editing a script."""
+"""Import alias: `import accelerate` gives our compatible modules, without editing a script."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import ModuleType
 
 
 def install_alias(name: str, target: str) -> None:
-    """Make `name` and everything below it mean `target`; modules are shared, so classes are the same under both."""
+    """Import `name` and its submodules as `target`; modules are shared, so that classes are the same under both."""
     if not any(isinstance(finder, _AliasFinder) and finder.name == name for finder in sys.meta_path):
         sys.meta_path.insert(0, _AliasFinder(name, target))
 
@@ -27,7 +27,7 @@ class _AliasFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """A spec that loads the other module, if the name is ours and that module exists."""
+        """Return a spec that loads the target module, if the name is aliased and that module exists."""
         if fullname != self.name and not fullname.startswith(self.name + "."):
             return None
         real = self.target + fullname[len(self.name) :]
@@ -46,12 +46,12 @@ class _AliasLoader(importlib.abc.Loader):
         self._kept: dict[str, object] = {}
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """The other module itself."""
+        """Return the target module."""
         module = importlib.import_module(self.real)
         self._kept = {name: getattr(module, name, None) for name in ("__spec__", "__loader__", "__package__")}
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """It ran already; give it its own identity back, which the import system has just overwritten."""
+        """Restore the target module's own attributes, which the import system has overwritten."""
         for name, value in self._kept.items():
             setattr(module, name, value)

@@ -1,4 +1,4 @@
-"""How to start processes: one value, from defaults, a file and flags, in that order."""
+"""Launch config: from defaults, a file and flags, in that order."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from piledriver.runtime.hardware import Hardware
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig:
-    """What `piledriver launch` needs to know."""
+    """Settings of `piledriver launch`."""
 
     nproc: int | Literal["auto"] = "auto"
-    """processes per node; auto: one per accelerator, or one where there is none"""
+    """processes per node; auto: one per accelerator, or one without accelerators"""
     nnodes: str = "1"
-    """nodes, or MIN:MAX for a job that may grow and shrink"""
+    """nodes, or MIN:MAX for an elastic job"""
     node_rank: int | None = None
-    """this node among all; without it the nodes number themselves in the order in which they come"""
+    """rank of this node; without it nodes are numbered in the order of arrival"""
     rdzv_endpoint: str | None = None
-    """HOST:PORT where the nodes meet, the same on all of them; needed for more than one node"""
+    """HOST:PORT of the rendezvous, the same on all nodes; needed for more than one node"""
     rdzv_id: str = "piledriver"
-    """name of the job, so that two jobs at one endpoint do not meet"""
+    """name of the job, so that two jobs at one endpoint stay apart"""
     rdzv_timeout_seconds: float = 300.0
     """how long nodes wait for each other"""
     max_restarts: int = 0
-    """how often all processes are started again after one of them failed"""
+    """restarts of all processes after one of them failed"""
     cpu: bool = False
-    """compute on the CPU even where there is an accelerator"""
+    """use the CPU even if there is an accelerator"""
     bind_numa: bool = False
     """keep each process on the cores near its device"""
     log_dir: str | None = None
@@ -42,7 +42,7 @@ class LaunchConfig:
     gradient_accumulation_steps: int | None = None
     """default for Accelerator(gradient_accumulation_steps=...)"""
     debug_collectives: bool = False
-    """check before every collective that all ranks mean the same one"""
+    """verify before every collective that all ranks call the same one"""
     alias_accelerate: bool = False
     """`import accelerate` gives piledriver's compatible modules"""
 
@@ -54,7 +54,8 @@ class LaunchConfig:
             raise UsageError(f"--nnodes is {self.nnodes!r}", fix="give a number of nodes, or MIN:MAX")
         if high > 1 and self.rdzv_endpoint is None:
             raise UsageError(
-                f"{self.nnodes} nodes need a place to meet", fix="give --rdzv-endpoint HOST:PORT of the first node"
+                f"--nnodes is {self.nnodes} without --rdzv-endpoint",
+                fix="give --rdzv-endpoint HOST:PORT of the first node",
             )
         if self.max_restarts < 0:
             raise UsageError(f"--max-restarts is {self.max_restarts}", fix="give 0 or more")
@@ -63,10 +64,10 @@ class LaunchConfig:
                 f"--gradient-accumulation-steps is {self.gradient_accumulation_steps}", fix="give 1 or more"
             )
         if self.node_rank is not None and not 0 <= self.node_rank < high:
-            raise UsageError(f"--node-rank {self.node_rank} cannot be among {high} nodes", fix="count nodes from 0")
+            raise UsageError(f"--node-rank is {self.node_rank} of {high} nodes", fix="count nodes from 0")
 
     def node_range(self) -> tuple[int, int]:
-        """The fewest and the most nodes.
+        """Return the minimum and the maximum number of nodes.
 
         >>> LaunchConfig(nnodes="2:4", rdzv_endpoint="host:29400").node_range()
         (2, 4)
@@ -79,28 +80,28 @@ class LaunchConfig:
 
 
 def default_path() -> Path:
-    """Where `piledriver config` writes and `piledriver launch` looks."""
+    """Return the path that `piledriver config` writes and `piledriver launch` reads."""
     environ = environment.snapshot()
     base = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", ".")) / ".config")
     return base / "piledriver" / "launch.yaml"
 
 
-def resolve(file: str | None, flags: dict[str, Any]) -> tuple[LaunchConfig, str]:
-    """Defaults, then the file (the one named, or the default one if there), then flags; and where it came from."""
+def resolve_launch_config(file: str | None, flags: dict[str, Any]) -> tuple[LaunchConfig, str]:
+    """Return the config of defaults, a file (default: `default_path`, if it exists) and flags, and its origin."""
     path = file if file is not None else str(default_path()) if storage.exists(default_path()) else None
     base = config.load_config(LaunchConfig, path)
     return dataclasses.replace(base, **flags), path or "defaults"
 
 
 def processes_per_node(wanted: LaunchConfig, hardware: Hardware) -> tuple[int, str]:
-    """How many processes this node starts, and why.
+    """Return how many processes this node starts, and why.
 
     >>> processes_per_node(LaunchConfig(), Hardware(cuda=4))
     (4, 'one per cuda device')
     """
     if wanted.nproc != "auto":
-        return wanted.nproc, "asked for"
+        return wanted.nproc, "given"
     kind = hardware.best()
     if wanted.cpu or kind in ("cpu", "mps"):
-        return 1, "no accelerator to give to more; say --nproc N for more CPU processes"
+        return 1, "no accelerator; use --nproc N for more CPU processes"
     return hardware.count(kind), f"one per {kind} device"

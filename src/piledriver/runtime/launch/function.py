@@ -1,8 +1,7 @@
-"""Run a function on several processes from the middle of a program: a notebook's cell, a test.
+"""Run a function on several processes from a program: a notebook's cell, a test.
 
-Processes are forked, so that a function written in a cell needs no file of its own. Where that cannot be (CUDA is in
-use in this process already), they are spawned, and the function travels by value (cloudpickle). What the function
-raises on any rank is raised here.
+Processes are forked, so that a function defined in a cell needs no file. If this process already uses CUDA they are
+spawned, and the function is pickled by value (cloudpickle). An exception on any rank is raised here.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ def notebook_launcher(
     monitor_interval: float = 0.1,
     log_line_prefix_template: str | None = None,
 ) -> None:
-    """Run `function(*args)` on several processes from a notebook; the names are those of Accelerate.
+    """Run `function(*args)` on several processes from a notebook. The arguments are those of Accelerate.
 
-    `num_processes` is per all nodes; without it, one per accelerator. One process runs in the notebook itself. With
-    several nodes or restarts torch's elastic agent is used.
+    `num_processes` counts those of all nodes (default: one per accelerator). A single process runs in the notebook
+    itself. With several nodes or restarts torch's elastic agent is used.
     """
     hardware = find_hardware()
     best = hardware.best()
@@ -86,39 +85,40 @@ def run_on_processes(
     variables: Mapping[str, str] | None = None,
     fork: bool | None = None,
 ) -> None:
-    """Run a function on `count` new processes that find each other through a file; raise what any of them raises.
+    """Run a function on `count` new processes that connect through a file; raise what any of them raises.
 
-    `fork` is decided by whether CUDA is in use where it is None.
+    By default processes are forked, unless this process uses CUDA.
     """
     from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
     if _inside_a_launch():
         raise WorldError(
-            "this process was itself started by a launcher", fix="start the program with plain python, or do not launch"
+            "this process was itself started by a launcher",
+            fix="start the program with plain python, or call the function directly",
         )
     fork = not _device_in_use() if fork is None else fork
     payload: Any = (function, args) if fork else _by_value(function, args)
     with tempfile.TemporaryDirectory(prefix="piledriver-") as folder:
-        told = {**(variables or {}), environment.RENDEZVOUS_FILE: str(Path(folder) / "meeting")}
+        settings = {**(variables or {}), environment.RENDEZVOUS_FILE: str(Path(folder) / "rendezvous")}
         try:
             start_processes(  # type: ignore[no-untyped-call]
-                _on_one_process,
-                args=(payload, count, told, folder),
+                _process_main,
+                args=(payload, count, settings, folder),
                 nprocs=count,
                 start_method="fork" if fork else "spawn",
             )
         except (ProcessRaisedException, ProcessExitedException) as failure:
-            raise _what_happened(failure, Path(folder)) from None
+            raise _first_error(failure, Path(folder)) from None
 
 
-def _on_one_process(rank: int, payload: Any, count: int, variables: Mapping[str, str], folder: str) -> None:
+def _process_main(rank: int, payload: Any, count: int, variables: Mapping[str, str], folder: str) -> None:
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     environment.update({**variables, **{name: str(value) for name, value in place.items()}})
     try:
         function, args = pickle.loads(payload) if isinstance(payload, bytes) else payload
         function(*args)
     except BaseException as error:
-        _write_down(rank, error, Path(folder))
+        _record_error(rank, error, Path(folder))
         raise
     finally:
         from piledriver.runtime.connection import disconnect
@@ -126,28 +126,30 @@ def _on_one_process(rank: int, payload: Any, count: int, variables: Mapping[str,
         disconnect()
 
 
-def _write_down(rank: int, error: BaseException, folder: Path) -> None:
+def _record_error(rank: int, error: BaseException, folder: Path) -> None:
     text = traceback.format_exc()
     try:
         content = pickle.dumps((rank, error, text))
         pickle.loads(content)
     except Exception:
-        # An error that cannot be pickled still says what it said.
+        # An error that cannot be pickled keeps its text.
         content = pickle.dumps((rank, None, text))
     (folder / f"error-{rank}").write_bytes(content)
 
 
-def _what_happened(failure: Any, folder: Path) -> BaseException:
-    """The error of the rank that failed first, as it was raised there."""
+def _first_error(failure: Any, folder: Path) -> BaseException:
+    """Return the error of the rank that failed first."""
     files = sorted(folder.glob("error-*"), key=lambda file: file.stat().st_mtime_ns)
     for file in files:
-        # Written a moment ago by our own child in a folder that only we can read.
+        # Written by our own child process in a folder that only this user can read.
         rank, error, text = pickle.loads(file.read_bytes())
         if error is None:
             return LaunchError(f"rank {rank} failed: {text.strip().splitlines()[-1]}", fix="see its traceback above")
         error.add_note(f"raised on rank {rank}:\n{text}")
         return error  # type: ignore[no-any-return]
-    return LaunchError(f"rank {failure.error_index} ended without a word: {failure}", fix="look for a crash or a kill")
+    return LaunchError(
+        f"rank {failure.error_index} ended without an exception: {failure}", fix="look for a crash or a kill"
+    )
 
 
 def _by_value(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:

@@ -1,4 +1,4 @@
-"""Keep a process on the cores near its device, so that it does not fetch memory from the other socket."""
+"""NUMA binding: keep a process on the cores near its device."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import os
 from pathlib import Path
 from typing import Any
 
-from piledriver.runtime.collectives.split import bounds
+from piledriver.runtime.collectives.split import shard_bounds
 from piledriver.runtime.world import World, detect_world
 
 _NODES = Path("/sys/devices/system/node")
 
 
 def bind_to_near_cores(world: World | None = None) -> list[int]:
-    """Bind this process; returns the cores. A machine without NUMA nodes gives each process an equal part of its cores.
+    """Bind this process to the cores near its device and return them; without NUMA nodes, to its part of all cores.
 
-    Only cores that this process may already use are taken: a container's limits stay in force.
+    Only cores that this process may already use are taken, so that a container's limits hold.
     """
     world = detect_world() if world is None else world
     allowed = sorted(os.sched_getaffinity(0))
@@ -25,7 +25,7 @@ def bind_to_near_cores(world: World | None = None) -> list[int]:
 
 
 def near_cores(world: World, allowed: list[int], nodes: list[list[int]], device_node: int | None) -> list[int]:
-    """The cores for one process: its device's node where that is known, else its part of all nodes in order.
+    """Return the cores of one process: those of its device's node if known, else its part of all nodes in order.
 
     >>> two = World(rank=1, size=2, local_rank=1, local_size=2)
     >>> near_cores(two, [0, 1, 2, 3], [[0, 1], [2, 3]], None)
@@ -36,18 +36,18 @@ def near_cores(world: World, allowed: list[int], nodes: list[list[int]], device_
         if near:
             return near
     ordered = [core for node in nodes for core in node if core in allowed] or allowed
-    start, end = bounds(len(ordered), world.local_rank, world.local_size)
+    start, end = shard_bounds(len(ordered), world.local_rank, world.local_size)
     return ordered[start:end] or ordered
 
 
 def numa_nodes() -> list[list[int]]:
-    """The cores of each NUMA node, in the kernel's order."""
+    """Return the cores of each NUMA node, in the kernel's order."""
     folders = sorted(_NODES.glob("node[0-9]*"), key=lambda folder: int(folder.name[4:]))
     return [parse_core_list((folder / "cpulist").read_text()) for folder in folders]
 
 
 def parse_core_list(text: str) -> list[int]:
-    """The kernel's list of cores.
+    """Parse the kernel's list of cores.
 
     >>> parse_core_list("0-2,8")
     [0, 1, 2, 8]

@@ -1,4 +1,4 @@
-"""A Slurm batch script that starts `piledriver launch` once per node."""
+"""Slurm batch script that runs `piledriver launch` once per node."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _TEMPLATE = """\
 #SBATCH --signal=B:TERM@120
 
 set -euo pipefail
-MEETING_HOST=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-MEETING_PORT=$((20000 + SLURM_JOB_ID % 10000))
-export MEETING_HOST MEETING_PORT
+RENDEZVOUS_HOST=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+RENDEZVOUS_PORT=$((20000 + SLURM_JOB_ID % 10000))
+export RENDEZVOUS_HOST RENDEZVOUS_PORT
 
 # One launcher per node; it starts one process per device and numbers them by SLURM_NODEID.
 srun --kill-on-bad-exit=1 bash -c 'exec piledriver launch \\
@@ -28,8 +28,8 @@ srun --kill-on-bad-exit=1 bash -c 'exec piledriver launch \\
     --rdzv-endpoint "{endpoint}" --nproc {nproc} --max-restarts {restarts} \\
     {command}'
 """
-ENDPOINT = "$MEETING_HOST:$MEETING_PORT"
-"""Where the nodes of the script meet; only the shell on a node knows it."""
+ENDPOINT = "$RENDEZVOUS_HOST:$RENDEZVOUS_PORT"
+"""Rendezvous of the script's nodes, expanded by the shell on a node."""
 
 
 def slurm_script(
@@ -42,7 +42,7 @@ def slurm_script(
     time: str = "24:00:00",
     module: bool = False,
 ) -> str:
-    """The text of the batch script.
+    """Return the text of the batch script.
 
     >>> print(slurm_script(LaunchConfig(nproc=8), "train.py", ["--lr", "1e-3"], nodes=2).splitlines()[2])
     #SBATCH --nodes=2
@@ -56,13 +56,13 @@ def slurm_script(
         nproc=wanted.nproc,
         restarts=wanted.max_restarts,
         endpoint=ENDPOINT,
-        # It stands within single quotes.
+        # The template puts it in single quotes.
         command=command.replace("'", "'\\''"),
     )
 
 
 def _further_flags(wanted: LaunchConfig) -> list[str]:
-    """What was asked for beside the flags of the template, as flags again."""
+    """Return the settings that the template has no place for, as flags."""
     flags: list[str] = []
     for name in ("cpu", "bind_numa", "debug_collectives", "alias_accelerate"):
         flags += [f"--{name.replace('_', '-')}"] if getattr(wanted, name) else []

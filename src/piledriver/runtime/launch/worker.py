@@ -1,6 +1,6 @@
-"""What each launched process runs first: bind to cores, alias modules, then the user's script as `__main__`.
+"""Entry point of a launched process: bind to cores, alias modules, then run the user's script as `__main__`.
 
-An exception is written down for the agent before it goes on, so that the launcher can say which rank failed and why.
+An exception is recorded for the agent before it propagates, so that the launcher can report the rank and the cause.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from types import TracebackType
 
 
 def quiet_when_interrupted(kind: type[BaseException], error: BaseException, traceback: TracebackType | None, /) -> None:
-    """Ctrl-C reaches the launcher too, which says what happened, once: nobody wants a traceback for each process."""
+    """Print no traceback on Ctrl-C: the launcher reports it once for all processes."""
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, traceback)
 
 
 def run_recorded() -> None:
-    """`main`, with what it raises written down where the launcher looks."""
-    # Not above: importing torch takes seconds, and they can be interrupted as well.
+    """Run `main` and record its exception for the launcher."""
+    # Imported here, because an interrupt during torch's import must be quiet as well.
     from torch.distributed.elastic.multiprocessing.errors import record
 
     record(main)()

@@ -22,7 +22,7 @@ logger = logging.getLogger("accelerate.utils.environment")
 def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
     """1 or 0 for the usual words."""
     try:
-        found = environment.truth(value)
+        found = environment.parse_bool(value)
     except WorldError:
         raise ValueError(f"invalid truth value {value}") from None
     if not value.strip():
@@ -128,7 +128,7 @@ def _as_before() -> Any:
     try:
         yield
     finally:
-        environment.remove(set(ours()) - set(before))
+        environment.unset(set(ours()) - set(before))
         environment.update(before)
 
 

@@ -46,7 +46,7 @@ def is_tensor_information(tensor_info: Any) -> bool:
 
 def honor_type(obj: Any, generator: Any) -> Any:
     """A sequence of the type of `obj`."""
-    return nested.like(obj, generator)
+    return nested.rebuild_sequence(obj, generator)
 
 
 def recursively_apply(
@@ -59,7 +59,7 @@ def recursively_apply(
 ) -> Any:
     """Call a function on every tensor in a nested structure."""
     if isinstance(data, (tuple, list)):
-        return nested.like(
+        return nested.rebuild_sequence(
             data,
             (
                 recursively_apply(

@@ -25,7 +25,7 @@ from piledriver.core.errors import UsageError
 from piledriver.runtime.errors import LaunchError
 from piledriver.runtime.hardware import Hardware
 from piledriver.runtime.launch.agent import launch, worker_environment
-from piledriver.runtime.launch.config import LaunchConfig, processes_per_node, resolve
+from piledriver.runtime.launch.config import LaunchConfig, processes_per_node, resolve_launch_config
 from piledriver.runtime.launch.slurm import slurm_script
 
 TRAIN = Path(__file__).with_name("train_script.py")
@@ -50,7 +50,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
     file = tmp_path / "launch.yaml"
     file.write_text("nproc: 3\nmax_restarts: 2\n")
     args = _parsed(launch_verb, "--nproc", "5", "train.py", "--nproc", "7")
-    wanted, source = resolve(str(file), launch_verb.chosen_flags(args))
+    wanted, source = resolve_launch_config(str(file), launch_verb.chosen_flags(args))
     assert (wanted.nproc, wanted.max_restarts, wanted.cpu, source) == (5, 2, False, str(file))
     assert args.script_args == ["--nproc", "7"]
 
@@ -60,7 +60,7 @@ def test_config_asks_and_writes_what_launch_reads(tmp_path: Path, monkeypatch: p
     answers = iter(["2", "1", "10.0.0.1:29400", "many", "4", "no", "bf16", "3"])
     monkeypatch.setattr("builtins.input", lambda _: next(answers))
     config_verb.run(_parsed(config_verb, "--file", str(file)))
-    wanted, _ = resolve(str(file), {})
+    wanted, _ = resolve_launch_config(str(file), {})
     assert wanted == LaunchConfig(
         nnodes="2", node_rank=1, rdzv_endpoint="10.0.0.1:29400", nproc=4, mixed_precision="bf16", max_restarts=3
     )
@@ -69,7 +69,7 @@ def test_config_asks_and_writes_what_launch_reads(tmp_path: Path, monkeypatch: p
 def test_config_without_asking(tmp_path: Path) -> None:
     file = tmp_path / "launch.yaml"
     config_verb.run(_parsed(config_verb, "--file", str(file), "--default", "--cpu"))
-    assert resolve(str(file), {})[0] == LaunchConfig(cpu=True)
+    assert resolve_launch_config(str(file), {})[0] == LaunchConfig(cpu=True)
 
 
 @pytest.mark.parametrize(
