@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from piledriver.engine import tied_weights
+from piledriver.engine.shards import tied_parameters
 from piledriver.serve.placement.errors import PlacementError
 
 
@@ -89,7 +89,7 @@ def _is_integer(dtype: torch.dtype) -> bool:
 
 def find_tied_parameters(model: nn.Module, **kwargs: Any) -> list[list[str]]:
     """Return groups of names that share one parameter, each sorted."""
-    return [sorted(group) for group in tied_weights.find_tied(model)]
+    return [sorted(group) for group in tied_parameters.find_tied(model)]
 
 
 def retie_parameters(model: nn.Module, tied_params: list[list[str]]) -> None:
@@ -97,7 +97,7 @@ def retie_parameters(model: nn.Module, tied_params: list[list[str]]) -> None:
     for group in tied_params:
         with_value = [name for name in group if model.get_parameter(name).device.type != "meta"]
         first = (with_value or group)[0]
-        tied_weights.retie(model, [[first, *(name for name in group if name != first)]])
+        tied_parameters.retie(model, [[first, *(name for name in group if name != first)]])
 
 
 def id_tensor_storage(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
