@@ -163,7 +163,7 @@ def test_the_verbs_write_the_card_and_show_what_was_dropped(corpus: Path, capsys
     assert rows[1]["id"] in line
     assert f"kept {rows[1]['kept']}" in line
     assert main(["corpus", "show", "--dropped", str(corpus), "--stage", "filter"]) == 0
-    assert "stages that dropped something: length, near" in capsys.readouterr().err
+    assert "stages that dropped documents: length, near" in capsys.readouterr().err
     assert main(["corpus", "show", "--dropped", str(corpus / "train")]) == 1
     assert "has no ledger.parquet" in capsys.readouterr().err
 
