@@ -19,7 +19,8 @@ from piledriver.corpus.pipeline.manifest import load_manifest
 from piledriver.corpus.pipeline.recipe import load_recipe
 from tests.corpus.pipeline.test_build import WORDS, content, raw_files
 
-pytestmark = pytest.mark.slow
+# Two dozen deaths and restarts: minutes where the machine is busy.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 RECIPE = """
 name: everything
