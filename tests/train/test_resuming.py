@@ -192,7 +192,7 @@ def test_a_model_without_room_and_a_tokenizer_that_is_damaged(
 ) -> None:
     verb = ["train", str(finished / "config.yaml"), f"out={tmp_path / 'run'}"]
     assert main([*verb, "model.vocab_size=9999999999999999"]) == 1
-    assert "the weights of 3.2e+17 parameters do not fit into memory" in capsys.readouterr().err
+    assert "this rank's part of 3.2e+17 parameters does not fit into memory" in capsys.readouterr().err
     tokens = Path(shutil.copytree(finished / "tokens", tmp_path / "tokens"))
     (tokens / "tokenizer.json").write_bytes(b"{}")  # it would be published with the model
     assert main([*verb, f"data.tokens={tokens}"]) == 1

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     made = Run(config, validate)  # checks the config before anything is printed or written
     is_main = made.world.is_main
     if is_main and not args.json:
-        print(to_yaml(config), flush=True)
+        print(to_yaml(made.resolved), flush=True)
     summary = made.go()
     if is_main and args.json:
         figures = {**asdict(summary), "loss": summary.loss if math.isfinite(summary.loss) else None}

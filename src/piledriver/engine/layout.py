@@ -13,7 +13,7 @@ from typing import Any, Literal, cast, get_args
 from piledriver.core.config import to_mapping
 from piledriver.engine.errors import LayoutError
 
-Precision = Literal["fp32", "bf16", "fp16", "fp8", "fp8-rowwise", "bf16-pure", "fp8-pure"]
+Precision = Literal["auto", "fp32", "bf16", "fp16", "fp8", "fp8-rowwise", "bf16-pure", "fp8-pure"]
 Activations = Literal["keep", "selective", "full", "budget"]
 Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev"]
 
@@ -71,7 +71,8 @@ class Layout:
     `Join`, `static_graph`, unused-parameter errors)."""
 
     precision: Precision = "fp32"
-    """Mixed precision: fp32 master weights with 16-bit or fp8 compute; the `*-pure` modes keep bf16 weights only."""
+    """Mixed precision: fp32 master weights with 16-bit or fp8 compute; the `*-pure` modes keep bf16 weights only;
+    `auto`: bf16 on a GPU, fp32 on a CPU."""
     activations: Activations = "keep"
     """Activation checkpointing: keep all, keep expensive ops, recompute blocks, or recompute to fit a budget."""
     activation_every: int = 1
@@ -216,6 +217,12 @@ class Layout:
             return max(left // shard, 1), shard
         return replicate, shard if shard is not None else (max(left // replicate, 1) if self.zero else 1)
 
+    def for_device(self, device_type: str) -> Layout:
+        """Return this layout with the precision `auto` resolved: bf16 on a GPU, fp32 on a CPU."""
+        if self.precision != "auto":
+            return self
+        return replace(self, precision="bf16" if device_type == "cuda" else "fp32")
+
     @property
     def stages(self) -> int:
         """Number of pipeline stages over all ranks."""
@@ -270,7 +277,7 @@ def resolve_layout(given: Layout | None, precision: str = "no", *, compile: bool
         layout = replace(layout, compile=cast(Any, compile) if layout.replicates else "blocks")
     if precision == "no" or layout.precision.startswith(precision):
         return layout
-    if layout.precision != "fp32":
+    if layout.precision not in ("fp32", "auto"):
         raise LayoutError(
             f"mixed_precision is {precision!r}, the layout's precision is {layout.precision!r}", fix="give one of them"
         )

@@ -150,7 +150,7 @@ def make_mesh(layout: Layout, device_type: str) -> Mesh:
     device = torch.device(device_type).type
     connected = dist.is_available() and dist.is_initialized()
     size, rank = (dist.get_world_size(), dist.get_rank()) if connected else (1, 0)
-    layout = layout.on(size)
+    layout = layout.on(size).for_device(device)
     if size == 1 or layout.reducer == "ddp":
         nothing: Any = None
         return Mesh(layout, device, size, rank, nothing, nothing, nothing)

@@ -47,15 +47,19 @@ def learning_rate_scales(model: nn.Module) -> dict[str, float]:
     }
 
 
-def initialise(model: nn.Module, seed: int = 0) -> None:
-    """Initialise every parameter of a `Transformer` in place. Of a sharded one, one full parameter exists at a time."""
+def initialise(model: nn.Module, seed: int = 0, *, draw_on: torch.device | None = None) -> None:
+    """Initialise every parameter of a `Transformer` in place. Of a sharded one, one full parameter exists at a time.
+
+    `draw_on` is the device whose generator draws, by default that of each parameter: with a CPU the weights are the
+    same on every kind of device.
+    """
     config: ModelConfig = model.config  # type: ignore[assignment]
     # A CPU generator runs on one core: draw several parameters in parallel.
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         drawn = []
         for name, parameter in model.named_parameters():
             key = Stream(seed, "initialise", name).below(2**63, 0)
-            job = partial(_set, parameter, name, initial_std(config, name), key)
+            job = partial(_set, parameter, name, initial_std(config, name), key, draw_on or parameter.device)
             if parameter.device.type == "cpu" and not isinstance(parameter, DTensor):
                 drawn.append(pool.submit(job))
             else:
@@ -65,16 +69,19 @@ def initialise(model: nn.Module, seed: int = 0) -> None:
 
 
 @torch.no_grad()
-def _set(parameter: Tensor, name: str, std: float | None, key: int) -> None:
+def _set(parameter: Tensor, name: str, std: float | None, key: int, draw_on: torch.device) -> None:
     if std is None:
         parameter.fill_(1.0 if name.endswith("weight") else 0.0)
         return
-    generator = torch.Generator(parameter.device)
+    generator = torch.Generator(draw_on)
     generator.manual_seed(key)
+    if draw_on.type == parameter.device.type and not isinstance(parameter, DTensor):
+        parameter.normal_(0.0, std, generator=generator)
+        return
+    whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=draw_on)
+    whole.normal_(0.0, std, generator=generator)
     if isinstance(parameter, DTensor):
         # Every rank draws the same values and keeps its shard, so nothing is communicated.
-        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-        whole.normal_(0.0, std, generator=generator)
-        parameter.copy_(distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None))
-    else:
-        parameter.normal_(0.0, std, generator=generator)
+        whole = whole.to(parameter.device)
+        whole = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    parameter.copy_(whole)

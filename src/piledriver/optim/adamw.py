@@ -11,7 +11,8 @@ from torch.optim.adamw import adamw as torch_adamw
 
 from piledriver.optim.shards import local, local_gradient
 
-_FUSED_DEVICES = {"cuda", "cpu", "mps", "xpu"}
+# A parameter on the meta device gets its memory on one of the others.
+_FUSED_DEVICES = {"cuda", "cpu", "mps", "xpu", "meta"}
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]]
 

@@ -12,10 +12,10 @@ from piledriver.models import Transformer
 from piledriver.optim import ScheduleConfig
 from piledriver.runtime.collectives.operations import gather_object
 from piledriver.train.setup import Parts
-from piledriver.train.step import masks_of
+from piledriver.train.step import document_context
 
 
-def total_steps(parts: Parts, model: Transformer, saved: Mapping[str, Any] | None) -> int:
+def total_steps(parts: Parts, model: Transformer, optimizer: Any, saved: Mapping[str, Any] | None) -> int:
     """Steps in the budget. One in time is laid out once, by what a step costs here; `saved` says what it came to."""
     config = parts.config
     if config.budget_tokens is not None:
@@ -23,20 +23,20 @@ def total_steps(parts: Parts, model: Transformer, saved: Mapping[str, Any] | Non
     if saved is not None:
         return int(saved["total_steps"])
     assert config.budget_minutes is not None
-    return max(1, int(60 * config.budget_minutes / _probed_seconds(parts, model)))
+    return max(1, int(60 * config.budget_minutes / _probed_seconds(parts, model, optimizer)))
 
 
-def _probed_seconds(parts: Parts, model: Transformer) -> float:
+def _probed_seconds(parts: Parts, model: Transformer, optimizer: Any) -> float:
     """What an optimizer step costs, from forward and backward passes that leave no trace."""
     batch = to_tensors(parts.stream.read(0, parts.batching.windows_per_micro_batch), 0, parts.device)
     seconds = math.inf
     for _ in range(3):
         begun = time.monotonic()
-        sums = model(batch.inputs, targets=batch.labels, masks=masks_of(batch, parts))
+        sums = model(batch.inputs, targets=batch.labels, **document_context(batch, parts))
         (sums.total / sums.tokens).backward()
         float(sums.tokens)  # waits for the device
         seconds = min(seconds, time.monotonic() - begun)
-    model.zero_grad(set_to_none=True)
+    optimizer.zero_grad(set_to_none=True)
     # The slowest process sets the pace of all; a tenth is for the optimizer and the rest.
     slowest = max(gather_object(parts.world, seconds)) if parts.world.is_distributed else seconds
     return 1.1 * parts.batching.accumulation * slowest

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from piledriver.core.errors import ConfigError
 from piledriver.data.stream.token_stream import Packing
@@ -24,6 +26,9 @@ _POSITIVE = (
     "log_steps",
     "clip",
 )
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,15 +104,11 @@ class TrainConfig:
     """Largest gradient norm."""
     z_loss: float = 0.0
     """Weight of the squared log-partition function."""
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """What is computed in: bf16 on a GPU, fp32 on a CPU where not given."""
-    layout: Layout | None = None
-    """How the model sits on the processes, e.g. {zero: 3, tp: 2}; each a whole copy where not given."""
+    layout: Layout = field(default_factory=lambda: Layout(precision="auto"))
+    """How the model is placed on ranks and computed, for example {zero: 3, tp: 2, precision: bf16, compile: blocks}. By
+    default a replica per rank; precision bf16 on a GPU, fp32 on a CPU; compiled on a GPU."""
     micro_batch_tokens: int | None = None
     """Tokens that one process takes at once; derived where not given."""
-    compile: bool | Literal["blocks", "model"] | None = None
-    """torch.compile of each block (or true), or of the model as one graph; on where there is a GPU: blocks of a layout,
-    the whole model without one."""
     checkpoint_minutes: float = 10.0
     """How often the run is saved."""
     checkpoint_steps: int | None = None
@@ -129,6 +130,20 @@ class TrainConfig:
     seed: int = 0
     """Seed of initial weights, data order and dropout."""
 
+    @classmethod
+    def upgraded(cls, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return config data with the top-level `precision` and `compile` of version 0.1 as keys of `layout`."""
+        data = dict(data)
+        old = {str(name): data.pop(name) for name in ("precision", "compile") if name in data}
+        moved = {name: value for name, value in old.items() if value not in (None, "auto")}
+        given = data.get("layout")
+        if moved:
+            written = ", ".join(f"layout.{name}={value}" for name, value in moved.items())
+            _log.warning("the config has %s at its top, as in 0.1; write %s", " and ".join(moved), written)
+        if given is None or isinstance(given, Mapping):
+            data["layout"] = {"precision": "auto", **(given or {}), **moved}
+        return data
+
     def __post_init__(self) -> None:
         if (self.budget_tokens is None) == (self.budget_minutes is None):
             raise ConfigError("give one of budget_tokens and budget_minutes", fix="add the one that you know")
@@ -148,11 +163,6 @@ class TrainConfig:
             raise ConfigError("out is empty", fix="name the folder of the run")
         if self.budget_minutes == math.inf:
             raise ConfigError("budget_minutes is inf", fix="the schedule needs an end: give a number")
-        if self.layout is not None and self.precision not in ("auto", self.layout.precision):
-            raise ConfigError(
-                f"precision is {self.precision} and layout.precision {self.layout.precision}",
-                fix="with a layout, say it there and leave precision out",
-            )
         self._check_documents()
         steps, snapshots = self.checkpoint_steps, self.spikes.snapshot_steps
         if self.spikes.action == "rollback" and steps is not None and steps % snapshots:
@@ -163,7 +173,7 @@ class TrainConfig:
 
     def _check_documents(self) -> None:
         layout = self.layout
-        if layout is not None and layout.cp > 1 and layout.cp_method == "ring" and self.data.packing != "joined":
+        if layout.cp > 1 and layout.cp_method == "ring" and self.data.packing != "joined":
             raise ConfigError(
                 f"layout.cp {layout.cp} passes keys round, which knows no documents, and data.packing is "
                 f"{self.data.packing}",

@@ -27,9 +27,11 @@ from piledriver.train.reporting.display import display
 from piledriver.train.reporting.metrics import metric_log, read_metrics
 from piledriver.train.reporting.plots import save_plots
 from piledriver.train.reporting.step_reports import Reports
+from piledriver.train.resolved import FILE as RESOLVED
+from piledriver.train.resolved import resolved_config, validation_interval
 from piledriver.train.resume import CONFIG
-from piledriver.train.save import MODEL, Saving, whole_model, why_not_published
-from piledriver.train.setup import compile_model, make_model, make_parts, peak_of
+from piledriver.train.save import MODEL, Saving, why_not_published
+from piledriver.train.setup import make_model, make_parts, materialise, peak_of
 from piledriver.train.spikes.rollback import Skip, Snapshot
 from piledriver.train.step import Stepper, Taken, Wishes
 from piledriver.train.stopping import StopRequest, stop_on_signals
@@ -64,15 +66,18 @@ class Run:
         self.config, self.validate = config, validate
         self.parts = parts = make_parts(config)
         self.world, self.batching = parts.world, parts.batching
+        self.config = config = parts.config
         model = make_model(parts)
-        self.peak = peak_of(parts, model)
-        compile_model(model, parts)
-        self.total_steps = self._count_steps(model)
+        self.peak = peak_of(parts)
         optimizer = build_optimizer(model, config.optimizer, lr_scales=learning_rate_scales(model))
+        self.model = materialise(parts, model)
+        self.optimizer = parts.accelerator.prepare_optimizer(optimizer)
+        self.total_steps = self._count_steps()
         schedule = config.schedule or default_schedule(self.total_steps)
+        self.resolved = resolved_config(parts, self.total_steps, schedule)
+        """The config with every value decided."""
         amount = self.batching.tokens_per_step if schedule.unit == "tokens" else 1
-        scheduler = ScheduledLR(optimizer, schedule, amount=amount)
-        self.model, self.optimizer, self.scheduler = parts.accelerator.prepare(model, optimizer, scheduler)
+        self.scheduler = parts.accelerator.prepare_scheduler(ScheduledLR(optimizer, schedule, amount=amount))
         self.position = Position(parts)
         self.stepper = Stepper(parts, self.model, self.optimizer, self.scheduler, self.position)
         self.saving = Saving(parts, self.stepper, self.position.loader, self.total_steps)
@@ -80,10 +85,10 @@ class Run:
         stateful = [self.scheduler, self.stepper.watch, *([scaler] if scaler else [])]
         self.snapshot = Snapshot(self.model, self.optimizer, stateful)
 
-    def _count_steps(self, model: Transformer) -> int:
+    def _count_steps(self) -> int:
         config, checkpoint = self.config, self.parts.checkpoint
         saved = None if checkpoint is None else read_header(checkpoint)
-        steps = total_steps(self.parts, model, None if saved is None else saved.extra)
+        steps = total_steps(self.parts, self.model, self.optimizer, None if saved is None else saved.extra)
         taken = 0 if saved is None else saved.step or 0
         if taken > steps:
             raise ConfigError(
@@ -98,6 +103,7 @@ class Run:
         first = self.saving.resume()
         if self.world.is_main:
             save_config(config, os.path.join(config.out, CONFIG))
+            save_config(self.resolved, os.path.join(config.out, RESOLVED))
         self.position.record(first)
         about = {"model": str(config.model), "batch_tokens": config.batch_tokens}
         with ExitStack() as stack:
@@ -220,14 +226,13 @@ class Run:
         return self.snapshot.step
 
     def _is_time_to_validate(self, step: int) -> bool:
-        every = self.config.validate_steps or max(1, self.total_steps // 10)
+        every = self.config.validate_steps or validation_interval(self.total_steps)
         return self.validate is not None and (step % every == 0 or step == self.total_steps)
 
     def _validated(self) -> dict[str, float]:
-        """Each process scores a share of the documents, with the whole model."""
+        """Score held-out documents with the model in its layout: ranks share the documents, or compute together."""
         assert self.validate is not None
-        model = whole_model(self.parts, self.model)
-        model.eval()
-        figures = self.validate(model, self.world)
+        self.model.eval()
+        figures = self.validate(self.model, self.world)
         self.model.train()
         return {f"validation/{name}": value for name, value in figures.items()}

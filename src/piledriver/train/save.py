@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from dataclasses import asdict
 from typing import Any
 
 from piledriver.checkpoint import Checkpointer, Contents, folder_for, is_complete
 from piledriver.core import storage
 from piledriver.core.config import to_mapping
-from piledriver.core.errors import StorageError
-from piledriver.models import ModelConfig, Transformer
+from piledriver.core.errors import PiledriverError, StorageError
+from piledriver.engine.shards.full_state_dict import full_tensors
+from piledriver.models import ModelConfig
 from piledriver.models.interchange import InterchangeError, save_folder, write_config
+from piledriver.runtime.collectives.operations import broadcast_object
 from piledriver.train.resume import CHECKPOINTS, damaged
-from piledriver.train.setup import Parts, make_model
+from piledriver.train.setup import Parts
 from piledriver.train.step import Stepper
 
 MODEL = "model"
@@ -27,15 +30,6 @@ def why_not_published(shape: ModelConfig) -> str | None:
     except InterchangeError as error:
         return error.what
     return None
-
-
-def whole_model(parts: Parts, model: Transformer) -> Transformer:
-    """The model itself, or a whole copy of one that is laid out over processes."""
-    if parts.accelerator.mesh is None:
-        return model
-    whole = make_model(parts)
-    whole.load_state_dict(parts.accelerator.get_state_dict(model))
-    return whole
 
 
 class Saving:
@@ -81,12 +75,11 @@ class Saving:
         folder = folder_for(os.path.join(self._parts.config.out, CHECKPOINTS), step, style="step-{}")
         if is_complete(folder):
             return  # went back to where it was saved already
-        mesh = self._parts.accelerator.mesh
         self._saver.save(
             folder,
             self._contents,
             step=step,
-            layout=None if mesh is None else to_mapping(mesh.layout),
+            layout=to_mapping(self._parts.layout),
             extra={"total_steps": self._total_steps, "batching": asdict(self._parts.batching)},
             asynchronous=True,
             total_limit=self._parts.config.keep_checkpoints,
@@ -97,12 +90,27 @@ class Saving:
         self._saver.wait()
 
     def publish(self) -> None:
-        """The finished model as a folder that `transformers` and `piledriver evaluate` read, with its tokenizer."""
-        folder = os.path.join(self._parts.config.out, MODEL)
-        model = whole_model(self._parts, self._stepper.model)
-        if not self._parts.world.is_main:
-            return
-        save_folder(model, folder)
+        """Write the model as a folder that `transformers` and `piledriver evaluate` read, with its tokenizer.
+
+        Rank 0 writes; a sharded model is gathered tensor by tensor, so no rank holds all of it. A failure on rank 0
+        fails every rank.
+        """
+        folder, model = os.path.join(self._parts.config.out, MODEL), self._stepper.model
+        weights = full_tensors(model, self._parts.accelerator.mesh)
+        failure: PiledriverError | None = None
+        if self._parts.world.is_main:
+            try:
+                save_folder(model, folder, weights=weights)
+                self._copy_tokenizer(folder)
+            except PiledriverError as error:
+                failure = error
+        else:
+            deque(weights, maxlen=0)
+        failure = broadcast_object(self._parts.world, failure)
+        if failure is not None:
+            raise failure
+
+    def _copy_tokenizer(self, folder: str) -> None:
         for name in os.listdir(self._parts.tokens):
             if name.startswith("tokenizer"):
                 content = storage.read_bytes(os.path.join(self._parts.tokens, name))

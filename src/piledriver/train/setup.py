@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -14,14 +16,13 @@ from piledriver.accelerator import Accelerator
 from piledriver.core.errors import ConfigError, PiledriverError
 from piledriver.data.stream.token_stream import StreamConfig, TokenStream, open_stream
 from piledriver.engine import Layout
-from piledriver.engine.compile import apply_compile
-from piledriver.engine.mesh import make_mesh
-from piledriver.models import ModelConfig, Transformer
+from piledriver.engine.schedule_rules import SPLIT_BACKWARD
+from piledriver.models import ModelConfig, Transformer, initialise
 from piledriver.models.model_size import parameter_count
 from piledriver.observe.flops import peak_flops
 from piledriver.observe.trackers import choose_trackers
 from piledriver.runtime.seeds import set_seed
-from piledriver.runtime.world import World
+from piledriver.runtime.world import World, detect_world
 from piledriver.train.batching import Batching, cut_batch
 from piledriver.train.config import TrainConfig
 from piledriver.train.resume import check_same_run, last_checkpoint, shape_of
@@ -53,15 +54,17 @@ class Parts:
         return cast(torch.device, self.accelerator.device)
 
     @property
+    def layout(self) -> Layout:
+        """The layout, with every value resolved."""
+        return cast(Layout, self.accelerator.layout)
+
+    @property
     def data_place(self) -> tuple[int, int]:
         """Which share of the batch this process reads, of how many.
 
         Processes that split a matrix, a sequence or the blocks among them read the same.
         """
-        mesh = self.accelerator.mesh
-        if mesh is None:
-            return self.world.rank, self.world.size
-        return mesh.data_rank, mesh.layout.data_size
+        return self.accelerator.mesh.data_rank, self.layout.data_size
 
     @property
     def name(self) -> str:
@@ -78,14 +81,15 @@ def make_parts(config: TrainConfig) -> Parts:
     _check_length(config, shape)
     checkpoint = last_checkpoint(config.out)
     check_same_run(config, checkpoint)
-    accelerator = _make_accelerator(config)
+    config = replace(config, layout=_resolved_layout(config.layout))
+    accelerator = Accelerator(layout=config.layout)
     set_seed(config.seed)
     torch.use_deterministic_algorithms(config.deterministic, warn_only=not config.deterministic)
-    mesh, world = accelerator.mesh, accelerator.world
+    world = accelerator.world
     batching = cut_batch(
         config.batch_tokens,
         config.data.seq_len or shape.max_positions,
-        world.size if mesh is None else mesh.layout.data_size,
+        accelerator.layout.data_size,
         config.micro_batch_tokens,
         accelerator.device.type,
     )
@@ -120,12 +124,18 @@ def _check_budget(config: TrainConfig, batching: Batching) -> None:
         )
 
 
-def _make_accelerator(config: TrainConfig) -> Accelerator:
-    if config.layout is None:
-        return Accelerator(mixed_precision="fp16" if config.precision == "fp16" else "no")
-    return Accelerator(
-        layout=config.layout if config.compile is None else replace(config.layout, compile=config.compile)
-    )
+def _resolved_layout(layout: Layout) -> Layout:
+    """Return the layout with precision and compile decided for this machine's devices."""
+    device = detect_world().device.type
+    layout = layout.for_device(device)
+    if layout.compile is not None:
+        return layout
+    if device != "cuda" or (layout.pp > 1 and layout.schedule in SPLIT_BACKWARD):
+        return replace(layout, compile=False)
+    plain = layout.replicates and layout.activations == "keep" and not layout.activation_offload
+    # One graph is faster where nothing acts between blocks; pure and fp8 weights were measured block by block.
+    whole = plain and layout.precision in ("fp32", "bf16", "fp16")
+    return replace(layout, compile="model" if whole else "blocks")
 
 
 def _open_stream(config: TrainConfig, tokens: str, shape: ModelConfig, batching: Batching) -> TokenStream:
@@ -143,46 +153,43 @@ def _open_stream(config: TrainConfig, tokens: str, shape: ModelConfig, batching:
 
 
 def make_model(parts: Parts) -> Transformer:
-    """The model with its first weights. A layout sets its precision when it is applied, and compiles it."""
-    config, device = parts.config, parts.device
-    with _room_for(parts.shape):
-        model = Transformer(parts.shape, seed=config.seed).to(device)
-    in_bf16 = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
-    if config.layout is None and in_bf16:
-        model.compute_dtype = torch.bfloat16
-    model.z_loss = config.z_loss
+    """Return the model without memory: applying the layout allocates this rank's shards only."""
+    with torch.device("meta"):
+        model = Transformer(parts.shape)
+    model.z_loss = parts.config.z_loss
     return model
 
 
+def materialise(parts: Parts, model: Transformer) -> Transformer:
+    """Apply the layout to a model on the meta device and initialise it from the seed of the run.
+
+    The values are drawn on the CPU, each parameter from its own name, so that they depend on neither the layout nor the
+    kind of device.
+    """
+    fill = partial(initialise, seed=parts.config.seed, draw_on=torch.device("cpu"))
+    with _explained_out_of_memory(parts.shape):
+        return cast(Transformer, parts.accelerator.prepare_model(model, weights=fill))
+
+
 @contextmanager
-def _room_for(shape: ModelConfig) -> Iterator[None]:
-    """Turn torch's error where not even the weights have room into ours. A CPU's is told by its words alone."""
+def _explained_out_of_memory(shape: ModelConfig) -> Iterator[None]:
+    """Re-raise an out-of-memory error as a `PiledriverError`; those of a CPU are recognised by their message."""
     try:
         yield
     except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+        if not isinstance(error, torch.OutOfMemoryError) and not re.search(
+            "allocate memory|not enough memory", str(error)
+        ):
             raise
         raise PiledriverError(
-            f"the weights of {parameter_count(shape):.3g} parameters do not fit into memory",
-            fix="choose a smaller model, or a machine with more",
+            f"this rank's part of {parameter_count(shape):.3g} parameters does not fit into memory",
+            fix="shard the model over more ranks (layout.zero=3), or choose a smaller one",
         ) from error
 
 
-def compile_model(model: Transformer, parts: Parts) -> None:
-    """Where there is no layout, which would say itself what of it is compiled: as asked, else whole on a GPU."""
-    wanted = parts.config.compile
-    if parts.config.layout is not None:
-        return
-    if wanted == "model" or (wanted is None and parts.device.type == "cuda"):
-        model.compile()
-    elif wanted:
-        apply_compile(model, make_mesh(Layout(compile=wanted), parts.device.type))
-
-
-def peak_of(parts: Parts, model: Transformer) -> float | None:
-    """What MFU is a part of, from the device's datasheet; what a CPU could do depends on who else uses it."""
+def peak_of(parts: Parts) -> float | None:
+    """Return the device's peak FLOP/s, which MFU is relative to; None on a CPU, whose peak depends on its load."""
     if parts.device.type != "cuda":
         return None
-    layout = parts.config.layout
-    wide = model.compute_dtype is None if layout is None else layout.precision == "fp32"
+    wide = parts.layout.precision == "fp32"
     return peak_flops(torch.cuda.get_device_name(), torch.float32 if wide else torch.bfloat16)

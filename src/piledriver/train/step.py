@@ -65,10 +65,8 @@ class Stepper:
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.watch = SpikeWatch(parts.config.spikes, parts.device)
         self.waits = self._has_to_wait()
-        mesh = self._accelerator.mesh
-        self._clips_in_step = capabilities(optimizer).clips_in_step and (
-            not parts.world.is_distributed if mesh is None else mesh.alone and mesh.layout.offload == "none"
-        )
+        alone = not parts.world.is_distributed and not parts.layout.offloads
+        self._clips_in_step = capabilities(optimizer).clips_in_step and alone
 
     def _has_to_wait(self) -> bool:
         """Whether the host has to know how a step went before it goes on."""
@@ -106,22 +104,13 @@ class Stepper:
         for _ in range(self._parts.batching.accumulation):
             batch = self._position.next_batch()
             with self._accelerator.accumulate(self.model, count=batch.labels.ne(-100).sum()):
-                sums = self.model(batch.inputs, targets=batch.labels, **self._context(batch))
+                sums = self.model(batch.inputs, targets=batch.labels, **document_context(batch, self._parts))
                 self._accelerator.backward(sums.total / sums.tokens)
             nats += sums.cross_entropy.double()
             tokens += sums.tokens.double()
         wished = [torch.full_like(nats, wish) for wish in wishes]
         totals = self._accelerator.reduce(torch.stack([nats, tokens, *wished]), "sum")
         return totals[0] / totals[1], self._clip(), totals[2:]
-
-    def _context(self, batch: TokenBatch) -> dict[str, Any]:
-        layout = self._parts.config.layout
-        if self._parts.config.data.packing == "joined":
-            return {}
-        if layout is None or layout.pp == 1:
-            return {"masks": masks_of(batch, self._parts)}
-        # A pipeline cuts the batch, and each stage makes the masks of its part.
-        return {"document_ids": batch.document_ids()}
 
     def _clip(self) -> Tensor:
         most = self._parts.config.clip
@@ -144,10 +133,14 @@ class Stepper:
         return torch.full_like(loss, skipped, dtype=torch.bool)
 
 
-def masks_of(batch: TokenBatch, parts: Parts) -> Any:
-    """What of a batch may look at what."""
+def document_context(batch: TokenBatch, parts: Parts) -> dict[str, Any]:
+    """Return the keyword arguments that keep the documents of a batch apart in attention."""
     if parts.config.data.packing == "joined":
-        return None
-    # The loader knows how many documents there are: the device need not be asked. Powers of two, for the compiler.
+        return {}
+    if parts.layout.pp > 1:
+        # A pipeline cuts the batch, and each stage makes the masks of its micro-batches.
+        return {"document_ids": batch.document_ids()}
+    # The loader knows the number of documents, so the device need not be asked. Powers of two limit recompilation.
     documents = 1 << max(batch.cu_seqlens.numel() - 2, 1).bit_length()
-    return make_masks(parts.shape, parts.batching.seq_len, parts.device, batch.document_ids(), max_documents=documents)
+    ids = batch.document_ids()
+    return {"masks": make_masks(parts.shape, parts.batching.seq_len, parts.device, ids, max_documents=documents)}

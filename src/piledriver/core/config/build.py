@@ -203,6 +203,8 @@ def _dataclass(cls: type, data: Any, at: _Path, tree: ConfigTree) -> Any:
         data = {}
     if not isinstance(data, Mapping):
         raise _mismatch(f"a mapping with the keys of {cls.__name__}", data, at, tree)
+    if hasattr(cls, "upgraded"):
+        data = cls.upgraded(data)
     hints = typing.get_type_hints(cls, include_extras=True)
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     for key in data:
