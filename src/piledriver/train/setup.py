@@ -16,7 +16,7 @@ from piledriver.accelerator import Accelerator
 from piledriver.core.errors import ConfigError, PiledriverError
 from piledriver.data.stream.token_stream import StreamConfig, TokenStream, open_stream
 from piledriver.engine import Layout
-from piledriver.engine.schedule_rules import SPLIT_BACKWARD
+from piledriver.engine.layout import SPLIT_BACKWARD
 from piledriver.models import ModelConfig, Transformer, initialise
 from piledriver.models.model_size import parameter_count
 from piledriver.observe.flops import peak_flops
