@@ -1,7 +1,9 @@
-"""Hugging Face Accelerate's module paths over piledriver: the names that its users import, and nothing behind them.
+"""Hugging Face Accelerate's module paths and names, implemented by piledriver's rooms.
+
+What is implemented here are its shared states (`state.py`) and the signatures that differ from ours.
 
 `import piledriver.compat.accelerate as accelerate` in a script, or `piledriver launch --alias-accelerate script.py`
-without editing it. Where ours differs from theirs on purpose, docs/accelerate.md says so.
+without editing it. docs/accelerate.md lists the differences.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-# What version of Accelerate's names is mirrored.
+# The version of Accelerate whose names are mirrored.
 __version__ = "1.15.0"
 
 _FACE = {

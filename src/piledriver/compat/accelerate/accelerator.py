@@ -1,4 +1,4 @@
-"""`Accelerator` with Accelerate's shared states: several of them in one program see the same world and window."""
+"""`accelerate.accelerator`: our `Accelerator` with Accelerate's shared states."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ __all__ = [
     "is_xpu_available",
 ]
 
-# The name under which Accelerate's users look for it.
+# The name that Accelerate's users configure.
 logger = logging.getLogger("accelerate.accelerator")
 
-# Scripts that multiplied their schedule by the number of processes can have Accelerate's stepping back.
+# Restores Accelerate's stepping for scripts that multiplied their schedule by the world size.
 SCHEDULER_STEPS = "PILEDRIVER_ACCELERATE_SCHEDULER"
 
 
 class Accelerator(_Accelerator):
-    """Ours, with the state that Accelerate's users look up from anywhere."""
+    """`piledriver.Accelerator` whose world, precision and gradient state are shared by all instances of a program."""
 
     def _enter_world(
         self, cpu: bool, process_group: InitProcessGroupKwargs | None, precision: Any, world: World | None
@@ -53,7 +53,7 @@ class Accelerator(_Accelerator):
         )
 
     def _fsdp_plugin(self, given: Any) -> Any:
-        """The one that was given, or what `accelerate launch --use_fsdp` has set."""
+        """Return the plugin given, or the one that the variables of `accelerate launch --use_fsdp` describe."""
         if given is not None or environment.snapshot().get("ACCELERATE_USE_FSDP", "").lower() != "true":
             return given
         from piledriver.compat.accelerate.utils.dataclasses import FullyShardedDataParallelPlugin
@@ -71,7 +71,7 @@ class Accelerator(_Accelerator):
     def save_model(
         self, model: Any, save_directory: Any, max_shard_size: int | str = "10GB", safe_serialization: bool = True
     ) -> None:
-        """Ours; weights that are kept away from the model are brought one by one."""
+        """Save the model; offloaded weights are loaded module by module."""
         from piledriver.serve.placement.load_checkpoint import get_state_dict_offloaded_model
         from piledriver.serve.placement.tensors import has_offloaded_params
 
@@ -80,36 +80,36 @@ class Accelerator(_Accelerator):
 
     @property
     def world(self) -> World:  # type: ignore[override]
-        """The shared state's."""
+        """Return the world of the shared state."""
         return self.state.world
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this is rank 0."""
+        """Return whether this is rank 0."""
         return self.state.is_main_process
 
     @property
     def is_local_main_process(self) -> bool:
-        """Whether this is the first process of its node."""
+        """Return whether this is local rank 0."""
         return self.state.is_local_main_process
 
     @property
     def is_last_process(self) -> bool:
-        """Whether this is the highest rank."""
+        """Return whether this is the highest rank."""
         return self.state.is_last_process
 
     @property
     def use_distributed(self) -> bool:
-        """Whether there are several processes."""
+        """Return whether the world size is over 1."""
         return self.state.use_distributed
 
     @property
     def mixed_precision(self) -> str:
-        """The shared state's."""
+        """Return the precision of the shared state."""
         return self.state.mixed_precision
 
     @property
     def scheduler_steps_per_optimizer_step(self) -> int:  # type: ignore[override]
-        """One, or one per process where the script asks for Accelerate's stepping."""
+        """Return 1, or the world size if the environment asks for Accelerate's stepping."""
         found = environment.snapshot().get(SCHEDULER_STEPS, "once")
         return self.num_processes if found == "per_process" else 1

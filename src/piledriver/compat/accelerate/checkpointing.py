@@ -1,4 +1,4 @@
-"""Accelerate's functions under `save_state`; ours is one call on `piledriver.checkpoint`."""
+"""`accelerate.checkpointing`: the functions beneath `save_state`, as calls of `piledriver.checkpoint`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def save_accelerator_state(
     save_on_each_node: bool = False,
     safe_serialization: bool = True,
 ) -> str:
-    """Everything but the models, which are given as state dicts and belong to `save_model`."""
+    """Save optimizers, schedulers, loaders and scaler; return the folder. Models are saved by `save_model`."""
     contents = Contents(optimizers=optimizers, schedulers=schedulers, loaders=dataloaders, scaler=scaler)
     return str(save(output_dir, contents, step=step))
 
@@ -39,19 +39,19 @@ def load_accelerator_state(
     load_kwargs: dict[str, Any] | None = None,
     **load_model_func_kwargs: Any,
 ) -> dict[str, Any]:
-    """Load a folder of ours or of Accelerate's."""
+    """Load a checkpoint of ours or of Accelerate's; return its step."""
     contents = Contents(models=models, optimizers=optimizers, schedulers=schedulers, loaders=dataloaders, scaler=scaler)
     report = load(input_dir, contents)
     return {"step": report.step or 0}
 
 
 def save_custom_state(obj: Any, path: str, index: int = 0, save_on_each_node: bool = False) -> None:
-    """One object's state, in a file of its own."""
+    """Save the state dict of one object to a file."""
     torch.save(obj.state_dict(), Path(path) / f"custom_checkpoint_{index}.pkl")
 
 
 def load_custom_state(obj: Any, path: str, index: int = 0) -> None:
-    """The same back; nothing in the file is executed."""
+    """Load the state dict of one object, without executing pickled code."""
     obj.load_state_dict(
         torch.load(Path(path) / f"custom_checkpoint_{index}.pkl", map_location="cpu", weights_only=True)
     )

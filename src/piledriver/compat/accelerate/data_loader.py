@@ -1,4 +1,4 @@
-"""Our loaders under Accelerate's names; those made here tell the shared gradient state where they are."""
+"""`accelerate.data_loader`: our loaders, registered with the shared gradient state."""
 
 from __future__ import annotations
 
@@ -34,46 +34,46 @@ __all__ = [
 ]
 
 
-def _told(loader: Any) -> Any:
+def _registered(loader: Any) -> Any:
     loader.gradient_state = GradientState()
     return loader
 
 
-class _AlsoOurs(type):
-    """Loaders that `prepare` made are instances too, although they were not made here."""
+class _BaseInstances(type):
+    """Counts the loaders that `prepare` returns, which are of the base class, as instances."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, cls.__bases__[0])
 
 
-class DataLoaderShard(_DataLoaderShard, metaclass=_AlsoOurs):
-    """Ours, telling the shared gradient state where it is."""
+class DataLoaderShard(_DataLoaderShard, metaclass=_BaseInstances):
+    """Our loader, registered with the shared gradient state."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        return _told(_DataLoaderShard(*args, **kwargs))
+        return _registered(_DataLoaderShard(*args, **kwargs))
 
 
-class DataLoaderDispatcher(_DataLoaderDispatcher, metaclass=_AlsoOurs):
-    """Ours, telling the shared gradient state where it is."""
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        return _told(_DataLoaderDispatcher(*args, **kwargs))
-
-
-class SkipDataLoader(_SkipDataLoader, metaclass=_AlsoOurs):
-    """Ours, telling the shared gradient state where it is."""
+class DataLoaderDispatcher(_DataLoaderDispatcher, metaclass=_BaseInstances):
+    """Our loader, registered with the shared gradient state."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        return _told(_SkipDataLoader(*args, **kwargs))
+        return _registered(_DataLoaderDispatcher(*args, **kwargs))
+
+
+class SkipDataLoader(_SkipDataLoader, metaclass=_BaseInstances):
+    """Our loader, registered with the shared gradient state."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return _registered(_SkipDataLoader(*args, **kwargs))
 
 
 @functools.wraps(data.prepare_data_loader)
 def prepare_data_loader(*args: Any, **kwargs: Any) -> Any:
-    """One process's share of a loader."""
-    return _told(data.prepare_data_loader(*args, **kwargs))
+    """Return a loader of this rank's share of the batches."""
+    return _registered(data.prepare_data_loader(*args, **kwargs))
 
 
 @functools.wraps(data.skip_first_batches)
 def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
-    """The same loader without its first batches."""
+    """Return the loader without its first batches."""
     return data.skip_first_batches(dataloader, num_batches)

@@ -1,4 +1,4 @@
-"""Pipeline inference; ours comes with the engine."""
+"""`accelerate.inference`: rejected with the layout to use instead."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from piledriver.accelerator.errors import OptionError
 
 
 def prepare_pippy(*args: Any, **kwargs: Any) -> Any:
-    """Not here: the engine's pipeline layout does this."""
-    raise OptionError("prepare_pippy is not provided", fix="use the engine's pipeline layout when it is there")
+    """Raise `OptionError`: a layout with `pp` runs a model as a pipeline."""
+    raise OptionError("prepare_pippy is not provided", fix="use Accelerator(layout=Layout(pp=...))")

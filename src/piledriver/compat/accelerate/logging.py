@@ -1,4 +1,4 @@
-"""Loggers that say things once, not once per process."""
+"""`accelerate.logging`: loggers that log on the main process only, or rank by rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["MultiProcessAdapter", "get_logger"]
 
 
 def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
-    """A logger by name; a level may also come from ACCELERATE_LOG_LEVEL."""
+    """Return a logger by name; its level may come from ACCELERATE_LOG_LEVEL."""
     return _get_logger(name, log_level or environment.snapshot().get("ACCELERATE_LOG_LEVEL"), _world)
 
 

@@ -1,4 +1,4 @@
-"""`AcceleratedOptimizer` is our `PreparedOptimizer`."""
+"""`accelerate.optimizer`: `AcceleratedOptimizer` is our `PreparedOptimizer`."""
 
 from piledriver.accelerator.wrappers.optimizer import PreparedOptimizer as AcceleratedOptimizer
 

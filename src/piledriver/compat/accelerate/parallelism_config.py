@@ -1,4 +1,4 @@
-"""`ParallelismConfig`: sizes of mesh axes. The engine's layouts take over from here."""
+"""`accelerate.parallelism_config`: sizes of mesh axes, which `Accelerator` converts to a `Layout`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _AXES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
 
 @dataclass
 class ParallelismConfig:
-    """How many processes each axis has; one that is not given comes from the environment, or is 1."""
+    """The size of each axis; one that is not given is read from the environment, or is 1."""
 
     dp_replicate_size: int | None = None
     dp_shard_size: int | None = None
@@ -57,37 +57,37 @@ class ParallelismConfig:
 
     @property
     def active_mesh_dims(self) -> list[str]:
-        """Axes with more than one process."""
+        """Return the axes of size over 1."""
         return [axis for axis in _AXES if self._size(axis) > 1]
 
     @property
     def dp_dim_names(self) -> list[str]:
-        """Data axes in use."""
+        """Return the data axes of size over 1."""
         return [axis for axis in ("dp_replicate", "dp_shard") if self._size(axis) > 1]
 
     @property
     def non_dp_dim_names(self) -> list[str]:
-        """Other axes in use."""
+        """Return the other axes of size over 1."""
         return [axis for axis in ("tp", "cp", "sp") if self._size(axis) > 1]
 
     @property
     def dp_shard_cp_dim_names(self) -> list[str]:
-        """Axes over which parameters are sharded."""
+        """Return the axes over which parameters are sharded."""
         return [axis for axis in ("dp_shard", "cp") if self._size(axis) > 1]
 
     @property
     def dp_cp_dim_names(self) -> list[str]:
-        """Axes over which a loss is averaged."""
+        """Return the axes over which a loss is averaged."""
         return [axis for axis in ("dp_replicate", "dp_shard", "cp") if self._size(axis) > 1]
 
     @property
     def fsdp_dim_names(self) -> list[str]:
-        """Axes that sharding uses."""
+        """Return the mesh dimensions that FSDP uses."""
         return [*(["dp_replicate"] if self.dp_replicate_enabled else []), "dp_shard_cp"]
 
     @property
     def total_size(self) -> int:
-        """Processes in the mesh."""
+        """Return the number of ranks in the mesh."""
         total = 1
         for axis in _AXES:
             total *= self._size(axis)
@@ -95,37 +95,37 @@ class ParallelismConfig:
 
     @property
     def non_data_parallel_size(self) -> int:
-        """Processes that read the same data."""
+        """Return the number of ranks that read the same data."""
         return self._size("tp") * self._size("cp") * self._size("sp")
 
     @property
     def data_parallel_size(self) -> int:
-        """Processes that read different data."""
+        """Return the number of ranks that read different data."""
         return self._size("dp_replicate") * self._size("dp_shard")
 
     @property
     def dp_replicate_enabled(self) -> bool:
-        """Whether models are replicated."""
+        """Return whether the model is replicated."""
         return self._size("dp_replicate") > 1
 
     @property
     def dp_shard_enabled(self) -> bool:
-        """Whether parameters are sharded."""
+        """Return whether parameters are sharded."""
         return self._size("dp_shard") > 1
 
     @property
     def tp_enabled(self) -> bool:
-        """Whether tensors are split."""
+        """Return whether tensors are split."""
         return self._size("tp") > 1
 
     @property
     def cp_enabled(self) -> bool:
-        """Whether sequences are split."""
+        """Return whether sequences are split."""
         return self._size("cp") > 1
 
     @property
     def sp_enabled(self) -> bool:
-        """Whether heads are split."""
+        """Return whether heads are split."""
         return self._size("sp") > 1
 
     def _get_mesh(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -133,7 +133,7 @@ class ParallelismConfig:
         return names, tuple(self._size(name) for name in names)
 
     def build_device_mesh(self, device_type: str) -> Any:
-        """The mesh, with the joined axes that sharding and averaging use."""
+        """Return the mesh, with the flattened axes of sharding and averaging."""
         from torch.distributed import device_mesh
 
         names, shape = self._get_mesh()
@@ -150,7 +150,7 @@ class ParallelismConfig:
         return mesh
 
     def get_device_mesh(self, device_type: str | None = None) -> Any:
-        """The mesh, made on first use."""
+        """Return the mesh, built on first use."""
         if self.device_mesh is None:
             if device_type is None:
                 raise ValueError("You need to pass a device_type e.g cuda to build the device mesh")
@@ -163,7 +163,7 @@ class ParallelismConfig:
         return self.device_mesh
 
     def to_json(self) -> dict[str, Any]:
-        """Sizes and options."""
+        """Return sizes and options."""
         return {key: value for key, value in self.__dict__.items() if not key.endswith("_handler")}
 
     def _validate_accelerator(self, accelerator: Any) -> None:

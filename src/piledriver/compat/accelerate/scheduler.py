@@ -1,4 +1,4 @@
-"""`AcceleratedScheduler` is our `PreparedScheduler`: it steps once per optimizer step."""
+"""`accelerate.scheduler`: `AcceleratedScheduler` is our `PreparedScheduler`, one step per optimizer step."""
 
 from piledriver.accelerator.wrappers.scheduler import PreparedScheduler as AcceleratedScheduler
 

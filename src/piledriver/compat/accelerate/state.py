@@ -1,6 +1,6 @@
 """`PartialState`, `AcceleratorState`, `GradientState`: Accelerate's shared states, each a view of one `World` value.
 
-Ours are passed and not shared; these exist because its users look the state up from anywhere.
+Our own state is a `World` value that is passed; these exist because Accelerate's users look the state up from anywhere.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from piledriver.runtime.world import World, detect_world
 
 
 def is_initialized() -> bool:
-    """Whether an `AcceleratorState` exists."""
+    """Return whether an `AcceleratorState` exists."""
     return AcceleratorState._shared_state != {}
 
 
 def do_nothing(*args: Any, **kwargs: Any) -> None:
-    """Nothing."""
+    """Do nothing."""
     return None
 
 
@@ -59,11 +59,11 @@ _PARTIAL_KNOWN = (
 
 
 class _SettableType(ProcessInfo):
-    """Users set the type by hand to try what another one would do."""
+    """A distributed type that users may assign, to try the behaviour of another one."""
 
     @property
     def distributed_type(self) -> Any:
-        """What kind of processes train together."""
+        """Return the kind of processes that train together."""
         return self.__dict__.get("_type") or distributed_type(self.world)
 
     @distributed_type.setter
@@ -71,12 +71,12 @@ class _SettableType(ProcessInfo):
         self.__dict__["_type"] = value
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy in another process finds out for itself who it is; one in this process is the same.
+        # Unpickled in another process, it detects that process's own world.
         return type(self), ()
 
 
 class PartialState(_SettableType):
-    """This process's place in the world, the same object wherever it is made."""
+    """The world of this process, shared by all instances."""
 
     _shared_state: ClassVar[dict[str, Any]] = {}
     _known_attrs: ClassVar[list[str]] = list(_PARTIAL_KNOWN)
@@ -98,22 +98,22 @@ class PartialState(_SettableType):
 
     @property
     def world(self) -> World:  # type: ignore[override]
-        """The value that ours pass around; `debug` may have been switched here."""
+        """Return the `World`, with the `debug` flag of this state."""
         world: World = self._world
         return world if world.debug == self.debug else world.with_debug(self.debug)
 
     @property
     def initialized(self) -> bool:
-        """Whether somebody made it before."""
+        """Return whether an instance exists."""
         return self._shared_state != {}
 
     @property
     def default_device(self) -> torch.device:
-        """The device that would be chosen by default."""
+        """Return the device that detection chooses."""
         return detect_world().device
 
     def set_device(self) -> None:
-        """Nothing: the device was set when the world was detected."""
+        """Do nothing: the device was set when the world was detected."""
 
     def destroy_process_group(self, group: Any = None) -> None:
         """Leave the process group."""
@@ -147,7 +147,7 @@ _ACCELERATOR_KNOWN = (
 
 
 class AcceleratorState(_SettableType):
-    """The same with the precision of the run."""
+    """The world and the precision of the run, shared by all instances."""
 
     _shared_state: ClassVar[dict[str, Any]] = {}
     _known_attrs: ClassVar[list[str]] = list(_ACCELERATOR_KNOWN)
@@ -161,13 +161,13 @@ class AcceleratorState(_SettableType):
         **kwargs: Any,
     ) -> None:
         self.__dict__ = self._shared_state
-        # Also when this one exists: the other may have been reset since.
+        # Also if this state exists: the other may have been reset since.
         partial = PartialState(cpu, **kwargs)
         if self.initialized:
             self._check_initialized(mixed_precision, cpu)
             return
         self.__dict__.update(_cpu=cpu, _mixed_precision=resolve_precision(mixed_precision), dynamo_plugin=dynamo_plugin)
-        # A precision that was asked for must be there, also when the processes were connected before.
+        # The device must fit, also if the processes were connected before.
         if cpu and partial.device.type != "cpu":
             self._shared_state.clear()
             raise ValueError(
@@ -183,67 +183,67 @@ class AcceleratorState(_SettableType):
 
     @property
     def world(self) -> World:  # type: ignore[override]
-        """The value that ours pass around."""
+        """Return the `World`."""
         if not self.initialized:
             raise AttributeError("world")
         return PartialState().world
 
     @property
     def initialized(self) -> bool:
-        """Whether somebody made it before."""
+        """Return whether an instance exists."""
         return self._shared_state != {}
 
     @property
     def mixed_precision(self) -> str:
-        """The precision of the run."""
+        """Return the precision of the run."""
         precision: str = self._mixed_precision
         return precision
 
-    # Who this process is outlives a reset, as it does in Accelerate.
+    # Rank and world size outlive a reset, as in Accelerate.
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this is rank 0."""
+        """Return whether this is rank 0."""
         return PartialState().is_main_process
 
     @property
     def is_local_main_process(self) -> bool:
-        """Whether this is the first process of its node."""
+        """Return whether this is local rank 0."""
         return PartialState().is_local_main_process
 
     @property
     def is_last_process(self) -> bool:
-        """Whether this is the highest rank."""
+        """Return whether this is the highest rank."""
         return PartialState().is_last_process
 
     @property
     def use_distributed(self) -> bool:
-        """Whether there are several processes."""
+        """Return whether the world size is over 1."""
         return PartialState().use_distributed
 
     @property
     def backend(self) -> str | None:
-        """The process group's backend."""
+        """Return the backend of the process group."""
         return self.world.backend
 
     @property
     def debug(self) -> bool:
-        """Whether collectives are checked before they run."""
+        """Return whether ranks compare each collective before it runs."""
         return self.world.debug
 
     @property
     def deepspeed_plugin(self) -> Any:
-        """None: one engine does what its stages do."""
+        """Return None: `Layout(zero=...)` replaces DeepSpeed's stages."""
         return None
 
     @property
     def is_fsdp2(self) -> bool:
-        """Whether parameters are sharded."""
+        """Return False: a `Layout` shards parameters."""
         return False
 
     @property
     def fork_launched(self) -> bool:
-        """For XLA."""
+        """Return False: XLA only."""
         return False
 
     def destroy_process_group(self, group: Any = None) -> None:
@@ -257,7 +257,7 @@ class AcceleratorState(_SettableType):
             PartialState._reset_state()
 
     def __getattr__(self, name: str) -> Any:
-        # What a reset took away is named after the attribute that was asked for, not after where it was kept.
+        # The error names the attribute that was read, not its storage.
         raise _missing("AcceleratorState", name, (*_ACCELERATOR_KNOWN, "mixed_precision"))
 
     def __repr__(self) -> str:
@@ -265,7 +265,7 @@ class AcceleratorState(_SettableType):
 
 
 class GradientState(_GradientState):
-    """Where the loop is within a window, the same object wherever it is made."""
+    """The place in the accumulation window, shared by all instances."""
 
     _shared_state: ClassVar[dict[str, Any]] = {}
 
@@ -278,7 +278,7 @@ class GradientState(_GradientState):
 
     @property
     def initialized(self) -> bool:
-        """Whether somebody made it before."""
+        """Return whether an instance exists."""
         return self._shared_state != {}
 
     @staticmethod
@@ -286,7 +286,7 @@ class GradientState(_GradientState):
         GradientState._shared_state.clear()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # A copy joins this process's shared state instead of bringing its own.
+        # Unpickled, it joins the shared state of this process.
         self.__dict__ = self._shared_state
         if not self.initialized:
             self._shared_state.update(state)

@@ -1,4 +1,4 @@
-"""Trackers under Accelerate's names, and its table of classes that users add their own to."""
+"""`accelerate.tracking`: our trackers, and Accelerate's table to which users add classes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = [
     "register_tracker_class",
 ]
 
-# By name; what users register is added here.
+# Registered classes are added here.
 LOGGER_TYPE_TO_CLASS: dict[str, Any] = {
     "aim": AimTracker,
     "comet_ml": CometMLTracker,
@@ -54,12 +54,12 @@ _OURS = frozenset(LOGGER_TYPE_TO_CLASS)
 
 
 def registered_classes() -> dict[str, Any]:
-    """The classes that users added."""
+    """Return the classes that users registered."""
     return {name: kind for name, kind in LOGGER_TYPE_TO_CLASS.items() if name not in _OURS}
 
 
 def register_tracker_class(tracker_class: Any) -> Any:
-    """Make a tracker class known by its name."""
+    """Register a tracker class under its name; return it."""
     if not (isinstance(tracker_class, type) and issubclass(tracker_class, GeneralTracker)):
         raise ValueError(f"{tracker_class} must be a subclass of GeneralTracker")
     name = getattr(tracker_class, "name", None)
@@ -72,17 +72,17 @@ def register_tracker_class(tracker_class: Any) -> Any:
 
 
 def get_available_trackers() -> list[Any]:
-    """Those whose package is installed."""
+    """Return the trackers whose package is installed."""
     return [LoggerType(name) for name in available_trackers() if name in LoggerType]
 
 
 def filter_trackers(log_with: Any, logging_dir: Any = None) -> list[Any]:
-    """What was asked for, without doubles."""
+    """Return the trackers requested, without duplicates."""
     return choose_trackers(log_with, logging_dir)
 
 
 def on_main_process(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A tracker's method, on the main process only unless it says otherwise."""
+    """Run a tracker's method on the main process only, unless its `main_process_only` is False."""
 
     @functools.wraps(function)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
