@@ -1,4 +1,4 @@
-"""What a bit per byte means: the same figure for things that everybody knows."""
+"""Baselines for bits per byte: the same figure for compressors and other well-known methods."""
 
 from __future__ import annotations
 

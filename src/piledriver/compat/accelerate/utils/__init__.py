@@ -1,4 +1,4 @@
-"""Accelerate's `utils`, by the files that hold them; a name is imported when it is first asked for."""
+"""`accelerate.utils`: a name is looked up in the modules below on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of files and versions that Accelerate's users import."""
+"""`accelerate.utils.constants`: file names and versions."""
 
 import operator
 

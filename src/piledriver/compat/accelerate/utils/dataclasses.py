@@ -1,4 +1,4 @@
-"""Options and enumerations. Those of DeepSpeed and Megatron are names only: `Accelerator` refuses them."""
+"""`accelerate.utils.dataclasses`: options and enumerations. `Accelerator` rejects those of DeepSpeed and Megatron."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ class LoggerType(NamedEnum):
 
 
 class ComputeEnvironment(enum.StrEnum):
-    """Where a job runs."""
+    """The environment of a job."""
 
     LOCAL_MACHINE = "LOCAL_MACHINE"
     AMAZON_SAGEMAKER = "AMAZON_SAGEMAKER"
 
 
 class SageMakerDistributedType(enum.StrEnum):
-    """How a SageMaker job is split."""
+    """The distribution of a SageMaker job."""
 
     NO = "NO"
     DATA_PARALLEL = "DATA_PARALLEL"
@@ -98,7 +98,7 @@ class SageMakerDistributedType(enum.StrEnum):
 
 
 class CustomDtype(enum.Enum):
-    """Types that torch has no name for."""
+    """Types that torch does not have."""
 
     FP8 = "fp8"
     INT4 = "int4"
@@ -114,7 +114,7 @@ class TensorInformation:
 
 
 class _Given:
-    """Keeps what it was given, so that scripts which build one still run up to where it would matter."""
+    """Keeps its arguments, so that a script may build one; `Accelerator` rejects it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.given = args
@@ -138,15 +138,15 @@ class FP8RecipeKwargs(_Given, KwargsHandler):
 
 
 class DeepSpeedPlugin(_Given):
-    """DeepSpeed's stages; the engine's zero stages do what they do."""
+    """DeepSpeed options; use `Layout(zero=...)`."""
 
 
 class DeepSpeedSequenceParallelConfig(_Given):
-    """DeepSpeed's sequence parallelism."""
+    """DeepSpeed's sequence parallelism; use `Layout(cp=...)`."""
 
 
 class FullyShardedDataParallelPlugin:
-    """FSDP, which `Accelerator` reads as a `Layout`. What is not given comes from what `accelerate launch` has set."""
+    """FSDP options, converted to a `Layout`; defaults come from the variables of `accelerate launch`."""
 
     _from_environment: ClassVar[dict[str, str]] = {
         "fsdp_version": "FSDP_VERSION",
@@ -165,7 +165,7 @@ class FullyShardedDataParallelPlugin:
 
 
 class MegatronLMPlugin(_Given):
-    """Megatron-LM; the engine's tensor and pipeline axes do what it does."""
+    """Megatron-LM options; use `Layout(tp=..., pp=...)`."""
 
 
 class BnbQuantizationConfig(_Given):
@@ -174,7 +174,7 @@ class BnbQuantizationConfig(_Given):
 
 @dataclass
 class TorchContextParallelConfig:
-    """How context parallelism communicates."""
+    """The communication of context parallelism."""
 
     cp_comm_strategy: str | None = None
 
@@ -193,7 +193,7 @@ class TorchTensorParallelConfig:
 
 @dataclass
 class TorchTensorParallelPlugin:
-    """Tensor parallelism, in the older spelling."""
+    """The older options of tensor parallelism."""
 
     tp_size: int = 1
     torch_device_mesh: Any = field(default=None)

@@ -1,4 +1,4 @@
-"""Environment variables, read and changed for a while."""
+"""`accelerate.utils.environment`: environment variables and device probes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger("accelerate.utils.environment")
 
 
 def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
-    """1 or 0 for the usual words."""
+    """Return 1 or 0 for yes, true, on, no, false, off and the like."""
     try:
         found = environment.parse_bool(value)
     except WorldError:
@@ -31,7 +31,7 @@ def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
 
 
 def get_int_from_env(env_keys: Sequence[str], default: int) -> int:
-    """The first of several variables that holds a number that is not negative."""
+    """Return the first of several variables that holds a non-negative number, or the default."""
     environ = environment.snapshot()
     for key in env_keys:
         value = int(environ.get(key, -1))
@@ -41,24 +41,24 @@ def get_int_from_env(env_keys: Sequence[str], default: int) -> int:
 
 
 def parse_flag_from_env(key: str, default: bool = False) -> bool:
-    """A switch."""
+    """Return a variable as a flag."""
     return bool(str_to_bool(environment.snapshot().get(key, str(default))))
 
 
 def parse_choice_from_env(key: str, default: str = "no") -> str:
-    """A word."""
+    """Return a variable as text."""
     return environment.snapshot().get(key, str(default))
 
 
 def are_libraries_initialized(*library_names: str) -> list[str]:
-    """Those that are imported."""
+    """Return the libraries that are imported."""
     import sys
 
     return [name for name in library_names if name in sys.modules]
 
 
 def convert_dict_to_env_variables(current_env: dict[str, Any]) -> list[str]:
-    """Lines `NAME=value`, without those that a shell would read as something else."""
+    """Return lines `NAME=value`; skip those that a shell would misread."""
     forbidden = (";", "\n", "<", ">", " ")
     lines = []
     for key, value in current_env.items():
@@ -70,7 +70,7 @@ def convert_dict_to_env_variables(current_env: dict[str, Any]) -> list[str]:
 
 
 def get_current_device_type() -> tuple[str, str]:
-    """Accelerate's name for the kind of processes that this machine would start, and the device."""
+    """Return Accelerate's distributed type for this machine, and its device type."""
     from piledriver.runtime.hardware import find_hardware
 
     kind = find_hardware().best()
@@ -78,7 +78,7 @@ def get_current_device_type() -> tuple[str, str]:
 
 
 def get_gpu_info() -> tuple[list[str], int]:
-    """Names and number of CUDA devices."""
+    """Return names and number of CUDA devices."""
     import torch
 
     count = torch.cuda.device_count()
@@ -86,41 +86,41 @@ def get_gpu_info() -> tuple[list[str], int]:
 
 
 def check_cuda_p2p_ib_support() -> bool:
-    """Whether devices can reach each other directly: consumer cards of one generation cannot."""
+    """Return whether devices reach each other directly; RTX 40 cards do not."""
     names, count = get_gpu_info()
     return not (count > 1 and any(name.startswith("NVIDIA GeForce RTX 40") for name in names))
 
 
 def check_cuda_fp8_capability() -> bool:
-    """Whether the device computes in fp8."""
+    """Return whether the device computes in fp8."""
     import torch
 
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
 
 
 def get_cpu_distributed_information() -> Any:
-    """This process's place, for CPU launches."""
+    """Return the world of this process, on the CPU."""
     from piledriver.runtime.world import detect_world
 
     return detect_world(device="cpu")
 
 
 def set_numa_affinity(local_process_index: int, verbose: bool | None = None) -> None:
-    """Keep this process on the cores near its device."""
+    """Bind this process to the cores near its device."""
     from piledriver.runtime.launch.numa import bind_to_near_cores
 
     bind_to_near_cores()
 
 
 def purge_accelerate_environment(func_or_cls: Any) -> Any:
-    """Decorator: ACCELERATE_ variables are afterwards what they were before. On a class: around each of its tests."""
+    """Decorate a function, or the tests of a class, to restore ACCELERATE_ variables afterwards."""
     if inspect.isclass(func_or_cls):
         return _purge_class(func_or_cls)
     return _purge_function(func_or_cls)
 
 
 @contextmanager
-def _as_before() -> Any:
+def _restored() -> Any:
     def ours() -> dict[str, str]:
         return {key: value for key, value in environment.snapshot().items() if key.startswith("ACCELERATE_")}
 
@@ -137,14 +137,14 @@ def _purge_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
         @functools.wraps(function)
         async def later(*args: Any, **kwargs: Any) -> Any:
-            with _as_before():
+            with _restored():
                 return await function(*args, **kwargs)
 
         return later
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with _as_before():
+        with _restored():
             return function(*args, **kwargs)
 
     return call

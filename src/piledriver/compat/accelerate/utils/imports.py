@@ -1,4 +1,4 @@
-"""What is installed, and what this machine can do."""
+"""`accelerate.utils.imports`: probes of installed packages and of this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def _installed(module: str, distribution: str | None = None) -> bool:
-    """Whether a package can be imported; with a distribution's name, whether that one provides it."""
+    """Return whether a package can be imported; with a distribution's name, whether that one provides it."""
     if importlib.util.find_spec(module) is None:
         return False
     try:
@@ -26,7 +26,7 @@ def _probe(module: str, distribution: str | None = None) -> Callable[[], bool]:
     def probe() -> bool:
         return _installed(module, distribution)
 
-    probe.__doc__ = f"Whether {module} is installed."
+    probe.__doc__ = f"Return whether {module} is installed."
     return probe
 
 
@@ -62,57 +62,57 @@ is_wandb_available = _probe("wandb")
 
 
 def is_tensorboard_available() -> bool:
-    """Whether TensorBoard or tensorboardX is installed."""
+    """Return whether TensorBoard or tensorboardX is installed."""
     return _installed("tensorboard") or _installed("tensorboardX")
 
 
 def is_mlflow_available() -> bool:
-    """Whether MLflow or its skinny build is installed."""
+    """Return whether MLflow or its skinny build is installed."""
     return _installed("mlflow") or _installed("mlflow", "mlflow-skinny")
 
 
 def is_rich_available() -> bool:
-    """Whether tracebacks are to be made with rich: never, ours are one line."""
+    """Return whether to format tracebacks with rich: never."""
     return False
 
 
 def is_torchdata_stateful_dataloader_available() -> bool:
-    """Whether torchdata has its stateful loader."""
+    """Return whether torchdata has its stateful loader."""
     return is_torchdata_available() and importlib.util.find_spec("torchdata.stateful_dataloader") is not None
 
 
 def is_torch_distributed_available() -> bool:
-    """Whether torch was built with distributed support."""
+    """Return whether torch was built with distributed support."""
     return torch.distributed.is_available()
 
 
 def is_cuda_available() -> bool:
-    """Whether there is a CUDA device."""
+    """Return whether there is a CUDA device."""
     return torch.cuda.is_available()
 
 
 def is_rocm_available() -> bool:
-    """Whether that device is AMD's."""
+    """Return whether the CUDA device is an AMD GPU."""
     return torch.version.hip is not None and torch.cuda.is_available()
 
 
 def is_mps_available(min_version: str = "1.12") -> bool:
-    """Whether there is an Apple GPU."""
+    """Return whether there is an Apple GPU."""
     return torch.backends.mps.is_available()
 
 
 def is_xpu_available(check_device: bool = False) -> bool:
-    """Whether there is an Intel GPU."""
+    """Return whether there is an Intel GPU."""
     return hasattr(torch, "xpu") and torch.xpu.is_available()
 
 
 def is_xccl_available() -> bool:
-    """Whether Intel GPUs can talk to each other."""
+    """Return whether there is a collective backend for Intel GPUs."""
     return bool(getattr(torch.distributed, "is_xccl_available", lambda: False)())
 
 
 def is_torch_xla_available(check_is_tpu: bool = False, check_is_gpu: bool = False) -> bool:
-    """Whether torch_xla is installed and told which device to use."""
+    """Return whether torch_xla is installed and told which device to use."""
     from piledriver.runtime.hardware import find_hardware
 
     return find_hardware().xla > 0
@@ -122,7 +122,7 @@ def _absent(name: str) -> Callable[..., bool]:
     def probe(*args: Any, **kwargs: Any) -> bool:
         return False
 
-    probe.__doc__ = f"No: {name} is not supported."
+    probe.__doc__ = f"Return False: {name} is not supported."
     return probe
 
 
@@ -139,22 +139,22 @@ is_transformer_engine_mxfp8_available = _absent("Transformer Engine")
 
 
 def is_bf16_available(ignore_tpu: bool = False) -> bool:
-    """Whether the device computes in bfloat16; every CPU does."""
+    """Return whether the device computes in bfloat16; every CPU does."""
     return torch.cuda.is_bf16_supported() if torch.cuda.is_available() else True
 
 
 def is_fp16_available() -> bool:
-    """Whether the device trains in float16: only accelerators do."""
+    """Return whether the device trains in float16: only accelerators do."""
     return torch.cuda.is_available() or is_xpu_available() or is_mps_available()
 
 
 def is_fp8_available() -> bool:
-    """Whether a library for fp8 is installed."""
+    """Return whether a library for fp8 is installed."""
     return is_torchao_available() or is_transformer_engine_available() or is_msamp_available()
 
 
 def is_bnb_available(min_version: str | None = None) -> bool:
-    """Whether bitsandbytes is installed."""
+    """Return whether bitsandbytes is installed."""
     if not _installed("bitsandbytes"):
         return False
     if min_version is None:
@@ -169,12 +169,12 @@ is_8bit_bnb_available = functools.partial(is_bnb_available, "0.37.2")
 
 
 def is_bitsandbytes_multi_backend_available() -> bool:
-    """Whether bitsandbytes works on more than CUDA."""
+    """Return whether bitsandbytes works on more than CUDA."""
     return is_bnb_available("0.45.0")
 
 
 def is_weights_only_available() -> bool:
-    """Whether torch can load without executing: it always can."""
+    """Return whether torch can load without executing: it always can."""
     return True
 
 

@@ -1,4 +1,4 @@
-"""What a launched process is given."""
+"""`accelerate.utils.launch`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from piledriver.runtime import environment
 
 
 class PrepareForLaunch:
-    """A function that sets its rank before it runs, for launchers that only count."""
+    """A function that sets its rank before it runs, for launchers that pass an index only."""
 
     def __init__(self, launcher: Callable[..., Any], distributed_type: str = "NO", debug: bool = False) -> None:
         self.launcher = launcher
@@ -17,6 +17,6 @@ class PrepareForLaunch:
         self.debug = debug
 
     def __call__(self, index: int, *args: Any) -> None:
-        """Run as that rank."""
+        """Run the function as rank `index`."""
         environment.update({"LOCAL_RANK": str(index), "RANK": str(index), "FORK_LAUNCHED": "1"})
         self.launcher(*args)

@@ -1,4 +1,4 @@
-"""Memory."""
+"""`accelerate.utils.memory`."""
 
 from piledriver.accelerator.memory import (
     clear_device_cache,

@@ -80,7 +80,7 @@ __all__ = [
 
 
 def get_mixed_precision_context_manager(native_amp: bool = False, autocast_kwargs: AutocastKwargs | None = None) -> Any:
-    """A context that computes in the run's precision."""
+    """Return an autocast context of the run's precision."""
     from piledriver.compat.accelerate.state import AcceleratorState
 
     state = AcceleratorState()
@@ -89,7 +89,7 @@ def get_mixed_precision_context_manager(native_amp: bool = False, autocast_kwarg
 
 
 def get_grad_scaler(distributed_type: Any = None, **kwargs: Any) -> Any:
-    """A scaler for fp16 gradients."""
+    """Return a gradient scaler for fp16."""
     import torch
 
     return torch.amp.GradScaler(PartialState().device.type, **kwargs)

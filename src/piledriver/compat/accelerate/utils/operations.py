@@ -19,7 +19,7 @@ from piledriver.runtime.errors import DisagreementError
 
 __all__ = ["find_device", "listify", "send_to_device"]
 
-# What Accelerate's debug mode raises where ranks differ.
+# Accelerate's debug mode raises this where ranks differ.
 DistributedOperationException = DisagreementError
 
 
@@ -28,24 +28,24 @@ class CannotPadNestedTensorWarning(UserWarning):
 
 
 def is_torch_tensor(tensor: Any) -> bool:
-    """Whether this is a tensor."""
+    """Return whether this is a tensor."""
     return nested.is_tensor(tensor)
 
 
 def is_namedtuple(data: Any) -> bool:
-    """Whether this is a named tuple."""
+    """Return whether this is a named tuple."""
     return nested.is_named_tuple(data)
 
 
 def is_tensor_information(tensor_info: Any) -> bool:
-    """Whether this describes a tensor."""
+    """Return whether this describes a tensor."""
     from piledriver.compat.accelerate.utils.dataclasses import TensorInformation
 
     return isinstance(tensor_info, TensorInformation)
 
 
 def honor_type(obj: Any, generator: Any) -> Any:
-    """A sequence of the type of `obj`."""
+    """Return a sequence of the type of `obj`."""
     return nested.rebuild_sequence(obj, generator)
 
 
@@ -89,26 +89,26 @@ def recursively_apply(
 
 
 def get_data_structure(data: Any) -> Any:
-    """Shape and type of every tensor."""
+    """Return shape and type of every tensor."""
     from piledriver.compat.accelerate.utils.dataclasses import TensorInformation
 
     return recursively_apply(lambda t: TensorInformation(shape=t.shape, dtype=t.dtype), data)
 
 
 def get_shape(data: Any) -> Any:
-    """The shape of every tensor, as lists."""
+    """Return the shape of every tensor, as lists."""
     return recursively_apply(lambda t: list(t.shape), data)
 
 
 def initialize_tensors(data_structure: Any) -> Any:
-    """Empty tensors of the shapes and types given."""
+    """Return empty tensors of the shapes and types given."""
     return recursively_apply(
         lambda info: torch.empty(*info.shape, dtype=info.dtype), data_structure, test_type=is_tensor_information
     )
 
 
 def find_batch_size(data: Any) -> int | None:
-    """The length of the first tensor."""
+    """Return the length of the first tensor."""
     if isinstance(data, (tuple, list, Mapping)) and len(data) == 0:
         raise ValueError(f"Cannot find the batch size from empty {type(data)}.")
     if not isinstance(data, (tuple, list, Mapping, torch.Tensor)):
@@ -117,7 +117,7 @@ def find_batch_size(data: Any) -> int | None:
 
 
 def ignorant_find_batch_size(data: Any) -> int | None:
-    """The same, or None."""
+    """Return the length of the first tensor, or None."""
     try:
         return find_batch_size(data)
     except (ValueError, TypeError):
@@ -125,12 +125,12 @@ def ignorant_find_batch_size(data: Any) -> int | None:
 
 
 def gather(tensor: Any) -> Any:
-    """Every process's tensors, joined."""
+    """Return the tensors of all ranks, concatenated."""
     return collectives.gather(PartialState().world, tensor)
 
 
 def gather_object(object: Any) -> Any:
-    """Every process's lists, joined into one."""
+    """Return the lists of all ranks, concatenated."""
     world = PartialState().world
     if not world.is_distributed:
         return object
@@ -138,18 +138,18 @@ def gather_object(object: Any) -> Any:
 
 
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
-    """One process's tensors on all."""
+    """Return the tensors of one rank on all."""
     return collectives.broadcast(PartialState().world, tensor, from_process)
 
 
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
-    """One process's list on all, in place."""
+    """Copy the list of one rank to all, in place; return it."""
     object_list[:] = collectives.broadcast_object(PartialState().world, list(object_list), from_process)
     return object_list
 
 
 def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
-    """The tensor of the process that has one, on all."""
+    """Return the tensor of the rank that has one, on all."""
     world = PartialState().world
     shapes = collectives.gather_object(world, None if tensor is None else tuple(tensor.shape))
     source = next(rank for rank, shape in enumerate(shapes) if shape is not None)
@@ -158,12 +158,12 @@ def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
 
 
 def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
-    """The sum, mean, maximum or minimum over processes."""
+    """Return the sum, mean, maximum or minimum over ranks."""
     return collectives.reduce(PartialState().world, tensor, reduction, scale)
 
 
 def pad_across_processes(tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
-    """Pad to the longest of all processes."""
+    """Pad to the longest tensor of all ranks."""
     if getattr(tensor, "is_nested", False):
         warnings.warn(
             "Cannot pad nested tensors without more information. Leaving unprocessed.",
@@ -175,7 +175,7 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: int = 0, pad_firs
 
 
 def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:
-    """Repeat the last sample until every process gets as many as the others."""
+    """Repeat the last sample until the batch divides by the number of ranks."""
     missing = -batch_size % num_processes
 
     def pad(one: torch.Tensor) -> torch.Tensor:
@@ -190,24 +190,24 @@ def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int
 def slice_tensors(
     data: Any, tensor_slice: slice, process_index: int | None = None, num_processes: int | None = None
 ) -> Any:
-    """The same part of every tensor."""
+    """Return the same slice of every tensor."""
     return nested.slice_tensors(data, tensor_slice)
 
 
 def concatenate(data: Any, dim: int = 0) -> Any:
-    """Join structures of one form; a single one is returned as it is."""
+    """Concatenate structures of one form; return a single one as it is."""
     if len(data) == 1:
         return data[0]
     return nested.concatenate(data, dim)
 
 
 def convert_to_fp32(tensor: Any) -> Any:
-    """Half-precision tensors as float32."""
+    """Return half-precision tensors as float32."""
     return nested.to_float32(tensor)
 
 
 class ConvertOutputsToFp32:
-    """A forward whose outputs are float32; cannot be pickled, because what is inside belongs to a live model."""
+    """A forward whose outputs are float32; not picklable, because it refers to a live model."""
 
     def __init__(self, model_forward: Callable[..., Any]) -> None:
         self.model_forward = model_forward
@@ -226,7 +226,7 @@ class ConvertOutputsToFp32:
 
 
 def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A forward whose outputs are float32."""
+    """Return a forward whose outputs are float32."""
     converted = ConvertOutputsToFp32(model_forward)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -237,7 +237,7 @@ def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., 
 
 
 def verify_operation(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Check before a function of one's own that all ranks agree on its first argument."""
+    """Decorate a function to check that all ranks agree on its first argument."""
 
     @functools.wraps(function)
     def checked(tensor: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What has no better place."""
+"""`accelerate.utils.other`."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ _log = logging.getLogger("accelerate.utils.other")
 
 
 def is_compiled_module(module: nn.Module) -> bool:
-    """Whether this is what `torch.compile(module)` returns."""
+    """Return whether this is the result of `torch.compile(module)`."""
     return isinstance(module, nn.Module) and "_orig_mod" in module._modules
 
 
 def has_compiled_regions(module: nn.Module) -> bool:
-    """Whether parts of a module were compiled."""
+    """Return whether submodules were compiled."""
     return any(is_compiled_module(child) for child in module.modules())
 
 
 def is_repeated_blocks(module: nn.Module) -> bool:
-    """Whether this is a list of modules of one class."""
+    """Return whether this is a list of modules of one class."""
     return is_repeated(module)
 
 
 def has_repeated_blocks(module: nn.Module) -> bool:
-    """Whether there is such a list inside."""
+    """Return whether the module contains a list of modules of one class."""
     return bool(repeated_blocks(module))
 
 
 def compile_regions(module: nn.Module, **compile_kwargs: Any) -> nn.Module:
-    """A copy of the module's skeleton whose repeated blocks are compiled; weights are shared with the original."""
+    """Return a copy of the module, sharing its weights, whose repeated blocks are compiled."""
     if is_repeated_blocks(module):
         made = _twin(module)
         compiled_children: Any = {n: torch.compile(child, **compile_kwargs) for n, child in module._modules.items()}
@@ -61,7 +61,7 @@ def compile_regions(module: nn.Module, **compile_kwargs: Any) -> nn.Module:
 
 
 def _twin(module: nn.Module) -> nn.Module:
-    """Another module with the same attributes; methods that were bound to the first by hand are bound to it."""
+    """Return another module with the same attributes; bound methods among them are bound to it."""
     made = type(module).__new__(type(module))
     for name, value in module.__dict__.items():
         bound = isinstance(value, MethodType) and value.__self__ is module
@@ -70,14 +70,14 @@ def _twin(module: nn.Module) -> nn.Module:
 
 
 def model_has_dtensor(model: nn.Module) -> bool:
-    """Whether parameters are spread over a mesh."""
+    """Return whether parameters are DTensors."""
     from torch.distributed.tensor import DTensor
 
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def get_model_tp_size(model: nn.Module) -> Any:
-    """The degree of tensor parallelism that a transformers model was loaded with."""
+    """Return the tensor-parallel size that a transformers model was loaded with."""
     size = getattr(model, "tp_size", None)
     if size is not None:
         return size
@@ -86,12 +86,12 @@ def get_model_tp_size(model: nn.Module) -> Any:
 
 
 def wait_for_everyone() -> None:
-    """A barrier."""
+    """Wait until all ranks have arrived."""
     PartialState().wait_for_everyone()
 
 
 def clean_state_dict_for_safetensors(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A state dict in which every tensor owns its memory."""
+    """Return a state dict in which every tensor owns its memory."""
     return without_shared(state_dict)
 
 
@@ -103,19 +103,19 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
 
 
 def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
-    """Load what torch saved, without executing anything in it."""
+    """Load a file of `torch.save`, without executing pickled code."""
     return torch.load(f, map_location=map_location, weights_only=True, **kwargs)
 
 
 def get_pretty_name(obj: Any) -> str:
-    """The name that a reader would use."""
+    """Return the qualified name of an object or of its class."""
     if not hasattr(obj, "__qualname__") and not hasattr(obj, "__name__"):
         obj = getattr(obj, "__class__", obj)
     return str(getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None) or obj)
 
 
 def merge_dicts(source: dict[str, Any], destination: dict[str, Any]) -> dict[str, Any]:
-    """One dictionary into another, recursively."""
+    """Merge one dictionary into another, recursively; return the latter."""
     for key, value in source.items():
         if isinstance(value, dict):
             merge_dicts(value, destination.setdefault(key, {}))
@@ -125,20 +125,20 @@ def merge_dicts(source: dict[str, Any], destination: dict[str, Any]) -> dict[str
 
 
 def is_port_in_use(port: int | str | None = None) -> bool:
-    """Whether something listens on a port of this machine."""
+    """Return whether a port of this machine is in use."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         return probe.connect_ex(("localhost", int(port or 29500))) == 0
 
 
 def get_free_port() -> int:
-    """A port that nothing listens on now."""
+    """Return a port that is not in use."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
 
 
 def convert_bytes(size: float) -> str:
-    """A size for readers."""
+    """Return a size with its unit."""
     for unit in ("bytes", "KB", "MB", "GB", "TB"):
         if size < 1024.0:
             return f"{round(size, 2)} {unit}"
@@ -147,7 +147,7 @@ def convert_bytes(size: float) -> str:
 
 
 def check_os_kernel() -> None:
-    """Warn of Linux kernels on which processes are known to hang."""
+    """Warn of Linux kernels on which processes hang."""
     info = platform.uname()
     if info.system != "Linux":
         return
@@ -168,20 +168,20 @@ def _version(text: str) -> Any:
 
 
 def recursive_getattr(obj: Any, attr: str) -> Any:
-    """An attribute by a dotted name."""
+    """Return an attribute by its dotted name."""
     for part in attr.split("."):
         obj = getattr(obj, part)
     return obj
 
 
 def get_module_children_bottom_up(model: nn.Module, return_fqns: bool = False) -> list[Any]:
-    """Every module, innermost first."""
+    """Return every module, innermost first."""
     named = list(model.named_modules())[::-1]
     return named if return_fqns else [module for _, module in named]
 
 
 def write_basic_config(mixed_precision: str = "no", save_location: str | None = None) -> bool | Path:
-    """Write the launch config that this machine would use."""
+    """Write the default launch config; return its path, or False where there is one."""
     from piledriver.core import config, storage
     from piledriver.runtime.launch.config import LaunchConfig, default_path
 

@@ -1,4 +1,4 @@
-"""Seeds and their synchronisation."""
+"""`accelerate.utils.random`: seeds and their synchronisation."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
 
 
 def synchronize_rng_state(rng_type: Any = None, generator: torch.Generator | None = None) -> None:
-    """One generator as on the main process."""
+    """Set one generator to the state of rank 0."""
     seeds.synchronise_rng(PartialState().world, [rng_type] if rng_type is not None else [], generator)
 
 
 def synchronize_rng_states(rng_types: list[Any], generator: torch.Generator | None = None) -> None:
-    """Generators as on the main process."""
+    """Set generators to their states on rank 0."""
     seeds.synchronise_rng(PartialState().world, rng_types, generator)

@@ -1,4 +1,4 @@
-"""A progress bar on the main process only."""
+"""`accelerate.utils.tqdm`: a progress bar on the main process only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from piledriver.core.errors import MissingDependencyError
 
 
 def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
-    """tqdm's bar, disabled on other processes."""
+    """Return a bar of tqdm, disabled on other ranks."""
     try:
         bar = importlib.import_module("tqdm.auto").tqdm
     except ImportError:

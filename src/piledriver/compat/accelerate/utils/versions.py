@@ -1,4 +1,4 @@
-"""Comparisons of versions."""
+"""`accelerate.utils.versions`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def compare_versions(library_or_version: Any, operation: str, requirement_version: str) -> bool:
-    """Whether a version (or that of an installed library) compares so."""
+    """Return whether a version, or that of an installed library, satisfies the comparison."""
     from packaging.version import Version, parse
 
     if operation not in _OPERATORS:
@@ -30,7 +30,7 @@ def compare_versions(library_or_version: Any, operation: str, requirement_versio
 
 
 def is_torch_version(operation: str, version: str) -> bool:
-    """Whether torch's version compares so; a build's suffix does not count."""
+    """Return whether torch's version, without a build suffix, satisfies the comparison."""
     import torch
     from packaging.version import parse
 
