@@ -1,4 +1,4 @@
-"""What the model writes: it goes on from the first words of texts that it has not seen, one of each domain."""
+"""Samples: the model continues the first words of held-out documents, one of each domain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PROMPT_WORDS, _PROMPT_CHARACTERS = 16, 120
 
 @dataclass(frozen=True)
 class Sample:
-    """The beginning of a held-out document, and two ways to go on."""
+    """The first words of a held-out document, with the continuations of the model and of the document."""
 
     domain: str
     prompt: str
