@@ -28,7 +28,7 @@ from piledriver.functional.initialisers import (
     scaled_uniform,
     variance_scaling,
 )
-from piledriver.functional.layers.positions import alibi_slopes
+from piledriver.kernels.attention import alibi_slopes
 
 
 def small(**changes: Any) -> F.Decoder:

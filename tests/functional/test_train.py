@@ -14,7 +14,7 @@ import piledriver.functional as F
 from piledriver.core.errors import UsageError
 from piledriver.functional.errors import FunctionalError, TransformError, TreeStructureError
 from piledriver.functional.masks import mask_tree
-from piledriver.functional.optimizers.muon import default_label, orthogonal
+from piledriver.functional.optimizers.muon import default_label, orthogonal_update
 
 PARAMS = F.Tree({"dense": {"kernel": F.normal(F.key(0), (4, 3)), "bias": F.normal(F.key(1), (3,))}})
 GRADS = F.tree_map(lambda leaf: leaf * 0.1 + 0.05, PARAMS)
@@ -178,7 +178,7 @@ def test_masks_choose_by_path_and_shape() -> None:
 
 @pytest.mark.parametrize("shape", [(8, 8), (16, 4), (4, 16), (8, 2, 4), (2, 4, 8)])
 def test_muon_updates_are_nearly_orthogonal(shape: tuple[int, ...]) -> None:
-    update = orthogonal(F.normal(F.key(0), shape))
+    update = orthogonal_update(F.normal(F.key(0), shape))
     cut = {(8, 2, 4): (8, 8), (2, 4, 8): (8, 8)}.get(shape, shape)
     scale = max(1.0, cut[1] / cut[0]) ** 0.5
     singular = torch.linalg.svdvals(update.reshape(cut)) / scale
@@ -339,13 +339,13 @@ def test_a_subclass_of_a_state_is_a_tree_with_its_own_fields() -> None:
 
 
 def test_metrics_of_nothing_and_of_other_names() -> None:
-    none, some = F.Welford.of(torch.ones(0)), F.Welford.of(torch.tensor([1.0, 3.0]))
+    none, some = F.Welford.from_batch(torch.ones(0)), F.Welford.from_batch(torch.tensor([1.0, 3.0]))
     for merged in (none.merge(some), some.merge(none)):
         assert float(merged.compute()["mean"]) == 2.0
         assert float(merged.compute()["std"]) == 1.0
-    one = F.Metrics.of(loss=F.Average.of(torch.ones(1)))
+    one = F.Metrics.from_batch(loss=F.Average.from_batch(torch.ones(1)))
     with pytest.raises(TreeStructureError, match="metrics loss with metrics acc"):
-        one.merge(F.Metrics.of(acc=F.Average.of(torch.ones(1))))
+        one.merge(F.Metrics.from_batch(acc=F.Average.from_batch(torch.ones(1))))
     with pytest.raises(UsageError, match="no metrics to merge"):
         F.merge_all([])
 
@@ -367,7 +367,9 @@ def test_metrics_merge_in_any_order(batches: list[list[float]], random: Any) -> 
     tensors = [torch.tensor(one) for one in batches]
     everything = torch.cat(tensors).double()
     random.shuffle(tensors)
-    metric = F.merge_all(F.Metrics.of(mean=F.Average.of(one), spread=F.Welford.of(one)) for one in tensors)
+    metric = F.merge_all(
+        F.Metrics.from_batch(mean=F.Average.from_batch(one), spread=F.Welford.from_batch(one)) for one in tensors
+    )
     found = metric.compute()
     assert float(found["mean"]) == pytest.approx(float(everything.mean()), abs=1e-3)
     assert float(found["spread"]["mean"]) == pytest.approx(float(everything.mean()), abs=1e-3)
@@ -376,6 +378,6 @@ def test_metrics_merge_in_any_order(batches: list[list[float]], random: Any) -> 
 
 def test_accuracy_with_a_mask() -> None:
     logits, labels = torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0]]), torch.tensor([1, 1, 0])
-    one = F.Accuracy.of(logits, labels, mask=torch.tensor([1, 1, 0]))
+    one = F.Accuracy.from_batch(logits, labels, mask=torch.tensor([1, 1, 0]))
     assert float(one.compute()) == 0.5
-    assert float(one.merge(F.Accuracy.of(logits, labels)).compute()) == pytest.approx(3 / 5)
+    assert float(one.merge(F.Accuracy.from_batch(logits, labels)).compute()) == pytest.approx(3 / 5)

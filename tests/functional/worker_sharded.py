@@ -14,8 +14,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial
 
 import piledriver.functional as F
+from piledriver.engine import Layout
+from piledriver.engine.mesh import make_mesh
 from piledriver.functional.errors import PartitionError
-from piledriver.functional.partitioning import Sharding, merge_processes, whole
+from piledriver.functional.partitioning import Sharding, as_device_mesh, merge_processes, whole
 
 RULES = {"batch": "data", "vocab": "tensor", "mlp": "tensor", "heads": "tensor", "kv_heads": "tensor"}
 # Each new mesh costs every process seconds of torch's own thinking, so four processes try only what two cannot.
@@ -74,6 +76,19 @@ def check_layout(shape: tuple[int, int], expected: tuple[list[float], F.Tree]) -
     check_recurrence(sharding)
     check_files(sharding)
     check_errors(sharding, shape)
+
+
+def check_mesh_of_a_layout(expected: tuple[list[float], F.Tree]) -> None:
+    """The mesh of an engine's layout shards a functional model; its axes of one rank are left out."""
+    layout = Layout(zero=3, tp=2) if dist.get_world_size() == 4 else Layout(tp=2)
+    mesh = make_mesh(layout, "cpu")
+    rules = {"vocab": "tp", "mlp": "tp", "heads": "tp", "kv_heads": "tp", "batch": "dp_shard"}
+    names = as_device_mesh(mesh).mesh_dim_names
+    assert names == (("dp_shard", "tp") if dist.get_world_size() == 4 else ("tp",))
+    losses, _ = run(Sharding(mesh, {axis: target for axis, target in rules.items() if target in names}))
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected[0]), rtol=1e-5, atol=1e-5)
+    merged = merge_processes(F.Average.from_batch(torch.ones(2)), mesh)
+    assert float(merged.weight) == 2 * dist.get_world_size()
 
 
 def check_dropout(sharding: Sharding) -> None:
@@ -140,7 +155,7 @@ def check_errors(sharding: Sharding, shape: tuple[int, int]) -> None:
     wrong = Sharding(sharding.mesh, {"mpl": "tensor"})
     refused("did you mean 'mlp'", lambda: wrong.shard({}, model().spec(batch(0))))
     refused("did you mean 'mlp'", lambda: wrong.init(model(), F.key(0), batch(0)))
-    refused("one mesh axis", lambda: Sharding(sharding.mesh, {"mlp": ("data", "tensor")}))  # type: ignore[dict-item]
+    refused("along one mesh axis", lambda: Sharding(sharding.mesh, {"mlp": ("data", "tensor")}))  # type: ignore[dict-item]
     # A name that is of activations alone is no mistake.
     Sharding(sharding.mesh, {"seq": "tensor"}).init(model(), F.key(0), batch(0))
     if shape[1] > 1:
@@ -180,10 +195,12 @@ def main() -> None:
     expected = run(None)
     for shape in MESHES[dist.get_world_size()]:
         check_layout(shape, expected)
+    if dist.get_world_size() > 1:
+        check_mesh_of_a_layout(expected)
     if dist.get_world_size() == 2:
         check_fsdp(expected[0])
     rank, count = dist.get_rank(), dist.get_world_size()
-    merged = merge_processes(F.Average.of(torch.full((rank + 1,), float(rank))))
+    merged = merge_processes(F.Average.from_batch(torch.full((rank + 1,), float(rank))))
     weights = [i + 1 for i in range(count)]
     assert abs(float(merged.compute()) - sum(i * w for i, w in enumerate(weights)) / sum(weights)) < 1e-6
     dist.destroy_process_group()

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from piledriver.core.errors import UsageError
+from piledriver.kernels.newton_schulz import orthogonalise
 from piledriver.optim import CompactAdamW, Lion, Muon, OptimizerConfig, build_optimizer, parameter_groups
-from piledriver.optim.muon import orthogonalise
 from tests.optim.problems import Net, train
 
 KINDS = {"adamw": 0.01, "muon": 0.01, "lion": 0.002, "adamw8bit": 0.01, "adamw_bf16": 0.01}

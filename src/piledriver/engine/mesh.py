@@ -84,6 +84,13 @@ class Mesh:
         hybrid = self.experts["dp_replicate"].size() > 1
         return self.experts["dp_replicate", "dp_shard"] if hybrid else self.experts["dp_shard"]
 
+    @functools.cached_property
+    def device_mesh(self) -> DeviceMesh | None:
+        """The axes of `dense` that have several ranks, for code that takes one DeviceMesh; None on a single rank."""
+        names = [] if self.dense is None else list(self.dense.mesh_dim_names or ())
+        several = tuple(name for name in names if self.dense[name].size() > 1)
+        return self.dense[several] if several else None
+
     @property
     def alone(self) -> bool:
         """Whether the world is a single process."""

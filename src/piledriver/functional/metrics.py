@@ -1,6 +1,6 @@
-"""Metrics as trees: each batch makes one, `merge` joins any two, `compute` reads the result.
+"""Metrics as trees: `from_batch` makes one, `merge` joins any two, `compute` returns the result.
 
-Merging is associative, so batches and processes can be joined in any order (`partitioning.merge_processes`).
+Merging is associative, so batches and ranks can be joined in any order (`partitioning.merge_processes`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ A = TypeVar("A")
 class Average:
     """A weighted mean.
 
-    >>> merged = Average.of(torch.tensor([1.0, 2.0])).merge(Average.of(torch.tensor([6.0])))
+    >>> merged = Average.from_batch(torch.tensor([1.0, 2.0])).merge(Average.from_batch(torch.tensor([6.0])))
     >>> merged.compute()
     tensor(3.)
     """
@@ -33,38 +33,38 @@ class Average:
     weight: Tensor
 
     @classmethod
-    def of(cls, values: Tensor, mask: Tensor | None = None) -> Average:
-        """Of the numbers of one batch; `mask` weighs them."""
+    def from_batch(cls, values: Tensor, mask: Tensor | None = None) -> Average:
+        """Return the metric of one batch of numbers; `mask` weighs them."""
         values = values.float()
         weights = torch.ones_like(values) if mask is None else mask.float().expand_as(values)
         return cls(total=(values * weights).sum(), weight=weights.sum())
 
     def merge(self, other: Average) -> Average:
-        """Both together."""
+        """Return the metric of both batches."""
         return Average(total=self.total + other.total, weight=self.weight + other.weight)
 
     def compute(self) -> Tensor:
-        """The mean."""
+        """Return the mean."""
         return self.total / self.weight
 
 
 @tree_dataclass
 class Accuracy:
-    """How often the largest logit is the right one."""
+    """The fraction of predictions whose largest logit is the label."""
 
     average: Average
 
     @classmethod
-    def of(cls, logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Accuracy:
-        """Of one batch."""
-        return cls(average=Average.of(logits.argmax(dim=-1) == labels, mask))
+    def from_batch(cls, logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Accuracy:
+        """Return the metric of one batch."""
+        return cls(average=Average.from_batch(logits.argmax(dim=-1) == labels, mask))
 
     def merge(self, other: Accuracy) -> Accuracy:
-        """Both together."""
+        """Return the metric of both batches."""
         return Accuracy(average=self.average.merge(other.average))
 
     def compute(self) -> Tensor:
-        """The share of right ones."""
+        """Return the fraction of correct predictions."""
         return self.average.compute()
 
 
@@ -77,14 +77,14 @@ class Welford:
     squares: Tensor
 
     @classmethod
-    def of(cls, values: Tensor) -> Welford:
-        """Of the numbers of one batch."""
+    def from_batch(cls, values: Tensor) -> Welford:
+        """Return the metric of one batch of numbers."""
         values = values.float().flatten()
         mean = values.sum() / max(len(values), 1)
         return cls(count=mean.new_full((), len(values)), mean=mean, squares=(values - mean).square().sum())
 
     def merge(self, other: Welford) -> Welford:
-        """Both together."""
+        """Return the metric of both batches."""
         count = self.count + other.count
         share = other.count / count.clamp(min=1.0)  # an empty batch, such as a rank's last one, changes nothing
         delta = other.mean - self.mean
@@ -92,7 +92,7 @@ class Welford:
         return Welford(count=count, mean=self.mean + delta * share, squares=squares)
 
     def compute(self) -> dict[str, Tensor]:
-        """Mean, standard deviation and the standard error of the mean."""
+        """Return the mean, the standard deviation and the standard error of the mean."""
         deviation = (self.squares / self.count).sqrt()
         return {"mean": self.mean, "std": deviation, "sem": deviation / self.count.sqrt()}
 
@@ -104,12 +104,12 @@ class Metrics:
     parts: Tree
 
     @classmethod
-    def of(cls, **parts: Any) -> Metrics:
-        """Of one batch."""
+    def from_batch(cls, **parts: Any) -> Metrics:
+        """Return the metric of one batch."""
         return cls(parts=Tree(parts))
 
     def merge(self, other: Metrics) -> Metrics:
-        """Each with its namesake."""
+        """Return each metric merged with the one of the same name."""
         if self.parts.keys() != other.parts.keys():
             raise TreeStructureError(
                 f"metrics {', '.join(self.parts)} with metrics {', '.join(other.parts)}",
@@ -118,12 +118,12 @@ class Metrics:
         return Metrics(parts=Tree({name: part.merge(other.parts[name]) for name, part in self.parts.items()}))
 
     def compute(self) -> Mapping[str, Any]:
-        """All results by name."""
+        """Return all results by name."""
         return {name: part.compute() for name, part in self.parts.items()}
 
 
 def merge_all(metrics: Iterable[A]) -> A:
-    """Any number of one kind together, at least one."""
+    """Return any number of metrics of one kind merged; at least one."""
     found = list(metrics)
     if not found:
         raise UsageError("no metrics to merge", fix="check that there was a batch")

@@ -1,21 +1,21 @@
-"""Parallelism by names: parameters and activations name their dimensions, one table says where each name is cut.
+"""Parallelism by names: parameters and activations name their dimensions, one rules table shards each name.
 
     sharding = Sharding(mesh, {"batch": "data", "mlp": "tensor", "heads": "tensor", "vocab": "tensor"})
-    variables = sharding.init(model, key(0), tokens)          # DTensors, made shard by shard
+    variables = sharding.init(model, key(0), tokens)          # DTensors
     batch = sharding.batch(tokens)                            # a DTensor too
-    model.apply(variables, batch, sharding=sharding)          # the same pure function; torch moves the data
+    model.apply(variables, batch, sharding=sharding)          # the same pure function; torch communicates
 
-Data parallel, tensor parallel or both are three tables for one train step, which holds no communication code.
+Data parallel, tensor parallel or both are three tables for one train step, which holds no communication code. The mesh
+comes from outside: a `DeviceMesh`, or the mesh of a `Layout` (`piledriver.engine.mesh.make_mesh`).
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import Tensor
@@ -30,20 +30,43 @@ from piledriver.functional.metrics import merge_all
 from piledriver.functional.module import Module, Spec
 from piledriver.functional.random.keys import Key
 from piledriver.functional.tree import Path, Tree, flatten, unflatten
+from piledriver.runtime import detect_world
+from piledriver.runtime.collectives.operations import gather
 
 Rules = Mapping[str, str | None]
 
 
-class Sharding:
-    """A mesh and a rules table from logical axis names to mesh axes; names without a rule are not cut."""
+class HasDeviceMesh(Protocol):
+    """Anything that holds a `DeviceMesh`, such as the mesh of a layout."""
 
-    def __init__(self, mesh: DeviceMesh, rules: Rules) -> None:
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The device mesh."""
+        ...
+
+
+def as_device_mesh(mesh: DeviceMesh | HasDeviceMesh) -> DeviceMesh:
+    """Return the `DeviceMesh` itself, or the one that an object holds as `device_mesh`."""
+    found = mesh if isinstance(mesh, DeviceMesh) else getattr(mesh, "device_mesh", None)
+    if not isinstance(found, DeviceMesh):
+        raise PartitionError(
+            f"a {type(mesh).__name__} is not a device mesh",
+            fix="pass a DeviceMesh, or the mesh of a layout on several ranks; one rank needs no sharding",
+        )
+    return found
+
+
+class Sharding:
+    """A mesh and a rules table from logical axis names to mesh axes; names without a rule are replicated."""
+
+    def __init__(self, mesh: DeviceMesh | HasDeviceMesh, rules: Rules) -> None:
+        mesh = as_device_mesh(mesh)
         names = mesh.mesh_dim_names or ()
         for axis, target in rules.items():
             if target is not None and not isinstance(target, str):
                 raise PartitionError(
                     f"the rule for {axis!r} names {target!r}",
-                    fix="one name is cut along one mesh axis: name that, or None",
+                    fix="a name is sharded along one mesh axis: name that, or None",
                 )
             if target is not None and target not in names:
                 raise PartitionError(
@@ -54,9 +77,9 @@ class Sharding:
         self.rules = dict(rules)
 
     def placements(self, axes: Axes | None, shape: tuple[int, ...] | torch.Size) -> list[Placement]:
-        """Where a tensor with these axis names lies: one placement for every mesh axis.
+        """Return the placements of a tensor with these axis names, one for every mesh axis.
 
-        Two dimensions with the same mesh axis: the first one is cut. A size that does not divide is an error.
+        Of two dimensions with the same mesh axis the first is sharded. A size that does not divide is an error.
         """
         found: list[Placement] = [Replicate()] * self.mesh.ndim
         if axes is None:
@@ -78,7 +101,7 @@ class Sharding:
         return found
 
     def init(self, model: Module, key: Key, *args: Any, **kwargs: Any) -> Tree:
-        """Variables as DTensors; every process makes one whole parameter at a time and keeps its part of it."""
+        """Return variables as DTensors; each rank makes one full parameter at a time and keeps its shard."""
         device = torch.device(self.mesh.device_type)
         declared = model.declarations(*args, **kwargs)
         self._check_names(one.axes for one in declared.values())
@@ -90,7 +113,7 @@ class Sharding:
         )
 
     def shard(self, variables: Mapping[str, Any], spec: Mapping[str, Any]) -> Tree:
-        """Variables that every process holds whole, as DTensors; `spec` is what `model.spec(...)` returned."""
+        """Shard variables that every rank holds in full; `spec` is what `model.spec(...)` returned."""
         specs = flatten(spec)
         self._check_names(one.axes for one in specs.values())
         return unflatten(
@@ -101,7 +124,7 @@ class Sharding:
         )
 
     def _placed(self, path: Path, make: Callable[[], Tensor], described: Spec | Declaration | None) -> Tensor:
-        """One variable as a DTensor; what does not fit is refused by its path, before it is made."""
+        """Return one variable as a DTensor; raise an error with its path before it is made if it does not fit."""
         axes = None if described is None else described.axes
         try:
             if described is not None:
@@ -111,25 +134,25 @@ class Sharding:
             raise PartitionError(f"{'.'.join(path)}: {error.what}", fix=error.fix) from error
 
     def _check_names(self, all_axes: Iterable[Axes | None]) -> None:
-        """Refuse a rule that is one slip away from a parameter's axis name; others may be of activations alone."""
+        """Reject a rule whose name is close to a parameter's axis name; others may name axes of activations."""
         names = {name for axes in all_axes for name in axes or () if name is not None}
         for rule in sorted(set(self.rules) - names - {"batch", "length"}):
             if nearest(rule, names):
                 raise PartitionError(f"no parameter has an axis named {rule!r}", fix=suggest(rule, names))
 
     def place(self, value: Tensor, axes: Axes | None) -> Tensor:
-        """One tensor that every process holds whole, as a DTensor. Nothing is sent."""
+        """Return a tensor that every rank holds in full as a DTensor, without communication."""
         value = value.to(self.mesh.device_type)
         return distribute_tensor(value, self.mesh, self.placements(axes, value.shape), src_data_rank=None)
 
     def batch(self, batch: Any, axis: str = "batch") -> Any:
-        """The whole batch, alike on every process, cut along its first dimension; single numbers are not cut."""
+        """Shard a batch that every rank holds in full along its first dimension; scalars are replicated."""
         return pytree.tree_map_only(
             Tensor, lambda one: self.place(one, (axis, *[None] * (one.ndim - 1)) if one.ndim else None), batch
         )
 
     def local_batch(self, batch: Any, axis: str = "batch") -> Any:
-        """Each process's own part of the batch, as one DTensor of all parts."""
+        """Return one DTensor of the global batch from each rank's own part of it."""
         target = self.rules.get(axis)
         names = self.mesh.mesh_dim_names or ()
         placements = [Shard(0) if name == target else Replicate() for name in names]
@@ -138,20 +161,20 @@ class Sharding:
         )
 
     def constrain(self, value: Tensor, axes: Axes) -> Tensor:
-        """Lay an activation out by its names; a plain tensor stays as it is."""
+        """Redistribute an activation by its axis names; return a plain tensor unchanged."""
         if not isinstance(value, DTensor):
             return value
         placements = self.placements(axes, value.shape)
-        laid: Tensor = _GradientToo.apply(value.redistribute(self.mesh, placements), placements)  # type: ignore[no-untyped-call]
-        return laid
+        placed: Tensor = _RedistributeGradient.apply(value.redistribute(self.mesh, placements), placements)  # type: ignore[no-untyped-call]
+        return placed
 
 
 def _itself(value: Tensor) -> Tensor:
     return value
 
 
-class _GradientToo(torch.autograd.Function):
-    """Lay the gradient out as the value is: else it arrives as a sum to be made, which not every operator takes."""
+class _RedistributeGradient(torch.autograd.Function):
+    """Redistribute the gradient to the placements of the value: some operators do not accept `Partial` gradients."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, placements: list[Placement]) -> Tensor:
@@ -164,32 +187,31 @@ class _GradientToo(torch.autograd.Function):
 
 
 def whole(tree: Any) -> Any:
-    """Every DTensor of a tree gathered to a plain tensor."""
+    """Return a tree with every DTensor gathered to a plain tensor."""
     return pytree.tree_map_only(DTensor, lambda one: one.full_tensor(), tree)
 
 
-def merge_processes(metric: Any, group: dist.ProcessGroup | None = None) -> Any:
-    """A metric merged over all processes; every process gets the same result."""
-    if not dist.is_initialized():
-        return metric
+def merge_processes(metric: Any, mesh: DeviceMesh | HasDeviceMesh | None = None) -> Any:
+    """Return a metric merged over the ranks of a mesh (all ranks if there is none); every rank gets the same result."""
     leaves, structure = pytree.tree_flatten(whole(metric))
-    gathered: list[list[Tensor]] = []
-    for leaf in leaves:
-        parts = [torch.empty_like(leaf) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(parts, leaf.contiguous(), group=group)
-        gathered.append(parts)
+    if mesh is None:
+        gathered = gather(detect_world(), [leaf[None] for leaf in leaves])
+    else:
+        ranks = as_device_mesh(mesh)
+        one_each = [Shard(0)] * ranks.ndim
+        gathered = [DTensor.from_local(leaf[None], ranks, one_each, run_check=False).full_tensor() for leaf in leaves]
     return merge_all(pytree.tree_unflatten(list(parts), structure) for parts in zip(*gathered, strict=True))
 
 
 def embed_locally(tokens: Tensor, table: Tensor) -> Tensor:
-    """Rows of a sharded table: every process looks up the rows that it holds, and the sum makes the rest.
+    """Look up rows of a sharded table: each rank finds the rows that it holds, and a reduction adds the others.
 
-    Torch's own masked sum loses track of its mask when the batch is cut too, so the masking is done here.
+    torch's own masked reduction loses its mask when the batch is sharded too, so the masking is done here.
     """
     assert isinstance(table, DTensor)
     mesh = table.device_mesh
     if any(held.is_partial() for held in table.placements):
-        # What an optimizer made of sums not yet made: a part of a row is no row.
+        # The table may hold `Partial` placements after an optimizer step; reduce them before indexing rows.
         table = table.redistribute(mesh, [Replicate() if one.is_partial() else one for one in table.placements])
     if not isinstance(tokens, DTensor):
         tokens = DTensor.from_local(tokens, mesh, [Replicate()] * mesh.ndim, run_check=False)
@@ -210,10 +232,10 @@ def embed_locally(tokens: Tensor, table: Tensor) -> Tensor:
 def attend_locally(
     attend: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    """Attention on DTensors that are cut by batch and heads only: every process attends within its own part.
+    """Compute attention on DTensors that are sharded by batch and heads only: each rank on its own shard.
 
-    Queries, keys and values are (batch, length, heads, head_dim). Other cuts are undone first; heads are cut only if
-    the key heads can be cut too.
+    Queries, keys and values are (batch, length, heads, head_dim). Other shardings are undone first; heads stay sharded
+    only if the key heads divide too.
     """
     assert isinstance(query, DTensor)
     mesh = query.device_mesh
@@ -236,7 +258,7 @@ def _local_cut(placement: Placement, index: int, mesh: DeviceMesh, key: Tensor) 
 
 
 def _local_mask(mask: Tensor | None, mesh: DeviceMesh, placements: list[Placement]) -> Tensor | None:
-    """The part of a (batch, heads, queries, keys) mask that belongs to this process."""
+    """Return the shard of a (batch, heads, queries, keys) mask that belongs to this rank."""
     if mask is None:
         return None
     whole_mask = mask.full_tensor() if isinstance(mask, DTensor) else mask

@@ -18,34 +18,13 @@ from torch.optim import Optimizer
 
 from piledriver.core.errors import UsageError
 from piledriver.kernels.masked_copy import masked_copy_
+from piledriver.kernels.newton_schulz import orthogonalise
 from piledriver.optim.adamw import Params, adamw_update
 from piledriver.optim.conditional_step import call_closure, skip_flag
 from piledriver.optim.shards import like, local, local_gradient
 
-# The quintic whose slope at zero is largest while all singular values stay near one.
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 # How many matrices are gathered and worked on at a time: more would cost memory and gain nothing.
 _TOGETHER = 8
-
-
-def orthogonalise(
-    matrices: Tensor, *, steps: int = 5, eps: float = 1e-7, dtype: torch.dtype = torch.bfloat16
-) -> Tensor:
-    """The orthogonal factor of [..., rows, columns], roughly (singular values from 0.5 to 1.5)."""
-    a, b, c = _COEFFICIENTS
-    x = matrices.to(dtype)
-    tall = matrices.shape[-2] > matrices.shape[-1]
-    if tall:
-        x = x.transpose(-2, -1)
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
-    x = x.flatten(0, -3) if x.dim() > 3 else x
-    fma = torch.addmm if x.dim() == 2 else torch.baddbmm
-    for _ in range(steps):
-        gram = x @ x.transpose(-2, -1)
-        polynomial = fma(gram, gram, gram, beta=b, alpha=c)
-        x = fma(x, polynomial, x, beta=a)
-    x = x.transpose(-2, -1) if tall else x
-    return x.reshape(matrices.shape)
 
 
 class Muon(Optimizer):

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from piledriver.core.errors import ConfigError
+from piledriver.core.schedules import schedule_scale
 from piledriver.optim.config import ScheduleConfig
 
 
@@ -23,21 +23,17 @@ def scale_at(config: ScheduleConfig, position: float) -> float:
     >>> [scale_at(config, position) for position in (1, 10, 60, 110, 200)]
     [0.1, 1.0, 0.5, 0.0, 0.0]
     """
-    if position < config.warmup:
-        return position / config.warmup
-    if config.kind == "constant":
-        return 1.0
-    if config.kind == "inverse_sqrt":
-        start = max(config.warmup, 1)
-        return max(config.floor, math.sqrt(start / max(position, start)))
-    if config.kind == "wsd":
-        begin = config.total - config.decay_length
-        done = min(1.0, max(0.0, (position - begin) / config.decay_length))
-        left = 1.0 - done if config.decay_shape == "linear" else 1.0 - math.sqrt(done)
-    else:
-        done = min(1.0, (position - config.warmup) / (config.total - config.warmup))
-        left = 1.0 - done if config.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
-    return config.floor + (1.0 - config.floor) * left
+    return float(
+        schedule_scale(
+            config.kind,
+            float(position),
+            warmup=config.warmup,
+            total=config.total,
+            decay=config.decay_length,
+            decay_shape=config.decay_shape,
+            floor=config.floor,
+        )
+    )
 
 
 class ScheduledLR(LRScheduler):

@@ -10,7 +10,6 @@ import functools
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from piledriver.functional.errors import InputShapeError
@@ -24,6 +23,8 @@ from piledriver.functional.module import Module
 from piledriver.functional.random.keys import Key
 from piledriver.functional.transforms.tracing import fused_kernels_lack_a_rule
 from piledriver.functional.tree import Path
+from piledriver.kernels.attention.reference import reference_attention
+from piledriver.kernels.attention.sdpa import sdpa
 
 Implementation = Literal["auto", "fused", "reference"]
 _LECUN = lecun_normal()
@@ -68,15 +69,7 @@ def dot_product_attention(
     if bias is not None:
         bias = bias.to(query.dtype)
         allowed = bias if allowed is None else torch.where(allowed, bias, float("-inf"))
-    out = F.scaled_dot_product_attention(
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        attn_mask=allowed,
-        is_causal=causal,
-        scale=scale,
-        enable_gqa=query.shape[2] != key.shape[2],
-    )
+    out = sdpa(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), allowed, scale, causal=causal)
     return out.transpose(1, 2)
 
 
@@ -131,27 +124,17 @@ def _reference(
     dropout_rate: float,
     dropout_key: Key | None,
 ) -> Tensor:
-    groups = query.shape[2] // key.shape[2]
-    if groups > 1:
-        key, value = key.repeat_interleave(groups, dim=2), value.repeat_interleave(groups, dim=2)
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = torch.matmul(query.transpose(1, 2) * scale, key.permute(0, 2, 3, 1))
-    scores = scores if scores.dtype == torch.float64 else scores.float()
-    if bias is not None:
-        scores = scores + bias
-    if causal:
-        mask = combine_masks(mask, causal_mask(query.shape[1], key.shape[1], query.device))
-    if mask is not None:
-        scores = torch.where(mask, scores, torch.finfo(scores.dtype).min)
-    weights = torch.softmax(scores, dim=-1)
-    if mask is not None:
-        # A row without any True is uniform over forbidden keys by now; zeros are what the fused kernels give.
-        weights = torch.where(mask, weights, 0.0)
+    drop = None
     if dropout_rate > 0.0:
         if dropout_key is None:
             raise InputShapeError(None, "attention dropout without a key", "pass dropout_key=")
-        weights = dropped(weights, dropout_rate, dropout_key)
-    return torch.matmul(weights.to(value.dtype), value.transpose(1, 2)).transpose(1, 2)
+        drop = functools.partial(dropped, rate=dropout_rate, key=dropout_key)
+    if causal and mask is not None:
+        mask, causal = combine_masks(mask, causal_mask(query.shape[1], key.shape[1], query.device)), False
+    out = reference_attention(
+        *(x.transpose(1, 2) for x in (query, key, value)), mask=mask, bias=bias, causal=causal, scale=scale, drop=drop
+    )
+    return out.transpose(1, 2)
 
 
 def causal_mask(queries: int, keys: int, device: torch.device | None = None, start: int | Tensor = 0) -> Tensor:

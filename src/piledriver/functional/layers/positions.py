@@ -11,6 +11,7 @@ from piledriver.functional.errors import InputShapeError
 from piledriver.functional.frame import Axes, Initialiser
 from piledriver.functional.initialisers import scaled_normal
 from piledriver.functional.module import Module
+from piledriver.kernels.attention.alibi import alibi_slopes
 
 
 def sinusoidal(length: int, features: int, *, base: float = 10000.0, device: torch.device | None = None) -> Tensor:
@@ -58,16 +59,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     (cos_first, cos_second), (sin_first, sin_second) = (table[..., None, :].chunk(2, dim=-1) for table in (cos, sin))
     turned = torch.cat([first * cos_first - second * sin_first, second * cos_second + first * sin_second], dim=-1)
     return turned.to(x.dtype)
-
-
-def alibi_slopes(heads: int) -> list[float]:
-    """A slope for every head: a geometric sequence (Press et al., 2021)."""
-
-    def powers(count: int) -> list[float]:
-        return [2.0 ** (-8.0 * (i + 1) / count) for i in range(count)]
-
-    whole = 1 << (heads.bit_length() - 1)
-    return powers(whole) + powers(2 * whole)[0::2][: heads - whole]
 
 
 def alibi_bias(heads: int, query_positions: Tensor, key_positions: Tensor) -> Tensor:

@@ -25,8 +25,7 @@ from piledriver.functional.optimizers.optimizers import (
     trace,
 )
 from piledriver.functional.tree import Path
-
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+from piledriver.kernels.newton_schulz import orthogonalise
 
 
 def muon(
@@ -46,7 +45,7 @@ def muon(
     """
     hidden = chain(
         trace(momentum, nesterov=True),
-        orthogonalise(steps, stacked),
+        orthogonalise_updates(steps, stacked),
         add_decayed_weights(weight_decay),
         scale_by_rate(rate),
     )
@@ -54,11 +53,11 @@ def muon(
     return by_label({"muon": hidden, "adamw": others}, label or (lambda path, leaf: default_label(path, leaf, stacked)))
 
 
-def orthogonalise(steps: int = 5, stacked: int = 0) -> Optimizer:
-    """Every update made `orthogonal`."""
+def orthogonalise_updates(steps: int = 5, stacked: int = 0) -> Optimizer:
+    """Return an optimizer that replaces every update by its orthogonal factor (`orthogonal_update`)."""
 
     def move(leaves: Leaves, state: EmptyState, *_: Any) -> tuple[Leaves, EmptyState]:
-        return [orthogonal(leaf, steps, stacked) for leaf in leaves], state
+        return [orthogonal_update(leaf, steps, stacked) for leaf in leaves], state
 
     return on_leaves(no_state, move)
 
@@ -69,10 +68,10 @@ def default_label(path: Path, leaf: Tensor, stacked: int = 0) -> str:
     return "adamw" if is_outer or leaf.ndim - stacked < 2 else "muon"
 
 
-def orthogonal(update: Tensor, steps: int = 5, stacked: int = 0) -> Tensor:
-    """The nearest orthogonal matrix by Newton and Schulz, scaled so that wide and tall matrices move alike.
+def orthogonal_update(update: Tensor, steps: int = 5, stacked: int = 0) -> Tensor:
+    """Return the orthogonal factor of an update, scaled so that wide and tall matrices move alike.
 
-    Tensors of more dimensions are cut into inputs and outputs where that makes the squarest matrix: (dim, heads,
+    Tensors of more dimensions are split into inputs and outputs where that makes the squarest matrix: (dim, heads,
     head_dim) at its first dimension, (heads, head_dim, dim) at its last.
     """
     shape = update.shape
@@ -80,15 +79,6 @@ def orthogonal(update: Tensor, steps: int = 5, stacked: int = 0) -> Tensor:
     cut = min(range(1, len(own)), key=lambda i: abs(math.log(math.prod(own[:i]) / math.prod(own[i:]))))
     matrix = update.reshape(*shape[:stacked], math.prod(own[:cut]), math.prod(own[cut:]))
     rows, columns = matrix.shape[-2:]
-    x = matrix.to(torch.bfloat16 if update.is_cuda else torch.float32)
-    if rows > columns:
-        x = x.mT
-    x = x / (torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True) + 1e-7)
-    a, b, c = _COEFFICIENTS
-    for _ in range(steps):
-        gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    if rows > columns:
-        x = x.mT
-    made: Tensor = (x * max(1.0, columns / rows) ** 0.5).reshape(shape).to(update.dtype)
+    turned = orthogonalise(matrix, steps=steps, dtype=torch.bfloat16 if update.is_cuda else torch.float32)
+    made: Tensor = (turned * max(1.0, columns / rows) ** 0.5).reshape(shape).to(update.dtype)
     return made

@@ -149,7 +149,7 @@ def _gradients(value: Tensor, inputs: Sequence[Tensor], create_graph: bool) -> l
 
 
 def _laid_out_like(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """With its sums over processes made: or the next value of the parameter would be a sum not yet made."""
+    """Redistribute the gradient to the parameter's placements, so that the update is not left `Partial`."""
     placements = getattr(parameter, "placements", None)
     if placements is None or not hasattr(gradient, "placements") or any(one.is_partial() for one in placements):
         return gradient
