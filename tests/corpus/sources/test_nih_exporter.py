@@ -8,7 +8,7 @@ import zipfile
 import pytest
 from hypothesis import given, settings
 
-from piledriver.corpus.sources.nih_exporter import cleaned
+from piledriver.corpus.sources.nih_exporter import clean_abstract
 from tests.corpus.sources.extracting import SAMPLES, extract_bytes, extract_paths
 from tests.corpus.sources.mutating import mutations
 
@@ -37,7 +37,7 @@ HEADER = b'"APPLICATION_ID","ABSTRACT_TEXT"\r\n'
     ],
 )
 def test_headers_of_the_form_are_removed_and_sentences_are_not(raw: str, text: str) -> None:
-    assert cleaned(raw) == text
+    assert clean_abstract(raw) == text
 
 
 def test_duplicates_by_id_then_by_text_across_files() -> None:

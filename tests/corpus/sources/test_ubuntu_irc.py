@@ -33,7 +33,7 @@ def test_lines() -> None:
 
 def test_a_day_of_the_server_alone_is_refused() -> None:
     _, refusals = extract_bytes("ubuntu-irc", "2007-01-11-#ubuntu.txt", b"=== a has joined #ubuntu\n=== x\n")
-    assert [refusal.reason for refusal in refusals] == ["nobody spoke"]
+    assert [refusal.reason for refusal in refusals] == ["no messages"]
 
 
 def test_a_week_of_a_channel_is_a_document_and_years_do_not_mix(tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ from urllib.parse import unquote
 
 from lxml import etree
 
-from piledriver.corpus.formats.html.convert import fragment_to_text, remove, remove_unseen
+from piledriver.corpus.formats.html.convert import fragment_to_text, remove_element, remove_unseen
 from piledriver.corpus.formats.html.fast.convert import scan_to_text
 from piledriver.corpus.formats.html.page import decode_page
 from piledriver.corpus.formats.html.render import render
-from piledriver.corpus.formats.html.scripts import words
 from piledriver.corpus.formats.xml.entities import with_character_entities
 from piledriver.corpus.text.creative_commons import licence_id
+from piledriver.corpus.text.data_table import word_set
 
 MAX_MEMBER_BYTES = 1 << 25
 MAX_BOOK_BYTES = 1 << 27
@@ -39,7 +39,7 @@ _TYPE = re.compile(rb":type\s*=\s*[\"']([^\"'<>]*)")
 _DOCTYPE = re.compile(rb"<!DOCTYPE[^>\[]{0,1000}>", re.IGNORECASE)
 _EPUB_TYPE = "{http://www.idpf.org/2007/ops}type"
 # Types of the parts of a book that are not its text.
-_NO_TEXT = words("toc landmarks page-list loi lot colophon imprint copyright-page cover pagebreak halftitlepage")
+_NO_TEXT = word_set("toc landmarks page-list loi lot colophon imprint copyright-page cover pagebreak halftitlepage")
 _CHAPTER_KINDS = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml", "text/x-oeb1-document")
 
 
@@ -187,7 +187,7 @@ def chapter_text(content: bytes, *, compiled: bool = False) -> str:
         if not _NO_TEXT.isdisjoint(kinds):
             if element.tag in ("body", "html"):
                 return ""
-            remove(element)
+            remove_element(element)
         elif "noteref" in kinds and not len(element) and (element.text or "").strip().isdigit():
             # Brackets keep the number of a note apart from the word before it.
             element.text = f"[{element.text.strip()}]"

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.formats.latex import gathered, main_files, to_text
+from piledriver.corpus.formats.latex import gather_inputs, latex_to_text, main_files
 from piledriver.corpus.formats.latex.comments import Aside
 from piledriver.corpus.raw.partial_reads import DAMAGE, read_all
 from piledriver.corpus.raw.streams import RawStream, archive_kind
-from piledriver.corpus.sources.base import MAX_PIECE_BYTES, Found, Piece, Source, damaged, stop_at_damage
+from piledriver.corpus.sources.base import MAX_PIECE_BYTES, Found, Piece, Source, damage_refusal, stop_at_damage
 from piledriver.corpus.text.normalise import decode
 
 MAX_TEXT_BYTES = 1 << 26
@@ -60,7 +60,7 @@ def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
         try:
             content = read_all(stream.file, MAX_TEXT_BYTES - size)
         except DAMAGE as error:
-            yield damaged(stream.origin, error)
+            yield damage_refusal(stream.origin, error)
             continue
         size += len(content)
         if size > MAX_TEXT_BYTES:
@@ -196,7 +196,7 @@ def _paper(files: dict[str, str], mains: list[str], origin: str) -> Found:
     texts = []
     for main in mains[:8]:
         aside = Aside(files.values())
-        if text := to_text(gathered(files, main, aside), aside).strip():
+        if text := latex_to_text(gather_inputs(files, main, aside), aside).strip():
             texts.append(text)
     if not texts:
         return Refusal("no text", origin)

@@ -149,10 +149,10 @@ def stop_at_damage(origin: str, found: Iterable[Item]) -> Iterator[Item | Refusa
     try:
         yield from found
     except DAMAGE as error:
-        yield damaged(origin, error)
+        yield damage_refusal(origin, error)
 
 
-def damaged(origin: str, error: BaseException) -> Refusal:
+def damage_refusal(origin: str, error: BaseException) -> Refusal:
     """Return the refusal of a file that cannot be read, or not to its end."""
     return Refusal(reason_of(error), origin, f"{type(error).__name__}: {error}"[:500])
 

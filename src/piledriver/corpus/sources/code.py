@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from piledriver.corpus.sources.base import Source
-from piledriver.corpus.sources.shared.repositories.trees import tree_documents, tree_pieces, wants
+from piledriver.corpus.sources.shared.repositories.trees import tree_documents, tree_pieces, wants_file
 
 SOURCE = Source(
     slug="code",
@@ -17,7 +17,7 @@ SOURCE = Source(
         "very long files, files of digits and files of very long lines are left out, each with its reason. The "
         "licence is that of the file's SPDX line or of the licence file at the root of the tree."
     ),
-    wants=wants,
+    wants=wants_file,
     pieces=tree_pieces,
     documents=tree_documents,
     text_kind="code",

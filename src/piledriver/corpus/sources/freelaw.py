@@ -13,7 +13,7 @@ import msgspec
 from lxml import etree
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.formats.html.convert import parse_html, remove
+from piledriver.corpus.formats.html.convert import parse_html, remove_element
 from piledriver.corpus.formats.html.render import render
 from piledriver.corpus.raw.peek import peek_head
 from piledriver.corpus.raw.streams import RawStream
@@ -175,7 +175,7 @@ def _marked_up(markup: str) -> str:
         return " ".join(markup.split())
     # Where a page of the reporter begins stands inside sentences; numbers of paragraphs stand alone in a line.
     for element in _page_marks(tree):
-        remove(element)
+        remove_element(element)
     return render(tree)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from piledriver.corpus.sources.base import Source
-from piledriver.corpus.sources.shared.repositories.trees import tree_documents, tree_pieces, wants
+from piledriver.corpus.sources.shared.repositories.trees import tree_documents, tree_pieces, wants_file
 
 SOURCE = Source(
     slug="github",
@@ -24,7 +24,7 @@ SOURCE = Source(
         "files and the choice by stars belong to the mixing and to the download."
     ),
     citation="The Pile, arXiv:2101.00027, section 2.6",
-    wants=wants,
+    wants=wants_file,
     pieces=tree_pieces,
     documents=tree_documents,
     text_kind="code",

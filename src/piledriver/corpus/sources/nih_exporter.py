@@ -59,7 +59,7 @@ def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
             if not seen_ids.add(number):
                 yield Refusal("duplicate application id", origin)
                 continue
-            text = cleaned(text)
+            text = clean_abstract(text)
             if _NOTHING.fullmatch(text):
                 yield Refusal("no abstract", origin)
                 continue
@@ -84,12 +84,12 @@ def _documents(piece: Piece) -> Iterator[Found]:
         yield Document(text, meta={"origin": origin, "application_id": number})
 
 
-def cleaned(text: str) -> str:
+def clean_abstract(text: str) -> str:
     """White space collapsed, without the lines that every form prints above the abstract.
 
-    >>> cleaned("DESCRIPTION (provided by applicant):  We  study\\n mice.")
+    >>> clean_abstract("DESCRIPTION (provided by applicant):  We  study\\n mice.")
     'We study mice.'
-    >>> cleaned("PROJECT SUMMARY/ABSTRACT\\nMice."), cleaned("Description of mice is hard.")
+    >>> clean_abstract("PROJECT SUMMARY/ABSTRACT\\nMice."), clean_abstract("Description of mice is hard.")
     ('Mice.', 'Description of mice is hard.')
     """
     text = text.replace("[unreadable]", " ").lstrip("? \t\r\n")

@@ -29,7 +29,7 @@ def _documents(piece: Piece) -> Iterator[Found]:
     meta: dict[str, Any] = {"origin": piece.origin, **_from_place(piece.origin)}
     if content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
         try:
-            root = xml.parse(content.lstrip())
+            root = xml.parse_xml(content.lstrip())
         except xml.XmlError as error:
             yield Refusal("invalid xml", piece.origin, str(error))
             return
@@ -74,7 +74,7 @@ SOURCE = Source(
     treatment=(
         "One file is one document, one sentence a line, without the dashes and slashes that mark speakers. Tokens "
         "are put together again (do n't, he said .). The original set each sentence in double quotes on one "
-        "endless line; we do not, because the quotes are nobody's. In srt files, formatting is removed and "
+        "endless line; here there are none. In srt files, formatting is removed and "
         "sentences that run over several cues are joined. Language, year, genre and the film's number go to the "
         "meta where the file or its place says them."
     ),

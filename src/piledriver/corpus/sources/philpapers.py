@@ -15,10 +15,10 @@ from piledriver.corpus.formats.pdf.lines import UnreadablePdfError
 from piledriver.corpus.formats.pdf.pile_filter import filtered
 from piledriver.corpus.formats.pdf.text import pdf_to_text
 from piledriver.corpus.formats.xml.entities import with_character_entities
-from piledriver.corpus.formats.xml.parse import XmlError, parse
+from piledriver.corpus.formats.xml.parse import XmlError, parse_xml
 from piledriver.corpus.raw.partial_reads import DAMAGE, read_all
 from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.base import Found, Piece, Source, damaged, ends_with, one_piece, stop_at_damage
+from piledriver.corpus.sources.base import Found, Piece, Source, damage_refusal, ends_with, one_piece, stop_at_damage
 from piledriver.corpus.sources.shared.record_pieces import MAX_RECORD_BYTES, record_pieces
 from piledriver.corpus.text.creative_commons import licence_id
 
@@ -69,7 +69,7 @@ def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
                 record: bytes | None = read_all(stream.file, MAX_RECORD_BYTES)
             except DAMAGE as error:
                 record = None
-                yield damaged(stream.origin, error)
+                yield damage_refusal(stream.origin, error)
             yield Piece(waiting.origin, data=waiting.data, path=waiting.path, extra=record)
             waiting = None
             continue
@@ -119,7 +119,7 @@ def _parsed(record: bytes, origin: str, number: str) -> Found:
     # Few tags have attributes with a prefix; to look for them everywhere takes longer than to parse.
     bare = _WITH_PREFIXED.sub(lambda tag: _PREFIXED.sub(b"", tag[0]), bare)
     try:
-        root = parse(with_character_entities(bare))
+        root = parse_xml(with_character_entities(bare))
     except XmlError as error:
         return Refusal("invalid xml", f"{origin}#{number}", str(error))
     strip_namespaces(root)
@@ -129,7 +129,7 @@ def _parsed(record: bytes, origin: str, number: str) -> Found:
 def _without_records(content: bytes, origin: str) -> Iterator[Found]:
     """An error answer, or a bare oai_dc element."""
     try:
-        root = parse(with_character_entities(content))
+        root = parse_xml(with_character_entities(content))
     except XmlError as error:
         yield Refusal("invalid xml", origin, str(error))
         return
@@ -150,7 +150,7 @@ def _paper(piece: Piece) -> Found:
     meta: dict[str, Any] = {}
     if piece.extra is not None:
         try:
-            root = parse(with_character_entities(piece.extra))
+            root = parse_xml(with_character_entities(piece.extra))
             strip_namespaces(root)
             meta = _meta(_fields(root))
         except XmlError:

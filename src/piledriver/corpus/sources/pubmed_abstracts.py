@@ -9,7 +9,7 @@ from typing import Any
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.jats.inline import flat
 from piledriver.corpus.formats.xml.entities import with_character_entities
-from piledriver.corpus.formats.xml.parse import XmlError, parse
+from piledriver.corpus.formats.xml.parse import XmlError, parse_xml
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import Found, Piece, Source, per_file
 from piledriver.corpus.sources.shared.record_pieces import record_pieces
@@ -49,7 +49,7 @@ def _documents(piece: Piece) -> Iterator[Found]:
         found_any = True
         number = piece.offset + start
         try:
-            root = parse(with_character_entities(_without_lists(record)))
+            root = parse_xml(with_character_entities(_without_lists(record)))
         except XmlError as error:
             yield Refusal("invalid xml", f"{piece.origin}#{number}", str(error))
             continue

@@ -10,7 +10,7 @@ from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.jats.article import article_text
 from piledriver.corpus.formats.jats.inline import flat, strip_namespaces
 from piledriver.corpus.formats.xml.entities import with_character_entities
-from piledriver.corpus.formats.xml.parse import XmlError, parse
+from piledriver.corpus.formats.xml.parse import XmlError, parse_xml
 from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, per_file
 from piledriver.corpus.text.creative_commons import licence_id
 
@@ -21,7 +21,7 @@ _ID_NAMES = {"pmc": "pmcid", "pmcid": "pmcid", "pmid": "pmid", "doi": "doi"}
 def _documents(piece: Piece) -> Iterator[Found]:
     """Each article of a file (one, but in OAI-PMH answers and concatenations)."""
     try:
-        root = parse(with_character_entities(piece.read()))
+        root = parse_xml(with_character_entities(piece.read()))
     except XmlError as error:
         yield Refusal("invalid xml", piece.origin, str(error))
         return

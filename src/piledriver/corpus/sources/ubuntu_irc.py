@@ -14,7 +14,7 @@ from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.raw.partial_reads import DAMAGE, read_all
 from piledriver.corpus.raw.peek import peek_head
 from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.base import Found, Piece, Source, damaged, ends_with
+from piledriver.corpus.sources.base import Found, Piece, Source, damage_refusal, ends_with
 
 MAX_DAY_BYTES = 1 << 26
 # Days of a week that stand apart find each other as long as no more than this lies between them.
@@ -56,7 +56,7 @@ def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
             if stream.path is None:
                 content = read_all(opened, MAX_DAY_BYTES)
         except DAMAGE as error:
-            yield damaged(stream.origin, error)
+            yield damage_refusal(stream.origin, error)
             continue
         channel = _channel_of(stream.origin, head)
         if content is not None:
@@ -84,11 +84,11 @@ def _documents(piece: Piece) -> Iterator[Found]:
         try:
             raw = content if content is not None else Piece(origin, path=path).read(MAX_DAY_BYTES)
         except DAMAGE as error:
-            yield damaged(origin, error)
+            yield damage_refusal(origin, error)
             continue
         lines = day_lines(raw)
         if lines is None:
-            yield Refusal("nobody spoke", origin)
+            yield Refusal("no messages", origin)
             continue
         parts.append("\n".join([f"{channel} {day}".strip(), *lines]))
         origins.append(origin)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, cast
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.formats.wikitext.convert import ENGLISH, to_text
+from piledriver.corpus.formats.wikitext.convert import ENGLISH, wikitext_to_text
 from piledriver.corpus.formats.wikitext.dump import Page, pages, read_page, read_site
 from piledriver.corpus.formats.wikitext.multistream import is_multistream, stream_ranges
 from piledriver.corpus.formats.wikitext.site import Site
@@ -144,7 +144,7 @@ def article(raw: bytes, origin: str, site: Site) -> Found:
         return Refusal(reason, where, page.title)
     if len(page.wikitext) > MAX_CHARACTERS:
         return Refusal("page too large", where, f"more than {MAX_CHARACTERS} characters")
-    text = to_text(page.wikitext, site, page.title)
+    text = wikitext_to_text(page.wikitext, site, page.title)
     if not text:
         return Refusal("no text", where, page.title)
     licence = "CC-BY-SA-4.0" if page.timestamp[:10] >= _NEW_LICENCE else "CC-BY-SA-3.0"
@@ -180,7 +180,7 @@ def _single(piece: Piece) -> Found:
         return Refusal("redirect", piece.origin)
     if is_disambiguation(title, wikitext):
         return Refusal("disambiguation page", piece.origin)
-    text = to_text(wikitext, title=title)
+    text = wikitext_to_text(wikitext, title=title)
     if not text:
         return Refusal("no text", piece.origin)
     return Document(f"{title}\n\n{text}", meta={"origin": piece.origin, "licence": "CC-BY-SA-4.0", "title": title})

@@ -15,7 +15,7 @@ from piledriver.corpus.formats.subtitles.formats import read_captions
 from piledriver.corpus.formats.subtitles.languages import LANGUAGES, describe, video_id
 from piledriver.corpus.raw.partial_reads import DAMAGE, read_all
 from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.base import Found, Piece, Source, damaged, ends_with
+from piledriver.corpus.sources.base import Found, Piece, Source, damage_refusal, ends_with
 
 MAX_FILE_BYTES = 1 << 25
 # Files of a video that stand apart in an archive find each other as long as no more than this lies between them.
@@ -43,7 +43,7 @@ def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
             with stream.file as opened:
                 content = read_all(opened, MAX_FILE_BYTES)
         except DAMAGE as error:
-            yield damaged(stream.origin, error)
+            yield damage_refusal(stream.origin, error)
             continue
         if len(content) > MAX_FILE_BYTES:
             yield Refusal("too large", stream.origin, f"more than {MAX_FILE_BYTES} bytes")
@@ -98,7 +98,7 @@ def _documents(piece: Piece) -> Iterator[Found]:
     if (number := told.get("video_id") or video_id(video)) is not None:
         meta["video_id"] = number
         meta["url"] = f"https://www.youtube.com/watch?v={number}"
-    yield Document(merged(tracks, video), meta=meta)
+    yield Document(_merged(tracks, video), meta=meta)
 
 
 def _told(content: bytes) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def _told(content: bytes) -> dict[str, Any]:
     return told
 
 
-def merged(tracks: dict[str, list[Cue]], video: str) -> str:
+def _merged(tracks: dict[str, list[Cue]], video: str) -> str:
     """Languages side by side, minute by minute; their order is shuffled in each minute so that none always leads."""
     minutes: dict[int, dict[str, list[str]]] = {}
     for name, cues in tracks.items():

@@ -22,3 +22,8 @@ def names_by_value(table: dict[Any, str], separator: str | None = None) -> dict[
     {'part': 1, 'chapter': 1, 'section': 2}
     """
     return {name.strip(): value for value, names in table.items() for name in names.split(separator)}
+
+
+def word_set(text: str) -> frozenset[str]:
+    """Return the words of a text as a set."""
+    return frozenset(text.split())

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from piledriver.corpus.formats.wikitext import Site, to_text
+from piledriver.corpus.formats.wikitext import Site, wikitext_to_text
 
 RULES = {
     "bold and italic": ("'''''Both''''' ''it'' '''bold''' L''''art'''", "Both it bold L'art"),
@@ -62,12 +62,12 @@ RULES = {
 @pytest.mark.parametrize("rule", RULES)
 def test_rule(rule: str) -> None:
     wikitext, text = RULES[rule]
-    assert to_text(wikitext) == text
+    assert wikitext_to_text(wikitext) == text
 
 
 def test_namespaces_of_the_wiki() -> None:
     site = Site(language="de", file_names=frozenset({"datei"}), category_names=frozenset({"kategorie"}))
-    assert to_text("a [[Datei:X.png|mini|b]] [[Kategorie:C]] [[en:D]]", site) == "a"
+    assert wikitext_to_text("a [[Datei:X.png|mini|b]] [[Kategorie:C]] [[en:D]]", site) == "a"
 
 
 MARKUP = [
@@ -111,7 +111,7 @@ MARKUP += [
 @given(st.lists(st.sampled_from(MARKUP), max_size=60).map("".join))
 @settings(max_examples=200)
 def test_any_markup_gives_text_without_marks_of_ours(wikitext: str) -> None:
-    text = to_text(wikitext)
+    text = wikitext_to_text(wikitext)
     assert not set(text) & set("\x02\x0e\x0f\x10\x11")
 
 
@@ -120,9 +120,9 @@ def test_any_markup_gives_text_without_marks_of_ours(wikitext: str) -> None:
 )
 def test_hostile_nesting_comes_to_an_end(opening: str) -> None:
     # A quadratic converter would need hours for this and run into the time limit of the suite.
-    assert "\x02" not in to_text(opening * 200_000)
+    assert "\x02" not in wikitext_to_text(opening * 200_000)
 
 
 def test_pictures_by_the_names_of_other_wikis() -> None:
     text = "[[Datei:a.png|mini|Ein [[Bild]]]] Text. [[Lêer:b.jpg|thumb|links|Kaart]][[Kategorie:X]] [[Catégorie:Y]]Fin."
-    assert to_text(text) == "Text. Fin."
+    assert wikitext_to_text(text) == "Text. Fin."

@@ -16,17 +16,17 @@ from lxml import etree
 from piledriver.corpus.formats.html.fast.convert import scan_to_text
 from piledriver.corpus.formats.html.main_content import main_content
 from piledriver.corpus.formats.html.render import render
-from piledriver.corpus.formats.html.scripts import words
+from piledriver.corpus.text.data_table import word_set
 
 _TAG = re.compile("</?([a-zA-Z][a-zA-Z0-9]*)[^<>]*>")
-_OWN_PARAGRAPH = words("p div section article li tr td th h1 h2 h3 h4 h5 h6 pre blockquote dt dd table")
+_OWN_PARAGRAPH = word_set("p div section article li tr td th h1 h2 h3 h4 h5 h6 pre blockquote dt dd table")
 _DEEPEST = 200
 _LONGEST_TAG = 20_000
 _MOST_ATTRIBUTES = 4_000
 _HUGE_TAG = re.compile(rb"(<[a-zA-Z][^\s<>/]{0,100})[^<>]{20000,}")
 # Classes of elements that are invisible, or visible but not part of the text (line numbers, edit links), or that draw a
 # formula whose source follows.
-_UNSEEN_CLASSES = words(
+_UNSEEN_CLASSES = word_set(
     "sr-only visually-hidden visuallyhidden screen-reader-text gutter linenos lineno linenodiv line-numbers"
     " line-numbers-rows rouge-gutter blob-num headerlink anchorjs-link pagenum pageno mw-editsection MathJax_Preview"
     " MathJax MathJax_Display MathJax_SVG MathJax_SVG_Display MathJax_CHTML katex-html"
@@ -124,19 +124,19 @@ def remove_unseen(tree: Any, content: bytes) -> None:
     if b"style=" in content or b"STYLE=" in content:
         for element in _styled(tree):
             if _is_hidden_by_style(element):
-                remove(element)
+                remove_element(element)
     if b"hidden" in content or b"HIDDEN" in content:
         for element in _hidden(tree):
             if _is_hidden(element):
-                remove(element)
+                remove_element(element)
     if b"mjx-" in content:
         for element in _drawn(tree):
             if element.find(".//math") is None:
-                remove(element)
+                remove_element(element)
     if hints := unseen_hints(content):
         for element in _of_classes(hints)(tree):
             if not _UNSEEN_CLASSES.isdisjoint((element.get("class") or "").split()):
-                remove(element)
+                remove_element(element)
 
 
 def unseen_hints(content: bytes) -> tuple[bytes, ...]:
@@ -177,7 +177,7 @@ def _flattened(html: str) -> str:
     return _TAG.sub(kept, html)
 
 
-def remove(element: Any) -> None:
+def remove_element(element: Any) -> None:
     """Empty an element, including its children, but keep the text that follows it."""
     element.clear(keep_tail=True)
     element.tag = "span"
@@ -203,6 +203,6 @@ def page_to_text(html: str) -> str:
         body = tree
     content, unwanted = main_content(body)
     for element in unwanted:
-        remove(element)
+        remove_element(element)
     # A page without prose (a list, a form, a picture) has no content to select: return all of its text.
     return render(content) or fragment_to_text(html)

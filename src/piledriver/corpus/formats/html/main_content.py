@@ -12,28 +12,28 @@ import functools
 import re
 from typing import Any
 
-from piledriver.corpus.formats.html.scripts import words
+from piledriver.corpus.text.data_table import word_set
 
-_NEVER = words(
+_NEVER = word_set(
     "head script style template iframe object embed applet canvas audio video svg select datalist button textarea"
     " noscript noframes frameset map input nav menu dialog"
 )
-_SIDE = words("footer aside")
-_CONTENT_TAGS = words("body article main html")
-_HEADINGS = words("h1 h2 h3 h4 h5 h6")
-_MAY_BE_SHORT = words("td th dt dd h1 h2 h3 h4 h5 h6 figcaption caption")
-_CONTAINERS = words("div section ul ol dl table tbody form fieldset header center article")
-_ENTRIES = words("li dd")
+_SIDE = word_set("footer aside")
+_CONTENT_TAGS = word_set("body article main html")
+_HEADINGS = word_set("h1 h2 h3 h4 h5 h6")
+_MAY_BE_SHORT = word_set("td th dt dd h1 h2 h3 h4 h5 h6 figcaption caption")
+_CONTAINERS = word_set("div section ul ol dl table tbody form fieldset header center article")
+_ENTRIES = word_set("li dd")
 _ENTRY_LEVELS = 3
 _TITLE_CHARACTERS = 30
 _CARD_CHARACTERS = 400
 _CERTAIN = 2.0
 _NEARLY_ALL = 0.9
-_INLINE = words(
+_INLINE = word_set(
     "a abbr acronym b bdi bdo big br cite code data del dfn em font i img ins kbd label mark math q rp rt ruby s samp"
     " small span strike strong sub sup time tt u var wbr"
 )
-_ROLES = words(
+_ROLES = word_set(
     "navigation banner complementary contentinfo menu menubar dialog alertdialog search toolbar tablist alert"
 )
 _BOILERPLATE = re.compile(

@@ -1,9 +1,9 @@
-"""A parsed HTML tree as readable text: one walk, no recursion, the white space rules of a browser.
+"""Render a parsed HTML tree as readable text: one walk, no recursion, the white space rules of a browser.
 
 Headings are marked `#`, list items `-` or by number and indented when nested, quotations `>`, definitions `:`, the
 cells of a data table `|`; code blocks stand verbatim in fences, other preformatted text verbatim without; mathematics
-is LaTeX in dollars; super- and subscripts are Unicode where Unicode has them. Tables that only lay out a page are read
-cell by cell. Links are their text, images nothing (but formulas). `html_text` does the writing.
+is LaTeX in dollars; super- and subscripts are Unicode where Unicode has them. Tables that only arrange a page are read
+cell by cell. Links become their text, images nothing (except formulas). `writer.py` does the writing.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _is_layout_table = etree.XPath(
     "boolean(@role='presentation' or @role='none' or .//table or not(.//tr[count(td|th)>1])"
     " or .//td[count(p|div|ul|ol|dl|h1|h2|h3|h4|h5|h6|pre|blockquote|section|article)>1]"
     " or .//td//pre or .//td//h2 or .//td//h3 or .//td//blockquote or .//td//article"
-    # Pages of the nineties set their columns in tables: nobody writes half a page into a cell of data.
+    # Old pages set their columns in tables: half a page in a cell is not data.
     " or not(.//th) and .//td[string-length(.) > 600])"
 )
 _has_more_than_words = etree.XPath("boolean(.//math|.//script|.//img|.//br|.//p|.//div)")
 
 
 def render(root: Any) -> str:
-    """The text of an element and all that stands in it.
+    """Return the text of an element and everything in it.
 
-    Every element once, in order. Ends are found by looking at parents, which is twice as fast as asking for end events;
-    elements without children, most of all, never wait for theirs.
+    Each element is visited once, in order. Ends are found by comparing parents, twice as fast as asking for end events;
+    elements without children close at once.
     """
     writer = TextWriter()
     inline, kind_of, stand_apart = writer.inline, KINDS.get, writer.stand_apart
@@ -99,7 +99,7 @@ def _close(writer: TextWriter, element: Any, kind: int) -> None:
             writer.stand_apart(GAPS[element.tag])
         else:
             _close_block(writer, element.tag)
-        # White space between blocks is most of the text of a page.
+        # Most text nodes of a page are white space between blocks.
         if (tail := element.tail) and not tail.isspace():
             writer.inline.append(tail)
     else:
@@ -168,7 +168,7 @@ def _close_in_table(writer: TextWriter, tag: str) -> None:
 
 
 def _special(writer: TextWriter, element: Any, tag: str) -> bool:
-    """What a tag with rules of its own adds; true where nothing inside it is to be read any more."""
+    """Write a tag with rules of its own; return whether its content is to be skipped."""
     if tag == "br":
         writer.inline.append(BREAK)
     elif tag in VERBATIM:
@@ -221,7 +221,7 @@ def _verbatim(writer: TextWriter, element: Any) -> None:
     code = any(child.tag == "code" for child in element)
     around = element
     for _ in range(2):
-        # Highlighters put their name, and the language, on what stands around.
+        # Highlighters put their name and the language on an element around it.
         around = around.getparent()
         if around is None:
             break

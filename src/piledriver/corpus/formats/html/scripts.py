@@ -1,26 +1,22 @@
-"""Raised and lowered text in a line of plain text: Unicode's own characters where it has them all, else `^{...}`."""
+"""Super- and subscripts in plain text: Unicode characters where all exist, else `^{...}` and `_{...}`."""
 
 from __future__ import annotations
 
-
-def words(text: str) -> frozenset[str]:
-    """A set of words, written as a line of text."""
-    return frozenset(text.split())
-
+from piledriver.corpus.text.data_table import word_set
 
 _RAISED = str.maketrans("0123456789+-−=()ni", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁼⁽⁾ⁿⁱ")
 _LOWERED = str.maketrans("0123456789+-−=()aeijoruvx", "₀₁₂₃₄₅₆₇₈₉₊₋₋₌₍₎ₐₑᵢⱼₒᵣᵤᵥₓ")
 _RAISABLE = frozenset("0123456789+-−=()n")
 _LOWERABLE = frozenset("0123456789+-−=()")
-# Ordinal endings, titles and trade marks are raised for looks only.
-ORNAMENTAL = words(
+# Ordinal endings, titles and trade marks, where raising is only typography.
+ORNAMENTAL = word_set(
     "st nd rd th d r s t e er ère ère re ème nde os as o a º ª tm sm ® ™ © mr mrs dr jr sr c bis ter le lle me mme"
 )
 _LONGEST = 40
 
 
 def superscript(text: str, before: str, linked: bool = False) -> str:
-    """Raised text that follows the character `before`; a linked one is a note's mark and stays readable as one.
+    """Return a superscript that follows the character `before`; a linked one is a footnote mark.
 
     >>> superscript("2", "x"), superscript("th", "4"), superscript("1", "d", linked=True), superscript("i+k", "x")
     ('²', 'th', '[1]', '^{i+k}')
@@ -41,7 +37,7 @@ def superscript(text: str, before: str, linked: bool = False) -> str:
 
 
 def subscript(text: str, before: str) -> str:
-    """Lowered text that follows the character `before`.
+    """Return a subscript that follows the character `before`.
 
     >>> subscript("2", "H"), subscript("max", "x")
     ('₂', '_{max}')
@@ -56,5 +52,5 @@ def subscript(text: str, before: str) -> str:
 
 
 def _is_script(text: str) -> bool:
-    """Whether it reads as an index or exponent: short, and no sentence."""
+    """Return whether a text reads as an index or exponent: short, without spaces."""
     return len(text) <= 12 and " " not in text

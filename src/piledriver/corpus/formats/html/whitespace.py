@@ -8,8 +8,6 @@ from lxml import etree
 
 # Stands for `br` until a paragraph is written; the parser is never given control characters.
 BREAK = "\x01"
-# Stands for the tags around a paragraph where markup is read without a parser.
-APART = "\x02"
 _IN_PRE_BLOCKS = ("div", "p", "li", "tr", "h1", "h2", "h3", "h4", "h5", "h6")
 _ROMAN = (("m", 1000), ("cm", 900), ("d", 500), ("cd", 400), ("c", 100), ("xc", 90), ("l", 50), ("xl", 40), ("x", 10))
 _ROMAN_SMALL = (("ix", 9), ("v", 5), ("iv", 4), ("i", 1))

@@ -1,29 +1,25 @@
-"""How the blocks of HTML look in plain text: paragraphs, headings, lists, quotations, definitions, tables, code.
-
-`TextWriter` is told what begins and ends and keeps the lines; where the events come from (`html_render` walks a tree,
-`html_plain` scans markup) is no concern of it.
-"""
+"""Write the blocks of HTML as plain text: paragraphs, headings, lists, quotations, definitions, tables, code."""
 
 from __future__ import annotations
 
 import re
 
-from piledriver.corpus.formats.html.scripts import words
 from piledriver.corpus.formats.html.whitespace import BREAK, broken, collapsed, integer, numeral
 from piledriver.corpus.formats.markdown import pipe_table
+from piledriver.corpus.text.data_table import word_set
 
 _MOST_PREFIXES = 12
 _CODE_CLASS = re.compile(r"code|prettyprint|highlight|brush|lang|syntax|source|crayon|hljs", re.IGNORECASE)
 _LANGUAGE_CLASS = re.compile(
     r"(?:^|[\s:])(?:lang(?:uage)?|highlight(?:-source|-text)?|brush)[-:]\s*([\w+#.-]{1,20})", re.IGNORECASE
 )
-_NO_LANGUAGE = words("default none source text plain plaintext notranslate code auto")
-# The link to a heading that generators of pages put behind it.
+_NO_LANGUAGE = word_set("default none source text plain plaintext notranslate code auto")
+# A generated link from a heading to itself.
 _PERMALINK = re.compile(r"(?:\s*[¶🔗]|\s+[#§])$")
 
 
 class TextWriter:
-    """The text so far, the paragraph that is being filled, and the marks that stand before the next line."""
+    """The lines written so far, the open paragraph, and the prefixes of the next line (list marks, quotes)."""
 
     heading = ""
     gap = 0
@@ -36,7 +32,7 @@ class TextWriter:
         self.lines: list[str] = []
         self.inline: list[str] = []
         self.prefixes: list[str] = []
-        # Places in `prefixes` of list marks that no line has carried yet.
+        # Indices in `prefixes` of list marks that no line shows yet.
         self.marks: list[int] = []
         self.counters: list[int | None] = []
         self.numerals: list[str] = []
@@ -45,19 +41,19 @@ class TextWriter:
         self.cells: list[str] = []
 
     def finished(self) -> str:
-        """All of the text."""
+        """Return the whole text."""
         self.flush()
         return "\n".join(self.lines)
 
     def stand_apart(self, gap: int) -> None:
-        """What comes next is not in the same paragraph as what came before."""
+        """End the paragraph; at least `gap` line breaks follow it."""
         inline = self.inline
         if self.in_table:
             inline.append(BREAK)
             return
         if inline:
             if len(inline) == 1 and not self.prefixes and not self.heading and BREAK not in inline[0]:
-                # Plain paragraphs are most of all text: what `flush` and `emit` would do, without them.
+                # Most text is plain paragraphs: the result of `flush` and `emit` without calling them.
                 text = collapsed(inline.pop())
                 if text:
                     if self.gap > 1 and self.lines:
@@ -72,7 +68,7 @@ class TextWriter:
             self.gap = gap
 
     def paragraphs(self, paragraphs: list[str]) -> None:
-        """Several at once, outside of lists and quotations, with nothing in the line."""
+        """Write several paragraphs at once, outside lists and quotations, with no open paragraph."""
         if self.gap > 1 and self.lines:
             self.lines.append("")
         written = "\n\n".join(paragraphs)
@@ -83,30 +79,30 @@ class TextWriter:
         self.quotes_before = 0
 
     def open_heading(self, level: int) -> None:
-        """A heading begins."""
+        """Begin a heading."""
         self.need(2)
         self.heading = "#" * level + " "
 
     def close_heading(self) -> None:
-        """It ends."""
+        """End it."""
         self.heading = ""
         self.need(2)
 
     def open_list(self, start: str | None, style: str | None, *, numbered: bool) -> None:
-        """A list begins, inside another or not."""
+        """Begin a list, nested or not."""
         self.need(1 if self.counters else 2)
         self.counters.append(integer(start, 1) if numbered else None)
         self.numerals.append(style or "1")
 
     def close_list(self) -> None:
-        """The innermost list ends."""
+        """End the innermost list."""
         if self.counters:
             self.counters.pop()
             self.numerals.pop()
         self.need(1 if self.counters else 2)
 
     def open_item(self, value: str | None, *, first: bool) -> None:
-        """An item of the innermost list; only the first may stand apart from what is before."""
+        """Begin an item of the innermost list; only the first may follow a blank line."""
         if not self.counters:
             self.need(1)
             self.push("- ")
@@ -121,12 +117,12 @@ class TextWriter:
         self.push(f"{numeral(number, self.numerals[-1])}. ")
 
     def close_item(self) -> None:
-        """The item ends."""
+        """End the item."""
         self.pop()
         self.need(1)
 
     def open_definition(self, *, inside_another: bool) -> None:
-        """A definition; inside another only where an end tag was left out: then it is the next one."""
+        """Begin a definition; one inside another follows it (a missing end tag)."""
         self.need(1)
         if self.prefixes and inside_another:
             self.prefixes[-1] = ": "
@@ -135,23 +131,23 @@ class TextWriter:
             self.push(": ")
 
     def open_quotation(self) -> None:
-        """A quotation of whole paragraphs."""
+        """Begin a quotation of paragraphs."""
         self.need(2)
         self.push("> ")
 
     def close_quotation(self) -> None:
-        """It ends."""
+        """End it."""
         self.pop()
         self.need(2)
 
     def open_table(self, *, layout: bool) -> None:
-        """A table of data, or one that only lays out what stands in it."""
+        """Begin a data table, or one that only arranges its content."""
         self.layout.append(layout)
         self.in_table = not layout
         self.need(2)
 
     def close_table(self) -> None:
-        """The table ends; the rows of a data table are written now."""
+        """End the table and write the rows of a data table."""
         if self.in_table:
             self.in_table = False
             rows, self.rows, self.cells = [*self.rows, self.cells], [], []
@@ -162,33 +158,33 @@ class TextWriter:
         self.need(2)
 
     def close_cell(self) -> None:
-        """A cell of a data table is full."""
+        """End a cell of a data table."""
         self.cells.append(collapsed("".join(self.inline).replace(BREAK, " ")))
         self.inline.clear()
 
     def close_row(self) -> None:
-        """So is a row."""
+        """End a row of a data table."""
         self.rows.append(self.cells)
         self.cells = []
 
     def close_caption(self) -> None:
-        """The caption of a data table stands before it."""
+        """Write the caption of a data table before it."""
         self.in_table = False
         self.flush()
         self.in_table = True
         self.need(1)
 
     def open_code(self) -> None:
-        """Code within a line; inside other code it is more of the same."""
+        """Begin inline code; nested code continues the outer one."""
         self.code_depth += 1
         if self.code_depth == 1:
             self.inline.append("`")
             self.code_start = len(self.inline)
 
     def close_code(self) -> None:
-        """The end of it."""
+        """End inline code."""
         self.code_depth -= 1
-        # Empty code, or code that only wraps blocks which were written already, leaves no quotes behind.
+        # Empty code, or code around blocks that are already written, leaves no backquotes.
         if self.code_depth or not self.inline:
             return
         if len(self.inline) == self.code_start and self.inline[-1] == "`":
@@ -197,7 +193,7 @@ class TextWriter:
             self.inline.append("`")
 
     def rule(self) -> None:
-        """A line across the page."""
+        """Write a horizontal rule."""
         if not self.in_table:
             self.flush()
             self.need(2)
@@ -205,17 +201,17 @@ class TextWriter:
             self.need(2)
 
     def formula(self, tex: str, *, displayed: bool) -> None:
-        """Mathematics as LaTeX."""
+        """Write a formula in LaTeX."""
         if not tex:
             return
         previous = "".join(self.inline[-2:]).rstrip()
-        # Pages often carry one formula twice: as MathML and as an image of it, or as a script.
+        # Pages often hold one formula twice: as MathML and as an image or a script.
         if previous.endswith((f"${tex}$", f"${tex}$${BREAK}")):
             return
         self.inline.append(f"{BREAK}$${tex}$${BREAK}" if displayed else f"${tex}$")
 
     def verbatim(self, text: str, classes: str, *, code: bool) -> None:
-        """Preformatted text; where it is code, or a class says so, in a fence with the language that a class names."""
+        """Write preformatted text; code, by its tag or class, in a fence with the language that a class names."""
         if self.in_table:
             self.inline.append(text)
             return
@@ -233,24 +229,24 @@ class TextWriter:
         self.need(2)
 
     def need(self, gap: int) -> None:
-        """At least so many line breaks before the next line; the first line of a list item stays beside its mark."""
+        """Require line breaks before the next line; the first line of a list item stays beside its mark."""
         if not self.marks and gap > self.gap:
             self.gap = gap
 
     def push(self, prefix: str) -> None:
-        """What stands before every line from now on."""
+        """Add a prefix to every line from here on."""
         self.prefixes.append(prefix)
         self.marks.append(len(self.prefixes) - 1)
 
     def pop(self) -> None:
-        """No longer."""
+        """Remove the last prefix."""
         if self.prefixes:
             self.prefixes.pop()
             if self.marks and self.marks[-1] >= len(self.prefixes):
                 self.marks.pop()
 
     def flush(self) -> None:
-        """The paragraph as lines: white space collapsed, `br` kept, two of them a blank line."""
+        """Write the open paragraph: white space collapsed, `br` kept, two of them a blank line."""
         inline = self.inline
         if not inline:
             return
@@ -276,7 +272,7 @@ class TextWriter:
         self.emit(lines)
 
     def emit(self, lines: list[str]) -> None:
-        """Lines below all that was written, each behind the marks of the blocks that it stands in."""
+        """Append lines, each with the prefixes of the blocks around it."""
         if not self.prefixes:
             if self.gap > 1 and self.lines:
                 self.lines.append("")

@@ -11,7 +11,7 @@ arguments (`\def\pair<#1,#2>`), which are left alone here. pylatexenc leaves out
 and `<cit.>` for references and citations.
 """
 
-from piledriver.corpus.formats.latex.document import to_text
-from piledriver.corpus.formats.latex.files import gathered, main_files
+from piledriver.corpus.formats.latex.document import latex_to_text
+from piledriver.corpus.formats.latex.files import gather_inputs, main_files
 
-__all__ = ["gathered", "main_files", "to_text"]
+__all__ = ["gather_inputs", "latex_to_text", "main_files"]

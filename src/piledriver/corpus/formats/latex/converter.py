@@ -16,7 +16,7 @@ from piledriver.corpus.formats.latex.comments import Aside
 from piledriver.corpus.formats.latex.labels import Citations, Labels
 from piledriver.corpus.formats.latex.mathematics import display_math, inline_math
 from piledriver.corpus.formats.latex.symbols import ACCENTS, SYMBOLS, accented
-from piledriver.corpus.formats.latex.tokens import environment, is_paragraph, is_word, joined
+from piledriver.corpus.formats.latex.tokens import environment, is_paragraph, is_word, join_tokens
 
 MAX_DEPTH = 50
 MAX_OPTIONAL_TOKENS = 400
@@ -140,7 +140,7 @@ class Converter:
 
     def raw(self, start: int, end: int) -> str:
         """Return the source of a range."""
-        return joined(self.tokens[start:end])
+        return join_tokens(self.tokens[start:end])
 
     def text(self, start: int, end: int) -> str:
         """Return the text of a range on one line."""

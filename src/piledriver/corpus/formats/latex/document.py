@@ -23,10 +23,10 @@ _PREAMBLE_COMMANDS = frozenset(
 )
 
 
-def to_text(source: str, aside: Aside) -> str:
-    r"""Return the readable text of a source that `gathered` made.
+def latex_to_text(source: str, aside: Aside) -> str:
+    r"""Return the readable text of a source that `gather_inputs` made.
 
-    >>> to_text(r"\section{One}Let $x>0$.\begin{itemize}\item a\item b\end{itemize}", Aside())
+    >>> latex_to_text(r"\section{One}Let $x>0$.\begin{itemize}\item a\item b\end{itemize}", Aside())
     '## One\n\nLet $x>0$.\n\n- a\n- b'
     """
     tokens, closing = pair(expanded(tokenize(prepared(source))))

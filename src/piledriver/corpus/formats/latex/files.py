@@ -64,7 +64,7 @@ def main_files(files: Mapping[str, str]) -> list[str]:
     return sorted(roots, key=likelihood)
 
 
-def gathered(files: Mapping[str, str], main: str, aside: Aside) -> str:
+def gather_inputs(files: Mapping[str, str], main: str, aside: Aside) -> str:
     """The main file with everything it reads from the archive in its place; comments gone, verbatim text aside.
 
     Nothing outside `files` is ever read. What is not there stays out; too deep, too often or too much stops.

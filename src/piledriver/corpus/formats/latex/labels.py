@@ -86,7 +86,7 @@ class Labels:
             self.known[label] = self.current
 
 
-def place(label: str, style: str) -> str:
+def reference_mark(label: str, style: str) -> str:
     """What stands for a reference until all labels are known."""
     return f"\x05{style}\x07{label}\x06"
 

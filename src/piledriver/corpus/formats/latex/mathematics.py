@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from piledriver.corpus.formats.latex.commands import DROPPED_ENVIRONMENTS
 from piledriver.corpus.formats.latex.labels import Labels
-from piledriver.corpus.formats.latex.tokens import ASIDE_OPEN, environment, joined
+from piledriver.corpus.formats.latex.tokens import ASIDE_OPEN, environment, join_tokens
 
 _DROPPED = frozenset(
     str.split(
@@ -18,7 +18,7 @@ _WITH_ARGUMENT = frozenset(("\\color", "\\includegraphics", "\\vspace", "\\vspac
 
 def inline_math(tokens: list[str]) -> str:
     """A formula in a line, or nothing where it is empty."""
-    body = " ".join(joined(_readable(tokens)).split())
+    body = " ".join(join_tokens(_readable(tokens)).split())
     return f"${body}$" if body else ""
 
 
@@ -43,7 +43,7 @@ def display_math(tokens: list[str], inner: str, numbered: bool, labels: Labels) 
         for label in own_labels:
             if number:
                 labels.set(label)
-        body = " ".join(joined(_readable(row)).split())
+        body = " ".join(join_tokens(_readable(row)).split())
         if own_labels and number and not tagged:
             body = f"{body} \\tag{{{number}}}"
         parts.append(body)

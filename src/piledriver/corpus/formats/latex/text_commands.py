@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from piledriver.corpus.formats.latex import commands as known
 from piledriver.corpus.formats.latex.converter import Command, Converter
-from piledriver.corpus.formats.latex.labels import place
+from piledriver.corpus.formats.latex.labels import reference_mark
 from piledriver.corpus.formats.latex.mathematics import display_math, inline_math
 from piledriver.corpus.formats.latex.symbols import UNITS
 from piledriver.corpus.formats.markdown import heading, lowered, raised
@@ -145,7 +145,7 @@ def _reference(converter: Converter, index: int) -> int:
         converter.inline.append(f"[{converter.raw(*name).strip()}]")
         return after
     style = "equation" if token in ("eqref", "Eqref") else "named" if token in ("autoref", "cref", "Cref") else "number"
-    converter.inline.append(place(converter.raw(*name).strip(), style))
+    converter.inline.append(reference_mark(converter.raw(*name).strip(), style))
     return after
 
 

@@ -43,7 +43,7 @@ def is_paragraph(token: str) -> bool:
     return token[0] == "\n" and len(token) > 1
 
 
-def joined(tokens: Iterable[str]) -> str:
+def join_tokens(tokens: Iterable[str]) -> str:
     """The tokens as a source again; a command and the letter behind it stay apart."""
     out: list[str] = []
     previous_is_word = False

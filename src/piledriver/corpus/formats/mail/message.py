@@ -37,7 +37,7 @@ _GUESSED_BOUNDARY = re.compile(rb"(?:\A|\n)--([!-~]{1,70}?)[ \t]*\n(?=Content-[A
 _HTML = re.compile(r"\s{0,200}(?:<!doctype html|<html|<head|<body)", re.IGNORECASE)
 
 
-class Part(msgspec.Struct, frozen=True, gc=False):
+class MimePart(msgspec.Struct, frozen=True, gc=False):
     """Headers (lower-case names, first one wins) and the bytes after them."""
 
     headers: dict[str, str]
@@ -48,12 +48,12 @@ class UnreadableError(ValueError):
     """Not a message at all: no header is found where headers stand."""
 
 
-def split_headers(raw: bytes) -> Part:
+def split_headers(raw: bytes) -> MimePart:
     """A message or a MIME part at its first blank line."""
     if b"\r" in raw:
         raw = raw.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if raw.startswith(b"\n"):
-        return Part({}, raw[1:])
+        return MimePart({}, raw[1:])
     head, _, content = raw.partition(b"\n\n")
     try:
         text, encoding = head.decode("utf-8"), "utf-8"
@@ -68,7 +68,7 @@ def split_headers(raw: bytes) -> Part:
         # Every line is a header, as in nearly all messages. The first of a name counts.
         for name, value in reversed(pairs):
             headers[name.lower()] = _header_text(value.strip()) if "=?" in value else value.strip()
-        return Part(headers, content)
+        return MimePart(headers, content)
     for number, line in enumerate(lines):
         name, colon, value = line.partition(":")
         name = name.rstrip()
@@ -79,15 +79,15 @@ def split_headers(raw: bytes) -> Part:
                 raise UnreadableError("no headers")
             if not colon and " " in line.strip():
                 # Headers that end without a blank line: what follows is the body.
-                return Part(headers, raw[max(0, raw.find(line.encode(encoding))) :])
+                return MimePart(headers, raw[max(0, raw.find(line.encode(encoding))) :])
             continue
         name = name.lower()
         if name not in headers:
             headers[name] = _header_text(value.strip()) if "=?" in value else value.strip()
-    return Part(headers, content)
+    return MimePart(headers, content)
 
 
-def body_text(part: Part) -> str:
+def body_text(part: MimePart) -> str:
     """The words of a message: its plain text, or its HTML where there is nothing else; attachments are left out."""
     texts = _texts(part)
     if len(texts) == 1:
@@ -109,11 +109,11 @@ def forwarded_heading(headers: dict[str, str]) -> str:
     return "\n".join(f"{shown}: {headers[name]}" for name, shown in names if headers.get(name))
 
 
-def _texts(message: Part) -> list[str]:
+def _texts(message: MimePart) -> list[str]:
     found: list[str] = []
     seen = 0
     # A stack, not recursion: parts inside parts are as deep as the sender likes.
-    stack: list[tuple[Part, int, str]] = [(message, 0, "text/plain")]
+    stack: list[tuple[MimePart, int, str]] = [(message, 0, "text/plain")]
     while stack:
         part, depth, default = stack.pop()
         seen += 1
@@ -164,7 +164,7 @@ def _plain(content: bytes, parameters: dict[str, str], headers: dict[str, str]) 
     return without_scrubbed(without_armour(without_uuencoded(text))).rstrip().lstrip("\n")
 
 
-def _best(parts: list[Part]) -> list[Part]:
+def _best(parts: list[MimePart]) -> list[MimePart]:
     """Of several forms of the same thing the plain one, else the last, which the sender thought the richest."""
     for wanted in ("text/plain", "text/html"):
         for part in parts:
@@ -174,7 +174,7 @@ def _best(parts: list[Part]) -> list[Part]:
     return parts[-1:]
 
 
-def _parts(content: bytes, boundary: str) -> list[Part]:
+def _parts(content: bytes, boundary: str) -> list[MimePart]:
     mark = b"\n--" + boundary.encode("latin-1", "replace")
     if not boundary:
         return []
@@ -188,7 +188,7 @@ def _parts(content: bytes, boundary: str) -> list[Part]:
         try:
             parts.append(split_headers(raw[end + 1 :]))
         except UnreadableError:
-            parts.append(Part({}, raw[end + 1 :]))
+            parts.append(MimePart({}, raw[end + 1 :]))
     return parts
 
 

@@ -41,7 +41,7 @@ def read_captions(content: bytes) -> Captions:
             raise ValueError(f"invalid json: {error}") from None
     if text.startswith("<"):
         try:
-            return _xml(xml.parse(content.lstrip()))
+            return _xml(xml.parse_xml(content.lstrip()))
         except xml.XmlError as error:
             raise ValueError(f"invalid xml: {error}") from None
     cues = timed_lines(text)

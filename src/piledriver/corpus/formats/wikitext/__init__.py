@@ -1,6 +1,6 @@
-"""Wikitext to readable text, in linear time and without a tree: see `convert.to_text`."""
+"""Wikitext to readable text, in linear time and without a tree: see `convert.wikitext_to_text`."""
 
-from piledriver.corpus.formats.wikitext.convert import to_text
+from piledriver.corpus.formats.wikitext.convert import wikitext_to_text
 from piledriver.corpus.formats.wikitext.site import Site
 
-__all__ = ["Site", "to_text"]
+__all__ = ["Site", "wikitext_to_text"]

@@ -118,7 +118,6 @@ def read_site(head: bytes) -> Site:
         file_names=(ENGLISH_FILES if names else unknown.file_names) | {names[key] for key in (6, -2) if key in names},
         category_names=(ENGLISH_CATEGORIES if names else unknown.category_names)
         | {names[key] for key in (14,) if key in names},
-        other_names=frozenset(name for key, name in names.items() if key != 0),
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from piledriver.corpus.formats.wikitext.marks import CELL, EQUALS, LINE_BREAK, VANISHED, words
+from piledriver.corpus.formats.wikitext.marks import CELL, EQUALS, LINE_BREAK, VANISHED
+from piledriver.corpus.text.data_table import word_set
 
 _QUOTES = re.compile("'{2,}")
 _LABELLED = re.compile(r"\[(?:https?:|ftps?:|mailto:|irc:|news:|gopher:)?//?[^\s\[\]<>\"]*[ \t]*([^\[\]\n]*)\]")
@@ -27,7 +28,7 @@ _BREAKS = {"br": LINE_BREAK, "hr": "\n\n", "p": "\n\n", "div": "\n", "center": "
 _BREAKS |= {"tr": "\n", "table": "\n\n", "td": CELL, "th": CELL, "caption": "\n", "ul": "\n", "ol": "\n", "dl": "\n"}
 _BREAKS |= {"h1": "\n\n", "h2": "\n\n", "h3": "\n\n", "h4": "\n\n", "h5": "\n\n", "h6": "\n\n", "li": "\n* "}
 _BREAKS |= {"dt": "\n", "dd": "\n", "section": "\n", "figure": "\n", "figcaption": "\n"}
-_INLINE = words(
+_INLINE = word_set(
     """
     abbr b bdi bdo big cite code col colgroup data del dfn em font i ins kbd mark nobr noinclude onlyinclude q
     rb rp rt rtc ruby s samp small span strike strong sub sup tbody tfoot thead time translate tt tvar u var

@@ -12,8 +12,3 @@ EQUALS = "\x12"
 """An equals sign that does not name an argument (`{{=}}`)."""
 CELL = "\x0f"
 """A cell of an HTML table starts."""
-
-
-def words(text: str) -> frozenset[str]:
-    """A set of words that is written as text, because a list of three hundred strings is hard to read."""
-    return frozenset(text.split())

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from piledriver.corpus.formats.wikitext.marks import words
+from piledriver.corpus.text.data_table import word_set
 
-ENGLISH_FILES = words("file image media")
-ENGLISH_CATEGORIES = words("category")
+ENGLISH_FILES = word_set("file image media")
+ENGLISH_CATEGORIES = word_set("category")
 # What the larger wikis call pictures and categories: a page by itself has no head of a dump that says it.
-_FILES = words(
+_FILES = word_set(
     """
     file image media datei bild fichier archivo imagen ficheiro arquivo imagem immagine bestand
     afbeelding plik grafika файл изображение зображення слика датотека ファイル 画像 文件 檔案 图像 파일
@@ -18,7 +18,7 @@ _FILES = words(
     gambar پەڕگە şəkil attēls vaizdas pilt fail պատկեր ფაილი ไฟล์ படிமம்
     """
 )
-_CATEGORIES = words(
+_CATEGORIES = word_set(
     """
     category kategorie catégorie categoría categoria kategoria категория категорія категорија カテゴリ
     分类 分類 분류 kategori luokka categorie kategória kategorija κατηγορία קטגוריה تصنيف رده श्रेणी
@@ -37,12 +37,10 @@ class Site:
     """What comes before a page's title in its address."""
     file_names: frozenset[str] = _FILES
     category_names: frozenset[str] = _CATEGORIES
-    other_names: frozenset[str] = frozenset()
-    """The names of all its other namespaces but the one of articles, in lower case."""
 
 
 # Prefixes of links between the languages of Wikipedia: such a link is navigation, not text.
-LANGUAGES = words(
+LANGUAGES = word_set(
     """
     aa ab ace ady af ak als alt am ami an ang ann anp ar arc ary arz as ast atj av avk awa ay az azb ba ban
     bar bat-smg bbc bcl bdr be be-tarask be-x-old bew bg bh bi bjn blk bm bn bo bpy br bs btm bug bxr ca
@@ -61,7 +59,7 @@ LANGUAGES = words(
 )
 
 # Prefixes of links to sister projects, which do not show where the page has a name of its own.
-SISTERS = words(
+SISTERS = word_set(
     """
     b c commons d foundation incubator m mediazilla meta metawikipedia mw n phab q quality s species v voy w
     wikibooks wikidata wikimedia wikinews wikipedia wikiquote wikisource wikispecies wikiversity wikivoyage

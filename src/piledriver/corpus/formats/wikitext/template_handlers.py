@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from piledriver.corpus.formats.wikitext.calls import Call
-from piledriver.corpus.formats.wikitext.marks import EQUALS, LINE_BREAK, words
+from piledriver.corpus.formats.wikitext.marks import EQUALS, LINE_BREAK
 from piledriver.corpus.formats.wikitext.measures import convert_to_text, height_to_text, value_to_text
-from piledriver.corpus.text.data_table import data_table
+from piledriver.corpus.text.data_table import data_table, word_set
 
 Handler = Callable[[Call], str]
 _FUNCTIONS: dict[str, Handler] = {}
@@ -120,7 +120,7 @@ def _pronunciation(call: Call) -> str:
     return f"/{sounds}/" if sounds else ""
 
 
-_SOUND_SWITCHES = words(
+_SOUND_SWITCHES = word_set(
     """
     us uk uslang uklang us: local en lang pron audio ipa rp ga also
     """

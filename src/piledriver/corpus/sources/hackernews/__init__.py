@@ -16,7 +16,7 @@ from piledriver.corpus.formats.html.convert import fragment_to_text
 from piledriver.corpus.formats.html.fast.convert import compile_scanner
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import Documents, Found, Piece, Source, ends_with, stop_at_damage
-from piledriver.corpus.sources.hackernews.items import Item, Threads, read_items
+from piledriver.corpus.sources.hackernews.items import CommentThreads, Item, read_items
 
 _PIECE_BYTES = 1 << 19
 # Long addresses are cut in what is shown; the whole one stands in the link.
@@ -25,7 +25,7 @@ _CUT_LINK = re.compile(r"<a\s[^<>]{0,200}?href=\"([^\"<>]{1,4000})\"[^<>]{0,200}
 
 def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
     """All items of all files, then whole threads, several to a piece."""
-    with Threads() as threads:
+    with CommentThreads() as threads:
         for stream in streams:
             for item in stop_at_damage(stream.origin, read_items(stream)):
                 if isinstance(item, Refusal):
@@ -145,7 +145,7 @@ SOURCE = Source(
     treatment=(
         "A story that is neither dead nor deleted, with a score of 1 or more and at least one comment: title and "
         "author, address, text, `======`, then for each comment at the top the conversation that begins with it, "
-        "`------` between them. A conversation goes on with the reply that was itself replied to most, after `~~~`, "
+        "`------` between them. A conversation continues with the reply that was itself replied to most, after `~~~`, "
         "as in the original; other replies are left out, because a line of turns cannot show a tree. Items may come "
         "in any order and are joined on disk. Addresses that the site shows cut are whole. Dead and deleted "
         "comments are skipped; replies whose story is not in the input are refused."

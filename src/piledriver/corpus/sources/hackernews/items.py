@@ -143,7 +143,7 @@ def _true(value: Any) -> bool:
     return value is True or value in ("true", "True", "t", 1)
 
 
-class Threads:
+class CommentThreads:
     """Items by their number and parent, in a file; a thread is asked for by its story."""
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class Threads:
         )
         self._batch: list[tuple[int, int | None, str, bytes]] = []
 
-    def __enter__(self) -> Threads:
+    def __enter__(self) -> CommentThreads:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:

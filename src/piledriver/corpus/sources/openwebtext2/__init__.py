@@ -9,17 +9,17 @@ from typing import Any
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.html.extractors import Extractor, extract_page
 from piledriver.corpus.formats.html.page import decode_page, page_meta
-from piledriver.corpus.formats.html.scripts import words
 from piledriver.corpus.raw.partial_reads import read_all
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, stop_at_damage
 from piledriver.corpus.sources.openwebtext2.reddit import Submissions, url_key
 from piledriver.corpus.sources.shared.warc import MAX_PAGE_BYTES, archive_pieces, is_web_archive, pages_of
+from piledriver.corpus.text.data_table import word_set
 from piledriver.corpus.text.language import language_of
 
 MIN_SCORE = 3
 # Pictures, films, music, code and social media, or text that the Pile has from another source.
-EXCLUDED_DOMAINS = words(
+EXCLUDED_DOMAINS = word_set(
     "500px.com amazon.co.uk amazon.com amzn.to bandcamp.com battle.net bestbuy.com bit.ly craigslist.org deviantart.com"
     " discord.gg discord.com ebay.com etsy.com facebook.com fb.me flickr.com gfycat.com giphy.com gist.github.com"
     " github.com gofundme.com goo.gl gyazo.com imgflip.com imgur.com instagr.am instagram.com itunes.apple.com"
@@ -32,7 +32,7 @@ EXCLUDED_DOMAINS = words(
 )
 EXCLUDED_EXTENSIONS = tuple(
     f".{extension}"
-    for extension in words(
+    for extension in word_set(
         "7z aac avi apk bin bmp csv dmg doc docx eps epub exe flac flv gif gifv gz ico iso jpeg jpg m4a m4v mkv mov mp3"
         " mp4 mpeg mpg ogg ogv opus pdf png ppt pptx ps rar svg tar tgz tif tiff torrent wav webm webp wma wmv xls xlsx"
         " xml zip zst"

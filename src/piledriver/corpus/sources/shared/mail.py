@@ -13,7 +13,7 @@ from piledriver.corpus.raw.lines import bounded_lines
 from piledriver.corpus.raw.partial_reads import DAMAGE, read_all
 from piledriver.corpus.raw.peek import peek_head
 from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.base import Found, Piece, damaged, ends_with, stop_at_damage
+from piledriver.corpus.sources.base import Found, Piece, damage_refusal, ends_with, stop_at_damage
 from piledriver.corpus.sources.shared.mbox import mbox_pieces, messages_in
 
 BATCH_MESSAGES = 200
@@ -112,7 +112,7 @@ def mail_documents(piece: Piece) -> Iterator[Found]:
             try:
                 content = Piece(origin, path=path).read(MAX_MESSAGE_BYTES)
             except DAMAGE as error:
-                yield damaged(origin, error)
+                yield damage_refusal(origin, error)
                 continue
         yield read_message(content, origin)
 

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 from piledriver.corpus.document import Refusal
 from piledriver.corpus.raw.partial_reads import DAMAGE
-from piledriver.corpus.sources.base import Piece, damaged
+from piledriver.corpus.sources.base import Piece, damage_refusal
 
 BATCH_BYTES = 1 << 21
 MAX_MESSAGE_BYTES = 1 << 26
@@ -27,7 +27,7 @@ def mbox_pieces(stream: BinaryIO, origin: str) -> Iterator[Piece | Refusal]:
             chunk = stream.read(BATCH_BYTES)
         except DAMAGE as error:
             # The message that the damage cuts is the last one of the buffer.
-            yield damaged(f"{origin}#{number}", error)
+            yield damage_refusal(f"{origin}#{number}", error)
             return
         if not chunk:
             break

@@ -14,7 +14,7 @@ from piledriver.corpus.formats.html.fast.convert import compile_scanner
 from piledriver.corpus.formats.xml.unescape import compile_unescape
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import Documents, Found, Piece, Source, per_file, stop_at_damage
-from piledriver.corpus.sources.stackexchange.rows import Threads, attribute, field, numbers, read_rows
+from piledriver.corpus.sources.stackexchange.rows import PostThreads, attribute, field, numbers, read_rows
 
 MIN_SCORE = 3
 MOST_ANSWERS = 3
@@ -43,7 +43,7 @@ def _wants(name: str) -> bool:
 def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
     """Whole threads, several to a piece, by the number of the question."""
     site = site_of(stream.origin) or _site_of_folder(stream.path)
-    with Threads() as threads:
+    with PostThreads() as threads:
         for row in stop_at_damage(stream.origin, read_rows(stream.file, stream.origin)):
             if isinstance(row, Refusal):
                 yield row

@@ -102,7 +102,7 @@ def numbers(row: bytes) -> tuple[int | None, int | None, int | None]:
     return field(row, b"Id"), field(row, b"PostTypeId"), field(row, b"ParentId")
 
 
-class Threads:
+class PostThreads:
     """Rows by the question that they belong to. Small sites stay in memory, large ones go through files."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Threads:
         self._waiting_bytes = 0
         self._buckets: set[int] = set()
 
-    def __enter__(self) -> Threads:
+    def __enter__(self) -> PostThreads:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:

@@ -12,7 +12,7 @@ from lxml import etree
 from piledriver.corpus.formats.jats.inline import flat, table_rows
 from piledriver.corpus.formats.markdown import pipe_table
 from piledriver.corpus.formats.xml.entities import with_character_entities
-from piledriver.corpus.formats.xml.parse import XmlError, parse
+from piledriver.corpus.formats.xml.parse import XmlError, parse_xml
 from piledriver.corpus.sources.uspto_backgrounds.aps import characters, fields
 
 _RENAMED = {"sb": "sub", "sp": "sup", "sup2": "sup", "sub2": "sub"}
@@ -33,7 +33,7 @@ _SECTIONS_OF_APS = frozenset(
 
 
 @dataclass(slots=True)
-class Line:
+class Paragraph:
     """A paragraph or a heading of the description."""
 
     text: str
@@ -47,13 +47,13 @@ class Patent:
 
     number: str = ""
     meta: dict[str, Any] = field(default_factory=dict)
-    summary: list[Line] | None = None
+    summary: list[Paragraph] | None = None
     """The brief summary, where the format has one that is taken whole (XML 2.5)."""
-    description: Iterable[Line] = ()
+    description: Iterable[Paragraph] = ()
     """Read once, and only as far as the background goes: most of a patent lies behind it."""
 
 
-def background(lines: Iterable[Line]) -> list[str]:
+def background(lines: Iterable[Paragraph]) -> list[str]:
     """The paragraphs under the first heading that says BACKGROUND, with the headings of its parts.
 
     It ends at the next heading of its level; but "1. Field of the Invention" and "Description of Related Art" are parts
@@ -84,7 +84,7 @@ def _continues(title: str) -> bool:
 
 def from_aps(document: str) -> Patent:
     """A patent of 1976 to 2001."""
-    lines: list[Line] = []
+    lines: list[Paragraph] = []
     patent = Patent(meta={"inventor": [], "assignee": [], "classification": [], "citations": []}, description=lines)
     section = ""
     names = {"INVT": "inventor", "ASSG": "assignee"}
@@ -98,7 +98,7 @@ def from_aps(document: str) -> Patent:
             elif code == "TTL":
                 patent.meta["title"] = characters(text)
             elif code == "ISD":
-                patent.meta["date"] = iso_date(text)
+                patent.meta["date"] = _iso_date(text)
         elif section in names and code == "NAM":
             patent.meta[names[section]].append(text)
         elif section == "CLAS" and code in ("OCL", "ICL"):
@@ -109,11 +109,11 @@ def from_aps(document: str) -> Patent:
             abstract.append(characters(text))
         elif section == "BSUM" and text:
             if code == "PAC":
-                lines.append(Line(characters(text), 1))
+                lines.append(Paragraph(characters(text), 1))
             elif code.startswith("PA"):
-                lines.append(Line(characters(text), 1 if _is_heading(text) else 0))
+                lines.append(Paragraph(characters(text), 1 if _is_heading(text) else 0))
             elif code == "TBL":
-                lines.append(Line(characters(text)))
+                lines.append(Paragraph(characters(text)))
     patent.meta["abstract"] = " ".join(abstract)
     return patent
 
@@ -130,7 +130,7 @@ def _aps_number(text: str) -> str:
     return digits.lstrip("0")
 
 
-def iso_date(text: str) -> str | None:
+def _iso_date(text: str) -> str | None:
     """20020101 as 2002-01-01; nothing for anything else."""
     text = text.strip()
     return f"{text[:4]}-{text[4:6]}-{text[6:8]}" if len(text) == 8 and text.isdecimal() else None
@@ -157,7 +157,7 @@ def from_xml(content: bytes) -> Patent | None:
 def _parsed(content: bytes) -> Any:
     content = with_character_entities(content)
     try:
-        return parse(content)
+        return parse_xml(content)
     except XmlError:
         # SGML of 2001: empty elements are not closed. The parser mends that, and still resolves and loads nothing.
         root = etree.fromstring(
@@ -174,7 +174,7 @@ def _parsed(content: bytes) -> Any:
 def _grant_2_5(root: Any) -> Patent:
     front = root.find("sdobi")
     meta: dict[str, Any] = {"kind": _text(root, "sdobi/b100/b130"), "title": _text(root, "sdobi/b500/b540")}
-    meta["date"] = iso_date(_text(root, "sdobi/b100/b140"))
+    meta["date"] = _iso_date(_text(root, "sdobi/b100/b140"))
     if front is not None:
         meta["inventor"] = [_party(name) for name in front.iterfind("b700/b720/b721")]
         meta["assignee"] = [_party(name) for name in front.iterfind("b700/b730/b731")]
@@ -198,7 +198,7 @@ def _party(element: Any) -> str:
 def _application_1(root: Any) -> Patent:
     front = root.find("subdoc-bibliographic-information")
     meta: dict[str, Any] = {"kind": _text(root, ".//kind-code"), "title": _text(root, ".//title-of-invention")}
-    meta["date"] = iso_date(_text(root, ".//document-id/document-date"))
+    meta["date"] = _iso_date(_text(root, ".//document-id/document-date"))
     if front is not None:
         meta["inventor"] = [
             " ".join(flat(part) for part in name.xpath("./given-name | ./middle-name | ./family-name"))
@@ -209,7 +209,7 @@ def _application_1(root: Any) -> Patent:
     lines = list(_lines(description)) if description is not None else []
     named = root.find(".//background-of-invention")
     if named is not None and not any(line.level and "BACKGROUND" in line.text.upper() for line in lines):
-        lines = [Line("BACKGROUND", 1), *(Line(line.text) for line in _lines(named))]
+        lines = [Paragraph("BACKGROUND", 1), *(Paragraph(line.text) for line in _lines(named))]
     meta["abstract"] = _text(root, "subdoc-abstract")
     return Patent(number=_text(root, ".//document-id/doc-number"), meta=meta, description=lines)
 
@@ -220,7 +220,7 @@ def _version_4(root: Any) -> Patent:
     number = ""
     if identifier is not None:
         number = _text(identifier, "doc-number").lstrip("0")
-        meta["kind"], meta["date"] = _text(identifier, "kind"), iso_date(_text(identifier, "date"))
+        meta["kind"], meta["date"] = _text(identifier, "kind"), _iso_date(_text(identifier, "date"))
     people = root.xpath(
         ".//inventors/inventor/addressbook | .//applicants/applicant[contains(@app-type, 'inventor')]/addressbook"
     )
@@ -250,18 +250,18 @@ _PARAGRAPHS = frozenset(("p", "para", "paragraph"))
 _HEADINGS = frozenset(("heading", "h"))
 
 
-def _lines(element: Any) -> Iterator[Line]:
+def _lines(element: Any) -> Iterator[Paragraph]:
     """Headings and paragraphs in the order of the document, whatever they stand in."""
     for node in element.iter(*_HEADINGS, *_PARAGRAPHS):
         if node.tag in _HEADINGS:
             level = node.get("level") or node.get("lvl") or node.get("LVL") or "1"
             if text := flat(node):
-                yield Line(text, max(1, int(level)) if level.isdecimal() and len(level) < 3 else 1)
+                yield Paragraph(text, max(1, int(level)) if level.isdecimal() and len(level) < 3 else 1)
         elif node.tag in _PARAGRAPHS and next(node.iterancestors(*_PARAGRAPHS), None) is None:
             yield from _paragraph(node)
 
 
-def _paragraph(node: Any) -> Iterator[Line]:
+def _paragraph(node: Any) -> Iterator[Paragraph]:
     for number in node.findall("number"):
         number.text = ""
     tables = []
@@ -276,9 +276,9 @@ def _paragraph(node: Any) -> Iterator[Line]:
         items.append(f"- {flat(item)}")
         _empty(item)
     if text := flat(node):
-        yield Line(text)
+        yield Paragraph(text)
     for text in [*items, *filter(None, tables)]:
-        yield Line(text)
+        yield Paragraph(text)
 
 
 def _empty(element: Any) -> None:

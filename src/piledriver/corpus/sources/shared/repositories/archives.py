@@ -14,7 +14,13 @@ from piledriver.corpus.raw.partial_reads import read_all
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import Piece
 from piledriver.corpus.sources.shared.repositories.commits import repository_pieces
-from piledriver.corpus.sources.shared.repositories.files import BATCH_BYTES, BATCH_FILES, File, Tree, content_of
+from piledriver.corpus.sources.shared.repositories.files import (
+    BATCH_BYTES,
+    BATCH_FILES,
+    File,
+    RepositoryTree,
+    content_of,
+)
 from piledriver.corpus.sources.shared.repositories.rules import MAX_BYTES
 from piledriver.corpus.text.spdx import MAX_LICENCE_BYTES, is_licence_file, spdx_id
 
@@ -86,7 +92,7 @@ class ArchiveBatches:
         self._archive = ""
 
     def _flush(self) -> Iterator[Piece]:
-        tree = Tree(self._name, self._licence)
+        tree = RepositoryTree(self._name, self._licence)
         for start in range(0, len(self._held), BATCH_FILES):
             files = self._held[start : start + BATCH_FILES]
             size = sum(len(file.content or b"") for file in files)
@@ -104,7 +110,7 @@ def _with_contents(piece: Piece) -> Piece:
         except DamagedError:
             loaded.append(File(file.origin, file.path, object_id=file.object_id))
     size = sum(len(file.content or b"") for file in loaded)
-    return Piece(piece.origin, length=size, extra=(Tree(tree.name, tree.licence, tree.commit), loaded))
+    return Piece(piece.origin, length=size, extra=(RepositoryTree(tree.name, tree.licence, tree.commit), loaded))
 
 
 def _archive_name(archive: str) -> str:

@@ -9,7 +9,7 @@ from piledriver.corpus.document import Refusal
 from piledriver.corpus.raw.git.pack import DamagedError
 from piledriver.corpus.raw.git.repository import BLOB, Repository, TreeEntry
 from piledriver.corpus.sources.base import Piece
-from piledriver.corpus.sources.shared.repositories.files import BATCH_FILES, FILE_BYTES, File, Tree
+from piledriver.corpus.sources.shared.repositories.files import BATCH_FILES, FILE_BYTES, File, RepositoryTree
 from piledriver.corpus.text.spdx import MAX_LICENCE_BYTES, is_licence_file, spdx_id
 
 
@@ -25,7 +25,7 @@ def repository_pieces(folder: str, origin: str) -> Iterator[Piece | Refusal]:
         return
     folder_name = os.path.basename(os.path.dirname(os.path.abspath(folder)))
     plain = os.path.basename(folder).removesuffix(".git") or folder_name
-    tree = Tree(name_from(repository.url) or plain, licence, commit, folder)
+    tree = RepositoryTree(name_from(repository.url) or plain, licence, commit, folder)
     files: list[File] = []
     for entry in entries:
         where = f"{origin}#{entry.path}"

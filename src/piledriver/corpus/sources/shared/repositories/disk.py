@@ -8,7 +8,7 @@ from piledriver.corpus.raw.git.pack import DamagedError
 from piledriver.corpus.raw.git.repository import Repository, is_repository
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.shared.repositories.commits import name_from
-from piledriver.corpus.sources.shared.repositories.files import Tree
+from piledriver.corpus.sources.shared.repositories.files import RepositoryTree
 from piledriver.corpus.text.spdx import MAX_LICENCE_BYTES, is_licence_file, spdx_id
 
 
@@ -18,7 +18,7 @@ class Disk:
     def __init__(self) -> None:
         self._around: dict[str, str | None] = {}
         self._roots: dict[str, str] = {}
-        self._trees: dict[str, Tree] = {}
+        self._trees: dict[str, RepositoryTree] = {}
         self._shelves: dict[str, bool] = {}
 
     def repository_around(self, folder: str, base: str) -> str | None:
@@ -35,7 +35,7 @@ class Disk:
         self._around.update(dict.fromkeys(passed, self._around[at]))
         return self._around[folder]
 
-    def tree_around(self, folder: str, base: str) -> Tree:
+    def tree_around(self, folder: str, base: str) -> RepositoryTree:
         """The checkout that a folder is in: where `.git` is, else the named folder or one right below it."""
         at, passed = folder, []
         while at not in self._roots:
@@ -83,7 +83,7 @@ def is_alone(git_folder: str) -> bool:
     return os.listdir(os.path.dirname(git_folder)) == [".git"]
 
 
-def _tree_on_disk(root: str) -> Tree:
+def _tree_on_disk(root: str) -> RepositoryTree:
     licence = None
     with os.scandir(root) as entries:
         for entry in sorted(entries, key=lambda e: e.name):
@@ -98,4 +98,4 @@ def _tree_on_disk(root: str) -> Tree:
             name, commit = name_from(repository.url) or name, repository.head()
         except (DamagedError, OSError):
             pass
-    return Tree(name, licence, commit, None, root)
+    return RepositoryTree(name, licence, commit, None, root)

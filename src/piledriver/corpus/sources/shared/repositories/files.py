@@ -18,7 +18,7 @@ BATCH_BYTES = 1 << 20
 FILE_BYTES = 5000
 
 
-class Tree(msgspec.Struct, frozen=True):
+class RepositoryTree(msgspec.Struct, frozen=True):
     """A repository: its name, its licence, the commit that was read, and the folder of its objects where it is bare."""
 
     name: str
@@ -38,7 +38,7 @@ class File(msgspec.Struct, frozen=True):
     object_id: str | None = None
 
 
-def content_of(file: File, tree: Tree) -> bytes:
+def content_of(file: File, tree: RepositoryTree) -> bytes:
     """The bytes of a file: at hand, in git's storage, or on disk."""
     if file.content is not None:
         return file.content

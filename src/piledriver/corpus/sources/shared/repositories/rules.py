@@ -86,7 +86,7 @@ def code_text(content: bytes) -> tuple[str, str | None]:
     return text, None
 
 
-def language_of(path: str) -> str | None:
+def programming_language(path: str) -> str | None:
     """The programming language, by the name of the file."""
     name = path.rpartition("/")[2].lower()
     return _NAMES.get(name) or (_LANGUAGES.get(name.rpartition(".")[2]) if "." in name else None)

@@ -22,14 +22,14 @@ from piledriver.corpus.sources.shared.repositories.files import (
     BATCH_FILES,
     FILE_BYTES,
     File,
-    Tree,
+    RepositoryTree,
     content_of,
 )
-from piledriver.corpus.sources.shared.repositories.rules import code_text, language_of, why_not_by_name
+from piledriver.corpus.sources.shared.repositories.rules import code_text, programming_language, why_not_by_name
 from piledriver.corpus.text.spdx import spdx_header
 
 
-def wants(name: str) -> bool:
+def wants_file(name: str) -> bool:
     """Every file that is not an archive: the rules need more than the name to decide."""
     return archive_kind(name) is None
 
@@ -69,11 +69,11 @@ class _Batch:
     """Files of one tree that wait to become a piece."""
 
     def __init__(self) -> None:
-        self._tree: Tree | None = None
+        self._tree: RepositoryTree | None = None
         self._files: list[File] = []
         self._bytes = 0
 
-    def add(self, tree: Tree, file: File, size: int) -> Iterator[Piece]:
+    def add(self, tree: RepositoryTree, file: File, size: int) -> Iterator[Piece]:
         if self._tree != tree:
             yield from self.flush()
         self._tree = tree
@@ -90,7 +90,7 @@ class _Batch:
 
 def tree_documents(piece: Piece) -> Iterator[Found]:
     """Every file of a piece that the rules take, each with a meta of its own."""
-    tree: Tree = piece.extra[0]
+    tree: RepositoryTree = piece.extra[0]
     files: list[File] = piece.extra[1]
     for file in files:
         reason = why_not_by_name(file.path)
@@ -111,7 +111,7 @@ def tree_documents(piece: Piece) -> Iterator[Found]:
             "licence": spdx_header(text) or tree.licence or "unknown",
             "repo_name": tree.name,
             "file_name": file.path,
-            "language": language_of(file.path),
+            "language": programming_language(file.path),
             "commit": tree.commit,
         }
         yield Document(text, meta={key: value for key, value in meta.items() if value})
