@@ -71,7 +71,7 @@ def verbatim_lines(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n").replace("\xa0", " ").strip("\n").rstrip()
 
 
-def integer(value: str | None, default: int) -> int:
+def parse_integer(value: str | None, default: int) -> int:
     """The number that an attribute holds, or the default."""
     try:
         return int(value) if value and len(value) < 9 else default

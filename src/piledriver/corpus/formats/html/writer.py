@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from piledriver.corpus.formats.html.whitespace import BREAK, broken, collapsed, integer, numeral
+from piledriver.corpus.formats.html.whitespace import BREAK, broken, collapsed, numeral, parse_integer
 from piledriver.corpus.formats.markdown import pipe_table
 from piledriver.corpus.text.data_table import word_set
 
@@ -91,7 +91,7 @@ class TextWriter:
     def open_list(self, start: str | None, style: str | None, *, numbered: bool) -> None:
         """Begin a list, nested or not."""
         self.need(1 if self.counters else 2)
-        self.counters.append(integer(start, 1) if numbered else None)
+        self.counters.append(parse_integer(start, 1) if numbered else None)
         self.numerals.append(style or "1")
 
     def close_list(self) -> None:
@@ -112,7 +112,7 @@ class TextWriter:
         if number is None:
             self.push("- ")
             return
-        number = integer(value, number)
+        number = parse_integer(value, number)
         self.counters[-1] = number + 1
         self.push(f"{numeral(number, self.numerals[-1])}. ")
 
