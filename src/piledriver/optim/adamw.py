@@ -1,4 +1,4 @@
-"""torch's AdamW with the fastest setting of the device, and its update as a function for optimizers that mix."""
+"""torch's AdamW with the fastest implementation for the device, and its update as a function."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _FUSED_DEVICES = {"cuda", "cpu", "mps", "xpu", "meta"}
 Params = Iterable[Tensor] | Iterable[dict[str, Any]]
 
 
-def can_fuse(parameters: Iterable[Tensor]) -> bool:
-    """Whether torch has a fused kernel for all of these."""
+def has_fused_kernel(parameters: Iterable[Tensor]) -> bool:
+    """Return whether torch has a fused AdamW kernel for all of these parameters."""
     return all(p.device.type in _FUSED_DEVICES and p.is_floating_point() for p in parameters)
 
 
@@ -31,9 +31,9 @@ def make_adamw(
     weight_decay: float = 0.1,
     capturable: bool = False,
 ) -> torch.optim.AdamW:
-    """`torch.optim.AdamW`, fused where the device can, else foreach. `capturable` for CUDA graphs."""
+    """Return `torch.optim.AdamW`, fused if the device supports it, else foreach. `capturable` is for CUDA graphs."""
     groups = [dict(entry) if isinstance(entry, dict) else {"params": [entry]} for entry in params]
-    fused = can_fuse(parameter for group in groups for parameter in group["params"])
+    fused = has_fused_kernel(parameter for group in groups for parameter in group["params"])
     return torch.optim.AdamW(
         groups,
         lr=lr,
@@ -49,7 +49,7 @@ def make_adamw(
 def adamw_update(
     parameters: list[Tensor], state: dict[Tensor, Any], group: dict[str, Any], skip: Tensor | None = None
 ) -> None:
-    """One AdamW step on these parameters, local parts only, exactly torch's."""
+    """Take one AdamW step on the local shards of parameters, with torch's function."""
     for parameter in parameters:
         if not state[parameter]:
             state[parameter]["step"] = torch.zeros((), dtype=torch.float32)
@@ -58,9 +58,9 @@ def adamw_update(
     if not parameters:
         return
     parts = [local(parameter) for parameter in parameters]
-    fused = can_fuse(parts)
+    fused = has_fused_kernel(parts)
     steps = [state[parameter]["step"] for parameter in parameters]
-    # The fused kernel wants the counter beside the parameter.
+    # The fused kernel needs the counter on the parameter's device.
     moved = [step.to(part.device) for step, part in zip(steps, parts, strict=True)] if fused else steps
     torch_adamw(
         parts,

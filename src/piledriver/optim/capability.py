@@ -57,7 +57,7 @@ def capabilities(optimizer: Any) -> Capabilities:
     >>> capabilities(Lion([weight])).elementwise, capabilities(torch.optim.LBFGS([weight])).elementwise
     (True, False)
     """
-    optimizer = unwrap(optimizer)
+    optimizer = inner_optimizer(optimizer)
     known = _torch_capabilities(type(optimizer))
     found = {field.name: getattr(optimizer, field.name, getattr(known, field.name)) for field in _FIELDS}
     if not hasattr(optimizer, "skips_on_device"):
@@ -65,7 +65,7 @@ def capabilities(optimizer: Any) -> Capabilities:
     return Capabilities(**{**found, "per_parameter": found["per_parameter"] or found["elementwise"]})
 
 
-def unwrap(optimizer: Any) -> Any:
+def inner_optimizer(optimizer: Any) -> Any:
     """Return the optimizer inside a wrapper with an `optimizer` attribute (such as a prepared one), or itself."""
     return getattr(optimizer, "optimizer", optimizer)
 

@@ -17,15 +17,15 @@ from piledriver.optim.shards import local
 
 
 class NonFiniteGradientError(PiledriverError):
-    """The gradient norm is not a number or infinite, and the caller asked to be told."""
+    """The gradient norm is NaN or infinite, and `error_if_nonfinite` was set."""
 
 
 @torch.no_grad()
 def gradient_norm(parameters: Iterable[Tensor], groups: Sequence[dist.ProcessGroup] = ()) -> Tensor:
-    """The 2-norm of all gradients together, the same on every process, fp32.
+    """Return the 2-norm of all gradients in fp32, the same on every rank.
 
-    Distributed gradients count once however they are sharded. `groups` are process groups whose members hold
-    different parameters (pipeline stages), over which the squares are added.
+    Sharded gradients count once. `groups` are process groups whose ranks hold different parameters (pipeline stages),
+    over which squares are summed.
     """
     by_mesh: dict[object, list[Tensor]] = {}
     for parameter in parameters:
@@ -48,7 +48,7 @@ def gradient_norm(parameters: Iterable[Tensor], groups: Sequence[dist.ProcessGro
 
 
 def local_norm(tensors: Sequence[Tensor], norm_type: float, device: torch.device) -> Tensor:
-    """The norm of tensors that lie on this process, fp32: in 16 bits that of each would be rounded before they meet."""
+    """Return the norm of local tensors, accumulated in fp32 also for 16-bit tensors."""
     halves: dict[torch.device, list[Tensor]] = {}
     others = []
     for tensor in tensors:
@@ -73,7 +73,7 @@ def clip_gradients(
     groups: Sequence[dist.ProcessGroup] = (),
     error_if_nonfinite: bool = False,
 ) -> Tensor:
-    """Scale all gradients so that their norm is at most `max_norm`; give the norm before. Nothing waits for the device.
+    """Scale all gradients so that their norm is at most `max_norm`; return the norm before. Does not synchronise.
 
     >>> weight = torch.zeros(2, requires_grad=True)
     >>> weight.grad = torch.tensor([3.0, 4.0])
@@ -84,7 +84,7 @@ def clip_gradients(
     norm = gradient_norm(parameters, groups)
     if error_if_nonfinite and not bool(norm.isfinite()):
         raise NonFiniteGradientError(
-            f"the gradient norm is {norm.item()}", fix="lower the learning rate or look at the batch"
+            f"the gradient norm is {norm.item()}", fix="lower the learning rate, or inspect the batch"
         )
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     by_device: dict[torch.device, list[Tensor]] = {}

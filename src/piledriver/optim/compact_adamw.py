@@ -1,9 +1,7 @@
 """AdamW with small states: 8-bit or bf16 moments, and bf16 weights that are rounded stochastically.
 
-Bytes per parameter beside the gradient: 4 + 2.03 with fp32 weights and 8-bit states, 2 + 2.03 with bf16 weights, 2 + 4
-with bf16 weights and states; AdamW in fp32 takes 12. The arithmetic itself is fp32. On a GPU the update compiles to one
-kernel per parameter; its noise depends on (seed, step, parameter, element) only, so a resumed or resharded run rounds
-the same way.
+The arithmetic is fp32. On a GPU the update compiles to one kernel per parameter. Noise depends on (seed, step,
+parameter, element) only, so that a resumed or resharded run rounds the same way.
 """
 
 from __future__ import annotations
@@ -29,15 +27,15 @@ from piledriver.optim.quantise import (
     quantise_unsigned,
 )
 from piledriver.optim.shards import first_row, like, local, local_gradient
-from piledriver.optim.step_constants import StepNumbers
+from piledriver.optim.step_constants import StepCounter
 
 States = Literal["int8", "bf16", "fp32"]
 
 
 class CompactAdamW(Optimizer):
-    """AdamW whose moments are kept in `states`. Weights may be fp32 or bf16.
+    """AdamW whose moments are stored as `states`. Weights may be fp32 or bf16.
 
-    Vectors, and matrices whose last dimension no block of 64 divides, keep fp32 states: they are few.
+    Vectors, and matrices whose last dimension is not a multiple of 64, keep fp32 moments.
     """
 
     rounds_bf16 = True
@@ -58,28 +56,28 @@ class CompactAdamW(Optimizer):
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "states": states, "seed": seed}
         super().__init__(params, defaults)
         self._compile = compile
-        self._numbers = StepNumbers()
+        self._counter = StepCounter()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("_compile", None)
-        self._numbers = StepNumbers()
+        self._counter = StepCounter()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step on every parameter that has a gradient."""
+        """Step on every parameter that has a gradient."""
         loss = call_closure(closure)
         numbered = enumerate(((group, one) for group in self.param_groups for one in group["params"]), start=1)
         due = [(number, group, one) for number, (group, one) in numbered if one.grad is not None]
         for _, group, parameter in due:
             if not self.state[parameter]:
                 self._begin(parameter, group["states"])
-        self._numbers.begin(self, [(group, parameter) for _, group, parameter in due])
+        self._counter.begin(self, [(group, parameter) for _, group, parameter in due])
         rates = _Rates()
         with _room_for_graphs() if any(self._use_compiler(one.device) for _, _, one in due) else nullcontext():
             for number, group, parameter in due:
                 self._update(parameter, group, number, rates)
-        self._numbers.end()
+        self._counter.end()
         return loss
 
     def _update(self, parameter: Tensor, group: dict[str, Any], number: int, rates: _Rates) -> None:
@@ -92,7 +90,7 @@ class CompactAdamW(Optimizer):
         width = weight.shape[-1] if weight.dim() else 1
         block = weight.numel() // moments["exp_avg_scale"].numel() if "exp_avg_scale" in moments else width
         first = first_row(parameter) * (weight[0].numel() if weight.dim() else 1)
-        constants = self._numbers.constants(parameter)
+        constants = self._counter.constants(parameter)
         update = _compiled_update() if self._use_compiler(weight.device) else adam_step
         update(
             weight.view(-1, block),
@@ -124,7 +122,7 @@ class CompactAdamW(Optimizer):
         return device.type == "cuda" if self._compile is None else self._compile
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, which would cast every state to the dtype of its parameter: codes and scales keep theirs."""
+        """Load as torch does, but keep the dtypes of codes and scales: torch casts states to those of parameters."""
         super().load_state_dict(state_dict)
         ordered = [parameter for group in self.param_groups for parameter in group["params"]]
         numbers = [index for group in state_dict["param_groups"] for index in group["params"]]
@@ -139,9 +137,9 @@ adamw_bf16 = functools.partial(CompactAdamW, states="bf16")
 
 
 class _Rates:
-    """The learning rate of a group and what its decay leaves, in one step, made once for each device.
+    """Learning rate and decay factor of a group in one step, as tensors, once per device.
 
-    As tensors, so that a changing learning rate neither waits for the device nor makes the compiler start again.
+    Tensors, so that a changing learning rate neither synchronises nor recompiles.
     """
 
     def __init__(self) -> None:
@@ -166,7 +164,7 @@ def adam_step(
     first_index: int,
     skip: Tensor | None = None,
 ) -> None:
-    """The update on [rows, columns], in place; `moments` says by its dtypes how the states are kept."""
+    """Update a weight of [rows, columns] in place; the dtypes of `moments` say how states are stored."""
     lr, shrink, correction1, correction2 = rates
     beta1, beta2, eps = constants
     rounded = weight.dtype == torch.bfloat16
@@ -179,7 +177,7 @@ def adam_step(
     stored = moments["exp_avg"].dtype
     if rounded or stored != torch.float32:
         bits = noise_bits(weight.shape[0], weight.shape[1], first_index, salt, weight.device)
-        # Three roundings from one hash: the low half for the weight, the high half for the moments.
+        # Three roundings from one hash: its low half for the weight, its high half for the moments.
         masked_copy_(weight, round_to_bf16(new, bits) if rounded else new, skip)
         _write_moments(moments, first, second, bits, skip)
     else:
@@ -198,7 +196,7 @@ def _read_moments(moments: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
 def _write_moments(
     moments: dict[str, Tensor], first: Tensor, second: Tensor, bits: Tensor, skip: Tensor | None
 ) -> None:
-    # The second moment gets the same bits turned round, which are as good as others.
+    # The second moment uses the same bits with halves swapped.
     other = ((bits >> 16) | (bits << 16)) & 0xFFFFFFFF
     if "exp_avg_scale" not in moments:
         small = moments["exp_avg"].dtype == torch.bfloat16
@@ -214,7 +212,7 @@ def _write_moments(
 
 
 def _room_for_graphs() -> AbstractContextManager[None]:
-    """There is a graph for each kind of states, of weights and of step: with several models more than dynamo's 8."""
+    """Raise dynamo's recompile limit: there is a graph per kind of states, weights and step."""
     import torch._dynamo
 
     return cast(AbstractContextManager[None], torch._dynamo.config.patch(recompile_limit=64))
@@ -222,5 +220,5 @@ def _room_for_graphs() -> AbstractContextManager[None]:
 
 @functools.cache
 def _compiled_update() -> Callable[..., None]:
-    # Rows differ from parameter to parameter: one graph for all of them.
+    # One graph for parameters with any number of rows.
     return torch.compile(adam_step, dynamic=True, fullgraph=True)

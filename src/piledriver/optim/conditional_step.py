@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piledriver.optim.capability import capabilities, unwrap
+from piledriver.optim.capability import capabilities, inner_optimizer
 from piledriver.optim.shards import local
 
 _DEVICES = ("cuda", "cpu")
@@ -26,14 +26,14 @@ def can_skip_on_device(optimizer: Any, device: torch.device) -> bool:
     >>> [can_skip_on_device(torch.optim.AdamW([weight], fused=fused), cpu) for fused in (True, False)]
     [True, False]
     """
-    parameters = [parameter for group in unwrap(optimizer).param_groups for parameter in group["params"]]
+    parameters = [parameter for group in inner_optimizer(optimizer).param_groups for parameter in group["params"]]
     here = device.type in _DEVICES and all(local(parameter).device == device for parameter in parameters)
     return here and capabilities(optimizer).skips_on_device
 
 
 def step_unless(skip: Tensor, optimizer: Any) -> None:
     """Step an optimizer, except where `skip` (a boolean on the device) is true. Does not synchronise."""
-    inner = unwrap(optimizer)
+    inner = inner_optimizer(optimizer)
     inner.found_inf, inner.grad_scale = skip.float(), None
     try:
         optimizer.step()

@@ -1,4 +1,4 @@
-"""Which parameters are trained how: matrices decay, vectors do not, embeddings as asked."""
+"""Parameter groups by role: weight decay for matrices, none for vectors, a setting for embeddings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OUTPUT_NAMES = {"head", "lm_head", "embed_out", "output"}
 
 
 def kind_of(name: str, parameter: nn.Parameter, module: nn.Module) -> Kind:
-    """What role a parameter plays, from its module and shape.
+    """Return the role of a parameter, from its module and shape.
 
     A norm's scale and a bias are vectors; an embedding that is also the output layer counts as an embedding.
     """
@@ -32,9 +32,9 @@ def parameter_groups(
     embedding_weight_decay: float | None = None,
     lr_scales: Mapping[str, float] | None = None,
 ) -> list[dict[str, Any]]:
-    """Groups for any torch optimizer: one per role, decay and learning rate, in the order of the model.
+    """Return groups for any torch optimizer: one per role and learning rate, in the order of the model.
 
-    `lr_scales` multiplies the learning rate of single parameters (muP). Parameters without gradient are left out.
+    `lr_scales` multiplies the learning rate of single parameters (muP). Frozen parameters are excluded.
 
     >>> groups = parameter_groups(nn.Linear(2, 2), lr=1e-3)
     >>> [(group["kind"], group["weight_decay"], len(group["params"])) for group in groups]
@@ -63,5 +63,5 @@ def _named(model: nn.Module) -> list[tuple[str, nn.Parameter, nn.Module]]:
     modules = dict(model.named_modules())
     return [
         (name, parameter, modules[name.rpartition(".")[0]])
-        for name, parameter in model.named_parameters()  # a tied parameter comes once, under its first name
+        for name, parameter in model.named_parameters()  # a tied parameter occurs once, under its first name
     ]

@@ -16,7 +16,7 @@ from piledriver.optim.shards import local, local_gradient
 
 
 class Lion(Optimizer):
-    """Use about a third of AdamW's learning rate and three times its weight decay.
+    """Lion optimizer. Use about a third of AdamW's learning rate and three times its weight decay.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> optimizer = Lion([weight], lr=0.1, weight_decay=0.0)
@@ -36,14 +36,14 @@ class Lion(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step on every parameter that has a gradient."""
+        """Step on every parameter that has a gradient."""
         loss, skip = call_closure(closure), skip_flag(self)
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             for parameter in parameters:
                 if not self.state[parameter]:
                     self.state[parameter]["exp_avg"] = torch.zeros_like(parameter)
-            # What may be left out is computed beside the old numbers: one by one, or there would be two of everything.
+            # A step that may be skipped is computed out of place: one parameter at a time, to save memory.
             for together in [parameters] if skip is None else [[parameter] for parameter in parameters]:
                 if together:
                     self._update(together, group, skip)

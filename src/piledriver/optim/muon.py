@@ -1,8 +1,8 @@
 """Muon for hidden matrices and AdamW for everything else, in one optimizer object.
 
-Muon replaces the momentum of a matrix by the nearest orthogonal one (Jordan et al., 2024), found by a few Newton-Schulz
-iterations. For two-dimensional parameters the result is `torch.optim.Muon`'s; stacked experts count as separate
-matrices, and a sharded matrix is gathered for the iteration and scattered again.
+Muon replaces the momentum of a matrix by the nearest orthogonal matrix (Jordan et al., 2024), found by a few
+Newton-Schulz iterations. For two-dimensional parameters the result equals `torch.optim.Muon`'s; stacked experts count
+as separate matrices, and a sharded matrix is all-gathered for the iteration.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from piledriver.optim.adamw import Params, adamw_update
 from piledriver.optim.conditional_step import call_closure, skip_flag
 from piledriver.optim.shards import like, local, local_gradient
 
-# How many matrices are gathered and worked on at a time: more would cost memory and gain nothing.
+# Matrices that are gathered and iterated on at a time: bounds the memory.
 _TOGETHER = 8
 
 
 class Muon(Optimizer):
     """Groups whose `kind` is `matrix` (as `parameter_groups` makes them, or without a kind) get Muon, others AdamW.
 
-    `adjust` says how the learning rate follows the shape: `original` by sqrt(rows / columns), or `match_rms_adamw`, so
-    that one learning rate suits both halves (Liu et al., 2025). `dtype` is what the iteration runs in: in bf16 the last
-    bit of a gradient can turn a direction of small singular value, so runs that must be compared want fp32.
+    `adjust` scales the learning rate by shape: `original` by sqrt(rows / columns), or `match_rms_adamw`, so that one
+    learning rate suits both halves (Liu et al., 2025). `dtype` is that of the iteration: in bf16 the last bit of a
+    gradient can change a direction of small singular value, so use fp32 for runs that must be compared.
     """
 
     per_parameter = True
@@ -75,7 +75,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step on every parameter that has a gradient."""
+        """Step on every parameter that has a gradient."""
         loss, skip = call_closure(closure), skip_flag(self)
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
@@ -98,7 +98,7 @@ class Muon(Optimizer):
                     masked_copy_(weight, moved, skip)
 
     def _momentum(self, parameter: Tensor, group: dict[str, Any], skip: Tensor | None) -> Tensor:
-        """The (Nesterov) momentum of the whole matrix."""
+        """Return the (Nesterov) momentum of the full matrix."""
         state = self.state[parameter]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
@@ -113,7 +113,7 @@ class Muon(Optimizer):
 
 
 def _batches(parameters: list[Tensor]) -> list[list[Tensor]]:
-    """Matrices of one shape go through the iteration together on a GPU, which fills it better; else one by one."""
+    """Group matrices of one shape on a GPU, which utilises it better; elsewhere one at a time."""
     by_shape: dict[torch.Size, list[Tensor]] = {}
     for parameter in parameters:
         by_shape.setdefault(parameter.shape, []).append(parameter)
@@ -123,7 +123,7 @@ def _batches(parameters: list[Tensor]) -> list[list[Tensor]]:
 
 def _share(update: Tensor, parameter: Tensor) -> Tensor:
     if isinstance(parameter, DTensor):
-        # Every process computed the same matrix, so each keeps its part and nothing is sent.
+        # Every rank computed the same matrix and keeps its shard, so nothing is communicated.
         return local(distribute_tensor(update, parameter.device_mesh, parameter.placements, src_data_rank=None))
     return update
 

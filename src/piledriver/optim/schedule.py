@@ -17,7 +17,7 @@ from piledriver.optim.config import ScheduleConfig
 
 
 def scale_at(config: ScheduleConfig, position: float) -> float:
-    """The part of the peak learning rate for the step that ends at `position` (steps or tokens, this one included).
+    """Return the fraction of the peak learning rate for the step that ends at `position` (steps or tokens, inclusive).
 
     >>> config = ScheduleConfig(kind="linear", warmup=10, total=110)
     >>> [scale_at(config, position) for position in (1, 10, 60, 110, 200)]
@@ -37,7 +37,7 @@ def scale_at(config: ScheduleConfig, position: float) -> float:
 
 
 class ScheduledLR(LRScheduler):
-    """A torch scheduler around `scale_at`. `amount` is what one step adds: 1, or the tokens of a global batch."""
+    """A torch scheduler around `scale_at`. One step adds `amount`: 1, or the tokens of a global batch."""
 
     def __init__(self, optimizer: Optimizer, config: ScheduleConfig, *, amount: int = 1) -> None:
         if config.unit == "steps" and amount != 1:
@@ -47,21 +47,21 @@ class ScheduledLR(LRScheduler):
         super().__init__(optimizer)
 
     def step(self, epoch: int | None = None) -> None:
-        """Move on by one optimizer step."""
+        """Advance by one optimizer step."""
         self.done += self.amount
         super().step(epoch)
 
     def get_lr(self) -> list[float | Tensor]:
-        """The learning rate of each group for the coming step."""
+        """Return the learning rate of each group for the next step."""
         scale = scale_at(self.config, self.done + self.amount)
         return [base * scale for base in self.base_lrs]
 
     def state_dict(self) -> dict[str, Any]:
-        """How far we are; the config is given anew, so that a run may be prolonged."""
+        """Return the position; the config is not saved, so that a run may be extended."""
         return {"done": self.done, "last_epoch": self.last_epoch, "base_lrs": self.base_lrs}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Stand where the saved one stood, and set the learning rates accordingly."""
+        """Restore the position and set the learning rates."""
         self.done, self.last_epoch = state_dict["done"], state_dict["last_epoch"]
         self.base_lrs = list(state_dict["base_lrs"])
         self._last_lr = self.get_lr()

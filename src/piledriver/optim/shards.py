@@ -1,4 +1,4 @@
-"""What an elementwise optimizer needs of a parameter that may be sharded: its local part, and where that part lies."""
+"""Local shards of parameters: the tensor of this rank, its gradient, and its indices in the full parameter."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
+from piledriver.optim.torch_private import global_offsets
+
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of this process, sharing memory with the whole; the tensor itself where it is not distributed."""
+    """Return the local shard of a DTensor, sharing its memory; any other tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def local_gradient(parameter: Tensor) -> Tensor:
-    """The gradient of the local part, first laid out as its parameter is."""
+    """Return the gradient of the local shard, redistributed to the parameter's placements first."""
     gradient = parameter.grad
     assert gradient is not None
     if isinstance(gradient, DTensor) and isinstance(parameter, DTensor) and gradient.placements != parameter.placements:
@@ -24,9 +26,9 @@ def local_gradient(parameter: Tensor) -> Tensor:
 
 
 def like(parameter: Tensor, part: Tensor, last_dim: int | None = None) -> Tensor:
-    """Wrap a local tensor as its parameter is distributed, so that checkpoints can reshard it.
+    """Return a DTensor of a local state with its parameter's placements, so that checkpoints can reshard it.
 
-    `last_dim` is the whole size of the last dimension where it differs from the parameter's.
+    `last_dim` is the full size of the last dimension if it differs from the parameter's.
     """
     if not isinstance(parameter, DTensor):
         return part
@@ -41,19 +43,16 @@ def like(parameter: Tensor, part: Tensor, last_dim: int | None = None) -> Tensor
 
 
 def first_row(parameter: Tensor) -> int:
-    """The row of the whole parameter at which the local part begins (rows are what the first dimension counts)."""
+    """Return the first row (index of dimension 0) of the local shard in the full parameter."""
     if not isinstance(parameter, DTensor) or not any(
         isinstance(placement, Shard) and placement.dim == 0 for placement in parameter.placements
     ):
         return 0
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    _, offsets = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
-    return int(offsets[0])
+    return global_offsets(parameter)[0]
 
 
 def whole_indices(parameter: Tensor) -> Tensor:
-    """For each element of the local part, its index in the whole parameter, however that is sharded (int64).
+    """Return for each element of the local shard its flat index in the full parameter, for any sharding (int64).
 
     >>> whole_indices(torch.zeros(2, 3))
     tensor([[0, 1, 2],
@@ -61,10 +60,7 @@ def whole_indices(parameter: Tensor) -> Tensor:
     """
     part, offsets = local(parameter), [0] * parameter.dim()
     if isinstance(parameter, DTensor):
-        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-        _, begins = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
-        offsets = list(begins)
+        offsets = global_offsets(parameter)
     index = torch.zeros((), dtype=torch.int64, device=part.device)
     stride = 1
     for dim in reversed(range(parameter.dim())):

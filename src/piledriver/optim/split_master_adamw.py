@@ -1,9 +1,9 @@
-"""AdamW for bf16 weights whose other half is kept beside: together they are the fp32 master weight, bit for bit.
+"""AdamW with split master weights: bf16 weights in the model, the lower 16 bits of each fp32 weight as a state.
 
-bf16 is the upper half of fp32. Keeping the lower half as a state gives exact fp32 updates in 4 bytes per weight, where
-an fp32 master and its bf16 copy take 6, and gradients are bf16 too. With fp32 moments that is 14 bytes a parameter in
-all (AdamW with fp32 weights and a bf16 copy: 18), with bf16 moments, rounded stochastically, 10. Weights that are fp32
-already have no other half. Clipping happens inside the update: `clip` only measures.
+bf16 is the upper half of fp32, so both halves are the fp32 master weight, bit for bit, in 4 bytes; a master weight and
+its bf16 copy take 6. Gradients are bf16. Weights, gradients and states take 14 bytes per parameter with fp32 moments
+and 10 with bf16 moments, which are rounded stochastically. fp32 weights have no second half. Gradients are clipped
+while the step reads them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from piledriver.kernels.rounding import NOISE_STRIDE, join_fp32
 from piledriver.optim.adamw import Params
 from piledriver.optim.conditional_step import call_closure
 from piledriver.optim.shards import first_row, like, local, local_gradient
-from piledriver.optim.step_constants import StepNumbers
+from piledriver.optim.step_constants import StepCounter
 
 Moments = Literal["fp32", "bf16"]
 
 
 class SplitMasterAdamW(Optimizer):
-    """AdamW with exact fp32 weights of which the model holds the upper half.
+    """AdamW with exact fp32 updates, where the model holds the upper half of each weight.
 
     >>> weight = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
     >>> optimizer = SplitMasterAdamW([weight], lr=1e-4, weight_decay=0.0)
@@ -63,38 +63,38 @@ class SplitMasterAdamW(Optimizer):
             "seed": seed,
         }
         super().__init__(params, defaults)
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._factors: dict[torch.device, Tensor] = {}
-        self._numbers = StepNumbers()
+        self._counter = StepCounter()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._forget()
+        self._reset()
 
     def clip(self, factor: Tensor) -> None:
-        """Multiply gradients by this in the next step, while they are read; they themselves stay as they are."""
+        """Scale gradients by this factor while the next step reads them; the gradients themselves do not change."""
         self._factors = {factor.device: factor}
 
     def master(self, parameter: Tensor) -> Tensor:
-        """The fp32 weight of a parameter (its local part where it is sharded)."""
+        """Return the fp32 weight of a parameter (of its local shard)."""
         weight, state = local(parameter).detach(), self.state[parameter]
         return join_fp32(weight, local(state["low"])) if "low" in state else weight.float()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step on every parameter that has a gradient."""
+        """Step on every parameter that has a gradient."""
         loss = call_closure(closure)
         numbered = enumerate(((group, one) for group in self.param_groups for one in group["params"]), start=1)
         due = [(number, group, one) for number, (group, one) in numbered if one.grad is not None]
         for _, group, parameter in due:
             if not self.state[parameter]:
                 self._begin(parameter, group["moments"])
-        self._numbers.begin(self, [(group, parameter) for _, group, parameter in due])
+        self._counter.begin(self, [(group, parameter) for _, group, parameter in due])
         for number, group, parameter in due:
             self._update(parameter, group, number)
-        self._numbers.end()
+        self._counter.end()
         self._factors = {}
         return loss
 
@@ -111,9 +111,9 @@ class SplitMasterAdamW(Optimizer):
             local(state["exp_avg_sq"]),
             self._factor(weight.device),
             (lr, 1.0 - lr * group["weight_decay"], beta1, beta2, group["eps"]),
-            self._numbers.constants(parameter),
+            self._counter.constants(parameter),
             first_row(parameter) * (weight[0].numel() if weight.dim() else 1),
-            # Its own number where it was laid out: then the noise is the same beside any others.
+            # The engine sets a number by name, so that noise does not depend on the other parameters.
             getattr(parameter, "noise_id", number * NOISE_STRIDE) & 0x7FFFFFFF,
         )
         increment_version(parameter)
@@ -129,13 +129,13 @@ class SplitMasterAdamW(Optimizer):
         state["step"] = torch.zeros((), dtype=torch.float32)
         if part.dtype == torch.bfloat16:
             state["low"] = like(parameter, torch.zeros_like(part, dtype=torch.int16))
-        # Vectors are few: they keep fp32 moments.
+        # Vectors are small: they keep fp32 moments.
         kept = torch.bfloat16 if moments == "bf16" and part.dim() > 1 else torch.float32
         for name in ("exp_avg", "exp_avg_sq"):
             state[name] = like(parameter, torch.zeros_like(part, dtype=kept))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, which would cast every state to the dtype of its parameter: these keep theirs."""
+        """Load as torch does, but keep the dtypes of states: torch casts them to those of parameters."""
         super().load_state_dict(state_dict)
         ordered = [parameter for group in self.param_groups for parameter in group["params"]]
         numbers = [index for group in state_dict["param_groups"] for index in group["params"]]

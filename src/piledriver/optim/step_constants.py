@@ -1,8 +1,8 @@
-"""What follows from the number of a step (bias corrections, the salt of its noise), as tensors on the device.
+"""Step constants: what follows from the number of a step (bias corrections, the salt of its noise), on the device.
 
-Usually the host counts. Where steps may be left out on the device (`leaving_out.py`) only the device knows the number,
-and a salt comes from a hash that it cannot compute: so the facts of the next 512 numbers are made ahead, and the device
-picks. That waits for the device once in 512 steps, and whenever somebody else wrote the counters.
+Usually the host counts steps. If steps may be skipped on the device (`conditional_step.py`), only the device knows the
+number, and it cannot compute the hash that gives a salt. The constants of the next 512 steps are therefore computed
+ahead and selected on the device. This synchronises once in 512 steps, and whenever other code wrote the counters.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from piledriver.kernels.adamw import StepConstants
 from piledriver.optim.conditional_step import skip_flag
 from piledriver.optim.shards import local
 
-AHEAD = 512
+LOOKAHEAD_STEPS = 512
 
 Due = list[tuple[dict[str, Any], Tensor]]
-"""The group and the parameter of everything that has a gradient."""
+"""(group, parameter) of every parameter that has a gradient."""
 
 
-class StepNumbers:
-    """Advances `state["step"]` of an optimizer's parameters: `begin` a step, ask for its `constants`, `end` it."""
+class StepCounter:
+    """Advances `state["step"]` of an optimizer's parameters: `begin` a step, get its `constants`, `end` it."""
 
     def __init__(self) -> None:
-        self._left_out: Tensor | None = None
+        self._skip: Tensor | None = None
         self._now: dict[Any, StepConstants] = {}
         self._keys: dict[Tensor, Any] = {}
         self._ahead: dict[Any, _Ahead] = {}
@@ -36,10 +36,10 @@ class StepNumbers:
         self._left = 0
 
     def begin(self, optimizer: Optimizer, due: Due) -> None:
-        """A step on these parameters begins."""
-        self._left_out, self._now = skip_flag(optimizer), {}
+        """Begin a step on these parameters."""
+        self._skip, self._now = skip_flag(optimizer), {}
         states = {parameter: optimizer.state[parameter] for _, parameter in due}
-        if self._left_out is None:
+        if self._skip is None:
             self._seen = {}
             self._count(due, states)
             return
@@ -48,23 +48,23 @@ class StepNumbers:
         self._left -= 1
 
     def constants(self, parameter: Tensor) -> StepConstants:
-        """What the step of this parameter needs to know."""
+        """Return the constants of the current step of a parameter."""
         key = self._keys[parameter]
         if key not in self._now:
             number, betas, seed, device = key
-            if self._left_out is None:
-                corrections, salts = _facts_of([number], betas, seed, device)
+            if self._skip is None:
+                corrections, salts = _constants_of([number], betas, seed, device)
                 self._now[key] = StepConstants(corrections[0], salts[0], None)
             else:
-                self._now[key] = self._ahead[key].pick(self._left_out)
+                self._now[key] = self._ahead[key].pick(self._skip)
         return self._now[key]
 
     def end(self) -> None:
-        """Where the device counts: one more, unless the step was left out."""
-        if self._left_out is None or not self._seen:
+        """End the step: advance counters on the device, unless it was skipped."""
+        if self._skip is None or not self._seen:
             return
-        counters, one = [counter for counter, _ in self._seen.values()], (~self._left_out).float()
-        # A list of tensors: a single one would be taken for a number, and read.
+        counters, one = [counter for counter, _ in self._seen.values()], (~self._skip).float()
+        # A list: torch would read a single tensor as a scalar, which synchronises.
         torch._foreach_add_(counters, [one] * len(counters))
         self._seen = {parameter: (counter, counter._version) for parameter, (counter, _) in self._seen.items()}
 
@@ -77,18 +77,18 @@ class StepNumbers:
             self._keys[parameter] = _key(int(state["step"]), group, parameter)
 
     def _is_known(self, states: dict[Tensor, dict[str, Any]]) -> bool:
-        """Whether the counters are those of the last step, as it left them, and no other parameters are due."""
+        """Return whether the counters are unchanged since the last step, of the same parameters."""
         if states.keys() != self._seen.keys():
             return False
         return all(states[p]["step"] is counter and counter._version == at for p, (counter, at) in self._seen.items())
 
     def _look_ahead(self, due: Due, states: dict[Tensor, dict[str, Any]]) -> None:
-        self._keys, self._ahead, self._seen, self._left = {}, {}, {}, AHEAD
+        self._keys, self._ahead, self._seen, self._left = {}, {}, {}, LOOKAHEAD_STEPS
         counters = [states[parameter]["step"] for _, parameter in due]
         numbers: dict[int, int] = {}
         for device in dict.fromkeys(counter.device for counter in counters):
             here = [counter for counter in counters if counter.device == device]
-            # One wait for all of them, and none where the host counted until now.
+            # One synchronisation for all of them; none if the host counted until now.
             numbers |= zip(map(id, here), map(int, torch.stack(here).tolist()), strict=True)
         for (group, parameter), counter in zip(due, counters, strict=True):
             moved = counter.to(local(parameter).device)
@@ -100,11 +100,11 @@ class StepNumbers:
 
 
 class _Ahead:
-    """The facts of the numbers after `start`, of parameters whose counters move together."""
+    """Constants of the steps after `start`, for parameters whose counters advance together."""
 
     def __init__(self, counter: Tensor, start: int, betas: tuple[float, float], seed: int, device: torch.device):
         self.counter, self.start = counter, start
-        self.corrections, self.salts = _facts_of(range(start + 1, start + 1 + AHEAD), betas, seed, device)
+        self.corrections, self.salts = _constants_of(range(start + 1, start + 1 + LOOKAHEAD_STEPS), betas, seed, device)
 
     def pick(self, skip: Tensor) -> StepConstants:
         at = (self.counter - self.start).long().view(1)
@@ -115,11 +115,11 @@ def _key(number: int, group: dict[str, Any], parameter: Tensor) -> tuple[int, tu
     return number, tuple(group["betas"]), group["seed"], local(parameter).device
 
 
-def _facts_of(numbers: Any, betas: tuple[float, float], seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _constants_of(numbers: Any, betas: tuple[float, float], seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
     corrections = [[1.0 - betas[0] ** number, 1.0 - betas[1] ** number] for number in numbers]
     salts = [Stream(seed, "rounding", number).below(2**31, 0) for number in numbers]
     if len(salts) == 1:
-        # Every step where the host counts: numbers that are written by kernels do not wait for the device.
+        # Filled by kernels, because copying from the host would synchronise.
         made = torch.empty(1, 2, dtype=torch.float32, device=device)
         made[0, 0].fill_(corrections[0][0])
         made[0, 1].fill_(corrections[0][1])
