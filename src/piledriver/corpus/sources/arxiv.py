@@ -41,7 +41,7 @@ _WITHDRAWN = re.compile(r"\b(?:has been|is|was) (?:temporarily )?withdrawn\b|\\b
 
 
 def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
-    """A submission is a piece: a file of arXiv, or the TeX files of one folder or unpacked archive together."""
+    """Yield each submission as a piece: a file of arXiv, or the TeX files of one folder or unpacked archive."""
     group: list[tuple[str, str | bytes]] = []
     home, size = "", 0
     for stream in streams:
@@ -73,7 +73,7 @@ def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
 
 
 def _home(origin: str) -> str:
-    """The archive that a file stands in, or its folder."""
+    """Return the archive of a file, or its folder."""
     archive, mark, _ = origin.rpartition("!")
     return archive if mark else os.path.dirname(origin) or "."
 
@@ -90,7 +90,7 @@ def _submission(stream: RawStream) -> Iterator[Piece | Refusal]:
 
 
 def _documents(piece: Piece) -> Iterator[Found]:
-    """The paper of a submission; of a folder of TeX files, each paper in it."""
+    """Yield the paper of a submission; of a folder of TeX files, each paper in it."""
     if piece.extra is not None:
         files = {name: _text(_content(where)) for name, where in piece.extra}
         mains = main_files(files)
@@ -118,7 +118,7 @@ def _content(where: str | bytes) -> bytes:
 
 
 def _files(piece: Piece) -> dict[str, str] | Refusal:
-    """The text files of a submission by name, or why there are none."""
+    """Return the text files of a submission by name, or the refusal."""
     try:
         content = piece.read()
     except (OSError, EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -181,7 +181,7 @@ def _looks_like_old_tar(content: bytes) -> bool:
 
 
 def _is_withdrawn(text: str) -> bool:
-    # arXiv replaces a withdrawn paper by a short file that says so and asks not to be typeset.
+    # arXiv replaces a withdrawn paper by a short notice that is not typeset.
     return (
         len(text) < 3000 and ("%auto-ignore" in text[:200] or bool(_WITHDRAWN.search(text))) and "\\section" not in text
     )
@@ -210,7 +210,7 @@ def _paper(files: dict[str, str], mains: list[str], origin: str) -> Found:
 
 
 def arxiv_id(origin: str) -> str | None:
-    """The identifier in a file's name, of either scheme.
+    """Return the identifier in a file name, of either scheme, or `None`.
 
     >>> arxiv_id("arXiv_src_1911_012.tar!1911/1911.02782.gz"), arxiv_id("x.tar!0001/astro-ph0001001.gz")
     ('1911.02782', 'astro-ph/0001001')
@@ -223,12 +223,12 @@ def arxiv_id(origin: str) -> str | None:
 
 
 def _wants(name: str) -> bool:
-    """Submissions (`.gz`, `.tar.gz`) and TeX files; arXiv's bulk tars are archives of submissions and are opened."""
+    """Return whether it is a submission (`.gz`, `.tar.gz`) or a TeX file; bulk tars are opened as archives."""
     lowered = name.lower()
     if lowered.endswith((".tar.gz", ".tgz")):
         return not lowered.startswith("arxiv_src")
     if lowered.endswith(".pdf"):
-        # A submission that is only a PDF goes by its number; other PDFs are figures.
+        # A PDF named by an identifier is a submission, any other a figure.
         return arxiv_id(name) is not None
     if _BARE_ID.fullmatch(name):
         return True

@@ -45,7 +45,7 @@ _NOTE = re.compile(
     r"(<div\b[^<>]{0,100}class=\"footnote\"[^<>]{0,100}>)\s{0,99}<a\b[^<>]{0,200}>([^<>\s]{1,8})</a>\s{0,99}"
     r"(<p\b[^<>]{0,200}>)?"
 )
-# A word that goes on after the mark of a page.
+# A word that continues after a page mark.
 _WORD_ACROSS_PAGES = re.compile(
     r"-(?<=[a-z]-)\s{0,9}(<(?:page-number\b[^<>]{0,200}|(?:span|a)\b[^<>]{0,200}pag(?:e-|ination)[^<>]{0,200})>"
     r"[^<>]{0,20}</[a-z-]+>)\s{0,9}(?=[a-z])"
@@ -65,7 +65,7 @@ _JURISDICTION = re.compile(r"/(?:jurisdiction|courts)/([\w-]{1,40})/?$")
 
 
 def _wants(name: str) -> bool:
-    """Opinions as JSON (one a file or a line) or as CourtListener's bulk CSV."""
+    """Return whether it holds opinions as JSON (one a file or a line) or CourtListener's bulk CSV."""
     lowered = name.lower()
     if _is_csv(name):
         return "opinion" in lowered and "cluster" not in lowered and "joined" not in lowered
@@ -73,7 +73,7 @@ def _wants(name: str) -> bool:
 
 
 def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
-    """A file of JSON whole, JSON lines by their parts, the rows of a CSV together."""
+    """Yield a JSON file whole, ranges of JSON lines, batches of CSV rows."""
     if _is_csv(stream.name):
         yield from _csv_pieces(stream)
         return
@@ -114,7 +114,7 @@ def _csv_pieces(stream: RawStream) -> Iterator[Piece | Refusal]:
 
 
 def _documents(piece: Piece) -> Iterator[Found]:
-    """Each opinion of a piece."""
+    """Yield each opinion of a piece."""
     if isinstance(piece.extra, tuple):
         for item in piece_lines(msgspec.structs.replace(piece, extra=piece.extra[1])):
             if isinstance(item, Refusal):
@@ -173,21 +173,21 @@ def _marked_up(markup: str) -> str:
     tree = parse_html(markup)
     if tree is None:
         return " ".join(markup.split())
-    # Where a page of the reporter begins stands inside sentences; numbers of paragraphs stand alone in a line.
+    # Page marks of the reporter occur inside sentences; paragraph numbers are alone in a line.
     for element in _page_marks(tree):
         remove_element(element)
     return render(tree)
 
 
 def _plain(text: str) -> str:
-    """Text of a PDF, without the numbers of its pages."""
+    """Return the text of a PDF without page numbers."""
     text = text.replace("\r\n", "\n")
     text = _PAGE_NUMBER.sub("\n", text).replace("\f", "\n") if "\f" in text else text
     return without_hyphenation(text)
 
 
 def without_hyphenation(text: str) -> str:
-    """Words that are broken at the ends of lines made whole, on the line where they begin.
+    """Return the text with words hyphenated at line ends joined, on the line where they begin.
 
     A hyphen that the word has elsewhere in the text is its own.
 

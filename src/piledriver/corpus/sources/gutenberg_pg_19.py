@@ -12,7 +12,7 @@ from piledriver.corpus.text.normalise import decode
 
 
 def _documents(piece: Piece) -> Iterator[Found]:
-    """The book, without the words of Project Gutenberg around it."""
+    """Yield the book without Project Gutenberg's header and licence."""
     content = piece.read()
     text = decode(content, declared_encoding(content)).replace("\r\n", "\n").replace("\r", "\n")
     meta = {"origin": piece.origin, **book_meta(text)}

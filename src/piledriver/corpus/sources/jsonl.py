@@ -22,7 +22,7 @@ _ARRAY_BYTES = 1 << 27
 
 
 def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
-    """Ranges of a plain file, which workers align with its lines; batches of lines of anything else."""
+    """Yield ranges of a plain file, which workers align with its lines, or batches of lines of any other."""
     head, opened = peek_head(stream.file, 64)
     with opened:
         if head.lstrip().startswith(b"[") or stream.name.lower().endswith(".json"):
@@ -64,20 +64,20 @@ def _batches(opened: BinaryIO, origin: str) -> Iterator[Piece | Refusal]:
 
 
 def _documents(piece: Piece) -> Iterator[Found]:
-    """One document for each line that holds an object with text."""
+    """Yield one document for each line that holds an object with text."""
     if piece.extra == "whole":
         yield from _whole(piece)
         return
     if piece.extra == "range":
         assert piece.path is not None
         assert piece.length is not None
-        # A line belongs to the range that it starts in; the byte before the range tells whether one starts right there.
+        # A line belongs to the range that it starts in; the byte before the range tells whether one starts there.
         start = max(0, piece.offset - 1)
         opened = cast(BinaryIO, FileRange(piece.path, start))
         with opened:
             at = start
             if piece.offset:
-                # A line that fills the whole range belongs to another one: no need to follow it to its end.
+                # A line that spans the whole range belongs to an earlier one: stop there.
                 at += _skip_line(opened, piece.length + 1)
             yield from _lines(opened, piece.origin, at, piece.offset + piece.length)
         return
@@ -117,7 +117,7 @@ def _decoded(line: bytes, where: str) -> Found:
 
 
 def _whole(piece: Piece) -> Iterator[Found]:
-    """An array of objects or a single one, over any number of lines; else lines after all, whatever the name says."""
+    """Yield the documents of a JSON array or a single object; where it is neither, of JSON lines."""
     try:
         value = msgspec.json.decode(piece.data or b"")
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):

@@ -42,7 +42,7 @@ _NOTHING = re.compile(
 
 
 def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
-    """Read the tables, drop what came before by its id or its text, and hand on batches of the rest.
+    """Read the tables, reject records whose id or text occurred before, and yield batches of the rest.
 
     Duplicates span files and years, so one process must see every record; it keeps a bit for each id and eight bytes
     for each text.
@@ -78,14 +78,14 @@ def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
 
 
 def _documents(piece: Piece) -> Iterator[Found]:
-    """The records of a batch."""
+    """Yield the records of a batch."""
     assert piece.data is not None, "pieces of this source carry their records"
     for number, text, origin in msgspec.msgpack.decode(piece.data, type=list[tuple[str, str, str]]):
         yield Document(text, meta={"origin": origin, "application_id": number})
 
 
 def clean_abstract(text: str) -> str:
-    """White space collapsed, without the lines that every form prints above the abstract.
+    """Return an abstract with white space collapsed, without the headings that forms print above it.
 
     >>> clean_abstract("DESCRIPTION (provided by applicant):  We  study\\n mice.")
     'We study mice.'
@@ -130,7 +130,7 @@ def _records(stream: RawStream) -> Iterator[tuple[str, str, str] | Refusal]:
 
 
 def _lines(file: BinaryIO) -> Iterator[str]:
-    """Lines as text, bytes that are no UTF-8 kept aside; a line of a gigabyte comes in parts."""
+    """Yield lines as text with bytes that are not UTF-8 escaped; a very long line comes in parts."""
     first = True
     while line := file.readline(MAX_LINE_BYTES):
         if first:

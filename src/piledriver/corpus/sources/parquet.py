@@ -16,7 +16,7 @@ _ROWS_AT_ONCE = 256
 
 
 def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
-    """One piece for each row group of a file, which workers read themselves; a member of an archive whole."""
+    """Yield one piece for each row group of a file, or a whole archive member."""
     if stream.path is None:
         content = read_all(stream.raw, MAX_PIECE_BYTES)
         if len(content) > MAX_PIECE_BYTES:
@@ -34,7 +34,7 @@ def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
 
 
 def _documents(piece: Piece) -> Iterator[Found]:
-    """The rows of a row group."""
+    """Yield the rows of a row group."""
     import io
 
     try:
@@ -45,7 +45,7 @@ def _documents(piece: Piece) -> Iterator[Found]:
         return
     for group in groups:
         row = 0
-        # A damaged row group costs itself, from the rows on that cannot be read.
+        # A damaged row group costs only its own unreadable rows.
         try:
             for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=[group]):
                 for record in batch.to_pylist():

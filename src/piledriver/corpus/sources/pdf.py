@@ -11,7 +11,7 @@ from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_
 
 
 def _documents(piece: Piece) -> Iterator[Found]:
-    """The text layer of the file."""
+    """Yield the text layer of the file."""
     content = piece.read()
     try:
         text = pdf_to_text(content)
@@ -19,7 +19,7 @@ def _documents(piece: Piece) -> Iterator[Found]:
         yield Refusal("encrypted pdf" if error.encrypted else "damaged pdf", piece.origin, str(error))
         return
     if not text.strip():
-        yield Refusal("no text layer", piece.origin, "pages are pictures: recognise their characters first")
+        yield Refusal("no text layer", piece.origin, "pages are images: run OCR first")
         return
     yield Document(text, meta={"origin": piece.origin, **metadata(content)})
 

@@ -23,7 +23,7 @@ _FIELD = re.compile(r"([A-Z]{2,4}) {0,2}- (.*)")
 
 
 def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
-    """Whole records, some megabytes of them in a piece."""
+    """Yield pieces of whole records, a few megabytes each."""
     return record_pieces(stream, _last_end)
 
 
@@ -36,7 +36,7 @@ def _last_end(buffer: bytes) -> int:
 
 
 def _documents(piece: Piece) -> Iterator[Found]:
-    """Each citation; one that cannot be parsed refuses itself alone."""
+    """Yield each citation; one that cannot be parsed costs only itself."""
     content = piece.read()
     if content.lstrip()[:6] in (b"PMID- ", b"\xef\xbb\xbfPMI"):
         for record in re.split(r"\r?\n\r?\n(?=PMID- )", decode(content).strip()):
@@ -59,7 +59,7 @@ def _documents(piece: Piece) -> Iterator[Found]:
 
 
 def _records(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """(where, bytes) of each record; one that never closes goes to the parser as it is, to be refused there."""
+    """Yield (position, bytes) of each record; the parser rejects one that never closes."""
     at = 0
     while found := _OPENING.search(content, at):
         closing = b"</" + found[1] + b">"
@@ -69,7 +69,7 @@ def _records(content: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _without_lists(record: bytes) -> bytes:
-    """A record without its longest parts, which say nothing here: most of the time would go to parsing them."""
+    """Return a record without its longest lists, which are not used and would take most of the parsing time."""
     for name in (b"AuthorList", b"ReferenceList", b"MeshHeadingList"):
         start, end = record.find(b"<" + name), record.rfind(b"</" + name + b">")
         if 0 < start < end:
@@ -136,7 +136,7 @@ def _year(journal: Any) -> str | None:
 
 
 def _from_text(record: str, origin: str) -> Found:
-    """A record of the text format: fields of four letters, lines that go on are indented."""
+    """Return the document of a record in text format: fields of four letters, continuation lines indented."""
     values: dict[str, list[str]] = {}
     name = ""
     for line in record.split("\n"):
@@ -161,7 +161,7 @@ def _from_text(record: str, origin: str) -> Found:
 
 
 def _wants(name: str) -> bool:
-    """Baseline and update files, and what PubMed's own export writes."""
+    """Return whether it is a baseline or update file, or an export of PubMed."""
     lowered = name.lower().removesuffix(".gz")
     return lowered.endswith((".xml", ".nbib")) or ("pubmed" in lowered and lowered.endswith(".txt"))
 

@@ -19,7 +19,7 @@ _ID_NAMES = {"pmc": "pmcid", "pmcid": "pmcid", "pmid": "pmid", "doi": "doi"}
 
 
 def _documents(piece: Piece) -> Iterator[Found]:
-    """Each article of a file (one, but in OAI-PMH answers and concatenations)."""
+    """Yield each article of a file: one, or several in OAI-PMH responses and concatenations."""
     try:
         root = parse_xml(with_character_entities(piece.read()))
     except XmlError as error:
@@ -81,7 +81,7 @@ def _date(front: Any) -> str | None:
 
 
 def _licence(front: Any) -> str | None:
-    """The licence element: by its url, by the urls and words in it, else its text; the copyright line as the last."""
+    """Return the licence by the URL of its element, by URLs and words in it, else by its text or the copyright line."""
     statements: list[str] = []
     for licence in front.iterfind("permissions/license"):
         statements += [value for name, value in licence.attrib.items() if name.endswith("href")]

@@ -27,7 +27,7 @@ CaptionData = tuple[str, str, str, bytes]
 
 
 def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
-    """One piece for each video: its files, told together by their names and folders."""
+    """Yield one piece for each video: its files, grouped by name and folder."""
     held: OrderedDict[str, list[CaptionData]] = OrderedDict()
     held_bytes = 0
 
@@ -63,7 +63,7 @@ def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
 
 
 def _documents(piece: Piece) -> Iterator[Found]:
-    """The captions of one video."""
+    """Yield the captions of one video."""
     video, files = piece.extra
     tracks: dict[str, list[Cue]] = {}
     languages: list[str] = []
@@ -102,7 +102,7 @@ def _documents(piece: Piece) -> Iterator[Found]:
 
 
 def _told(content: bytes) -> dict[str, Any]:
-    """What the description that yt-dlp writes beside the captions says about the video."""
+    """Return the metadata of the description that yt-dlp writes beside the captions."""
     try:
         info = msgspec.json.decode(content)
     except (msgspec.DecodeError, RecursionError):
@@ -117,7 +117,7 @@ def _told(content: bytes) -> dict[str, Any]:
 
 
 def _merged(tracks: dict[str, list[Cue]], video: str) -> str:
-    """Languages side by side, minute by minute; their order is shuffled in each minute so that none always leads."""
+    """Return the languages minute by minute; their order is shuffled in each minute so that none always leads."""
     minutes: dict[int, dict[str, list[str]]] = {}
     for name, cues in tracks.items():
         for cue in cues:

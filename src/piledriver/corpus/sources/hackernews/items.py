@@ -47,7 +47,7 @@ def _is_lines(head: bytes) -> bool:
     """Whether the first line is a whole value and more follow."""
     first, newline, more = head.partition(b"\n")
     if not newline:
-        # One line that goes on, or all there is: an array is decoded whole, an object may be the first of many.
+        # One long line or the whole file: an array is decoded whole, an object may be the first of many.
         return len(head) == _HEAD_BYTES and head.lstrip()[:1] == b"{"
     try:
         msgspec.json.decode(first)
