@@ -1,4 +1,4 @@
-"""One model laid out on one mesh. `apply.py` says the order of the steps once; each step is a file of its own."""
+"""One model on one mesh: `apply.py` holds the order of the steps, and each step has a folder."""
 
 from piledriver.engine.errors import EngineError, LayoutError
 from piledriver.engine.layout import Layout

@@ -58,7 +58,7 @@ def apply(
     model = apply_ep(model, mesh)
     model = apply_cp(model, mesh)
     model = apply_compute(model, mesh, options)
-    # From here on the model shows a tied weight once, where it is owned.
+    # After this a tied weight is a parameter of its owning stage only.
     stages = stages_of(model, mesh)
     model = apply_zero(model, mesh)
     if plan is not None:
@@ -91,7 +91,7 @@ def apply_compute(model: nn.Module, mesh: Mesh, options: EngineOptions) -> nn.Mo
 
 
 def apply_optimizer(optimizer: torch.optim.Optimizer, mesh: Mesh, parameters: ParameterMap) -> None:
-    """Apply `mesh.layout` to an optimizer, in place, after its models: its groups hold the parameters of before."""
+    """Apply `mesh.layout` to an optimizer, in place, after its models: its groups still hold their old parameters."""
     layout = mesh.layout
     swap_parameters(optimizer, parameters)
     if layout.reducer == "ddp":

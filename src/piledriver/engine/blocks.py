@@ -1,4 +1,4 @@
-"""Which modules are the blocks of a model: the units that are sharded, recomputed, compiled and cut into stages."""
+"""Find the blocks of a model: the repeated modules that are sharded, recomputed, compiled and split into stages."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from torch import nn
 
 from piledriver.models import Transformer
 
-# A list that holds less than this share of what the largest one holds (a stack of heads, say) is not one of blocks.
+# A list with less than this fraction of the largest list's parameters (a stack of heads, say) holds no blocks.
 _SMALLEST_SHARE = 0.1
 
 
 def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
-    """The repeated modules of a model by name, in order; empty where nothing repeats.
+    """Return the blocks of a model by name, in order; empty if nothing repeats.
 
-    Of our models the blocks; of others the members of the outermost lists of modules of one class (`model.layers` of
-    Hugging Face models; of both halves where there are an encoder and a decoder).
+    For our `Transformer`, its blocks; for others, the members of the outermost lists of modules of one class, such as
+    `model.layers` of Hugging Face models.
 
     >>> list(blocks_of(nn.Sequential(nn.Embedding(9, 4), nn.Sequential(*(nn.Linear(4, 4) for _ in range(2))))))
     ['1.0', '1.1']
@@ -36,7 +36,7 @@ def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _stacks(model: nn.Module) -> list[dict[str, nn.Module]]:
-    """The outermost lists of modules of one class, each as names to members."""
+    """Return the outermost lists of modules of one class, each as names to members."""
     found: list[dict[str, nn.Module]] = []
     inside: tuple[str, ...] = ()
     for name, module in model.named_modules():
@@ -53,7 +53,7 @@ def _is_stack(module: nn.Module) -> bool:
     members = dict(module.named_children())
     if not all(key.isdigit() for key in members) or len({type(member) for member in members.values()}) != 1:
         return False
-    # A list of one (what a stage holds) is a stack where its member is made of parts, as blocks are.
+    # A list of one (in a pipeline stage) is a stack if its member has children, as blocks do.
     return len(members) > 1 or (
         not isinstance(module, nn.Sequential) and any(True for member in members.values() for _ in member.children())
     )

@@ -1,8 +1,7 @@
-"""torch.compile block by block, in place, and a report of what the compiler could not do.
+"""Compile a model block by block, in place, and report graph breaks and recompiles.
 
-Only the `forward` of a block is compiled: hooks around it (sharding, replicas) stay outside the graph, names stay, and
-equal blocks share one compilation because their parameters are inputs of the graph. Compiling one block instead of the
-whole stack starts many times sooner, at the same speed.
+Only the `forward` of a block is compiled: hooks around it stay outside the graph, names stay, and equal blocks share
+one compilation because their parameters are graph inputs.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from piledriver.engine.layout import SPLIT_BACKWARD
 from piledriver.engine.mesh import Mesh
 from piledriver.engine.state import state_of
 
-# torch remembers this many compilations; its own 64 are few for a long run with many shapes.
+# How many compilations torch keeps metrics of; its default of 64 is too few for a long run with many shapes.
 _REMEMBERED = 4096
 
 
 def is_compiled(mesh: Mesh) -> bool:
-    """Whether the layout compiles: as it says, else on GPUs."""
+    """Whether the layout compiles; unless it says, on GPUs only."""
     layout = mesh.layout
     if layout.compile is not None:
         return bool(layout.compile)
@@ -37,10 +36,7 @@ def is_compiled(mesh: Mesh) -> bool:
 
 
 def apply_compile(model: nn.Module, mesh: Mesh, options: Mapping[str, Any] | None = None) -> nn.Module:
-    """Compile every block of a model where the layout says so, in place; the whole model if asked or nothing repeats.
-
-    `options` are those of `torch.compile`.
-    """
+    """Compile each block of a model, or all of it if asked or nothing repeats; `options` are `torch.compile`'s."""
     if not is_compiled(mesh):
         return model
     from piledriver.engine.blocks import blocks_of
@@ -53,13 +49,13 @@ def apply_compile(model: nn.Module, mesh: Mesh, options: Mapping[str, Any] | Non
 
 
 def compile_modules(modules: list[nn.Module], *, activation_budget: float | None = None, **options: Any) -> None:
-    """Compile the forward of these modules, in place; they may keep that share of what they would keep otherwise."""
+    """Compile the forward of modules, in place; `activation_budget` is the fraction of activations they may keep."""
     from torch._dynamo import utils
 
     utils.set_compilation_metrics_limit(_REMEMBERED)
     for module in modules:
         outer: Any = module
-        # What moves saved tensors has to see them leave the graph, so it stays around it.
+        # Activation offload acts on tensors that leave the graph, so it stays outside.
         while getattr(outer.forward, "stays_outside_compiled", False):
             outer = outer.forward
         if not isinstance(outer.forward, Compiled):
@@ -67,7 +63,7 @@ def compile_modules(modules: list[nn.Module], *, activation_budget: float | None
 
 
 class Compiled:
-    """A compiled forward. A copy compiles the copy's own forward, where a compiled function would keep the original."""
+    """A compiled forward. A deep copy compiles its own forward; a compiled function would keep the original's."""
 
     def __init__(
         self, forward: Callable[..., Any], options: dict[str, Any], activation_budget: float | None = None
@@ -86,7 +82,7 @@ class Compiled:
             return self.compiled(*args, **kwargs)
         import torch._functorch.config as config
 
-        # A setting of the process, so it is patched only around this call: other models have other budgets.
+        # A global setting: patched around this call only, since other models have other budgets.
         with config.patch(activation_memory_budget=self.activation_budget):
             return self.compiled(*args, **kwargs)
 
@@ -99,10 +95,7 @@ class Compiled:
 
 @contextmanager
 def eager(model: nn.Module) -> Iterator[None]:
-    """Run a model's own code within the block, not what was compiled of it.
-
-    For evaluation, whose batches have as many shapes as there are lengths of documents.
-    """
+    """Run a model uncompiled within the block: evaluation batches have too many shapes to compile each."""
     known = state_of(model)
     roots = [model] if known is None else known.roots
     compiled = [one for root in roots for module in root.modules() for one in _compiled_around(module)]
@@ -125,10 +118,10 @@ def _compiled_around(module: nn.Module) -> Iterator[Compiled]:
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What torch.compile did in this process until now."""
+    """Graphs, graph breaks and recompiles of torch.compile in this process."""
 
     graphs: int = 0
-    """Different graphs that were captured."""
+    """Distinct graphs captured."""
     breaks: dict[str, int] = field(default_factory=dict)
     """Why a graph ended before its function did: reason to count."""
     recompiles: dict[str, int] = field(default_factory=dict)
@@ -142,7 +135,7 @@ class CompileReport:
 
 
 def compile_report() -> CompileReport:
-    """Graphs, breaks and recompiles until now, for the end of a run's first steps.
+    """Return the graphs, breaks and recompiles of this process so far.
 
     >>> print(CompileReport(2, {"print": 1}, {}))
     2 graphs, 1 breaks (print), 0 recompiles

@@ -13,7 +13,7 @@ from piledriver.engine.state import pop_state
 
 
 def detach(model: nn.Module) -> None:
-    """Stop reducing gradients and keep nothing but the model. Sharded parameters stay sharded."""
+    """Remove the engine's hooks and state from a model. Sharded parameters stay sharded."""
     known = pop_state(model)
     if known is None:
         return

@@ -1,7 +1,6 @@
-"""Hugging Face models give their blocks a cache of keys and values in training too, and throw it away afterwards.
+"""Remove empty key-value caches, which Hugging Face models pass to their blocks even in training.
 
-A block that is computed again would add to it twice, and a compiled one would be compiled anew for every layer that it
-counts: in training they get none.
+A recomputed block would append to the cache twice, and a compiled one would recompile for every layer index.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from piledriver.engine.errors import EngineError
 
 
 def without_empty_caches(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with None for a cache that holds nothing; one that holds something stays."""
+    """Return the arguments with None in place of empty caches."""
     if not any(is_cache(one) for one in (*args, *kwargs.values())):
         return args, kwargs
     return (
@@ -22,16 +21,16 @@ def without_empty_caches(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 
 
 def refuse_caches(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A cache that holds something cannot be given to a block that will be computed again."""
+    """Reject caches with content, which a recomputed block would append to twice."""
     if any(is_cache(one) for one in (*args, *kwargs.values())):
         raise EngineError(
-            "a block that is recomputed was given a cache that holds keys and values: it would add to it twice",
+            "a recomputed block was given a key-value cache with content, to which it would append twice",
             fix="use activations='keep'",
         )
 
 
 def is_cache(given: Any) -> bool:
-    """Whether this is a cache as Hugging Face's blocks take it."""
+    """Whether this is a Hugging Face key-value cache."""
     return hasattr(given, "get_seq_length") and hasattr(given, "update")
 
 

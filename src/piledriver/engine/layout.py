@@ -37,8 +37,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 TWO_STAGES_A_RANK: frozenset[str] = frozenset({"zbv", "dualpipev"})
 MANY_STAGES_A_RANK: frozenset[str] = frozenset({"interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble"})
 SPLIT_BACKWARD: frozenset[str] = frozenset({"interleaved-zero-bubble", "zbv", "dualpipev"})
-"""Schedules that compute gradients of inputs first and those of weights later. The backward of a compiled block is one
-piece, so with these nothing is compiled."""
+"""Schedules that compute input gradients first and weight gradients later, which compiled blocks cannot."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +66,8 @@ class Layout:
     ep: int = 1
     """Expert parallel: ranks that shard the experts."""
     reducer: Reducer = "bucketed"
-    """Who averages gradients where every rank holds a full replica: our buckets, or torch DDP (communication hooks,
-    `Join`, `static_graph`, unused-parameter errors)."""
+    """What averages gradients of full replicas: our buckets, or torch DDP (communication hooks, `Join`,
+    `static_graph`, unused-parameter errors)."""
 
     precision: Precision = "fp32"
     """Mixed precision: fp32 master weights with 16-bit or fp8 compute; the `*-pure` modes keep bf16 weights only;
@@ -137,7 +136,7 @@ class Layout:
             raise LayoutError(f"dp_shard {self.dp_shard} with zero 0 shards nothing", fix="use zero 1, 2 or 3")
         if self.ep > 1 and self.zero in (1, 2):
             raise LayoutError(
-                f"experts over ep {self.ep} with zero {self.zero}: they are not on every process", fix="use zero 0 or 3"
+                f"ep {self.ep} with zero {self.zero}: experts are not replicated on every rank", fix="use zero 0 or 3"
             )
 
     def _check_reducer(self) -> None:
@@ -157,7 +156,7 @@ class Layout:
         if self.schedule in ("gpipe", "1f1b") and stages not in (None, 1):
             raise LayoutError(f"{self.schedule} holds 1 stage a rank, not {stages}", fix="use interleaved-1f1b")
         if self.offloads:
-            # Gradients leave for the host as a backward makes them; a schedule adds up several, and tied weights later.
+            # Gradients move to the host in the backward; a schedule accumulates several, and tied weights later.
             raise LayoutError(
                 f"offload {self.offload!r} with pp {self.pp}", fix="use pp=1, or more processes and zero=3"
             )
@@ -205,7 +204,7 @@ class Layout:
         if (shard * self.cp if self.zero else left * self.cp) % self.ep:
             size = shard * self.cp if self.zero else left * self.cp
             nearest = max(n for n in range(1, min(self.ep, size) + 1) if size % n == 0)
-            raise LayoutError(f"ep {self.ep} does not divide the {size} processes it lives on", fix=f"use ep={nearest}")
+            raise LayoutError(f"ep {self.ep} does not divide the {size} data-parallel ranks", fix=f"use ep={nearest}")
         return replace(self, dp_replicate=replicate, dp_shard=shard)
 
     def _share(self, left: int) -> tuple[int, int]:
@@ -285,7 +284,7 @@ def resolve_layout(given: Layout | None, precision: str = "no", *, compile: bool
 
 
 def check_microbatches(schedule: str, *, ranks: int, stages: int, microbatches: int) -> None:
-    """Raise `LayoutError` with the nearest number where a schedule cannot run so many micro-batches.
+    """Raise `LayoutError` with the nearest valid number if a schedule cannot run this many micro-batches.
 
     >>> check_microbatches("interleaved-1f1b", ranks=4, stages=8, microbatches=11)
     Traceback (most recent call last):
@@ -295,7 +294,7 @@ must fill rounds of 4 or more evenly. Fix: use microbatches=12
     rule, why = _rule(schedule, ranks, stages)
     if rule(microbatches):
         return
-    # Counting outward finds the nearest; the larger of two equally near ones keeps the bubble smaller.
+    # Of two equally near numbers, the larger keeps the pipeline bubble smaller.
     distance = next(d for d in range(1, microbatches + 2 * stages) if rule(microbatches - d) or rule(microbatches + d))
     nearest = microbatches + distance if rule(microbatches + distance) else microbatches - distance
     raise LayoutError(

@@ -1,4 +1,4 @@
-"""How many bytes of parameters, gradients and optimizer state a process holds, counted in storages, and by formula."""
+"""Bytes of parameters, gradients and optimizer states on this rank: measured, and expected by formula."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from piledriver.optim.shards import local
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryReport:
-    """Bytes on this process. Gradients are there between a backward and the step that uses them."""
+    """Bytes on this rank. Gradients exist between the backward and `zero_grad`."""
 
     parameters: int
     gradients: int
@@ -24,7 +24,7 @@ class MemoryReport:
 
     @property
     def total(self) -> int:
-        """All three."""
+        """Return the sum of all three."""
         return self.parameters + self.gradients + self.optimizer_state
 
     def __str__(self) -> str:
@@ -33,7 +33,7 @@ class MemoryReport:
 
 
 def measure(models: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> MemoryReport:
-    """Sum the storages that live on this process; memory that two tensors share counts once."""
+    """Return the bytes of all storages on this rank; shared storage counts once."""
     models = list(models)
     states = [value for optimizer in optimizers for state in optimizer.state.values() for value in _tensors(state)]
     return MemoryReport(
@@ -44,9 +44,9 @@ def measure(models: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimi
 
 
 def expected_bytes(parameters: int, layout: Layout) -> MemoryReport:
-    """The formula for fp32 masters and Adam: 16 bytes a parameter, divided as the stage says.
+    """Return what fp32 weights with Adam take: 16 bytes per parameter, sharded by ZeRO stage.
 
-    `parameters` are those of one model part: divide by tp and pp first.
+    `parameters` counts those of one model-parallel rank: divide by tp and pp first.
 
     >>> expected_bytes(1000, Layout(zero=2).on(4)).total
     7000

@@ -1,8 +1,8 @@
-"""The processes of a layout as device mesh: three views of the same ranks.
+"""The ranks of a layout as device meshes: three views of the same ranks.
 
-Parameters that every token uses are laid over (pp, dp_replicate, dp_shard, tp), where dp_shard includes cp: processes
-that split a sequence hold the same parameters, so these may be shared out among them too. Experts are laid over (pp,
-dp_replicate, dp_shard / ep, ep, tp). Batches are read by (dp_replicate, dp_shard) and cut along the sequence by cp.
+Dense parameters use (pp, dp_replicate, dp_shard, tp), where dp_shard includes cp: ranks that shard a sequence hold the
+same parameters, so ZeRO shards over them too. Experts use (pp, dp_replicate, dp_shard / ep, ep, tp). Batches are read
+by (dp_replicate, dp_shard) and sharded along the sequence by cp.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Mesh:
     """The ranks of a resolved layout, and this rank's place among them. An axis of size 1 has a mesh of one rank.
 
     A single process, and replicas that torch DDP reduces, have no device meshes: steps check the layout's sizes first.
-    Axes are sliced once: torch takes milliseconds each time, and every parameter asks for them.
+    Axes are cached: slicing a mesh is slow, and every parameter needs them.
     """
 
     layout: Layout
@@ -34,53 +34,53 @@ class Mesh:
     """World size."""
     rank: int
     dense: DeviceMesh
-    """(pp, dp_replicate, dp_shard, tp): parameters that every token uses; dp_shard includes cp."""
+    """(pp, dp_replicate, dp_shard, tp): dense parameters; dp_shard includes cp."""
     batch: DeviceMesh
-    """(pp, dp_replicate, dp_shard, cp, tp): which rank reads which part of which batch."""
+    """(pp, dp_replicate, dp_shard, cp, tp): which rank reads which shard of which batch."""
     experts: DeviceMesh
     """(pp, dp_replicate, dp_shard, ep, tp): experts, sharded over dp_shard * ep."""
 
     @functools.cached_property
     def tp(self) -> DeviceMesh:
-        """Processes that split each matrix."""
+        """Ranks that shard each matrix."""
         return self.dense["tp"]
 
     @functools.cached_property
     def pp(self) -> DeviceMesh:
-        """One process of each pipeline rank."""
+        """Ranks of one pipeline."""
         return self.dense["pp"]
 
     @functools.cached_property
     def cp(self) -> DeviceMesh:
-        """Processes that split each sequence."""
+        """Ranks that shard each sequence."""
         return self.batch["cp"]
 
     @functools.cached_property
     def ep(self) -> DeviceMesh:
-        """Processes that split the experts."""
+        """Ranks that shard the experts."""
         return self.experts["ep"]
 
     @functools.cached_property
     def shard(self) -> DeviceMesh:
-        """Over what dense parameters are averaged and shared out: one dimension, or (replicate, shard)."""
+        """The axes over which dense gradients are averaged: (dp_shard), or (dp_replicate, dp_shard)."""
         return (
             self.dense["dp_replicate", "dp_shard"] if self.dense["dp_replicate"].size() > 1 else self.dense["dp_shard"]
         )
 
     @functools.cached_property
     def shard_group(self) -> DeviceMesh:
-        """The processes that share out one copy of the dense parameters."""
+        """Ranks that shard one replica of the dense parameters."""
         return self.dense["dp_shard"]
 
     @functools.cached_property
     def state_mesh(self) -> DeviceMesh:
-        """What the own rows of dense parameters (zero 1 and 2) are laid over: `shard`, and tp where there is one."""
+        """The mesh of optimizer shards (zero 1 and 2): `shard`, and tp if above 1."""
         names = [*(["dp_replicate"] if self.dense["dp_replicate"].size() > 1 else []), "dp_shard"]
         return self.dense[(*names, "tp")] if self.tp.size() > 1 else self.shard
 
     @functools.cached_property
     def expert_shard(self) -> DeviceMesh:
-        """The same for experts."""
+        """`shard` for experts."""
         hybrid = self.experts["dp_replicate"].size() > 1
         return self.experts["dp_replicate", "dp_shard"] if hybrid else self.experts["dp_shard"]
 
@@ -98,13 +98,13 @@ class Mesh:
 
     @functools.cached_property
     def dp_groups(self) -> list[DeviceMesh]:
-        """The axes over which gradients of dense parameters are averaged, the sharing one first."""
+        """The axes over which dense gradients are averaged, dp_shard first."""
         axes = [] if self.dense is None else [self.dense["dp_shard"], self.dense["dp_replicate"]]
         return [axis for axis in axes if axis.size() > 1]
 
     @functools.cached_property
     def expert_dp_groups(self) -> list[DeviceMesh]:
-        """The same for experts: processes that hold the same ones."""
+        """`dp_groups` for experts: ranks that hold the same ones."""
         axes = [] if self.experts is None else [self.experts["dp_shard"], self.experts["dp_replicate"]]
         return [axis for axis in axes if axis.size() > 1]
 
@@ -166,7 +166,7 @@ def make_mesh(layout: Layout, device_type: str) -> Mesh:
     if layout.zero:
         replicate, shard = layout.dp_replicate, layout.dp_shard * layout.cp
     else:
-        # Nothing is shared out: processes of one sequence are copies of each other too.
+        # Nothing is sharded: the ranks of one sequence are replicas too.
         replicate, shard = layout.dp_replicate * layout.cp, 1
     over = replicate * shard if layout.zero == 0 else shard
     expert_replicate = 1 if layout.zero == 0 else replicate
@@ -186,13 +186,13 @@ def make_mesh(layout: Layout, device_type: str) -> Mesh:
 
 
 _made: dict[tuple[Any, ...], tuple[Any, DeviceMesh]] = {}
-"""Mesh never change, and each costs threads and connections: those of one shape are made once per connected world."""
+"""One mesh per shape and process group: each costs threads and connections."""
 
 
 def _mesh(device: str, sizes: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
     world, key = dist.group.WORLD, (device, sizes, names)
     for other in [known for known, (group, _) in _made.items() if group is not world]:
-        # Of a world that is gone: its threads and connections can go too.
+        # Its process group was destroyed.
         del _made[other]
     if key not in _made:
         _made[key] = world, init_device_mesh(device, sizes, mesh_dim_names=names)

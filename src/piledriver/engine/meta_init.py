@@ -1,7 +1,7 @@
-"""A model made on the meta device gets memory for its own part only, then its weights: no process holds all of it.
+"""Materialise a model built on the meta device: allocate this rank's shards, then initialise or load them.
 
-Our own models draw each parameter from (seed, name), so they start the same on any number of processes. Other models
-are initialised module by module by their own `reset_parameters`, each from (seed, name) too.
+Our own models draw each parameter from (seed, name), so they start the same on any world size. Other models are
+initialised module by module by their own `reset_parameters`, also seeded by (seed, name).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from piledriver.models import Transformer, initialise
 
 @dataclass(frozen=True)
 class InitPlan:
-    """The modules of a model as they were before it was laid out, without memory."""
+    """The modules of a model before its layout was applied, on the meta device."""
 
     modules: dict[str, nn.Module]
 
 
 def init_plan(model: nn.Module) -> InitPlan:
-    """Copies of the modules that hold parameters or buffers of their own: on the meta device they cost nothing."""
+    """Return copies of the modules that hold parameters or buffers; on the meta device they take no memory."""
     held = {
         name: copy.deepcopy(_alone(module))
         for name, module in model.named_modules()
@@ -39,7 +39,7 @@ def init_plan(model: nn.Module) -> InitPlan:
 def materialise(
     model: nn.Module, recipe: InitPlan, device: torch.device, weights: int | Callable[[nn.Module], None]
 ) -> None:
-    """Give a laid-out model its memory and its weights."""
+    """Allocate a model's local shards and fill them: by seed, or by the function `weights`."""
     model.to_empty(device=device)
     if not isinstance(weights, int):
         weights(model)
@@ -51,7 +51,7 @@ def materialise(
 
 
 def _alone(module: nn.Module) -> nn.Module:
-    """The module without its children, sharing its parameters."""
+    """Return the module without its children, sharing its parameters."""
     alone = copy.copy(module)
     alone._modules = {}
     return alone
@@ -79,7 +79,7 @@ def _reset(target: nn.Module, recipe: nn.Module, name: str, device: torch.device
 
 @torch.no_grad()
 def put(target: Tensor, whole: Tensor) -> None:
-    """This process's part of a whole tensor into its place; nothing is sent."""
+    """Copy this rank's shard of a full tensor into `target`, without communication."""
     if not isinstance(target, DTensor):
         target.copy_(whole)
         return

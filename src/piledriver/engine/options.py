@@ -24,13 +24,13 @@ class DDPOptions:
 
     @property
     def rebuilds_buckets(self) -> bool:
-        """Whether DDP arranges its buckets anew after the first backward."""
+        """Whether DDP rebuilds its buckets after the first backward."""
         return not (self.arguments.get("static_graph") or self.arguments.get("find_unused_parameters"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """What `apply` passes on to torch as it is."""
+    """What `apply` passes through to torch."""
 
     ddp: DDPOptions = field(default_factory=DDPOptions)
     autocast: Mapping[str, Any] = field(default_factory=dict)

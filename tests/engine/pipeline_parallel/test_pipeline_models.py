@@ -118,12 +118,12 @@ def _hugging_face() -> None:
 
 
 def _what_does_not_fit() -> None:
-    """Every rank is told which stage cannot take what it gets; nobody hangs."""
+    """Every rank is told which stage rejects its inputs; no rank hangs."""
     layout = Layout(pp=2, microbatches=2)
     mesh = make_mesh(layout, "cpu")
     wrong = split_stages(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(5, 4), nn.Linear(4, 4)), mesh)
     pipeline = Pipeline(wrong, mesh, device=CPU)
-    with pytest.raises(EngineError, match=r"stage 1 cannot take what the stage before it gives \(\(2, 4\)\)"):
+    with pytest.raises(EngineError, match=r"stage 1 rejects the outputs of the stage before it \(\(2, 4\)\)"):
         run_batch(pipeline, torch.zeros(4, 4), torch.zeros(4, 4), F.mse_loss)
     layout = Layout(pp=2, microbatches=2, debug=True)
     mesh = make_mesh(layout, "cpu")

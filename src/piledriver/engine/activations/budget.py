@@ -1,8 +1,7 @@
-"""Recompute as few blocks as a budget allows, from what one block is seen to keep.
+"""Recompute as few blocks as a memory budget allows.
 
-The first block of the first training forward runs with everything kept, and what stays alive is counted. From that
-follows how many blocks must be recomputed; they are spread evenly. So no batch has to be made up beforehand, and no
-more than the one block is ever above the budget. Blocks are taken to be equal: they are, in all but windowed stacks.
+The first block of the first training forward keeps everything, and the bytes that stay alive are counted. They
+determine how many blocks must be recomputed; these are spread evenly. Blocks are assumed to be equal.
 """
 
 from __future__ import annotations
@@ -15,28 +14,28 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from piledriver.engine.activations.saved_bytes import HeldBytes, tensor_bytes
+from piledriver.engine.activations.saved_bytes import HeldBytes, local_bytes
 
 _log = logging.getLogger(__name__)
 
 
 class Budget:
-    """What a model's blocks may keep together, and what follows from it once a block was seen."""
+    """The activation budget of a model's blocks, and which blocks to recompute, once one was measured."""
 
     def __init__(self, *, share: float, blocks: int) -> None:
         self.share, self.blocks = share, blocks
         self.bytes_kept: int | None = None
-        """Of one block where everything is kept; None until the first forward."""
+        """Bytes of one block that keeps everything; None until the first forward."""
         self.bytes_recomputed = 0
-        """Of one block that is recomputed: its inputs."""
+        """Bytes of one recomputed block: its inputs."""
         self.recomputed: frozenset[int] = frozenset()
 
     def plan(self, bytes_kept: int, bytes_recomputed: int) -> None:
-        """Choose the blocks."""
+        """Choose the blocks to recompute."""
         self.bytes_kept, self.bytes_recomputed = bytes_kept, bytes_recomputed
         saved = bytes_kept - bytes_recomputed
         over = self.blocks * bytes_kept * (1.0 - self.share)
-        # A hair less than what is over: shares such as 0.1 are not exact in binary.
+        # Slightly less than the excess: fractions such as 0.1 are not exact in binary.
         count = 0 if saved <= 0 else min(self.blocks, -int(-(over - 1e-6 * bytes_kept) // saved))
         self.recomputed = frozenset(number * self.blocks // count for number in range(count)) if count else frozenset()
         level = logging.WARNING if self.predicted_share > self.share + 1e-6 else logging.INFO
@@ -44,7 +43,7 @@ class Budget:
 
     @property
     def predicted_share(self) -> float:
-        """What is kept, as a part of what keeping everything would take."""
+        """The fraction of activation bytes kept."""
         if not self.bytes_kept:
             return 1.0
         count = len(self.recomputed)
@@ -62,7 +61,7 @@ class Budget:
 
 
 class KeepWithinBudget:
-    """The forward of one block: kept or recomputed, as the budget that all blocks share says."""
+    """The forward of one block: kept or recomputed, by the shared budget."""
 
     def __init__(self, forward: Callable[..., Any], recompute: Callable[..., Any], budget: Budget, number: int) -> None:
         self.forward, self.recompute, self.budget, self.number = forward, recompute, budget, number
@@ -75,15 +74,15 @@ class KeepWithinBudget:
             with held:
                 out = self.forward(*args, **kwargs)
             outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
-            # What a block gives is what the next one takes, and that is kept in either case.
-            passed_on = sum(tensor_bytes(leaf) for leaf in outputs)
+            # A block's output is the next one's input, which is kept in either case.
+            passed_on = sum(local_bytes(leaf) for leaf in outputs)
             self.budget.plan(held.count(outputs) + passed_on, passed_on)
             return out
         return (self.recompute if self.number in self.budget.recomputed else self.forward)(*args, **kwargs)
 
 
 def budget_of(model: nn.Module) -> Budget | None:
-    """The budget that a model's blocks share, to print it; None where they have none."""
+    """Return the budget of a model's blocks, None without one."""
     for module in model.modules():
         forward: Any = module.__dict__.get("forward")
         while forward is not None:

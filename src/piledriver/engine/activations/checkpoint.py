@@ -1,8 +1,7 @@
-"""What the backward finds of the forward: everything, what is dear to recompute, block inputs, or what fits a budget.
+"""Activation checkpointing: keep all, keep expensive ops, recompute blocks, or recompute to fit a memory budget.
 
-Each block's `forward` is replaced by a callable object on the same module: no wrapper module, so names of parameters
-and keys of the state dict stay, hooks of other steps stay outside, and a deep copy of the model computes with its own
-weights. Gradients are bit for bit those of keeping everything, dropout included.
+Each block's `forward` is replaced by a callable object on the same module: parameter names and state dict keys stay,
+and a deep copy of the model uses its own weights. Gradients are bit for bit those of keeping all, dropout included.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from piledriver.engine.mesh import Mesh
 from piledriver.kernels import ops_to_save
 from piledriver.models.block import Block
 
-# Operators whose outputs selective checkpointing keeps: matrix products, communication, and what the kernels name
-# (attention, fp8 layers). The rest is elementwise and reductions, which cost little to do again.
+# Operators whose outputs selective checkpointing keeps, beside those that the kernels name (attention, fp8 layers).
+# The rest is elementwise and reductions, which are cheap to recompute.
 _OPS_TO_SAVE = frozenset(
     {
         *(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution")),
@@ -55,7 +54,7 @@ def checkpoint_blocks(model: nn.Module, mesh: Mesh) -> nn.Module:
     _recompute(model, blocks, mesh)
     if layout.activation_offload:
         store = ActivationStore()
-        # The backward begins with the last block: what it saved would come back before it had left.
+        # The backward begins with the last block, whose activations would be needed at once.
         for number, block in enumerate(blocks[:-1]):
             block.forward = KeepOnHost(block.forward, store, first=number == 0)
     return model
@@ -64,8 +63,7 @@ def checkpoint_blocks(model: nn.Module, mesh: Mesh) -> nn.Module:
 def _recompute(model: nn.Module, blocks: list[nn.Module], mesh: Mesh) -> None:
     layout = mesh.layout
     if layout.activations == "budget" and is_compiled(mesh):
-        # The compiler chooses operator by operator: `compile_blocks` tells it the budget.
-        return
+        return  # The compiler chooses operators by the budget; see `compile_modules`.
     if layout.activations == "budget":
         budget = Budget(share=layout.activation_budget, blocks=len(blocks))
         for number, block in enumerate(blocks):
@@ -76,7 +74,7 @@ def _recompute(model: nn.Module, blocks: list[nn.Module], mesh: Mesh) -> None:
 
 
 class Recompute:
-    """A forward that is recomputed in the backward; with `selective`, all of it but its expensive operators."""
+    """A forward that is recomputed in the backward; with `selective`, without its expensive operators."""
 
     def __init__(self, forward: Callable[..., Any], *, selective: bool = False) -> None:
         self.forward = forward

@@ -1,8 +1,7 @@
-"""Saved activations wait in host memory: out while later blocks compute, back one block before they are needed.
+"""Offload saved activations to host memory, and prefetch them one block before the backward needs them.
 
-Copies run on a stream of their own through pinned memory, so they cost no time as long as a block computes longer than
-its activations travel. A tensor that a block saves several times travels once; small ones, and parameters with their
-casts and transposes, stay where they are.
+Copies run on their own stream through pinned memory, overlapped with compute. A tensor that a block saves several times
+is copied once; small tensors, and parameters with their casts and transposes, stay on the device.
 """
 
 from __future__ import annotations
@@ -18,26 +17,26 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from piledriver.optim.shards import local
 
-# Below this a copy costs more in launching than it frees.
+# Smaller tensors are not worth a copy.
 SMALLEST_BYTES = 1 << 20
 
-# Nodes through which a parameter's cast or transpose leads back to the parameter.
+# Autograd nodes of casts and transposes of a parameter.
 _SAME_VALUES = ("TBackward0", "TransposeBackward0", "PermuteBackward0", "ToCopyBackward0", "ViewBackward0")
 
 
 class ActivationStore:
-    """The host memory of one model's blocks."""
+    """The offloaded activations of one model's blocks."""
 
     def __init__(self, smallest_bytes: int | None = None) -> None:
         self.smallest_bytes = SMALLEST_BYTES if smallest_bytes is None else smallest_bytes
         self.bytes_offloaded = 0
-        """Since the store was made."""
+        """Total since the store was created."""
         self.newest: weakref.ref[BlockActivations] | None = None
-        """The block that the backward will ask for first."""
+        """The block that the backward needs first."""
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def stream(self, device: torch.device) -> torch.cuda.Stream | None:
-        """The stream of copies of a device; None on the CPU, where a copy is a copy."""
+        """Return the copy stream of a device, None on the CPU."""
         if device.type != "cuda":
             return None
         if device not in self._streams:
@@ -50,7 +49,7 @@ class ActivationStore:
 
 
 class KeepOnHost:
-    """A forward whose saved tensors go to the store. `first` says that no block of this forward came before."""
+    """A forward whose saved tensors go to the store; `first` marks the first block of a forward."""
 
     stays_outside_compiled = True
 
@@ -68,7 +67,7 @@ class KeepOnHost:
 
 
 class BlockActivations:
-    """What one block saved in one forward. Only the graph holds its tensors, so what the backward has used is freed."""
+    """The saved tensors of one block in one forward. Only the graph holds them, so used ones are freed."""
 
     def __init__(self, store: ActivationStore, before: weakref.ref[BlockActivations] | None) -> None:
         self.store, self.before = store, before
@@ -76,7 +75,7 @@ class BlockActivations:
         self._packed: dict[Any, tuple[StorageWeakRef, HostTensor]] = {}
 
     def pack(self, tensor: Tensor) -> Tensor | PackedTensor:
-        """Put a saved tensor on the store, unless it should stay."""
+        """Offload a saved tensor, unless it should stay on the device."""
         if tensor.layout != torch.strided or is_of_parameter(tensor):
             return tensor
         part = local(tensor.detach())
@@ -96,13 +95,13 @@ class BlockActivations:
         return PackedTensor(known[1], tensor._spec if isinstance(tensor, DTensor) else None)
 
     def close(self) -> None:
-        """The forward is over: nothing of it can be saved again."""
+        """End the forward: no more tensors are saved."""
         if self.tensors:
             self.store.newest = weakref.ref(self)
         self._packed.clear()
 
     def fetch(self) -> None:
-        """Begin to bring back what the graph still holds."""
+        """Start copying back what the graph still holds."""
         for reference in self.tensors:
             held = reference()
             if held is not None:
@@ -110,7 +109,7 @@ class BlockActivations:
 
 
 class HostTensor:
-    """One tensor in host memory."""
+    """One tensor in host memory, and its copy back on the device."""
 
     def __init__(self, block: BlockActivations, tensor: Tensor) -> None:
         self.block, self.device = block, tensor.device
@@ -120,16 +119,15 @@ class HostTensor:
         if stream is None:
             self.host = tensor.clone()
             return
-        # Strides as they are, where the tensor is dense.
         self.host = torch.empty_like(tensor, device="cpu", pin_memory=True)
         stream.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(stream):
             self.host.copy_(tensor, non_blocking=True)
-        # The memory may be used again only when the copy is over.
+        # Its memory must not be reused before the copy has finished.
         tensor.record_stream(stream)
 
     def fetch(self) -> None:
-        """Begin to bring it back."""
+        """Start copying it back."""
         if self.back is not None:
             return
         stream = self.block.store.stream(self.device)
@@ -141,7 +139,7 @@ class HostTensor:
             self._ready = stream.record_event()
 
     def take(self) -> Tensor:
-        """The tensor on its device; begins to fetch the rest of its block and the block before."""
+        """Return the tensor on its device; start fetching the rest of its block and the previous block."""
         self.block.fetch()
         before = self.block.before() if self.block.before is not None else None
         self.block.before = None
@@ -156,7 +154,7 @@ class HostTensor:
 
 
 class PackedTensor:
-    """What the graph holds in place of a tensor; several may share one held."""
+    """What the graph holds in place of a tensor; several may share one `HostTensor`."""
 
     def __init__(self, held: HostTensor, spec: Any) -> None:
         self.held, self.spec = held, spec

@@ -1,18 +1,17 @@
-"""Context parallel: each process of cp holds a part of every sequence.
+"""Context parallelism: shard every sequence over cp.
 
-Every process of cp is given the whole batch and keeps its part: tokens behind the embedding, rotary positions, targets.
-Attention sees all of the sequence, either by passing keys and values round (`context_ring`) or by exchanging the
-sequence for heads (`context_heads`). Lengths that do not divide are padded at the end, where the causal mask hides it.
+Every cp rank is given the full batch and keeps its shard of tokens, rotary positions and targets. Attention covers the
+full sequence by ring attention (`ring_attention.py`) or all-to-all over heads (`ulysses.py`). Sequences that cp does
+not divide are padded at the end, under the causal mask.
 
-The scale of losses and gradients, said once for all axes:
+Scale of losses and gradients, for all axes:
 
-- Gradients are averaged over all processes that hold different data, dp_replicate * dp_shard * cp
-  (`Mesh.reduce_size`); processes of tp hold whole gradients and are not averaged over.
-- A process returns the loss of the batch it was given: with cp the sums over the whole sequence, the same on all
-  processes of cp, tokens counted over all sharding. So logging and dividing by tokens are as without cp.
-- The gradient of a sum over cp is itself summed over cp, and the mean over processes divides by cp again: the result is
-  the gradient of the whole sequence's loss, whichever targets are ignored in which part.
-- Experts' gradients arrive as sums over ep, and are divided by the same `reduce_size`.
+- Gradients are averaged over all ranks with different data, dp_replicate * dp_shard * cp (`Mesh.reduce_size`); tp ranks
+  hold full gradients.
+- A rank returns the loss sums of the batch it was given: with cp those of the full sequence, the same on all cp ranks.
+- The gradient of a sum over cp is all-reduced over cp, and the average divides by cp again: the result is the gradient
+  of the full sequence's loss, whatever targets are ignored in which shard.
+- Gradients of experts are sums over ep, divided by the same `reduce_size`.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def shard_sequences(model: nn.Module, mesh: Mesh) -> nn.Module:
 
 
 def check_model(config: ModelConfig, layout: Layout) -> None:
-    """Refuse what a method cannot do, with the one that can."""
+    """Raise `LayoutError` for what a method does not support, naming the one that does."""
     if layout.cp_method == "all-to-all":
         heads = config.heads // layout.tp
         if heads % layout.cp:
@@ -80,7 +79,7 @@ def check_model(config: ModelConfig, layout: Layout) -> None:
 
 
 class Ring:
-    """The attention kernel that passes keys and values round."""
+    """The ring attention kernel."""
 
     def __init__(self, sharding: SequenceSharding) -> None:
         self.sharding = sharding
@@ -89,18 +88,18 @@ class Ring:
         _refuse_cache(q, k)
         if mask != Mask():
             raise EngineError(
-                "ring attention knows only the causal mask, not documents", fix="use cp_method='all-to-all'"
+                "ring attention supports only the causal mask, not document masks", fix="use cp_method='all-to-all'"
             )
         return ring_attention(q, k, v, scale, self.sharding.group)
 
 
 def _refuse_cache(q: Tensor, k: Tensor) -> None:
     if q.shape[2] != k.shape[2]:
-        raise EngineError("a cache of keys is not split over cp", fix="generate with cp=1")
+        raise EngineError("a key-value cache is not sharded over cp", fix="generate with cp=1")
 
 
 def _replace_kernel(attention: Attention, sharding: SequenceSharding) -> None:
-    """Put the kernel in place; where tp left some of the heads here, inside of that."""
+    """Replace the attention kernel, inside of `LocalHeads` where tp shards the heads."""
     holder: Any = attention.kernel if isinstance(attention.kernel, LocalHeads) else None
     inner: Callable[..., Tensor] = attention.kernel if holder is None else holder.inner
     kernel = Ring(sharding) if sharding.zigzag else UlyssesAttention(inner, sharding)
@@ -146,7 +145,7 @@ def _rows(sharding: SequenceSharding, length: int, table: Tensor) -> Tensor:
 
 
 class ContextParallelLoss:
-    """The loss of the whole sequence from the sharding: every process of cp gets the same sums."""
+    """The loss sums of the full sequence, the same on every cp rank."""
 
     def __init__(self, inner: Callable[..., LossSums], sharding: SequenceSharding) -> None:
         self.inner, self.sharding = inner, sharding
@@ -160,7 +159,7 @@ class ContextParallelLoss:
 
 
 class ContextParallelTokenLosses:
-    """The loss of every token of the whole sequence, on every process of cp, from the sharding."""
+    """The loss of every token of the full sequence, on every cp rank."""
 
     def __init__(self, inner: Callable[..., Tensor], sharding: SequenceSharding) -> None:
         self.inner, self.sharding = inner, sharding

@@ -32,7 +32,7 @@ def is_language_model(model: nn.Module) -> bool:
 
 
 def split_language_model(model: nn.Module, sharding: SequenceSharding, layout: Layout) -> None:
-    """Put the attention in and the hooks around, in place."""
+    """Register the attention and the hooks, in place."""
     door: Any = model
     _check(door, sharding, layout)
     _register()
@@ -40,7 +40,7 @@ def split_language_model(model: nn.Module, sharding: SequenceSharding, layout: L
     door.set_attn_implementation(NAME)
     if door.config._attn_implementation != NAME:
         raise LayoutError(
-            f"cp {layout.cp}: {type(model).__name__} does not let its attention be chosen",
+            f"cp {layout.cp}: {type(model).__name__} does not support choosing its attention",
             fix="use cp=1, with zero and tp",
         )
     for module in model.modules():
@@ -52,7 +52,7 @@ def split_language_model(model: nn.Module, sharding: SequenceSharding, layout: L
 def _check(model: Any, sharding: SequenceSharding, layout: Layout) -> None:
     config = model.config
     if layout.pp > 1:
-        raise LayoutError(f"cp {layout.cp} with pp {layout.pp} is not known for {type(model).__name__}", fix="use pp=1")
+        raise LayoutError(f"{type(model).__name__} does not support cp {layout.cp} with pp {layout.pp}", fix="use pp=1")
     heads = config.num_attention_heads // layout.tp
     if not sharding.zigzag and heads % layout.cp:
         raise LayoutError(
@@ -61,11 +61,11 @@ def _check(model: Any, sharding: SequenceSharding, layout: Layout) -> None:
         )
     for name in ("attn_logit_softcapping", "num_experts", "num_local_experts"):
         if getattr(config, name, None):
-            raise LayoutError(f"cp {layout.cp} does not know {name} of {type(model).__name__}", fix="use cp=1")
+            raise LayoutError(f"cp {layout.cp} does not support {name} of {type(model).__name__}", fix="use cp=1")
 
 
 def _own_config(model: Any) -> None:
-    """Other models may have been made from the same config object: they keep theirs."""
+    """Give the model its own config: other models may share the object."""
     shared, own = model.config, copy.deepcopy(model.config)
     for module in model.modules():
         if module.__dict__.get("config") is shared:
@@ -77,7 +77,7 @@ def _register() -> None:
     from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(NAME, _attend)
-    # The mask of whole sequences is causal and needs no tensor.
+    # The causal mask needs no tensor.
     AttentionMaskInterface.register(NAME, lambda *args, **options: None)
 
 
@@ -96,11 +96,11 @@ def _attend(
     window = options.get("sliding_window")
     if attention_mask is not None or dropout or options.get("softcap") or (window and window < sharding.length):
         raise EngineError(
-            f"{type(module).__name__} asks for a mask, dropout, a soft cap or a window, which cp does not know",
+            f"{type(module).__name__} uses a mask, dropout, a soft cap or a window, which cp does not support",
             fix="turn it off in the config, or use cp=1",
         )
     if query.shape[2] != key.shape[2]:
-        raise EngineError("a cache of keys is not split over cp", fix="generate with cp=1")
+        raise EngineError("a key-value cache is not sharded over cp", fix="generate with cp=1")
     if sharding.zigzag:
         out = ring_attention(query, key, value, scale, sharding.group)
     else:
@@ -118,7 +118,7 @@ def _by_heads(q: Tensor, k: Tensor, v: Tensor, scale: float, sharding: SequenceS
 
 
 class _Before:
-    """This process's part of what the model is given."""
+    """Shards the inputs of the model."""
 
     def __init__(self, sharding: SequenceSharding) -> None:
         self.sharding = sharding
@@ -135,21 +135,21 @@ class _Before:
             )
         if mask is not None and not bool(mask.all()):
             raise EngineError(
-                "cp does not know padding in attention_mask", fix="pad on the right and leave the mask out"
+                "cp does not support padding in attention_mask", fix="pad on the right and leave the mask out"
             )
         sharding.length = ids.shape[1]
         places = torch.arange(sharding.length, device=ids.device).expand_as(ids)
         given_places = given.get("position_ids")
         if given_places is not None and not bool((given_places == places).all()):
-            raise EngineError("cp does not know documents packed by position_ids", fix="use our Transformer for them")
+            raise EngineError("cp does not support packed documents (position_ids)", fix="use our Transformer for them")
         given |= {"input_ids": sharding.shard(ids, 1), "position_ids": sharding.shard(places, 1), "use_cache": False}
         labels = given.get("labels")
         if labels is not None:
             following = F.pad(labels, (0, 1), value=IGNORE_INDEX)[:, 1:]
             if given.get("num_items_in_batch") is None:
                 given["num_items_in_batch"] = (following != IGNORE_INDEX).sum()
-            mine = sharding.shard(following - IGNORE_INDEX, 1) + IGNORE_INDEX
-            given |= {"labels": mine, "shift_labels": mine}
+            shard = sharding.shard(following - IGNORE_INDEX, 1) + IGNORE_INDEX
+            given |= {"labels": shard, "shift_labels": shard}
         return (), given
 
     def __deepcopy__(self, memo: Any) -> _Before:
@@ -157,7 +157,7 @@ class _Before:
 
 
 class _After(_Before):
-    """The loss of whole sequences, or their logits."""
+    """Reduces the loss, or gathers the logits."""
 
     def __call__(self, module: nn.Module, args: Any, given: Any, out: Any = None) -> Any:
         if out.loss is not None:

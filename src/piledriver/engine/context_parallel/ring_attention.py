@@ -1,8 +1,8 @@
-"""Ring attention: keys and values go round the processes while each attends to what it holds (Liu et al., 2023).
+"""Ring attention (Liu et al., 2023): keys and values move around the ring while each rank attends to what it holds.
 
-Process r of C holds the pieces r and 2C - 1 - r of 2C, so that under the causal mask everybody has the same work: at
-its own pieces the causal half, at an earlier process's only its first piece with all queries, at a later one's both
-pieces with only the second half of the queries. The next keys travel while this step computes.
+Rank r of C holds chunks r and 2C - 1 - r of 2C, which balances the causal mask: own chunks are causal; of an earlier
+rank all queries attend to the first chunk; of a later rank the second half of the queries attends to both. The next
+keys are sent while a step computes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _group_called: Any = distributed_c10d._resolve_process_group  # type: ignore[att
 
 
 def ring_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, group: Group) -> Tensor:
-    """Causal attention of this process's queries over the keys of all; [batch, heads, time, head_dim]."""
+    """Return causal attention of the local queries over the keys of all ranks, [batch, heads, time, head_dim]."""
     out: Tensor
     out, _ = _ring(q.contiguous(), k.contiguous(), v.contiguous(), scale, group.name, group.rank, group.size)
     return out
@@ -33,7 +33,7 @@ def _ring(q: Tensor, k: Tensor, v: Tensor, scale: float, name: str, rank: int, s
     pair = torch.stack((k, v))
     out, lse = torch.zeros_like(q, dtype=torch.float32), q.new_empty(0)
     for step in range(size):
-        coming, work = _pass_on(pair, name, rank, size) if step + 1 < size else (pair, [])
+        coming, work = _rotate(pair, name, rank, size) if step + 1 < size else (pair, [])
         owner = (rank - step) % size
         if owner == rank:
             first, lse = attend_block(q, k, v, True, scale)
@@ -67,11 +67,11 @@ def _ring_backward(
     gradient = gradient.contiguous()
     pair = torch.stack((k, v))
     d_q = torch.zeros_like(q, dtype=torch.float32)
-    # The gradients of a pair of keys and values travel behind it, and go one step further, home.
+    # The gradients of keys and values follow them around the ring, one step further, back to their owner.
     d_pair = torch.zeros_like(pair, dtype=torch.float32)
     d_work: list[Any] = []
     for step in range(size):
-        coming, work = _pass_on(pair, name, rank, size) if step + 1 < size else (pair, [])
+        coming, work = _rotate(pair, name, rank, size) if step + 1 < size else (pair, [])
         owner = (rank - step) % size
         queries, keys = slice(0 if owner <= rank else half, None), slice(None, None if owner >= rank else half)
         more_q, more_k, more_v = attend_block_backward(
@@ -89,7 +89,7 @@ def _ring_backward(
         d_pair[0, :, :, keys] += more_k
         d_pair[1, :, :, keys] += more_v
         _finish(work)
-        d_pair, d_work = _pass_on(d_pair, name, rank, size)
+        d_pair, d_work = _rotate(d_pair, name, rank, size)
         pair = coming
     _finish(d_work)
     return d_q.to(q.dtype), d_pair[0].to(k.dtype, copy=True), d_pair[1].to(v.dtype, copy=True)
@@ -129,14 +129,14 @@ def _gradients(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ..
 _ring.register_autograd(_gradients, setup_context=_keep)
 
 
-def _pass_on(x: Tensor, name: str, rank: int, size: int) -> tuple[Tensor, list[Any]]:
-    """Begin to send to the next process and to receive from the one before."""
+def _rotate(x: Tensor, name: str, rank: int, size: int) -> tuple[Tensor, list[Any]]:
+    """Start sending to the next rank and receiving from the previous one."""
     group = _group_called(name)
     x, coming = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
     following, before = (dist.get_global_rank(group, (rank + way) % size) for way in (1, -1))
     send = dist.P2POp(dist.isend, x, following, group)
     receive = dist.P2POp(dist.irecv, coming, before, group)
-    # Gloo answers in the order of calls: an even process sends first.
+    # Gloo runs operations in order: even ranks send first.
     return coming, dist.batch_isend_irecv([send, receive] if rank % 2 == 0 else [receive, send])
 
 

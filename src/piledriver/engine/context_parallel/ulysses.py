@@ -1,6 +1,6 @@
-"""All-to-all over heads: for attention each process gets the whole sequence of some of the heads (Jacobs et al., 2023).
+"""Ulysses (Jacobs et al., 2023): all-to-all so that each rank attends over the full sequence for some of the heads.
 
-Any mask and any kernel work as on one process, since every head sees the whole sequence.
+Any mask and kernel work as on one rank.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from piledriver.kernels.attention import Mask
 
 
 class UlyssesAttention:
-    """The attention kernel that exchanges the sequence for heads, runs the kernel it replaced, and exchanges back."""
+    """An attention kernel between two all-to-alls: sequence to heads, and back."""
 
     def __init__(self, inner: Callable[..., Tensor], sharding: SequenceSharding) -> None:
         self.inner, self.sharding = inner, sharding
@@ -28,7 +28,7 @@ class UlyssesAttention:
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, *, slopes: Tensor | None = None, **options: Any
     ) -> Tensor:
         if q.shape[2] != k.shape[2]:
-            raise EngineError("a cache of keys is not split over cp", fix="generate with cp=1")
+            raise EngineError("a key-value cache is not sharded over cp", fix="generate with cp=1")
         group, time = self.sharding.group, q.shape[2]
         k, v = (with_enough_heads(x, q.shape[1], group.size) for x in (k, v))
         q, k, v = (to_heads(x, group).narrow(2, 0, self.sharding.length) for x in (q, k, v))
@@ -41,7 +41,6 @@ def to_heads(x: Tensor, group: Group) -> Tensor:
     """[batch, heads, time / C, head_dim] to [batch, heads / C, time, head_dim]."""
     batch, heads, time, width = x.shape
     pieces = x.view(batch, group.size, heads // group.size, time, width).transpose(0, 1)
-    # By sender now, and so by place in the sequence.
     came = all_to_all_rows(pieces, None, None, group)
     return came.permute(1, 2, 0, 3, 4).reshape(batch, heads // group.size, -1, width)
 
@@ -55,7 +54,7 @@ def to_sequence(x: Tensor, group: Group) -> Tensor:
 
 
 def with_enough_heads(x: Tensor, heads: int, size: int) -> Tensor:
-    """Keys and values with fewer heads than processes are repeated until every process gets one."""
+    """Repeat key-value heads until every rank gets one."""
     times = size // math.gcd(x.shape[1], size)
     if times > 1 and heads % (x.shape[1] * times):
         times = heads // x.shape[1]

@@ -72,5 +72,5 @@ class _BroadcastFromFirst:
 
 
 def _statistics(module: nn.Module) -> list[Tensor]:
-    # As data: the backward of this forward asks whether its inputs were changed, but not for these.
+    # `.data`: this change must not count as one of the tensors that the backward saved.
     return [buffer.data for buffer in module.buffers(recurse=False)]

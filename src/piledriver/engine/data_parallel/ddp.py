@@ -1,7 +1,7 @@
 """torch DDP's gradient reducer, without its wrapper module.
 
 `DistributedDataParallel` calls its reducer around the forward pass, and wraps the model. Two hooks on the user's model
-do the first; nothing does the second: the object, its type and the keys of its state dict stay what the user wrote.
+replace the first; the object, its type and its state dict keys stay what the user wrote.
 Communication hooks, unused parameters and uneven inputs (`Join`) work as in torch.
 """
 

@@ -1,7 +1,7 @@
-"""Gradients averaged over the processes that hold the same parameters, in buckets, while the backward is still running.
+"""Average gradients over replicas in buckets, overlapped with the backward.
 
-For zero 0 and 1 every process ends with the whole mean; for zero 2 with its own rows of it, and whole gradients are
-let go as their bucket is sent. torch's own reducer knows neither split tensors nor experts nor rows, this one does.
+Zero 0 and 1: every rank ends with the full mean. Zero 2: each ends with its rows of the mean, and full gradients are
+freed as their bucket is sent. Unlike torch DDP's reducer, this one handles `DTensor`s, experts and row shards.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from piledriver.optim.shards import local
 
 
 class GradientReducer:
-    """Watches a model's parameters; `release` takes the hooks off again."""
+    """Reduces the gradients of parameters in each backward, until `release`."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class GradientReducer:
         self.enabled = True
         self.mesh = mesh
         held = [parameter for parameter in parameters if parameter.requires_grad]
-        # The backward comes to the last ones first.
+        # The backward reaches the last parameters first.
         self.buckets = [
             Bucket(members, mesh, scatter=scatter and shard_axis(members[0], mesh) is not None)
             for members in _make_buckets(held[::-1], bucket_bytes)
@@ -67,7 +67,7 @@ class GradientReducer:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Average within the block, whatever was said outside."""
+        """Average within the block, even inside `off`."""
         before, self.enabled = self.enabled, True
         try:
             yield
@@ -75,20 +75,20 @@ class GradientReducer:
             self.enabled = before
 
     def synchronise(self) -> None:
-        """Average what has gathered, now: for backwards that no hook sees (pipeline schedules)."""
+        """Average accumulated gradients now, for backwards whose hooks were off (pipeline schedules)."""
         self._finish()
 
     def drop(self) -> None:
-        """Forget what a backward that broke off has sent."""
+        """Discard what a failed backward has sent."""
         self._begin(None)
 
     def release(self) -> None:
-        """Watch no longer."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
     def __deepcopy__(self, memo: Any) -> None:
-        # A copy of the model is not in the group.
+        # A copy of the model is in no process group.
         return None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -99,11 +99,11 @@ class GradientReducer:
             return
         backward = current_backward()
         if backward != self._backward:
-            # The one before may have ended in an error (out of memory, caught by the loop), without a last word.
+            # The previous backward may have failed (an OOM that the loop caught), without its final callback.
             self._begin(backward)
             call_after_backward(self._finish)
         self._arrived.add(id(parameter))
-        # In one order on every process, whatever order the gradients come in.
+        # In the same order on every rank, whatever order gradients arrive in.
         while self._sent < len(self.buckets) and self.buckets[self._sent].keys <= self._arrived:
             self.buckets[self._sent].send()
             self._sent += 1
@@ -125,7 +125,7 @@ class GradientReducer:
 
 
 class Bucket:
-    """Parameters whose gradients travel together."""
+    """Parameters whose gradients are reduced together."""
 
     def __init__(self, parameters: list[nn.Parameter], mesh: Mesh, *, scatter: bool) -> None:
         self.parameters = parameters
@@ -133,7 +133,7 @@ class Bucket:
         self.axes = mesh.expert_dp_groups if is_expert(parameters[0]) else mesh.dp_groups
         self.divisor = mesh.reduce_size
         self.scatter = scatter
-        # Sums of 16-bit values would lose what single processes added, and gloo has none.
+        # 16-bit sums would lose precision, and gloo has none.
         self.reduce_dtype = torch.float32 if parameters[0].dtype.itemsize == 2 else parameters[0].dtype
         self._flat: Tensor | None = None
         self._work: Any = None
@@ -141,7 +141,7 @@ class Bucket:
 
     @torch.no_grad()
     def send(self) -> None:
-        """Put the gradients into one buffer and start to sum it over the first axis."""
+        """Copy the gradients into one buffer and start its reduction over the first axis."""
         gradients = [_local_gradient(parameter) for parameter in self.parameters]
         if all(gradient is None for gradient in gradients) and not self.axes:
             return
@@ -174,14 +174,14 @@ class Bucket:
         self._work = reduce_scatter(self._flat, buffer.flatten(), group=self.axes[0].get_group())
 
     def drop(self) -> None:
-        """Forget what is underway."""
+        """Discard what is in flight."""
         if self._work is not None:
             self._work.wait()
         self._flat = self._work = None
 
     @torch.no_grad()
     def receive(self) -> None:
-        """Wait, sum over the other axes, divide; gradients that no process had stay None."""
+        """Wait, reduce over the other axes and divide; gradients that no rank had stay None."""
         flat, self._flat = self._flat, None
         if flat is None:
             return
@@ -208,7 +208,7 @@ class Bucket:
         return self.reduce_dtype != self.parameters[0].dtype
 
     def _cast_back(self, values: Tensor) -> None:
-        """From the dtype that travelled to the parameters' own."""
+        """Cast the means from `reduce_dtype` to the parameters' dtype."""
         begin = 0
         for parameter in self.parameters:
             shape = local(parameter).shape
@@ -217,20 +217,20 @@ class Bucket:
             begin += shape.numel()
 
     def _flags(self) -> Tensor:
-        """Ones where present is a gradient, made on the device: a copy from the host would wait for the device."""
+        """Return ones for gradients that exist, made on the device to avoid a host sync."""
         like = local(self.parameters[0]).detach()
         if not any(self._missing):
             return like.new_ones(len(self.parameters))
         return torch.cat([like.new_zeros(1) if missing else like.new_ones(1) for missing in self._missing])
 
     def _present(self, flags: Tensor) -> list[bool]:
-        """Which gradients some process had. The host has to ask only where something is missing here."""
+        """Return which gradients some rank had; needs a host sync only if one is missing here."""
         if not any(self._missing):
             return [True] * len(self.parameters)
         return [present > 0 for present in flags.tolist()]
 
     def _expose_views(self) -> None:
-        """Gradients become views of the buffer: what is summed present needs no copy back, and no memory twice."""
+        """Make the gradients views of the buffer, which saves a copy back and its memory."""
         assert self._flat is not None
         if self._flat_dtype_differs:
             return
@@ -250,7 +250,7 @@ class Bucket:
 
 
 def _local_gradient(parameter: nn.Parameter) -> Tensor | None:
-    """The local part of a gradient, laid out as its parameter is."""
+    """Return the local gradient, in the placements of its parameter."""
     gradient = parameter.grad
     if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
         if gradient.placements != parameter.placements:
@@ -260,13 +260,13 @@ def _local_gradient(parameter: nn.Parameter) -> Tensor | None:
 
 
 def _make_buckets(parameters: list[nn.Parameter], most_bytes: int) -> list[list[nn.Parameter]]:
-    """Neighbours of one type, device and kind, up to a size."""
+    """Group consecutive parameters of one dtype, device and kind, up to a size."""
     filling: dict[tuple[Any, ...], list[nn.Parameter]] = {}
-    done: list[list[nn.Parameter]] = []
+    full: list[list[nn.Parameter]] = []
     for parameter in parameters:
         key = (parameter.dtype, parameter.device, is_expert(parameter), parameter.dim() == 0)
         members = filling.setdefault(key, [])
         members.append(parameter)
         if sum(local(one).nbytes for one in members) >= most_bytes:
-            done.append(filling.pop(key))
-    return done + list(filling.values())
+            full.append(filling.pop(key))
+    return full + list(filling.values())

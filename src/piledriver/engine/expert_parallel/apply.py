@@ -1,12 +1,10 @@
-"""Expert parallel: each process of ep holds some of the experts, and tokens travel to theirs and back.
+"""Expert parallelism: shard experts over ep, and dispatch tokens to them by all-to-all.
 
-What equals one process: outputs, losses and gradients where nothing is dropped, and the load-balance loss, whose shares
-and probabilities are means over the tokens of one forward on all data-parallel processes, as if one had them all.
-(Micro-batches are balanced one by one, as they are on one process.)
+Outputs, losses and gradients equal one process if nothing is dropped; so does the load-balance loss, whose fractions
+and probabilities are averaged over the tokens of all data-parallel ranks in one forward.
 
-Gradients of experts are sums over the tokens of all processes of ep, and must be divided by all processes that read
-data, as every other parameter's (`Mesh.reduce_size`). Our own averaging does that; `fully_shard` divides by the
-processes that share one expert out, so with zero 3 the gradients come to it divided by ep already.
+Gradients of experts are sums over ep, to be divided by all ranks that read data (`Mesh.reduce_size`). Our reducer does
+that; `fully_shard` divides by the ranks that shard one expert, so with zero 3 they are divided by ep first.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from piledriver.engine.tensor_parallel.transformer import ExpertTensorParallel
 from piledriver.models.feed_forward.moe import Experts, MoE
 
 _TP_DIM = {"gate_up": 1, "down": 2}
-"""The dimension of each stacked weight that tp splits: the width of the expert."""
+"""The dimension of each stacked weight that tp shards: the width of the expert."""
 
 
 def shard_experts(model: nn.Module, mesh: Mesh) -> nn.Module:
@@ -38,7 +36,7 @@ def shard_experts(model: nn.Module, mesh: Mesh) -> nn.Module:
     if not mixtures:
         # A pipeline stage without blocks of its own has no experts either.
         if layout.ep > 1 and layout.pp == 1:
-            raise LayoutError(f"ep {layout.ep}, but {type(model).__name__} has no experts that we know", fix="use ep=1")
+            raise LayoutError(f"ep {layout.ep}, but {type(model).__name__} has no `MoE` layers", fix="use ep=1")
         return model
     check_ep_divisible(mixtures[0].router.settings.experts, layout.ep)
     if not mesh.alone and mesh.reduce_size > 1:
@@ -66,14 +64,14 @@ def _data_groups(mesh: Mesh) -> list[Group]:
 
 
 def check_ep_divisible(experts: int, ep: int) -> None:
-    """Refuse an ep that does not deal the experts out evenly."""
+    """Raise `LayoutError` if ep does not divide the experts."""
     if experts % ep:
         nearest = max(n for n in range(1, min(ep, experts) + 1) if experts % n == 0)
         raise LayoutError(f"ep {ep} does not divide the {experts} experts", fix=f"use ep={nearest}")
 
 
 def expert_modules(model: nn.Module) -> list[nn.Module]:
-    """The modules whose parameters are spread over ep: zero shares them out over `mesh.expert_shard`."""
+    """Return the modules whose parameters are sharded over ep; ZeRO shards them over `mesh.expert_shard`."""
     return [module for module in model.modules() if any(is_expert(p) for p in module.parameters(recurse=False))]
 
 
@@ -86,7 +84,7 @@ def dropped_choices(model: nn.Module) -> tuple[int, int]:
 
 
 class MeanOverData:
-    """The mean over the processes that hold different tokens. The gradient is the mean of theirs too."""
+    """Averages over the ranks that hold different tokens; gradients are averaged too."""
 
     def __init__(self, groups: list[Group]) -> None:
         self.groups = groups
@@ -107,7 +105,7 @@ def _place(experts: Experts, mesh: Mesh, placed: dict[nn.Parameter, nn.Parameter
 
 
 def _set_dispatcher(mixture: MoE, dispatcher: Callable[..., Tensor]) -> None:
-    """Put a dispatcher in place of the dispatch; where tp splits each expert, inside of that."""
+    """Replace the dispatch, inside of `ExpertTensorParallel` where tp shards each expert."""
     if isinstance(mixture.dispatch, ExpertTensorParallel):
         mixture.dispatch.inner = dispatcher
     else:

@@ -1,8 +1,7 @@
-"""Tokens to the processes that hold their experts, and back.
+"""Dispatch tokens to the ranks that hold their experts, and combine the results.
 
-Without a capacity nothing is dropped: how many rows go where is known only from the routing, so one number per pair of
-processes travels to the host. With a capacity every expert takes at most so many rows from each process: all shapes are
-fixed and nothing waits for the host, and what finds no room is counted and passes by on the residual stream.
+Without a capacity nothing is dropped; row counts per rank depend on the routing and are read on the host. With a
+capacity all shapes are fixed and there is no host sync; dropped choices are counted and skip the experts.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from piledriver.models.feed_forward.moe import Experts, Routing, combine, sort_b
 
 
 class DroplessDispatcher:
-    """Every choice is carried out, however uneven the load."""
+    """Dispatches every choice, however uneven the load."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, experts: Experts, tokens: Tensor, routing: Routing) -> Tensor:
-        """[tokens, dim] to the weighted sum of what the experts made of each."""
+        """Return the weighted sum of the experts' outputs for each token, [tokens, dim]."""
         chosen = routing.experts.flatten()
         order = chosen.argsort(stable=True)
         rows = tokens[order // routing.experts.shape[1]]
@@ -35,26 +34,26 @@ class DroplessDispatcher:
         sent = counts.view(self.group.size, here).sum(dim=1).tolist()
         received = coming.sum(dim=1).tolist()
         arrived = all_to_all_rows(rows, received, sent, self.group)
-        # They lie by sender, then by expert: sort by expert.
-        mine = torch.arange(here, device=tokens.device).repeat(self.group.size)
-        slots, ends, size = sort_by_expert(mine.repeat_interleave(coming.flatten()), here)
+        # Rows are ordered by sender, then by expert: sort by expert.
+        local = torch.arange(here, device=tokens.device).repeat(self.group.size)
+        slots, ends, size = sort_by_expert(local.repeat_interleave(coming.flatten()), here)
         buffer = tokens.new_zeros(size, tokens.shape[1]).index_copy(0, slots, arrived)
         back = all_to_all_rows(experts(buffer, ends)[slots], sent, received, self.group)
         return combine(torch.empty_like(back).index_copy(0, order, back), routing)
 
 
 class CapacityDispatcher:
-    """Each expert takes at most `capacity` times its even share of each process's choices, first choices first."""
+    """Gives each expert at most `capacity` times its even share of each rank's choices, first choices first."""
 
     def __init__(self, group: Group, capacity: float) -> None:
         self.group, self.capacity = group, capacity
         self.counter: Tensor | None = None
-        """[2]: choices dropped and choices made here, so far; on the device, so that counting waits for nothing."""
+        """[2]: choices dropped and choices made on this rank so far; on the device, to avoid a host sync."""
 
     def __call__(self, experts: Experts, tokens: Tensor, routing: Routing) -> Tensor:
-        """[tokens, dim] to the weighted sum of what the experts that had room made of each."""
+        """Return the weighted sum of the outputs of the experts that had room, [tokens, dim]."""
         if not experts.training:
-            # What is dropped depends on the rest of the batch: figures of an evaluation must not.
+            # Drops depend on the rest of the batch; evaluation must not.
             return DroplessDispatcher(self.group)(experts, tokens, routing)  # type: ignore[no-any-return]
         count, choices = experts.count, routing.experts.numel()
         room = max(math.ceil(self.capacity * choices / count), 1)
@@ -67,7 +66,7 @@ class CapacityDispatcher:
         in_line = torch.arange(choices, device=chosen.device) - (counts.cumsum(0) - counts)[chosen[order]]
         turn = torch.empty_like(chosen).scatter(0, order, in_line)
         fits = turn < room
-        # Row `count * room` takes what is dropped.
+        # Row `count * room` receives dropped choices.
         slots = torch.where(fits, chosen * room + turn, count * room)
         copies = tokens.repeat(routing.experts.shape[1], 1)
         buffer = tokens.new_zeros(count * room + 1, tokens.shape[1]).index_copy(0, slots, copies)

@@ -1,1 +1,1 @@
-"""Faults: recover from a failed step, and identify lost ranks."""
+"""Fault handling: recover from a failed step, and identify lost ranks."""

@@ -1,7 +1,7 @@
-"""A step that broke off (out of memory, caught by the loop) leaves nothing: the next is as if it had never been tried.
+"""Recover from a failed step (for example an OOM that the loop caught) so that the next one starts clean.
 
-Autograd tells nobody that a backward has failed: what was waiting for its end goes on waiting, and sharded modules keep
-gradients of the half that ran, which the next backward would add to its own.
+Autograd reports no failed backward: reducers keep waiting for it, and sharded modules keep the gradients of the part
+that ran, which the next backward would add to its own.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from piledriver.engine.torch_private import current_backward, fsdp_param_groups,
 
 
 def reset_after_failure(model: nn.Module) -> None:
-    """Drop what a backward that failed left underway. Gradients that had arrived stay until they are cleared."""
+    """Discard what a failed backward left in flight. Gradients already accumulated stay until `zero_grad`."""
     known = state_of(model)
     if known is None:
         return
-    # The error that broke the step off is the one to be seen.
+    # The user must see the error of the step, not one of the cleanup.
     with suppress(RuntimeError):
         if known.reducer is not None:
             known.reducer.drop()
@@ -33,27 +33,26 @@ def reset_after_failure(model: nn.Module) -> None:
 
 
 def reset_failed_steps(root: nn.Module) -> None:
-    """Let a sharded module's forward begin with a look at how the step before ended."""
+    """Make a sharded module check, before each forward, whether the previous step failed."""
     if hasattr(root, "_get_fsdp_state"):
         root.register_forward_pre_hook(_reset_if_broken, prepend=True)
 
 
 def _reset_if_broken(root: Any, _args: Any) -> None:
     if current_backward() != -1:
-        # A forward within a backward (recomputation): that one is still running.
+        # A forward inside a running backward (recomputation).
         return
     state = fsdp_shared_state(root)
     if state.iter_forward_root is not None or state.post_backward_final_callback_queued:
-        # A forward that failed has not touched the gradients of the batches before it.
+        # A failed forward leaves the gradients of earlier micro-batches intact.
         discard_step(root, gradients=state.post_backward_final_callback_queued)
 
 
 def discard_step(root: Any, *, gradients: bool = True) -> None:
-    """Put a sharded module back to where no step has begun, and drop gradients that are not shared out yet."""
+    """Reset a sharded module to before its step; `gradients` also drops those not yet reduced."""
     state = root._get_fsdp_state()
     if state._is_root is None:
-        # Never ran.
-        return
+        return  # It never ran.
     if hasattr(root, "reset_iter_state"):
         root.reset_iter_state()
     else:
@@ -67,7 +66,7 @@ def discard_step(root: Any, *, gradients: bool = True) -> None:
 
 
 def _reset_iter_state(state: Any) -> None:
-    """What `FSDPModule.reset_iter_state` does, before torch 2.13."""
+    """Do what `FSDPModule.reset_iter_state` of torch 2.13 does."""
     context, shared = state._comm_ctx, state._state_ctx
     for waiting in (context.all_gather_state, context.reduce_scatter_state):
         if waiting is not None and waiting.event is not None:

@@ -1,8 +1,7 @@
-"""Which rank is gone, when a collective breaks: the survivors call the roll over the store.
+"""Identify lost ranks: when a collective fails, surviving ranks report through the store what they were doing.
 
-Everybody who fails signs with what it was doing. Ranks that have not signed are dead, or still wait for those who have;
-of processes on this machine the system knows which. Whoever is dead is named, else whoever has not signed, else whoever
-was doing something else.
+A rank without a report is dead or still blocked; the process table tells which for ranks on this machine. The error
+names the dead ranks, else those without a report, else those that were in another operation.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from piledriver.runtime.errors import DisagreementError, LostPeerError
 from piledriver.runtime.world import World
 
 POLL_SECONDS = 5.0
-"""How long to wait for signatures where several ranks have not signed."""
+"""How long to wait for reports while several ranks are missing."""
 MIN_POLL_SECONDS = 1.0
-"""How long to wait at least: those who only now fail are alive."""
+"""How long to wait at least, for ranks that fail a moment later."""
 
 
 @contextmanager
 def report_lost_ranks(doing: str, group: dist.ProcessGroup | None = None) -> Iterator[None]:
-    """Turn torch's errors about a lost connection into one that names the rank, among all or those of a group.
+    """Turn torch's connection errors into one that names the lost rank of the world or of a group.
 
-    `doing` says what, and how often before: ranks that took another branch are known by it.
+    `doing` names the operation and its count: a rank that took another branch is found by it.
     """
     try:
         yield
@@ -54,35 +53,35 @@ def _raise_lost_ranks(error: BaseException, doing: str, group: dist.ProcessGroup
         cause = cause.__cause__
     if cause is None or not dist.is_initialized():
         return
-    signed, missing = _poll_ranks_in_time(doing, group)
+    reported, missing = _poll_ranks_in_time(doing, group)
     said = next(iter(str(cause).splitlines()), "")
-    me = f"rank {dist.get_rank()}: {doing} failed because"
+    prefix = f"rank {dist.get_rank()}: {doing} failed because"
     if missing:
         who = ", ".join(map(str, missing))
         raise LostPeerError(
-            f"{me} rank {who} is gone, hangs or does something else: {said}",
+            f"{prefix} rank {who} is gone, hangs or does something else: {said}",
             fix="look at that rank's log; raise the timeout if it was only slow",
         ) from error
-    odd = _who_differs(signed)
+    odd = _outliers(reported)
     if odd:
-        others = ", ".join(f"rank {rank} was in {signed[rank]}" for rank in odd)
+        others = ", ".join(f"rank {rank} was in {reported[rank]}" for rank in odd)
         raise DisagreementError(
-            f"{me} the ranks do different things: {others}", fix="make every rank take the same branches"
+            f"{prefix} ranks run different operations: {others}", fix="make every rank take the same branches"
         ) from error
     raise LostPeerError(
-        f"{me} another process is gone or cannot be reached: {said}",
+        f"{prefix} another process is gone or cannot be reached: {said}",
         fix="look for the first rank that failed in the logs; Layout(debug=True) names one that takes another branch",
     ) from error
 
 
-def _who_differs(signed: dict[int, str]) -> list[int]:
-    """Those who do not do what most do; of two the second."""
-    usual = Counter(signed[rank] for rank in sorted(signed)).most_common(1)
-    return [rank for rank in sorted(signed) if signed[rank] != usual[0][0]] if usual else []
+def _outliers(reported: dict[int, str]) -> list[int]:
+    """Return the ranks whose operation is not the most common one; of two ranks the second."""
+    usual = Counter(reported[rank] for rank in sorted(reported)).most_common(1)
+    return [rank for rank in sorted(reported) if reported[rank] != usual[0][0]] if usual else []
 
 
 def _poll_ranks_in_time(doing: str, group: dist.ProcessGroup | None) -> tuple[dict[int, str], list[int]]:
-    """The roll; nobody is named if it takes too long: where the network is cut, the store waits for minutes too."""
+    """Poll with a time limit: without a network the store itself blocks for minutes, and no rank is named."""
     box = [({dist.get_rank(): doing}, list[int]())]
     caller = threading.Thread(target=lambda: box.append(_poll_ranks(doing, group)), daemon=True)
     caller.start()
@@ -91,7 +90,7 @@ def _poll_ranks_in_time(doing: str, group: dist.ProcessGroup | None) -> tuple[di
 
 
 def _poll_ranks(doing: str, group: dist.ProcessGroup | None) -> tuple[dict[int, str], list[int]]:
-    """What each rank that answers was doing, and the ranks that do not: the dead ones where that is known."""
+    """Return what each reporting rank was doing, and the missing ranks: the dead ones if known."""
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     me = dist.get_rank()
     keys = {rank: f"piledriver/lost/{'-'.join(map(str, ranks))}/{rank}" for rank in ranks}
@@ -107,29 +106,29 @@ def _poll_ranks(doing: str, group: dist.ProcessGroup | None) -> tuple[dict[int, 
             dead = [rank for rank in missing if _is_dead(store, rank)]
             waited = time.monotonic() - start
             if waited > (MIN_POLL_SECONDS if dead or len(missing) <= 1 else POLL_SECONDS):
-                signed = {rank: store.get(keys[rank]).decode() for rank in ranks if rank not in missing}
-                return signed, dead or missing
+                reported = {rank: store.get(keys[rank]).decode() for rank in ranks if rank not in missing}
+                return reported, dead or missing
             time.sleep(0.05)
     except (dist.DistError, RuntimeError):
-        # Rank 0 serves the store: with it gone, nobody answers.
+        # Rank 0 serves the store: without it there are no reports.
         return {me: doing}, [0] if 0 in ranks and me != 0 else []
 
 
 def register_rank() -> None:
-    """Leave word of where this process is, for those who will look for it."""
+    """Record the host and process id of this rank in the store."""
     store = default_store()
     store.set(f"piledriver/where/{dist.get_rank()}", f"{socket.gethostname()} {os.getpid()}")
 
 
 def _is_dead(store: Any, rank: int) -> bool:
-    """Whether a rank ran on this machine and does no longer. Where nobody can tell, it is not."""
+    """Whether a rank of this machine has exited; False if unknown."""
     if not store.check([f"piledriver/where/{rank}"]):
         return False
     host, pid = store.get(f"piledriver/where/{rank}").decode().split()
     if host != socket.gethostname():
         return False
     try:
-        # A zombie, whose parent has not asked for it yet, still takes signals.
+        # A zombie still accepts signals.
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         return state in ("Z", "X")
     except OSError:
@@ -144,7 +143,7 @@ def _is_dead(store: Any, rank: int) -> bool:
 
 
 class _ReportLostRanks:
-    """The call of a model whose forward communicates. Copies of the model have none: torch leaves it out of them."""
+    """The call of a model whose forward communicates. torch drops it from copies of the model."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self.call = call
@@ -152,7 +151,7 @@ class _ReportLostRanks:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
-            # A graph that counts would be another graph every time.
+            # Counting inside a graph would recompile it every time.
             self.calls += 1
         try:
             return self.call(*args, **kwargs)
@@ -162,7 +161,7 @@ class _ReportLostRanks:
 
 
 class _Announce:
-    """Tells everybody that a sharded module's forward begins, before anything is gathered for it."""
+    """Compares ranks before a sharded module's forward, before anything is gathered for it."""
 
     def __init__(self, name: str, tell: Callable[[str], None]) -> None:
         self.name, self.tell = name, tell
@@ -171,20 +170,20 @@ class _Announce:
         self.tell(f"the forward of {self.name or 'the model'}")
 
     def __deepcopy__(self, memo: Any) -> _Announce:
-        return _Announce(self.name, _to_nobody)
+        return _Announce(self.name, _no_check)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Announce, (self.name, _to_nobody)
+        return _Announce, (self.name, _no_check)
 
 
-def _to_nobody(_what: str) -> None:
+def _no_check(_what: str) -> None:
     return None
 
 
 def watch_collectives(model: nn.Module, world: World) -> None:
-    """Report ranks that are lost in a forward that communicates; a pipeline does so itself.
+    """Report ranks lost in a forward that communicates (pipelines do so themselves).
 
-    With `debug`, ranks also compare notes before each sharded module.
+    With `debug`, also compare the ranks before each sharded module.
     """
     known = state_of(model)
     if known is None or known.mesh.layout.reducer == "ddp" or known.pipeline is not None:
@@ -196,7 +195,7 @@ def watch_collectives(model: nn.Module, world: World) -> None:
 
 
 def watch_forward(model: nn.Module, tell: Callable[[str], None] | None = None) -> None:
-    """Name a rank that is lost in this model's forward; with `tell`, all compare notes before each sharded module."""
+    """Report ranks lost in this model's forward; `tell`, if given, is called before each sharded module."""
     model._compiled_call_impl = _ReportLostRanks(model._compiled_call_impl or model._call_impl)
     if tell is None:
         return

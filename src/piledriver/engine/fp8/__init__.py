@@ -8,7 +8,7 @@ from piledriver.engine.mesh import Mesh
 
 
 def apply_fp8(model: nn.Module, mesh: Mesh) -> nn.Module:
-    """Let the linear layers of a model compute in fp8, in place. Comes before compiling."""
+    """Make the linear layers of a model compute in fp8, in place. Comes before compiling."""
     if not mesh.layout.precision.startswith("fp8"):
         return model
     from piledriver.engine.fp8.apply import use_fp8_layers

@@ -1,10 +1,8 @@
-"""Linear layers in fp8: e4m3 in the forward pass, e5m2 for gradients, scales from each tensor as it is.
+"""Linear layers in fp8: e4m3 in the forward pass, e5m2 for gradients, with dynamic scales.
 
-Scales are taken anew from every tensor (no history to save, so a resumed run is the run). Layers keep their class, name
-and parameters: what changes is the function that a layer's `forward` computes, so state dicts are what they were.
-
-What stays as it was: embeddings, the output layer (its logits are what the loss is sensitive to), experts (grouped
-products), and layers whose sizes the matrix units cannot take or that are too small to win.
+Scales come from each tensor itself, so there is no history to save. Layers keep their class, name and parameters; only
+their `forward` changes. Embeddings, the output layer, experts, and layers whose sizes the hardware rejects or that are
+too small to gain stay in bf16.
 """
 
 from __future__ import annotations
@@ -20,14 +18,13 @@ from piledriver.models.feed_forward.mlp import GatedMLP
 from piledriver.optim.shards import local
 
 WORTH = 600.0
-"""Casts cost by the sum of a layer's sizes, products save by their product: it pays where product / sum is above this
-(measured on an H200: 768 to 768 loses, 768 to 2304 breaks even, 2048 to 2048 wins). A gated MLP, whose activation is
-computed within the casts, pays from four fifths of it."""
+"""Smallest product / sum of a layer's sizes for which fp8 pays: casts cost by the sum, products save by the product.
+A gated MLP, whose activation is fused with the casts, pays from four fifths of it (docs/fp8.md)."""
 _HEADS = frozenset({"head", "lm_head", "embed_out", "output"})
 
 
 def use_fp8_layers(model: nn.Module, layout: Layout, *, worth: float = WORTH) -> nn.Module:
-    """Let the linear layers of a model compute in fp8, in place. Call it before compiling.
+    """Make the linear layers of a model compute in fp8, in place. Call it before compiling.
 
     >>> model = nn.Sequential(nn.Linear(2048, 1024), nn.ReLU(), nn.Linear(1024, 10))
     >>> use_fp8_layers(model, Layout(precision="fp8"))[0](torch.randn(4, 2048)).shape, fp8_layers(model)
@@ -45,7 +42,7 @@ def use_fp8_layers(model: nn.Module, layout: Layout, *, worth: float = WORTH) ->
 
 
 def fp8_layers(model: nn.Module) -> list[str]:
-    """The names of the layers that compute in fp8: linear layers, and gated MLPs as wholes."""
+    """Return the names of the fp8 layers: linear layers, and gated MLPs as one."""
     ours = (_linear_forward, _mlp_forward)
     return [
         name for name, module in model.named_modules() if getattr(vars(module).get("forward"), "func", None) in ours
@@ -53,7 +50,7 @@ def fp8_layers(model: nn.Module) -> list[str]:
 
 
 def _fits(name: str, layer: nn.Linear, worth: float) -> bool:
-    # Where tp splits a layer, what counts is the part that this process multiplies; it is scaled by itself.
+    # With tp, the local shard counts; it has its own scale.
     sizes = local(layer.weight).shape
     if name.rpartition(".")[2] in _HEADS or any(size % MULTIPLE for size in sizes):
         return False
@@ -61,7 +58,7 @@ def _fits(name: str, layer: nn.Linear, worth: float) -> bool:
 
 
 def _fuses(mlp: GatedMLP, worth: float) -> bool:
-    """Whether the whole MLP can be one operator: nothing to add, nobody listening in between."""
+    """Whether the MLP can be one operator: no biases, and no hooks on its layers."""
     layers = (mlp.gate_up, mlp.down)
     plain = all(layer.bias is None and not layer._forward_hooks and not layer._forward_pre_hooks for layer in layers)
     return plain and mlp.activation == "silu" and all(_fits("", layer, 0.8 * worth) for layer in layers)
@@ -78,6 +75,6 @@ def _mlp_forward(mlp: GatedMLP, x: Tensor) -> Tensor:
 
 
 def _in_autocast(x: Tensor) -> Tensor:
-    """In the dtype that torch's own linear layer would compute in here."""
+    """Return the tensor in the dtype of autocast, if enabled."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x

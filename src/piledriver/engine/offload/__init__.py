@@ -1,4 +1,4 @@
-"""Host memory as a second tier: optimizer states and master weights there, and with `parameters` the weights too."""
+"""Offload optimizer states and master weights to host memory; with `parameters`, the weights too."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import nn
 from piledriver.engine.mesh import Mesh
 
 OFFLOADED = "_offloaded"
-"""Where a model keeps what it has on the host."""
+"""The attribute of a model that holds its `Offloaded`."""
 
 
 def apply_offload(model: nn.Module, mesh: Mesh, device: torch.device) -> nn.Module:
-    """Move a model's master weights (and weights) to the host, in place. Comes before its optimizers."""
+    """Move a model's master weights (and weights) to the host, in place. Before its optimizers are offloaded."""
     if not mesh.layout.offloads or offloaded(model) is not None:
         return model
     from piledriver.engine.offload.apply import offload_weights
@@ -23,12 +23,12 @@ def apply_offload(model: nn.Module, mesh: Mesh, device: torch.device) -> nn.Modu
 
 
 def offloaded(model: nn.Module) -> Any:
-    """Return what a model has on the host, None where it has nothing there."""
+    """Return the `Offloaded` of a model, None without one."""
     return model.__dict__.get(OFFLOADED)
 
 
 def undo_offload(model: nn.Module) -> None:
-    """Give a model its master weights back; nothing else holds them then."""
+    """Move a model's master weights back into it."""
     if offloaded(model) is not None:
         from piledriver.engine.offload.apply import return_weights
 

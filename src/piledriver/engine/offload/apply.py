@@ -1,12 +1,11 @@
-"""Host memory as a second tier: optimizer states and fp32 masters there, and with `parameters` the weights too.
+"""Offload optimizer states and fp32 master weights to host memory; with `parameters`, the weights too.
 
-`apply_offload` is the last step of `apply.py`, `offload_optimizer` its counterpart for each optimizer. The device keeps
-weights in the dtype that is computed in; gradients go to the host as the backward makes them; the optimizer, whose
-groups now hold the masters, steps there with its fused CPU kernel; new weights go back. The optimizer object, its
-groups, schedulers and state dict stay what they were, and the model's state dict gives the masters: so a checkpoint
-moves between runs with and without offload.
+The device keeps weights in the compute dtype; gradients are copied to the host during the backward; the optimizer,
+whose groups hold the master weights, steps there with its fused CPU kernel; new weights are copied back. The optimizer
+object and its state dict stay, and the model's state dict holds the master weights: checkpoints move between runs with
+and without offload.
 
-With zero 3 on several processes each holds the masters of its shards; `parameters` is then torch's own offload policy.
+With zero 3 on several ranks each holds the masters of its shards; `parameters` is then torch's offload policy.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from piledriver.optim.shards import local
 
 
 class Offloaded:
-    """What a model has on the host."""
+    """The master weights of a model on the host, with their transfers."""
 
     def __init__(self, model: nn.Module, layout: Layout, device: torch.device) -> None:
         dtype = compute_dtype(layout) if layout.precision != "fp16" else None
@@ -40,7 +39,7 @@ class Offloaded:
             if parameter.is_floating_point():
                 self.masters[parameter] = MasterWeight(parameter, device, home=self)
                 if dtype is not None and parameter.dim() > 1 and not isinstance(parameter, DTensor):
-                    # Vectors (norms, biases) stay fp32: they are few, and computed with in fp32.
+                    # Vectors (norms, biases) stay fp32.
                     parameter.data = parameter.data.to(dtype)
         self.blocks: StreamedBlocks | None = None
         if layout.offload == "parameters":
@@ -54,7 +53,7 @@ class Offloaded:
         self.handles: list[Any] = []
 
     def send(self, *, only_stale: bool = False) -> None:
-        """New weights to the device, or to where blocks are filled from."""
+        """Copy new weights to the device, or to the source of streamed blocks."""
         streamed = {} if self.blocks is None else self.blocks.streamed
         for parameter, master in self.masters.items():
             if only_stale and not master.is_stale:
@@ -65,14 +64,14 @@ class Offloaded:
                 master.send()
 
     def drop(self) -> None:
-        """A step broke off: nothing is on its way any more, in either direction."""
+        """Reset after a failed step: finish all transfers."""
         self.gradients.settle()
         if self.blocks is not None:
             self.blocks.evict_all()
 
     @torch.no_grad()
     def release(self) -> None:
-        """Give the model its masters back: where blocks were streamed, in host memory, else where it is."""
+        """Move the master weights back into the model: in host memory if blocks were streamed, else on its device."""
         self.send(only_stale=True)
         self.gradients.close()
         if self.blocks is not None:
@@ -92,7 +91,7 @@ class Offloaded:
 
 
 def offload_policy(layout: Layout, device_type: str) -> OffloadPolicy:
-    """For `fully_shard`. Memory is pinned where there is a device that gains from it."""
+    """Return the offload policy of `fully_shard`; memory is pinned if there is a GPU."""
     if layout.offload != "parameters":
         return OffloadPolicy()
     return CPUOffloadPolicy(pin_memory=device_type != "cpu")
@@ -101,13 +100,13 @@ def offload_policy(layout: Layout, device_type: str) -> OffloadPolicy:
 def offload_weights(model: nn.Module, layout: Layout, device: torch.device) -> nn.Module:
     """Move a model's master weights (and weights) to the host, in place. Before its optimizers are offloaded."""
     if layout.offload == "parameters" and any(isinstance(p, DTensor) for p in model.parameters()):
-        # Sharded with `offload_policy`: the parameters themselves are on the host.
+        # `offload_policy` keeps the sharded parameters on the host.
         _move_buffers(model, device)
         return model
     made = Offloaded(model, layout, device)
     model.__dict__[OFFLOADED] = made
     # Before the hook that gathers shards.
-    handles = [model.register_forward_pre_hook(_SendWhatWasLoaded(made), prepend=True)]
+    handles = [model.register_forward_pre_hook(_SendLoadedWeights(made), prepend=True)]
     model.zero_grad = _ZeroGrad(model)  # type: ignore[method-assign]
     for module in model.modules():
         if any(True for _ in module.parameters(recurse=False)):
@@ -118,7 +117,7 @@ def offload_weights(model: nn.Module, layout: Layout, device: torch.device) -> n
 
 
 def return_weights(model: nn.Module) -> None:
-    """Undo `offload_weights`: the model holds its master weights itself, and nothing else does."""
+    """Undo `offload_weights`: the model holds its master weights itself."""
     made: Offloaded = offloaded(model)
     made.release()
     if made.blocks is not None:
@@ -134,9 +133,9 @@ def _move_buffers(model: nn.Module, device: torch.device) -> None:
 
 
 def offload_optimizer(optimizer: Optimizer) -> None:
-    """Let an optimizer step on the masters of offloaded models, its states beside them; in place.
+    """Make an optimizer step on the master weights of offloaded models, in place, with its states on the host.
 
-    It may be called again when more of the optimizer's parameters were offloaded.
+    Call it again when more of the optimizer's parameters were offloaded.
     """
     masters: list[MasterWeight] = []
     for group in optimizer.param_groups:
@@ -156,7 +155,7 @@ def offload_optimizer(optimizer: Optimizer) -> None:
 
 
 def use_fused_on_host(optimizer: Optimizer) -> None:
-    """torch's optimizers have a fused kernel for the CPU too, many times faster than their loop."""
+    """Use torch's fused CPU kernel, which is much faster than its loop."""
     for group in optimizer.param_groups:
         if "fused" in group and all(one.device.type == "cpu" and one.is_floating_point() for one in group["params"]):
             group["fused"], group["foreach"] = True, False
@@ -170,7 +169,7 @@ def _on_host(value: Any) -> Any:
     return DTensor(local(value).cpu(), value._spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
-class _SendWhatWasLoaded:
+class _SendLoadedWeights:
     def __init__(self, offloaded: Offloaded) -> None:
         self.offloaded = offloaded
 
@@ -195,7 +194,7 @@ class _Send:
 
 
 class _ZeroGrad:
-    """Clears the gradients beside the masters too, for loops that clear the model's instead of the optimizer's."""
+    """Clears the gradients of the masters too, for loops that call `model.zero_grad`."""
 
     def __init__(self, model: nn.Module) -> None:
         functools.update_wrapper(self, type(model).zero_grad)
@@ -214,7 +213,7 @@ def _give_masters(module: nn.Module, state: dict[str, Any], prefix: str, _metada
         master: MasterWeight | None = getattr(parameter, "on_host", None)
         known = state.get(prefix + name)
         if master is not None and known is not None:
-            # What asked for variables gets the variable, what asked for values the value.
+            # `keep_vars` asks for the parameter itself.
             state[prefix + name] = master.tensor if known.requires_grad else master.tensor.detach()
             master.was_given_out = True
 
@@ -230,5 +229,5 @@ def _load_masters(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any
         master.was_given_out = True
         storage = local(parameter).untyped_storage()
         if storage.nbytes() == 0:
-            # torch goes on to copy into the weight itself, which is not there now; the next forward evicts it again.
+            # torch will copy into the evicted weight, which needs memory; the next forward evicts it again.
             storage.resize_(parameter.numel() * parameter.element_size())

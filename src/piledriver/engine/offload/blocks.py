@@ -1,7 +1,7 @@
-"""Blocks whose weights are on the device only while they compute: the next one comes while this one runs.
+"""Stream block weights to the device while they compute, prefetching the next block.
 
-The memory of an evicted weight is given back while the tensor stays, so what the graph saved of it (views, transposes)
-is whole again when the weight returns for the backward.
+Eviction frees the memory of a weight but keeps the tensor, so what the graph saved of it (views, transposes) is valid
+again when the weight returns for the backward.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class StreamedBlocks:
 
     @property
     def streamed(self) -> dict[nn.Parameter, StreamedWeight]:
-        """The weights that come and go, by parameter."""
+        """The streamed weights, by parameter."""
         return {weight.master.parameter: weight for block in self.weights for weight in block}
 
     def need(self, number: int, *, then: int) -> None:
-        """Have a block's weights here now and begin to bring those of the block that comes `then`."""
+        """Wait for a block's weights and start fetching those of block `then`."""
         self._fetch(number)
         for weight in self.weights[number]:
             if weight.arrived is not None:
@@ -72,7 +72,7 @@ class StreamedBlocks:
             for weight in due:
                 weight.fill()
             return
-        # The memory was just given out by the computing stream, which may still use it for what it held before.
+        # The compute stream may still use this memory for what it held before.
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
             for weight in due:
@@ -80,15 +80,15 @@ class StreamedBlocks:
                 weight.arrived = self.stream.record_event()
 
     def evict(self, number: int) -> None:
-        """Give a block's memory back."""
+        """Free a block's device memory."""
         for weight in self.weights[number]:
             weight.release()
 
     def backward_reached(self, number: int) -> None:
-        """The gradient of a block's output is there."""
+        """Prepare a block's backward: fetch its weights, prefetch the previous block's, evict the others."""
         backward = current_backward()
         if backward != self._backward:
-            # Also where the one before broke off, which had no end to be told of.
+            # Also after a failed backward, whose final callback never ran.
             self._backward = backward
             Variable._execution_engine.queue_callback(self.evict_all)
         for other in range(len(self.weights)):
@@ -97,20 +97,20 @@ class StreamedBlocks:
         self.need(number, then=number - 1)
 
     def evict_all(self) -> None:
-        """No forward and no backward is running."""
+        """Free the device memory of all blocks."""
         self._backward = None
         for number in range(len(self.weights)):
             self.evict(number)
 
     def release(self) -> None:
-        """Bring nothing any more: the memory on the device is given back."""
+        """Remove the hooks and free the device memory."""
         for handle in self._handles:
             handle.remove()
         self.evict_all()
 
 
 class StreamedWeight:
-    """One weight on the device, now and then, and what it is filled from."""
+    """One streamed weight and its source on the host."""
 
     def __init__(self, master: MasterWeight, device: torch.device) -> None:
         self.master = master
@@ -129,17 +129,17 @@ class StreamedWeight:
         return self.master.parameter.untyped_storage().nbytes() > 0
 
     def allocate(self) -> None:
-        """Memory on the device, not filled."""
+        """Allocate device memory."""
         self.master.parameter.untyped_storage().resize_(self._bytes)
 
     @torch.no_grad()
     def fill(self) -> None:
-        """The weight itself. It is the same as before, so the graph need not know."""
+        """Copy the weight in, without a version change: the graph sees the same values."""
         with torch.autograd.grad_mode._unsafe_preserve_version_counter(self.master.parameter):
             self.master.parameter.copy_(self.source, non_blocking=True)
 
     def release(self) -> None:
-        """Give the memory back; not before what is on its way into it has arrived."""
+        """Free the device memory, after any copy into it has finished."""
         if self.arrived is not None:
             torch.cuda.current_stream(self.master.device).wait_event(self.arrived)
         self.master.parameter.untyped_storage().resize_(0)
@@ -147,7 +147,7 @@ class StreamedWeight:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """The master changed: send this from now on."""
+        """Take over a changed master weight."""
         if self.source.data_ptr() != self.master.tensor.data_ptr():
             self.source.copy_(self.master.tensor)
         self.release()

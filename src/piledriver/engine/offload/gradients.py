@@ -1,7 +1,7 @@
-"""Gradients leave the device one by one as the backward makes them, while it makes the others.
+"""Copy gradients to the host one by one, overlapped with the backward.
 
-A copy to pinned memory runs on a stream of its own; a thread waits for it and adds it to the master's gradient in fp32.
-When `backward` returns all of them are there, so clipping and the step see what they always see.
+Copies to pinned memory run on their own stream; a thread adds each to the master's fp32 gradient. All are done when
+`backward` returns.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from piledriver.engine.shards.grad_hooks import when_accumulated
 from piledriver.engine.torch_private import current_backward
 from piledriver.optim.shards import local_gradient
 
-# Pinned memory that may be on its way at once.
+# Limit of pinned memory in flight.
 MOST_BYTES_UNDERWAY = 1 << 30
 
 
 class GradientStream:
-    """Takes gradients to the masters of one model."""
+    """Copies the gradients of one model to its master weights."""
 
     def __init__(self, masters: list[MasterWeight]) -> None:
         self._masters = {master.parameter: master for master in masters}
@@ -38,7 +38,7 @@ class GradientStream:
     def _leave(self, parameter: nn.Parameter) -> None:
         backward = current_backward()
         if backward != self._backward:
-            # Also where the one before broke off, which had no end to be told of.
+            # Also after a failed backward, whose final callback never ran.
             self.settle()
             self._backward = backward
             Variable._execution_engine.queue_callback(self.settle)
@@ -65,13 +65,13 @@ class GradientStream:
         return staged, arrived
 
     def settle(self) -> None:
-        """Wait until all gradients are beside their masters."""
+        """Wait until all gradients are on the host."""
         self._backward = None
         while self._underway:
             self._underway.popleft()[1].result()
 
     def close(self) -> None:
-        """Gradients stay on the device again."""
+        """Remove the hooks: gradients stay on the device."""
         self.settle()
         for handle in self.handles:
             handle.remove()

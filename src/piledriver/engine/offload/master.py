@@ -1,4 +1,4 @@
-"""A parameter's master in host memory: what the optimizer steps on, in fp32, with the way to the device and back."""
+"""fp32 master weights in host memory, which the optimizer steps on, and their transfers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.distributed.tensor import DTensor
 
 from piledriver.optim.shards import local
 
-# Below this a lock costs more than it gains.
+# Smaller tensors are not worth pinning.
 _SMALLEST_PINNED = 1 << 16
 
 
 class MasterWeight:
-    """The fp32 master of one parameter on the host, and beside it what the device is sent.
+    """The fp32 master weight of one parameter on the host.
 
     The optimizer holds `tensor`, which the rest of the engine finds as `parameter.optimizer_shard`; transfers go
     through `parameter.on_host`.
@@ -28,7 +28,7 @@ class MasterWeight:
         part = local(parameter).detach()
         host = host_copy(part, torch.float32, owner=self)
         if part.device.type == "cpu" != device.type and not isinstance(parameter, DTensor):
-            # The weight itself will leave for the device: until then it need not be on the host twice.
+            # The weight will move to the device: do not hold it twice on the host until then.
             parameter.data = host
         whole: Tensor = host
         if isinstance(parameter, DTensor):
@@ -41,33 +41,33 @@ class MasterWeight:
         self.was_given_out = False
         self.sent_version = self.tensor._version
         self.gradient: Tensor | None = None
-        """Kept between steps, so that host memory is not asked for anew."""
+        """Gradient buffer, reused between steps."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A parameter that is pickled leaves its host memory here.
+        # A pickled parameter has no master.
         return type(None), ()
 
     @torch.no_grad()
     def send(self) -> None:
-        """The new weight to the device; nobody waits for it but the device."""
+        """Copy the new weight to the device, asynchronously."""
         local(self.parameter).copy_(local(self.tensor).to(self.device, non_blocking=True))
         self.sent()
 
     @property
     def is_stale(self) -> bool:
-        """Whether the master may hold what the device has not seen: a checkpoint was loaded.
+        """Whether the master may differ from the device weight, because a checkpoint was loaded.
 
-        Who was given a shard may write into it through an alias that no version counter tells of.
+        A tensor given out may be written through an alias, without a version change.
         """
         return self.was_given_out or self.sent_version != self.tensor._version
 
     def sent(self) -> None:
-        """The device has the newest weight."""
+        """Record that the device has the newest weight."""
         self.was_given_out, self.sent_version = False, self.tensor._version
 
     @torch.no_grad()
     def add_gradient(self, came: Tensor) -> None:
-        """Put a gradient beside the master, in fp32, or add it to the one that is there."""
+        """Add a gradient to the master's, in fp32."""
         if self.tensor.grad is not None:
             local(self.tensor.grad).add_(came)
             return
@@ -81,10 +81,9 @@ class MasterWeight:
 
 
 def host_copy(tensor: Tensor, dtype: torch.dtype, *, owner: object) -> Tensor:
-    """A copy in host memory, locked in place as long as its owner lives where a GPU gains from that.
+    """Return a copy in host memory, pinned while its owner lives if there is a GPU.
 
-    torch's own pinned memory is rounded up to a power of two, which for large weights is up to twice what they need.
-    So large ones get page_aligned_empty of their own, and these are registered with the driver.
+    torch rounds pinned memory up to a power of two, up to twice the size; so pages are allocated and registered here.
     """
     if not torch.cuda.is_available() or tensor.numel() * dtype.itemsize < _SMALLEST_PINNED:
         return tensor.detach().to("cpu", dtype, copy=True)
@@ -97,7 +96,7 @@ def host_copy(tensor: Tensor, dtype: torch.dtype, *, owner: object) -> Tensor:
 
 
 def page_aligned_empty(shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """A tensor that shares no page of memory with another.
+    """Return an uninitialised tensor on pages of its own.
 
     >>> page_aligned_empty(torch.Size((2, 3)), torch.bfloat16).fill_(1).sum()
     tensor(6., dtype=torch.bfloat16)

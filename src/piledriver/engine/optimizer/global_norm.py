@@ -1,4 +1,4 @@
-"""The norm of all gradients together, over every process and axis that holds a part of them, and clipping by it."""
+"""The global gradient norm over all shards and pipeline stages, and clipping by it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from piledriver.optim.shards import local
 def clip_sharded_grad_norm(
     parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, mesh: Mesh | None = None
 ) -> Tensor:
-    """Scale gradients down so that the norm of all of them together is at most `max_norm`; returns the norm before.
+    """Scale gradients so that their global norm is at most `max_norm`; return the norm before.
 
     >>> weight = torch.zeros(2, requires_grad=True)
     >>> weight.grad = torch.tensor([3.0, 4.0])
@@ -41,10 +41,9 @@ def clip_sharded_grad_norm(
 
 @torch.no_grad()
 def total_norm(parameters: list[Tensor], norm_type: float = 2.0, mesh: Mesh | None = None) -> Tensor:
-    """The norm of all gradients as one vector, the same on every process.
+    """Return the norm of all gradients as one vector, the same on every rank.
 
-    Each is measured where it lies; what is sharded is added up over the axes that share it. A weight that two stages
-    use belongs to one of them.
+    Local norms are reduced over the axes that shard a gradient. A weight tied across stages counts on its owner only.
     """
     infinite = math.isinf(norm_type)
     groups: dict[Any, list[Tensor]] = {}
@@ -54,7 +53,7 @@ def total_norm(parameters: list[Tensor], norm_type: float = 2.0, mesh: Mesh | No
     device = local(parameters[0]).device if parameters else torch.device("cpu" if mesh is None else mesh.device_type)
     total = torch.zeros((), device=device)
     for key in sorted(groups, key=str):
-        # A process with fewer rows than others may hold none of a parameter, and nothing has no largest number.
+        # A rank may hold no rows of a parameter, and an empty tensor has no maximum.
         held = [gradient for gradient in groups[key] if gradient.numel()]
         norm = local_norm(held, norm_type, device)
         part = norm if infinite else norm**norm_type
@@ -68,7 +67,7 @@ def total_norm(parameters: list[Tensor], norm_type: float = 2.0, mesh: Mesh | No
 
 
 def _local_gradient(parameter: Tensor) -> tuple[Tensor, tuple[Any, tuple[int, ...]]]:
-    """The local part of a gradient, and the mesh and its dimensions over which it is shared out."""
+    """Return the local gradient, and the mesh dimensions that shard it."""
     gradient = parameter.grad
     assert gradient is not None
     if not isinstance(gradient, DTensor):

@@ -1,8 +1,8 @@
-"""torch's elementwise optimizers on sharded parameters run on the local parts: the same numbers, as fast as plain.
+"""Run elementwise optimizers on the local shards of `DTensor` parameters.
 
-Given DTensors, torch leaves its fast paths and goes operator by operator, and the fast ones refuse lists with parts on
-several mesh (experts beside the rest). An update that looks at one element at a time needs to know nothing of other
-processes: it is run on this process's parts, and what it keeps is a DTensor again between the steps, for checkpoints.
+torch's `foreach` and fused steps are slow on `DTensor`s, and reject lists over several meshes (experts beside the
+rest). An elementwise update is the same on local shards; its states become `DTensor`s again after each step, for
+checkpoints.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from piledriver.optim.shards import local, local_gradient
 
 
 def step_locally(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer step on the local parts of its parameters, where each element is on its own; in place."""
+    """Make an elementwise optimizer step on the local shards of its parameters, in place."""
     sharded = any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"])
     if not capabilities(optimizer).elementwise or not sharded or "_local_step" in optimizer.__dict__:
         return
@@ -29,14 +29,14 @@ def step_locally(optimizer: torch.optim.Optimizer) -> None:
 
 
 class LocalStep:
-    """Puts local parts in the place of parameters while a step runs."""
+    """Swaps local shards in for parameters while a step runs."""
 
     def __init__(self) -> None:
         self.groups: list[list[Tensor]] = []
         self.parts: dict[Tensor, Tensor] = {}
 
     def before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Parameters out, parts in, with their gradients and states."""
+        """Swap in the local shards, with their gradients and states."""
         self.groups = [group["params"] for group in optimizer.param_groups]
         self.parts = {p: _part(p) for params in self.groups for p in params if isinstance(p, DTensor)}
         for group in optimizer.param_groups:
@@ -49,7 +49,7 @@ class LocalStep:
                 }
 
     def after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """And back."""
+        """Swap the parameters back in."""
         for group, params in zip(optimizer.param_groups, self.groups, strict=True):
             group["params"] = params
         for parameter, part in self.parts.items():
@@ -70,7 +70,7 @@ def _part(parameter: Tensor) -> Tensor:
 
 
 def _wrapped(parameter: Tensor, part: Tensor, value: Any) -> Any:
-    """A state that has an entry for each element is laid out as its parameter; counters stay plain."""
+    """Return an elementwise state with the placements of its parameter; counters stay plain."""
     if not isinstance(value, Tensor) or value.shape != part.shape or value.dim() == 0 or value.dtype != part.dtype:
         return value
     assert isinstance(parameter, DTensor)

@@ -1,9 +1,8 @@
-"""Loss scaling: fp16 gradients stay above what underflows, and a step whose gradients overflow is skipped and shown.
+"""Dynamic loss scaling for fp16: keep gradients from underflow, and skip steps whose gradients overflow.
 
-The rule is one pure function, `next_scale`. With a hysteresis of 1 it is `torch.amp.GradScaler`'s; with more it is
-DeepSpeed's: so many overflows are let pass before the scale falls. `LossScaler` has the verbs of torch's scaler, and
-differs where that one is silent: all processes skip together whatever axis the bad gradient was on, a skipped step is
-counted and logged with its number and the new scale, and overflowing at the smallest scale is an error.
+The rule is one pure function, `next_scale`: with a hysteresis of 1 that of `torch.amp.GradScaler`, with more
+DeepSpeed's. `LossScaler` has the methods of torch's scaler, and adds: all ranks skip together whatever axis the
+overflow was on, skipped steps are counted and logged, and an overflow at the smallest scale is an error.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ class LossScale:
     window: int = 1000
     """Steps in a row without overflow after which the scale grows."""
     growth: float = 2.0
-    """What it is multiplied by then."""
+    """Factor of growth."""
     backoff: float = 0.5
-    """What it is multiplied by when it falls."""
+    """Factor after an overflow."""
     hysteresis: int = 2
-    """Overflows that make the scale fall: the ones before are only skipped."""
+    """Overflows until the scale falls; the ones before only skip their step."""
     consecutive_hysteresis: bool = False
-    """Count overflows anew after every good step, instead of only when the scale grows."""
+    """Reset the overflow count after every good step, not only when the scale grows."""
     minimum: float = 1.0
-    """The scale never falls below; overflowing there is an error."""
+    """Lower bound of the scale; an overflow there is an error."""
 
     def __post_init__(self) -> None:
         if self.growth <= 1.0 or not 0.0 < self.backoff < 1.0:
@@ -64,7 +63,7 @@ class LossScale:
 def torch_like(
     init_scale: float = 2.0**16, growth_factor: float = 2.0, backoff_factor: float = 0.5, growth_interval: int = 2000
 ) -> LossScale:
-    """The settings of `torch.amp.GradScaler` by its own names."""
+    """Return settings from the arguments of `torch.amp.GradScaler`."""
     return LossScale(
         initial=init_scale,
         growth=growth_factor,
@@ -84,7 +83,7 @@ def deepspeed_like(
     consecutive_hysteresis: bool = False,
     min_loss_scale: float = 1,
 ) -> LossScale:
-    """The settings of DeepSpeed's `fp16` section by its own names; a `loss_scale` other than 0 is a static one.
+    """Return settings from DeepSpeed's `fp16` section; a `loss_scale` other than 0 is static.
 
     >>> deepspeed_like(loss_scale=128).static, deepspeed_like(initial_scale_power=8).initial
     (128.0, 256.0)
@@ -101,21 +100,21 @@ def deepspeed_like(
 
 @dataclass(frozen=True)
 class ScaleState:
-    """Where a scaler stands."""
+    """The state of a scaler."""
 
     scale: float
     good_steps: int = 0
-    """Without overflow, since the last one or the last growth."""
+    """Steps since the last overflow or growth."""
     hysteresis_left: int = 1
 
 
 def first_scale(config: LossScale) -> ScaleState:
-    """Where a scaler begins."""
+    """Return the initial state."""
     return ScaleState(config.static or config.initial, 0, config.hysteresis)
 
 
 def next_scale(config: LossScale, state: ScaleState, overflow: bool) -> ScaleState:
-    """The state after a step.
+    """Return the state after a step.
 
     >>> config = LossScale(initial=8.0, window=2, hysteresis=1)
     >>> next_scale(config, first_scale(config), True)
@@ -131,16 +130,15 @@ def next_scale(config: LossScale, state: ScaleState, overflow: bool) -> ScaleSta
     if state.good_steps + 1 < config.window:
         return ScaleState(state.scale, state.good_steps + 1, left)
     grown = state.scale * config.growth
-    # As torch: a scale that fp32 cannot hold is not taken.
+    # As torch: the scale does not grow beyond fp32.
     fits = grown <= torch.finfo(torch.float32).max
     return ScaleState(grown if fits else state.scale, 0, config.hysteresis)
 
 
 class LossScaler:
-    """Scales losses, unscales gradients, steps or skips; the verbs of `torch.amp.GradScaler`.
+    """Scales losses, unscales gradients, steps or skips, with the methods of `torch.amp.GradScaler`.
 
-    `group` is over whom overflows are shared: None for all processes. `device` is where that is done. `models` are
-    asked for the names of parameters when gradients overflow.
+    Overflows are reduced over `group` (None: all ranks) on `device`. `models` supply parameter names for messages.
     """
 
     def __init__(
@@ -166,7 +164,7 @@ class LossScaler:
         self._where: str | None = None
 
     def scale(self, outputs: Any) -> Any:
-        """A tensor, or a list or tuple of them, times the scale."""
+        """Return a tensor, or a list or tuple of them, times the scale."""
         if not self._enabled:
             return outputs
         if isinstance(outputs, Tensor):
@@ -175,7 +173,7 @@ class LossScaler:
 
     @torch.no_grad()
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide the optimizer's gradients by the scale, and agree with all processes whether any is not finite."""
+        """Divide the optimizer's gradients by the scale, and reduce over ranks whether any is not finite."""
         if not self._enabled:
             return
         if id(optimizer) in self._overflow:
@@ -200,12 +198,12 @@ class LossScaler:
         return id(optimizer) in self._overflow
 
     def forget(self, optimizer: Optimizer) -> None:
-        """Its gradients were cleared: what is known of them does not hold for the next ones."""
+        """Discard what is known of an optimizer's gradients, which were cleared."""
         self._overflow.pop(id(optimizer), None)
         self._stepped.discard(id(optimizer))
 
     def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-        """`optimizer.step()` on unscaled gradients, unless they overflowed on any process."""
+        """Step on unscaled gradients, unless they overflowed on any rank."""
         if not self._enabled:
             return optimizer.step() if closure is None else optimizer.step(closure)
         if closure is not None:
@@ -218,7 +216,7 @@ class LossScaler:
         return None if self._overflow[id(optimizer)] else optimizer.step()
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """The scale for the next step. Call it once after the steps of all optimizers."""
+        """Update the scale. Call it once after the steps of all optimizers."""
         if not self._enabled:
             return
         overflow = any(self._overflow.values())
@@ -251,15 +249,15 @@ class LossScaler:
             )
 
     def get_scale(self) -> float:
-        """The scale; 1 where scaling is off."""
+        """Return the scale, 1 if disabled."""
         return self.state.scale if self._enabled else 1.0
 
     def is_enabled(self) -> bool:
-        """Whether anything is scaled."""
+        """Whether scaling is enabled."""
         return self._enabled
 
     def state_dict(self) -> dict[str, Any]:
-        """torch's five entries, which torch's scaler can load, and ours beside them."""
+        """Return the state; it includes the five entries that `torch.amp.GradScaler` loads."""
         if not self._enabled:
             return {}
         return {
@@ -274,7 +272,7 @@ class LossScaler:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Stand where a scaler stood, ours or torch's. Settings are given anew, as those of a schedule are."""
+        """Load the state of this scaler or of torch's. Settings are not loaded."""
         if not self._enabled or not state_dict:
             return
         left = int(state_dict.get("hysteresis_left", self.config.hysteresis))

@@ -1,7 +1,7 @@
-"""A loss or gradient that is not finite is seen in the step where it happens, and named: which parameter, which rank.
+"""Detect a loss or gradient that is not finite, and name the parameter and rank.
 
-The watch looks at the gradient norm, which clipping computes anyway and which is the same on every process; only when
-that is not finite does it look at each gradient and ask the other processes. So it costs one number per step.
+Only the global gradient norm, which clipping computes anyway, is checked in each step; single gradients are checked and
+compared across ranks once that is not finite.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def check_finite(
     step: int | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Raise where the global gradient norm is not finite, naming the parameters and losses to blame.
+    """Raise `NonFiniteError` if the global gradient norm is not finite, naming parameters and losses.
 
-    All processes call it with the same norm, so all raise together and none waits for another.
+    All ranks call it with the same norm, so all raise together.
     """
     value = float(norm)
     if math.isfinite(value):
@@ -46,12 +46,12 @@ def check_finite(
 def describe_non_finite(
     models: Iterable[nn.Module], group: dist.ProcessGroup | None = None, *, loss: Tensor | float | None = None
 ) -> str:
-    """Who is to blame, as the end of a sentence; every process of the group must ask, all get the same answer."""
-    mine = [found for found in (_loss(loss), _parameter(models)) if found]
+    """Return which losses and parameters are not finite, as the end of a sentence. Collective over the group."""
+    here = [found for found in (_loss(loss), _parameter(models)) if found]
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
-        return f": {', '.join(mine)}" if mine else ""
+        return f": {', '.join(here)}" if here else ""
     answers: list[tuple[int, list[str]]] = [(0, [])] * dist.get_world_size(group)
-    dist.all_gather_object(answers, (dist.get_rank(), mine), group=group)
+    dist.all_gather_object(answers, (dist.get_rank(), here), group=group)
     blamed = [f"rank {rank}: {', '.join(found)}" for rank, found in answers if found]
     return f" ({'; '.join(blamed)})" if blamed else ""
 
@@ -62,7 +62,7 @@ def _loss(loss: Tensor | float | None) -> str | None:
 
 @torch.no_grad()
 def _parameter(models: Iterable[nn.Module]) -> str | None:
-    """The parameters whose gradient here is not finite: the last one in the model, which the backward met first."""
+    """Describe the local gradients that are not finite, naming the last one, which the backward reached first."""
     bad = [
         (name, part)
         for model in models
@@ -79,7 +79,7 @@ def _parameter(models: Iterable[nn.Module]) -> str | None:
 
 
 def _gradient(parameter: Tensor) -> list[Tensor]:
-    """The local gradient, of the part that the optimizer steps on where the parameter has none."""
+    """Return the local gradient of a parameter or of its optimizer shard."""
     for one in (parameter, getattr(parameter, "optimizer_shard", None)):
         if one is not None and one.grad is not None:
             return [local(one.grad)]

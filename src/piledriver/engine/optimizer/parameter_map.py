@@ -1,4 +1,4 @@
-"""Which parameter took the place of which when a layout was applied, so that optimizers made before can follow."""
+"""Map parameters to their replacements in a layout, so that optimizers made before can be updated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ParameterMap:
                 self.replaced[old] = now[name]
 
     def __deepcopy__(self, memo: Any) -> ParameterMap:
-        # Parameters are known by identity, which a copy does not share.
+        # Keyed by identity, which a copy does not share.
         return ParameterMap()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -51,7 +51,7 @@ def swap_parameters(optimizer: torch.optim.Optimizer, parameters: ParameterMap) 
 
 
 def _sharded_like(new: Tensor, old: Tensor, value: Any) -> Any:
-    """A state that has an entry for each element is sharded as its parameter; counters stay as they are."""
+    """Shard an elementwise state like its parameter; return counters as they are."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(value, Tensor) or isinstance(value, DTensor) or not isinstance(new, DTensor):

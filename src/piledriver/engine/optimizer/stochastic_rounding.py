@@ -1,11 +1,11 @@
-"""bf16 weights that learn: any optimizer's update is computed in fp32 and rounded back stochastically.
+"""Stochastic rounding: compute an optimizer's update in fp32 and round it to bf16 weights at random.
 
-An update is often smaller than half the distance between two bf16 numbers; rounded to nearest it would be lost, rounded
-up or down by chance it survives in the mean. The noise of an element is a hash of (seed, step, parameter's name, index
-in the whole parameter): a resumed run, another number of processes or another split rounds the same way.
+Updates are often smaller than half the spacing of bf16: rounding to nearest would lose them, stochastic rounding keeps
+them in expectation. The noise is a hash of (seed, step, parameter name, global index), so a resumed run or another
+layout rounds the same way.
 
-The optimizer steps on fp32 copies, a few parameters at a time, so its states are fp32 and what is needed beside them is
-one bucket. `CompactAdamW` rounds by itself, in its own kernel, and keeps smaller states.
+The optimizer steps on fp32 copies, one bucket of parameters at a time; its states are fp32. `CompactAdamW` rounds in
+its own kernel and keeps smaller states.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BUCKET_ELEMENTS = 1 << 26
 
 
 def assign_noise_ids(model: nn.Module) -> None:
-    """Give each parameter a number of its name, so that its noise does not depend on which others are beside it."""
+    """Give each parameter a noise id derived from its name, independent of the other parameters."""
     for name, parameter in model.named_parameters():
         number = Stream(0, "parameter", name).below(2**31, 0)
         for one in (parameter, getattr(parameter, "optimizer_shard", None)):
@@ -38,7 +38,7 @@ def assign_noise_ids(model: nn.Module) -> None:
 
 
 def round_stochastically(optimizer: Optimizer, *, seed: int = 0) -> None:
-    """Let an optimizer update bf16 parameters as said above, in place. Its handle, groups and state dict stay."""
+    """Make an optimizer update bf16 parameters with stochastic rounding, in place; groups and state dict stay."""
     if capabilities(optimizer).rounds_bf16:
         return
     if not any(_is_small(parameter) for parameter in _parameters(optimizer)):
@@ -50,7 +50,7 @@ def round_stochastically(optimizer: Optimizer, *, seed: int = 0) -> None:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        # For torch's schedulers, which ask whether the step they saw was taken.
+        # torch's schedulers check this.
         self._opt_called = True  # type: ignore[attr-defined]
         with torch.no_grad():
             _step(self, raw, seed)
@@ -59,7 +59,7 @@ def round_stochastically(optimizer: Optimizer, *, seed: int = 0) -> None:
     hooked: Any = Optimizer.profile_hook_step(step)
     hooked._wrapped_by_lr_sched = True
     optimizer.step = types.MethodType(hooked, optimizer)  # type: ignore[method-assign]
-    # The replaced step counts on the host, so a verdict on the device comes too late for it.
+    # The replaced step counts on the host, so it cannot skip by a flag on the device.
     optimizer.__dict__.update(rounds_bf16=True, skips_on_device=False)
     for group in optimizer.param_groups:
         group.setdefault("rounding_step", 0)
@@ -132,18 +132,18 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 
 class _KeepDtypes:
-    """torch's `load_state_dict` casts states to the dtype of their parameter: they keep their own instead."""
+    """Keeps the dtype of loaded states, which torch's `load_state_dict` casts to that of their parameter."""
 
     def __init__(self) -> None:
         self.saved: dict[Any, dict[str, Any]] = {}
 
     def before(self, _: Optimizer, state_dict: dict[str, Any]) -> None:
-        """Remember what comes."""
+        """Keep the states to be loaded."""
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         self.saved = {place: state_dict["state"].get(number, {}) for place, number in enumerate(numbers)}
 
     def after(self, optimizer: Optimizer) -> None:
-        """Put back what was cast."""
+        """Restore the states that torch cast."""
         for place, parameter in enumerate(_parameters(optimizer)):
             for key, value in self.saved.get(place, {}).items():
                 now = optimizer.state[parameter].get(key)

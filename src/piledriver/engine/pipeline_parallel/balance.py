@@ -1,4 +1,4 @@
-"""Cut a row of costs into contiguous parts whose largest is as small as it can be."""
+"""Partition a list of costs into contiguous parts with the smallest maximum."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from itertools import accumulate, pairwise
 
 
 def balanced(costs: Sequence[float], parts: int) -> list[range]:
-    """The cut with the smallest largest part (exact, by dynamic programming); of those the most even one.
+    """Return the partition with the smallest maximum (exact, by dynamic programming); of those the most even.
 
     >>> balanced([1, 1, 1, 1, 4], 2)
     [range(0, 4), range(4, 5)]
     """
     if not 1 <= parts <= len(costs):
-        raise ValueError(f"{len(costs)} units cannot be cut into {parts} parts")
+        raise ValueError(f"{len(costs)} units cannot be split into {parts} parts")
     before = [0.0, *accumulate(costs)]
     largest = _table(before, parts, lambda best, part: max(best, part))[-1][-1][0]
-    # Rounding of the sums must not rule the best cut out.
+    # Tolerates rounding of the sums.
     limit = largest * (1 + 1e-9)
     table = _table(before, parts, lambda best, part: best + part * part if part <= limit else float("inf"))
     cuts = [len(costs)]

@@ -1,4 +1,4 @@
-"""What a part of a model costs: FLOPs of one token, which a stage's time follows, and parameters, its memory."""
+"""The cost of a module: FLOPs per token (time of a stage) and parameters (its memory)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from piledriver.models import Transformer
 from piledriver.models.block import Block
 from piledriver.models.model_size import mean_context
 
-# How much memory counts beside time. Little: a pipeline is as fast as its slowest stage, but of two cuts that are
-# equally fast the one that spreads the parameters is better, and an embedding costs no FLOPs at all.
+# Weight of memory beside time: of two equally fast splits, the one that spreads the parameters is better.
 MEMORY_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Forward FLOPs of one token, and parameters."""
+    """Forward FLOPs per token, and parameters."""
 
     flops: float
     parameters: int
@@ -28,14 +27,14 @@ class Cost:
 
 
 def weights(costs: Sequence[Cost]) -> list[float]:
-    """One number for each: its share of the whole model's time, and a little of its share of the parameters."""
+    """Return one number for each: its fraction of the FLOPs, and a little of its fraction of the parameters."""
     flops = sum(cost.flops for cost in costs) or 1.0
     parameters = sum(cost.parameters for cost in costs) or 1
     return [(1 - MEMORY_SHARE) * cost.flops / flops + MEMORY_SHARE * cost.parameters / parameters for cost in costs]
 
 
 def cost_of(module: nn.Module, sequence_length: int) -> Cost:
-    """Two FLOPs for each weight that multiplies; attention by the tokens it sees; embeddings are looked up for nothing.
+    """Return the cost of a module: two FLOPs per weight, attention by its context; embeddings take no FLOPs.
 
     >>> cost_of(nn.Sequential(nn.Linear(4, 8, bias=False), nn.Embedding(9, 4)), 16)
     Cost(flops=64.0, parameters=68)
@@ -53,13 +52,13 @@ def cost_of(module: nn.Module, sequence_length: int) -> Cost:
 
 
 def output_cost(model: Transformer) -> Cost:
-    """The last norm and the output layer: the dearest matrix of many models, also where it is the tied embedding."""
+    """Return the cost of the output layer, also if it is the tied embedding."""
     size = model.config.vocab_size * model.config.dim
     return Cost(2.0 * size, size)
 
 
 def _flops_per_token(block: Block) -> float:
-    """Two FLOPs for each weight, of the experts only for those that a token visits."""
+    """Return two FLOPs per weight, of experts only those that a token is routed to."""
     settings = block.attention.config.moe
     met = 0.0
     for name, parameter in block.named_parameters():

@@ -1,6 +1,6 @@
-"""Forward only: each stage runs all micro-batches, then the next stage of the rank does.
+"""Forward only: each stage of a rank runs all micro-batches, then the next stage does.
 
-torch's schedules cannot run without a backward where two neighbouring stages share a rank (the V-shaped ones).
+torch's V-shaped schedules, with neighbouring stages on one rank, cannot run without a backward.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def run_forward(
     device: torch.device,
     finish: Callable[[Any, int], object],
 ) -> None:
-    """Run this rank's stages on every micro-batch; `finish` takes what the last stage gives, and its number."""
+    """Run this rank's stages on every micro-batch; call `finish` with the last stage's output and its index."""
     ranks = [dist.get_global_rank(group, rank) for rank in rank_of]
     me, last = dist.get_rank(), len(rank_of) - 1
     here: dict[tuple[int, int], tuple[Tensor, ...]] = {}
@@ -52,7 +52,7 @@ def run_forward(
             if goes == me:
                 here[stage, number] = tensors
             elif goes == came:
-                # A rank that still sends to us is not yet listening.
+                # That rank is still sending to this one: send once it is done.
                 later.extend(tensors)
             else:
                 sent.extend((dist.isend(tensor, goes, group=group), tensor) for tensor in tensors)

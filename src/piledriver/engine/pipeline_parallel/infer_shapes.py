@@ -1,7 +1,7 @@
-"""What travels between stages, found once for each shape of batch: every stage runs on what the one before made.
+"""Infer the shapes between stages, once per batch shape, by running each stage on zeros of the previous shapes.
 
-Nothing is learned from it: no gradients, evaluation mode, random numbers put back. The result of every stage is told
-to all ranks, so that a stage that cannot take what it gets is named by everybody and nobody waits for it.
+Runs without gradients, in evaluation mode, and restores random states. Results are broadcast, so that all ranks raise
+the same error if a stage rejects its inputs.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ Run = Callable[[tuple[Tensor, ...], MicroBatch], Any]
 
 
 class StageOutOfMemoryError(EngineError, torch.OutOfMemoryError):
-    """A stage has not enough memory for a batch: every rank says so, and its loop may try a smaller one."""
+    """A stage ran out of memory for a batch; raised on every rank, so that the loop can retry with a smaller one."""
 
 
 @dataclass(frozen=True)
 class Meta:
-    """A tensor without its numbers."""
+    """The shape and dtype of a tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     @classmethod
     def of(cls, tensor: Tensor) -> Meta:
-        """The shape and type of a tensor."""
+        """Return the shape and dtype of a tensor."""
         return cls(tuple(tensor.shape), tensor.dtype)
 
     def on_meta(self) -> Tensor:
-        """A tensor that takes no memory, with a gradient where there can be one."""
+        """Return a meta tensor, which requires a gradient if it is floating point."""
         return torch.empty(self.shape, dtype=self.dtype, device="meta", requires_grad=self.dtype.is_floating_point)
 
     def zeros(self, device: torch.device) -> Tensor:
-        """A tensor to try a stage with."""
+        """Return a tensor of zeros."""
         return torch.zeros(self.shape, dtype=self.dtype, device=device)
 
 
@@ -57,7 +57,7 @@ def find_shapes(
     pp: DeviceMesh,
     device: torch.device,
 ) -> list[tuple[Meta, ...]]:
-    """The outputs of every stage. `stages` and `runs` are those of this rank, by number."""
+    """Return the outputs of every stage. `stages` and `runs` are those of this rank, by index."""
     group = pp.get_group()
     found: list[tuple[Meta, ...]] = []
     for number, owner in enumerate(rank_of):
@@ -74,7 +74,7 @@ def find_shapes(
 
 @dataclass(frozen=True)
 class _StageFailure:
-    """Why a stage cannot run a batch, told to every rank, which raises it there."""
+    """Why a stage cannot run a batch; broadcast, and raised on every rank."""
 
     what: str
     out_of_memory: bool = False
@@ -82,7 +82,7 @@ class _StageFailure:
     def raise_(self) -> NoReturn:
         if self.out_of_memory:
             raise StageOutOfMemoryError(self.what, fix="use smaller batches or more microbatches")
-        raise EngineError(self.what, fix="make each module take what the one before it gives")
+        raise EngineError(self.what, fix="make each module accept the outputs of the one before it")
 
 
 def _try(
@@ -92,7 +92,7 @@ def _try(
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             stack.enter_context(torch.random.fork_rng(devices=_accelerators(inputs)))
-            # What is compiled later is not compiled for this one run.
+            # Do not compile for this one run.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.callback(_restore_modes, {module: module.training for module in stage.modules()})
             stage.eval()
@@ -100,7 +100,7 @@ def _try(
         tensors = outputs if isinstance(outputs, tuple | list) else (outputs,)
         strange = next((type(one).__name__ for one in tensors if not isinstance(one, Tensor)), None)
         if strange is not None:
-            return _StageFailure(f"stage {number} gives a {strange}: only tensors travel between stages")
+            return _StageFailure(f"stage {number} returns a {strange}: only tensors can be sent between stages")
         return tuple(Meta.of(tensor) for tensor in tensors)
     except Exception as error:
         if isinstance(stage, FSDPModule):
@@ -109,7 +109,7 @@ def _try(
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if isinstance(error, torch.OutOfMemoryError):
             return _StageFailure(f"stage {number} has no memory for a micro-batch of {shapes}: {reason}", True)
-        return _StageFailure(f"stage {number} cannot take what the stage before it gives ({shapes}): {reason}")
+        return _StageFailure(f"stage {number} rejects the outputs of the stage before it ({shapes}): {reason}")
     finally:
         for module in stage.modules():
             if isinstance(module, FSDPModule):

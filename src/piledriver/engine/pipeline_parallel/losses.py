@@ -1,4 +1,4 @@
-"""The loss of a batch from those of its micro-batches: sums, divided once by the targets of all processes."""
+"""The loss of a batch from its micro-batches: sums, divided once by the number of targets of all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LossFunction = Callable[[Any, Any], Any]
 
 
 class Losses:
-    """What the last stage computes of one batch."""
+    """The loss sums of one batch, accumulated on the last stage."""
 
     def __init__(
         self,
@@ -32,28 +32,28 @@ class Losses:
     ) -> None:
         self.microbatches, self.own = microbatches, own
         self._loss_fn = loss_fn or shifted_cross_entropy
-        # Hugging Face's loss does not count the first label: it is nobody's next token.
+        # Hugging Face's loss does not count the first label.
         first = 1 if loss_fn is None and not own else 0
         weights = torch.stack(
             [torch.as_tensor(count_targets(_from_label(part.targets, first)), device=device) for part in microbatches]
         ).double()
-        # Our own loss counts for itself; for others the host has to know, and asks once a batch.
+        # Our own loss counts its targets; for others the host reads the counts once per batch.
         self._weights = [] if own else weights.tolist()
         total = weights.sum()
         for axis in mesh.dp_groups:
             dist.all_reduce(total, group=axis.get_group())
         self.weight = total
-        """Counted targets of all processes."""
+        """Number of targets of all ranks."""
         self._processes = mesh.reduce_size
         self._factor: Tensor | float = 1.0
         self._sums = torch.zeros(5, dtype=torch.float64, device=device)
 
     def divide_by(self, divisor: Tensor | float, scale: Tensor | float) -> None:
-        """What gradients are multiplied by. Processes are averaged afterwards, so each counts itself that much more."""
+        """Set the factor of the gradients. Ranks are averaged afterwards, so it includes their number."""
         self._factor = scale * self._processes / divisor
 
     def of(self, output: Any, number: int) -> Tensor:
-        """What to call backward on for one micro-batch; its sums are kept."""
+        """Return the loss of one micro-batch to call backward on, and add its sums."""
         if not self.own:
             output = self._sums_of(output, self.microbatches[number], self._weights[number])
         self._sums = self._sums + output.detach()
@@ -61,7 +61,7 @@ class Losses:
         return total * self._factor
 
     def all_reduce(self, mesh: Mesh) -> LossSums:
-        """The sums over all micro-batches and processes, on every rank."""
+        """Return the sums over all micro-batches and ranks, on every rank."""
         for axis in [mesh.pp, *mesh.dp_groups]:
             dist.all_reduce(self._sums, group=axis.get_group())
         return unpack(self._sums)
@@ -70,7 +70,7 @@ class Losses:
         if micro.rows < micro.filled:
             output = _first_rows(output, micro.rows)
         if weight == 0:
-            # A mean over nothing is not a number, and neither would its gradient be.
+            # A mean over no targets, and its gradient, would be NaN.
             return torch.stack([_touch(output).double() * 0.0, *self._sums.new_zeros(4)])
         value = self._loss_fn(output, micro.targets)
         if isinstance(value, LossSums):
@@ -81,7 +81,7 @@ class Losses:
 
 
 class TokenLosses:
-    """The loss of every target of one batch, as the last stage computes them by micro-batch."""
+    """The loss of every target of one batch, collected on the last stage."""
 
     own = True
 
@@ -90,18 +90,18 @@ class TokenLosses:
         self._losses = torch.zeros(targets.shape, device=device)
 
     def of(self, output: Tensor, number: int) -> None:
-        """Keep the losses of one micro-batch."""
+        """Store the losses of one micro-batch."""
         begin, rows = sum(micro.rows for micro in self.microbatches[:number]), self.microbatches[number].rows
         self._losses[begin : begin + rows] = output[:rows]
 
     def all_reduce(self, group: Any) -> Tensor:
-        """All losses, on every rank of the pipeline."""
+        """Return all losses, on every rank of the pipeline."""
         dist.all_reduce(self._losses, group=group)
         return self._losses
 
 
 def shifted_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """The loss of Hugging Face's causal models: each token predicts the next, -100 is not counted."""
+    """Return the loss of Hugging Face's causal models: each token predicts the next, -100 is ignored."""
     return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
 
 

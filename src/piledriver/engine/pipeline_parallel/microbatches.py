@@ -1,7 +1,6 @@
-"""A batch cut into micro-batches of one shape: torch's stages receive into buffers of a fixed size.
+"""Split a batch into micro-batches of one shape, since torch's stages receive into buffers of a fixed size.
 
-Where the rows cannot be shared out evenly, shorter micro-batches are filled up with copies of a row whose targets do
-not count and whose outputs are cut off before the loss.
+Shorter micro-batches are padded with copies of a row, whose outputs and targets are ignored.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ class MicroBatch:
     """One part of a batch."""
 
     inputs: tuple[Tensor, ...]
-    """What the first stage takes."""
+    """Inputs of the first stage."""
     context: dict[str, Any]
-    """What every stage takes beside, by name."""
+    """Keyword arguments of every stage."""
     targets: Any
-    """Of the rows that count."""
+    """Targets of the real rows."""
     rows: int
-    """How many rows count; those behind them are filling."""
+    """Number of real rows; those after them are padding."""
 
     @property
     def filled(self) -> int:
-        """How many rows there are to compute."""
+        """Number of rows, padding included."""
         return int(self.inputs[0].shape[0])
 
     def padded_targets(self) -> Tensor:
-        """Targets for every row; those of the filling are not counted."""
+        """Return targets for every row; those of the padding are ignored."""
         missing = self.filled - self.rows
         if not missing:
             return self.targets  # type: ignore[no-any-return]
@@ -49,7 +48,7 @@ class MicroBatch:
 def split_microbatches(
     inputs: Tensor | tuple[Tensor, ...], targets: Any, context: Mapping[str, Any], parts: int
 ) -> list[MicroBatch]:
-    """Cut tensors along their first dimension, as evenly as can be.
+    """Split tensors along their first dimension, as evenly as possible.
 
     >>> [part.rows for part in split_microbatches(torch.zeros(7, 2), torch.zeros(7), {}, 4)]
     [2, 2, 2, 1]
@@ -65,7 +64,7 @@ def split_microbatches(
     begin = 0
     for part in range(parts):
         count = rows // parts + (part < rows % parts)
-        # Filling repeats the first row: real values, which no operator stumbles over.
+        # Padding repeats the first row: valid values for every operator.
         index = torch.tensor([*range(begin, begin + count), *[0] * (most - count)])
 
         def take(value: Any, index: Tensor = index, begin: int = begin, count: int = count) -> Any:
@@ -86,22 +85,22 @@ def split_microbatches(
 
 
 def check_same_batch(inputs: Any, targets: Any, pp: DeviceMesh) -> None:
-    """Raise on every rank of a pipeline where they were not all given the same tensors."""
-    mine = [(tuple(tensor.shape), float(tensor.double().sum())) for tensor in _tensors([inputs, targets])]
+    """Raise on every rank of a pipeline if they were given different tensors."""
+    here = [(tuple(tensor.shape), float(tensor.double().sum())) for tensor in _tensors([inputs, targets])]
     told: list[Any] = [None] * pp.size()
-    dist.all_gather_object(told, mine, group=pp.get_group())
+    dist.all_gather_object(told, here, group=pp.get_group())
     other = next((place for place, one in enumerate(told) if one != told[0]), None)
     if other is not None:
         ranks = dist.get_process_group_ranks(pp.get_group())
         raise EngineError(
             f"ranks {ranks[0]} and {ranks[other]} of a pipeline were given different batches: shapes and sums are "
             f"{told[0]} and {told[other]}",
-            fix="read the same batch on every rank of a pipeline (`mesh.data_rank` says which)",
+            fix="read the same batch on every rank of a pipeline (`mesh.data_rank` is its index)",
         )
 
 
 def count_targets(targets: Any) -> int | Tensor:
-    """How many targets of a micro-batch count: integers that are not -100, or rows."""
+    """Return the number of targets of a micro-batch: integers that are not -100, or rows."""
     tensors = _tensors(targets)
     if tensors and not tensors[0].is_floating_point() and tensors[0].dtype != torch.bool:
         return (tensors[0] != IGNORE_INDEX).sum()

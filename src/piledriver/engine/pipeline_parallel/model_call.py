@@ -1,9 +1,8 @@
-"""A pipeline that is called like a model: `model(tokens, targets)` gives the loss sums, `backward` its gradients.
+"""Call a pipeline like a model: `model(tokens, targets)` returns the loss sums, and `backward` works on their mean.
 
-A schedule runs forwards and backwards of micro-batches in turns, so the gradients are there when the call returns;
-what `backward` of the loss adds is a factor, which is one where the loss is the mean that everybody takes. So a loop
-that was written for one process runs on a pipeline as it is. The sums are those of all processes: their mean is the
-loss of the whole batch on every rank.
+A schedule interleaves forwards and backwards of micro-batches, so gradients exist when the call returns; `backward` of
+the loss only scales them, by one if the loss is the mean. So a loop written for one process runs on a pipeline. The
+sums are those of all ranks: their mean is the loss of the full batch.
 """
 
 from __future__ import annotations
@@ -35,46 +34,46 @@ _HOOKS = (
 
 
 def call_as_pipeline(model: nn.Module, mesh: Mesh, device: torch.device) -> None:
-    """From now on a call of the model runs a whole batch through all stages. Every rank of a pipeline calls it."""
+    """Make a call of the model run a full batch through all stages. Every rank of a pipeline calls it."""
     known = state_of(model)
     assert known is not None
     for stage in known.roots:
-        # A stage is a shallow copy: what was put around the model's forward goes around its own.
+        # A stage is a shallow copy of the model: autocast must wrap the stage's own forward.
         around = stage.__dict__.pop("forward", None)
         if isinstance(around, AutocastForward):
             stage.forward = AutocastForward(stage.forward, around.context)
     known.pipeline = Pipeline(model, mesh, device=device)
     for name in _HOOKS:
-        # They belong to the stages, which have them too; around the schedule they would run twice.
+        # The stages have these hooks too; around the schedule they would run twice.
         setattr(model, name, OrderedDict())
     model.forward = PipelinedForward(model)
 
 
 class PipelinedForward:
-    """The call. A copy of the model has no pipeline."""
+    """The forward of a pipelined model. A copy of the model has no pipeline."""
 
     def __init__(self, model: nn.Module | None) -> None:
         self.model = model
         self.factor: Callable[[], float] = _one
-        """What the mean loss is expected to be multiplied by before backward: loss scale, share of a window."""
+        """The expected factor of the mean loss in backward: loss scale, fraction of an accumulation window."""
         self.syncs = True
 
     def release(self) -> None:
-        """Hold nothing of who prepared the model."""
+        """Drop the reference to the accelerator."""
         self.factor = _one
 
     def __call__(self, inputs: Any, targets: Any = None, **context: Any) -> LossSums | Tensor:
-        """The sums over all processes, with gradients of their mean where they are on.
+        """Return the loss sums over all ranks; computes the gradients of their mean if gradients are enabled.
 
-        With `reduction="none"`: the loss of every target of this pipeline's batch, on all of its ranks.
+        With `reduction="none"`, return the loss of every target of this pipeline's batch.
         """
         known = None if self.model is None else state_of(self.model)
         if known is None or known.pipeline is None:
-            raise UsageError("this copy of a model is in no pipeline", fix="use the one that was prepared")
+            raise UsageError("this copy of a model has no pipeline", fix="call the prepared model")
         if targets is None:
             targets = context.pop("labels", None)
         if targets is None:
-            raise UsageError("a pipeline computes losses, and was given no targets", fix="call model(tokens, targets)")
+            raise UsageError("a pipelined model was called without targets", fix="call model(tokens, targets)")
         loss_fn = context.pop("loss_fn", None)
         sums: LossSums
         if context.get("reduction") == "none":
@@ -102,7 +101,7 @@ def _one() -> float:
 
 
 class _Correction:
-    """From the gradients that the schedule left to those of what backward was called on."""
+    """Scales the gradients of the schedule to those of the value that backward was called on."""
 
     def __init__(self, model: nn.Module, expected: float, tokens: float, fresh: bool) -> None:
         self.model, self.expected, self.tokens, self.fresh = model, expected, tokens, fresh

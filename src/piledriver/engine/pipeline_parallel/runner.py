@@ -1,8 +1,7 @@
-"""Run whole batches through a pipeline: forward, backward, and one loss that every rank knows.
+"""Run full batches through a pipeline: forward, backward, and one loss on every rank.
 
-The loss of a batch is the mean over all counted targets of all processes, however they fall on micro-batches and
-processes: each micro-batch weighs as much as it has targets, and everything is divided by their number once. So the
-gradients are those of one process with the whole batch.
+The loss of a batch is the mean over the targets of all ranks: micro-batches weigh by their number of targets, and sums
+are divided once. So gradients equal those of one process with the full batch.
 """
 
 from __future__ import annotations
@@ -32,23 +31,23 @@ from piledriver.engine.state import state_of
 from piledriver.models import Transformer
 from piledriver.models.loss import LossSums
 
-# Schedules are kept for so many shapes of batches: each holds buffers for what its stages receive.
+# Number of batch shapes whose schedules, with their receive buffers, are kept.
 KEPT_SHAPES = 4
 
-RESUME_FIX = "go on from a checkpoint in new processes, with smaller batches or more microbatches"
-"""What to do when one rank failed in the middle of a schedule, while others wait for what it will not send."""
+RESUME_FIX = "resume from a checkpoint in new processes, with smaller batches or more microbatches"
+"""The fix after a rank failed inside a schedule, while others wait for it."""
 
 SETTINGS = ("z_loss", "chunk_tokens")
 """Attributes of our `Transformer` that may change between batches."""
 
 
 class Pipeline:
-    """This rank's stages of a model that was split and laid out, and the schedule that runs them."""
+    """This rank's stages of a model, and the schedule that runs them."""
 
     def __init__(self, model: nn.Module, mesh: Mesh, *, device: torch.device) -> None:
         known = pipeline_split(model)
         if known is None:
-            raise UsageError("the model was not split into stages", fix="lay it out with pp of 2 or more")
+            raise UsageError("the model was not split into stages", fix="prepare it with Layout(pp=2) or more")
         self.model, self.mesh, self.layout, self.device = model, mesh, mesh.layout, device
         self.kind = known.chain.kind
         self.stages = dict(zip(known.stages, made_stages(model), strict=True))
@@ -75,12 +74,12 @@ class Pipeline:
         scale: Tensor | float = 1.0,
         sync: bool = True,
     ) -> LossSums:
-        """Forward and backward of a batch; gradients are added to what is there. See `run_batch`."""
+        """Run forward and backward of a batch, accumulating gradients. See `run_batch`."""
         self._check_in_step()
         reducer = getattr(state_of(self.model), "reducer", None)
         with report_lost_ranks("a pipeline step", self.mesh.pp.get_group()):
             losses = self._prepare(inputs, targets, loss_fn, context)
-            # A batch in which nothing counts leaves no gradient rather than one that is not a number.
+            # A batch without targets leaves no gradient instead of NaN.
             losses.divide_by(losses.weight.clamp(min=1.0) if divisor is None else divisor, scale)
             if not self._window_open:
                 self.tied.send_weights()
@@ -104,7 +103,7 @@ class Pipeline:
         loss_fn: LossFunction | None = None,
         context: Mapping[str, Any] | None = None,
     ) -> LossSums:
-        """The loss sums of a batch, forward only."""
+        """Return the loss sums of a batch, forward only."""
         self._check_in_step()
         with report_lost_ranks("a pipeline's evaluation", self.mesh.pp.get_group()):
             losses = self._prepare(inputs, targets, loss_fn, context)
@@ -116,11 +115,11 @@ class Pipeline:
 
     @torch.no_grad()
     def token_losses(self, inputs: Tensor, targets: Tensor, *, context: Mapping[str, Any]) -> Tensor:
-        """The loss of every target, [batch, time] in fp32, on every rank of this pipeline; forward only."""
+        """Return the loss of every target, [batch, time] in fp32, on every rank of this pipeline; forward only."""
         self._check_in_step()
         if self.kind != "transformer":
             raise UsageError(
-                f"a pipeline of a {type(self.model).__name__} has no losses by token", fix="use our Transformer"
+                f"a pipeline of a {type(self.model).__name__} has no per-token losses", fix="use our Transformer"
             )
         group = self.mesh.pp.get_group()
         with report_lost_ranks("a pipeline's evaluation", group):
@@ -135,17 +134,17 @@ class Pipeline:
     def _check_in_step(self) -> None:
         if self._failure is not None:
             raise EngineError(
-                f"a batch broke off within the pipeline's schedule, so its ranks are out of step: {self._failure}",
+                f"a batch failed inside the pipeline schedule, so its ranks are out of step: {self._failure}",
                 fix=RESUME_FIX,
             )
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:
-        """From here on stages talk to each other: one that fails leaves others waiting for what it will not send."""
+        """Record a failure inside a schedule: the ranks are out of step after it."""
         try:
             yield
         except Exception as error:
-            # torch says in general terms that a schedule failed; what failed is the cause.
+            # torch wraps the error of a stage.
             cause = error.__cause__ or error
             self._failure = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
             if isinstance(cause, torch.OutOfMemoryError):
@@ -167,13 +166,13 @@ class Pipeline:
         if isinstance(self.model, Transformer) and self.model.config.moe and cut[-1].rows != cut[0].rows:
             rows, parts = sum(part.rows for part in cut), self.microbatches
             raise EngineError(
-                f"{rows} rows cannot be cut into {parts} micro-batches of one size, and experts would count filling",
+                f"{rows} rows cannot be split into {parts} equal micro-batches, and experts would count padding",
                 fix=f"give {max(rows // parts, 1) * parts} rows, or change microbatches",
             )
         return Losses(cut, loss_fn, own=own, mesh=self.mesh, device=self.device)
 
     def _copy_settings(self) -> None:
-        """Stages are copies: what the user says to the model about its loss is said to them too."""
+        """Copy loss settings of the model to its stages, which are shallow copies."""
         settings = {name: vars(self.model)[name] for name in SETTINGS if name in vars(self.model)}
         for stage in self.stages.values():
             vars(stage).update(settings)
@@ -183,7 +182,7 @@ class Pipeline:
         for stage in stages:
             stage.microbatches, stage.reduces = losses.microbatches, sync
         try:
-            # torch cuts this into numbers of micro-batches, by which losses find their targets.
+            # torch splits this into micro-batch indices, by which `_loss` finds the targets.
             schedule.step(target=torch.arange(self.microbatches), return_outputs=False)
         finally:
             self._losses = None
@@ -206,7 +205,7 @@ class Pipeline:
             _reshard(stage)
 
     def _shapes(self, losses: Losses | TokenLosses) -> list[tuple[Meta, ...]]:
-        """What travels between stages for batches of this shape."""
+        """Return the outputs of every stage for batches of this shape."""
         first, last = losses.microbatches[0], self.layout.stages - 1
         key = (type(losses), losses.own, _shape_key(first))
         if key not in self._found:
@@ -235,14 +234,14 @@ class Pipeline:
                 inputs=inputs[number],
                 outputs=outputs[number],
                 keywords=self._keywords_of(losses.own),
-                # In two parts it would recompute twice; torch's selective recomputation cannot do that at all.
+                # A split backward would recompute twice, which torch's selective checkpointing rejects.
                 splits_backward=self.layout.activations == "keep",
                 group=self.mesh.pp.get_group(),
             )
             for number, module in self.stages.items()
         ]
         one = self.layout.schedule in ("gpipe", "1f1b")
-        # Our losses are sums divided once, so torch does not divide by the number of micro-batches again.
+        # Losses are divided once, not by torch per micro-batch.
         schedule = schedule_class(self.layout.schedule)(
             stages[0] if one else stages, self.microbatches, loss_fn=self._loss, scale_grads=False
         )
@@ -275,14 +274,13 @@ def run_batch(
     scale: Tensor | float = 1.0,
     sync: bool = True,
 ) -> Tensor:
-    """Forward and backward of a whole batch; the mean loss over all processes' counted targets, on every rank.
+    """Run forward and backward of a full batch; return the mean loss over the targets of all ranks.
 
-    Every rank of a pipeline gives the same inputs and targets. `loss_fn(output, targets)` may give a mean, which
-    counts as many targets as the micro-batch has that are not -100 (rows, where they are no integers), or `LossSums`.
-    Without it our own models compute their own loss and Hugging Face's the usual shifted one. `context` holds what
-    every stage takes beside (document_ids; attention_mask). To accumulate over several batches give the number of
-    targets of all of them, on all processes, as `divisor`, and sync=False for all but the last. `scale` multiplies
-    gradients, not the result (loss scaling).
+    Every rank of a pipeline passes the same inputs and targets. `loss_fn(output, targets)` returns a mean over targets
+    that are not -100 (over rows, if they are not integers), or `LossSums`; None: the loss of our models, or Hugging
+    Face's shifted one. `context` holds keyword arguments of every stage (document_ids; attention_mask). To accumulate
+    over several batches, pass the targets of all of them as `divisor`, and sync=False for all but the last. `scale`
+    multiplies gradients, not the result (loss scaling).
     """
     sums = pipeline.step(inputs, targets, loss_fn=loss_fn, context=context, divisor=divisor, scale=scale, sync=sync)
     return (sums.total / sums.tokens).float()
@@ -296,7 +294,7 @@ def evaluate_batch(
     *,
     context: Mapping[str, Any] | None = None,
 ) -> Tensor:
-    """The mean loss of a batch over all processes, on every rank, forward only."""
+    """Return the mean loss of a batch over all ranks, forward only."""
     sums = pipeline.evaluate(inputs, targets, loss_fn=loss_fn, context=context)
     return (sums.total / sums.tokens).float()
 
@@ -312,10 +310,9 @@ def _shape_key(micro: MicroBatch) -> Any:
 
 
 def _keep_gathered(stages: Iterable[nn.Module]) -> None:
-    """With zero 3 and a backward in two parts: gather a stage once a batch, as the schedule says, not block by block.
+    """With zero 3 and a split backward, gather a stage once per batch, not block by block.
 
-    The second part asks the stage for its parameters; where a forward in between has put them away again it would find
-    the shards and lose gradients.
+    The weight-gradient part needs parameters that a forward in between would have resharded.
     """
     for stage in stages:
         for part in stage.modules():

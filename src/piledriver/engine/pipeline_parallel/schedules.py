@@ -1,4 +1,4 @@
-"""The schedules by name: torch's class, where stages live, and how many micro-batches each can run."""
+"""Pipeline schedules by name: torch's class, the rank of each stage, and the number of micro-batches."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _CLASSES = {
 
 
 def schedule_class(name: str) -> Any:
-    """torch's class of a schedule."""
+    """Return torch's class of a schedule."""
     from torch.distributed.pipelining import schedules
 
     return getattr(schedules, _CLASSES[name])
 
 
 def rank_of_stage(layout: Layout, stage: int) -> int:
-    """Which pipeline rank holds a stage: round and round, or there and back (a V).
+    """Return the pipeline rank of a stage: in a loop, or in a V.
 
     >>> [rank_of_stage(Layout(pp=2, schedule="zbv"), stage) for stage in range(4)]
     [0, 1, 1, 0]
@@ -37,12 +37,12 @@ def rank_of_stage(layout: Layout, stage: int) -> int:
 
 
 def stages_of_rank(layout: Layout, rank: int) -> list[int]:
-    """The stages that a pipeline rank holds, in order."""
+    """Return the stages of a pipeline rank, in order."""
     return [stage for stage in range(layout.stages) if rank_of_stage(layout, stage) == rank]
 
 
 def microbatches_of(layout: Layout) -> int:
-    """How many parts a batch is cut into; twice the stages unless the layout says.
+    """Return the number of micro-batches; twice the stages unless the layout sets it.
 
     >>> microbatches_of(Layout(pp=2))
     4

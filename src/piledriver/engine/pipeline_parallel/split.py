@@ -1,7 +1,6 @@
-"""Cut a model into pipeline stages: the first step of laying it out, before anything gets memory.
+"""Split a model into pipeline stages, before anything is allocated.
 
-A rank keeps the modules of its stages only and drops the rest. Works on the meta device, so that a rank never holds
-another rank's parameters.
+A rank keeps the modules of its stages only. Works on the meta device, so that no rank holds another's parameters.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _NAME = "_pipeline_split"
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Where a model was cut, and what this rank has of it."""
+    """How a model was split, and what this rank holds of it."""
 
     chain: PipelineUnits
     names: list[tuple[str, ...]]
@@ -35,7 +34,7 @@ class Split:
     stages: list[int]
     """The stages of this rank."""
     made: list[nn.Module]
-    """The modules that run them, once they are made."""
+    """The modules that run them, once built."""
 
     def __deepcopy__(self, memo: Any) -> None:
         return None
@@ -47,7 +46,7 @@ class Split:
 def keep_own_stages(model: nn.Module, mesh: Mesh, *, sequence_length: int | None = None) -> nn.Module:
     """Keep of a model what this rank's stages need, in place.
 
-    Where a tied weight is needed at both ends, the last stage gets memory for a copy, which `Pipeline` keeps in sync.
+    The last stage gets a copy of a tied weight, which `Pipeline` keeps in sync.
     """
     layout = mesh.layout
     chain = units_of(model, sequence_length)
@@ -68,7 +67,7 @@ def _split_traced(
 ) -> nn.Module:
     if layout.tp > 1:
         raise LayoutError(
-            f"tp {layout.tp} in stages of a {type(model).__name__}, which are known by a trace only", fix="use tp=1"
+            f"tp {layout.tp} is not supported for the traced stages of a {type(model).__name__}", fix="use tp=1"
         )
     every = trace_stages(model, [stage[0] for stage in names[1:]])
     stages = [every[number] for number in mine]
@@ -78,7 +77,7 @@ def _split_traced(
 
 
 def assign_stages(chain: PipelineUnits, stages: int) -> list[tuple[str, ...]]:
-    """The module names of each stage: the cut whose dearest stage costs least."""
+    """Return the module names of each stage, minimising the cost of the most expensive one."""
     if len(chain.units) < stages:
         raise LayoutError(
             f"{stages} stages of a model with {len(chain.units)} units (blocks, and the output layer)",
@@ -89,7 +88,7 @@ def assign_stages(chain: PipelineUnits, stages: int) -> list[tuple[str, ...]]:
 
 
 def pipeline_split(model: nn.Module) -> Split | None:
-    """Where a model was cut; None for a whole one."""
+    """Return how a model was split, None for an unsplit one."""
     found: Split | None = model.__dict__.get(_NAME)
     return found
 
@@ -104,17 +103,17 @@ def made_stages(model: nn.Module) -> list[nn.Module]:
             keep = set(known.names[stage])
             others = [n for s in known.stages for n in known.names[s] if n not in keep and _has(model, n)]
             known.made.append(known.chain.make_stage(shell(model, others)))
-            # What the split_stages kept for the model does not belong to a stage of its own.
+            # The record of the split belongs to the model, not to its stages.
             known.made[-1].__dict__.pop(_NAME, None)
-        # The optimizer, checkpoints and norms see a tied weight once: where it is owned.
+        # Optimizer, checkpoints and norms see a tied weight on its owner only.
         drop_modules(model, [name for name in known.chain.borrows if _has(model, name)])
     return known.made
 
 
 def stage_borders(model: nn.Module) -> tuple[list[str], list[str]]:
-    """The modules of this rank that take what another stage made, and those whose output goes to another stage.
+    """Return the modules of this rank that receive from another stage, and those that send to one.
 
-    Call it before `made_stages`. An unsplit model has none.
+    Call it before `made_stages`; empty for an unsplit model.
     """
     known = pipeline_split(model)
     if known is None:
@@ -126,7 +125,7 @@ def stage_borders(model: nn.Module) -> tuple[list[str], list[str]]:
 
 
 def ends(layout: Layout) -> tuple[int, int]:
-    """The pipeline ranks of the first and the last stage."""
+    """Return the pipeline ranks of the first and the last stage."""
     return rank_of_stage(layout, 0), rank_of_stage(layout, layout.stages - 1)
 
 
@@ -138,7 +137,7 @@ def _make_room(model: nn.Module, chain: PipelineUnits) -> None:
             parent, _, key = borrower.rpartition(".")
             made = Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
             setattr(model.get_submodule(parent), key, made)
-        # A module that the user made stays (its class, its hooks); only the weight is another one from now on.
+        # Keep the user's module with its class and hooks; replace only its weight.
         model.get_submodule(borrower).weight = room
 
 

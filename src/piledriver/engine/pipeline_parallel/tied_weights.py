@@ -1,8 +1,7 @@
-"""A weight that both ends of the pipeline need (tied embeddings) has one owner, the first stage; the last one borrows.
+"""Tied embeddings across a pipeline: the first stage owns the weight, the last stage holds a copy.
 
-Before a batch the owner's weights go to the borrower; after it the borrower's gradient goes to the owner and is added
-there. So the optimizer, the norm of the gradients and checkpoints meet the weight once, on its owner. Each process
-exchanges its own part with the process at the same place of the other stage.
+The weight is sent before a batch, and the copy's gradient is returned and added after it: the optimizer, gradient norm
+and checkpoints see the weight once. Each rank exchanges its shard with its peer of the other stage.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from piledriver.engine.pipeline_parallel.split import ends, pipeline_split
 
 
 class TiedWeightSync:
-    """The weights of a pipeline that are needed at both ends; none for most models."""
+    """Keeps the tied weights of a pipeline in sync; does nothing for models without them."""
 
     def __init__(self, model: nn.Module, stages: dict[int, nn.Module], mesh: Mesh, layout: Layout) -> None:
         known = pipeline_split(model)
@@ -36,19 +35,19 @@ class TiedWeightSync:
         self.borrowed = [] if last_stage is None else [last_stage.get_submodule(name) for name in borrows]
 
     def materialise(self, device: torch.device) -> None:
-        """Room for the copies, where the model was made without memory."""
+        """Allocate the copies of a model built on the meta device."""
         for module in self.borrowed:
             if any(parameter.is_meta for parameter in module.parameters()):
                 module.to_empty(device=device)
 
     @torch.no_grad()
     def send_weights(self) -> None:
-        """The owner's weights to the borrower."""
+        """Send the weights to the last stage."""
         self._pass([_local(m.weight) for m in self.owned], [_local(m.weight) for m in self.borrowed], back=False)
 
     @torch.no_grad()
     def return_gradients(self) -> None:
-        """The borrower's gradient to the owner, who adds it to its own."""
+        """Send the copies' gradients to the first stage and add them there."""
         gradients = [self._gradient(module.weight) for module in self.borrowed]
         room = [torch.zeros_like(_local(module.weight)) for module in self.owned]
         self._pass(gradients, room, back=True)
@@ -63,7 +62,7 @@ class TiedWeightSync:
             module.weight.grad = None
 
     def gradients(self) -> list[Tensor]:
-        """What has gathered for the owner and was not given back yet: the weights are no parameters of the model."""
+        """Return the copies' gradients that were not returned yet; copies are not parameters of the model."""
         weights: list[Any] = [module.weight for module in self.borrowed]
         return [weight.grad for weight in weights if weight.grad is not None]
 
@@ -93,9 +92,8 @@ class TiedWeightSync:
 def _fits(source: Tensor, target: Tensor) -> None:
     if source.shape != target.shape:
         raise EngineError(
-            f"a tied weight is laid out as {tuple(source.shape)} at one end of the pipeline, {tuple(target.shape)} at "
-            "the other",
-            fix="split the embedding and the output layer alike",
+            f"a tied weight has local shape {tuple(source.shape)} in one stage, {tuple(target.shape)} in the other",
+            fix="shard the embedding and the output layer alike",
         )
 
 

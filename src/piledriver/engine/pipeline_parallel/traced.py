@@ -1,8 +1,7 @@
-"""Models of which only an example run tells the order: torch traces them and cuts the graph at the blocks.
+"""Stages of models whose order of modules is unknown: torch traces an example and splits the graph at the blocks.
 
-A traced stage keeps the names of its parameters, and its modules take the place of the model's own, so that what the
-other steps do to these is done to the stage. They run the recorded operators: only what looks at parameters and calls
-(zero, recomputation, precision) works on them, not what looks for layers (tensor parallel, fp8).
+Traced stages keep parameter names, and their modules replace the model's own, so that later steps of `apply` act on
+them. They run recorded operators: ZeRO, recomputation and precision work; tensor parallelism and fp8 do not.
 """
 
 from __future__ import annotations
@@ -22,17 +21,18 @@ EXAMPLE = "example_input_array"
 
 
 def example_of(model: nn.Module) -> tuple[Any, ...] | None:
-    """The example inputs of a model, where it has any."""
+    """Return the example inputs of a model, None without any."""
     found = getattr(model, EXAMPLE, None)
     return found if found is None or isinstance(found, tuple) else (found,)
 
 
 def traced_units(model: nn.Module, length: int) -> list[tuple[tuple[str, ...], Cost]]:
-    """The blocks, with what stands before them in the first and what stands behind them as a unit of its own."""
+    """Return the blocks with their costs; the first and last include what comes before and after."""
     blocks = blocks_of(model)
     if len(blocks) < 2:
         raise LayoutError(
-            f"{type(model).__name__} has no list of blocks to cut between", fix="make it an nn.Sequential, or use pp=1"
+            f"{type(model).__name__} has no list of blocks to split",
+            fix="make it an nn.Sequential, or use pp=1",
         )
     children = list(model.named_children())
     home = next(iter(blocks)).split(".")[0]
@@ -48,7 +48,7 @@ def traced_units(model: nn.Module, length: int) -> list[tuple[tuple[str, ...], C
 
 
 def trace_stages(model: nn.Module, starts: list[str]) -> list[nn.Module]:
-    """The stages of a model, each but the first beginning with the block of that name."""
+    """Return the stages of a model; each but the first begins with the block of that name."""
     from torch.distributed.pipelining import SplitPoint, pipeline
 
     example = example_of(model)
@@ -59,7 +59,7 @@ def trace_stages(model: nn.Module, starts: list[str]) -> list[nn.Module]:
             warnings.simplefilter("ignore")
             pipe = pipeline(model, example, split_spec=dict.fromkeys(starts, SplitPoint.BEGINNING))
     except Exception as error:
-        # torch says in general terms that it failed; what failed is the cause.
+        # torch wraps the error.
         cause = error.__cause__ or error
         reason = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
         raise LayoutError(
@@ -72,20 +72,20 @@ def trace_stages(model: nn.Module, starts: list[str]) -> list[nn.Module]:
 
 
 def adopt(model: nn.Module, stages: list[nn.Module], blocks: list[str]) -> None:
-    """Make the modules of this rank's stages those of the model, which keeps its class and the names."""
+    """Replace the model's modules by those of this rank's stages; class and names stay."""
     homes = {name.rsplit(".", depth)[0] for name in blocks for depth in range(1, name.count(".") + 1)}
     _merge(model, stages, "", homes)
 
 
 def _merge(into: nn.Module, parts: list[nn.Module], path: str, homes: set[str]) -> None:
-    """Put the parts' members together: what leads to blocks anew, since several stages have some of it."""
+    """Merge the modules of several stages; containers of blocks are rebuilt."""
     holding = [part for part in parts if part._parameters or part._buffers]
     if len(holding) > 1:
         raise LayoutError(
             f"several stages of a rank use parameters or buffers of {path or 'the model'} itself",
             fix="use schedule 1f1b or gpipe, or move them into modules of their own",
         )
-    # The same dictionaries: where a parameter is replaced in the stage (sharding), it is replaced in the model.
+    # The same dictionaries: a parameter replaced in the stage (sharding) is replaced in the model.
     into._parameters = holding[0]._parameters if holding else {}
     into._buffers = holding[0]._buffers if holding else {}
     into._modules = {}
@@ -101,7 +101,7 @@ def _merge(into: nn.Module, parts: list[nn.Module], path: str, homes: set[str]) 
 
 
 def _check_chain(graph: Any) -> None:
-    """Every stage may take what the one before it gives, all of it and in order, and nothing else."""
+    """Raise `LayoutError` unless every stage takes exactly the outputs of the one before it, in order."""
     calls = [node for node in graph.nodes if node.op == "call_module"]
     for number, node in enumerate(calls[1:], start=1):
         sources = [_source(argument) for argument in node.args]
@@ -110,7 +110,7 @@ def _check_chain(graph: Any) -> None:
         )
         if sources not in (wanted, [(calls[number - 1], 0)]) or node.kwargs:
             raise LayoutError(
-                f"stage {number} needs more than stage {number - 1} gives (inputs of the model, or of earlier stages)",
+                f"stage {number} needs more than the outputs of stage {number - 1} (model inputs, or earlier stages)",
                 fix="make the blocks a chain, or use pp=1",
             )
 
@@ -129,5 +129,5 @@ def _check_shared(stages: list[nn.Module]) -> None:
             if first != number:
                 raise LayoutError(
                     f"stages {first} and {number} share the parameter {name}",
-                    fix="untie it, or use a model whose parts we know (models.Transformer, Hugging Face's decoders)",
+                    fix="untie it, or use models.Transformer or a Hugging Face decoder",
                 )

@@ -1,7 +1,7 @@
-"""Which models are chains that can be cut into stages, and of what units they are made.
+"""The units of a model that pipeline stages are made of.
 
-A model stays itself: a rank drops the modules that it does not hold, so names of parameters are what they were. A
-stage is a shallow copy of the model that holds still fewer of them, with a `forward` for a part of the chain.
+A rank drops the modules that it does not hold, so parameter names stay. A stage is a shallow copy of the model with
+fewer modules and a `forward` for its part of the chain.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LONGEST = 4096
 
 @dataclass(frozen=True)
 class Unit:
-    """What is never cut: the names of some modules, and what they cost together."""
+    """Modules that stay in one stage, and their cost."""
 
     names: tuple[str, ...]
     cost: Cost
@@ -37,7 +37,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class PipelineUnits:
-    """How one kind of model is cut."""
+    """How to split one kind of model."""
 
     kind: str
     units: list[Unit]
@@ -48,7 +48,7 @@ class PipelineUnits:
 
 
 def units_of(model: nn.Module, sequence_length: int | None = None) -> PipelineUnits:
-    """How to cut a model, or a `LayoutError` that says why it cannot be cut."""
+    """Return how to split a model; raise `LayoutError` if it cannot be split."""
     length = sequence_length or min(_longest(model), LONGEST)
     if isinstance(model, Transformer):
         return _transformer(model, length)
@@ -60,13 +60,13 @@ def units_of(model: nn.Module, sequence_length: int | None = None) -> PipelineUn
         units = [Unit(names, cost) for names, cost in traced_units(model, length)]
         return PipelineUnits("traced", units, {}, lambda made: made)
     raise LayoutError(
-        f"cannot tell in which order {type(model).__name__} runs its modules, so it cannot be cut into stages",
+        f"cannot tell in which order {type(model).__name__} runs its modules, so it cannot be split into stages",
         fix=f"make it an nn.Sequential, or give it {EXAMPLE}: inputs of a micro-batch, with which it is traced",
     )
 
 
 def drop_modules(model: nn.Module, names: Iterable[str]) -> None:
-    """Take modules out of a model; members of lists leave a gap, so that the others keep their names."""
+    """Remove modules from a model; the remaining members of lists keep their names."""
     for name in names:
         parent_name, _, key = name.rpartition(".")
         parent = model.get_submodule(parent_name)
@@ -128,7 +128,7 @@ def _huggingface(model: nn.Module, length: int) -> PipelineUnits:
     inner = model.get_submodule(inner_name)
     if changes_between_layers(inner):
         raise LayoutError(
-            f"{type(inner).__name__} changes hidden states outside its layers, which every stage would do again",
+            f"{type(inner).__name__} changes hidden states outside its layers, which every stage would repeat",
             fix="use pp=1",
         )
     blocks = [f"{inner_name}.layers.{key}" for key in inner.layers._modules]  # type: ignore[union-attr]

@@ -1,8 +1,7 @@
-"""Collectives that gradients flow through: each names what happens forward and what happens backward.
+"""Differentiable collectives, named as in Megatron-LM (Shoeybi et al., 2019).
 
-Which backward is right depends on who reads the result. Where each process goes on with a part of the work of its own,
-its gradient is a part of the whole and parts are summed; where all processes go on with the same work, every one holds
-the whole gradient already, and summing would count it several times. So the pairs are spelled out, not derived.
+The backward depends on what reads the result: if each rank computes a different part from it, gradients are partial and
+must be reduced; if all ranks compute the same from it, each holds the full gradient already.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _reduce_scatter: Any = getattr(funcol, "reduce_scatter_single", None) or funcol.
 
 @dataclass(frozen=True)
 class Group:
-    """Some processes, as plain values: a compiler can trace them and a copy of a model can share them."""
+    """A process group as plain values, which a compiler can trace and copies of a model can share."""
 
     name: str
     size: int
@@ -35,7 +34,7 @@ class Group:
 
     @classmethod
     def of(cls, mesh: DeviceMesh) -> Group:
-        """The processes of a mesh of one axis."""
+        """Return the group of a one-axis mesh."""
         return cls(str(mesh.get_group().group_name), mesh.size(), mesh.get_local_rank())
 
     @classmethod
@@ -46,42 +45,42 @@ class Group:
 
 
 def copy_to_region(x: Tensor, group: Group) -> Tensor:
-    """The same everywhere; each process reads it for a part of the work: gradients are summed."""
-    return _exchange(x, "same", "sum", 0, group)
+    """Forward: identity. Backward: all-reduce."""
+    return _exchange(x, "identity", "all-reduce", 0, group)
 
 
 def reduce_from_region(x: Tensor, group: Group) -> Tensor:
-    """The sum of the parts; all processes go on with it: the gradient is whole already."""
-    return _exchange(x, "sum", "same", 0, group)
+    """Forward: all-reduce. Backward: identity."""
+    return _exchange(x, "all-reduce", "identity", 0, group)
 
 
 def all_reduce_sum(x: Tensor, group: Group) -> Tensor:
-    """The sum of the parts; each process reads it for a part of the work: gradients are summed too."""
-    return _exchange(x, "sum", "sum", 0, group)
+    """Forward: all-reduce. Backward: all-reduce."""
+    return _exchange(x, "all-reduce", "all-reduce", 0, group)
 
 
 def gather_from_sequence_region(x: Tensor, dim: int, group: Group) -> Tensor:
-    """The pieces put together; each process reads them for a part of the work: gradients are summed, then cut."""
-    return _exchange(x, "gather", "scatter", dim, group)
+    """Forward: all-gather along `dim`. Backward: reduce-scatter."""
+    return _exchange(x, "all-gather", "reduce-scatter", dim, group)
 
 
 def reduce_scatter_to_sequence_region(x: Tensor, dim: int, group: Group) -> Tensor:
-    """This process's piece of the sum of the parts."""
-    return _exchange(x, "scatter", "gather", dim, group)
+    """Forward: reduce-scatter along `dim`. Backward: all-gather."""
+    return _exchange(x, "reduce-scatter", "all-gather", dim, group)
 
 
 def gather_from_region(x: Tensor, dim: int, group: Group) -> Tensor:
-    """The pieces put together; all processes go on with the same work: the gradient is only cut."""
-    return _exchange(x, "gather", "cut", dim, group)
+    """Forward: all-gather along `dim`. Backward: keep this rank's chunk."""
+    return _exchange(x, "all-gather", "chunk", dim, group)
 
 
 def scatter_to_region(x: Tensor, dim: int, group: Group) -> Tensor:
-    """This process's piece of what all processes hold."""
-    return _exchange(x, "cut", "gather", dim, group)
+    """Forward: keep this rank's chunk along `dim`. Backward: all-gather."""
+    return _exchange(x, "chunk", "all-gather", dim, group)
 
 
 def pad_to_multiple(x: Tensor, dim: int, multiple: int) -> Tensor:
-    """Zeros at the end of a dimension, up to the next multiple: pieces must have one size."""
+    """Pad a dimension with zeros at its end, to the next multiple."""
     missing = -x.shape[dim] % multiple
     if missing == 0:
         return x
@@ -111,16 +110,16 @@ _apply_exchange: Any = _Exchange.apply
 
 
 def _run(way: str, x: Tensor, dim: int, name: str, size: int, rank: int) -> Tensor:
-    if way == "same":
+    if way == "identity":
         return x.view_as(x)
-    if way == "cut":
+    if way == "chunk":
         return x.chunk(size, dim)[rank].contiguous()
-    # gloo adds no half precision; on a CPU the wire is fp32.
+    # gloo cannot reduce 16-bit floats: on CPUs they are sent as fp32.
     wire = x.float() if x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16) else x
     wire = wire.contiguous()
-    if way == "sum":
+    if way == "all-reduce":
         out = _all_reduce(wire, "sum", name)
-    elif way == "gather":
+    elif way == "all-gather":
         out = _all_gather(wire, dim, name)
     else:
         out = _reduce_scatter(wire, "sum", dim, name)
@@ -128,7 +127,7 @@ def _run(way: str, x: Tensor, dim: int, name: str, size: int, rank: int) -> Tens
 
 
 def all_to_all_rows(x: Tensor, received: list[int] | None, sent: list[int] | None, group: Group) -> Tensor:
-    """Rows to other processes and from them; `sent` and `received` are rows per process, None where all are equal."""
+    """All-to-all of rows; `sent` and `received` are rows per rank, None if all are equal. Differentiable."""
     if group.size == 1:
         return x
     return cast(Tensor, _apply_all_to_all(x.contiguous(), received, sent, group.name))
@@ -153,5 +152,5 @@ def _run_all_to_all(x: Tensor, received: list[int] | None, sent: list[int] | Non
 
 
 def all_reduce_without_grad(x: Tensor, how: str, name: str) -> Tensor:
-    """Sum or maximum over a group, outside of what gradients flow through."""
+    """All-reduce by `how` ("sum", "max") over the group `name`, outside of autograd."""
     return cast(Tensor, _wait(_all_reduce(x, how, name)))

@@ -15,7 +15,7 @@ from piledriver.engine.mesh import Mesh
 
 @torch.no_grad()
 def full_state_dict(model: nn.Module, mesh: Mesh) -> dict[str, Any]:
-    """The whole state dict on every process, in host memory where it had to be gathered. All must call this."""
+    """Return the full state dict on every rank, gathered tensors in host memory. Collective."""
     state = {
         key: _gathered(value).cpu() if isinstance(value, DTensor) else value
         for key, value in model.state_dict().items()
@@ -48,7 +48,7 @@ def full_tensors(model: nn.Module, mesh: Mesh) -> Iterator[tuple[str, Tensor | N
 
 
 def _from_stages(state: dict[str, Tensor], mesh: Mesh) -> Iterator[tuple[str, Tensor | None]]:
-    """The same for pipeline stages: the ranks of a stage gather its tensors, and one of them sends to rank 0."""
+    """Yield the tensors of pipeline stages: the ranks of a stage gather, and one of them sends to rank 0."""
     group, stage, rank = mesh.pp.get_group(), mesh.pp.get_local_rank(), dist.get_rank()
     ranks = dist.get_process_group_ranks(group)
     held: list[Any] = [None] * len(ranks)
@@ -66,7 +66,7 @@ def _from_stages(state: dict[str, Tensor], mesh: Mesh) -> Iterator[tuple[str, Te
 
 
 def _gathered(tensor: Tensor) -> Tensor:
-    """The whole tensor, on the device of its mesh: collectives do not reach shards that are offloaded to the host."""
+    """Return the full tensor on its mesh's device: collectives do not reach shards offloaded to the host."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
     here = cast(DTensor, tensor.to(tensor.device_mesh.device_type))

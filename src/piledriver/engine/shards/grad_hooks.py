@@ -1,4 +1,4 @@
-"""Watching gradients arrive, without keeping the watcher: a model that is gone takes its watchers along."""
+"""Gradient hooks that hold their owner weakly, so that a deleted model is freed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import nn
 
 
 def when_accumulated(parameter: nn.Parameter, method: Callable[[nn.Parameter], None]) -> Any:
-    """Call a bound method when the parameter has its gradient, as long as somebody else holds its object; a handle.
+    """Call a bound method when a gradient was accumulated, while its object lives; return the hook's handle.
 
-    torch keeps hooks where Python's collector does not look: one that held its model would keep it for ever.
+    torch stores hooks outside the reach of Python's garbage collector: a strong reference would leak the model.
     """
     held = weakref.WeakMethod(method)
 

@@ -1,8 +1,7 @@
-"""Parameters that are `DTensor`s at rest and plain tensors at work.
+"""Parameters that are `DTensor`s, but that their module's `forward` reads as plain local tensors.
 
-At rest (optimizer, checkpoint, sharding over data-parallel processes) a parameter knows its whole shape and where its
-parts are. While its module's `forward` runs, reading it gives this process's part as a plain tensor: the module's own
-code, compiled or with fp8 kernels, needs to know nothing of parallelism.
+Optimizers, checkpoints and ZeRO see the `DTensor` with its global shape and placements. Code inside `forward`, compiled
+or with fp8 kernels, needs to know nothing of parallelism.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Reader = Callable[[Tensor], Tensor]
 
 
 def part(parameter: Tensor) -> Tensor:
-    """This process's part, as a plain tensor; its gradient finds its way back."""
+    """Return the local shard of a parameter as a plain, differentiable tensor."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
@@ -34,15 +33,15 @@ def place_parameter(
     placed: dict[nn.Parameter, nn.Parameter],
     reader: Reader = part,
 ) -> None:
-    """Lay one parameter, alike on all processes, over a mesh; read it with `reader` while the module runs.
+    """Shard one parameter, equal on all ranks, over a mesh; `forward` reads it through `reader`.
 
-    `placed` remembers what became of which parameter, so that tied parameters stay one.
+    `placed` maps old to new parameters, so that tied parameters stay tied.
     """
     parameter = module._parameters[name]
     if parameter is None:
         return
     if parameter not in placed and not isinstance(parameter, DTensor):
-        # Every process holds the same values: each keeps its part, and nothing is sent.
+        # All ranks hold the same values: each keeps its shard without communication.
         laid = distribute_tensor(parameter.data, mesh, list(placements), src_data_rank=None)
         placed[parameter] = nn.Parameter(laid, requires_grad=parameter.requires_grad)
     module.register_parameter(name, placed.get(parameter, parameter))
@@ -50,7 +49,7 @@ def place_parameter(
 
 
 def place_rest(model: nn.Module, mesh: DeviceMesh, placed: dict[nn.Parameter, nn.Parameter]) -> None:
-    """What no rule splits is whole on every process, on the same mesh as the rest: optimizers mix no kinds."""
+    """Replicate the remaining parameters over the same mesh: optimizers cannot mix `DTensor`s and tensors."""
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is not None and not isinstance(parameter, DTensor):
@@ -58,7 +57,7 @@ def place_rest(model: nn.Module, mesh: DeviceMesh, placed: dict[nn.Parameter, nn
 
 
 class SumGradient:
-    """Reads a whole parameter that each process uses for a part of the work: gradients are summed."""
+    """Reads a replicated parameter that each rank uses for a part of the work: gradients are all-reduced."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -68,7 +67,7 @@ class SumGradient:
 
 
 class ScaleGradient:
-    """Reads a part whose gradient is to be multiplied by a factor."""
+    """Reads a shard whose gradient is multiplied by a factor."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
@@ -92,9 +91,9 @@ _scaled: Any = _Scaled.apply
 
 
 class RowParallelBias:
-    """Reads a bias that every process would add before a sum: all but the first add zeros.
+    """Reads a bias that is added before an all-reduce: all ranks but the first add zeros.
 
-    The gradient of the sum is whole on every process, so each keeps it as it is.
+    The gradient of the sum is full on every rank, so each keeps it as it is.
     """
 
     def __init__(self, group: Group) -> None:
@@ -102,10 +101,10 @@ class RowParallelBias:
 
     def __call__(self, parameter: Tensor) -> Tensor:
         here = part(parameter)
-        return here if self.group.rank == 0 else cast(Tensor, _silent(here))
+        return here if self.group.rank == 0 else cast(Tensor, _zero_forward(here))
 
 
-class _Silent(torch.autograd.Function):
+class _ZeroForward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return torch.zeros_like(x)
@@ -115,17 +114,17 @@ class _Silent(torch.autograd.Function):
         return gradient
 
 
-_silent: Any = _Silent.apply
+_zero_forward: Any = _ZeroForward.apply
 
 
 def read_locally(module: nn.Module, name: str, reader: Reader = part) -> None:
-    """While the module runs, its parameter `name` is what `reader` makes of it."""
+    """Make the module's `forward` read its parameter `name` through `reader`."""
     first = "_readers" not in module.__dict__
     if first:
         module.__dict__["_readers"] = {}
         module.__dict__["_reads_locally"] = False
         module.register_forward_pre_hook(_begin, prepend=True)
-        # Not called after an error: that would be a guard on the hook's number, and a compilation for every block.
+        # Not `always_call`: its guard on the hook's id would compile every block anew.
         module.register_forward_hook(_end)
     module.__dict__["_readers"][name] = reader
     kind = type(module)
@@ -135,7 +134,7 @@ def read_locally(module: nn.Module, name: str, reader: Reader = part) -> None:
         module.__class__ = _reading_class(base, names)
 
 
-@functools.cache  # one class for all blocks, so that one compilation serves them all
+@functools.cache  # one class for all blocks, so that they share one compilation
 def _reading_class(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
     space: dict[str, Any] = {name: _reading(name) for name in names}
     space["_local_names"] = names

@@ -1,8 +1,8 @@
-"""The part of a parameter whose optimizer state lives on this process (zero 1 and 2): its rows, as a DTensor.
+"""Optimizer shards (zero 1 and 2): the rows of a parameter that this rank steps on, as a `DTensor`.
 
-The parameter stays whole. Its own part is a DTensor over the same memory, which the optimizer steps on in its stead; so
-any optimizer that knows sharded parameters keeps 1 / N of its state, and checkpoints name and reshard it as they do for
-zero 3. Rows are dealt out as `Shard(0)` deals them: in even chunks, the last ones shorter or empty.
+The parameter stays replicated. Its shard is a `DTensor` over the same memory, which the optimizer holds in its place:
+it keeps 1 / N of the states, and checkpoints name and reshard them as for zero 3. Rows are divided as by `Shard(0)`: in
+even chunks, the last ones shorter or empty.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from piledriver.engine.mesh import Mesh
-from piledriver.optim.shards import local as local
+from piledriver.optim.shards import local
 
 BUCKET_BYTES = 25 * 2**20
 
@@ -27,17 +27,17 @@ _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 def is_expert(parameter: Tensor) -> bool:
-    """Whether a parameter is spread over the expert axis."""
+    """Whether a parameter is sharded over the ep axis."""
     return isinstance(parameter, DTensor) and "ep" in (parameter.device_mesh.mesh_dim_names or ())
 
 
 def is_optimizer_shard(parameter: Tensor) -> bool:
-    """Whether this is the part that an optimizer steps on, not the parameter itself."""
+    """Whether this is an optimizer shard, not the parameter itself."""
     return getattr(parameter, "is_optimizer_shard", False)
 
 
 def shard_axis(parameter: Tensor, mesh: Mesh) -> DeviceMesh | None:
-    """The axis that shares out a parameter's state; None where there is nothing to share out."""
+    """Return the axis that shards a parameter's optimizer states, None if they are not sharded."""
     if mesh.alone or parameter.dim() == 0 or is_expert(parameter):
         return None
     axis = mesh.shard_group
@@ -45,7 +45,7 @@ def shard_axis(parameter: Tensor, mesh: Mesh) -> DeviceMesh | None:
 
 
 def optimizer_shard(parameter: nn.Parameter, mesh: Mesh) -> DTensor:
-    """This process's rows of a parameter, sharing its memory, kept as `parameter.optimizer_shard`."""
+    """Return this rank's rows of a parameter, sharing its memory; kept as `parameter.optimizer_shard`."""
     known: DTensor | None = getattr(parameter, "optimizer_shard", None)
     if known is not None:
         return known
@@ -73,7 +73,7 @@ def optimizer_shard(parameter: nn.Parameter, mesh: Mesh) -> DTensor:
 
 
 def _rows_placement(parameter: Tensor) -> Placement:
-    """Rows of what tensor parallel left: where that split the rows too, each piece is split again."""
+    """Return the placement of the rows; strided where tensor parallelism shards the rows too."""
     if isinstance(parameter, DTensor):
         placement = parameter.placements[0]
         if isinstance(placement, Shard) and placement.dim == 0:
@@ -82,7 +82,7 @@ def _rows_placement(parameter: Tensor) -> Placement:
 
 
 def wrapped_like(parameter: Tensor, part: Tensor) -> Tensor:
-    """A local tensor, distributed as a parameter is."""
+    """Return a local tensor as a `DTensor` with the placements of a parameter."""
     if not isinstance(parameter, DTensor):
         return part
     wrapped: Tensor = DTensor.from_local(
@@ -97,7 +97,7 @@ def wrapped_like(parameter: Tensor, part: Tensor) -> Tensor:
 
 
 def expose_shard_gradient(parameter: nn.Parameter) -> None:
-    """Zero 1: the gradient of the own part is a view of the whole one."""
+    """Zero 1: make the shard's gradient a view of the parameter's gradient."""
     part: DTensor | None = getattr(parameter, "optimizer_shard", None)
     if part is None:
         return
@@ -111,7 +111,7 @@ def expose_shard_gradient(parameter: nn.Parameter) -> None:
 
 
 def accumulate_shard_gradient(parameter: nn.Parameter, padded: Tensor) -> None:
-    """Zero 2: keep the rows of the gradient that came; padding behind them is dropped."""
+    """Zero 2: add received gradient rows to the shard's gradient, without their padding."""
     part: DTensor = parameter.optimizer_shard  # type: ignore[attr-defined]
     rows = local(part)
     came = padded[: rows.numel()].view(rows.shape)
@@ -122,7 +122,7 @@ def accumulate_shard_gradient(parameter: nn.Parameter, padded: Tensor) -> None:
 
 
 def clear_shard_gradient(parameter: nn.Parameter) -> None:
-    """There is none any more."""
+    """Set the shard's gradient to None."""
     part: DTensor | None = getattr(parameter, "optimizer_shard", None)
     if part is not None:
         part.grad = None
@@ -136,13 +136,13 @@ def _as(part: DTensor, rows: Tensor) -> DTensor:
 
 
 def chunk_elements(parameter: Tensor, size: int) -> int:
-    """Elements of one process's chunk, padding included."""
+    """Return the elements of one rank's chunk, padding included."""
     whole = local(parameter)
     return -(-whole.shape[0] // size) * (whole.numel() // max(whole.shape[0], 1))
 
 
 def rows_in_chunks(tensor: Tensor, size: int, *, zero: bool = False) -> Tensor:
-    """[size, chunk]: rows dealt out as `Shard(0)` deals them, padded with zeros; all zeros where asked."""
+    """Return [size, chunk]: the rows as `Shard(0)` divides them, zero-padded; all zeros if `zero`."""
     chunk = chunk_elements(tensor, size)
     if zero:
         return tensor.new_zeros(size, chunk)
@@ -151,20 +151,20 @@ def rows_in_chunks(tensor: Tensor, size: int, *, zero: bool = False) -> Tensor:
 
 
 def reduce_scatter(out: Tensor, buffer: Tensor, *, group: Any) -> Any:
-    """Start to sum a buffer over a group, each process getting its part."""
+    """Start a reduce-scatter of a buffer over a group; return its work handle."""
     return _reduce_scatter(out, buffer, group=group, async_op=True)
 
 
 @torch.no_grad()
 def gather_rows(parameters: list[nn.Parameter], axis: DeviceMesh) -> None:
-    """Bring everybody's new rows into the whole parameters. All of one type and device."""
+    """All-gather updated rows into the parameters, which share one dtype and device."""
     size = axis.size()
-    mine = []
+    rows_of = []
     for parameter in parameters:
         rows = local(parameter.optimizer_shard).flatten()  # type: ignore[attr-defined]
-        mine.append(nn.functional.pad(rows, (0, chunk_elements(parameter, size) - rows.numel())))
-    sent = torch.cat(mine)
-    del mine
+        rows_of.append(nn.functional.pad(rows, (0, chunk_elements(parameter, size) - rows.numel())))
+    sent = torch.cat(rows_of)
+    del rows_of
     came = sent.new_empty(size * sent.numel())
     _all_gather(came, sent, group=axis.get_group())
     begin, table = 0, came.view(size, -1)
@@ -182,6 +182,6 @@ def _chunk(whole: Tensor, axis: DeviceMesh) -> Tensor:
 
 
 def optimizer_tensors(parameters: Any) -> list[Tensor]:
-    """The tensors whose gradients count: own rows in place of a parameter where the optimizer steps on these."""
+    """Return the tensors that an optimizer steps on: the shard of each parameter that has one."""
     held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     return [getattr(one, "optimizer_shard", one) if not is_optimizer_shard(one) else one for one in held]

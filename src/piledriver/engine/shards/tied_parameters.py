@@ -1,4 +1,4 @@
-"""Parameters that are one object under several names, and making them one again after something copied them."""
+"""Find tied parameters (one object under several names), and tie them again after a step replaced them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import nn
 
 
 def find_tied(model: nn.Module) -> list[list[str]]:
-    """Groups of names that share one parameter, each in the order in which the model lists them.
+    """Return the groups of names that share one parameter, each in the model's order.
 
     >>> model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     >>> model[1].weight = model[0].weight
@@ -20,7 +20,7 @@ def find_tied(model: nn.Module) -> list[list[str]]:
 
 
 def retie(model: nn.Module, groups: list[list[str]]) -> None:
-    """Make each group one parameter again: that of its first name."""
+    """Tie each group again, to the parameter of its first name."""
     for first, *others in groups:
         parameter = model.get_parameter(first)
         for name in others:

@@ -1,7 +1,7 @@
-"""Tensor parallel of models that we did not write: the roles of `tensor_roles`, carried out.
+"""Tensor parallelism of third-party models, by the roles of `roles.py`.
 
-Between split layers everything is whole on every process (norms are not split along the sequence): other people's code
-looks at shapes.
+Activations between sharded layers are replicated (no sequence parallelism), since the model's code depends on their
+shapes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from piledriver.engine.tensor_parallel.transformer import gather_columns
 
 
 def split_inferred(model: nn.Module, mesh: DeviceMesh) -> dict[str, Role]:
-    """Lay a model over tp by the roles of its layers, in place; gives back the roles."""
+    """Shard a model over tp by the roles of its layers, in place; return the roles."""
     group = Group.of(mesh)
     roles = infer_roles(model, group.size)
     placed: dict[nn.Parameter, nn.Parameter] = {}
@@ -51,19 +51,19 @@ def split_inferred(model: nn.Module, mesh: DeviceMesh) -> dict[str, Role]:
 
 @contextmanager
 def split_logits(model: nn.Module) -> Iterator[None]:
-    """Within the block, forward and backward: the output layer gives its parts, and `F.cross_entropy` knows of it.
+    """Keep logits sharded over the vocabulary within the block (forward and backward), as `F.cross_entropy` accepts.
 
-    For losses that a user writes on the logits of a model with an inferred plan: whole logits exist on no process.
+    For losses that a user computes on the logits of a model with inferred roles: no rank holds full logits.
     """
     heads = [hook for module in model.modules() for hook in module._forward_hooks.values() if isinstance(hook, Head)]
     for head in heads:
-        head.in_parts = True
+        head.sharded = True
     try:
         with loss_parallel():
             yield
     finally:
         for head in heads:
-            head.in_parts = False
+            head.sharded = False
 
 
 def _place(
@@ -83,7 +83,7 @@ def _place(
 
 
 class SharedEntry:
-    """What layers that read the same input share: its gradient is summed once for all of them."""
+    """The input that several layers share: its gradient is all-reduced once for all of them."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -106,14 +106,14 @@ class SharedEntry:
 
 
 class Head:
-    """Joins the parts of the logits, or hands them on as one split tensor."""
+    """Gathers the logits, or returns them as one sharded `DTensor`."""
 
     def __init__(self, mesh: DeviceMesh, group: Group, columns: int) -> None:
         self.mesh, self.group, self.columns = mesh, group, columns
-        self.in_parts = False
+        self.sharded = False
 
     def __call__(self, module: nn.Module, args: Any, out: Tensor) -> Tensor:
-        if self.in_parts:
+        if self.sharded:
             whole = torch.empty((*out.shape[:-1], self.columns), device="meta")
             split: Tensor = DTensor.from_local(
                 out, self.mesh, [Shard(out.dim() - 1)], run_check=False, shape=whole.shape, stride=whole.stride()
@@ -138,7 +138,7 @@ def _hook(module: nn.Module, role: Role, mesh: DeviceMesh, group: Group, entry: 
         module.register_forward_pre_hook(lambda _, args: (scatter_to_region(args[0], -1, group), *args[1:]))
     if role in (Role.ROWWISE, Role.ROWWISE_SCATTERED):
         module.register_forward_hook(lambda _, args, out: reduce_from_region(out, group))
-    # The shape that the parameter has at rest is that of the whole layer.
+    # A `DTensor` has the shape of the full layer.
     columns = features(module)[1]
     if role is Role.COLWISE_GATHERED:
         module.register_forward_hook(lambda _, args, out: gather_columns(out, columns, group))
@@ -163,7 +163,7 @@ _COUNTS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "num_key_val
 
 
 def _count_heads(module: nn.Module, tp: int) -> None:
-    """An attention module that counts its heads counts those of this process, once."""
+    """Set the head counts of an attention module to those of this rank, once."""
     if module.__dict__.setdefault("_heads_split_over", 1) == tp:
         return
     module.__dict__["_heads_split_over"] = tp
@@ -174,7 +174,7 @@ def _count_heads(module: nn.Module, tp: int) -> None:
 
 
 def _read_with_parent(attention: nn.MultiheadAttention) -> None:
-    """torch's attention uses the weights of its output layer without calling it."""
+    """Read the output layer's weights locally while torch's attention runs, which does not call that layer."""
     child = attention.out_proj
 
     def begin(module: nn.Module, args: Any) -> None:

@@ -1,7 +1,7 @@
-"""What each layer of a model that we did not write does under tensor parallel: read from its modules and their names.
+"""Infer how to shard each layer of a third-party model, from its modules and their names.
 
-Hugging Face models say it themselves (`tp_plan`); for others the names of the projections tell, or a pair of linear
-layers with nothing but an elementwise function between them. What is not understood stays whole on every process.
+Hugging Face models provide a `tp_plan`; for others the names of the projections decide, or a pair of linear layers with
+only an elementwise function between them. Other layers stay replicated.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from piledriver.engine.errors import LayoutError
 
 
 class Role(Enum):
-    """How a layer is split."""
+    """How a layer is sharded; the first words are torch's."""
 
     COLWISE = "colwise"
-    """Each process computes a part of the outputs, which the next layers go on with."""
+    """Each rank computes a shard of the outputs, which the next layers use."""
     ROWWISE = "rowwise"
-    """Each process reads a part of the inputs; outputs are summed."""
+    """Each rank reads a shard of the inputs; outputs are all-reduced."""
     COLWISE_GATHERED = "colwise gathered"
-    """A part of the outputs, put together again: the layers behind do not know of the split."""
+    """As COLWISE, with outputs gathered."""
     ROWWISE_SCATTERED = "rowwise scattered"
-    """As COLUMNS, from inputs that are whole."""
+    """As ROWWISE, from replicated inputs."""
     VOCAB = "vocab"
-    """An embedding, each process with a part of its rows."""
+    """An embedding sharded by rows."""
     HEAD = "head"
-    """The output layer: as ROWS_JOINED, or its parts go into a loss that knows of the split."""
+    """The output layer: as COLWISE_GATHERED, or sharded logits for a vocabulary-parallel loss."""
     HEAD_NORM = "head norm"
-    """A norm of single heads: whole, used for the heads of this process."""
+    """A norm of single heads: replicated, applied to this rank's heads."""
 
 
 _STYLES = {
@@ -44,7 +44,7 @@ _STYLES = {
     "embedding_rowwise": Role.VOCAB,
     "replicated_with_grad_allreduce": Role.HEAD_NORM,
 }
-"""The words of `transformers` for it."""
+"""The names that `transformers` uses."""
 
 _QUERY, _KEY, _VALUE = (
     {"q_proj", "query", "wq", "q_lin", "q"},
@@ -64,7 +64,7 @@ _ELEMENTWISE = (
 
 
 def infer_roles(model: nn.Module, tp: int) -> dict[str, Role]:
-    """The role of every layer that is split, by name."""
+    """Return the role of every sharded layer, by name."""
     roles = _from_transformers(model)
     if not roles:
         for name, module in model.named_modules():
@@ -77,17 +77,17 @@ def infer_roles(model: nn.Module, tp: int) -> dict[str, Role]:
 
 
 def is_linear(module: nn.Module | None) -> bool:
-    """A linear layer: torch's, or the transposed one of GPT-2."""
+    """Whether this is a linear layer: torch's, or the transposed one of GPT-2."""
     return isinstance(module, nn.Linear) or (module is not None and is_transposed(module))
 
 
 def is_transposed(module: nn.Module) -> bool:
-    """`Conv1D` of transformers keeps its weight as [inputs, outputs]."""
+    """Whether this is `Conv1D` of transformers, whose weight is [inputs, outputs]."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
 def features(module: nn.Module) -> tuple[int, int]:
-    """Inputs and outputs of a linear layer."""
+    """Return the number of inputs and outputs of a linear layer."""
     weight: Any = module.weight
     rows, columns = weight.shape
     return (rows, columns) if is_transposed(module) else (columns, rows)
@@ -100,7 +100,7 @@ def _from_transformers(model: nn.Module) -> dict[str, Role]:
     strange = {style for style in plan.values() if style not in _STYLES}
     if strange:
         raise LayoutError(
-            f"{type(model).__name__} asks for {sorted(strange)[0]!r}, which is not known here", fix="use zero 3 instead"
+            f"{type(model).__name__} has the unknown tp_plan style {sorted(strange)[0]!r}", fix="use zero 3 instead"
         )
     return {
         name: _STYLES[style]
@@ -124,13 +124,13 @@ def _attention(module: nn.Module, tp: int) -> dict[str, Role]:
         check_heads(counts[0], min(counts), tp)
         norms = {n: Role.HEAD_NORM for n in ("q_norm", "k_norm") if getattr(module, n, None) is not None}
         return {**dict.fromkeys(separate, Role.COLWISE), out: Role.ROWWISE, **norms}
-    # How a fused projection is arranged is not known from outside, nor how heads are counted: join what it gives.
+    # The layout of a fused projection and the head count are unknown: gather its output.
     whole = [*separate, *sorted(_FUSED & names)]
     return {**dict.fromkeys(whole, Role.COLWISE_GATHERED), out: Role.ROWWISE_SCATTERED} if whole else {}
 
 
 def _knows_its_heads(module: nn.Module) -> bool:
-    """Attention that is written with a head size goes on with as many heads as it is given."""
+    """Whether attention derives its head count from a head size, so that it works on a shard of the heads."""
     head = _head_size(module)
     norms = [getattr(getattr(module, name, None), "weight", None) for name in ("q_norm", "k_norm")]
     return head is not None and all(weight is None or weight.shape == (head,) for weight in norms)
@@ -155,7 +155,7 @@ def _mlp(module: nn.Module) -> dict[str, Role]:
 
 
 def _pairs(module: nn.Module) -> dict[str, Role]:
-    """Linear, elementwise, Linear in a sequence: the first by rows, the second by columns."""
+    """Find Linear, elementwise, Linear in a sequence: the first colwise, the second rowwise."""
     if not isinstance(module, nn.Sequential):
         return {}
     roles: dict[str, Role] = {}
@@ -195,7 +195,7 @@ def _asked(model: nn.Module, question: str) -> Any:
 
 
 def _check_config(model: nn.Module, roles: dict[str, Role], tp: int) -> None:
-    """Where a model's config counts the heads, and its attention is split by heads."""
+    """Check tp against the head counts of a model's config, where attention is sharded by heads."""
     config = getattr(model, "config", None)
     heads = getattr(config, "num_attention_heads", None)
     shared = getattr(config, "num_key_value_heads", None)
@@ -205,7 +205,7 @@ def _check_config(model: nn.Module, roles: dict[str, Role], tp: int) -> None:
 
 
 def check_heads(heads: int, kv_heads: int, tp: int) -> None:
-    """Refuse a tp that would cut a head."""
+    """Raise `LayoutError` if tp does not divide the key-value heads."""
     if kv_heads % tp:
         nearest = max(n for n in range(1, min(tp, kv_heads) + 1) if kv_heads % n == 0)
         raise LayoutError(
@@ -214,7 +214,7 @@ def check_heads(heads: int, kv_heads: int, tp: int) -> None:
 
 
 def _fits(module: nn.Module, role: Role, tp: int) -> bool:
-    """Whether the split dimension divides. Two layers of a pair share that dimension, so both stay whole or none."""
+    """Whether tp divides the sharded dimension. The two layers of a pair share it, so both are sharded or neither."""
     if role in (Role.VOCAB, Role.HEAD, Role.HEAD_NORM):
         return True
     if not is_linear(module):

@@ -1,7 +1,6 @@
-"""Tensor and sequence parallel of our own `Transformer`: one table from the names of axes to what is split.
+"""Tensor and sequence parallelism of our own `Transformer`, by the names of its parameters' axes.
 
-Fused projections are stored so that an even split is right (`models.axes`), so every rule is: split the named
-dimension over tp. A layer whose rows are split reads the whole stream; one whose columns are split leaves a sum.
+Fused projections are stored so that even chunks are valid (`models.axes`): every rule is to shard the named dimension.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ from piledriver.models.feed_forward.moe import Experts, MoE, Routing
 from piledriver.models.loss import cross_entropy, token_losses
 
 SPLIT_AXES = frozenset({"heads", "kv_heads", "mlp", "vocab"})
-"""What tp splits. Every other axis is whole on every process."""
+"""The axes that tp shards; all others are replicated."""
 
 
 def split_transformer(model: Transformer, mesh: DeviceMesh, layout: Layout) -> None:
-    """Lay the parameters of a `Transformer`, or of a pipeline stage of one, over tp and hook the exchanges in."""
+    """Shard the parameters of a `Transformer`, or of its pipeline stage, over tp and hook the collectives."""
     config = model.config
     check_tp_divisible(config, layout.tp)
     split = SPLIT_AXES if layout.loss_parallel else SPLIT_AXES - {"vocab"}
@@ -63,14 +62,14 @@ def split_transformer(model: Transformer, mesh: DeviceMesh, layout: Layout) -> N
     axes = parameter_axes(model)
     for name, module in list(model.named_modules()):
         if isinstance(module, Experts) and layout.ep > 1:
-            continue  # `spread_experts` lays them over both axes at once.
+            continue  # `shard_experts` shards them over ep and tp at once.
         here = {leaf: axes[f"{name}.{leaf}"] for leaf in module._parameters if f"{name}.{leaf}" in axes}
         _place(module, here, split, mesh, placed, stream)
     _hook_ends(model, config, stream, vocabulary_split=layout.loss_parallel)
 
 
 def placement_of(axes: Axes, split: frozenset[str]) -> Placement:
-    """How one parameter lies over tp.
+    """Return the placement of one parameter over tp.
 
     >>> placement_of(("embed", "mlp"), SPLIT_AXES)
     Shard(dim=1)
@@ -80,7 +79,7 @@ def placement_of(axes: Axes, split: frozenset[str]) -> Placement:
 
 
 def check_tp_divisible(config: ModelConfig, tp: int) -> None:
-    """Refuse a tp that would cut a head or a block of gate rows."""
+    """Raise `LayoutError` if tp does not divide the heads or the blocks of gate rows."""
     check_heads(config.heads, config.kv_heads, tp)
     step = config.gate_block if config.mlp == "gated" else 1
     if config.mlp_dim % (tp * step):
@@ -127,7 +126,7 @@ def _split_heads(attention: Attention, group: Group) -> None:
 
 
 class LocalHeads:
-    """The attention kernel for this process's heads: of whatever is given per head it takes its share."""
+    """The attention kernel for this rank's heads: it takes its share of masks and slopes given per head."""
 
     def __init__(self, inner: Callable[..., Tensor], group: Group) -> None:
         self.inner, self.group = inner, group
@@ -140,7 +139,7 @@ class LocalHeads:
 
 
 def heads_of(mask: Mask, slopes: Tensor | None, first: int, count: int) -> tuple[Mask, Tensor | None]:
-    """Of a mask and of ALiBi slopes, the heads from `first` on."""
+    """Return a mask and ALiBi slopes for `count` heads from `first` on."""
     if mask.dense is not None and mask.dense.shape[1] > 1:
         mask = mask._replace(dense=mask.dense.narrow(1, first, count))
     return mask, None if slopes is None else slopes.narrow(0, first, count)
@@ -153,7 +152,7 @@ def _split_experts(moe: MoE, stream: SequenceParallelHooks) -> None:
 
 
 class ExpertTensorParallel:
-    """Experts of which this process computes a part of the hidden width. The router is computed alike on all."""
+    """Experts sharded over tp along their hidden width. The router is replicated."""
 
     def __init__(self, inner: Callable[[Experts, Tensor, Routing], Tensor], group: Group) -> None:
         self.inner, self.group = inner, group
@@ -198,13 +197,13 @@ def _hook_ends(
 
 
 def _begin_stage(stream: SequenceParallelHooks, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Between pipeline stages the stream is whole."""
+    """Scatter the stream, which is replicated between pipeline stages."""
     stream.begin(args[0])
     return (stream.scatter(args[0]), *args[1:])
 
 
 class VocabParallelLoss:
-    """The loss where this process holds the output rows from `first` on."""
+    """The loss with the output rows from `first` on here."""
 
     def __init__(self, stream: SequenceParallelHooks, first: int) -> None:
         self.stream, self.first = stream, first
@@ -219,7 +218,7 @@ class VocabParallelLoss:
 
 
 class VocabParallelLogits:
-    """Whole logits for those who ask for them: parts computed where their rows are, then put together."""
+    """Full logits: shards computed where their rows are, then gathered."""
 
     def __init__(self, stream: SequenceParallelHooks, vocab_size: int) -> None:
         self.stream, self.vocab_size = stream, vocab_size
@@ -231,7 +230,7 @@ class VocabParallelLogits:
 
 
 def gather_columns(x: Tensor, columns: int, group: Group) -> Tensor:
-    """Pieces of the last dimension put together; the last pieces may be shorter."""
+    """Gather shards of the last dimension; the last ones may be shorter."""
     piece = -(-columns // group.size)
     x = pad_to_multiple(x, -1, piece) if x.shape[-1] else x.new_zeros(*x.shape[:-1], piece)
     return gather_from_region(x, -1, group).narrow(-1, 0, columns)

@@ -1,7 +1,7 @@
-"""Does a split model compute what the plain one does? Run both on one small input and name the first that differs.
+"""Compare a sharded model with the plain one on a small input, and name the first module that differs.
 
-Modules are compared in the order in which they finish, so the first one named is where the difference begins. An output
-that is a part of the plain one's is compared with that part. Then the gradients of all parameters.
+Modules are compared in the order in which they finish; a sharded output is compared with its shard of the plain one.
+Then the gradients of all parameters are compared.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from piledriver.engine.errors import LayoutError
 from piledriver.models.feed_forward.moe import Experts
 
 _TOLERANCE = 1e-4
-"""Relative to the largest number of a tensor: sums in another order differ by less in fp32."""
+"""Relative to the largest value of a tensor; fp32 sums in another order differ by less."""
 
 
 def check_same(plain: nn.Module, split: nn.Module, mesh: DeviceMesh) -> None:
-    """Raise a `LayoutError` on every process of tp where any of them finds a difference."""
+    """Raise `LayoutError` on every tp rank if any finds a difference."""
     inputs = small_input(plain)
     wanted, found = _run(plain, inputs), _run(split, inputs)
     complaint = _first_difference(wanted, found, mesh) or _gradient_difference(plain, split)
@@ -32,13 +32,13 @@ def check_same(plain: nn.Module, split: nn.Module, mesh: DeviceMesh) -> None:
     first = next((one for one in complaints if one is not None), None)
     if first is not None:
         raise LayoutError(
-            f"split over tp {mesh.size()}, {first} does not compute what it does alone",
-            fix="use zero 3 for this model, or split our Transformer",
+            f"sharded over tp {mesh.size()}, {first} differs from the plain model",
+            fix="use zero 3 for this model, or tp with our Transformer",
         )
 
 
 def small_input(model: nn.Module) -> Tensor:
-    """Token numbers where a model begins with an embedding, else numbers for its first linear layer."""
+    """Return token ids if the model begins with an embedding, else floats for its first linear layer."""
     generator = torch.Generator().manual_seed(0)
     device = next(model.parameters()).device
     for module in model.modules():
@@ -47,11 +47,11 @@ def small_input(model: nn.Module) -> Tensor:
         if isinstance(module, nn.Linear):
             dtype = module.weight.dtype
             return torch.randn(2, 8, module.in_features, generator=generator).to(device, dtype)
-    raise LayoutError(f"{type(model).__name__} has nothing to check the split of", fix="use debug=False")
+    raise LayoutError(f"{type(model).__name__} has no embedding or linear layer to check", fix="use debug=False")
 
 
 def _run(model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
-    """The output of every module at its last call, in the order in which they finish; then backward."""
+    """Run forward and backward; return each module's last output, in the order in which they finish."""
     outputs: dict[str, Tensor] = {}
     modes = {module: module.training for module in model.modules()}
     model.eval()
@@ -65,7 +65,7 @@ def _run(model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
 
         return hook
 
-    # What leaves experts is summed over processes only behind them.
+    # Outputs of experts are all-reduced only after them.
     watched = [(name, module) for name, module in model.named_modules() if not isinstance(module, Experts)]
     handles = [module.register_forward_hook(keep(name)) for name, module in watched]
     try:
@@ -98,7 +98,7 @@ def _first_difference(wanted: dict[str, Tensor], found: dict[str, Tensor], mesh:
 
 
 def _as_part(whole: Tensor, like: Tensor, mesh: DeviceMesh) -> Tensor | None:
-    """The whole, or this process's part of it along the one dimension that is shorter."""
+    """Return the tensor, or this rank's chunk of it along the one dimension that is shorter in `like`."""
     if whole.dim() != like.dim():
         return None
     shorter = [dim for dim in range(whole.dim()) if whole.shape[dim] != like.shape[dim]]
@@ -113,7 +113,7 @@ def _as_part(whole: Tensor, like: Tensor, mesh: DeviceMesh) -> Tensor | None:
 
 def _gradient_difference(plain: nn.Module, split: nn.Module) -> str | None:
     wanted = dict(plain.named_parameters())
-    # Some gradients are zero but for rounding (a bias of keys): they are measured by the others.
+    # Gradients that are zero but for rounding (a bias of keys) are compared relative to the largest one.
     largest = max((p.grad.abs().max().item() for p in wanted.values() if p.grad is not None), default=0.0)
     for name, parameter in split.named_parameters():
         expected, gradient = wanted[name].grad, parameter.grad

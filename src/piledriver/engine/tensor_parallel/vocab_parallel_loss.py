@@ -1,9 +1,8 @@
-"""Cross-entropy with the vocabulary split over processes: in chunks of tokens, and no process sees whole logits.
+"""Cross-entropy with the output rows sharded over the vocabulary, in chunks of tokens, without full logits.
 
-Each process holds the output rows of its part of the vocabulary. Per chunk of tokens the largest logit is agreed on,
-then the sum of exponentials and the target's logit are summed: three numbers per token travel, not the vocabulary.
-z-loss and soft-capping are exact, since log(Z) is known to all. Gradients are computed while the chunk's logits are
-there, as in `kernels.cross_entropy`.
+Per chunk the maximum logit is all-reduced, then the sum of exponentials and the target's logit: three numbers per token
+are sent. z-loss and soft-capping are exact, since all ranks know log(Z). Gradients are computed in the forward, chunk
+by chunk, as in `kernels.cross_entropy`.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ def vocab_parallel_cross_entropy(
     chunk_tokens: int | None = None,
     ignore_index: int = IGNORE_INDEX,
 ) -> LossSums:
-    """Sums as of `linear_cross_entropy`, where `weight` holds the rows of the vocabulary from `first` on.
+    """Return the sums of `linear_cross_entropy`, where `weight` holds the vocabulary's rows from `first` on.
 
-    All processes give the same `hidden` and `targets` and get the same sums. The gradient by `hidden` is this process's
-    part: whoever made `hidden` sums it (`copied`, `gathered`).
+    All ranks pass the same `hidden` and `targets` and get the same sums. The gradient of `hidden` is partial: reduce it
+    (`copy_to_region`, `gather_from_sequence_region`).
     """
     hidden, targets = hidden.flatten(0, -2), targets.flatten()
     grad = torch.is_grad_enabled()
@@ -72,7 +71,7 @@ def vocab_parallel_token_losses(
     softcap: float | None = None,
     ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
-    """Return what `models.loss.token_losses` would, on every process; `weight` holds the rows from `first` on."""
+    """Return what `models.loss.token_losses` would, on every rank; `weight` holds the rows from `first` on."""
     rows, goals = hidden.flatten(0, -2), targets.flatten()
     weight, cap = weight.to(rows.dtype), 0.0 if softcap is None else softcap
     size = default_chunk_tokens(weight.shape[0], rows.device.type)
@@ -84,7 +83,7 @@ def vocab_parallel_token_losses(
 
 
 def _log_z_and_goal(logits: Tensor, targets: Tensor, first: int, softcap: float, group: str) -> tuple[Tensor, Tensor]:
-    """[tokens] each: the log-partition function and the target's logit over the whole vocabulary."""
+    """Return log(Z) and the target's logit over the full vocabulary, [tokens] each."""
     largest_of, parts_of, _ = _phases(logits.device.type)
     largest = all_reduce_without_grad(largest_of(logits, softcap), "max", group)
     exponentials, goal = all_reduce_without_grad(parts_of(logits, targets, largest, first, softcap), "sum", group)
@@ -147,14 +146,14 @@ _split_loss.register_autograd(scale_gradients, setup_context=save_gradients)
 
 
 def _largest(logits: Tensor, softcap: float) -> Tensor:
-    """[tokens]: the largest logit of this part. An empty part has none."""
+    """Return the largest local logit, [tokens]; -inf for an empty shard."""
     if logits.shape[1] == 0:
         return logits.new_full((logits.shape[0],), -torch.inf, dtype=torch.float32)
     return _capped(logits, softcap).max(dim=-1).values
 
 
 def _parts(logits: Tensor, targets: Tensor, largest: Tensor, first: int, softcap: float) -> Tensor:
-    """[2, tokens]: this part's sum of exponentials, and the target's logit where this part holds it."""
+    """Return the local sum of exponentials and the target's logit if its row is here, [2, tokens]."""
     capped = _capped(logits, softcap)
     mine, place = _place(targets, first, logits.shape[1])
     goal = capped.gather(1, place) if logits.shape[1] else capped.new_zeros(capped.shape[0], 1)
@@ -165,7 +164,7 @@ def _parts(logits: Tensor, targets: Tensor, largest: Tensor, first: int, softcap
 def _gradient(
     logits: Tensor, targets: Tensor, log_z: Tensor, counted: Tensor, first: int, z_loss: float, softcap: float
 ) -> Tensor:
-    """The gradient of the total by this part's logits, in their dtype."""
+    """Return the gradient of the total by the local logits, in their dtype."""
     capped = _capped(logits, softcap)
     probabilities = (capped - log_z.unsqueeze(1)).exp()
     if z_loss:
@@ -189,7 +188,7 @@ def _place(targets: Tensor, first: int, size: int) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def _phases(device_type: str) -> tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., Tensor]]:
-    """On a GPU each phase is one compiled kernel; on a CPU operator by operator."""
+    """Return the three phases: compiled kernels on a GPU, eager on a CPU."""
     if device_type == "cpu":
         return _largest, _parts, _gradient
     return torch.compile(_largest), torch.compile(_parts), torch.compile(_gradient)

@@ -1,7 +1,6 @@
-"""A stage of a decoder of Hugging Face's, by the names that these share: model.embed_tokens, layers, norm, lm_head.
+"""A stage of a Hugging Face decoder, by the common names model.embed_tokens, layers, norm and lm_head.
 
-The inner model takes hidden states in place of tokens (`inputs_embeds`), so its own `forward` makes masks and rotary
-positions for the layers that are left.
+The inner model accepts hidden states as `inputs_embeds`, so its own `forward` makes masks and rotary positions.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 
 def inner_model(model: nn.Module) -> str | None:
-    """The name of the decoder inside a causal language model, where its parts have the names that we know."""
+    """Return the name of the decoder inside a causal language model, None for other structures."""
     inner = getattr(model, "model", None)
     known = isinstance(inner, nn.Module) and all(
         isinstance(getattr(inner, name, None), nn.Module) for name in ("embed_tokens", "layers", "norm")
@@ -23,15 +22,15 @@ def inner_model(model: nn.Module) -> str | None:
 
 
 class HuggingFaceStage(nn.Module):
-    """Mixed into the class of the model that is cut."""
+    """Mixed into the class of the split model."""
 
     def forward(self, x: Tensor, **context: Any) -> Any:
-        """Tokens or hidden states in; hidden states or logits out."""
+        """Map tokens or hidden states to hidden states or logits."""
         inner: Any = self.model
         if inner.embed_tokens is not None:
             x = inner.embed_tokens(x)
         if self.lm_head is not None:
-            # The model's own forward knows what is done to its logits (scaling, soft-capping).
+            # The model's own forward scales or caps its logits.
             whole: Any = super()
             return whole.forward(inputs_embeds=x, use_cache=False, **context).logits
         return inner(inputs_embeds=x, use_cache=False, **context).last_hidden_state
@@ -39,7 +38,7 @@ class HuggingFaceStage(nn.Module):
 
 @torch.no_grad()
 def changes_between_layers(inner: nn.Module) -> bool:
-    """Whether a decoder without layers and norm changes hidden states (scales them, say): each stage would again."""
+    """Whether a decoder without layers and norm changes hidden states, which each stage would repeat."""
     bare: Any = copy.copy(inner)
     bare._modules = {**inner._modules, "layers": nn.ModuleList(), "norm": nn.Identity(), "embed_tokens": None}
     bare = copy.deepcopy(bare)

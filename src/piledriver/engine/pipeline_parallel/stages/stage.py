@@ -1,4 +1,4 @@
-"""torch's `PipelineStage`, fed by us: micro-batches come from a list, and gradients are reduced when we say so."""
+"""torch's `PipelineStage` with micro-batches from a list, and control over when gradients are reduced."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from piledriver.engine.pipeline_parallel.infer_shapes import Meta
 from piledriver.engine.pipeline_parallel.microbatches import MicroBatch
 from piledriver.engine.pipeline_parallel.stages.transformer import own_memory
 
-# Before 2.13 torch cannot take up a backward again at a custom autograd function, which our loss and layers have.
+# Before 2.13 torch cannot split a backward at a custom autograd function, which our loss and layers have.
 CAN_SPLIT_BACKWARD = torch.__version__ >= "2.13"
 
 Keywords = Callable[[MicroBatch, bool], dict[str, Any]]
 
 
 class ScheduledStage(PipelineStage):
-    """One stage of one schedule. Everything but its inputs, keywords and the time of reduction is torch's."""
+    """One stage of one schedule."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class ScheduledStage(PipelineStage):
             input_args=tuple(meta.on_meta() for meta in inputs),
             output_args=tuple(meta.on_meta() for meta in outputs),
             group=group,
-            # The part that computes the weights' gradients: nothing, where the first part has done it all.
+            # Without a split backward there is no separate weight-gradient part.
             dw_builder=None if splits_backward and CAN_SPLIT_BACKWARD else lambda: _nothing,
         )
         self.microbatches: list[MicroBatch] = []
@@ -55,9 +55,9 @@ class ScheduledStage(PipelineStage):
     def forward_one_chunk(
         self, fwd_chunk_id: int, args: Any, kwargs: Any = None, save_forward_output: bool = True
     ) -> Any:
-        """Run one micro-batch. Keywords are added below torch, which would look for their gradients."""
+        """Run one micro-batch. Keywords are added in `forward_maybe_with_nosync`: torch would want their gradients."""
         self._now = fwd_chunk_id
-        # Before 2.13 torch refuses slices: it knows its inputs by their strides too.
+        # Before 2.13 torch rejects slices, as it checks strides.
         inputs = tuple(one.contiguous() for one in self.microbatches[fwd_chunk_id].inputs) if self.is_first else ()
         return super().forward_one_chunk(fwd_chunk_id, inputs, {}, save_forward_output)
 
@@ -69,12 +69,11 @@ class ScheduledStage(PipelineStage):
         return own_memory(out) if isinstance(out, Tensor) else out
 
     def _get_init_p2p_neighbors_ops(self) -> list[Any]:
-        """The first contact between neighbours. torch 2.11 lets a rank with two neighbouring stages call itself too,
-        which gloo cannot."""
+        """Drop sends to this rank itself, which torch 2.11 plans for neighbouring stages and gloo rejects."""
         return [op for op in super()._get_init_p2p_neighbors_ops() if op.peer != dist.get_rank()]
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
-        """Reduce gradients that zero 3 shares out, at the end of a window of batches only."""
+        """Reduce gradients sharded by zero 3, only at the end of an accumulation window."""
         if self.reduces and self.has_backward:
             super().perform_reduce_grad(grad_scale_factor)
 

@@ -1,7 +1,7 @@
-"""A stage of our own model: some of embedding, blocks, norm and output, with the loss inside the last one.
+"""A stage of our own `Transformer`; the last one computes the loss.
 
-The loss is computed inside `forward`, where parameters that zero 3 shares out are gathered. The load balance of the
-experts travels from stage to stage as a running sum beside the hidden states, so that its gradient finds every block.
+The loss is computed inside `forward`, where zero 3 has gathered the parameters. The experts' balance loss is passed
+from stage to stage as a running sum, so that its gradient reaches every block.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from piledriver.models.loss import LossSums
 
 
 class TransformerStage(Transformer):
-    """A `Transformer` that holds some of its parts and runs them on what the stage before made."""
+    """A `Transformer` with some of its modules, which runs on the outputs of the previous stage."""
 
     def forward(  # type: ignore[override]
         self,
@@ -29,9 +29,9 @@ class TransformerStage(Transformer):
         document_ids: Tensor | None = None,
         reduction: Literal["sum", "none"] = "sum",
     ) -> Any:
-        """Tokens or hidden states in; hidden states, logits, or the five sums of `LossSums` as one fp64 vector out.
+        """Return hidden states, logits, or the five sums of `LossSums` as one fp64 vector.
 
-        With `reduction="none"` the last stage gives the loss of every target instead of sums.
+        With `reduction="none"` the last stage returns the loss of every target instead.
         """
         masks = None
         if document_ids is not None:
@@ -53,17 +53,17 @@ class TransformerStage(Transformer):
 
 
 def own_memory(x: Tensor) -> Tensor:
-    """A copy of a view: torch detaches what stages give in place, which views do not allow."""
+    """Return a copy of a view: torch detaches stage outputs in place, which views do not allow."""
     return x.clone() if x._is_view() else x
 
 
 def pack(sums: LossSums) -> Tensor:
-    """One vector, which can travel and be added up. fp64 counts tokens exactly."""
+    """Return the sums as one vector; fp64 counts tokens exactly."""
     return torch.stack([value.double() for value in sums])
 
 
 def unpack(vector: Tensor) -> LossSums:
-    """The sums of a vector."""
+    """Return the sums of a packed vector."""
     return LossSums(*vector.unbind())
 
 
