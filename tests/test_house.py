@@ -99,7 +99,6 @@ UNFINISHED: dict[str, tuple[str, ...]] = {
         "docs/checkpoint.md",
         "docs/corpus.md",
         "docs/data.md",
-        "docs/engine.md",
         "docs/functional.md",
         "docs/optim.md",
         "docs/reference/config.md",
