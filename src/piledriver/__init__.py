@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from piledriver.accelerator import Accelerator
-    from piledriver.corpus import Document
-    from piledriver.corpus.pipeline.build import build_corpus
-    from piledriver.corpus.pipeline.recipe import Recipe
+    from piledriver.corpus import Document, Recipe, build_corpus
     from piledriver.data import TokenStream
     from piledriver.engine import Layout
     from piledriver.evaluate import bits_per_byte
@@ -45,13 +43,13 @@ _ROOMS = {
     "Accelerator": "piledriver.accelerator",
     "Document": "piledriver.corpus",
     "Layout": "piledriver.engine",
-    "Recipe": "piledriver.corpus.pipeline.recipe",
+    "Recipe": "piledriver.corpus",
     "TokenStream": "piledriver.data",
     "TrainConfig": "piledriver.train",
     "Transformer": "piledriver.models",
     "World": "piledriver.runtime",
     "bits_per_byte": "piledriver.evaluate",
-    "build_corpus": "piledriver.corpus.pipeline.build",
+    "build_corpus": "piledriver.corpus",
     "generate": "piledriver.serve",
     # Importable, not listed: what a loop imports beside the nouns, under Accelerate's names.
     "ProjectConfiguration": "piledriver.accelerator",
