@@ -104,7 +104,6 @@ UNFINISHED: dict[str, tuple[str, ...]] = {
         "docs/reference/config.md",
         "docs/runtime.md",
         "docs/train.md",
-        "engine/",
         "functional/",
         "optim/",
         "train/",

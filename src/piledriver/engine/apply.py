@@ -62,9 +62,9 @@ def apply(
     stages = stages_of(model, mesh)
     model = apply_zero(model, mesh)
     if plan is not None:
-        from piledriver.engine.meta_init import materialise
+        from piledriver.engine.meta_init import materialise_shards
 
-        materialise(model, plan, torch.device("cpu") if layout.offload == "parameters" else device, weights)
+        materialise_shards(model, plan, torch.device("cpu") if layout.offload == "parameters" else device, weights)
     reducer = attach_reducer(model, mesh, options.ddp)
     model = sync_buffers(model, mesh)
     model = apply_offload(model, mesh, device)
