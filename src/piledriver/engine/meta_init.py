@@ -36,7 +36,7 @@ def init_plan(model: nn.Module) -> InitPlan:
     return InitPlan(held)
 
 
-def materialise(
+def materialise_shards(
     model: nn.Module, recipe: InitPlan, device: torch.device, weights: int | Callable[[nn.Module], None]
 ) -> None:
     """Allocate a model's local shards and fill them: by seed, or by the function `weights`."""
