@@ -38,12 +38,12 @@ def _after_warmup(kind: str, position: Any, warmup: int, total: int, decay: int,
         start = max(warmup, 1)
         return _clamp(_apply("sqrt", start / _clamp(position, start, math.inf)), floor, math.inf)
     begin, length = (total - decay, decay) if kind == "wsd" else (warmup, total - warmup)
-    done = progress(position, begin, length)
+    done = fraction_done(position, begin, length)
     shape = decay_shape if kind == "wsd" else kind
     return floor + (1.0 - floor) * decayed(shape, done)
 
 
-def progress(position: Any, begin: float, length: float) -> Any:
+def fraction_done(position: Any, begin: float, length: float) -> Any:
     """Return how much of a stretch of `length` from `begin` is done, from 0 to 1."""
     return _clamp((position - begin) / max(length, 1), 0.0, 1.0)
 

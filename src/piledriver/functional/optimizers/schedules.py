@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from piledriver.core.errors import UsageError
-from piledriver.core.schedules import decayed, progress
+from piledriver.core.schedules import decayed, fraction_done
 
 Schedule = Callable[[Tensor], Tensor]
 
@@ -20,12 +20,12 @@ def constant_schedule(value: float) -> Schedule:
 
 def linear_schedule(start: float, end: float, steps: int) -> Schedule:
     """Return a schedule from start to end over `steps`, then end."""
-    return lambda step: start + (end - start) * progress(_float(step), 0, steps)
+    return lambda step: start + (end - start) * fraction_done(_float(step), 0, steps)
 
 
 def cosine_schedule(start: float, steps: int, end: float = 0.0) -> Schedule:
     """Return a schedule of half a cosine from start to end over `steps`, then end."""
-    return lambda step: end + (start - end) * decayed("cosine", progress(_float(step), 0, steps))
+    return lambda step: end + (start - end) * decayed("cosine", fraction_done(_float(step), 0, steps))
 
 
 def exponential_schedule(start: float, rate: float, every: int = 1) -> Schedule:
