@@ -18,6 +18,7 @@ from piledriver.corpus.dedup.arrays import open_array, write_arrays
 from piledriver.corpus.document import Document
 
 _INDEX, _NAMES = "index", "names.json"
+_DOCUMENT = np.dtype([("size", np.int64), ("licence", np.int64), ("id_end", np.int64)])
 
 
 class ChunkIndex:
@@ -44,11 +45,12 @@ class ChunkIndex:
         licences, licence = np.unique(np.array(self._licences, np.str_), return_inverse=True)
         kinds = sorted({kind for _, kind, _ in self._replaced})
         replaced = [(at, kinds.index(kind), count) for at, kind, count in self._replaced]
+        documents = np.empty(len(self._ids), _DOCUMENT)
+        documents["size"], documents["licence"] = self._sizes, licence
+        documents["id_end"] = np.cumsum([len(id_) for id_ in self._ids], dtype=np.int64)
         facts: dict[str, npt.NDArray[Any]] = {
             "ids": np.frombuffer(b"".join(self._ids), np.uint8),
-            "id_ends": np.cumsum([0, *map(len, self._ids)], dtype=np.int64),
-            "sizes": np.array(self._sizes, np.int64),
-            "licence": licence.astype(np.int32),
+            "documents": documents,
             "replaced": np.array(replaced, np.int64).reshape(-1, 3),
         }
         return _write(chunk, facts, [str(name) for name in licences], kinds)
@@ -58,15 +60,13 @@ def write_filtered_index(chunk: str, source: str, dropped: npt.NDArray[np.bool_]
     """Write the index of a chunk that has lost some documents of the chunk in folder `source`; return its counts."""
     index = os.path.join(source, _INDEX)
     names = json.loads(storage.read_text(os.path.join(index, _NAMES)))
-    lengths, replaced = np.diff(open_array(index, "id_ends")), open_array(index, "replaced")
-    facts = {
-        "ids": open_array(index, "ids")[np.repeat(~dropped, lengths)],
-        "id_ends": np.concatenate([[0], np.cumsum(lengths[~dropped])]).astype(np.int64),
-        "sizes": open_array(index, "sizes")[~dropped],
-        "licence": open_array(index, "licence")[~dropped],
-        "replaced": replaced[~dropped[replaced[:, 0]]],
-    }
-    facts["replaced"][:, 0] = (np.cumsum(~dropped) - 1)[facts["replaced"][:, 0]]
+    documents, replaced = open_array(index, "documents"), open_array(index, "replaced")
+    lengths = np.diff(documents["id_end"], prepend=0)
+    kept, kept_replaced = np.array(documents[~dropped]), np.array(replaced[~dropped[replaced[:, 0]]])
+    kept["id_end"] = np.cumsum(lengths[~dropped])
+    kept_replaced[:, 0] = (np.cumsum(~dropped) - 1)[kept_replaced[:, 0]]
+    ids = open_array(index, "ids")[np.repeat(~dropped, lengths)]
+    facts = {"ids": ids, "documents": kept, "replaced": kept_replaced}
     return _write(chunk, facts, names["licences"], names["replaced"])
 
 
@@ -75,8 +75,8 @@ def document_ids(chunk: str, places: npt.NDArray[np.int64]) -> list[str]:
     if not len(places):
         return []
     index = os.path.join(chunk, _INDEX)
-    all_ends = open_array(index, "id_ends")
-    begins, ends = all_ends[places], all_ends[places + 1]
+    all_ends = open_array(index, "documents")["id_end"]
+    begins, ends = np.where(places > 0, all_ends[places - 1], 0), all_ends[places]
     low = int(begins.min())
     blob = open_array(index, "ids")[low : int(ends.max())].tobytes()
     spans = zip((begins - low).tolist(), (ends - low).tolist(), strict=True)
@@ -88,13 +88,14 @@ def _write(chunk: str, facts: dict[str, npt.NDArray[Any]], licences: list[str], 
     write_arrays(index, **facts)
     names = {"licences": licences, "replaced": kinds}
     storage.write_text(os.path.join(index, _NAMES), json.dumps(names))
-    found = np.bincount(facts["licence"], minlength=len(licences)).tolist()
+    documents = facts["documents"]
+    found = np.bincount(documents["licence"], minlength=len(licences)).tolist()
     replaced: Counter[str] = Counter()
     for _, kind, count in facts["replaced"].tolist():
         replaced[kinds[kind]] += count
     return {
-        "documents": len(facts["sizes"]),
-        "text_bytes": int(facts["sizes"].sum()),
+        "documents": len(documents),
+        "text_bytes": int(documents["size"].sum()),
         "licences": {name: count for name, count in zip(licences, found, strict=True) if count},
         "replaced": dict(replaced),
     }
