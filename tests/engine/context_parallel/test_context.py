@@ -46,7 +46,7 @@ def _on_two(rank: int) -> None:
     assert_like_one_process(config(), Layout(cp=2, zero=3))
     model = Transformer(config(moe=MoEConfig(experts=2, experts_per_token=1)))
     lay_out(model, RING)
-    with pytest.raises(EngineError, match="7 tokens in 4 pieces need padding"):
+    with pytest.raises(EngineError, match="7 tokens in 4 chunks need padding"):
         model(torch.zeros(1, 7, dtype=torch.long))
     model = Transformer(config())
     lay_out(model, RING)
