@@ -202,7 +202,7 @@ def test_a_save_in_the_background_leaves_no_copy_of_what_it_saved(tmp_path: Path
     accelerator, model, optimizer, scheduler = prepared(ALONE[0])
     accelerator.save_state(str(tmp_path / "saved"), asynchronous=True)
     accelerator._saver.wait()
-    copies = [weakref.ref(copy) for copy in accelerator._saver.checkpointer._stage._buffers.values()]
+    copies = [weakref.ref(copy) for copy in accelerator._saver.checkpointer._staging._buffers.values()]
     things = watched(accelerator, model, optimizer) | {f"copy {number}": copy for number, copy in enumerate(copies)}
     del things["accelerator"]
     model, optimizer, scheduler = accelerator.free_memory(model, optimizer, scheduler)

@@ -7,6 +7,7 @@ left out there: its loss looks at numbers where they are on a CPU, and only ther
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,7 @@ def test_a_step_is_handed_over_without_reading_anything(
         checkpoint_steps=8,
         out=str(tmp_path / "run"),
         optimizer=OptimizerConfig(kind=kind, lr=1e-5),
-        layout=layout,
-        compile=False,
+        layout=replace(layout or Layout(), compile=False),
         trackers=(),
         plots=False,
         # A model that hardly learns, and so small a limit that some steps are spikes.
