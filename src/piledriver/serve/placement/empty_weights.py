@@ -14,7 +14,7 @@ def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
     """Create parameters on the meta device within the block, and buffers too with `include_buffers`.
 
     >>> with init_empty_weights():
-    ...     layer = nn.Linear(100_000, 100_000)
+    ...     layer = nn.Linear(1_000, 1_000)
     >>> layer.weight.is_meta
     True
     """
