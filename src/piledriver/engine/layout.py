@@ -269,10 +269,9 @@ def resolve_layout(given: Layout | None, precision: str = "no", *, compile: bool
     >>> resolve_layout(Layout(zero=3), "bf16")
     Layout(zero=3, precision='bf16')
     """
-    layout = given
-    if layout is None:
-        layout = Layout(compile=None, precision="fp8") if precision == "fp8" else Layout(reducer="ddp", compile=False)
-    if compile is not None and not layout.compile:
+    plainest = Layout(precision="fp8") if precision == "fp8" else Layout(reducer="ddp", compile=False)
+    layout = given or plainest
+    if compile is not None and (given is None or given.compile is None):
         layout = replace(layout, compile=cast(Any, compile) if layout.replicates else "blocks")
     if precision == "no" or layout.precision.startswith(precision):
         return layout
