@@ -75,7 +75,6 @@ UNFINISHED: dict[str, tuple[str, ...]] = {
         "cleaned",
         "damaged",
         "decode",
-        "default_store",
         "encode",
         "integer",
         "iso_date",

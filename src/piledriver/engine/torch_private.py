@@ -25,11 +25,6 @@ def unscale_and_check(gradients: list[Tensor], found_inf: Tensor, inverse_scale:
     torch._amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, inverse_scale)
 
 
-def default_store() -> Any:
-    """Return the key-value store of the default process group."""
-    return dist.distributed_c10d._get_default_store()
-
-
 def process_groups() -> list[Any]:
     """Return every process group of this process."""
     return list(dist.distributed_c10d._world.pg_map)

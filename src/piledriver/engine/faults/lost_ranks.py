@@ -22,10 +22,11 @@ import torch.distributed as dist
 from torch import nn
 
 from piledriver.engine.state import state_of
-from piledriver.engine.torch_private import default_store, process_groups
+from piledriver.engine.torch_private import process_groups
 from piledriver.runtime.collectives.agreement import check_agreement
 from piledriver.runtime.collectives.operations import is_lost_peer
 from piledriver.runtime.errors import DisagreementError, LostPeerError
+from piledriver.runtime.torch_private import default_store
 from piledriver.runtime.world import World
 
 POLL_SECONDS = 5.0
