@@ -51,7 +51,7 @@ def _on_two(rank: int) -> None:
     model = Transformer(config())
     lay_out(model, RING)
     masks = make_masks(model.config, 8, "cpu", torch.zeros(1, 8, dtype=torch.long))
-    with pytest.raises(EngineError, match=r"not documents\. Fix: use cp_method='all-to-all'"):
+    with pytest.raises(EngineError, match=r"not document masks\. Fix: use cp_method='all-to-all'"):
         model(torch.zeros(1, 8, dtype=torch.long), masks=masks)
     with pytest.raises(LayoutError, match="cp 2 needs to know where Linear uses positions"):
         apply_cp(nn.Linear(2, 2), make_mesh(RING, "cpu"))
