@@ -52,12 +52,12 @@ def measure(
     script: str, names: list[str], arguments: list[str], *, rounds: int = 1
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Name and result of each, in order; a failure is a result with the last line of the error."""
-    begun, errors = map(list, zip(*(start(script, name, arguments) for name in names), strict=True))
-    # Nobody is timed while others compile.
-    ready = [_is_ready(process) for process in begun]
+    begun = [start(script, name, arguments) for name in names]
+    # None is timed while others compile.
+    ready = [_is_ready(process) for process, _ in begun]
     for _ in range(rounds - 1):
-        ready = [came and _has_its_round(process) for process, came in zip(begun, ready, strict=True)]
-    for name, process, came, error in zip(names, begun, ready, errors, strict=True):
+        ready = [came and _has_its_round(process) for (process, _), came in zip(begun, ready, strict=True)]
+    for name, (process, error), came in zip(names, begun, ready, strict=True):
         out, _ = process.communicate("go\n" if came else None)
         lines = [text for text in out.splitlines() if text.startswith("{")]
         yield name, json.loads(lines[-1]) if lines else {"error": last_line(error)}

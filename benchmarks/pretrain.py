@@ -41,21 +41,21 @@ from piledriver.models.model_size import flops_per_token
 from piledriver.models.presets import preset
 from piledriver.optim import OptimizerConfig
 from piledriver.train import DataConfig, TrainConfig
-from piledriver.train.deferred import Reading
-from piledriver.train.loop import Run
-from piledriver.train.step import Taken, Wishes
+from piledriver.train.deferred import DeferredScalars
+from piledriver.train.loop import Trainer
+from piledriver.train.step import PendingStep, StopSaveVote
 
 PEERS = ("accelerate", "accelerate-inductor", "plain")
 OURS = ("bf16", "fp8", "bf16-whole", "fp8-whole")
 WARM_UP, SETTLE = 6, 4
 
 
-class TimedRun(Run):
+class TimedRun(Trainer):
     """`piledriver train` that waits for its turn half-way, and ends when it was timed: what follows is saving."""
 
     began: list[float]
 
-    def _step(self, step: int, wishes: Wishes) -> Taken:
+    def _step(self, step: int, vote: StopSaveVote) -> PendingStep:
         half = self.total_steps // 2
         if step == half:
             in_turn.my_turn()
@@ -66,7 +66,7 @@ class TimedRun(Run):
         if step == self.total_steps - 1:
             print(json.dumps(result(self.batching.tokens_per_step, self.began)), flush=True)
             os._exit(0)
-        return super()._step(step, wishes)
+        return super()._step(step, vote)
 
 
 WHOLE: dict[str, Any] = {"compile": "model", "recompute_norms": True}
@@ -89,7 +89,7 @@ def config_of(
         micro_batch_tokens=batch * length,
         budget_tokens=batch * length * steps,
         out=tempfile.mkdtemp(),
-        layout=LAYOUTS.get(row),
+        layout=LAYOUTS.get(row, Layout(precision="auto")),
         optimizer=OptimizerConfig(kind="adamw" if row == "fp8" else "adamw_split_bf16", lr=lr),
         trackers=(),
         plots=False,
@@ -102,7 +102,7 @@ def ours(shape: str, tokens: str, row: str, steps: int) -> None:
     def go() -> None:
         run = TimedRun(config_of(shape, tokens, row, batch, length, 2 * (steps + SETTLE)))
         run.began = []
-        run.go()
+        run.run()
 
     in_turn.with_patience(go)
 
@@ -141,12 +141,12 @@ def theirs(shape: str, tokens: str, row: str, steps: int) -> dict[str, Any]:
         in_turn.with_patience(lambda: float(step(*next(data))))
     in_turn.my_turn()
     began: list[float] = []
-    before: Reading | None = None
+    before: DeferredScalars | None = None
     for number in range(SETTLE + steps + 1):
         if number >= SETTLE:
             began.append(time.monotonic())
         # Every loss is read, a step behind, by the means that ours has: `item` would wait for the step under way.
-        reading = Reading(step(*next(data)).double().reshape(1))
+        reading = DeferredScalars(step(*next(data)).double().reshape(1))
         if before is not None:
             before.read()
         before = reading

@@ -33,11 +33,11 @@ from piledriver.models import ModelConfig
 from piledriver.optim import ScheduledLR
 from piledriver.train import TrainConfig
 from piledriver.train.budget import default_schedule
-from piledriver.train.loop import Run
+from piledriver.train.loop import Trainer
 from piledriver.train.position import Position
 from piledriver.train.reporting.metrics import read_metrics
-from piledriver.train.setup import make_parts
-from piledriver.train.step import Taken, Wishes
+from piledriver.train.setup import build_components
+from piledriver.train.step import PendingStep, StopSaveVote
 
 ROWS = ("plain", *pretrain.OURS)
 WINDOW = 50
@@ -46,12 +46,12 @@ BATCHES = {"gpt2-124m": (16, 1024), "llama-1.2b": (2, 2048), "tiny": (2, 64)}
 TINY = ModelConfig(vocab_size=50304, dim=32, layers=1, heads=2, max_positions=64)
 
 
-class Unsaved(Run):
+class Unsaved(Trainer):
     """Ends with its last step, its losses printed: what would follow is saving."""
 
-    def _step(self, step: int, wishes: Wishes) -> Taken:
+    def _step(self, step: int, vote: StopSaveVote) -> PendingStep:
         if step < self.total_steps - 1:
-            return super()._step(step, wishes)
+            return super()._step(step, vote)
         self.reports.flush()
         print(json.dumps([row["loss"] for row in read_metrics(self.config.out)]), flush=True)
         os._exit(0)
@@ -59,9 +59,9 @@ class Unsaved(Run):
 
 def plain(config: TrainConfig, steps: int) -> list[float]:
     """A loop by hand over the batches that the others take."""
-    parts = make_parts(config)
-    position, device = Position(parts), parts.device.type
-    model = model_step.HandModel(parts.shape).to(device)
+    components = build_components(config)
+    position, device = Position(components), components.device.type
+    model = model_step.HandModel(components.shape).to(device)
     model.compile()
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=config.optimizer.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
@@ -134,7 +134,7 @@ def main() -> None:
         if row == "plain":
             print(json.dumps(plain(config, options.steps)), flush=True)
         else:
-            Unsaved(config).go()
+            Unsaved(config).run()
         return
     given = ["--tokens", options.tokens, "--steps", str(options.steps), "--lr", str(options.lr)]
     given += [text for shape in shapes for text in ("--shape", shape)]

@@ -20,10 +20,10 @@ from piledriver.engine import Layout
 from piledriver.models import ModelConfig
 from piledriver.optim import OptimizerConfig
 from piledriver.train import DataConfig, SpikeConfig, TrainConfig
-from piledriver.train.deferred import Reading
-from piledriver.train.loop import Run
+from piledriver.train.deferred import DeferredScalars
+from piledriver.train.loop import Trainer
 from piledriver.train.reporting.metrics import read_metrics
-from piledriver.train.step import Taken, Wishes
+from piledriver.train.step import PendingStep, StopSaveVote
 
 from .corpus import make_tokens
 
@@ -70,23 +70,23 @@ class NothingIsRead(TorchDispatchMode):
         return read
 
 
-class Watched(Run):
+class Watched(Trainer):
     """Steps after the first within `NothingIsRead`; notes what comes after what."""
 
     happened: list[str]
 
-    def _step(self, step: int, wishes: Wishes) -> Taken:
+    def _step(self, step: int, vote: StopSaveVote) -> PendingStep:
         self.happened.append(f"step {step}")
         if step == 0:  # states are made, and counters that the host had are read
-            return super()._step(step, wishes)
-        if self.parts.device.type == "cuda":  # torch itself says where the host would wait
+            return super()._step(step, vote)
+        if self.components.device.type == "cuda":  # torch itself says where the host would wait
             torch.cuda.set_sync_debug_mode("error" if step > 2 else "default")
             try:
-                return super()._step(step, wishes)
+                return super()._step(step, vote)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
         with NothingIsRead(self.model):
-            return super()._step(step, wishes)
+            return super()._step(step, vote)
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
@@ -120,14 +120,14 @@ def test_a_step_is_handed_over_without_reading_anything(
     )
     run = Watched(config)
     run.happened = []
-    read = Reading.read
+    read = DeferredScalars.read
 
-    def noted(reading: Reading) -> list[float]:
+    def noted(reading: DeferredScalars) -> list[float]:
         run.happened.append("read")
         return read(reading)
 
-    monkeypatch.setattr(Reading, "read", noted)
-    summary = run.go()
+    monkeypatch.setattr(DeferredScalars, "read", noted)
+    summary = run.run()
     # Before the checkpoint after step 7, and at the end, everything is read that was not yet.
     steps = [f"step {step}" for step in range(12)]
     between = [[] if step in (0, 8) else ["read"] for step in range(12)]
@@ -135,7 +135,7 @@ def test_a_step_is_handed_over_without_reading_anything(
     assert run.happened == [event for step, after in zip(steps, between, strict=True) for event in (step, *after)]
     rows = read_metrics(tmp_path / "run")
     assert [row["step"] for row in rows] == list(range(1, 13))
-    spikes = int(run.stepper.watch.count)
+    spikes = int(run.train_step.watch.count)
     assert spikes > 0
     assert sum(row["skipped"] for row in rows) == summary.skipped_batches == (spikes if action == "skip" else 0)
     assert rows[-1]["skipped_batches"] == summary.skipped_batches

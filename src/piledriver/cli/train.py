@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if isinstance(config.model, str):
         preset(config.model)
     # Only now what imports torch: a wrong config is reported at once.
-    from piledriver.train.loop import Run
+    from piledriver.train.loop import Trainer
     from piledriver.train.stopping import STOPPED_EXIT_CODE
     from piledriver.train.text import split_of, tokens_folder
 
@@ -54,11 +54,11 @@ def run(args: argparse.Namespace) -> int:
         from piledriver.evaluate.validation import validation
 
         validate = validation(held_out, tokens_folder(config), documents=args.validation_documents)
-    made = Run(config, validate)  # checks the config before anything is printed or written
+    made = Trainer(config, validate)  # checks the config before anything is printed or written
     is_main = made.world.is_main
     if is_main and not args.json:
         print(to_yaml(made.resolved), flush=True)
-    summary = made.go()
+    summary = made.run()
     if is_main and args.json:
         figures = {**asdict(summary), "loss": summary.loss if math.isfinite(summary.loss) else None}
         print(json.dumps(figures, indent=2))

@@ -11,35 +11,35 @@ from piledriver.data.stream.loader import to_tensors
 from piledriver.models import Transformer
 from piledriver.optim import ScheduleConfig
 from piledriver.runtime.collectives.operations import gather_object
-from piledriver.train.setup import Parts
+from piledriver.train.setup import RunComponents
 from piledriver.train.step import document_context
 
 
-def total_steps(parts: Parts, model: Transformer, optimizer: Any, saved: Mapping[str, Any] | None) -> int:
+def total_steps(components: RunComponents, model: Transformer, optimizer: Any, saved: Mapping[str, Any] | None) -> int:
     """Steps in the budget. One in time is laid out once, by what a step costs here; `saved` says what it came to."""
-    config = parts.config
+    config = components.config
     if config.budget_tokens is not None:
-        return config.budget_tokens // parts.batching.tokens_per_step
+        return config.budget_tokens // components.batching.tokens_per_step
     if saved is not None:
         return int(saved["total_steps"])
     assert config.budget_minutes is not None
-    return max(1, int(60 * config.budget_minutes / _probed_seconds(parts, model, optimizer)))
+    return max(1, int(60 * config.budget_minutes / _probed_seconds(components, model, optimizer)))
 
 
-def _probed_seconds(parts: Parts, model: Transformer, optimizer: Any) -> float:
+def _probed_seconds(components: RunComponents, model: Transformer, optimizer: Any) -> float:
     """What an optimizer step costs, from forward and backward passes that leave no trace."""
-    batch = to_tensors(parts.stream.read(0, parts.batching.windows_per_micro_batch), 0, parts.device)
+    batch = to_tensors(components.stream.read(0, components.batching.windows_per_micro_batch), 0, components.device)
     seconds = math.inf
     for _ in range(3):
         begun = time.monotonic()
-        sums = model(batch.inputs, targets=batch.labels, **document_context(batch, parts))
+        sums = model(batch.inputs, targets=batch.labels, **document_context(batch, components))
         (sums.total / sums.tokens).backward()
         float(sums.tokens)  # waits for the device
         seconds = min(seconds, time.monotonic() - begun)
     optimizer.zero_grad(set_to_none=True)
     # The slowest process sets the pace of all; a tenth is for the optimizer and the rest.
-    slowest = max(gather_object(parts.world, seconds)) if parts.world.is_distributed else seconds
-    return 1.1 * parts.batching.accumulation * slowest
+    slowest = max(gather_object(components.world, seconds)) if components.world.is_distributed else seconds
+    return 1.1 * components.batching.accumulation * slowest
 
 
 def default_schedule(steps: int) -> ScheduleConfig:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 
-class Reading:
+class DeferredScalars:
     """A few numbers of a device. Making one does not wait for them; `read` does.
 
-    >>> Reading(torch.tensor([1.5, 2.0])).read()
+    >>> DeferredScalars(torch.tensor([1.5, 2.0])).read()
     [1.5, 2.0]
     """
 

@@ -31,9 +31,9 @@ from piledriver.train.resolved import FILE as RESOLVED
 from piledriver.train.resolved import resolved_config, validation_interval
 from piledriver.train.resume import CONFIG
 from piledriver.train.save import MODEL, Saving, why_not_published
-from piledriver.train.setup import make_model, make_parts, materialise, peak_of
+from piledriver.train.setup import build_components, make_model, materialise, peak_of
 from piledriver.train.spikes.rollback import Skip, Snapshot
-from piledriver.train.step import Stepper, Taken, Wishes
+from piledriver.train.step import PendingStep, StopSaveVote, TrainStep
 from piledriver.train.stopping import StopRequest, stop_on_signals
 
 Validate = Callable[[Transformer, World], dict[str, float]]
@@ -56,39 +56,39 @@ class RunSummary:
 
 def train(config: TrainConfig, *, validate: Validate | None = None) -> RunSummary:
     """Train, or go on with a run that was interrupted. `validate` gives figures by name for the model as it is."""
-    return Run(config, validate).go()
+    return Trainer(config, validate).run()
 
 
-class Run:
-    """One run: its parts are made, then it goes."""
+class Trainer:
+    """One run: its components are made, then it goes."""
 
     def __init__(self, config: TrainConfig, validate: Validate | None = None) -> None:
         self.config, self.validate = config, validate
-        self.parts = parts = make_parts(config)
-        self.world, self.batching = parts.world, parts.batching
-        self.config = config = parts.config
-        model = make_model(parts)
-        self.peak = peak_of(parts)
+        self.components = components = build_components(config)
+        self.world, self.batching = components.world, components.batching
+        self.config = config = components.config
+        model = make_model(components)
+        self.peak = peak_of(components)
         optimizer = build_optimizer(model, config.optimizer, lr_scales=learning_rate_scales(model))
-        self.model = materialise(parts, model)
-        self.optimizer = parts.accelerator.prepare_optimizer(optimizer)
+        self.model = materialise(components, model)
+        self.optimizer = components.accelerator.prepare_optimizer(optimizer)
         self.total_steps = self._count_steps()
         schedule = config.schedule or default_schedule(self.total_steps)
-        self.resolved = resolved_config(parts, self.total_steps, schedule)
+        self.resolved = resolved_config(components, self.total_steps, schedule)
         """The config with every value decided."""
         amount = self.batching.tokens_per_step if schedule.unit == "tokens" else 1
-        self.scheduler = parts.accelerator.prepare_scheduler(ScheduledLR(optimizer, schedule, amount=amount))
-        self.position = Position(parts)
-        self.stepper = Stepper(parts, self.model, self.optimizer, self.scheduler, self.position)
-        self.saving = Saving(parts, self.stepper, self.position.loader, self.total_steps)
-        scaler = parts.accelerator.scaler
-        stateful = [self.scheduler, self.stepper.watch, *([scaler] if scaler else [])]
+        self.scheduler = components.accelerator.prepare_scheduler(ScheduledLR(optimizer, schedule, amount=amount))
+        self.position = Position(components)
+        self.train_step = TrainStep(components, self.model, self.optimizer, self.scheduler, self.position)
+        self.saving = Saving(components, self.train_step, self.position.loader, self.total_steps)
+        scaler = components.accelerator.scaler
+        stateful = [self.scheduler, self.train_step.watch, *([scaler] if scaler else [])]
         self.snapshot = Snapshot(self.model, self.optimizer, stateful)
 
     def _count_steps(self) -> int:
-        config, checkpoint = self.config, self.parts.checkpoint
+        config, checkpoint = self.config, self.components.checkpoint
         saved = None if checkpoint is None else read_header(checkpoint)
-        steps = total_steps(self.parts, self.model, self.optimizer, None if saved is None else saved.extra)
+        steps = total_steps(self.components, self.model, self.optimizer, None if saved is None else saved.extra)
         taken = 0 if saved is None else saved.step or 0
         if taken > steps:
             raise ConfigError(
@@ -97,7 +97,7 @@ class Run:
             )
         return steps
 
-    def go(self) -> RunSummary:
+    def run(self) -> RunSummary:
         """Resume where there is something to go on with, loop, finish."""
         config = self.config
         first = self.saving.resume()
@@ -112,11 +112,11 @@ class Run:
             is_main = self.world.is_main
             metrics = stack.enter_context(metric_log(config.out, config.trackers, is_main=is_main, config=about))
             shown = stack.enter_context(
-                display(self.parts.name, first_step=first, total_steps=self.total_steps, is_main=is_main)
+                display(self.components.name, first_step=first, total_steps=self.total_steps, is_main=is_main)
             )
-            self.reports = Reports(self.parts, metrics, shown, peak=self.peak, total_steps=self.total_steps)
+            self.reports = Reports(self.components, metrics, shown, peak=self.peak, total_steps=self.total_steps)
             stack.callback(self.reports.flush_what_is_there)
-            unpublished = why_not_published(self.parts.shape)
+            unpublished = why_not_published(self.components.shape)
             if unpublished is not None:
                 folder = os.path.join(config.out, MODEL)
                 self.reports.say(f"{folder} will not be written, the weights stay in the checkpoints: {unpublished}")
@@ -125,7 +125,7 @@ class Run:
                 step, taken = self._loop(first, request)
             except IndexError:
                 # An id that the model has no row for: the shards were checked by their size, now look at every byte.
-                open_tokens(self.parts.tokens, check="all")
+                open_tokens(self.components.tokens, check="all")
                 raise
             self.saving.wait()
             seconds = max(1e-9, time.monotonic() - started)
@@ -143,7 +143,7 @@ class Run:
             tokens=step * tokens,
             loss=self._last_loss(),
             finished=finished,
-            skipped_batches=int(self.stepper.watch.left_out) + self.position.passed_over,
+            skipped_batches=int(self.train_step.watch.left_out) + self.position.passed_over,
             tokens_per_second=taken * tokens / seconds,
         )
 
@@ -159,9 +159,9 @@ class Run:
         count = 0
         while step < self.total_steps:
             begun = time.monotonic()
-            self._enter(step)
+            self._before_step(step)
             learning_rate = self.scheduler.get_last_lr()[0]  # of this step; taking it moves the schedule on
-            taken = self._step(step, Wishes(stop=request.asked, save=self.saving.is_late()))
+            taken = self._step(step, StopSaveVote(stop=request.asked, save=self.saving.is_late()))
             step, count = step + 1, count + 1
             passed_over = self.position.passed_over
             self.reports.add(step, taken, begun=begun, learning_rate=learning_rate, passed_over=passed_over)
@@ -170,26 +170,26 @@ class Run:
                 continue
             if self._is_time_to_validate(step):
                 self.reports.flush(self._validated())
-            elif self.stepper.waits:
+            elif self.train_step.waits:
                 self.reports.flush()
-            # Alone a process does what it wishes; several do what the figures say, which all of them read alike.
-            alone = Wishes(stop=request.asked, save=self.saving.is_late())
-            stop, late = self.reports.wishes if self.world.is_distributed else alone
+            # One process acts on its own vote; several act on the reduced votes, which all ranks read alike.
+            alone = StopSaveVote(stop=request.asked, save=self.saving.is_late())
+            stop, late = self.reports.vote if self.world.is_distributed else alone
             if stop:
                 self.reports.flush()
                 step = self._step_to_stop_at(step)
             if stop or self.saving.is_due(step, late) or step == self.total_steps:
                 self.reports.flush()
                 self.saving.save(step)
-                self.reports.wishes = Wishes()
+                self.reports.vote = StopSaveVote()
             if stop:
                 break
         return step, count
 
-    def _step(self, step: int, wishes: Wishes) -> Taken:
-        return self.stepper.take(step, wishes)
+    def _step(self, step: int, vote: StopSaveVote) -> PendingStep:
+        return self.train_step.run(step, vote)
 
-    def _enter(self, step: int) -> None:
+    def _before_step(self, step: int) -> None:
         """What comes before a step: pass over what is to be left out, keep a snapshot where one is due."""
         self.position.pass_over(step)
         spikes = self.config.spikes

@@ -7,30 +7,30 @@ from typing import cast
 
 from piledriver.data.record import record_stream
 from piledriver.data.stream.loader import TokenBatch, TokenLoader
-from piledriver.train.setup import Parts
+from piledriver.train.setup import RunComponents
 from piledriver.train.spikes.rollback import SkipList
 
 
 class Position:
     """The batches that this process reads, one after the other."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self.skips = SkipList(parts.config.out)
-        rank, size = parts.data_place
+    def __init__(self, components: RunComponents) -> None:
+        self._components = components
+        self.skips = SkipList(components.config.out)
+        rank, size = components.data_place
         self.loader = TokenLoader(
-            parts.stream,
-            batch_size=parts.batching.windows_per_micro_batch,
+            components.stream,
+            batch_size=components.batching.windows_per_micro_batch,
             rank=rank,
             size=size,
-            device=parts.device,
+            device=components.device,
         )
         self._batches: Generator[TokenBatch] | None = None
 
     @property
     def window(self) -> int:
         """The next window of the endless stream."""
-        return self._parts.stream.index_of(self.loader.cursor)
+        return self._components.stream.index_of(self.loader.cursor)
 
     @property
     def passed_over(self) -> int:
@@ -53,16 +53,16 @@ class Position:
     def go_to(self, window: int) -> None:
         """Read on from there."""
         self.close()
-        cursor = self._parts.stream.advance(self._parts.stream.start, window)
+        cursor = self._components.stream.advance(self._components.stream.start, window)
         self.loader.load_state_dict({"cursor": cursor.to_bytes()})
 
     def record(self, step: int) -> None:
         """Note where the data of the steps from here on comes from."""
-        if self._parts.world.is_main:
+        if self._components.world.is_main:
             record_stream(
-                self._parts.config.out,
-                self._parts.stream,
-                windows_per_step=self._parts.batching.windows_per_step,
+                self._components.config.out,
+                self._components.stream,
+                windows_per_step=self._components.batching.windows_per_step,
                 step=step,
                 cursor=self.loader.cursor,
             )

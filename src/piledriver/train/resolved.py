@@ -8,18 +8,18 @@ from typing import Any
 from piledriver.core.config import to_mapping
 from piledriver.engine.pipeline_parallel.schedules import microbatches_of
 from piledriver.optim import ScheduleConfig
-from piledriver.train.setup import Parts
+from piledriver.train.setup import RunComponents
 
 FILE = "resolved.yaml"
 
 
-def resolved_config(parts: Parts, total_steps: int, schedule: ScheduleConfig) -> dict[str, Any]:
+def resolved_config(components: RunComponents, total_steps: int, schedule: ScheduleConfig) -> dict[str, Any]:
     """Return the config as plain data, without null or `auto`: what does not apply is left out.
 
     `run` holds what was derived: steps, and how a global batch is cut. The file is a record; a run is resumed with its
     own config, which fits any number of processes.
     """
-    config, layout, batching = parts.config, parts.layout, parts.batching
+    config, layout, batching = components.config, components.layout, components.batching
     if layout.pp > 1:
         layout = replace(layout, microbatches=microbatches_of(layout), stages_per_rank=layout.stages // layout.pp)
     known = replace(
@@ -32,8 +32,8 @@ def resolved_config(parts: Parts, total_steps: int, schedule: ScheduleConfig) ->
     )
     derived = {
         "steps": total_steps,
-        "processes": parts.world.size,
-        "device": parts.device.type,
+        "processes": components.world.size,
+        "device": components.device.type,
         "tokens_per_step": batching.tokens_per_step,
         **{name: value for name, value in asdict(batching).items() if name != "seq_len"},
     }

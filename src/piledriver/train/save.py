@@ -17,8 +17,8 @@ from piledriver.models import ModelConfig
 from piledriver.models.interchange import InterchangeError, save_folder, write_config
 from piledriver.runtime.collectives.operations import broadcast_object
 from piledriver.train.resume import CHECKPOINTS, damaged
-from piledriver.train.setup import Parts
-from piledriver.train.step import Stepper
+from piledriver.train.setup import RunComponents
+from piledriver.train.step import TrainStep
 
 MODEL = "model"
 
@@ -35,22 +35,22 @@ def why_not_published(shape: ModelConfig) -> str | None:
 class Saving:
     """Saves a run now and then."""
 
-    def __init__(self, parts: Parts, stepper: Stepper, loader: Any, total_steps: int) -> None:
-        self._parts, self._stepper, self._total_steps = parts, stepper, total_steps
+    def __init__(self, components: RunComponents, train_step: TrainStep, loader: Any, total_steps: int) -> None:
+        self._components, self._train_step, self._total_steps = components, train_step, total_steps
         self._saver = Checkpointer()
         self._contents = Contents(
-            models=[stepper.model],
-            optimizers=[stepper.optimizer],
-            schedulers=[stepper.scheduler],
+            models=[train_step.model],
+            optimizers=[train_step.optimizer],
+            schedulers=[train_step.scheduler],
             loaders=[loader],
-            custom=[stepper.watch],
-            scaler=parts.accelerator.scaler,
+            custom=[train_step.watch],
+            scaler=components.accelerator.scaler,
         )
         self._last = time.monotonic()
 
     def resume(self) -> int:
         """Be as the checkpoint was that the run found when it began; the step to go on with."""
-        found = self._parts.checkpoint
+        found = self._components.checkpoint
         if found is None:
             return 0
         try:
@@ -60,11 +60,11 @@ class Saving:
 
     def is_late(self) -> bool:
         """Whether this process's clock says that it is time to save. Clocks differ; all save together."""
-        return time.monotonic() - self._last > 60 * self._parts.config.checkpoint_minutes
+        return time.monotonic() - self._last > 60 * self._components.config.checkpoint_minutes
 
     def is_due(self, step: int, late: bool) -> bool:
         """Whether to save after this step, given that it is late by the clock of somebody."""
-        config = self._parts.config
+        config = self._components.config
         if config.checkpoint_steps is not None:
             return step % config.checkpoint_steps == 0
         return late and not (config.spikes.action == "rollback" and step % config.spikes.snapshot_steps)
@@ -72,17 +72,17 @@ class Saving:
     def save(self, step: int) -> None:
         """A checkpoint of this step, written while the run goes on."""
         self._last = time.monotonic()
-        folder = folder_for(os.path.join(self._parts.config.out, CHECKPOINTS), step, style="step-{}")
+        folder = folder_for(os.path.join(self._components.config.out, CHECKPOINTS), step, style="step-{}")
         if is_complete(folder):
             return  # went back to where it was saved already
         self._saver.save(
             folder,
             self._contents,
             step=step,
-            layout=to_mapping(self._parts.layout),
-            extra={"total_steps": self._total_steps, "batching": asdict(self._parts.batching)},
+            layout=to_mapping(self._components.layout),
+            extra={"total_steps": self._total_steps, "batching": asdict(self._components.batching)},
             asynchronous=True,
-            total_limit=self._parts.config.keep_checkpoints,
+            total_limit=self._components.config.keep_checkpoints,
         )
 
     def wait(self) -> None:
@@ -95,10 +95,10 @@ class Saving:
         Rank 0 writes; a sharded model is gathered tensor by tensor, so no rank holds all of it. A failure on rank 0
         fails every rank.
         """
-        folder, model = os.path.join(self._parts.config.out, MODEL), self._stepper.model
-        weights = full_tensors(model, self._parts.accelerator.mesh)
+        folder, model = os.path.join(self._components.config.out, MODEL), self._train_step.model
+        weights = full_tensors(model, self._components.accelerator.mesh)
         failure: PiledriverError | None = None
-        if self._parts.world.is_main:
+        if self._components.world.is_main:
             try:
                 save_folder(model, folder, weights=weights)
                 self._copy_tokenizer(folder)
@@ -106,12 +106,12 @@ class Saving:
                 failure = error
         else:
             deque(weights, maxlen=0)
-        failure = broadcast_object(self._parts.world, failure)
+        failure = broadcast_object(self._components.world, failure)
         if failure is not None:
             raise failure
 
     def _copy_tokenizer(self, folder: str) -> None:
-        for name in os.listdir(self._parts.tokens):
+        for name in os.listdir(self._components.tokens):
             if name.startswith("tokenizer"):
-                content = storage.read_bytes(os.path.join(self._parts.tokens, name))
+                content = storage.read_bytes(os.path.join(self._components.tokens, name))
                 storage.write_bytes(os.path.join(folder, name), content)

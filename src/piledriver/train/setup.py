@@ -1,4 +1,4 @@
-"""What a run is made of, in the order in which the parts need each other."""
+"""What a run is made of, in the order in which the components need each other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from piledriver.train.text import make_tokens
 
 
 @dataclass(frozen=True)
-class Parts:
+class RunComponents:
     """What the rest of the run is built on."""
 
     config: TrainConfig
@@ -73,7 +73,7 @@ class Parts:
         return f"{name} ({parameter_count(self.shape) / 1e6:.1f}M)"
 
 
-def make_parts(config: TrainConfig) -> Parts:
+def build_components(config: TrainConfig) -> RunComponents:
     """Everything before the model. What can be refused is refused before anything is written."""
     choose_trackers([*(config.trackers or ())], logging_dir=config.out)
     _check_out(config.out)
@@ -97,7 +97,7 @@ def make_parts(config: TrainConfig) -> Parts:
     accelerator.gradient_accumulation_steps = batching.accumulation
     tokens = make_tokens(config, shape.vocab_size, world)
     stream = _open_stream(config, tokens, shape, batching)
-    return Parts(config, accelerator, shape, batching, tokens, stream, checkpoint)
+    return RunComponents(config, accelerator, shape, batching, tokens, stream, checkpoint)
 
 
 def _check_out(out: str) -> None:
@@ -152,23 +152,23 @@ def _open_stream(config: TrainConfig, tokens: str, shape: ModelConfig, batching:
     return open_stream(wanted, vocab_size=shape.vocab_size)
 
 
-def make_model(parts: Parts) -> Transformer:
+def make_model(components: RunComponents) -> Transformer:
     """Return the model without memory: applying the layout allocates this rank's shards only."""
     with torch.device("meta"):
-        model = Transformer(parts.shape)
-    model.z_loss = parts.config.z_loss
+        model = Transformer(components.shape)
+    model.z_loss = components.config.z_loss
     return model
 
 
-def materialise(parts: Parts, model: Transformer) -> Transformer:
+def materialise(components: RunComponents, model: Transformer) -> Transformer:
     """Apply the layout to a model on the meta device and initialise it from the seed of the run.
 
     The values are drawn on the CPU, each parameter from its own name, so that they depend on neither the layout nor the
     kind of device.
     """
-    fill = partial(initialise, seed=parts.config.seed, draw_on=torch.device("cpu"))
-    with _explained_out_of_memory(parts.shape):
-        return cast(Transformer, parts.accelerator.prepare_model(model, weights=fill))
+    fill = partial(initialise, seed=components.config.seed, draw_on=torch.device("cpu"))
+    with _explained_out_of_memory(components.shape):
+        return cast(Transformer, components.accelerator.prepare_model(model, weights=fill))
 
 
 @contextmanager
@@ -187,9 +187,9 @@ def _explained_out_of_memory(shape: ModelConfig) -> Iterator[None]:
         ) from error
 
 
-def peak_of(parts: Parts) -> float | None:
+def peak_of(components: RunComponents) -> float | None:
     """Return the device's peak FLOP/s, which MFU is relative to; None on a CPU, whose peak depends on its load."""
-    if parts.device.type != "cuda":
+    if components.device.type != "cuda":
         return None
-    wide = parts.layout.precision == "fp32"
+    wide = components.layout.precision == "fp32"
     return peak_flops(torch.cuda.get_device_name(), torch.float32 if wide else torch.bfloat16)

@@ -16,13 +16,13 @@ from piledriver.core.errors import PiledriverError
 from piledriver.data.stream.loader import TokenBatch
 from piledriver.models import Transformer, make_masks
 from piledriver.optim import can_skip_on_device, capabilities, clip_in_step, step_unless
-from piledriver.train.deferred import Reading
+from piledriver.train.deferred import DeferredScalars
 from piledriver.train.position import Position
-from piledriver.train.setup import Parts
+from piledriver.train.setup import RunComponents
 from piledriver.train.spikes.detect import SpikeWatch
 
 
-class Wishes(NamedTuple):
+class StopSaveVote(NamedTuple):
     """What a process would like to do after a step, and all of them then do if one does."""
 
     stop: bool = False
@@ -40,43 +40,45 @@ class Result(NamedTuple):
     """Its update was left out."""
     left_out: int
     """Updates that were left out until here, this one included."""
-    wishes: Wishes
+    vote: StopSaveVote
     """Of all processes, when they were given the step."""
 
 
-class Taken:
+class PendingStep:
     """A step that was handed to the device."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: DeferredScalars) -> None:
         self.reading = reading
 
     def result(self) -> Result:
         """Waits for the device."""
         loss, norm, broken, skipped, left_out, stop, save = self.reading.read()
-        return Result(loss, norm, bool(broken), bool(skipped), int(left_out), Wishes(stop > 0, save > 0))
+        return Result(loss, norm, bool(broken), bool(skipped), int(left_out), StopSaveVote(stop > 0, save > 0))
 
 
-class Stepper:
+class TrainStep:
     """Takes steps of a prepared model."""
 
-    def __init__(self, parts: Parts, model: Transformer, optimizer: Any, scheduler: Any, position: Position) -> None:
-        self._parts, self._position = parts, position
-        self._accelerator, self._action = parts.accelerator, parts.config.spikes.action
+    def __init__(
+        self, components: RunComponents, model: Transformer, optimizer: Any, scheduler: Any, position: Position
+    ) -> None:
+        self._components, self._position = components, position
+        self._accelerator, self._action = components.accelerator, components.config.spikes.action
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
-        self.watch = SpikeWatch(parts.config.spikes, parts.device)
+        self.watch = SpikeWatch(components.config.spikes, components.device)
         self.waits = self._has_to_wait()
-        alone = not parts.world.is_distributed and not parts.layout.offloads
+        alone = not components.world.is_distributed and not components.layout.offloads
         self._clips_in_step = capabilities(optimizer).clips_in_step and alone
 
     def _has_to_wait(self) -> bool:
         """Whether the host has to know how a step went before it goes on."""
         if self._accelerator.scaler is not None or self._action in ("stop", "rollback"):
             return True
-        return self._action == "skip" and not can_skip_on_device(self.optimizer, self._parts.device)
+        return self._action == "skip" and not can_skip_on_device(self.optimizer, self._components.device)
 
-    def take(self, step: int, wishes: Wishes) -> Taken:
-        """One step; where it went wrong it is left out, or worse, as asked. Wishes travel with its loss."""
-        loss, norm, wished = self._gradients(wishes)
+    def run(self, step: int, vote: StopSaveVote) -> PendingStep:
+        """Run one step; a broken one is handled as `spikes.action` says. The vote is reduced with its loss."""
+        loss, norm, votes = self._gradients(vote)
         # Scaled gradients overflow now and then, which the scaler sees to; any others that do are broken.
         broken = self.watch.judge(step, loss, norm if self._accelerator.scaler is None else None)
         if self.waits:
@@ -92,28 +94,28 @@ class Stepper:
             # A skipped step is a step of the schedule too: the learning rate is a function of the step alone.
             self.scheduler.step()
         self.optimizer.zero_grad(set_to_none=True)
-        figures = (loss, norm.to(loss.device), broken, skipped, self.watch.left_out, *wished)
-        return Taken(Reading(torch.stack([figure.double() for figure in figures])))
+        figures = (loss, norm.to(loss.device), broken, skipped, self.watch.left_out, *votes)
+        return PendingStep(DeferredScalars(torch.stack([figure.double() for figure in figures])))
 
-    def _gradients(self, wishes: Wishes) -> tuple[Tensor, Tensor, Tensor]:
+    def _gradients(self, vote: StopSaveVote) -> tuple[Tensor, Tensor, Tensor]:
         """The loss of the whole batch, the norm of its gradient, which is clipped, and how many wish what."""
         self.model.train()
-        device = self._parts.device
+        device = self._components.device
         nats = torch.zeros((), dtype=torch.float64, device=device)
         tokens = torch.zeros((), dtype=torch.float64, device=device)
-        for _ in range(self._parts.batching.accumulation):
+        for _ in range(self._components.batching.accumulation):
             batch = self._position.next_batch()
             with self._accelerator.accumulate(self.model, count=batch.labels.ne(-100).sum()):
-                sums = self.model(batch.inputs, targets=batch.labels, **document_context(batch, self._parts))
+                sums = self.model(batch.inputs, targets=batch.labels, **document_context(batch, self._components))
                 self._accelerator.backward(sums.total / sums.tokens)
             nats += sums.cross_entropy.double()
             tokens += sums.tokens.double()
-        wished = [torch.full_like(nats, wish) for wish in wishes]
-        totals = self._accelerator.reduce(torch.stack([nats, tokens, *wished]), "sum")
+        votes = [torch.full_like(nats, wish) for wish in vote]
+        totals = self._accelerator.reduce(torch.stack([nats, tokens, *votes]), "sum")
         return totals[0] / totals[1], self._clip(), totals[2:]
 
     def _clip(self) -> Tensor:
-        most = self._parts.config.clip
+        most = self._components.config.clip
         if self._clips_in_step:
             # The gradients are scaled while they are read, which saves a pass over all of them.
             return clip_in_step(self.optimizer.optimizer, self.model.parameters(), most)
@@ -133,14 +135,18 @@ class Stepper:
         return torch.full_like(loss, skipped, dtype=torch.bool)
 
 
-def document_context(batch: TokenBatch, parts: Parts) -> dict[str, Any]:
+def document_context(batch: TokenBatch, components: RunComponents) -> dict[str, Any]:
     """Return the keyword arguments that keep the documents of a batch apart in attention."""
-    if parts.config.data.packing == "joined":
+    if components.config.data.packing == "joined":
         return {}
-    if parts.layout.pp > 1:
+    if components.layout.pp > 1:
         # A pipeline cuts the batch, and each stage makes the masks of its micro-batches.
         return {"document_ids": batch.document_ids()}
     # The loader knows the number of documents, so the device need not be asked. Powers of two limit recompilation.
     documents = 1 << max(batch.cu_seqlens.numel() - 2, 1).bit_length()
     ids = batch.document_ids()
-    return {"masks": make_masks(parts.shape, parts.batching.seq_len, parts.device, ids, max_documents=documents)}
+    return {
+        "masks": make_masks(
+            components.shape, components.batching.seq_len, components.device, ids, max_documents=documents
+        )
+    }

@@ -14,8 +14,8 @@ from piledriver.models.model_size import flops_per_token
 from piledriver.observe.memory import memory_use
 from piledriver.train.reporting.display import Display
 from piledriver.train.reporting.metrics import MetricLog
-from piledriver.train.setup import Parts
-from piledriver.train.step import Result, Taken, Wishes
+from piledriver.train.setup import RunComponents
+from piledriver.train.step import PendingStep, Result, StopSaveVote
 
 _WILL = {"log": "noted", "skip": "its update is left out", "rollback": "going back"}
 
@@ -26,7 +26,7 @@ class _Due:
 
     step: int
     """Counted from one."""
-    taken: Taken
+    taken: PendingStep
     begun: float
     learning_rate: float
     memory_bytes: int
@@ -37,22 +37,22 @@ class Reports:
     """Where figures go."""
 
     def __init__(
-        self, parts: Parts, metrics: MetricLog, shown: Display, *, peak: float | None, total_steps: int
+        self, components: RunComponents, metrics: MetricLog, shown: Display, *, peak: float | None, total_steps: int
     ) -> None:
-        self._parts, self._metrics, self._shown, self._total_steps = parts, metrics, shown, total_steps
-        self._per_token = flops_per_token(parts.shape, parts.batching.seq_len)
+        self._components, self._metrics, self._shown, self._total_steps = components, metrics, shown, total_steps
+        self._per_token = flops_per_token(components.shape, components.batching.seq_len)
         self._peak = peak
         self._due: _Due | None = None
         self._ended = -math.inf
         self.last: Result | None = None
         """Of the last step that was reported."""
-        self.wishes = Wishes()
-        """What any process wished in the steps that were reported, since the last save."""
+        self.vote = StopSaveVote()
+        """What any process votes in the steps that were reported, since the last save."""
 
-    def add(self, step: int, taken: Taken, *, begun: float, learning_rate: float, passed_over: int) -> None:
+    def add(self, step: int, taken: PendingStep, *, begun: float, learning_rate: float, passed_over: int) -> None:
         """A step was handed to the device: report the one before, which that may have done by now."""
         self.flush()
-        memory = memory_use(self._parts.device)
+        memory = memory_use(self._components.device)
         memory_bytes = memory.device_peak or memory.host_rss
         self._due = _Due(step, taken, begun, learning_rate, memory_bytes, passed_over)
 
@@ -62,15 +62,15 @@ class Reports:
             return
         due, self._due = self._due, None
         result = self.last = due.taken.result()
-        self.wishes = Wishes(*map(operator.or_, self.wishes, result.wishes))
+        self.vote = StopSaveVote(*map(operator.or_, self.vote, result.vote))
         figures = {**self._figures(due, result), **(also or {})}
         if result.broken:
-            will = _WILL[self._parts.config.spikes.action]
+            will = _WILL[self._components.config.spikes.action]
             self._shown.say(f"step {due.step}: loss {result.loss:.4g}, gradient norm {result.norm:.4g}: {will}")
         if rolled_back_to is not None:
             self._metrics.write({**figures, "rolled_back_to": rolled_back_to})
             return
-        if due.step % self._parts.config.log_steps == 0 or due.step == self._total_steps or result.broken:
+        if due.step % self._components.config.log_steps == 0 or due.step == self._total_steps or result.broken:
             self._metrics.write(figures)
         self._shown.show(figures)
 
@@ -90,9 +90,9 @@ class Reports:
         # The device begins with a step when it was handed over and the one before is done.
         seconds = ended - max(due.begun, self._ended)
         self._ended = ended
-        tokens = self._parts.batching.tokens_per_step
+        tokens = self._components.batching.tokens_per_step
         rate = tokens / max(seconds, 1e-9)
-        mfu = {} if self._peak is None else {"mfu": self._per_token * rate / (self._peak * self._parts.world.size)}
+        mfu = {} if self._peak is None else {"mfu": self._per_token * rate / (self._peak * self._components.world.size)}
         return {
             "step": due.step,
             "tokens": due.step * tokens,
