@@ -24,7 +24,7 @@ from piledriver.checkpoint import (
     load,
     next_number,
     read_header,
-    rotate,
+    rotate_checkpoints,
     save,
     verify,
 )
@@ -231,10 +231,10 @@ class TestFolders:
         (tmp_path / "other").mkdir()
         assert latest(tmp_path) == tmp_path / "checkpoint_10"
         assert next_number(tmp_path) == 13
-        assert [path.name for path in rotate(tmp_path, 2)] == ["checkpoint_0", "checkpoint_1"]
+        assert [path.name for path in rotate_checkpoints(tmp_path, 2)] == ["checkpoint_0", "checkpoint_1"]
         assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint_2", "checkpoint_10"]
         with pytest.raises(UsageError, match="at least 1"):
-            rotate(tmp_path, 0)
+            rotate_checkpoints(tmp_path, 0)
         save(folder_for(tmp_path, 20, "step-{}"), Contents(), total_limit=1)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint_11", "other", "step-20"]
 

@@ -19,7 +19,7 @@ from piledriver.checkpoint.errors import UnsupportedStateError
 from piledriver.checkpoint.state_tree import (
     encode_value,
     inline_tensor,
-    merge_trees,
+    merge_state_trees,
     rebuild_state,
     split_state,
     tensor_from_inline,
@@ -112,7 +112,7 @@ def test_what_would_need_pickle_is_refused_by_its_place(value: Any) -> None:
 def test_ranks_with_other_layers_make_one_tree() -> None:
     first = {"state": {"a": 1}, "param_groups": [{"lr": 0.1, "params": ["a"]}]}
     second = {"state": {"b": 2}, "param_groups": [{"lr": 0.1, "params": ["b"]}]}
-    assert merge_trees(first, second) == {
+    assert merge_state_trees(first, second) == {
         "state": {"a": 1, "b": 2},
         "param_groups": [{"lr": 0.1, "params": ["a", "b"]}],
     }

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from piledriver.accelerator.state.process_info import RunState
 from piledriver.runtime import process_order as order
 from piledriver.runtime import seeds
 from piledriver.runtime.collectives import operations as collectives
@@ -90,7 +91,7 @@ def _everything(folder: str) -> None:
             file.write(f"{rank}\n")
     barrier(world)
     assert log.read_text().splitlines()[0] == "0"
-    assert order.on_process(world, lambda: "done", n - 1)() == ("done" if rank == n - 1 else None)
+    assert RunState(world, "no").on_process(lambda: "done", n - 1)() == ("done" if rank == n - 1 else None)
 
     checked = world.with_debug()
     with pytest.raises(DisagreementError, match=f"rank {n - 1} differs from the others in gather"):
@@ -177,7 +178,7 @@ def test_a_taken_port_is_named() -> None:
 
 def test_a_rank_that_is_not_there() -> None:
     with pytest.raises(WorldError, match="rank 3 is not below the world size"):
-        order.on_process(World(), print, 3)
+        RunState(World(), "no").on_process(print, 3)
 
 
 def test_generators_come_back() -> None:

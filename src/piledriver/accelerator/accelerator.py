@@ -243,7 +243,7 @@ class Accelerator(GradientsMixin, CheckpointMixin):
         return self.device_placement if device_placement is None else device_placement
 
     def prepare_optimizer(self, optimizer: Any, device_placement: bool | None = None) -> Any:
-        """An optimizer that steps when a window ends."""
+        """Return an optimizer that steps when a window ends."""
         if getattr(optimizer, "_is_accelerate_prepared", False):
             return _listed(self._optimizers, optimizer)
         place = self._places(device_placement)
@@ -256,7 +256,7 @@ class Accelerator(GradientsMixin, CheckpointMixin):
         return measure(self._models, [getattr(one, "optimizer", one) for one in self._optimizers])
 
     def prepare_scheduler(self, scheduler: Any) -> Any:
-        """A scheduler that steps once when its optimizer did."""
+        """Return a scheduler that steps with its optimizer."""
         if getattr(scheduler, "_is_accelerate_prepared", False):
             return _listed(self._schedulers, scheduler)
         wrapped = prepare.prepare_scheduler(
@@ -271,7 +271,7 @@ class Accelerator(GradientsMixin, CheckpointMixin):
     def prepare_data_loader(
         self, data_loader: Any, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
     ) -> Any:
-        """This process's share of a loader."""
+        """Return a loader of this rank's share of the batches."""
         if getattr(data_loader, "_is_accelerate_prepared", False):
             return _listed(self._dataloaders, data_loader)
         share = prepare.prepare_loader(
@@ -347,7 +347,7 @@ class Accelerator(GradientsMixin, CheckpointMixin):
             )
 
     def __deepcopy__(self, memo: Any) -> Accelerator:
-        # It represents this process in the world, of which there is one.
+        # There is one process group, which a copy could not have again.
         return self
 
 
@@ -358,5 +358,5 @@ def _listed(known: list[Any], thing: T) -> T:
 
 
 def _is_dispatched(model: nn.Module) -> bool:
-    """Whether a device map places the model on several devices: it must stay where it is."""
+    """Return whether a device map places the model on several devices, where it must stay."""
     return len(set(getattr(model, "hf_device_map", {}).values())) > 1

@@ -22,7 +22,7 @@ class CheckpointMixin(AcceleratorProperties):
     _tracking: Trackers
 
     def unwrap_model(self, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
-        """The user's module; ours puts nothing around it, other libraries may have."""
+        """Return the user's module, without wrappers of other libraries; `prepare` adds none."""
         return unwrap_module(model, keep_fp32_wrapper, keep_torch_compile)
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> Any:
@@ -30,7 +30,7 @@ class CheckpointMixin(AcceleratorProperties):
         return gather_state_dict(self.unwrap_model(model) if unwrap else model, self.mesh)
 
     def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
-        """Save something once per run (or per node where `save_on_each_node`)."""
+        """Save an object on rank 0, or on local rank 0 of each node with `save_on_each_node`."""
         from piledriver.accelerator.saving.files import save_object
 
         writes = self.is_local_main_process if self.project_configuration.save_on_each_node else self.is_main_process
@@ -40,14 +40,14 @@ class CheckpointMixin(AcceleratorProperties):
     def save_model(
         self, model: Any, save_directory: Any, max_shard_size: int | str = "10GB", safe_serialization: bool = True
     ) -> None:
-        """Save weights as Hugging Face does: safetensors, in shards with an index where they are large."""
+        """Save weights in Hugging Face's format: safetensors, in shards with an index if they are large."""
         from piledriver.accelerator.saving.files import save_model_files
 
         model = gather_stages(self.unwrap_model(model), self.mesh)
         save_model_files(model, save_directory, max_shard_size, safe_serialization)
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Save and load these with `save_state` and `load_state` too."""
+        """Include objects in `save_state` and `load_state`."""
         self._saver.register(*objects)
 
     @property
@@ -55,26 +55,26 @@ class CheckpointMixin(AcceleratorProperties):
         return self._saver.custom
 
     def register_save_state_pre_hook(self, hook: Callable[..., None]) -> Any:
-        """Called as `hook(models, weights, folder)` before `save_state`."""
+        """Call `hook(models, weights, folder)` before `save_state`; return a handle that removes it."""
         return self._saver.add_save_hook(hook)
 
     def register_load_state_pre_hook(self, hook: Callable[..., None]) -> Any:
-        """Called as `hook(models, folder)` before `load_state`."""
+        """Call `hook(models, folder)` before `load_state`; return a handle that removes it."""
         return self._saver.add_load_hook(hook)
 
     def save_state(
         self, output_dir: Any = None, safe_serialization: bool = True, asynchronous: bool = False, **_: Any
     ) -> str:
-        """Save everything prepared, random generators and registered objects; returns the folder.
+        """Save everything prepared, random generators and registered objects; return the folder.
 
-        The format is ours whatever `safe_serialization` says: nothing in it is a pickle. With `asynchronous` the loop
-        waits only for the copy to host memory; an interrupted save is never taken for a good one.
+        The format is piledriver's whatever `safe_serialization` says: it holds no pickles. With `asynchronous` the loop
+        waits only for the copy to host memory. An interrupted save is never loaded.
         """
         folder = None if output_dir is None else str(output_dir)
         return self._saver.save(self._prepared, self.project_configuration, folder, asynchronous=asynchronous)
 
     def load_state(self, input_dir: Any = None, load_kwargs: dict[str, Any] | None = None, **options: Any) -> Any:
-        """Load what `save_state` saved, on any number of processes; reads Accelerate's folders too."""
+        """Load what `save_state` saved, on any number of processes, or a folder of Accelerate's."""
         location = options.pop("map_location", None)
         if location not in (None, "cpu", "on_device"):
             raise TypeError("Unsupported optimizer map location passed, choose one of `None`, `on_device`, `cpu`")
@@ -82,7 +82,7 @@ class CheckpointMixin(AcceleratorProperties):
         return self._saver.load(self._prepared, self.project_configuration, folder, strict=options.get("strict", True))
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
-        """The same loader without its first batches, which are not read."""
+        """Return the loader without its first batches, which are not read."""
         from piledriver.data import skip_first_batches
 
         return skip_first_batches(dataloader, num_batches)
@@ -91,12 +91,12 @@ class CheckpointMixin(AcceleratorProperties):
 
     @property
     def trackers(self) -> list[Any]:
-        """The trackers that were started."""
-        return self._tracking.started
+        """Return the started trackers."""
+        return list(self._tracking.hub.trackers)
 
     @property
     def log_with(self) -> list[Any]:
-        """The trackers that were asked for."""
+        """Return the requested trackers."""
         return self._tracking.wanted
 
     def init_trackers(
@@ -106,15 +106,15 @@ class CheckpointMixin(AcceleratorProperties):
         self._tracking.start(self.world, project_name, config, init_kwargs or {})
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
-        """One tracker by name; with `unwrap` the library's own object."""
+        """Return a tracker by name; with `unwrap` the library's own object."""
         return self._tracking.get(self.world, name, unwrap)
 
     def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:
         """Log values to every tracker, on the main process."""
-        self._tracking.log(values, step, log_kwargs or {})
+        self._tracking.hub.log(values, step, log_kwargs or {})
 
     def end_training(self) -> None:
-        """Finish what is being saved, close the trackers, leave the process group."""
+        """Finish a pending save, close the trackers, destroy the process group."""
         self._saver.close()
-        self._tracking.finish()
+        self._tracking.hub.finish()
         disconnect()

@@ -9,7 +9,7 @@ __all__ = ["NoTrackerError", "NotPreparedError", "OptionError", "PrecisionError"
 
 
 class OptionError(UsageError, ValueError):
-    """Arguments that contradict each other, or that this installation cannot honour."""
+    """Arguments contradict each other, or are not supported."""
 
 
 class NotPreparedError(UsageError, RuntimeError):

@@ -38,7 +38,7 @@ class GradientsMixin(AcceleratorProperties):
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether a window ends with this batch: gradients are averaged and the optimizer steps."""
+        """Return whether a window ends with this batch: gradients are averaged and the optimizer steps."""
         return self.gradient_state.sync_gradients
 
     @sync_gradients.setter
@@ -47,7 +47,7 @@ class GradientsMixin(AcceleratorProperties):
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """Batches per window."""
+        """Return the batches per window."""
         return self.gradient_state.num_steps
 
     @gradient_accumulation_steps.setter
@@ -56,7 +56,7 @@ class GradientsMixin(AcceleratorProperties):
 
     @property
     def step(self) -> int:
-        """Batches since the last loader's end."""
+        """Return the batches since the last loader's end."""
         return self.gradient_state.step
 
     @step.setter
@@ -65,10 +65,10 @@ class GradientsMixin(AcceleratorProperties):
 
     @contextmanager
     def accumulate(self, *models: nn.Module, count: Count | None = None) -> Iterator[None]:
-        """One batch of a window: gradients stay local until the window ends, then are averaged over processes.
+        """Run one batch of a window: gradients stay local until the window ends, then are averaged over ranks.
 
-        `count` is how many items (tokens, samples) this batch's loss is the mean of. With it the window's gradient is
-        the mean over every item on every process; without it batches weigh alike, as in Accelerate.
+        `count` is the number of items (tokens, samples) that the loss is the mean of. With it the window's gradient is
+        the mean over every item of every rank; without it batches weigh alike, as in Accelerate.
         """
         state, before = self.gradient_state, self._item_mean.standing
         window = state.step, state.sync_gradients
@@ -76,7 +76,7 @@ class GradientsMixin(AcceleratorProperties):
             with self._batch_of_window(models, count):
                 yield
         except Exception:
-            # A failed batch does not count: what the loop tries next takes its place in the window.
+            # A failed batch does not count: the next one takes its place in the window.
             state.step, state.sync_gradients = window
             self._item_mean.go_back_to(before, self._gathered(models))
             raise
@@ -217,7 +217,7 @@ class GradientsMixin(AcceleratorProperties):
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
-        """Whether any optimizer's last step did nothing because fp16 gradients overflowed."""
+        """Return whether any optimizer's last step was skipped because fp16 gradients overflowed."""
         return any(optimizer.step_was_skipped for optimizer in self._optimizers)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""A logger that says things once, not once per process."""
+"""Loggers that log on the main process only, or rank by rank."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]
         self._world = world
 
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
-        """As `Logger.log`, on the processes that were asked for."""
+        """Log on the processes that the keyword arguments select."""
         main_process_only = kwargs.pop("main_process_only", True)
         in_order = kwargs.pop("in_order", False)
-        # So that the caller's line is shown and not this one.
+        # The record shows the caller's line.
         kwargs.setdefault("stacklevel", 2)
         if not self.isEnabledFor(level):
             return
@@ -40,16 +40,16 @@ class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]
         # One more frame than our caller's: this function.
         self.logger.log(level, msg, *args, **{**kwargs, "stacklevel": kwargs["stacklevel"] + 1})
 
-    @functools.lru_cache(None)  # noqa: B019  (what was said once is to be remembered as long as the logger)
+    @functools.lru_cache(None)  # noqa: B019  (loggers live as long as the program)
     def warning_once(self, *args: Any, **kwargs: Any) -> None:
-        """Warn, unless the same was said before."""
+        """Warn, unless the same warning was given before."""
         self.warning(*args, **kwargs)
 
 
 def get_logger(
     name: str, log_level: str | None = None, world: Callable[[], World] = detect_world
 ) -> MultiProcessAdapter:
-    """A logger by name."""
+    """Return a logger by name."""
     logger = logging.getLogger(name)
     if log_level is not None:
         logger.setLevel(log_level.upper())

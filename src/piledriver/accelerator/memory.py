@@ -46,7 +46,7 @@ _OUT_OF_MEMORY = (
 
 
 def should_reduce_batch_size(error: Exception) -> bool:
-    """Whether an error is an out-of-memory error."""
+    """Return whether an error is an out-of-memory error."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _OUT_OF_MEMORY)

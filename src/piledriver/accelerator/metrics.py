@@ -1,7 +1,7 @@
 """Gather predictions for metrics: every sample once, without the padding that makes batches even.
 
-The loader knows how many samples of the batch in hand are real on this process; that count travels with the gather, so
-nothing has to be guessed from the length of the dataset.
+The loader counts the samples of the current batch that are not padding on this rank; the counts are gathered with the
+data, so that the length of the dataset is not needed.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from piledriver.runtime.world import World
 
 
 def turn(thing: Any) -> int:
-    """Return when a thing is prepared: models first, then what follows them, schedulers last."""
+    """Return the order of preparation: models first, schedulers last."""
     return 0 if isinstance(thing, nn.Module) else 2 if is_scheduler(thing) else 1
 
 
@@ -43,12 +43,12 @@ def preparer_of(thing: Any) -> str | None:
 
 
 def is_scheduler(thing: Any) -> bool:
-    """Whether this steps a learning rate."""
+    """Return whether this is a learning-rate scheduler."""
     return isinstance(thing, (LRScheduler, ReduceLROnPlateau, PreparedScheduler))
 
 
 def check_same_on_all_ranks(world: World, things: tuple[Any, ...]) -> None:
-    """Raise unless all ranks prepare the same kinds of things in the same order: they would wait for each other."""
+    """Raise unless all ranks prepare the same kinds of objects in the same order; otherwise they would deadlock."""
     if not world.is_distributed:
         return
     mine = ("prepare", tuple((f"[{i}]", _size(thing), type(thing).__name__) for i, thing in enumerate(things)))
@@ -80,7 +80,7 @@ def prepare_model(
             fix="use one Accelerator, or free_memory() of the other first",
         )
     if pop_state(model) is not None:
-        # Prepared before on this one process: only its precision has to be undone.
+        # Prepared before by a single process: only its precision is undone.
         restore_forward(model)
     if place and not is_on_meta(model) and mesh.layout.offload != "parameters":
         _place(model, device)
@@ -106,7 +106,7 @@ def _place(model: nn.Module, device: torch.device) -> None:
 
 
 def _filler(weights: Any) -> Any:
-    """A seed or a function as it is; a path as the function that loads from there."""
+    """Return a seed or a function unchanged, a path as the function that loads from it."""
     if callable(weights) or isinstance(weights, int):
         return weights
     from piledriver.checkpoint import load_model
@@ -183,7 +183,7 @@ def prepare_loader(
 
 
 def _dispatches(wanted: bool | None, mesh: Mesh) -> bool | None:
-    """A rank that reads for all deals out by rank: where several ranks take the same batch, each reads for itself."""
+    """Return False under axes whose ranks share a batch: a dispatcher sends each rank another one."""
     if mesh.model_parallel_size == 1:
         return wanted
     if wanted:

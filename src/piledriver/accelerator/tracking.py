@@ -1,4 +1,4 @@
-"""Trackers of a run: chosen when the Accelerator is made, started by `init_trackers`, on the main process only."""
+"""Trackers of a run: chosen by `log_with`, started by `init_trackers` on the main process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from piledriver.runtime.world import World
 
 
 class Trackers:
-    """What `init_trackers`, `log` and `get_tracker` do. `classes` are tracker classes that the user registered."""
+    """Implements `init_trackers` and `get_tracker`. `classes` are tracker classes that the user registered."""
 
     def __init__(self, log_with: Any, logging_dir: str | None, classes: Mapping[str, Any] | None = None) -> None:
         self.logging_dir = logging_dir
@@ -28,13 +28,8 @@ class Trackers:
         )
         self.hub = TrackerHub()
 
-    @property
-    def started(self) -> list[Any]:
-        """The trackers of this process."""
-        return list(self.hub.trackers)
-
     def start(self, world: World, project: str, config: dict[str, Any] | None, options: dict[str, Any]) -> None:
-        """Start every tracker that was asked for."""
+        """Start every requested tracker."""
         known = [one for one in self.wanted if not (isinstance(one, str) and one in self.classes)]
         made = make_trackers(known, project, self.logging_dir, options)
         for name in self.wanted:
@@ -46,7 +41,7 @@ class Trackers:
         self.hub.start(config)
 
     def get(self, world: World, name: str, unwrap: bool) -> Any:
-        """One of them; on other processes one that does nothing."""
+        """Return a tracker by name; on other processes one that does nothing."""
         for tracker in self.hub.trackers:
             if tracker.name == name:
                 return tracker.tracker if unwrap else tracker
@@ -55,14 +50,6 @@ class Trackers:
         raise NoTrackerError(
             f"{name} is not an available tracker stored inside the `Accelerator`", fix="call init_trackers first"
         )
-
-    def log(self, values: dict[str, Any], step: int | None, options: dict[str, Any]) -> None:
-        """Log to every one; a tracker that fails or hangs does not stop the loop."""
-        self.hub.log(values, step, options)
-
-    def finish(self) -> None:
-        """Close them."""
-        self.hub.finish()
 
     def __getstate__(self) -> dict[str, Any]:
         # Connections and their threads belong to this process.

@@ -3,7 +3,7 @@
 from piledriver.checkpoint.checkpointer import Checkpointer, load, save
 from piledriver.checkpoint.contents import Contents
 from piledriver.checkpoint.folder_kinds import is_accelerate_folder
-from piledriver.checkpoint.folders import checkpoints, folder_for, latest, next_number, rotate
+from piledriver.checkpoint.folders import checkpoints, folder_for, latest, next_number, rotate_checkpoints
 from piledriver.checkpoint.formats.convert import convert
 from piledriver.checkpoint.formats.huggingface import load_model, save_model
 from piledriver.checkpoint.formats.merge import merge
@@ -26,7 +26,7 @@ __all__ = [
     "merge",
     "next_number",
     "read_header",
-    "rotate",
+    "rotate_checkpoints",
     "save",
     "save_model",
     "verify",

@@ -16,13 +16,13 @@ from piledriver.checkpoint.contents import Contents, collect_own, collect_shared
 from piledriver.checkpoint.errors import CheckpointError, cannot_save
 from piledriver.checkpoint.formats.open import open_folder
 from piledriver.checkpoint.header import verify as verify_files
-from piledriver.checkpoint.loading.match import KeyMap, match_state
+from piledriver.checkpoint.loading.match import KeyMap, load_matching
 from piledriver.checkpoint.loading.report import LoadReport
 from piledriver.checkpoint.opened_checkpoint import OpenedCheckpoint
 from piledriver.checkpoint.saving import commit, planning
 from piledriver.checkpoint.saving.rank_group import RankGroup
 from piledriver.checkpoint.saving.staging import HostStaging
-from piledriver.checkpoint.state_tree import Json, tensor_keys
+from piledriver.checkpoint.state_tree import Json, summary
 from piledriver.checkpoint.tensor_index import chunk_name
 from piledriver.core.storage import Location
 
@@ -66,7 +66,7 @@ class Checkpointer:
             index=self._plan.index,
             shared=json.dumps(shared),
             own=json.dumps(own),
-            about={"step": step, "layout": layout, "extra": dict(extra or {}), "contents": _summary(shared, own)},
+            about={"step": step, "layout": layout, "extra": dict(extra or {}), "contents": summary(shared, own)},
             total_limit=total_limit,
         )
         if not asynchronous:
@@ -106,14 +106,7 @@ class Checkpointer:
             return opened
 
         opened = ranks.run_checked("reading the checkpoint", open_verified)
-        matched = ranks.run_checked(
-            "matching the checkpoint", lambda: match_state(opened, contents, key_map=key_map, only=only)
-        )
-        # A pipeline stage does not know the keys of others: unexpected is what no rank expects.
-        matched.unexpected = sorted(set.intersection(*map(set, ranks.all_gather(matched.unexpected))))
-        if strict:
-            ranks.run_checked("matching the checkpoint", matched.report().raise_unless_exact)
-        return ranks.run_checked("loading", matched.load)
+        return load_matching(opened, contents, ranks, strict=strict, key_map=key_map, only=only)
 
     @property
     def pending(self) -> bool:
@@ -192,10 +185,3 @@ def _collected(contents: Contents) -> tuple[dict[str, list[Json]], dict[str, tor
 def _named_chunk(tensor: torch.Tensor, key: str, offsets: tuple[int, ...]) -> tuple[str, torch.Tensor]:
     data = planning.local_shard(tensor)
     return chunk_name(key, offsets, whole=data.shape == tensor.shape), data
-
-
-def _summary(shared: Mapping[str, list[Json]], own: Mapping[str, Json]) -> dict[str, Any]:
-    summary: dict[str, Any] = {
-        kind: [{"tensors": len(set(tensor_keys(state)))} for state in states] for kind, states in shared.items()
-    }
-    return summary | {"own": sorted(own)}

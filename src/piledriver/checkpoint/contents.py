@@ -71,10 +71,7 @@ def collect_own(contents: Contents) -> dict[str, state_tree.Json]:
     own |= {f"per_rank/{name}": thing.state_dict() for name, thing in contents.per_rank.items()}
     if contents.rng:
         own["rng"] = capture_rng()
-    return {
-        name: state_tree.encode_value(state, name, lambda _, tensor: state_tree.inline_tensor(tensor))
-        for name, state in own.items()
-    }
+    return {name: state_tree.encode_inline(state, name) for name, state in own.items()}
 
 
 def _optimizer_state(optimizer: Any, names: Mapping[int, str]) -> Any:

@@ -46,7 +46,7 @@ def next_number(root: Location) -> int:
     return max((number for number, _ in _numbered(local_path(root))), default=-1) + 1
 
 
-def rotate(root: Location, total_limit: int) -> list[Path]:
+def rotate_checkpoints(root: Location, total_limit: int) -> list[Path]:
     """Remove the oldest complete checkpoints until `total_limit` are left; return what was removed.
 
     A folder is renamed before its files are removed, so that an interrupted removal never leaves an incomplete

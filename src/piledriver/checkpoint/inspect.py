@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from piledriver.checkpoint import folders
@@ -52,13 +53,6 @@ def _contents(opened: OpenedCheckpoint) -> dict[str, str]:
     for kind, states in opened.shared.items():
         for index, state in enumerate(states):
             keys = set(tensor_keys(state))
-            numbers = sum(_numel(opened, key) for key in keys)
+            numbers = sum(math.prod(opened.index[key].shape) for key in keys)
             found[f"{kind}/{index}"] = f"{len(keys)} tensors, {numbers:,} numbers"
     return found | dict.fromkeys(opened.own, "of this rank")
-
-
-def _numel(opened: OpenedCheckpoint, key: str) -> int:
-    count = 1
-    for size in opened.index[key].shape:
-        count *= size
-    return count

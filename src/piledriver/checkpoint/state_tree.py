@@ -186,6 +186,17 @@ def inline_tensor(tensor: torch.Tensor) -> Json:
     return {"$": "inline", "dtype": str(data.dtype).removeprefix("torch."), "shape": list(data.shape), "v": _text(raw)}
 
 
+def encode_inline(state: Any, name: str) -> Json:
+    """Return a state as JSON with its tensors inline."""
+    return encode_value(state, name, lambda _, tensor: inline_tensor(tensor))
+
+
+def summary(shared: Mapping[str, list[Json]], own: Iterable[str]) -> dict[str, Any]:
+    """Return what a header says of the contents: tensors of each object, and the names of the states of each rank."""
+    counts = {kind: [{"tensors": len(set(tensor_keys(state)))} for state in states] for kind, states in shared.items()}
+    return {**counts, "own": sorted(own)}
+
+
 def tensor_from_inline(tree: Mapping[str, Any]) -> torch.Tensor:
     """Decode what `inline_tensor` encoded."""
     dtype = dtype_of(tree["dtype"])
@@ -202,16 +213,16 @@ def dtype_of(name: str) -> torch.dtype:
     return dtype
 
 
-def merge_trees(first: Json, second: Json) -> Json:
+def merge_state_trees(first: Json, second: Json) -> Json:
     """Return the union of the trees of two ranks, which may hold different layers (pipeline stages)."""
     if isinstance(first, dict) and isinstance(second, dict) and "$" not in first and "$" not in second:
-        both = {key: merge_trees(value, second[key]) if key in second else value for key, value in first.items()}
+        both = {key: merge_state_trees(value, second[key]) if key in second else value for key, value in first.items()}
         return both | {key: value for key, value in second.items() if key not in first}
     if isinstance(first, list) and isinstance(second, list):
         if all(isinstance(item, str) for item in first + second):
             return first + [item for item in second if item not in set(first)]
         if len(first) == len(second):
-            return [merge_trees(a, b) for a, b in zip(first, second, strict=True)]
+            return [merge_state_trees(a, b) for a, b in zip(first, second, strict=True)]
     return first
 
 

@@ -5,14 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from typing import Any
 
 from piledriver.runtime.collectives.barrier import barrier
-from piledriver.runtime.errors import WorldError
 from piledriver.runtime.world import World
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @contextmanager
@@ -46,38 +42,13 @@ def _first(world: World, goes_first: bool, name: str) -> Iterator[None]:
             barrier(world, name=name)
 
 
-def on_main_process(world: World, function: Callable[P, R]) -> Callable[P, R | None]:
-    """Return the function for rank 0; on other ranks one that returns None."""
-    return only_if(world.is_main, function)
-
-
-def on_local_main_process(world: World, function: Callable[P, R]) -> Callable[P, R | None]:
-    """Return the function for local rank 0 of each node; on other ranks one that returns None."""
-    return only_if(world.is_local_main, function)
-
-
-def on_last_process(world: World, function: Callable[P, R]) -> Callable[P, R | None]:
-    """Return the function for the last rank; on other ranks one that returns None."""
-    return only_if(world.is_last, function)
-
-
-def on_process(world: World, function: Callable[P, R], rank: int) -> Callable[P, R | None]:
-    """Return the function for one rank; on other ranks one that returns None."""
-    if not 0 <= rank < world.size:
-        raise WorldError(f"rank {rank} is not below the world size {world.size}", fix=f"choose 0 to {world.size - 1}")
-    return only_if(world.rank == rank, function)
-
-
-def on_local_process(world: World, function: Callable[P, R], local_rank: int) -> Callable[P, R | None]:
-    """Return the function for one local rank of each node; on other ranks one that returns None."""
-    return only_if(world.local_rank == local_rank, function)
-
-
-def only_if(mine: bool, function: Callable[P, R]) -> Callable[P, R | None]:
-    """Return the function, or one of the same name that returns None."""
+def only_if(mine: bool, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """Return the function, or one of the same name that returns None; without a function, a decorator."""
+    if function is None:
+        return functools.partial(only_if, mine)
 
     @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
+    def call(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs) if mine else None
 
     return call

@@ -1,1 +1,1 @@
-"""What a user can tell the Accelerator: handlers, plugins, and how arguments are resolved."""
+"""Options of the Accelerator: handlers, plugins, and the resolution of arguments."""

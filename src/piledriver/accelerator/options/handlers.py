@@ -28,19 +28,19 @@ class _NamedEnumType(enum.EnumMeta):
 
 
 class NamedEnum(enum.Enum, metaclass=_NamedEnumType):
-    """An enumeration that can be asked whether it holds a value."""
+    """Base of enumerations with a test for membership by value."""
 
     def __str__(self) -> str:
         return str(self.value)
 
     @classmethod
     def list(cls) -> list[Any]:
-        """Every value."""
+        """Return every value."""
         return [member.value for member in cls]
 
 
 class DistributedType(str, enum.Enum):  # noqa: UP042  (str() of a member must be as in Accelerate)
-    """What kind of processes train together."""
+    """Kinds of processes that train together."""
 
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
@@ -59,7 +59,7 @@ class DistributedType(str, enum.Enum):  # noqa: UP042  (str() of a member must b
 
 
 class PrecisionType(str, NamedEnum):
-    """The precision that a model computes in."""
+    """Precisions that a model computes in."""
 
     NO = "no"
     FP8 = "fp8"
@@ -81,7 +81,7 @@ class RNGType(NamedEnum):
 
 
 class DDPCommunicationHookType(NamedEnum):
-    """How gradients travel between processes."""
+    """Compressions of gradients between processes."""
 
     NO = "no"
     FP16 = "fp16"
@@ -112,14 +112,14 @@ class DynamoBackend(str, NamedEnum):
 
 
 class KwargsHandler:
-    """Options for something of torch's; `to_kwargs` gives those that differ from the defaults."""
+    """Base of torch's options; `to_kwargs` returns those that differ from the defaults."""
 
     def to_dict(self) -> dict[str, Any]:
-        """All options."""
+        """Return all options."""
         return copy.deepcopy(self.__dict__)
 
     def to_kwargs(self) -> dict[str, Any]:
-        """Only what was changed, so that torch's own defaults stay torch's."""
+        """Return the options that were changed, so that torch's defaults apply to the rest."""
         defaults = type(self)().to_dict()
         return {key: value for key, value in self.to_dict().items() if defaults[key] != value}
 
@@ -198,7 +198,7 @@ class ProfileKwargs(KwargsHandler):
     output_trace_dir: str | None = None
 
     def build(self) -> torch.profiler.profile:
-        """The profiler."""
+        """Return the profiler."""
         known = {
             "cpu": torch.profiler.ProfilerActivity.CPU,
             "cuda": torch.profiler.ProfilerActivity.CUDA,
@@ -223,7 +223,7 @@ class ProfileKwargs(KwargsHandler):
 
 @dataclass
 class DataLoaderConfiguration:
-    """How data loaders are shared between processes; see `data.prepare_data_loader`."""
+    """Sharding of data loaders over ranks; see `data.prepare_data_loader`."""
 
     split_batches: bool = False
     dispatch_batches: bool | None = None
@@ -236,7 +236,7 @@ class DataLoaderConfiguration:
 
 @dataclass
 class ProjectConfiguration:
-    """Where a run's files go, and how many checkpoints are kept."""
+    """Folders of a run, and the number of checkpoints to keep."""
 
     project_dir: str | None = None
     logging_dir: str | None = None
@@ -246,7 +246,7 @@ class ProjectConfiguration:
     save_on_each_node: bool = False
 
     def set_directories(self, project_dir: str | None = None) -> None:
-        """Set the project folder, and the logging folder where none was given."""
+        """Set the project folder, and the logging folder if it is not set."""
         self.project_dir = project_dir
         if self.logging_dir is None:
             self.logging_dir = project_dir
@@ -257,7 +257,7 @@ class ProjectConfiguration:
 
 @dataclass
 class GradientAccumulationPlugin(KwargsHandler):
-    """How gradients are accumulated over several batches before a step."""
+    """Accumulation of gradients over several batches before a step."""
 
     num_steps: int | None = None
     adjust_scheduler: bool = True
@@ -291,14 +291,14 @@ class TorchDynamoPlugin(KwargsHandler):
             self.dynamic = environment.parse_bool(environ[prefix + "USE_DYNAMIC"])
 
     def to_dict(self) -> dict[str, Any]:
-        """All options, with the backend's name as torch spells it."""
+        """Return all options, with the backend's name as torch spells it."""
         options = copy.deepcopy(self.__dict__)
         options["backend"] = str(getattr(self.backend, "value", self.backend)).lower()
         return options
 
     @property
     def compiles(self) -> str | None:
-        """What the layout shall compile: blocks, the model, or nothing (None)."""
+        """Return the layout's `compile`: "blocks", "model", or None."""
         if self.backend == DynamoBackend.NO or self.disable:
             return None
         return "blocks" if self.use_regional_compilation else "model"

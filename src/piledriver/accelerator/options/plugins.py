@@ -75,7 +75,7 @@ def _of_fsdp(plugin: Any, world: World) -> Layout:
 
 
 def _stage(strategy: Any) -> tuple[Zero, bool]:
-    """FSDP 2 says whether to reshard after the forward, FSDP 1 names (or numbers) a strategy."""
+    """Return zero stage and hybrid flag: of FSDP 2's boolean, or of FSDP 1's name or number of a strategy."""
     text = str(getattr(strategy, "name", strategy)).upper()
     if strategy is None or text == "TRUE":
         return 3, False

@@ -25,7 +25,7 @@ from piledriver.runtime import environment
 
 @dataclass
 class Handlers:
-    """`kwargs_handlers`, each in its place."""
+    """`kwargs_handlers` by kind."""
 
     ddp: DistributedDataParallelKwargs | None = None
     scaler: GradScalerKwargs | None = None
@@ -59,7 +59,7 @@ class Handlers:
 
 
 def resolve_accumulation(plugin: GradientAccumulationPlugin | None, steps: int) -> GradientAccumulationPlugin:
-    """The plugin, or one with the number of steps given or set by the launcher."""
+    """Return the plugin, or one with the number of steps given or set by the launcher."""
     if plugin is not None:
         if steps != 1:
             raise OptionError(
@@ -77,7 +77,7 @@ def resolve_accumulation(plugin: GradientAccumulationPlugin | None, steps: int) 
 
 
 def resolve_project(config: ProjectConfiguration | None, project_dir: str | None) -> ProjectConfiguration:
-    """The project's folders; the argument fills in what the configuration leaves open."""
+    """Return the project configuration; `project_dir` fills in a missing folder."""
     config = config if config is not None else ProjectConfiguration(project_dir=project_dir)
     if project_dir is not None and config.project_dir is None:
         config.set_directories(str(project_dir))

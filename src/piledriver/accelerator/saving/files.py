@@ -33,7 +33,7 @@ def save_object(thing: Any, target: Any, safe_serialization: bool = False) -> No
 
 
 def without_shared(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A state dict in which every tensor owns its memory: of several names for one tensor the first is kept."""
+    """Return a state dict in which every tensor owns its memory; tied weights keep their first name."""
     kept: dict[str, torch.Tensor] = {}
     seen: dict[Any, str] = {}
     dropped: list[str] = []
@@ -50,7 +50,7 @@ def without_shared(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def save_model_files(model: Any, folder: Any, max_shard_size: int | str, safe_serialization: bool) -> None:
-    """Weights in Hugging Face's layout."""
+    """Save weights in Hugging Face's format."""
     try:
         save_model(unwrap_module(model), folder, max_shard_size=max_shard_size, safe_serialization=safe_serialization)
     except OSError as error:

@@ -39,7 +39,7 @@ class StateSaver:
 
     @property
     def checkpointer(self) -> Checkpointer:
-        """The checkpointer, made on first use at the same point on every rank."""
+        """Return the checkpointer, created on first use at the same point on every rank."""
         if self._checkpointer is None:
             from piledriver.checkpoint import Checkpointer
 
@@ -71,7 +71,7 @@ class StateSaver:
     def save(
         self, prepared: Prepared, project: ProjectConfiguration, folder: str | None, *, asynchronous: bool = False
     ) -> str:
-        """Save to a folder, or to the next one of the project where names are automatic."""
+        """Save to a folder, or to the project's next one if names are automatic."""
         from piledriver.checkpoint import folder_for
 
         total_limit = None
@@ -106,7 +106,7 @@ class StateSaver:
     def load(
         self, prepared: Prepared, project: ProjectConfiguration, folder: str | None, *, strict: bool = True
     ) -> LoadReport:
-        """Load from a folder, or from the newest whole one of the project."""
+        """Load from a folder, or from the latest complete checkpoint of the project."""
         from piledriver.checkpoint import latest
 
         if folder is None:
@@ -118,7 +118,7 @@ class StateSaver:
             wanted = Path(folder)
         source, exists = self._agreed(prepared.world, wanted)
         if not exists and folder is None:
-            raise OptionError(f"there is no whole checkpoint in {source.parent}", fix="give the folder of one")
+            raise OptionError(f"there is no complete checkpoint in {source.parent}", fix="give the folder of one")
         if not exists:
             raise OptionError(f"tried to find {source} but the folder does not exist", fix="check the path")
         models = list(prepared.models)
@@ -128,11 +128,6 @@ class StateSaver:
         step = report.extra.get("accumulation_step", 0) if isinstance(report.extra, Mapping) else 0
         prepared.gradient_state.step = int(step)
         return report
-
-    def wait(self) -> None:
-        """Wait until an asynchronous save is committed."""
-        if self._checkpointer is not None:
-            self._checkpointer.wait()
 
     def close(self) -> None:
         """Finish a pending save."""

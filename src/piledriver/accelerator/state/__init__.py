@@ -1,1 +1,1 @@
-"""What an Accelerator knows: its processes, its settings, what it prepared, where it is in an accumulation window."""
+"""State of an Accelerator: processes, settings, prepared objects, accumulation window."""

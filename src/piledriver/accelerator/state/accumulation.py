@@ -17,7 +17,7 @@ from piledriver.accelerator.options.handlers import GradientAccumulationPlugin
 
 
 class GradientState:
-    """The loop's position within a window, and the data loader it is iterating over.
+    """Position of the loop within an accumulation window, and the data loader that it iterates over.
 
     >>> state = GradientState(GradientAccumulationPlugin(num_steps=2))
     >>> [state.next_batch() for _ in range(4)]
@@ -29,7 +29,7 @@ class GradientState:
         self.step = 0
         self.plugin_kwargs: dict[str, Any] = {}
         self._loaders: list[weakref.ref[Any]] = []
-        self._is_xla_gradients_synced = False
+        self.is_xla_gradients_synced = False
         self.configure(gradient_accumulation_plugin)
 
     def configure(self, plugin: GradientAccumulationPlugin | None) -> None:
@@ -39,22 +39,22 @@ class GradientState:
 
     @property
     def num_steps(self) -> int:
-        """Batches per window."""
+        """Return the batches per window."""
         return int(self.plugin_kwargs.get("num_steps") or 1)
 
     @property
     def adjust_scheduler(self) -> bool:
-        """Kept for Accelerate's users; the scheduler is stepped once per optimizer step either way."""
+        """Return the plugin's setting; the scheduler steps once per optimizer step either way."""
         return bool(self.plugin_kwargs.get("adjust_scheduler", False))
 
     @property
     def sync_with_dataloader(self) -> bool:
-        """Whether a window ends where the data does."""
+        """Return whether a window ends with the data."""
         return bool(self.plugin_kwargs.get("sync_with_dataloader", True))
 
     @property
     def sync_each_batch(self) -> bool:
-        """Whether gradients are averaged after every batch (less memory with sharding, more communication)."""
+        """Return whether gradients are averaged after every batch (less memory with sharding, more communication)."""
         return bool(self.plugin_kwargs.get("sync_each_batch", False))
 
     def next_batch(self) -> bool:
@@ -77,7 +77,7 @@ class GradientState:
 
     @property
     def active_dataloader(self) -> Any:
-        """The innermost loader that is being iterated over, or None."""
+        """Return the innermost loader that is being iterated over, or None."""
         while self._loaders:
             loader = self._loaders[-1]()
             if loader is not None:
@@ -88,44 +88,32 @@ class GradientState:
 
     @property
     def dataloader_references(self) -> list[Any]:
-        """The loaders that are being iterated over, outermost first."""
+        """Return the loaders that are being iterated over, outermost first."""
         return [None, *(loader() for loader in self._loaders)]
 
     @property
     def in_dataloader(self) -> bool:
-        """Whether a prepared loader is being iterated over."""
+        """Return whether a prepared loader is being iterated over."""
         return self.active_dataloader is not None
 
     @property
     def end_of_dataloader(self) -> bool:
-        """Whether the batch in hand is the last one."""
+        """Return whether the current batch is the last one."""
         loader = self.active_dataloader
         return loader is not None and bool(loader.end_of_dataloader)
 
     @property
     def remainder(self) -> int:
-        """Samples in the last round over all ranks; -1 if unknown."""
+        """Return the samples in the last round over all ranks; -1 if unknown."""
         loader = self.active_dataloader
         return -1 if loader is None else int(loader.remainder)
-
-    @property
-    def is_xla_gradients_synced(self) -> bool:
-        """For torch_xla, where the loop marks the optimizer step."""
-        return self._is_xla_gradients_synced
-
-    @is_xla_gradients_synced.setter
-    def is_xla_gradients_synced(self, synced: bool) -> None:
-        self._is_xla_gradients_synced = synced
 
     def _set_sync_gradients(self, sync_gradients: bool) -> None:
         self.sync_gradients = sync_gradients
 
     # Accelerate's names for the two calls that its loaders make.
-    def _add_dataloader(self, dataloader: Any) -> None:
-        self.loader_began(dataloader)
-
-    def _remove_dataloader(self, dataloader: Any) -> None:
-        self.loader_ended(dataloader)
+    _add_dataloader = loader_began
+    _remove_dataloader = loader_ended
 
     def __getstate__(self) -> dict[str, Any]:
         # Loaders are referred to weakly, and a copy in another process iterates over none of them.
@@ -155,11 +143,11 @@ class ItemMean:
 
     @property
     def standing(self) -> tuple[Count, Count | None]:
-        """Where this window stands, for `go_back_to`."""
+        """Return the counts of this window, for `go_back_to`."""
         return self.counted, self.batch_weight
 
     def go_back_to(self, standing: tuple[Count, Count | None], gradients: Iterable[torch.Tensor]) -> None:
-        """A batch failed: it does not count, and `gradients` that were brought to the mean for it are sums again."""
+        """Undo a failed batch: restore the counts, and multiply `gradients` that were divided for it back to sums."""
         self.counted, self.batch_weight = standing
         if self._to_mean is not None:
             _multiply(gradients, 1 / self._to_mean)
@@ -176,9 +164,9 @@ class ItemMean:
         loss_is_of_all: bool = False,
         device: torch.device,
     ) -> None:
-        """A batch with `count` items begins (None: weigh batches alike).
+        """Begin a batch with `count` items (None: weigh batches alike).
 
-        `gradients` are those gathered so far, `add_up` sums a count over the `reduce_size` processes whose gradients
+        `gradients` are those accumulated so far, `add_up` sums a count over the `reduce_size` processes whose gradients
         are averaged. Where a loss is that of all of them (pipelines), it counts their items.
         """
         self._to_mean = None
@@ -200,11 +188,11 @@ class ItemMean:
         self.counted = 0
 
     def weight(self, num_steps: int) -> Count:
-        """What a batch's loss is multiplied by."""
+        """Return the factor of a batch's loss."""
         return self.batch_weight if self.batch_weight is not None else 1 / num_steps
 
     def weigh(self, loss: Any, num_steps: int) -> Any:
-        """The loss as it goes into backward."""
+        """Return the loss for backward."""
         if self.batch_weight is not None:
             return loss * self.batch_weight
         return loss / num_steps if num_steps != 1 else loss
@@ -212,7 +200,7 @@ class ItemMean:
 
 def _multiply(gradients: Iterable[torch.Tensor], factor: Any) -> None:
     for gradient in gradients:
-        # The part of a sharded one that is here.
+        # This rank's shard.
         (gradient.to_local() if hasattr(gradient, "to_local") else gradient).mul_(factor)
 
 

@@ -1,4 +1,4 @@
-"""What an `Accelerator` has prepared: one value that its verbs and their helpers share."""
+"""`Prepared`: the objects that an `Accelerator` has prepared."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ class Prepared:
     parameters: ParameterMap = field(default_factory=ParameterMap)
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Drop all references."""
         for held in (self.models, self.optimizers, self.schedulers, self.loaders):
             held.clear()

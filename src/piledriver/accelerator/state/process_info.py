@@ -1,4 +1,4 @@
-"""What the world says of this process, under Accelerate's names."""
+"""Rank, world size and device under Accelerate's names."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from piledriver.accelerator.options.handlers import DistributedType
-from piledriver.runtime import process_order as order
 from piledriver.runtime.collectives.barrier import barrier
 from piledriver.runtime.collectives.split import split_between_processes
+from piledriver.runtime.errors import WorldError
+from piledriver.runtime.process_order import local_main_process_first, main_process_first, only_if
 from piledriver.runtime.world import World
 
 _KINDS = {
@@ -25,7 +26,7 @@ _KINDS = {
 
 
 def distributed_type(world: World) -> DistributedType:
-    """Accelerate's name for a world.
+    """Return Accelerate's name for a world.
 
     >>> distributed_type(World()).value
     'NO'
@@ -34,117 +35,104 @@ def distributed_type(world: World) -> DistributedType:
 
 
 class ProcessInfo:
-    """This process among all, and the order in which processes run a block. Needs only `self.world`."""
+    """Properties of this process, and order of processes, for classes with a `world`."""
 
     world: World
 
     @property
     def device(self) -> torch.device:
-        """Where this process computes."""
         return self.world.device
 
     @property
     def distributed_type(self) -> DistributedType:
-        """What kind of processes train together."""
         return distributed_type(self.world)
 
     @property
     def num_processes(self) -> int:
-        """How many processes there are."""
         return self.world.size
 
     @property
     def process_index(self) -> int:
-        """This process among all."""
         return self.world.rank
 
     @property
     def local_process_index(self) -> int:
-        """This process on its node."""
         return self.world.local_rank
 
     @property
     def use_distributed(self) -> bool:
-        """Whether there are several processes."""
         return self.world.is_distributed
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this is rank 0."""
         return self.world.is_main
 
     @property
     def is_local_main_process(self) -> bool:
-        """Whether this is the first process of its node."""
         return self.world.is_local_main
 
     @property
     def is_last_process(self) -> bool:
-        """Whether this is the highest rank."""
         return self.world.is_last
 
     def wait_for_everyone(self) -> None:
-        """Return when every process has called this; names the late ones where they do not come."""
+        """Return when every rank has called this; a timeout names the late ranks."""
         barrier(self.world, name="wait_for_everyone")
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
-        """The main process runs the block first."""
-        with order.main_process_first(self.world):
+        """Run a block on rank 0 first, then on the other ranks."""
+        with main_process_first(self.world):
             yield
 
     @contextmanager
     def local_main_process_first(self) -> Iterator[None]:
-        """The first process of each node runs the block first."""
-        with order.local_main_process_first(self.world):
+        """Run a block on local rank 0 of each node first, then on its other ranks."""
+        with local_main_process_first(self.world):
             yield
 
     @contextmanager
     def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
-        """This process's share of a list, a tensor or a dictionary of them."""
+        """Yield this rank's part of a list, a tensor or a dictionary of them."""
         with split_between_processes(self.world, inputs, apply_padding) as share:
             yield share
 
     def on_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """Decorator: only rank 0 runs it."""
-        return self._deferred(function, lambda world, f: order.on_main_process(world, f))
+        """Decorate a function to run on rank 0 only."""
+        return only_if(self.is_main_process, function)
 
     def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """Decorator: only the first process of each node runs it."""
-        return self._deferred(function, lambda world, f: order.on_local_main_process(world, f))
+        """Decorate a function to run on local rank 0 of each node only."""
+        return only_if(self.is_local_main_process, function)
 
     def on_last_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """Decorator: only the highest rank runs it."""
-        return self._deferred(function, lambda world, f: order.on_last_process(world, f))
+        """Decorate a function to run on the highest rank only."""
+        return only_if(self.is_last_process, function)
 
     def on_process(
         self, function: Callable[..., Any] | None = None, process_index: int | None = None
     ) -> Callable[..., Any]:
-        """Decorator: only the given rank runs it."""
-        return self._deferred(function, lambda world, f: order.on_process(world, f, process_index or 0))
+        """Decorate a function to run on one rank only."""
+        rank, size = process_index or 0, self.num_processes
+        if not 0 <= rank < size:
+            raise WorldError(f"rank {rank} is not below the world size {size}", fix=f"choose 0 to {size - 1}")
+        return only_if(self.process_index == rank, function)
 
     def on_local_process(
         self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
     ) -> Callable[..., Any]:
-        """Decorator: only the given process of each node runs it."""
-        return self._deferred(function, lambda world, f: order.on_local_process(world, f, local_process_index or 0))
+        """Decorate a function to run on one local rank of each node only."""
+        return only_if(self.local_process_index == (local_process_index or 0), function)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """`print` on the first process of each node."""
+        """Print on local rank 0 of each node."""
         if self.is_local_main_process:
             print(*args, **kwargs)
-
-    def _deferred(
-        self, function: Callable[..., Any] | None, restrict: Callable[[World, Callable[..., Any]], Callable[..., Any]]
-    ) -> Callable[..., Any]:
-        if function is None:
-            return lambda later: restrict(self.world, later)
-        return restrict(self.world, function)
 
 
 @dataclass(frozen=True)
 class RunState(ProcessInfo):
-    """What `accelerator.state` shows: the world and the precision of the run.
+    """World and precision of a run: `accelerator.state`.
 
     >>> RunState(World(), "no").num_processes
     1
@@ -155,10 +143,9 @@ class RunState(ProcessInfo):
 
     @property
     def backend(self) -> str | None:
-        """The process group's backend."""
         return self.world.backend
 
     @property
     def debug(self) -> bool:
-        """Whether collectives are checked before they run."""
+        """Return whether ranks compare each collective before it runs."""
         return self.world.debug

@@ -23,12 +23,12 @@ class AcceleratorProperties(ProcessInfo):
 
     @property
     def mesh(self) -> Mesh:
-        """The ranks of the layout, and this rank's place among them."""
+        """Return the device mesh of the layout, with this rank's place in it."""
         return self._prepared.mesh
 
     @property
     def layout(self) -> Layout:
-        """How prepared models sit on the hardware, with every size resolved."""
+        """Return the layout with every size resolved."""
         return self._prepared.mesh.layout
 
     @property
@@ -49,27 +49,27 @@ class AcceleratorProperties(ProcessInfo):
 
     @property
     def mixed_precision(self) -> str:
-        """The precision that prepared models compute in: no, fp16, bf16 or fp8."""
+        """Return the precision that prepared models compute in: no, fp16, bf16 or fp8."""
         return self._mixed_precision
 
     @property
     def multi_device(self) -> bool:
-        """Whether several processes with an accelerator each train together."""
+        """Return whether several processes train on one accelerator each."""
         return self.use_distributed and self.device.type != "cpu"
 
     @property
     def split_batches(self) -> bool:
-        """Whether a loader's batch size is that of all processes together."""
+        """Return whether a loader's batch size is that of all processes together."""
         return self.dataloader_config.split_batches
 
     @property
     def dispatch_batches(self) -> bool | None:
-        """Whether only the main process reads."""
+        """Return whether only rank 0 reads and sends the others their batches."""
         return self.dataloader_config.dispatch_batches
 
     @property
     def even_batches(self) -> bool:
-        """Whether the last batches are filled up so that all ranks take the same number."""
+        """Return whether the last batches are padded so that all ranks get the same number."""
         return self.dataloader_config.even_batches
 
     @even_batches.setter
@@ -78,90 +78,81 @@ class AcceleratorProperties(ProcessInfo):
 
     @property
     def use_seedable_sampler(self) -> bool:
-        """Whether loaders shuffle by (seed, epoch)."""
+        """Return whether loaders shuffle by (seed, epoch)."""
         return self.dataloader_config.use_seedable_sampler
 
     @property
     def non_blocking(self) -> bool:
-        """Whether batches are copied to the device asynchronously."""
+        """Return whether batches are copied to the device asynchronously."""
         return self.dataloader_config.non_blocking
 
     @property
     def use_stateful_dataloader(self) -> bool:
-        """Whether torchdata's stateful loader does the work."""
+        """Return whether torchdata's stateful loader reads."""
         return self.dataloader_config.use_stateful_dataloader
 
     @property
     def project_dir(self) -> str | None:
-        """The folder of the run."""
         return self.project_configuration.project_dir
 
     @property
     def logging_dir(self) -> str | None:
-        """The folder of the trackers."""
         return self.project_configuration.logging_dir
 
     @property
     def save_iteration(self) -> int:
-        """The number of the next automatic checkpoint."""
+        """Return the number of the next automatic checkpoint."""
         return self.project_configuration.iteration
 
     @property
     def parallelism_config(self) -> Any:
-        """None: see `layout`."""
         return None
 
     @property
     def torch_device_mesh(self) -> Any:
-        """The (pp, dp_replicate, dp_shard, cp, tp) mesh of the layout; None for a single process and for torch DDP."""
+        """Return the (pp, dp_replicate, dp_shard, cp, tp) mesh; None for a single process and for torch DDP."""
         return self.mesh.batch
 
     @property
     def is_fsdp2(self) -> bool:
-        """Whether parameters are sharded."""
         return self.layout.zero == 3
 
     @property
     def is_composable_parallelism_enabled(self) -> bool:
-        """Whether parameters are sharded over a mesh."""
         return self.is_fsdp2
 
     @property
     def fp8_backend(self) -> Any:
-        """ "ENGINE" where our own layers compute in fp8; None elsewhere."""
+        """Return "ENGINE" if the engine's layers compute in fp8, else None."""
         return "ENGINE" if self.layout.precision.startswith("fp8") else None
 
     @property
     def deepspeed_plugin(self) -> Any:
-        """None: `Layout(zero=...)` covers its stages."""
+        """Return None: `Layout(zero=...)` covers its stages."""
         return None
 
     @property
     def should_save_model(self) -> bool:
-        """Whether this rank writes full models."""
+        """Return whether this rank writes full models."""
         return self.is_main_process
 
     @property
     def tensor_parallel_rank(self) -> int:
-        """This rank's index on the tensor axis."""
         return self.mesh.axis_rank("tp")
 
     @property
     def pipeline_parallel_rank(self) -> int:
-        """This rank's index on the pipeline axis."""
         return self.mesh.axis_rank("pp")
 
     @property
     def context_parallel_rank(self) -> int:
-        """This rank's index on the context axis."""
         return self.mesh.axis_rank("cp")
 
     @property
     def data_parallel_rank(self) -> int:
-        """Which of the batches of a step this rank reads."""
+        """Return which of the batches of a step this rank reads."""
         return self.mesh.data_rank
 
     @property
     def data_parallel_shard_rank(self) -> int:
-        """This rank's index on the sharding axis."""
         return self.mesh.axis_rank("dp_shard")

@@ -13,7 +13,7 @@ from piledriver.runtime.collectives.nested import send_to_device
 
 
 class PreparedOptimizer(torch.optim.Optimizer):
-    """Wraps the user's optimizer; everything except when to step is forwarded to it."""
+    """Wrapper of the user's optimizer that decides when to step; everything else is forwarded."""
 
     _is_accelerate_prepared = True
 
@@ -40,7 +40,6 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:
-        """The inner optimizer's."""
         return self.optimizer.state
 
     @state.setter
@@ -49,7 +48,6 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> Any:
-        """The inner optimizer's."""
         return self.optimizer.param_groups
 
     @param_groups.setter
@@ -58,7 +56,6 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
     @property
     def defaults(self) -> Any:
-        """The inner optimizer's."""
         return self.optimizer.defaults
 
     @defaults.setter
@@ -66,24 +63,21 @@ class PreparedOptimizer(torch.optim.Optimizer):
         self.optimizer.defaults = defaults
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group to the inner optimizer."""
         self.optimizer.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the inner optimizer's state dict."""
         state: dict[str, Any] = self.optimizer.state_dict()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load into the inner optimizer."""
         self.optimizer.load_state_dict(state_dict)
 
     def train(self) -> Any:
-        """For optimizers that have a training mode (schedule-free ones)."""
+        """Switch to training mode, if the optimizer has one (schedule-free optimizers do)."""
         return self.optimizer.train() if callable(getattr(self.optimizer, "train", None)) else None
 
     def eval(self) -> Any:
-        """For optimizers that have an evaluation mode."""
+        """Switch to evaluation mode, if the optimizer has one."""
         return self.optimizer.eval() if callable(getattr(self.optimizer, "eval", None)) else None
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
@@ -112,7 +106,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether the last step did nothing because gradients overflowed."""
+        """Return whether the last step was skipped because gradients overflowed."""
         return self._is_overflow
 
     def __getattr__(self, name: str) -> Any:
@@ -131,7 +125,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
 
 class _StepSeen:
-    """Notes that the scaler took a step."""
+    """A post hook that records that the scaler took a step."""
 
     def __init__(self, prepared: PreparedOptimizer) -> None:
         self.prepared = prepared

@@ -14,7 +14,7 @@ from piledriver.accelerator.state.accumulation import GradientState
 
 
 class PreparedScheduler:
-    """Wraps the user's scheduler; everything else is forwarded to it."""
+    """Wrapper of the user's scheduler that steps with the optimizer; everything else is forwarded."""
 
     _is_accelerate_prepared = True
 
@@ -54,16 +54,13 @@ class PreparedScheduler:
         return total is not None and self.scheduler._step_count > total
 
     def get_last_lr(self) -> Any:
-        """The inner scheduler's."""
         return self.scheduler.get_last_lr()
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner scheduler's."""
         state: dict[str, Any] = self.scheduler.state_dict()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Into the inner scheduler."""
         self.scheduler.load_state_dict(state_dict)
 
     def __getattr__(self, name: str) -> Any:

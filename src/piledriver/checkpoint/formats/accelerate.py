@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from piledriver.checkpoint import state_tree
 from piledriver.checkpoint.errors import UntrustedFileError
 from piledriver.checkpoint.folder_kinds import weight_files
@@ -36,7 +34,7 @@ def open_accelerate(folder: Path, rank: int) -> OpenedCheckpoint:
             shared[kind].append(structure)
             tensor_index |= index_tensors(tensors)
     own = {
-        f"loaders/{index}": _inline(load_torch_file(path), path.name)
+        f"loaders/{index}": state_tree.encode_inline(load_torch_file(path), path.name)
         for index, path in enumerate(_numbered(folder, "dl_state_dict", ".bin"))
     }
     step: int | None = None
@@ -44,7 +42,7 @@ def open_accelerate(folder: Path, rank: int) -> OpenedCheckpoint:
     if states.is_file():
         found = load_torch_file(states)
         step = found.get("step")
-        own["rng"] = _inline(_random(found), states.name)
+        own["rng"] = state_tree.encode_inline(_random(found), states.name)
     samplers = _samplers(folder, notes)
     return OpenedCheckpoint(
         shared=shared,
@@ -93,13 +91,6 @@ def _random(states: dict[str, Any]) -> dict[str, Any]:
         name: states[f"torch_{name}_manual_seed"] for name in ("cuda", "xpu") if f"torch_{name}_manual_seed" in states
     }
     return named | devices
-
-
-def _inline(state: Any, name: str) -> state_tree.Json:
-    def put(_: str, tensor: torch.Tensor) -> state_tree.Json:
-        return state_tree.inline_tensor(tensor)
-
-    return state_tree.encode_value(state, name, put)
 
 
 def _samplers(folder: Path, notes: list[str]) -> list[dict[str, Any]]:

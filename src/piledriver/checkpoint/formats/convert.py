@@ -17,7 +17,7 @@ from piledriver.checkpoint.formats.open import open_any
 from piledriver.checkpoint.opened_checkpoint import OpenedCheckpoint
 from piledriver.checkpoint.saving import commit, planning
 from piledriver.checkpoint.saving.rank_group import RankGroup
-from piledriver.checkpoint.state_tree import rebuild_state, tensor_from_inline, tensor_keys
+from piledriver.checkpoint.state_tree import rebuild_state, summary, tensor_from_inline
 from piledriver.checkpoint.tensor_index import read_tensor
 from piledriver.core.errors import UnknownNameError
 from piledriver.core.storage import Location, atomic_write
@@ -47,9 +47,6 @@ def convert(source: Location, target: Location, to: str = "piledriver", **option
 def _to_piledriver(opened: OpenedCheckpoint, tensors: dict[str, torch.Tensor], out: Path) -> None:
     ranks = RankGroup()
     plan = planning.plan_save(tensors, ranks)
-    summary = {
-        kind: [{"tensors": len(set(tensor_keys(state)))} for state in states] for kind, states in opened.shared.items()
-    }
     job = commit.SaveJob(
         folder=out,
         tensors=[(key, tensors[key]) for key, _ in plan.chunks],
@@ -60,7 +57,7 @@ def _to_piledriver(opened: OpenedCheckpoint, tensors: dict[str, torch.Tensor], o
             "step": opened.step,
             "layout": opened.layout,
             "extra": dict(opened.extra),
-            "contents": summary | {"own": sorted(opened.own)},
+            "contents": summary(opened.shared, opened.own),
         },
     )
     commit.write_and_commit(job, ranks)

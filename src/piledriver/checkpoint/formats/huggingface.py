@@ -18,7 +18,7 @@ from piledriver.checkpoint.contents import Contents
 from piledriver.checkpoint.errors import CheckpointError
 from piledriver.checkpoint.folder_kinds import INDEX_ENDING
 from piledriver.checkpoint.formats.open import open_model
-from piledriver.checkpoint.loading.match import KeyMap, match_state
+from piledriver.checkpoint.loading.match import KeyMap, load_matching
 from piledriver.checkpoint.loading.report import LoadReport
 from piledriver.checkpoint.safetensors_file import write_safetensors
 from piledriver.checkpoint.saving.rank_group import RankGroup
@@ -67,13 +67,7 @@ def load_model(
     ranks = RankGroup()
     try:
         opened = ranks.run_checked("reading the weights", lambda: open_model(source, index))
-        matched = ranks.run_checked(
-            "matching the weights", lambda: match_state(opened, Contents(models=[model], rng=False), key_map=key_map)
-        )
-        matched.unexpected = sorted(set.intersection(*map(set, ranks.all_gather(matched.unexpected))))
-        if strict:
-            ranks.run_checked("matching the weights", matched.report().raise_unless_exact)
-        return ranks.run_checked("loading", matched.load)
+        return load_matching(opened, Contents(models=[model], rng=False), ranks, strict=strict, key_map=key_map)
     finally:
         ranks.close()
 

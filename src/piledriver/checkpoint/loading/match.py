@@ -16,6 +16,7 @@ from piledriver.checkpoint.errors import CheckpointError
 from piledriver.checkpoint.loading.optimizer import OptimizerMatch, match_optimizer
 from piledriver.checkpoint.loading.report import LoadReport
 from piledriver.checkpoint.opened_checkpoint import OpenedCheckpoint
+from piledriver.checkpoint.saving.rank_group import RankGroup
 from piledriver.checkpoint.tensor_index import read_into
 from piledriver.core.errors import UsageError
 from piledriver.runtime.seeds import restore_rng
@@ -30,7 +31,7 @@ class StateMatch:
 
     opened: OpenedCheckpoint
     reads: list[tuple[str, torch.Tensor]] = field(default_factory=list)
-    on_loaded: list[Callable[[], None]] = field(default_factory=list)
+    on_loaded: list[Callable[[], object]] = field(default_factory=list)
     matched: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
@@ -74,6 +75,25 @@ class StateMatch:
             return made
 
         return get
+
+
+def load_matching(
+    opened: OpenedCheckpoint,
+    contents: Contents,
+    ranks: RankGroup,
+    *,
+    strict: bool,
+    key_map: KeyMap | None = None,
+    only: Collection[str] | None = None,
+) -> LoadReport:
+    """Match an opened checkpoint with live objects on all ranks and load it; with `strict`, raise if keys differ."""
+    doing = "matching the checkpoint"
+    matched = ranks.run_checked(doing, lambda: match_state(opened, contents, key_map=key_map, only=only))
+    # A pipeline stage does not know the keys of others: unexpected is what no rank expects.
+    matched.unexpected = sorted(set.intersection(*map(set, ranks.all_gather(matched.unexpected))))
+    if strict:
+        ranks.run_checked(doing, matched.report().raise_unless_exact)
+    return ranks.run_checked("loading", matched.load)
 
 
 def match_state(
@@ -161,9 +181,8 @@ def _tensor(match: StateMatch, name: str, found: state_tree.Json, value: torch.T
 
 def _extra_state(match: StateMatch, model: nn.Module, full: str, name: str, found: state_tree.Json) -> None:
     value = state_tree.rebuild_state(found, match.allocator({}))
-    match.on_loaded.append(
-        lambda: _ignore(parameter_names.unwrap_model(model).load_state_dict({name: value}, strict=False))
-    )
+    unwrapped = parameter_names.unwrap_model(model)
+    match.on_loaded.append(functools.partial(unwrapped.load_state_dict, {name: value}, strict=False))
     match.matched.append(full)
 
 
@@ -200,7 +219,7 @@ def _stateful(kind: str, match: StateMatch, index: int, thing: Any, saved: state
         return  # a disabled GradScaler saves an empty state and does not load one
     _, now = state_tree.split_state(thing.state_dict(), f"{kind}/{index}")
     state = state_tree.rebuild_state(saved, match.allocator(now))
-    match.on_loaded.append(lambda: _ignore(thing.load_state_dict(state)))
+    match.on_loaded.append(functools.partial(thing.load_state_dict, state))
     match.matched.append(f"{kind}/{index}")
 
 
@@ -226,7 +245,3 @@ def _random(match: StateMatch) -> None:
     # Last, so that loading other objects does not draw from the restored generators.
     match.on_loaded.append(lambda: match.notes.extend(restore_rng(state)))
     match.matched.append("rng")
-
-
-def _ignore(_: object) -> None:
-    return None

@@ -58,7 +58,8 @@ def match_optimizer(
             matched.append(name)
 
     options = [
-        _options(number, group, current, groups, group_of, opened, reads) for number, group in _groups(optimizer)
+        _options(number, group, current, groups, group_of, opened, reads)
+        for number, group in enumerate(optimizer.param_groups)
     ]
     rest = {
         key: state_tree.rebuild_state(value, _like(None, opened, reads))
@@ -72,10 +73,6 @@ def match_optimizer(
 
     unexpected = sorted(set(group_of) - {name for _, _, name, _ in current})
     return OptimizerMatch(reads, load, matched, missing, unexpected)
-
-
-def _groups(optimizer: Any) -> list[tuple[int, dict[str, Any]]]:
-    return list(enumerate(optimizer.param_groups))
 
 
 def _options(

@@ -27,7 +27,7 @@ from piledriver.checkpoint.header import (
 )
 from piledriver.checkpoint.safetensors_file import WrittenFile, write_safetensors
 from piledriver.checkpoint.saving.rank_group import RankGroup
-from piledriver.checkpoint.state_tree import Json, merge_trees
+from piledriver.checkpoint.state_tree import Json, merge_state_trees
 from piledriver.core.storage import fsync_folder, sha256, write_text
 
 _PARTIAL = ".partial"
@@ -91,7 +91,7 @@ def _commit(job: SaveJob, partial: Path, gathered: list[tuple[WrittenFile | None
             )
     shared: Json = {}
     for text in dict.fromkeys(text for _, text, _ in gathered if text is not None):
-        shared = merge_trees(shared, json.loads(text))
+        shared = merge_state_trees(shared, json.loads(text))
     owned = [json.loads(text) for _, _, text in gathered]
     for name, content in ((STATE, {"shared": shared, **_once(owned)}), (INDEX, _with_files(job.index or {}))):
         write_text(partial / name, json.dumps(content, separators=(",", ":")))
@@ -113,7 +113,7 @@ def _commit(job: SaveJob, partial: Path, gathered: list[tuple[WrittenFile | None
     _sweep(job.folder, keep=data.name)
     folders.remove_interrupted(job.folder)
     if job.total_limit is not None:
-        folders.rotate(job.folder.parent, job.total_limit)
+        folders.rotate_checkpoints(job.folder.parent, job.total_limit)
 
 
 def _once(owned: list[dict[str, Json]]) -> dict[str, Json]:

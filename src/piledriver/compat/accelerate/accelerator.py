@@ -14,23 +14,10 @@ from piledriver.accelerator.options.handlers import (
     ProjectConfiguration,
 )
 from piledriver.accelerator.tracking import Trackers
-from piledriver.compat.accelerate.state import AcceleratorState, GradientState, PartialState
+from piledriver.compat.accelerate.state import AcceleratorState, GradientState, PartialState, RankOutlivesReset
 from piledriver.compat.accelerate.utils.imports import is_bitsandbytes_multi_backend_available, is_xpu_available
 from piledriver.runtime import environment
 from piledriver.runtime.world import World
-
-__all__ = [
-    "Accelerator",
-    "AcceleratorState",
-    "DataLoaderConfiguration",
-    "DistributedType",
-    "GradientAccumulationPlugin",
-    "GradientState",
-    "PartialState",
-    "ProjectConfiguration",
-    "is_bitsandbytes_multi_backend_available",
-    "is_xpu_available",
-]
 
 # The name that Accelerate's users configure.
 logger = logging.getLogger("accelerate.accelerator")
@@ -39,7 +26,7 @@ logger = logging.getLogger("accelerate.accelerator")
 SCHEDULER_STEPS = "PILEDRIVER_ACCELERATE_SCHEDULER"
 
 
-class Accelerator(_Accelerator):
+class Accelerator(RankOutlivesReset, _Accelerator):
     """`piledriver.Accelerator` whose world, precision and gradient state are shared by all instances of a program."""
 
     def _enter_world(
@@ -82,26 +69,6 @@ class Accelerator(_Accelerator):
     def world(self) -> World:  # type: ignore[override]
         """Return the world of the shared state."""
         return self.state.world
-
-    @property
-    def is_main_process(self) -> bool:
-        """Return whether this is rank 0."""
-        return self.state.is_main_process
-
-    @property
-    def is_local_main_process(self) -> bool:
-        """Return whether this is local rank 0."""
-        return self.state.is_local_main_process
-
-    @property
-    def is_last_process(self) -> bool:
-        """Return whether this is the highest rank."""
-        return self.state.is_last_process
-
-    @property
-    def use_distributed(self) -> bool:
-        """Return whether the world size is over 1."""
-        return self.state.use_distributed
 
     @property
     def mixed_precision(self) -> str:

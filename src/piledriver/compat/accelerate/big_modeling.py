@@ -9,14 +9,3 @@ from piledriver.serve.placement.dispatch import (
 )
 from piledriver.serve.placement.empty_weights import init_empty_weights, init_on_device
 from piledriver.serve.placement.layerwise_casting import attach_layerwise_casting_hooks
-
-__all__ = [
-    "attach_layerwise_casting_hooks",
-    "cpu_offload",
-    "cpu_offload_with_hook",
-    "disk_offload",
-    "dispatch_model",
-    "init_empty_weights",
-    "init_on_device",
-    "load_checkpoint_and_dispatch",
-]

@@ -19,20 +19,6 @@ from piledriver.data.loaders.dispatcher import DataLoaderDispatcher as _DataLoad
 from piledriver.data.loaders.shard import DataLoaderShard as _DataLoaderShard
 from piledriver.data.loaders.shard import SkipDataLoader as _SkipDataLoader
 
-__all__ = [
-    "BatchSamplerShard",
-    "DataLoaderDispatcher",
-    "DataLoaderShard",
-    "DataLoaderStateMixin",
-    "IterableDatasetShard",
-    "SeedableRandomSampler",
-    "SkipBatchSampler",
-    "SkipDataLoader",
-    "get_sampler",
-    "prepare_data_loader",
-    "skip_first_batches",
-]
-
 
 def _registered(loader: Any) -> Any:
     loader.gradient_state = GradientState()

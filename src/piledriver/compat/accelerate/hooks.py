@@ -15,19 +15,3 @@ from piledriver.serve.placement.hooks import (
 )
 from piledriver.serve.placement.layerwise_casting import SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING, LayerwiseCastingHook
 from piledriver.serve.placement.model_offload import CpuOffload, UserCpuOffloadHook
-
-__all__ = [
-    "SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING",
-    "AlignDevicesHook",
-    "CpuOffload",
-    "LayerwiseCastingHook",
-    "ModelHook",
-    "SequentialHook",
-    "UserCpuOffloadHook",
-    "add_hook_to_module",
-    "attach_align_device_hook",
-    "attach_align_device_hook_on_blocks",
-    "attach_execution_device_hook",
-    "remove_hook_from_module",
-    "remove_hook_from_submodules",
-]

@@ -1,5 +1,3 @@
 """`accelerate.local_sgd`."""
 
 from piledriver.engine.data_parallel.local_sgd import LocalSGD
-
-__all__ = ["LocalSGD"]

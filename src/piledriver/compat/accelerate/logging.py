@@ -8,8 +8,6 @@ from piledriver.compat.accelerate.state import PartialState
 from piledriver.runtime import environment
 from piledriver.runtime.world import World
 
-__all__ = ["MultiProcessAdapter", "get_logger"]
-
 
 def get_logger(name: str, log_level: str | None = None) -> MultiProcessAdapter:
     """Return a logger by name; its level may come from ACCELERATE_LOG_LEVEL."""

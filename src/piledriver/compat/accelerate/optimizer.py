@@ -1,5 +1,3 @@
 """`accelerate.optimizer`: `AcceleratedOptimizer` is our `PreparedOptimizer`."""
 
 from piledriver.accelerator.wrappers.optimizer import PreparedOptimizer as AcceleratedOptimizer
-
-__all__ = ["AcceleratedOptimizer"]

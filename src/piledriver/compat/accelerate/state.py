@@ -146,7 +146,27 @@ _ACCELERATOR_KNOWN = (
 )
 
 
-class AcceleratorState(_SettableType):
+class RankOutlivesReset(ProcessInfo):
+    """What can still be asked after `AcceleratorState._reset_state()`, as in Accelerate."""
+
+    @property
+    def is_main_process(self) -> bool:
+        return PartialState().is_main_process
+
+    @property
+    def is_local_main_process(self) -> bool:
+        return PartialState().is_local_main_process
+
+    @property
+    def is_last_process(self) -> bool:
+        return PartialState().is_last_process
+
+    @property
+    def use_distributed(self) -> bool:
+        return PartialState().use_distributed
+
+
+class AcceleratorState(RankOutlivesReset, _SettableType):
     """The world and the precision of the run, shared by all instances."""
 
     _shared_state: ClassVar[dict[str, Any]] = {}
@@ -198,28 +218,6 @@ class AcceleratorState(_SettableType):
         """Return the precision of the run."""
         precision: str = self._mixed_precision
         return precision
-
-    # Rank and world size outlive a reset, as in Accelerate.
-
-    @property
-    def is_main_process(self) -> bool:
-        """Return whether this is rank 0."""
-        return PartialState().is_main_process
-
-    @property
-    def is_local_main_process(self) -> bool:
-        """Return whether this is local rank 0."""
-        return PartialState().is_local_main_process
-
-    @property
-    def is_last_process(self) -> bool:
-        """Return whether this is the highest rank."""
-        return PartialState().is_last_process
-
-    @property
-    def use_distributed(self) -> bool:
-        """Return whether the world size is over 1."""
-        return PartialState().use_distributed
 
     @property
     def backend(self) -> str | None:

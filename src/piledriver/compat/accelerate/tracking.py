@@ -20,24 +20,6 @@ from piledriver.observe.trackers.services.tensorboard import TensorBoardTracker
 from piledriver.observe.trackers.services.trackio import TrackioTracker
 from piledriver.observe.trackers.services.wandb import WandBTracker
 
-__all__ = [
-    "LOGGER_TYPE_TO_CLASS",
-    "AimTracker",
-    "ClearMLTracker",
-    "CometMLTracker",
-    "DVCLiveTracker",
-    "GeneralTracker",
-    "MLflowTracker",
-    "SwanLabTracker",
-    "TensorBoardTracker",
-    "TrackioTracker",
-    "WandBTracker",
-    "filter_trackers",
-    "get_available_trackers",
-    "on_main_process",
-    "register_tracker_class",
-]
-
 # Registered classes are added here.
 LOGGER_TYPE_TO_CLASS: dict[str, Any] = {
     "aim": AimTracker,

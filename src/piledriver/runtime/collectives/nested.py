@@ -50,7 +50,8 @@ def map_tensors(
         return function(data, *args, **kwargs)
     if strict:
         raise TypeError(
-            f"unsupported type {type(data).__name__}: only nested lists, tuples and dictionaries of tensors can be used"
+            f"Unsupported types ({type(data)}): only nested lists, tuples and dictionaries of objects that are valid "
+            f"for `{test.__name__}` can be used"
         )
     return data
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -116,12 +116,9 @@ def attach_execution_device_hook(
     tied_params_map: Any = None,
 ) -> None:
     """Attach an `AlignDevicesHook` to every submodule that holds weights and has no hook yet."""
-    if not hasattr(module, "_hf_hook") and len(module.state_dict()) > 0:
-        add_hook_to_module(module, AlignDevicesHook(execution_device, skip_keys=skip_keys))
-    if preload_module_classes is not None and type(module).__name__ in preload_module_classes:
-        return
-    for child in module.children():
-        attach_execution_device_hook(child, execution_device, skip_keys, preload_module_classes, tied_params_map)
+    for _, one in _walk(module, "", preload_module_classes):
+        if not hasattr(one, "_hf_hook") and len(one.state_dict()) > 0:
+            add_hook_to_module(one, AlignDevicesHook(execution_device, skip_keys=skip_keys))
 
 
 def attach_align_device_hook(
@@ -136,32 +133,19 @@ def attach_align_device_hook(
     tied_params_map: Any = None,
 ) -> None:
     """Attach an `AlignDevicesHook` to every submodule with tensors of its own; preloaded classes get one as a whole."""
-    preloaded = preload_module_classes is not None and type(module).__name__ in preload_module_classes
-    if preloaded or any(True for _ in named_module_tensors(module)):
-        hook = AlignDevicesHook(
-            execution_device=execution_device,
-            offload=offload,
-            weights_map=None if weights_map is None else PrefixedDataset(weights_map, _joined(module_name, "")),
-            offload_buffers=offload_buffers,
-            place_submodules=preloaded,
-            skip_keys=skip_keys,
-            tied_params_map=tied_params_map,
-        )
-        add_hook_to_module(module, hook, append=True)
-    if preloaded:
-        return
-    for name, child in module.named_children():
-        attach_align_device_hook(
-            child,
-            execution_device,
-            offload,
-            weights_map,
-            offload_buffers,
-            _joined(module_name, name),
-            skip_keys,
-            preload_module_classes,
-            tied_params_map,
-        )
+    for name, one in _walk(module, module_name, preload_module_classes):
+        preloaded = type(one).__name__ in (preload_module_classes or ())
+        if preloaded or any(True for _ in named_module_tensors(one)):
+            hook = AlignDevicesHook(
+                execution_device=execution_device,
+                offload=offload,
+                weights_map=None if weights_map is None else PrefixedDataset(weights_map, name and f"{name}."),
+                offload_buffers=offload_buffers,
+                place_submodules=preloaded,
+                skip_keys=skip_keys,
+                tied_params_map=tied_params_map,
+            )
+            add_hook_to_module(one, hook, append=True)
 
 
 def attach_align_device_hook_on_blocks(
@@ -179,48 +163,38 @@ def attach_align_device_hook_on_blocks(
     blocks = next((given for given in (execution_device, offload) if isinstance(given, Mapping)), (module_name,))
     devices = execution_device if isinstance(execution_device, Mapping) else dict.fromkeys(blocks, execution_device)
     offloads = offload if isinstance(offload, Mapping) else dict.fromkeys(blocks, offload)
-    device = devices.get(module_name)
-    if module_name in devices and offloads.get(module_name, False):
-        attach_align_device_hook(
-            module,
-            device,
-            True,
-            weights_map,
-            offload_buffers,
-            module_name,
-            skip_keys,
-            preload_module_classes,
-            tied_params_map,
-        )
-        if not hasattr(module, "_hf_hook"):
-            add_hook_to_module(module, AlignDevicesHook(device, io_same_device=module_name == "", skip_keys=skip_keys))
-        attach_execution_device_hook(module, device, skip_keys, preload_module_classes)
-    elif module_name in devices:
-        hook = AlignDevicesHook(
-            device,
-            offload_buffers=offload_buffers,
-            io_same_device=module_name == "",
-            place_submodules=True,
-            skip_keys=skip_keys,
-        )
-        add_hook_to_module(module, hook)
-        attach_execution_device_hook(module, device, skip_keys, preload_module_classes)
-    elif module_name == "":
-        first = next(iter(devices.values()))
-        add_hook_to_module(module, AlignDevicesHook(first, io_same_device=True, skip_keys=skip_keys))
-    for name, child in module.named_children():
-        attach_align_device_hook_on_blocks(
-            child,
-            devices,
-            offloads,
-            weights_map,
-            offload_buffers,
-            _joined(module_name, name),
-            skip_keys,
-            preload_module_classes,
-            tied_params_map,
-        )
+    for name, one in _walk(module, module_name):
+        is_root = name == ""
+        if name not in devices:
+            if is_root:
+                first = next(iter(devices.values()))
+                add_hook_to_module(one, AlignDevicesHook(first, io_same_device=True, skip_keys=skip_keys))
+            continue
+        device = devices[name]
+        whole = AlignDevicesHook(device, io_same_device=is_root, skip_keys=skip_keys)
+        if offloads.get(name, False):
+            attach_align_device_hook(
+                one,
+                device,
+                True,
+                weights_map,
+                offload_buffers,
+                name,
+                skip_keys,
+                preload_module_classes,
+                tied_params_map,
+            )
+            if not hasattr(one, "_hf_hook"):
+                add_hook_to_module(one, whole)
+        else:
+            whole.offload_buffers, whole.place_submodules = offload_buffers, True
+            add_hook_to_module(one, whole)
+        attach_execution_device_hook(one, device, skip_keys, preload_module_classes)
 
 
-def _joined(module_name: str, name: str) -> str:
-    return f"{module_name}.{name}" if module_name else name
+def _walk(module: nn.Module, name: str, whole_classes: Sequence[str] | None = None) -> Iterator[tuple[str, nn.Module]]:
+    """Yield a module and everything below it with full names, but nothing inside modules of `whole_classes`."""
+    yield name, module
+    if type(module).__name__ not in (whole_classes or ()):
+        for child_name, child in module.named_children():
+            yield from _walk(child, f"{name}.{child_name}" if name else child_name, whole_classes)

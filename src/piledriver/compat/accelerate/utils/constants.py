@@ -1,10 +1,7 @@
 """`accelerate.utils.constants`: file names and versions."""
 
-import operator
-
-from piledriver.serve.placement.layerwise_casting import (
-    SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING as SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING,
-)
+from piledriver.compat.accelerate.utils.versions import STR_OPERATION_TO_FUNC
+from piledriver.serve.placement.layerwise_casting import SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING
 
 SCALER_NAME = "scaler.pt"
 MODEL_NAME = "pytorch_model"
@@ -28,14 +25,6 @@ BETA_CP_AVAILABLE_PYTORCH_VERSION = "2.6.0"
 BETA_SP_AVAILABLE_DEEPSPEED_VERSION = "0.18.2"
 MITA_PROFILING_AVAILABLE_PYTORCH_VERSION = "2.6.0"
 XPU_PROFILING_AVAILABLE_PYTORCH_VERSION = "2.4.0"
-STR_OPERATION_TO_FUNC = {
-    ">": operator.gt,
-    ">=": operator.ge,
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<=": operator.le,
-    "<": operator.lt,
-}
 TORCH_DISTRIBUTED_OPERATION_TYPES = ["MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "FSDP", "XLA"]
 TORCH_LAUNCH_PARAMS = [
     "nnodes",

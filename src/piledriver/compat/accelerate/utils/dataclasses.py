@@ -30,42 +30,6 @@ from piledriver.runtime import environment
 
 BaseEnum = NamedEnum
 
-__all__ = [
-    "AORecipeKwargs",
-    "AutocastKwargs",
-    "BaseEnum",
-    "BnbQuantizationConfig",
-    "ComputeEnvironment",
-    "CustomDtype",
-    "DDPCommunicationHookType",
-    "DataLoaderConfiguration",
-    "DeepSpeedPlugin",
-    "DeepSpeedSequenceParallelConfig",
-    "DistributedDataParallelKwargs",
-    "DistributedType",
-    "DynamoBackend",
-    "FP8RecipeKwargs",
-    "FullyShardedDataParallelPlugin",
-    "GradScalerKwargs",
-    "GradientAccumulationPlugin",
-    "InitProcessGroupKwargs",
-    "KwargsHandler",
-    "LoggerType",
-    "MSAMPRecipeKwargs",
-    "MegatronLMPlugin",
-    "PrecisionType",
-    "ProfileKwargs",
-    "ProjectConfiguration",
-    "RNGType",
-    "SageMakerDistributedType",
-    "TERecipeKwargs",
-    "TensorInformation",
-    "TorchContextParallelConfig",
-    "TorchDynamoPlugin",
-    "TorchTensorParallelConfig",
-    "TorchTensorParallelPlugin",
-]
-
 
 class LoggerType(NamedEnum):
     """Trackers by name."""

@@ -14,8 +14,6 @@ from piledriver.runtime.environment import cleared as clear_environment
 from piledriver.runtime.environment import patched as patch_environment
 from piledriver.runtime.errors import WorldError
 
-__all__ = ["clear_environment", "patch_environment"]
-
 logger = logging.getLogger("accelerate.utils.environment")
 
 

@@ -22,43 +22,21 @@ def _installed(module: str, distribution: str | None = None) -> bool:
     return True
 
 
-def _probe(module: str, distribution: str | None = None) -> Callable[[], bool]:
-    def probe() -> bool:
-        return _installed(module, distribution)
+# Module and distribution of the packages that have other names than their probe.
+_SPELLED = {
+    "lomo": ("lomo_optim", "lomo-optim"),
+    "msamp": ("msamp", "ms-amp"),
+    "pynvml": ("pynvml", "nvidia-ml-py"),
+    "transformer_engine": ("transformer_engine", "transformer-engine"),
+}
 
-    probe.__doc__ = f"Return whether {module} is installed."
-    return probe
 
-
-is_aim_available = _probe("aim")
-is_amdsmi_available = _probe("amdsmi")
-is_boto3_available = _probe("boto3")
-is_clearml_available = _probe("clearml")
-is_comet_ml_available = _probe("comet_ml")
-is_datasets_available = _probe("datasets")
-is_deepspeed_available = _probe("deepspeed")
-is_dvclive_available = _probe("dvclive")
-is_import_timer_available = _probe("import_timer")
-is_lomo_available = _probe("lomo_optim")
-is_matplotlib_available = _probe("matplotlib")
-is_msamp_available = _probe("msamp", "ms-amp")
-is_pandas_available = _probe("pandas")
-is_peft_available = _probe("peft")
-is_pynvml_available = _probe("pynvml", "nvidia-ml-py")
-is_pytest_available = _probe("pytest")
-is_sagemaker_available = _probe("sagemaker")
-is_schedulefree_available = _probe("schedulefree")
-is_swanlab_available = _probe("swanlab")
-is_timm_available = _probe("timm")
-is_torchao_available = _probe("torchao")
-is_torchdata_available = _probe("torchdata")
-is_torchvision_available = _probe("torchvision")
-is_tqdm_available = _probe("tqdm")
-is_trackio_available = _probe("trackio")
-is_transformer_engine_available = _probe("transformer_engine", "transformer-engine")
-is_transformers_available = _probe("transformers")
-is_triton_available = _probe("triton")
-is_wandb_available = _probe("wandb")
+def __getattr__(name: str) -> Callable[[], bool]:
+    """Return the probe `is_<package>_available` of any package that no function below probes."""
+    package = name.removeprefix("is_").removesuffix("_available")
+    if not package or name != f"is_{package}_available":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return functools.partial(_installed, *_SPELLED.get(package, (package,)))
 
 
 def is_tensorboard_available() -> bool:
@@ -78,7 +56,7 @@ def is_rich_available() -> bool:
 
 def is_torchdata_stateful_dataloader_available() -> bool:
     """Return whether torchdata has its stateful loader."""
-    return is_torchdata_available() and importlib.util.find_spec("torchdata.stateful_dataloader") is not None
+    return _installed("torchdata") and importlib.util.find_spec("torchdata.stateful_dataloader") is not None
 
 
 def is_torch_distributed_available() -> bool:
@@ -150,7 +128,7 @@ def is_fp16_available() -> bool:
 
 def is_fp8_available() -> bool:
     """Return whether a library for fp8 is installed."""
-    return is_torchao_available() or is_transformer_engine_available() or is_msamp_available()
+    return any(map(_installed, ("torchao", "transformer_engine", "msamp"), (None, "transformer-engine", "ms-amp")))
 
 
 def is_bnb_available(min_version: str | None = None) -> bool:
@@ -178,11 +156,11 @@ def is_weights_only_available() -> bool:
     return True
 
 
-def _required(package: str, probe: Callable[[], bool]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _required(package: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not probe():
+            if not _installed(package):
                 raise ImportError(f"{package} is not available, please install it before using {function.__name__}")
             return function(*args, **kwargs)
 
@@ -191,5 +169,5 @@ def _required(package: str, probe: Callable[[], bool]) -> Callable[[Callable[...
     return decorate
 
 
-torchao_required = _required("torchao", is_torchao_available)
-deepspeed_required = _required("deepspeed", is_deepspeed_available)
+torchao_required = _required("torchao")
+deepspeed_required = _required("deepspeed")

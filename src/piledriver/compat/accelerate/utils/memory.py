@@ -6,5 +6,3 @@ from piledriver.accelerator.memory import (
     release_memory,
     should_reduce_batch_size,
 )
-
-__all__ = ["clear_device_cache", "find_executable_batch_size", "release_memory", "should_reduce_batch_size"]

@@ -45,39 +45,6 @@ from piledriver.serve.placement.tensors import (
 )
 from piledriver.serve.placement.weight_files import load_offloaded_weights
 
-__all__ = [
-    "align_module_device",
-    "calculate_maximum_sizes",
-    "check_device_map",
-    "check_tied_parameters_in_config",
-    "check_tied_parameters_on_same_device",
-    "clean_device_map",
-    "compute_module_sizes",
-    "compute_module_total_buffer_size",
-    "convert_file_size_to_int",
-    "dtype_byte_size",
-    "find_tied_parameters",
-    "get_balanced_memory",
-    "get_grad_scaler",
-    "get_max_layer_size",
-    "get_max_memory",
-    "get_mixed_precision_context_manager",
-    "get_module_size_with_ties",
-    "get_non_persistent_buffers",
-    "get_state_dict_from_offload",
-    "get_state_dict_offloaded_model",
-    "has_offloaded_params",
-    "id_tensor_storage",
-    "infer_auto_device_map",
-    "is_peft_model",
-    "load_checkpoint_in_model",
-    "load_offloaded_weights",
-    "load_state_dict",
-    "named_module_tensors",
-    "retie_parameters",
-    "set_module_tensor_to_device",
-]
-
 
 def get_mixed_precision_context_manager(native_amp: bool = False, autocast_kwargs: AutocastKwargs | None = None) -> Any:
     """Return an autocast context of the run's precision."""

@@ -9,13 +9,3 @@ from piledriver.serve.placement.weight_files import (
     offload_weight,
     save_offload_index,
 )
-
-__all__ = [
-    "OffloadedWeightsLoader",
-    "PrefixedDataset",
-    "extract_submodules_state_dict",
-    "load_offloaded_weight",
-    "offload_state_dict",
-    "offload_weight",
-    "save_offload_index",
-]

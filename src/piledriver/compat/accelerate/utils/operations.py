@@ -17,8 +17,6 @@ from piledriver.runtime.collectives.agreement import check_agreement
 from piledriver.runtime.collectives.nested import find_device, listify, send_to_device
 from piledriver.runtime.errors import DisagreementError
 
-__all__ = ["find_device", "listify", "send_to_device"]
-
 # Accelerate's debug mode raises this where ranks differ.
 DistributedOperationException = DisagreementError
 
@@ -58,34 +56,7 @@ def recursively_apply(
     **kwargs: Any,
 ) -> Any:
     """Call a function on every tensor in a nested structure."""
-    if isinstance(data, (tuple, list)):
-        return nested.rebuild_sequence(
-            data,
-            (
-                recursively_apply(
-                    func, o, *args, test_type=test_type, error_on_other_type=error_on_other_type, **kwargs
-                )
-                for o in data
-            ),
-        )
-    if isinstance(data, Mapping):
-        return nested.rebuild_mapping(
-            data,
-            {
-                k: recursively_apply(
-                    func, v, *args, test_type=test_type, error_on_other_type=error_on_other_type, **kwargs
-                )
-                for k, v in data.items()
-            },
-        )
-    if test_type(data):
-        return func(data, *args, **kwargs)
-    if error_on_other_type:
-        raise TypeError(
-            f"Unsupported types ({type(data)}) passed to `{func.__name__}`. Only nested list/tuple/dicts of "
-            f"objects that are valid for `{test_type.__name__}` should be passed."
-        )
-    return data
+    return nested.map_tensors(func, data, *args, test=test_type, strict=error_on_other_type, **kwargs)
 
 
 def get_data_structure(data: Any) -> Any:

@@ -17,8 +17,6 @@ from piledriver.accelerator.unwrap import unwrap_module as extract_model_from_pa
 from piledriver.compat.accelerate.state import PartialState
 from piledriver.engine.blocks import is_repeated, repeated_blocks
 
-__all__ = ["extract_model_from_parallel"]
-
 _log = logging.getLogger("accelerate.utils.other")
 
 

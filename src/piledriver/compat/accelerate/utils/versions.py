@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
-_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+STR_OPERATION_TO_FUNC: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
     "==": operator.eq,
@@ -21,12 +21,12 @@ def compare_versions(library_or_version: Any, operation: str, requirement_versio
     """Return whether a version, or that of an installed library, satisfies the comparison."""
     from packaging.version import Version, parse
 
-    if operation not in _OPERATORS:
-        raise ValueError(f"`operation` must be one of {list(_OPERATORS)}, received {operation}")
+    if operation not in STR_OPERATION_TO_FUNC:
+        raise ValueError(f"`operation` must be one of {list(STR_OPERATION_TO_FUNC)}, received {operation}")
     if isinstance(library_or_version, str):
         library_or_version = parse(metadata.version(library_or_version))
     version = library_or_version if isinstance(library_or_version, Version) else parse(str(library_or_version))
-    return _OPERATORS[operation](version, parse(requirement_version))
+    return STR_OPERATION_TO_FUNC[operation](version, parse(requirement_version))
 
 
 def is_torch_version(operation: str, version: str) -> bool:
