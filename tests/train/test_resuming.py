@@ -122,7 +122,7 @@ def test_a_damaged_checkpoint_is_named_with_what_to_do(
     assert main(longer) == 1
     error = capsys.readouterr().err
     assert f"step-{STEPS}" in error
-    assert "the run goes on from step-4" in error
+    assert "the run then resumes from step-4" in error
     shutil.rmtree(out / "checkpoints" / f"step-{STEPS}")
     assert main(longer) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == STEPS + 1

@@ -194,7 +194,7 @@ def test_skipping_counts_and_stopping_says_why(tokens: Path, tmp_path: Path) -> 
 
 def test_going_back_again_and_again_ends_with_an_error(tokens: Path, tmp_path: Path) -> None:
     config = config_for(tokens, tmp_path / "run", action="rollback", max_rollbacks=2)
-    with pytest.raises(PiledriverError, match="went back to step 4 2 times"):
+    with pytest.raises(PiledriverError, match="rolled back to step 4 2 times"):
         train(config, validate=Poisoner(*range(5, 40)))
     assert len(skipped(tmp_path / "run")) == 2
 

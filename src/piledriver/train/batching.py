@@ -1,4 +1,4 @@
-"""One number from the user, the tokens of a global batch; windows, micro-batches and accumulation by arithmetic."""
+"""Cut a global batch, given in tokens, into windows, micro-batches and accumulation steps."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from piledriver.core.errors import ConfigError
 
-# What one process takes at once where nothing is said: enough to keep the device busy, little enough to fit.
+# Default tokens of a micro-batch: enough to keep the device busy, few enough to fit.
 _MICRO_TOKENS = {"cpu": 4096, "cuda": 32768}
 
 
 @dataclass(frozen=True)
 class Batching:
-    """How a global batch is cut."""
+    """A global batch in windows, micro-batches and accumulation steps."""
 
     seq_len: int
     windows_per_step: int
@@ -21,12 +21,12 @@ class Batching:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one optimizer step sees."""
+        """Tokens of one optimizer step over all ranks."""
         return self.windows_per_step * self.seq_len
 
 
 def cut_batch(batch_tokens: int, seq_len: int, processes: int, micro_batch_tokens: int | None, device: str) -> Batching:
-    """Cut a global batch over processes and time.
+    """Return how a global batch is divided over ranks and accumulation steps.
 
     >>> cut_batch(65536, 1024, processes=2, micro_batch_tokens=8192, device="cpu")
     Batching(seq_len=1024, windows_per_step=64, windows_per_micro_batch=8, accumulation=4)
@@ -38,7 +38,8 @@ def cut_batch(batch_tokens: int, seq_len: int, processes: int, micro_batch_token
     if windows % processes:
         near = max(1, round(windows / processes)) * processes * seq_len
         raise ConfigError(
-            f"{windows} windows a step cannot be shared by {processes} processes", fix=f"use batch_tokens={near}"
+            f"batch_tokens {batch_tokens} is {windows} windows, which {processes} data-parallel ranks do not divide",
+            fix=f"use batch_tokens={near}",
         )
     mine = windows // processes
     most = max(1, (micro_batch_tokens or _MICRO_TOKENS.get(device, 16384)) // seq_len)

@@ -1,4 +1,4 @@
-"""What to train, as data: a model, tokens, a global batch and a budget; the rest has defaults, derived and shown."""
+"""Config of a training run: a model, data, a global batch and a budget; the rest has defaults or is derived."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from piledriver.core.errors import ConfigError
-from piledriver.data.stream.token_stream import Packing
+from piledriver.data.stream.token_stream import Packing, masks_documents
 from piledriver.engine import Layout
 from piledriver.models.config import ModelConfig
 from piledriver.optim import OptimizerConfig, ScheduleConfig
@@ -27,26 +27,25 @@ _POSITIVE = (
     "clip",
 )
 
-
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which tokens, in which order."""
+    """The training data: a corpus or token shards, how documents are packed, the mixture of sources."""
 
     corpus: str | None = None
-    """Text: a shard, a folder of them, or what `piledriver corpus build` made; tokenised into the run's folder."""
+    """Text: a shard, a folder of shards, or the output of `piledriver corpus build`; tokenised into the run folder."""
     tokenizer: str | None = None
-    """With a corpus: the tokenizer; one of the model's vocabulary is learned from the corpus where not given."""
+    """Tokenizer of the corpus; default: one of the model's vocabulary size, trained on the corpus."""
     tokens: str | None = None
-    """Instead of a corpus: the folder of token shards that `piledriver tokenize` made."""
+    """Folder of token shards that `piledriver tokenize` wrote, instead of a corpus."""
     seq_len: int | None = None
-    """Tokens in a window; the model's longest where not given."""
+    """Tokens in a window; default: the model's max_positions."""
     packing: Packing = "packed"
-    """How documents share windows: see StreamConfig."""
+    """How documents fill windows: packed, joined, document or best_fit; see StreamConfig."""
     mixture: dict[str, float] | None = None
-    """Share of each source; as much as there is where not given."""
+    """Weight of each source; default: in proportion to its tokens."""
     exclude_sources: tuple[str, ...] = ()
     """Sources whose documents are skipped."""
     exclude_licences: tuple[str, ...] = ()
@@ -55,31 +54,47 @@ class DataConfig:
     def __post_init__(self) -> None:
         if (self.corpus is None) == (self.tokens is None):
             raise ConfigError(
-                "give one of data.corpus and data.tokens", fix="text is a corpus, token shards are tokens"
+                "give one of data.corpus and data.tokens", fix="data.corpus for text, data.tokens for token shards"
             )
         if self.tokenizer is not None and self.corpus is None:
-            raise ConfigError("data.tokenizer goes with data.corpus", fix="token shards have theirs: leave it out")
+            raise ConfigError("data.tokenizer needs data.corpus", fix="remove it: token shards have their tokenizer")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpikeConfig:
-    """What counts as a loss that went wrong, and what is done about it."""
+    """What counts as a loss spike, and what is done about it."""
 
     factor: float = 2.0
-    """A loss this many times the running mean's distance above it is a spike; not-a-number always is."""
+    """A loss is a spike if it exceeds its running mean by this factor times its spread; NaN always is."""
     action: Literal["log", "skip", "rollback", "stop"] = "skip"
-    """Note it; leave the step out; go back to the last snapshot and leave out every batch since; or end the run."""
+    """log: only report it; skip: skip the update; rollback: restore the last snapshot and skip every batch since; stop:
+    end the run with an error."""
     warmup_steps: int = 50
-    """Losses fall fast at first: no spikes are looked for before this step."""
+    """First step at which spikes are detected: losses change fast before it."""
     snapshot_steps: int = 20
-    """With rollback: how often weights and optimizer are copied to host memory, and so what is lost at most."""
+    """With rollback: steps between snapshots of weights and optimizer in host memory."""
     max_rollbacks: int = 5
-    """With rollback: so many from one place without a step forward end the run; other batches do not help it."""
+    """With rollback: end the run after this many roll-backs to the same step."""
 
     def __post_init__(self) -> None:
         for name in ("factor", "snapshot_steps", "max_rollbacks"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"spikes.{name} is {getattr(self, name)}", fix="it must be positive")
+
+    @property
+    def rolls_back(self) -> bool:
+        """Whether a spike restores the last snapshot."""
+        return self.action == "rollback"
+
+    @property
+    def skips_update(self) -> bool:
+        """Whether the update of a spike is not applied."""
+        return self.action in ("skip", "rollback")
+
+    @property
+    def stops(self) -> bool:
+        """Whether a spike ends the run."""
+        return self.action == "stop"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,46 +102,45 @@ class TrainConfig:
     """One training run."""
 
     model: str | ModelConfig
-    """A preset by name, or a whole shape."""
+    """A preset by name, or a model config."""
     data: DataConfig
     batch_tokens: int
-    """Tokens in one optimizer step, over all processes."""
+    """Tokens in one optimizer step, over all ranks."""
     budget_tokens: int | None = None
-    """Stop after so many tokens."""
+    """Length of the run in tokens."""
     budget_minutes: float | None = None
-    """Stop after so much time; the schedule is laid out for what the first steps show to be possible."""
+    """Length of the run in minutes, converted to steps once by timing the first passes."""
     out: str = "run"
-    """The run's folder; if it holds checkpoints the run goes on from the last one."""
+    """The run folder; if it holds checkpoints, the run resumes from the last one."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig | None = None
-    """Warm-up of 2% and a cosine to a tenth where not given."""
+    """Learning-rate schedule; default: warm-up over 2% of the steps, then a cosine to a tenth."""
     clip: float = 1.0
-    """Largest gradient norm."""
+    """Largest gradient norm; larger gradients are scaled down to it."""
     z_loss: float = 0.0
-    """Weight of the squared log-partition function."""
+    """Weight of the squared log-partition function in the loss."""
     layout: Layout = field(default_factory=lambda: Layout(precision="auto"))
     """How the model is placed on ranks and computed, for example {zero: 3, tp: 2, precision: bf16, compile: blocks}. By
     default a replica per rank; precision bf16 on a GPU, fp32 on a CPU; compiled on a GPU."""
     micro_batch_tokens: int | None = None
-    """Tokens that one process takes at once; derived where not given."""
+    """Tokens in a micro-batch of one rank; default: 32768 on a GPU, 4096 on a CPU, or fewer."""
     checkpoint_minutes: float = 10.0
-    """How often the run is saved."""
+    """Minutes between checkpoints."""
     checkpoint_steps: int | None = None
-    """Save every so many steps instead."""
+    """Steps between checkpoints, instead of minutes."""
     keep_checkpoints: int = 2
     """Number of latest checkpoints kept on disk."""
     validate_steps: int | None = None
-    """How often the validation figures are computed; ten times in the run where not given."""
+    """Steps between validations; default: a tenth of the run."""
     log_steps: int = 1
     """Steps between lines of metrics.jsonl."""
     spikes: SpikeConfig = field(default_factory=SpikeConfig)
     trackers: tuple[str, ...] | None = None
-    """Where metrics go besides the run folder's metrics.jsonl (wandb, ...); TensorBoard where it is installed if not
-    given, [] for nowhere."""
+    """Trackers besides the run folder's metrics.jsonl (wandb, ...); default: TensorBoard if installed; [] for none."""
     plots: bool = True
-    """Draw plots/*.png at the end, where matplotlib is installed."""
+    """Draw plots/*.png at the end, if matplotlib is installed."""
     deterministic: bool = False
-    """Only algorithms that give the same bits every time; slower."""
+    """Use deterministic algorithms only, which are slower."""
     seed: int = 0
     """Seed of initial weights, data order and dropout."""
 
@@ -146,7 +160,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         if (self.budget_tokens is None) == (self.budget_minutes is None):
-            raise ConfigError("give one of budget_tokens and budget_minutes", fix="add the one that you know")
+            raise ConfigError("give one of budget_tokens and budget_minutes", fix="add one of them")
         for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -165,17 +179,17 @@ class TrainConfig:
             raise ConfigError("budget_minutes is inf", fix="the schedule needs an end: give a number")
         self._check_documents()
         steps, snapshots = self.checkpoint_steps, self.spikes.snapshot_steps
-        if self.spikes.action == "rollback" and steps is not None and steps % snapshots:
+        if self.spikes.rolls_back and steps is not None and steps % snapshots:
             raise ConfigError(
                 f"checkpoint_steps {steps} is not a multiple of spikes.snapshot_steps {snapshots}",
-                fix="make it one: a run that resumes must stand where it could have gone back to",
+                fix=f"use {max(1, round(steps / snapshots)) * snapshots}: roll-backs need checkpoints at snapshots",
             )
 
     def _check_documents(self) -> None:
         layout = self.layout
-        if layout.cp > 1 and layout.cp_method == "ring" and self.data.packing != "joined":
+        if layout.cp > 1 and layout.cp_method == "ring" and masks_documents(self.data.packing):
             raise ConfigError(
-                f"layout.cp {layout.cp} passes keys round, which knows no documents, and data.packing is "
-                f"{self.data.packing}",
+                f"layout.cp {layout.cp} with ring attention has no document masks, which data.packing "
+                f"{self.data.packing} needs",
                 fix="use layout.cp_method=all-to-all, or data.packing=joined",
             )

@@ -1,4 +1,4 @@
-"""Numbers on their way from the device: asked for now, read when somebody needs them."""
+"""Scalars copied from the device without waiting, and read later."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class DeferredScalars:
-    """A few numbers of a device. Making one does not wait for them; `read` does.
+    """A vector of scalars on a device. Construction starts an asynchronous copy to the host; `read` waits for it.
 
     >>> DeferredScalars(torch.tensor([1.5, 2.0])).read()
     [1.5, 2.0]
@@ -24,18 +24,18 @@ class DeferredScalars:
             self._host.copy_(values, non_blocking=True)
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
-        self.there_at: float | None = None if values.is_cuda else time.monotonic()
-        """When the numbers were known, by this machine's clock; None as long as nobody has looked."""
+        self.ready_at: float | None = None if values.is_cuda else time.monotonic()
+        """`time.monotonic()` of the first `read`, or of construction on a CPU; None before."""
 
-    def is_there(self) -> bool:
-        """Whether `read` would not wait."""
+    def is_ready(self) -> bool:
+        """Return whether `read` would not wait."""
         return self._copied is None or bool(self._copied.query())
 
     def read(self) -> list[float]:
-        """The numbers, once the device has them."""
+        """Wait for the copy and return the values."""
         if self._copied is not None:
             self._copied.synchronize()
-        if self.there_at is None:
-            self.there_at = time.monotonic()
+        if self.ready_at is None:
+            self.ready_at = time.monotonic()
         numbers: list[float] = self._host.tolist()
         return numbers

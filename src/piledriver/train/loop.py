@@ -1,7 +1,7 @@
-"""The pretraining loop: tokens in, a trained model in a run folder out, the same whatever happens on the way.
+"""The pretraining loop: train on token shards and write a run folder with metrics, checkpoints and the model.
 
-The position in the data is the step; the order of windows is arithmetic; a checkpoint holds everything else. So a run
-that was killed and started again, on the same or another number of processes, takes the same steps.
+The order of windows is a function of seed and step, and a checkpoint holds all other state. A run that was killed and
+resumed, on the same or another number of ranks, therefore takes the same steps.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ Validate = Callable[[Transformer, World], dict[str, float]]
 
 @dataclass(frozen=True)
 class RunSummary:
-    """How a run ended."""
+    """The result of a run."""
 
     out: str
     steps: int
     tokens: int
     loss: float
     finished: bool
-    """False where it was asked to stop before its budget was used up."""
+    """False if the run was stopped before the end of its budget."""
     skipped_batches: int
-    """Batches that were read and are not in the weights: updates left out, and what a roll-back passed over."""
+    """Batches without an update: skipped updates, and batches skipped by roll-backs."""
     tokens_per_second: float
 
 
 def train(config: TrainConfig, *, validate: Validate | None = None) -> RunSummary:
-    """Train, or go on with a run that was interrupted. `validate` gives figures by name for the model as it is."""
+    """Train, or resume the run in `config.out`. `validate` returns validation metrics of the model by name."""
     return Trainer(config, validate).run()
 
 
 class Trainer:
-    """One run: its components are made, then it goes."""
+    """One training run. Construction checks the config and builds the components; `run` trains."""
 
     def __init__(self, config: TrainConfig, validate: Validate | None = None) -> None:
         self.config, self.validate = config, validate
@@ -75,7 +75,7 @@ class Trainer:
         self.total_steps = self._count_steps()
         schedule = config.schedule or default_schedule(self.total_steps)
         self.resolved = resolved_config(components, self.total_steps, schedule)
-        """The config with every value decided."""
+        """The config with every derived value."""
         amount = self.batching.tokens_per_step if schedule.unit == "tokens" else 1
         self.scheduler = components.accelerator.prepare_scheduler(ScheduledLR(optimizer, schedule, amount=amount))
         self.position = Position(components)
@@ -92,13 +92,13 @@ class Trainer:
         taken = 0 if saved is None else saved.step or 0
         if taken > steps:
             raise ConfigError(
-                f"budget_tokens {config.budget_tokens} is {steps} steps, but {config.out} has taken {taken}",
+                f"budget_tokens {config.budget_tokens} is {steps} steps, but {config.out} is at step {taken}",
                 fix=f"use {taken * self.batching.tokens_per_step} or more, or another out",
             )
         return steps
 
     def run(self) -> RunSummary:
-        """Resume where there is something to go on with, loop, finish."""
+        """Resume from the last checkpoint if there is one, train to the end of the budget, and publish the model."""
         config = self.config
         first = self.saving.resume()
         if self.world.is_main:
@@ -115,16 +115,16 @@ class Trainer:
                 display(self.components.name, first_step=first, total_steps=self.total_steps, is_main=is_main)
             )
             self.reports = Reports(self.components, metrics, shown, peak=self.peak, total_steps=self.total_steps)
-            stack.callback(self.reports.flush_what_is_there)
+            stack.callback(self.reports.flush_ready)
             unpublished = why_not_published(self.components.shape)
             if unpublished is not None:
                 folder = os.path.join(config.out, MODEL)
-                self.reports.say(f"{folder} will not be written, the weights stay in the checkpoints: {unpublished}")
+                self.reports.say(f"{folder} will not be written, the weights stay in checkpoints: {unpublished}")
             started = time.monotonic()
             try:
                 step, taken = self._loop(first, request)
             except IndexError:
-                # An id that the model has no row for: the shards were checked by their size, now look at every byte.
+                # A token id outside the vocabulary: shards were checked by size only, so compare their checksums now.
                 open_tokens(self.components.tokens, check="all")
                 raise
             self.saving.wait()
@@ -133,7 +133,6 @@ class Trainer:
         if finished and unpublished is None:
             self.saving.publish()
         if self.world.is_main and config.plots:
-            # Pictures are an extra; the metrics are there.
             with suppress(MissingDependencyError):
                 save_plots(config.out)
         tokens = self.batching.tokens_per_step
@@ -143,29 +142,29 @@ class Trainer:
             tokens=step * tokens,
             loss=self._last_loss(),
             finished=finished,
-            skipped_batches=int(self.train_step.watch.left_out) + self.position.passed_over,
+            skipped_batches=int(self.train_step.watch.skipped_updates) + self.position.skipped_batches,
             tokens_per_second=taken * tokens / seconds,
         )
 
     def _last_loss(self) -> float:
-        """Of the last step, also where it was taken before this start; not a number where none is known."""
+        """Return the loss of the last step, from the metrics if this start ran none; NaN if unknown."""
         if self.reports.last is not None:
             return self.reports.last.loss
         rows = read_metrics(self.config.out)
         return math.nan if not rows or rows[-1]["loss"] is None else float(rows[-1]["loss"])
 
     def _loop(self, step: int, request: StopRequest) -> tuple[int, int]:
-        """Until the budget is used up or somebody asks to stop; the step that was reached, and how many were taken."""
+        """Train until the budget is used or a rank votes to stop; return the step reached and the steps run."""
         count = 0
         while step < self.total_steps:
             begun = time.monotonic()
             self._before_step(step)
-            learning_rate = self.scheduler.get_last_lr()[0]  # of this step; taking it moves the schedule on
+            learning_rate = self.scheduler.get_last_lr()[0]  # of this step: running it advances the schedule
             taken = self._step(step, StopSaveVote(stop=request.asked, save=self.saving.is_late()))
             step, count = step + 1, count + 1
-            passed_over = self.position.passed_over
-            self.reports.add(step, taken, begun=begun, learning_rate=learning_rate, passed_over=passed_over)
-            if self.config.spikes.action == "rollback" and taken.result().broken:
+            skipped = self.position.skipped_batches
+            self.reports.add(step, taken, begun=begun, learning_rate=learning_rate, skipped_batches=skipped)
+            if self.config.spikes.rolls_back and taken.result().broken:
                 step = self._roll_back(step, taken.result().loss)
                 continue
             if self._is_time_to_validate(step):
@@ -190,19 +189,19 @@ class Trainer:
         return self.train_step.run(step, vote)
 
     def _before_step(self, step: int) -> None:
-        """What comes before a step: pass over what is to be left out, keep a snapshot where one is due."""
-        self.position.pass_over(step)
+        """Skip windows that roll-backs excluded, and take a snapshot if one is due."""
+        self.position.skip_windows(step)
         spikes = self.config.spikes
-        if spikes.action == "rollback" and (self.snapshot.step < 0 or step % spikes.snapshot_steps == 0):
+        if spikes.rolls_back and (self.snapshot.step < 0 or step % spikes.snapshot_steps == 0):
             self.snapshot.take(step, self.position.window)
 
     def _roll_back(self, step: int, loss: float) -> int:
-        """Be as at the last snapshot, and leave out every batch since: one of them led here. The step to go on with."""
+        """Restore the last snapshot and skip every batch since; return its step."""
         back, spikes, skips = self.snapshot, self.config.spikes, self.position.skips
         if skips.times_from(back.step) >= spikes.max_rollbacks:
             raise PiledriverError(
-                f"went back to step {back.step} {spikes.max_rollbacks} times; the loss of step {step} is {loss:.4g}",
-                fix="other batches do not help: lower optimizer.lr, or look at the data with piledriver trace",
+                f"rolled back to step {back.step} {spikes.max_rollbacks} times; the loss of step {step} is {loss:.4g}",
+                fix="lower optimizer.lr, or look at the data with piledriver trace",
             )
         windows = self.position.window - back.window
         batches = windows // self.batching.windows_per_step
@@ -213,16 +212,16 @@ class Trainer:
         back.restore()
         self.position.record(back.step)
         self.reports.flush(rolled_back_to=back.step)
-        self.reports.say(f"back to step {back.step}; {batches} batches are left out, and noted in skipped.json")
+        self.reports.say(f"rolled back to step {back.step}; {batches} batches are skipped, see skipped.json")
         return back.step
 
     def _step_to_stop_at(self, step: int) -> int:
-        """This one, or the last that could be gone back to: a resumed run must be able to go back to the same."""
+        """Return the step to save when stopping; with roll-backs that is a snapshot, which is restored first."""
         spikes = self.config.spikes
-        if spikes.action != "rollback" or step % spikes.snapshot_steps == 0 or step == self.total_steps:
+        if not spikes.rolls_back or step % spikes.snapshot_steps == 0 or step == self.total_steps:
             return step
         self.snapshot.restore()
-        self.position.go_to(self.snapshot.window)
+        self.position.seek(self.snapshot.window)
         return self.snapshot.step
 
     def _is_time_to_validate(self, step: int) -> bool:
@@ -230,7 +229,7 @@ class Trainer:
         return self.validate is not None and (step % every == 0 or step == self.total_steps)
 
     def _validated(self) -> dict[str, float]:
-        """Score held-out documents with the model in its layout: ranks share the documents, or compute together."""
+        """Return validation metrics of the model in its layout; replicas share the documents."""
         assert self.validate is not None
         self.model.eval()
         figures = self.validate(self.model, self.world)

@@ -1,4 +1,4 @@
-"""Where in the data a run is: the next window, what is passed over, and the record that `piledriver trace` reads."""
+"""The position of a run in its data: next window, skipped windows, and the record that `piledriver trace` reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from piledriver.train.spikes.rollback import SkipList
 
 
 class Position:
-    """The batches that this process reads, one after the other."""
+    """Reads the micro-batches of this rank in order."""
 
     def __init__(self, components: RunComponents) -> None:
         self._components = components
@@ -29,35 +29,35 @@ class Position:
 
     @property
     def window(self) -> int:
-        """The next window of the endless stream."""
+        """Index of the next window in the endless stream."""
         return self._components.stream.index_of(self.loader.cursor)
 
     @property
-    def passed_over(self) -> int:
-        """Batches that were left out until here."""
+    def skipped_batches(self) -> int:
+        """Batches before this position that roll-backs skipped."""
         return self.skips.batches_before(self.window)
 
     def next_batch(self) -> TokenBatch:
-        """The next micro-batch."""
+        """Return the next micro-batch."""
         if self._batches is None:
             self._batches = cast(Generator[TokenBatch], iter(self.loader))
         return next(self._batches)
 
-    def pass_over(self, step: int) -> None:
-        """Before a step: go on behind what is to be left out."""
+    def skip_windows(self, step: int) -> None:
+        """Before a step: move past the windows that are to be skipped."""
         after = self.skips.after(self.window)
         if after != self.window:
-            self.go_to(after)
+            self.seek(after)
             self.record(step)
 
-    def go_to(self, window: int) -> None:
-        """Read on from there."""
+    def seek(self, window: int) -> None:
+        """Continue reading from this window."""
         self.close()
         cursor = self._components.stream.advance(self._components.stream.start, window)
         self.loader.load_state_dict({"cursor": cursor.to_bytes()})
 
     def record(self, step: int) -> None:
-        """Note where the data of the steps from here on comes from."""
+        """Record which windows the steps from this one on read."""
         if self._components.world.is_main:
             record_stream(
                 self._components.config.out,
@@ -68,7 +68,7 @@ class Position:
             )
 
     def close(self) -> None:
-        """Stop reading ahead."""
+        """Stop prefetching."""
         if self._batches is not None:
             self._batches.close()
             self._batches = None

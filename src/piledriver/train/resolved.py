@@ -1,4 +1,4 @@
-"""The config of a run with every value decided: what is printed once and saved beside the run."""
+"""The resolved config of a run: every derived value decided, printed once and saved in the run folder."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ FILE = "resolved.yaml"
 
 
 def resolved_config(components: RunComponents, total_steps: int, schedule: ScheduleConfig) -> dict[str, Any]:
-    """Return the config as plain data, without null or `auto`: what does not apply is left out.
+    """Return the config as plain data, without null or `auto`: keys that do not apply are omitted.
 
-    `run` holds what was derived: steps, and how a global batch is cut. The file is a record; a run is resumed with its
-    own config, which fits any number of processes.
+    `run` holds derived values: steps, and how a global batch is divided. The file is a record; a run resumes with its
+    own config, which fits any number of ranks.
     """
     config, layout, batching = components.config, components.layout, components.batching
     if layout.pp > 1:

@@ -1,7 +1,7 @@
-"""What a run's folder holds from before, and whether a config goes on with it.
+"""Resuming: find the last checkpoint of a run folder and check that a config continues the same run.
 
-A checkpoint fits any number of processes and any layout, but only the model, the optimizer and the batches that it was
-taken of. What differs in those is refused before anything is written: the folder would be two runs in one.
+A checkpoint fits any number of processes and any layout, but only the model, optimizer and batches of its run. A config
+that differs in those is rejected before anything is written.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ _MISSING = object()
 
 
 def shape_of(config: TrainConfig) -> ModelConfig:
-    """The model's shape, also where a preset is named."""
+    """Return the model's config, looking up presets by name."""
     return preset(config.model) if isinstance(config.model, str) else config.model
 
 
 def last_checkpoint(out: str) -> Path | None:
-    """The newest checkpoint of a run. One that was finished and is damaged is an error: nobody asked to begin again."""
+    """Return the newest checkpoint of a run, if any; raise `CorruptFileError` if a complete one is damaged."""
     root = Path(out, CHECKPOINTS)
     found = latest(root)
     for folder in sorted(root.glob("step-*"), key=_step_of, reverse=True):
         if found is not None and folder.name == found.name:
             break
-        if (folder / HEADER).exists():  # it comes last: a save that was killed has none
-            raise damaged(folder, f"{folder} is damaged: its header or a file has another content or length")
+        if (folder / HEADER).exists():  # written last: an interrupted save has no header
+            raise damaged(folder, f"{folder} is damaged: the checksum or length of its header or of a file differs")
     return found
 
 
 def damaged(folder: Path, what: str) -> CorruptFileError:
-    """A checkpoint that cannot be read, and what the user can do about it."""
+    """Return the error for an unreadable checkpoint; its fix names the one that the run would resume from instead."""
     others = [other for other in folder.parent.glob("step-*") if _step_of(other) < _step_of(folder)]
     earlier = max((other for other in others if (other / HEADER).exists()), key=_step_of, default=None)
-    goes_on = "begins again" if earlier is None else f"goes on from {earlier.name}"
-    return CorruptFileError(what, fix=f"restore it from a copy, or remove {folder}: the run {goes_on}")
+    instead = "restarts at step 0" if earlier is None else f"resumes from {earlier.name}"
+    return CorruptFileError(what, fix=f"restore it from a copy, or remove {folder}: the run then {instead}")
 
 
 def check_same_run(config: TrainConfig, checkpoint: Path | None) -> None:
-    """Refuse a config that does not go on with the run in its folder; one without a checkpoint takes any."""
+    """Raise `ConfigError` if the run folder has a checkpoint of a run with another model, optimizer or batches."""
     path = os.path.join(config.out, CONFIG)
     if checkpoint is None or not os.path.exists(path):
         return
@@ -57,21 +57,22 @@ def check_same_run(config: TrainConfig, checkpoint: Path | None) -> None:
         before = load_config(TrainConfig, path)
     except (ConfigError, StorageError) as error:
         raise CorruptFileError(
-            f"{path} is not the config of a run: {error.what}", fix="remove it to go on without comparing"
+            f"{path} is not the config of a run: {error.what}", fix="remove it to resume without this check"
         ) from error
     for name, old, new in _differences(_fixed(before), _fixed(config)):
         raise ConfigError(
-            f"{config.out} holds a run with {name}={old}, not {new}", fix=f"set {name}={old} to go on, or another out"
+            f"{config.out} holds a run with {name}={old}, not {new}",
+            fix=f"set {name}={old} to resume it, or use another out",
         )
     if config.budget_minutes is not None and config.budget_minutes != before.budget_minutes:
         raise ConfigError(
-            f"budget_minutes is {config.budget_minutes:g}, but the steps of {config.out} were laid out when it began",
-            fix="say budget_tokens to prolong or shorten the run",
+            f"budget_minutes is {config.budget_minutes:g}, but the steps of {config.out} were fixed at its first start",
+            fix="set budget_tokens to extend or shorten the run",
         )
 
 
 def _fixed(config: TrainConfig) -> dict[str, Any]:
-    """What a checkpoint or the count of steps holds: it is not read from the config again."""
+    """Return the values that must not change between starts: checkpoints and the step count depend on them."""
     shape = shape_of(config)
     return {
         "model": to_mapping(shape),
@@ -83,7 +84,7 @@ def _fixed(config: TrainConfig) -> dict[str, Any]:
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(dotted name, old value, new value) of whatever differs, leaf by leaf."""
+    """Yield (dotted name, old value, new value) of each leaf that differs."""
     for name in dict.fromkeys([*old, *new]):
         before, after = old.get(name, _MISSING), new.get(name, _MISSING)
         if isinstance(before, Mapping) and isinstance(after, Mapping):

@@ -1,4 +1,4 @@
-"""A run on disk: checkpoints to go on from, and the finished model as others read it."""
+"""Save a run: checkpoints to resume from, and the finished model in Hugging Face format."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODEL = "model"
 
 
 def why_not_published(shape: ModelConfig) -> str | None:
-    """Why a finished model of this shape has no folder that others read; None where it has one."""
+    """Return why a model of this shape cannot be published in Hugging Face format; None if it can."""
     try:
         write_config(shape)
     except InterchangeError as error:
@@ -33,7 +33,7 @@ def why_not_published(shape: ModelConfig) -> str | None:
 
 
 class Saving:
-    """Saves a run now and then."""
+    """Saves checkpoints of a run when they are due, and publishes its model."""
 
     def __init__(self, components: RunComponents, train_step: TrainStep, loader: Any, total_steps: int) -> None:
         self._components, self._train_step, self._total_steps = components, train_step, total_steps
@@ -49,7 +49,7 @@ class Saving:
         self._last = time.monotonic()
 
     def resume(self) -> int:
-        """Be as the checkpoint was that the run found when it began; the step to go on with."""
+        """Load the checkpoint that the run resumes from, if any; return the number of steps already done."""
         found = self._components.checkpoint
         if found is None:
             return 0
@@ -59,22 +59,22 @@ class Saving:
             raise damaged(found, error.what) from error
 
     def is_late(self) -> bool:
-        """Whether this process's clock says that it is time to save. Clocks differ; all save together."""
+        """Return whether a save is due by this rank's clock. Clocks differ, so ranks vote on it."""
         return time.monotonic() - self._last > 60 * self._components.config.checkpoint_minutes
 
     def is_due(self, step: int, late: bool) -> bool:
-        """Whether to save after this step, given that it is late by the clock of somebody."""
+        """Return whether to save after this step; `late`: a save is due by the clock of at least one rank."""
         config = self._components.config
         if config.checkpoint_steps is not None:
             return step % config.checkpoint_steps == 0
-        return late and not (config.spikes.action == "rollback" and step % config.spikes.snapshot_steps)
+        return late and not (config.spikes.rolls_back and step % config.spikes.snapshot_steps)
 
     def save(self, step: int) -> None:
-        """A checkpoint of this step, written while the run goes on."""
+        """Save a checkpoint of this step asynchronously."""
         self._last = time.monotonic()
         folder = folder_for(os.path.join(self._components.config.out, CHECKPOINTS), step, style="step-{}")
         if is_complete(folder):
-            return  # went back to where it was saved already
+            return  # saved before a roll-back
         self._saver.save(
             folder,
             self._contents,
@@ -86,7 +86,7 @@ class Saving:
         )
 
     def wait(self) -> None:
-        """Until everything is written."""
+        """Wait until every checkpoint is written."""
         self._saver.wait()
 
     def publish(self) -> None:

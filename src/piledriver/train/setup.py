@@ -1,4 +1,4 @@
-"""What a run is made of, in the order in which the components need each other."""
+"""Build the components of a run: accelerator, batching, token stream, and the model on the meta device."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from piledriver.train.text import make_tokens
 
 @dataclass(frozen=True)
 class RunComponents:
-    """What the rest of the run is built on."""
+    """The components of a run that exist before the model."""
 
     config: TrainConfig
     accelerator: Accelerator
@@ -41,16 +41,16 @@ class RunComponents:
     """The folder of the token shards."""
     stream: TokenStream
     checkpoint: Path | None
-    """The last one of the run's folder when it began: what it goes on from."""
+    """The checkpoint that the run resumes from."""
 
     @property
     def world(self) -> World:
-        """This process among the others."""
+        """This process among all processes."""
         return cast(World, self.accelerator.world)
 
     @property
     def device(self) -> torch.device:
-        """Where this process computes."""
+        """The device of this rank."""
         return cast(torch.device, self.accelerator.device)
 
     @property
@@ -60,29 +60,25 @@ class RunComponents:
 
     @property
     def data_place(self) -> tuple[int, int]:
-        """Which share of the batch this process reads, of how many.
-
-        Processes that split a matrix, a sequence or the blocks among them read the same.
-        """
+        """(rank, size) in the data-parallel group: ranks that differ in tp, cp or pp only read the same batches."""
         return self.accelerator.mesh.data_rank, self.layout.data_size
 
     @property
     def name(self) -> str:
-        """What the progress bar calls the model."""
+        """The model's name for display."""
         name = self.config.model if isinstance(self.config.model, str) else "model"
         return f"{name} ({parameter_count(self.shape) / 1e6:.1f}M)"
 
 
 def build_components(config: TrainConfig) -> RunComponents:
-    """Everything before the model. What can be refused is refused before anything is written."""
+    """Return the components before the model; an invalid config is rejected before anything is written."""
     choose_trackers([*(config.trackers or ())], logging_dir=config.out)
     _check_out(config.out)
     shape = shape_of(config)
     _check_length(config, shape)
     checkpoint = last_checkpoint(config.out)
     check_same_run(config, checkpoint)
-    config = replace(config, layout=_resolved_layout(config.layout))
-    accelerator = Accelerator(layout=config.layout)
+    accelerator = Accelerator(layout=_with_compile_chosen(config.layout))
     set_seed(config.seed)
     torch.use_deterministic_algorithms(config.deterministic, warn_only=not config.deterministic)
     world = accelerator.world
@@ -104,7 +100,7 @@ def _check_out(out: str) -> None:
     for folder in (Path(out), *Path(out).parents):
         if folder.exists() and not folder.is_dir():
             raise ConfigError(
-                f"out is {out}, but {folder} is a file", fix="name a folder, new or of a run to go on with"
+                f"out is {out}, but {folder} is a file", fix="name a new folder, or that of a run to resume"
             )
 
 
@@ -124,17 +120,15 @@ def _check_budget(config: TrainConfig, batching: Batching) -> None:
         )
 
 
-def _resolved_layout(layout: Layout) -> Layout:
-    """Return the layout with precision and compile decided for this machine's devices."""
-    device = detect_world().device.type
-    layout = layout.for_device(device)
+def _with_compile_chosen(layout: Layout) -> Layout:
+    """Return the layout with `compile` decided for this machine's devices."""
     if layout.compile is not None:
         return layout
-    if device != "cuda" or (layout.pp > 1 and layout.schedule in SPLIT_BACKWARD):
+    if detect_world().device.type != "cuda" or (layout.pp > 1 and layout.schedule in SPLIT_BACKWARD):
         return replace(layout, compile=False)
     plain = layout.replicates and layout.activations == "keep" and not layout.activation_offload
-    # One graph is faster where nothing acts between blocks; pure and fp8 weights were measured block by block.
-    whole = plain and layout.precision in ("fp32", "bf16", "fp16")
+    # One graph is faster if nothing runs between blocks; bf16 and fp8 weights are compiled block by block.
+    whole = plain and layout.precision in ("auto", "fp32", "bf16", "fp16")
     return replace(layout, compile="model" if whole else "blocks")
 
 
@@ -163,8 +157,8 @@ def make_model(components: RunComponents) -> Transformer:
 def materialise(components: RunComponents, model: Transformer) -> Transformer:
     """Apply the layout to a model on the meta device and initialise it from the seed of the run.
 
-    The values are drawn on the CPU, each parameter from its own name, so that they depend on neither the layout nor the
-    kind of device.
+    The values are drawn on the CPU, each parameter's from the seed and its name, so that they depend on neither the
+    layout nor the device.
     """
     fill = partial(initialise, seed=components.config.seed, draw_on=torch.device("cpu"))
     with _explained_out_of_memory(components.shape):
@@ -173,7 +167,7 @@ def materialise(components: RunComponents, model: Transformer) -> Transformer:
 
 @contextmanager
 def _explained_out_of_memory(shape: ModelConfig) -> Iterator[None]:
-    """Re-raise an out-of-memory error as a `PiledriverError`; those of a CPU are recognised by their message."""
+    """Re-raise an out-of-memory error as a `PiledriverError`; a CPU's is recognised by its message."""
     try:
         yield
     except RuntimeError as error:

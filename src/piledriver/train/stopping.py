@@ -1,4 +1,4 @@
-"""Asked to stop: SIGTERM and SIGINT end the run after the step in hand, with a checkpoint, on all processes."""
+"""Stop on SIGTERM or SIGINT: the run ends after the current step, with a checkpoint, on all ranks."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# What a launcher that restarts on failure takes for "go on later" (EX_TEMPFAIL of sysexits.h).
+# EX_TEMPFAIL of sysexits.h: launchers restart a job that exits with it.
 STOPPED_EXIT_CODE = 75
 
 
 class StopRequest:
-    """Whether somebody asked this process to stop."""
+    """Whether this process was asked to stop."""
 
     def __init__(self) -> None:
         self.asked = False
 
     def ask(self, *_: object) -> None:
-        """What the signal handlers call. A second signal is the user's impatience: the default takes over."""
+        """Handle a signal: note the request. A second signal raises `KeyboardInterrupt` at once."""
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True

@@ -1,4 +1,4 @@
-"""Text to tokens before the first step, where a run was given a corpus and not token shards."""
+"""Tokenise the corpus of a run before its first step, unless the config names token shards."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ TOKENS, TOKENIZER = "tokens", "tokenizer.json"
 
 
 def tokens_folder(config: TrainConfig) -> str:
-    """Where the run's token shards are, or will be."""
+    """Return the folder of the run's token shards, which need not exist yet."""
     return config.data.tokens if config.data.tokens is not None else os.path.join(config.out, TOKENS)
 
 
 def split_of(corpus: storage.Location, name: str) -> str | None:
-    """The folder of a split, where a corpus has splits (as `piledriver corpus build` writes them)."""
+    """Return the folder of a split of a corpus that `piledriver corpus build` wrote; None without splits."""
     folder = os.path.join(corpus, name)
     return folder if os.path.isdir(folder) else None
 
 
 def make_tokens(config: TrainConfig, vocab_size: int, world: World) -> str:
-    """The folder of token shards. From a corpus they are made in the run's folder, once, by the main process.
+    """Return the folder of token shards; rank 0 writes them into the run folder if the config names a corpus.
 
-    Where no tokenizer was given one is learned from the corpus, as large as the model's vocabulary. An interrupted run
-    goes on with what is there.
+    Without a tokenizer in the config, one of the model's vocabulary size is trained on the corpus. Files of an
+    interrupted start are reused.
     """
     folder, corpus = tokens_folder(config), config.data.corpus
     if corpus is None:
         return folder
-    # Here, because a run on token shards needs nothing that reads text.
+    # Imported here: a run on token shards needs no code that reads text.
     from piledriver.corpus import read_shards
     from piledriver.data.tokenizer.open import open_tokenizer
     from piledriver.data.tokenizer.training import TokenizerTraining, train_tokenizer
@@ -44,7 +44,9 @@ def make_tokens(config: TrainConfig, vocab_size: int, world: World) -> str:
         raise MissingFileError(corpus, fix="data.corpus must be a shard or a folder of shards of text")
     text = split_of(corpus, "train") or corpus
     if next(iter(read_shards(text)), None) is None:
-        raise UsageError(f"{text} holds no documents", fix="look at what made it: every document may have been dropped")
+        raise UsageError(
+            f"{text} holds no documents", fix="check the step that wrote it: it may have dropped every document"
+        )
     if config.data.tokenizer is not None and (ids := open_tokenizer(config.data.tokenizer).vocab_size) > vocab_size:
         raise ConfigError(
             f"the model has {vocab_size} ids, the tokenizer {config.data.tokenizer} uses {ids}",

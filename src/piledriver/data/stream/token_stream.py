@@ -23,6 +23,11 @@ from piledriver.data.tokens.token_set import TokenSet, open_tokens
 Packing = Literal["packed", "joined", "document", "best_fit"]
 
 
+def masks_documents(packing: Packing) -> bool:
+    """Return whether attention must not cross documents in windows of this packing."""
+    return packing != "joined"
+
+
 @dataclass(frozen=True, kw_only=True)
 class StreamConfig:
     """Which windows, in which order."""
@@ -59,7 +64,7 @@ class StreamConfig:
     @property
     def masks_documents(self) -> bool:
         """Whether attention must not cross documents."""
-        return self.packing != "joined"
+        return masks_documents(self.packing)
 
 
 class TokenStream:

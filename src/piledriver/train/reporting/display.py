@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: a live panel on a terminal, a line every few seconds in a log."""
+"""Display of a run in progress: a live panel on a terminal, a line every few seconds in a log."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 class Display(Protocol):
-    """What the loop reports to."""
+    """The interface that the training loop reports to."""
 
     def show(self, figures: Mapping[str, Any]) -> None:
-        """The figures of the step that was just taken."""
+        """Show the metrics of a step."""
 
     def say(self, text: str) -> None:
-        """Something that should stay on the screen: a spike, a roll-back."""
+        """Print a message that stays on the screen, such as a spike or a roll-back."""
 
 
 @contextmanager
 def display(label: str, *, first_step: int, total_steps: int, is_main: bool = True) -> Iterator[Display]:
-    """Show a run's steps on standard error, in the form that suits it; other processes show nothing."""
+    """Show a run's steps on standard error, as a panel or as lines; ranks other than 0 show nothing."""
     if not is_main:
         yield _Nothing()
     elif sys.stderr.isatty():
@@ -40,7 +40,7 @@ def display(label: str, *, first_step: int, total_steps: int, is_main: bool = Tr
 
 
 def described(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The figures that matter, as (name, text).
+    """Return the metrics to display as (name, text).
 
     >>> described({"loss": 2.5, "tokens_per_second": 12345.0, "mfu": 0.41, "memory_gib": 1.5})
     [('loss', '2.500'), ('tokens/s', '12.3k'), ('MFU', '41%'), ('memory', '1.50 GiB')]
@@ -67,7 +67,7 @@ class _Nothing:
 
 
 class _Lines:
-    """Through `core.progress`, which knows how often a log wants a line."""
+    """Lines of a log, through `core.progress`."""
 
     def __init__(self, bar: Any) -> None:
         self._bar = bar
@@ -78,7 +78,7 @@ class _Lines:
         self._validation = figures.get("validation/all", self._validation)
         parts = described({**figures, "validation/all": self._validation})
         self._bar.note(", ".join(f"{name} {text}" for name, text in parts))
-        # After a roll-back the steps that are taken again are not progress.
+        # Steps that are repeated after a roll-back are not progress.
         self._bar.advance(1 if self._step is None else figures["step"] - self._step)
         self._step = figures["step"]
 
@@ -99,7 +99,7 @@ def _panel(label: str, first_step: int, total_steps: int, stream: TextIO) -> Ite
 
 
 class _Panel:
-    """A bar, the figures in two rows, and the losses so far as a curve of blocks. Drawn by rich's own thread."""
+    """A progress bar, the metrics, and the losses so far as a sparkline; drawn by rich's thread."""
 
     def __init__(self, label: str, first_step: int, total_steps: int, console: Any) -> None:
         self._label, self._total, self._console = label, total_steps, console
@@ -107,7 +107,7 @@ class _Panel:
         self._losses: list[float] = []
         self._validations: list[float] = []
         self._started = time.monotonic()
-        # (time, step) of the last minute or so: what is left is guessed from how it goes now.
+        # (time, step) of about the last minute: the remaining time follows from the recent rate.
         self._recent: deque[tuple[float, int]] = deque([(self._started, first_step)], maxlen=60)
 
     def show(self, figures: Mapping[str, Any]) -> None:
@@ -172,7 +172,7 @@ class _Panel:
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """Numbers as a row of blocks, the mean of neighbours where there are too many, on a scale that outliers do not set.
+    """Return values as a row of block characters; neighbours are averaged to fit `width`, outliers clipped.
 
     >>> sparkline([3, 2, 1, 0], 10)
     '█▆▃▁'

@@ -1,4 +1,4 @@
-"""A run's figures: one JSON line a step in its folder, and wherever else the user wants them."""
+"""Metrics of a run: one JSON line per step in its folder, and the trackers of its config."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ FILE = "metrics.jsonl"
 
 
 class MetricLog:
-    """Writes figures; made by `metric_log`."""
+    """Writes metrics; made by `metric_log`."""
 
     def __init__(self, file: IO[str] | None, hub: TrackerHub) -> None:
         self._file, self._hub = file, hub
 
     def write(self, figures: Mapping[str, Any]) -> None:
-        """One line, whole and flushed; what is not a number is null, which every JSON reader takes."""
+        """Write and flush one line; NaN and infinity become null, as JSON requires."""
         if self._file is None:
             return
         plain = {name: None if _is_no_number(value) else value for name, value in figures.items()}
@@ -36,12 +36,12 @@ class MetricLog:
 def metric_log(
     out: storage.Location, trackers: tuple[str, ...] | None, *, is_main: bool, config: Mapping[str, Any]
 ) -> Iterator[MetricLog]:
-    """The metrics of a run folder; closed whatever happens inside. `trackers` None: TensorBoard where it is there."""
+    """Open the metrics of a run folder; `trackers` None means TensorBoard if it is installed."""
     if trackers is None:
         trackers = ("tensorboard",) if importlib.util.find_spec("tensorboard") is not None else ()
     names = [name for name in trackers if name != "jsonl"]
     chosen = choose_trackers(names, logging_dir=os.fspath(out)) if names and is_main else []
-    # A service groups runs by the project; TensorBoard's is a folder beside the metrics.
+    # Services group runs by project; for TensorBoard it is a folder beside the metrics.
     made = [
         make_trackers([name], "tensorboard" if name == "tensorboard" else "piledriver", os.fspath(out), {})
         for name in chosen
@@ -52,7 +52,7 @@ def metric_log(
         return
     with open(os.path.join(out, FILE), "a+b") as binary:
         if binary.tell() and binary.seek(-1, os.SEEK_END) >= 0 and binary.read(1) != b"\n":
-            binary.write(b"\n")  # a crash cut the last line off
+            binary.write(b"\n")  # a crash truncated the last line
     with open(os.path.join(out, FILE), "a", encoding="utf-8") as file:
         hub.start(config=dict(config))
         try:
@@ -62,7 +62,7 @@ def metric_log(
 
 
 def read_metrics(out: storage.Location) -> list[dict[str, Any]]:
-    """A run's lines by step, each as it was last taken: a run that went back wrote some steps twice."""
+    """Return the metrics of a run by step; of a step that was repeated, the last ones."""
     path = storage.join(out, FILE)
     if not storage.exists(path):
         return []
@@ -72,7 +72,7 @@ def read_metrics(out: storage.Location) -> list[dict[str, Any]]:
             row = json.loads(line)
             by_step[row["step"]] = row
         except (ValueError, TypeError, KeyError):
-            continue  # the line that a crash cut off, whose step was taken again, or one that a disk spoiled
+            continue  # a line that a crash truncated (its step was repeated) or that is damaged
     return [by_step[step] for step in sorted(by_step)]
 
 

@@ -1,4 +1,4 @@
-"""A run's metrics as pictures: loss, learning rate, throughput, validation bits per byte by source."""
+"""Plots of a run's metrics: loss, learning rate, throughput, validation bits per byte by source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from piledriver.train.reporting.metrics import read_metrics
 
 FOLDER = "plots"
 _BLUE, _PALE, _GREY, _RED = "#2f6f9f", "#a9c6dc", "#7a8794", "#c0392b"
-# Told apart by most readers with a colour deficiency (Okabe and Ito, 2008), ours first.
+# Distinguishable with most colour deficiencies (Okabe and Ito, 2008).
 _COLOURS = (_BLUE, "#d08f3a", "#3a8f6e", "#a05a9c", "#b5493a", "#8a8d2f", "#5b6b7a", "#d57fa8", "#4db3c9", "#8c6b4f")
 _VALIDATION = "validation/"
 
@@ -22,7 +22,7 @@ Rows = Sequence[dict[str, Any]]
 
 
 def save_plots(run: storage.Location) -> list[str]:
-    """Draw what a run's metrics hold into its folder `plots`; the names of the files."""
+    """Draw the metrics of a run into its folder `plots`; return the paths of the files."""
     rows = read_metrics(run)
     drawings: dict[str, Callable[[Rows], Any]] = {
         "loss": loss_plot,
@@ -42,7 +42,7 @@ def save_plots(run: storage.Location) -> list[str]:
 
 
 def loss_plot(rows: Rows) -> Any:
-    """The loss of every step, pale, its running mean over it, and a mark where a batch was left out."""
+    """Draw the loss of every step, its running mean, and marks at skipped updates."""
     figure, axes = _axes("Training loss", "nats per token")
     good = [row for row in rows if row["loss"] is not None]
     tokens, losses = [row["tokens"] for row in good], [row["loss"] for row in good]
@@ -50,10 +50,10 @@ def loss_plot(rows: Rows) -> Any:
     learned = [(row["tokens"], row["loss"]) for row in good if not row.get("skipped")]
     means = _running_mean([loss for _, loss in learned])
     axes.plot([at for at, _ in learned], means, color=_BLUE, linewidth=1.8)
-    left_out = [row for row in good if row.get("skipped")]
-    if left_out:
-        xs, ys = [row["tokens"] for row in left_out], [row["loss"] for row in left_out]
-        axes.plot(xs, ys, "x", color=_RED, markersize=6, label="update left out")
+    skipped = [row for row in good if row.get("skipped")]
+    if skipped:
+        xs, ys = [row["tokens"] for row in skipped], [row["loss"] for row in skipped]
+        axes.plot(xs, ys, "x", color=_RED, markersize=6, label="update skipped")
         axes.legend(frameon=False)
     if means:
         # A first loss of ten or a spike of a thousand must not flatten the rest.
@@ -69,7 +69,7 @@ def loss_plot(rows: Rows) -> Any:
 
 
 def learning_rate_plot(rows: Rows) -> Any:
-    """The learning rate of every step."""
+    """Draw the learning rate of every step."""
     figure, axes = _axes("Learning rate", "")
     axes.plot([row["tokens"] for row in rows], [row["learning_rate"] for row in rows], color=_BLUE, linewidth=1.8)
     axes.set_ylim(bottom=0)
@@ -78,7 +78,7 @@ def learning_rate_plot(rows: Rows) -> Any:
 
 
 def throughput_plot(rows: Rows) -> Any:
-    """Tokens per second of every step and their running mean; MFU on the right where it is known."""
+    """Draw tokens per second of every step and their running mean; MFU on the right axis if known."""
     figure, axes = _axes("Throughput", "tokens per second")
     tokens, rates = [row["tokens"] for row in rows], [row["tokens_per_second"] for row in rows]
     axes.plot(tokens, rates, color=_PALE, linewidth=0.9)
@@ -97,7 +97,7 @@ def throughput_plot(rows: Rows) -> Any:
 
 
 def validation_plot(rows: Rows) -> Any:
-    """Bits per byte of held-out text by source, all sources together in black; the last value stands at each line."""
+    """Draw bits per byte of validation text by source, the total in black; the legend has the last values."""
     figure, axes = _axes("Validation", "bits per byte (lower is better)", height=4.2)
     measured = [row for row in rows if _sources(row)]
     names = list(dict.fromkeys(name for row in measured for name in _sources(row)))
@@ -142,7 +142,7 @@ def _engineering() -> Any:
 
 
 def _running_mean(values: Sequence[float]) -> list[float]:
-    """Over an eightieth of the run to either side."""
+    """Return the means over an eightieth of the run to either side."""
     reach = len(values) // 80
     sums = np.concatenate([[0.0], np.cumsum(values)])
     at = np.arange(len(values))

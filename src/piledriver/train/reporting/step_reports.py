@@ -1,4 +1,4 @@
-"""The figures of a run's steps, shown and written when the device has them: a step behind, so that nobody waits."""
+"""Report the metrics of each step one step late, so that the host does not wait for the device."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from piledriver.train.reporting.metrics import MetricLog
 from piledriver.train.setup import RunComponents
 from piledriver.train.step import PendingStep, Result, StopSaveVote
 
-_WILL = {"log": "noted", "skip": "its update is left out", "rollback": "going back"}
+_WILL = {"log": "reported only", "skip": "its update is skipped", "rollback": "rolling back"}
 
 
 @dataclass(frozen=True)
 class _Due:
-    """A step that is still to be reported, with what the host knew when it handed it over."""
+    """A step that is not reported yet, with what the host knew when it was enqueued."""
 
     step: int
     """Counted from one."""
@@ -30,11 +30,11 @@ class _Due:
     begun: float
     learning_rate: float
     memory_bytes: int
-    passed_over: int
+    skipped_batches: int
 
 
 class Reports:
-    """Where figures go."""
+    """Writes the metrics of steps to the log and the display."""
 
     def __init__(
         self, components: RunComponents, metrics: MetricLog, shown: Display, *, peak: float | None, total_steps: int
@@ -45,19 +45,19 @@ class Reports:
         self._due: _Due | None = None
         self._ended = -math.inf
         self.last: Result | None = None
-        """Of the last step that was reported."""
+        """Values of the last reported step."""
         self.vote = StopSaveVote()
-        """What any process votes in the steps that were reported, since the last save."""
+        """Votes of all ranks in the reported steps since the last save."""
 
-    def add(self, step: int, taken: PendingStep, *, begun: float, learning_rate: float, passed_over: int) -> None:
-        """A step was handed to the device: report the one before, which that may have done by now."""
+    def add(self, step: int, taken: PendingStep, *, begun: float, learning_rate: float, skipped_batches: int) -> None:
+        """Report the step before, then keep this one until the next call."""
         self.flush()
         memory = memory_use(self._components.device)
         memory_bytes = memory.device_peak or memory.host_rss
-        self._due = _Due(step, taken, begun, learning_rate, memory_bytes, passed_over)
+        self._due = _Due(step, taken, begun, learning_rate, memory_bytes, skipped_batches)
 
     def flush(self, also: Mapping[str, Any] | None = None, *, rolled_back_to: int | None = None) -> None:
-        """Report what is still to be reported, with more figures; waits for the device."""
+        """Report the pending step with additional metrics; waits for the device."""
         if self._due is None:
             return
         due, self._due = self._due, None
@@ -74,20 +74,19 @@ class Reports:
             self._metrics.write(figures)
         self._shown.show(figures)
 
-    def flush_what_is_there(self) -> None:
-        """The same after an error, when it may be in vain to wait."""
-        # A device that failed has said so already.
+    def flush_ready(self) -> None:
+        """Report the pending step if that needs no wait; for use after an error."""
         with suppress(RuntimeError):
-            if self._due is not None and self._due.taken.reading.is_there():
+            if self._due is not None and self._due.taken.reading.is_ready():
                 self.flush()
 
     def say(self, text: str) -> None:
-        """Something that should stay on the screen."""
+        """Print a message that stays on the screen."""
         self._shown.say(text)
 
     def _figures(self, due: _Due, result: Result) -> dict[str, Any]:
-        ended = due.taken.reading.there_at or time.monotonic()
-        # The device begins with a step when it was handed over and the one before is done.
+        ended = due.taken.reading.ready_at or time.monotonic()
+        # The device starts a step when it is enqueued and the one before is done.
         seconds = ended - max(due.begun, self._ended)
         self._ended = ended
         tokens = self._components.batching.tokens_per_step
@@ -103,5 +102,5 @@ class Reports:
             **mfu,
             "memory_gib": due.memory_bytes / 2**30,
             "skipped": result.skipped,
-            "skipped_batches": result.left_out + due.passed_over,
+            "skipped_batches": result.skipped_updates + due.skipped_batches,
         }

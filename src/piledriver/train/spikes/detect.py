@@ -1,6 +1,6 @@
-"""Losses that went wrong: not a number, or far above where they were. Seen, counted, and acted on as asked.
+"""Detect loss spikes: losses that are not finite or far above their running mean.
 
-All of it is arithmetic on small float64 tensors where the loss lies: a verdict is another one, and nobody waits for it.
+Everything is arithmetic on float64 scalars on the device of the loss, so the host does not wait for a verdict.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from piledriver.train.config import SpikeConfig
 
 
 class SpikeWatch:
-    """The running mean and spread of the loss, and what did not fit them.
+    """Running mean and spread of the loss, and counts of spikes and of skipped updates.
 
     >>> watch = SpikeWatch(SpikeConfig(warmup_steps=0))
     >>> losses = [3.0, 2.9, 2.8, float("nan"), 9.0, 2.7]
@@ -29,20 +29,20 @@ class SpikeWatch:
         self._mean, self._spread = self._number(math.nan), self._number(0.0)
         self.count = self._number(0)
         """Spikes so far."""
-        self.left_out = self._number(0)
-        """Steps whose update was left out: spikes under `skip`, overflows of fp16."""
+        self.skipped_updates = self._number(0)
+        """Steps whose update was skipped: spikes with action `skip`, overflows of fp16."""
 
     def judge(self, step: int, loss: Tensor, norm: Tensor | None = None) -> Tensor:
-        """Whether a step went wrong, by its loss and, where gradients are not scaled, by their norm.
+        """Return whether a step is a spike, by its loss and, if gradients are not scaled, by their norm.
 
-        What is no number always did; what did not moves the running figures.
+        A value that is not finite always is one. Other steps update the running mean and spread.
         """
         loss, mean, spread = loss.double(), self._mean, self._spread
         broken = ~loss.isfinite()
         if norm is not None:
             broken = broken | ~norm.to(loss.device).isfinite()
         if step >= self.config.warmup_steps:
-            # Before the first loss the mean is not a number, and nothing is above that.
+            # Before the first loss the mean is NaN, and no comparison with it is true.
             broken = broken | (loss > mean + self.config.factor * torch.maximum(3 * spread, 0.2 * mean.abs()))
         is_first = mean.isnan()
         moved = 0.95 * spread + 0.05 * (loss - mean).abs()
@@ -51,27 +51,27 @@ class SpikeWatch:
         self.count = self.count + broken
         return broken
 
-    def leave_out(self, skipped: Tensor | bool) -> None:
-        """Count a step whose update was left out, if it was."""
-        self.left_out = self.left_out + skipped
+    def count_skipped(self, skipped: Tensor | bool) -> None:
+        """Add 1 to the skipped updates if `skipped` is true."""
+        self.skipped_updates = self.skipped_updates + skipped
 
     def state_dict(self) -> dict[str, float | int | None]:
-        """For the checkpoint; waits for the device."""
+        """Return the state for a checkpoint; waits for the device."""
         mean = float(self._mean)
         return {
             "count": int(self.count),
-            "left_out": int(self.left_out),
+            "left_out": int(self.skipped_updates),
             "mean": None if math.isnan(mean) else mean,
             "spread": float(self._spread),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From the checkpoint."""
+        """Restore the state of a checkpoint."""
         mean = state["mean"]
         self._mean = self._number(math.nan if mean is None else mean)
         self._spread = self._number(state["spread"] or 0.0)
         self.count = self._number(state["count"] or 0)
-        self.left_out = self._number(state.get("left_out") or 0)
+        self.skipped_updates = self._number(state.get("left_out") or 0)
 
     def _number(self, value: float) -> Tensor:
         return torch.full((), value, dtype=torch.float64, device=self._device)

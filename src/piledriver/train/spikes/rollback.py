@@ -1,9 +1,9 @@
-"""Going back: a copy of the run's state in host memory, and the list of batches that are left out for good.
+"""Roll back after a spike: snapshots of the run's state in host memory, and the list of skipped windows.
 
-Why in memory: a spike shows a few steps after the batch that caused it, while the last checkpoint is minutes old. A
-snapshot every few steps costs one copy to the host and loses those few steps and batches, not minutes of both. It needs
-no file: snapshots are taken at fixed steps, a run resumes only from such a step, and what was left out is in
-`skipped.json` before the run acts on it, so a run that was killed leaves out the same batches.
+A spike shows a few steps after the batch that caused it, while the last checkpoint is minutes old. A snapshot every few
+steps costs one copy to the host and loses only those steps. Snapshots need no file: they are taken at fixed steps,
+checkpoints only at such steps, and `skipped.json` is written before the run acts on it, so a run that was killed skips
+the same windows when it resumes.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ FILE = "skipped.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Skip:
-    """Windows that the run leaves out, and what was seen there."""
+    """A range of windows that the run skips, and why."""
 
     step: int
-    """The step that the run went back to, and takes with the windows after these."""
+    """The step that the run rolled back to; it reads the windows after the skipped ones."""
     window: int
-    """The first window that is left out."""
+    """The first skipped window."""
     windows: int
     batches: int
     seen_at: int
-    """The step whose loss was wrong."""
+    """The step with the spike."""
     loss: str
-    """As text: it need not be a number."""
+    """Its loss as text, which may be `nan`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class _Skipped:
 
 
 class SkipList:
-    """The windows that a run leaves out, kept in its folder.
+    """The windows that a run skips, kept in its folder.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as run:
@@ -62,35 +62,35 @@ class SkipList:
         self._path = storage.join(run, FILE)
         self.skips: list[Skip] = []
         if storage.exists(self._path):
-            again = "restore it from a copy, or begin in another out: without it the run would take other batches"
+            again = "restore it from a copy, or start again in another out: without it the run would read other batches"
             tree = read_json(self._path, again=again)
             self.skips = list(checked(_Skipped, tree, self._path, again=again).skipped)
 
     def add(self, skip: Skip, *, write: bool = True) -> None:
-        """Leave out some more windows; the file is whole before this returns."""
+        """Add a range of windows and write the file atomically."""
         self.skips.append(skip)
         if write:
             tree = {"format": "piledriver-skipped", "version": 1, "skipped": [asdict(one) for one in self.skips]}
             storage.write_text(self._path, json.dumps(tree, indent=1) + "\n")
 
     def after(self, window: int) -> int:
-        """The first window from this one on that is not left out."""
+        """Return the first window at or after this one that is not skipped."""
         starts = {skip.window: skip.windows for skip in self.skips}
         while window in starts:
             window += starts[window]
         return window
 
     def batches_before(self, window: int) -> int:
-        """How many batches were left out before this window."""
+        """Return the number of batches skipped before this window."""
         return sum(skip.batches for skip in self.skips if skip.window < window)
 
     def times_from(self, step: int) -> int:
-        """How often the run went back to this step."""
+        """Return how often the run rolled back to this step."""
         return sum(skip.step == step for skip in self.skips)
 
 
 class Snapshot:
-    """The weights, the optimizer and whatever else has a state, as they were at one step."""
+    """A copy of weights, optimizer states and other state at one step, in host memory."""
 
     def __init__(self, model: nn.Module, optimizer: Any, others: Sequence[Any]) -> None:
         self._model, self._optimizer, self._others = model, optimizer, others
@@ -99,11 +99,11 @@ class Snapshot:
         self._states: list[Any] = []
         self.step = -1
         self.window = -1
-        """The window that comes next."""
+        """The next window to read at that step."""
 
     @torch.no_grad()
     def take(self, step: int, window: int) -> None:
-        """Copy everything, into the memory of the last copy where there is one."""
+        """Copy the state, reusing the buffers of the last snapshot."""
         self.step, self.window = step, window
         for name, tensor in self._model.state_dict().items():
             self._weights[name] = _kept(tensor, self._weights.get(name))
@@ -116,7 +116,7 @@ class Snapshot:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put everything back, in place."""
+        """Restore the state in place."""
         for name, tensor in self._model.state_dict().items():
             _put_back(tensor, self._weights[name])
         state = self._optimizer.state
@@ -147,6 +147,6 @@ def _put_back(tensor: Any, kept: Tensor) -> None:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """This process's part of a tensor that is spread over several."""
+    """Return this rank's shard of a tensor."""
     part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return part.detach()
