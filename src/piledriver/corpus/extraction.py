@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
 import zstandard
 
 from piledriver.core import storage
@@ -21,11 +22,12 @@ from piledriver.core.errors import PiledriverError, UsageError
 from piledriver.core.progress import progress
 from piledriver.core.worker_pool import FailedTask, WorkerPool
 from piledriver.corpus.document import Document, Refusal, make_document, refusal_line, to_line
+from piledriver.corpus.raw.limits import damage_refusal
 from piledriver.corpus.raw.partial_reads import DAMAGE
 from piledriver.corpus.raw.streams import OnBytes, OnSkipped, RawStream, local_files, raw_streams
 from piledriver.corpus.shards.writer import SUFFIX, ShardFileWriter
 from piledriver.corpus.sources import SOURCES
-from piledriver.corpus.sources.base import Found, Piece, Source, piece_bytes, reason_of
+from piledriver.corpus.sources.base import Found, Piece, Source, piece_bytes
 from piledriver.corpus.text.normalise import normalise, normalise_code
 
 _BATCH_PIECES = 256
@@ -150,8 +152,7 @@ def find_pieces(
             if reading is None:
                 raise
             # The source loses its state of earlier files; later files are read as if they were the only ones.
-            reason = reason_of(error) if isinstance(error, DAMAGE) else _reason(error)
-            yield Refusal(reason, reading, f"{type(error).__name__}: {error}"[:500], source.name)
+            yield _refusal(reading, error, source, "damaged data" if isinstance(error, DAMAGE) else None)
     yield from aside
 
 
@@ -161,7 +162,7 @@ def extract_piece(source: Source, piece: Piece) -> Iterator[Found]:
         for item in source.documents(piece):
             yield _finished(source, item, piece) if isinstance(item, Document) else item
     except Exception as error:
-        yield Refusal(_reason(error), piece.origin, f"{type(error).__name__}: {error}"[:500], source.name)
+        yield _refusal(piece.origin, error, source)
 
 
 _Result = tuple[list[bytes], list[Refusal], Counter[str], int]
@@ -250,9 +251,9 @@ _REASONS: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
 )
 
 
-def _reason(error: Exception) -> str:
-    reason = next((reason for kinds, reason in _REASONS if isinstance(error, kinds)), "parser failed")
-    return reason_of(error) if reason == "damaged data" else reason
+def _refusal(origin: str, error: Exception, source: Source, reason: str | None = None) -> Refusal:
+    reason = reason or next((reason for kinds, reason in _REASONS if isinstance(error, kinds)), "parser failed")
+    return msgspec.structs.replace(damage_refusal(origin, error, reason), source=source.name)
 
 
 def _time_out(*_: object) -> None:

@@ -17,9 +17,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piledriver.core.errors import StorageError, UsageError
+from piledriver.core.errors import UsageError
 from piledriver.corpus.document import Refusal
-from piledriver.corpus.raw import streams
+from piledriver.corpus.raw import limits, streams
 from piledriver.corpus.raw.streams import FileRange, decompressed, raw_streams
 from piledriver.corpus.sources.base import ends_with
 
@@ -100,10 +100,10 @@ def test_links_devices_and_climbing_names_are_refused(tmp_path: Path) -> None:
 
 
 def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "_EXPANSION_GRACE_BYTES", 1 << 16)
-    monkeypatch.setattr(streams, "MAX_EXPANSION", 100)
+    monkeypatch.setattr(limits, "EXPANSION_GRACE_BYTES", 1 << 16)
+    monkeypatch.setattr(limits, "MAX_EXPANSION", 100)
     zeros = bytes(20 << 20)
-    with pytest.raises(StorageError, match="compression bomb"):
+    with pytest.raises(limits.CompressionBombError):
         decompressed(io.BytesIO(gzip.compress(zeros)), "bomb.gz").read()
     (tmp_path / "bomb.zip").write_bytes(zip_of({"bomb.txt": zeros, "good.txt": b"x"}))
     found, refused = read(tmp_path)

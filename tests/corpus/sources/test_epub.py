@@ -96,7 +96,7 @@ def test_what_is_not_read_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     )[0]
     assert "aaaa" not in str(extract_bytes("epub", "a.epub", book(OEBPS__a_dot_opf=bomb)))
     monkeypatch.setattr(epub, "MAX_BOOK_BYTES", 300)
-    assert extract_bytes("epub", "a.epub", book())[1][0].reason == "damaged epub"
+    assert extract_bytes("epub", "a.epub", book())[1][0].reason == "too large"
 
 
 @pytest.mark.skipif(not (SAMPLES / "books3").exists(), reason="no raw samples here")

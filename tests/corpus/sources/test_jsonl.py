@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import gzip
 import io
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piledriver.corpus.sources import jsonl
+from piledriver.corpus.sources.shared.line_pieces import line_pieces, piece_lines
 from tests.corpus.sources.extracting import extract_bytes, extract_paths
 
 ROWS = [
@@ -43,7 +45,7 @@ def test_rows_in_every_packing(name: str, content: bytes) -> None:
 
 @pytest.mark.parametrize("size", [1, 7, 64, 111, 1000])
 def test_any_range_gives_the_same_rows(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl, "RANGE_BYTES", size)
+    monkeypatch.setattr(jsonl, "line_pieces", partial(line_pieces, piece_bytes=size))
     documents, _ = extract_bytes("jsonl", "a.jsonl", LINES)
     assert [document.text for document in documents] == [row["text"] for row in ROWS]
 
@@ -71,8 +73,8 @@ def test_what_is_no_row_is_refused_alone() -> None:
 
 
 def test_a_line_without_end_is_refused_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 100)
-    documents, refusals = extract_bytes("jsonl", "a.jsonl", b'{"text":"' + b"x" * 5000 + b'"}\n{"text": "b"}\n')
+    monkeypatch.setattr(jsonl, "piece_lines", partial(piece_lines, max_bytes=1000))
+    documents, refusals = extract_bytes("jsonl", "a.jsonl", b'{"text":"' + b"x" * 600_000 + b'"}\n{"text": "b"}\n')
     assert [document.text for document in documents] == ["b"]
     assert [refusal.reason for refusal in refusals] == ["line too long"]
 

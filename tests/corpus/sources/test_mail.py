@@ -120,7 +120,7 @@ def test_mbox_is_cut_at_its_separators() -> None:
 def test_mbox_gives_the_same_for_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     many = MBOX * 30
     whole, _ = extract_bytes("mail", "in.mbox", many)
-    monkeypatch.setattr("piledriver.corpus.sources.shared.mbox.BATCH_BYTES", 50)
+    monkeypatch.setattr("piledriver.corpus.sources.shared.mail.MBOX_BATCH_BYTES", 50)
     cut, _ = extract_bytes("mail", "in.mbox", many)
     assert [(d.text, d.meta["origin"]) for d in cut] == [(d.text, d.meta["origin"]) for d in whole]
 

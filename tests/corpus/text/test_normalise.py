@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piledriver.corpus.text.normalise import _MAY_NOT_BE_NFC, decode, normalise, normalise_code
+from piledriver.corpus.text.normalise import _MAY_NOT_BE_NFC, decode_text, normalise, normalise_code
 
 
 @given(st.text())
@@ -18,7 +18,7 @@ def test_normalising_twice_changes_nothing_more(text: str) -> None:
 
 @given(st.binary())
 def test_any_bytes_decode(content: bytes) -> None:
-    decode(content).encode("utf-8", "surrogatepass")
+    decode_text(content).encode("utf-8", "surrogatepass")
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_real_encodings_are_recognised(encoding: str) -> None:
         "koi8-r": "Это русский текст, который должен быть распознан правильно. Москва столица России. " * 5,
         "gb18030": "这是一个中文文本。北京是中国的首都。今天天气很好，我们去公园玩。" * 5,
     }.get(encoding, "Naïve café – “quoted” résumé. " * 5)
-    assert decode(text.encode(encoding)) == text
+    assert decode_text(text.encode(encoding)) == text
 
 
 def test_controls_line_breaks_and_blank_lines_are_put_in_one_form() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import posixpath
 import re
 import struct
 import zipfile
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -20,6 +20,8 @@ from piledriver.corpus.formats.html.fast.convert import scan_to_text
 from piledriver.corpus.formats.html.page import decode_page
 from piledriver.corpus.formats.html.render import render
 from piledriver.corpus.formats.xml.entities import with_character_entities
+from piledriver.corpus.formats.xml.parse import XmlError, parse_xml, strip_namespaces
+from piledriver.corpus.raw.limits import LimitError
 from piledriver.corpus.text.creative_commons import licence_id
 from piledriver.corpus.text.data_table import word_set
 
@@ -60,7 +62,7 @@ class Book:
 
 
 def read_epub(content: bytes, *, compiled: bool = False) -> Book:
-    """Return the book of an EPUB file; raise `EpubError` where there is none that can be read.
+    """Return the book of an EPUB file; raise `EpubError` where it cannot be read.
 
     `compiled` reads plain chapters with the scanner of `formats/html/fast`.
     """
@@ -69,7 +71,7 @@ def read_epub(content: bytes, *, compiled: bool = False) -> Book:
             return _read_book(_Members(archive, content), compiled)
     except (zipfile.BadZipFile, NotImplementedError) as error:
         raise EpubError("damaged epub", str(error)) from error
-    except etree.XMLSyntaxError as error:
+    except XmlError as error:
         raise EpubError("invalid xml", str(error)) from error
 
 
@@ -79,7 +81,7 @@ def _read_book(members: _Members, compiled: bool) -> Book:
     package_path = _package_path(members)
     if package_path is None:
         raise EpubError("no package", "no .opf file")
-    package = etree.fromstring(with_character_entities(members.read(package_path)), _xml_parser())
+    package = parse_xml(with_character_entities(members.read(package_path)))
     paths = [path for path in _spine(package, package_path)[:MAX_CHAPTERS] if members.find(path)]
     return Book([chapter_text(members.read(path), compiled=compiled) for path in paths], _meta(package))
 
@@ -108,7 +110,7 @@ class _Members:
             with self._archive.open(name) as file:
                 content = file.read(limit + 1)
         if len(content) > limit:
-            raise zipfile.BadZipFile(f"{path} is larger than {limit} bytes")
+            raise LimitError(f"{path} is larger than {limit} bytes")
         self._left -= len(content)
         return content
 
@@ -138,14 +140,11 @@ def _is_encrypted(encryption: bytes) -> bool:
 
 def _package_path(members: _Members) -> str | None:
     if members.find(_CONTAINER):
-        try:
-            container = etree.fromstring(members.read(_CONTAINER), _xml_parser())
-            for rootfile in container.iter("{*}rootfile"):
+        with suppress(XmlError):
+            for rootfile in parse_xml(members.read(_CONTAINER)).iter("{*}rootfile"):
                 path = unquote(rootfile.get("full-path") or "")
                 if members.find(path):
                     return path
-        except etree.XMLSyntaxError:
-            pass
     return members.ending(".opf")
 
 
@@ -176,12 +175,10 @@ def chapter_text(content: bytes, *, compiled: bool = False) -> str:
     if text is not None:
         return text
     try:
-        root = etree.fromstring(_DOCTYPE.sub(b"", _XMLNS.sub(b"", with_character_entities(content))), _xml_parser())
-    except (etree.XMLSyntaxError, ValueError):
+        root = parse_xml(_DOCTYPE.sub(b"", _XMLNS.sub(b"", with_character_entities(content))))
+    except (XmlError, ValueError):
         return fragment_to_text(decode_page(content))
-    for element in root.iter("{*}*"):
-        if element.tag[0] == "{":
-            element.tag = element.tag.rpartition("}")[2]
+    strip_namespaces(root)
     for element in root.xpath("//*[@*[local-name()='type']]"):
         kinds = (element.get(_EPUB_TYPE) or "").split()
         if not _NO_TEXT.isdisjoint(kinds):
@@ -231,11 +228,3 @@ def _meta(package: Any) -> dict[str, Any]:
     if "rights" in found:
         meta["licence"] = licence_id(found["rights"][0]) or found["rights"][0]
     return meta
-
-
-@functools.cache
-def _xml_parser() -> Any:
-    # Building a parser costs as much as reading a chapter.
-    return etree.XMLParser(
-        resolve_entities=False, load_dtd=False, no_network=True, huge_tree=False, remove_comments=True, remove_pis=True
-    )

@@ -1,8 +1,8 @@
-"""Project Gutenberg's own words around a book: found in all their historic forms and taken off.
+"""Remove Project Gutenberg's header and licence from a book, in all their historic forms.
 
-Since 1971 the header and the licence were written in a dozen ways: a line of asterisks with START OF (THE or THIS)
-PROJECT GUTENBERG EBOOK (or ETEXT), before that a small print whose end is marked, and before that nothing but a known
-first line. The book is what lies between; lines in which its makers name themselves go too.
+Since 1971 they were written in a dozen ways: a line of asterisks with START OF (THE or THIS) PROJECT GUTENBERG EBOOK
+(or ETEXT), before that a small print whose end is marked, and before that only a known first line. Paragraphs in which
+the producers of the file name themselves are removed as well.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def _pattern(*alternatives: str, before: str = "", after: str = "") -> re.Pattern[str]:
-    """Alternatives in which a space stands for any run of spaces and tabs, in any case, at the start of a line."""
+    """Return a case-insensitive pattern of alternatives in which a space matches any run of spaces and tabs."""
     body = re.sub(r" (?!\\t)", lambda _: r"[ \t]+", "|".join(alternatives))
     return re.compile(f"{before}(?:{body}){after}", re.IGNORECASE | re.MULTILINE)
 
@@ -21,7 +21,7 @@ _START = _pattern(
     r"(?:START|BEGIN(?:NING)?) OF (?:(?:THE|THIS|DIESES?) )?PROJE[CK]T GUTENBERG",
     # In an EPUB the mark may be a heading.
     before=r"^(?:#{1,6})?[ \t]*\*{2,3}[ \t]*",
-    # A long title goes on in the next line, which then ends in the asterisks.
+    # A long title continues in the next line, which then ends in the asterisks.
     after=r"[^\n]*\n(?:(?![ \t]*\n)[^\n]*\*\*\*[ \t]*\n)?",
 )
 _SMALL_PRINT_END = re.compile(
@@ -37,7 +37,7 @@ _END = _pattern(
     before=r"^(?:#{1,6})?[ \t]*",
     after=r"[^\n]*",
 )
-# What the headers of old files hold too: the end of a book only where it is the end of the file.
+# The headers of old files hold these too: only in the second half of a file do they end the book.
 _LATE_END = _pattern(
     r"\*{2,}[ \t]*START[ \t*]+THE SMALL PRINT",
     r"\**[ \t]*This file should be named \S+\.(?:txt|zip)\b",
@@ -74,14 +74,14 @@ _ILLUSTRATION = re.compile(r"^[ \t]*\[Illustration\][ \t]*$", re.MULTILINE | re.
 
 
 def without_boilerplate(text: str) -> str:
-    """The book alone; a text without Project Gutenberg's marks comes back as it is.
+    """Return the book alone; a text without Project Gutenberg's marks is returned unchanged.
 
     >>> book = "*** START OF THIS PROJECT GUTENBERG EBOOK X ***\\n\\nProduced by A\\n\\nCall me."
     >>> without_boilerplate(book + "\\n\\nEnd of Project Gutenberg's X\\n\\nthe licence")
     'Call me.'
     """
     if b"gutenberg" not in text.encode("utf-8", "replace").lower():
-        # Their header and their licence both name them; a word is found much sooner than a pattern, and among bytes.
+        # Header and licence both hold the word; a search for a word in bytes is much faster than a pattern.
         return text
     start = _start(text)
     end = _end(text, start)
@@ -90,14 +90,9 @@ def without_boilerplate(text: str) -> str:
     return _ILLUSTRATION.sub("", _without_credits(text[start:end])).strip()
 
 
-def header_of(text: str) -> str:
-    """What stands before the book."""
-    return text[: min(_start(text), _HEADER_CHARACTERS)]
-
-
 def book_meta(text: str) -> dict[str, Any]:
-    """Title, author, language, date, number and rights from the header."""
-    header = header_of(text)
+    """Return title, author, language, date, number and rights from the header."""
+    header = text[: min(_start(text), _HEADER_CHARACTERS)]
     if not header:
         return {}
     found = {name: " ".join(value.split()) for name, value in _FIELD.findall(header)}
@@ -117,7 +112,7 @@ def book_meta(text: str) -> dict[str, Any]:
 
 
 def declared_encoding(content: bytes) -> str | None:
-    """The character set that the header names."""
+    """Return the character set that the header names, or `None`."""
     found = re.search(rb"Character set encoding:[ \t]*([\w.:-]{2,40})", content[:_HEADER_CHARACTERS], re.IGNORECASE)
     return found[1].decode("ascii") if found else None
 
@@ -133,34 +128,25 @@ def _start(text: str) -> int:
         return max(ends) if max(ends) - min(ends) < 30_000 else min(ends)
     if not _FIRST_LINE.match(text):
         return 0
-    # No mark at all: the header of one of the first etexts is its first paragraph.
-    blank = re.compile(r"\n[ \t]*\n").search(text)
+    # Without a mark, the header of one of the first etexts is its first paragraph.
+    blank = re.search(r"\n[ \t]*\n", text)
     return blank.end() if blank else 0
 
 
 def _end(text: str, start: int) -> int:
-    # The licence of a poem is several times as long as the poem, so the mark may stand anywhere.
-    ends = [
-        found.start() for found in (_END.search(text, start), _LATE_END.search(text, (start + len(text)) // 2)) if found
-    ]
-    return min(ends, default=len(text))
+    # The licence of a poem is several times as long as the poem, so the mark may be anywhere.
+    marks = (_END.search(text, start), _LATE_END.search(text, (start + len(text)) // 2))
+    return min((found.start() for found in marks if found), default=len(text))
 
 
 def _without_credits(text: str) -> str:
-    """The paragraphs at either end in which the makers of the file speak."""
+    """Return the text without the paragraphs at either end in which the producers of the file name themselves."""
     paragraphs = re.split(r"\n[ \t]*\n", text)
-    for index in _edges(paragraphs):
+    written = [index for index, paragraph in enumerate(paragraphs) if paragraph.strip()]
+    for index in {*written[:_MOST_CREDITS], *written[-3:]}:
         first = paragraphs[index].strip().lstrip("[(*_ ")
         if first and len(first) < 1500 and _CREDITS.match(first):
             paragraphs[index] = ""
-    return "\n\n".join(paragraph for paragraph in _kept(paragraphs))
-
-
-def _edges(paragraphs: list[str]) -> list[int]:
-    written = [index for index, paragraph in enumerate(paragraphs) if paragraph.strip()]
-    return sorted({*written[:_MOST_CREDITS], *written[-3:]})
-
-
-def _kept(paragraphs: list[str]) -> list[str]:
-    # Runs of empty paragraphs are the wide gaps of a title page; one says as much.
-    return [p for index, p in enumerate(paragraphs) if p.strip() or (index and paragraphs[index - 1].strip())]
+    # Runs of empty paragraphs, the wide gaps of a title page, become one.
+    kept = [p for index, p in enumerate(paragraphs) if p.strip() or (index and paragraphs[index - 1].strip())]
+    return "\n\n".join(kept)

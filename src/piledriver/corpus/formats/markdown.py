@@ -1,4 +1,4 @@
-"""The few pieces of Markdown that converters write: headings, pipe tables, raised and lowered text, lists."""
+"""The elements of Markdown that converters write: headings, pipe tables, super- and subscripts, list items."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_HEADING = 6
 
 
 def heading(title: str, level: int) -> str:
-    """`## Title`, on one line.
+    """Return `## Title`, on one line.
 
     >>> heading("Results and\\n discussion", 2)
     '## Results and discussion'
@@ -23,7 +23,7 @@ def heading(title: str, level: int) -> str:
 
 
 def raised(text: str) -> str:
-    """A superscript: in Unicode where all of it can be, else as in TeX.
+    """Return a superscript: in Unicode where all its characters exist, else as in TeX.
 
     >>> raised("-3"), raised("th"), raised("T"), raised("")
     ('⁻³', '^{th}', '^T', '')
@@ -34,7 +34,7 @@ def raised(text: str) -> str:
 
 
 def lowered(text: str) -> str:
-    """A subscript: in Unicode where all of it can be, else as in TeX.
+    """Return a subscript: in Unicode where all its characters exist, else as in TeX.
 
     >>> "H" + lowered("2") + "O", "K" + lowered("max")
     ('H₂O', 'K_{max}')
@@ -49,16 +49,16 @@ def _script(text: str, mark: str, table: dict[int, int], possible: frozenset[str
     if possible.issuperset(stripped):
         script = stripped.translate(table)
     elif len(stripped) == 1:
-        # A raised asterisk, dagger or degree sign is raised by its own shape.
+        # An asterisk, a dagger or a degree sign is raised already.
         script = stripped if mark == "^" and unicodedata.category(stripped)[0] in "PS" else f"{mark}{stripped}"
     else:
         script = f"{mark}{{{stripped}}}"
-    # Typesetters leave the space after a word inside the script; one before it means nothing.
+    # Typesetters leave the space after a word inside the script; one before it has no meaning.
     return f"{script} " if text[-1].isspace() else script
 
 
 def pipe_table(rows: Iterable[Sequence[str]], header_rows: int = 1) -> str:
-    """A table with `|` between its cells; the rule stands under the first row, as Markdown wants it.
+    """Return a table with `|` between its cells and a rule under the header rows.
 
     >>> print(pipe_table([["a", "b"], ["1", "2 | 3"]]))
     | a | b |
@@ -77,7 +77,7 @@ def pipe_table(rows: Iterable[Sequence[str]], header_rows: int = 1) -> str:
 
 
 def indented(text: str, first: str, rest: str) -> str:
-    """A list item: the mark before its first line, the indent before the others.
+    """Return a list item: the mark before its first line, the indent before the others.
 
     >>> indented("one\\n\\ntwo", "- ", "  ")
     '- one\\n\\n  two'

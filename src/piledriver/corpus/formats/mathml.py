@@ -1,4 +1,4 @@
-"""MathML to LaTeX: what a formula says, in the notation that the rest of the corpus uses."""
+"""Convert MathML to LaTeX, the notation of formulas in the whole corpus."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _VARIANTS = {
 
 
 def to_latex(math: Any) -> str:
-    r"""The LaTeX of a `math` element whose tags carry no namespace (see `jats_inline`), without dollar signs.
+    r"""Return the LaTeX of a `math` element whose tags have no namespace, without dollar signs.
 
     >>> from lxml import etree
     >>> to_latex(etree.fromstring("<math><mfrac><mi>α</mi><msup><mi>x</mi><mn>2</mn></msup></mfrac></math>"))
@@ -67,7 +67,7 @@ def _row(element: Any, depth: int) -> str:
     parts: list[str] = []
     for child in element:
         part = _node(child, depth + 1)
-        # A command that ends in a letter must not run into the letter that follows it.
+        # A space keeps a command apart from the letter that follows it.
         if part and parts and part[0].isalpha() and _ends_in_command(parts[-1]):
             parts.append(" ")
         parts.append(part)

@@ -68,7 +68,7 @@ class PartialRaw(io.RawIOBase):
     damage: BaseException | None = None
 
     def __init__(self, inner: Any) -> None:
-        self._inner = inner
+        self._inner, self._given = inner, 0
         # `read1` of a decompressor returns what it has; `read` would lose that when the next block is bad.
         self._read = getattr(inner, "read1", None) or inner.read
 
@@ -85,13 +85,40 @@ class PartialRaw(io.RawIOBase):
             self.damage = error
             return 0
         buffer[: len(content)] = content
+        self._given += len(content)
         return len(content)
 
+    def tell(self) -> int:
+        """Return how many bytes were read."""
+        return self._given
 
-def read_all(file: BinaryIO, limit_bytes: int) -> bytes:
-    """Return all bytes of a stream, raising any damage; one byte more than the limit where the stream is longer."""
-    content = file.read(limit_bytes + 1)
-    if len(content) <= limit_bytes:
-        # At the end, or at damage? The next read tells.
-        file.read(1)
-    return content
+
+def peek_head(stream: BinaryIO, size: int) -> tuple[bytes, BinaryIO]:
+    """Return the first bytes of a stream that cannot seek, and a stream that still starts with them.
+
+    >>> head, stream = peek_head(io.BytesIO(b"one two"), 3)
+    >>> head, stream.read()
+    (b'one', b'one two')
+    """
+    head = stream.read(size)
+    return head, cast(BinaryIO, PartialReader(_Joined(head, stream), 1 << 18))
+
+
+class _Joined(PartialRaw):
+    """A stream after bytes that were already read from it."""
+
+    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+        super().__init__(rest)
+        self._head = head
+
+    def readinto(self, buffer: bytearray | memoryview, /) -> int:  # type: ignore[override]
+        if not self._head:
+            return super().readinto(buffer)
+        content = self._head[: len(buffer)]
+        self._head = self._head[len(buffer) :]
+        buffer[: len(content)] = content
+        return len(content)
+
+    def close(self) -> None:
+        self._inner.close()
+        super().close()

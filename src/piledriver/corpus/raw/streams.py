@@ -20,20 +20,19 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import zstandard
 
 from piledriver.core.errors import MissingFileError, StorageError, UsageError
 from piledriver.corpus.document import Refusal
 from piledriver.corpus.raw.gzip import GzipReader
+from piledriver.corpus.raw.limits import CompressionBombError, damage_refusal, is_bomb
 from piledriver.corpus.raw.partial_reads import DAMAGE, PartialRaw, PartialReader
 
 MAX_DEPTH = 4
 MAX_MEMBERS = 50_000_000
-# Text compresses 3 to 20 times, rarely 100; a stream that expands more than this is meant to fill a disk or memory.
-MAX_EXPANSION = 2_000
-_EXPANSION_GRACE_BYTES = 1 << 27
+_COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 
 Wants = Callable[[str], bool]
 OnBytes = Callable[[int], None]
@@ -131,11 +130,21 @@ def local_files(paths: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
             raise UsageError(f"{path} is neither a file nor a folder", fix="give regular files or folders")
 
 
+def bare_name(name: str) -> str:
+    """Return a file name in lower case without the suffix of its compression.
+
+    >>> bare_name("Posts.XML.gz")
+    'posts.xml'
+    """
+    lowered = name.lower()
+    for compression in _COMPRESSIONS:
+        lowered = lowered.removesuffix(compression)
+    return lowered
+
+
 def archive_kind(name: str) -> str | None:
     """Return the kind of archive by name: 'tar', 'zip', '7z' or `None`."""
-    lowered = name.lower()
-    for compression in (".gz", ".bz2", ".xz", ".zst"):
-        lowered = lowered.removesuffix(compression)
+    lowered = bare_name(name)
     if lowered.endswith(".tar") or name.lower().endswith((".tgz", ".tbz2", ".txz")):
         return "tar"
     return "zip" if lowered.endswith(".zip") else "7z" if lowered.endswith(".7z") else None
@@ -163,7 +172,7 @@ def _archive(file: BinaryIO, kind: str, origin: str, wants: Wants, depth: int) -
                 else:
                     yield from _archive(member.raw, inner, member.origin, wants, depth + 1)
     except DAMAGE as error:
-        yield Refusal("damaged archive", origin, f"{type(error).__name__}: {error}")
+        yield damage_refusal(origin, error, "damaged archive")
 
 
 def _member(origin: str, name: str, content: BinaryIO) -> RawStream | Refusal:
@@ -185,7 +194,7 @@ def _tar_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Refusal]:
             inside = archive.extractfile(entry)
             assert inside is not None
             # In stream mode `seekable` of a member fails: wrap it in a stream where it works.
-            yield _member(origin, entry.name, cast(BinaryIO, PartialReader(_Readable(inside), 1 << 16)))
+            yield _member(origin, entry.name, cast(BinaryIO, PartialReader(PartialRaw(inside), 1 << 16)))
     # Read to the end: a wrong checksum after the last member raises.
     while content.read(1 << 20):
         pass
@@ -200,7 +209,7 @@ def _listed_zip_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Ref
     try:
         opened = zipfile.ZipFile(file)
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError) as error:
-        yield Refusal("damaged archive", origin, f"{type(error).__name__}: {error}")
+        yield damage_refusal(origin, error, "damaged archive")
         yield from _recovered_zip_members(file, origin)
         return
     with opened as archive:
@@ -210,8 +219,8 @@ def _listed_zip_members(file: BinaryIO, origin: str) -> Iterator[RawStream | Ref
             if entry.flag_bits & 1:
                 yield Refusal("encrypted member", f"{origin}!{entry.filename}")
                 continue
-            if entry.file_size > _EXPANSION_GRACE_BYTES and entry.file_size > MAX_EXPANSION * entry.compress_size:
-                yield Refusal("compression bomb", f"{origin}!{entry.filename}", f"{entry.file_size} bytes")
+            if is_bomb(entry.file_size, entry.compress_size):
+                yield Refusal(CompressionBombError.reason, f"{origin}!{entry.filename}", f"{entry.file_size} bytes")
                 continue
             try:
                 content = cast(BinaryIO, archive.open(entry))
@@ -228,9 +237,8 @@ def _recovered_zip_members(file: BinaryIO, origin: str) -> Iterator[RawStream | 
     last = ""
     try:
         for name, content in recovered_members(file):
-            guarded = _Guarded(content, cast(BinaryIO, _Place(file)), origin)
             last = name
-            yield _member(origin, name, cast(BinaryIO, PartialReader(guarded, 1 << 16)))
+            yield _member(origin, name, cast(BinaryIO, PartialReader(_Guarded(content, file), 1 << 16)))
     except EncryptedMemberError as error:
         yield Refusal("encrypted member", origin, f"after {last!r}: {error}; the members after it are lost")
     except OSError as error:
@@ -244,7 +252,7 @@ def _seven_zip_members(unseekable: BinaryIO, origin: str) -> Iterator[RawStream 
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         try:
-            for found in members(file, lambda length: length > max(_EXPANSION_GRACE_BYTES, MAX_EXPANSION * size)):
+            for found in members(file, lambda length: is_bomb(length, size)):
                 if isinstance(found, MemberError):
                     yield Refusal(found.reason, f"{origin}!{found.name}", str(found))
                 else:
@@ -269,38 +277,33 @@ def decompressed(file: BinaryIO, origin: str) -> BinaryIO:
         )
     else:
         return file
-    return cast(BinaryIO, PartialReader(_Guarded(opened, file, origin), 1 << 18))
+    return cast(BinaryIO, PartialReader(_Decompressed(opened, file), 1 << 18))
 
 
 class _Guarded(PartialRaw):
     """A decompressed stream that raises when it has expanded more than text can."""
 
-    def __init__(self, inner: BinaryIO, outer: BinaryIO, origin: str) -> None:
+    def __init__(self, inner: BinaryIO, outer: BinaryIO) -> None:
         super().__init__(inner)
-        self._outer, self._origin = outer, origin
-        self._given = 0
+        self._outer = outer
 
     def readinto(self, buffer: bytearray | memoryview, /) -> int:  # type: ignore[override]
         count = super().readinto(buffer)
-        self._given += count
-        if self._given > _EXPANSION_GRACE_BYTES and self._given > MAX_EXPANSION * max(1, self._outer.tell()):
-            raise StorageError(f"{self._origin} is a compression bomb: it expands more than {MAX_EXPANSION} times")
+        if is_bomb(self._given, packed := self._outer.tell()):
+            raise CompressionBombError(f"{packed} bytes expand to more than {self._given}")
         return count
 
     def close(self) -> None:
         self._inner.close()
-        self._outer.close()
         super().close()
 
 
-class _Place:
-    """The position of a file that stays open: a member does not close its archive."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.tell = file.tell
+class _Decompressed(_Guarded):
+    """A guarded stream that closes the compressed one."""
 
     def close(self) -> None:
-        """Do nothing."""
+        super().close()
+        self._outer.close()
 
 
 class FileRange(io.BufferedIOBase):
@@ -369,21 +372,5 @@ def _peek(file: BinaryIO, size: int) -> tuple[bytes, BinaryIO]:
         head = file.read(size)
         file.seek(at)
         return head, file
-    buffered = file if isinstance(file, io.BufferedReader) else PartialReader(_Readable(file), 1 << 18)
+    buffered = file if isinstance(file, io.BufferedReader) else PartialReader(PartialRaw(file), 1 << 18)
     return buffered.peek(size)[:size], cast(BinaryIO, buffered)
-
-
-class _Readable(PartialRaw):
-    """A raw stream over any object with `read` that knows its position."""
-
-    def __init__(self, inner: Any) -> None:
-        super().__init__(inner)
-        self._given = 0
-
-    def readinto(self, buffer: bytearray | memoryview, /) -> int:  # type: ignore[override]
-        count = super().readinto(buffer)
-        self._given += count
-        return count
-
-    def tell(self) -> int:
-        return self._given

@@ -14,19 +14,18 @@ from typing import Any
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.latex import gather_inputs, latex_to_text, main_files
 from piledriver.corpus.formats.latex.comments import Aside
-from piledriver.corpus.raw.partial_reads import DAMAGE, read_all
+from piledriver.corpus.raw.limits import damage_refusal, read_all
+from piledriver.corpus.raw.partial_reads import DAMAGE
 from piledriver.corpus.raw.streams import RawStream, archive_kind
-from piledriver.corpus.sources.base import MAX_PIECE_BYTES, Found, Piece, Source, damage_refusal, stop_at_damage
-from piledriver.corpus.text.normalise import decode
+from piledriver.corpus.sources.base import Found, Piece, Source, one_piece, stop_at_damage
+from piledriver.corpus.text.normalise import decode_text
 
 MAX_TEXT_BYTES = 1 << 26
 MAX_FILES = 5_000
-# An unpacked paper in a folder may bring this many bytes to the worker at once.
-_TEX_NAMES = (".tex", ".ltx", ".latex", ".bbl", ".sty", ".txt", ".xxx", ".json", ".def", ".TEX")
+_TEX_NAMES = (".tex", ".ltx", ".latex", ".bbl", ".sty", ".txt", ".xxx", ".json", ".def")
 _NOT_TEXT = str.split(
-    ".eps .ps .pdf .png .jpg .jpeg .gif .svg .tif .tiff .bmp .zip .gz .cls .bst .bib .dat .csv .fig .mp4 .avi .mov "
-    ".wav "
-    ".mp3 .h5 .npy .mat .py .ipynb .xlsx .docx .pfb .tfm .vf .pl .c .cpp .h .aux .log .out .toc .blg .html .xml .anc"
+    ".eps .ps .pdf .png .jpg .jpeg .gif .svg .tif .tiff .bmp .zip .gz .cls .bst .bib .dat .csv .fig .mp4 .avi .mov .wav"
+    " .mp3 .h5 .npy .mat .py .ipynb .xlsx .docx .pfb .tfm .vf .pl .c .cpp .h .aux .log .out .toc .blg .html .xml .anc"
 )
 _NEW_ID = re.compile(r"(?<!\d)(\d{4}\.\d{4,5})(v\d+)?(?!\d)")
 # What arXiv calls a submission that it serves: its number, without an ending.
@@ -45,12 +44,12 @@ def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
     group: list[tuple[str, str | bytes]] = []
     home, size = "", 0
     for stream in streams:
-        own = _home(stream.origin) if stream.name.lower().endswith(tuple(n.lower() for n in _TEX_NAMES)) else ""
+        own = _home(stream.origin) if stream.name.lower().endswith(_TEX_NAMES) else ""
         if group and own != home:
             yield Piece(home, extra=group)
             group, size = [], 0
         if not own:
-            yield from stop_at_damage(stream.origin, _submission(stream))
+            yield from stop_at_damage(stream.origin, one_piece(stream, as_stored=True))
             continue
         home = own
         name = stream.origin if home == "." else stream.origin[len(home) + 1 :]
@@ -58,16 +57,12 @@ def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
             group.append((name, stream.path))
             continue
         try:
-            content = read_all(stream.file, MAX_TEXT_BYTES - size)
+            content = read_all(stream.file, MAX_TEXT_BYTES - size, "the TeX files of one archive")
         except DAMAGE as error:
             yield damage_refusal(stream.origin, error)
             continue
         size += len(content)
-        if size > MAX_TEXT_BYTES:
-            yield Refusal("too large", stream.origin, f"the archive holds more than {MAX_TEXT_BYTES} bytes of TeX")
-            size -= len(content)
-        else:
-            group.append((name, content))
+        group.append((name, content))
     if group:
         yield Piece(home, extra=group)
 
@@ -78,17 +73,6 @@ def _home(origin: str) -> str:
     return archive if mark else os.path.dirname(origin) or "."
 
 
-def _submission(stream: RawStream) -> Iterator[Piece | Refusal]:
-    if stream.path is not None:
-        yield Piece(stream.origin, path=stream.path)
-        return
-    content = read_all(stream.raw, MAX_PIECE_BYTES)
-    if len(content) > MAX_PIECE_BYTES:
-        yield Refusal("too large", stream.origin, f"more than {MAX_PIECE_BYTES} bytes")
-    else:
-        yield Piece(stream.origin, data=content)
-
-
 def _documents(piece: Piece) -> Iterator[Found]:
     """Yield the paper of a submission; of a folder of TeX files, each paper in it."""
     if piece.extra is not None:
@@ -96,9 +80,10 @@ def _documents(piece: Piece) -> Iterator[Found]:
         mains = main_files(files)
         if not mains:
             yield Refusal("no tex", piece.origin)
+            return
         in_folder = any(isinstance(where, str) for _, where in piece.extra)
-        for group in [[main] for main in mains] if in_folder else [mains] if mains else []:
-            separator = "/" if in_folder else "!"
+        separator = "/" if in_folder else "!"
+        for group in [[main] for main in mains] if in_folder else [mains]:
             origin = f"{piece.origin}{separator}{group[0]}" if piece.origin != "." else group[0]
             yield _paper(files, group, origin)
         return
@@ -182,14 +167,14 @@ def _looks_like_old_tar(content: bytes) -> bool:
 
 def _is_withdrawn(text: str) -> bool:
     # arXiv replaces a withdrawn paper by a short notice that is not typeset.
-    return (
-        len(text) < 3000 and ("%auto-ignore" in text[:200] or bool(_WITHDRAWN.search(text))) and "\\section" not in text
-    )
+    if len(text) >= 3000 or "\\section" in text:
+        return False
+    return "%auto-ignore" in text[:200] or _WITHDRAWN.search(text) is not None
 
 
 def _text(content: bytes) -> str:
     declared = _INPUT_ENCODING.search(content[:20_000])
-    return decode(content, _ENCODINGS.get(declared[1].decode("ascii")) if declared else None)
+    return decode_text(content, _ENCODINGS.get(declared[1].decode("ascii")) if declared else None)
 
 
 def _paper(files: dict[str, str], mains: list[str], origin: str) -> Found:

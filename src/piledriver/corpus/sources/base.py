@@ -19,8 +19,9 @@ import msgspec
 
 from piledriver.core.errors import UnknownNameError
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.raw.partial_reads import DAMAGE, read_all
-from piledriver.corpus.raw.streams import FileRange, RawStream, decompressed
+from piledriver.corpus.raw.limits import damage_refusal, read_all
+from piledriver.corpus.raw.partial_reads import DAMAGE
+from piledriver.corpus.raw.streams import FileRange, RawStream, bare_name, decompressed
 
 MAX_PIECE_BYTES = 1 << 28
 COMPILE_FROM_BYTES = 1 << 24
@@ -54,12 +55,9 @@ class Piece(msgspec.Struct, frozen=True):
         return cast(BinaryIO, FileRange(self.path, self.offset, self.length))
 
     def read(self, limit_bytes: int = MAX_PIECE_BYTES) -> bytes:
-        """Return all decompressed bytes; raise `ValueError`, which rejects the piece, above the limit."""
+        """Return all decompressed bytes; raise `LimitError`, which rejects the piece, above the limit."""
         with self.open() as stream:
-            content = read_all(stream, limit_bytes)
-        if len(content) > limit_bytes:
-            raise ValueError(f"larger than {limit_bytes} bytes")
-        return content
+            return read_all(stream, limit_bytes)
 
 
 Found = Document | Refusal
@@ -152,27 +150,34 @@ def stop_at_damage(origin: str, found: Iterable[Item]) -> Iterator[Item | Refusa
         yield damage_refusal(origin, error)
 
 
-def damage_refusal(origin: str, error: BaseException) -> Refusal:
-    """Return the refusal of a file that cannot be read, or not to its end."""
-    return Refusal(reason_of(error), origin, f"{type(error).__name__}: {error}"[:500])
+def one_piece(stream: RawStream, *, as_stored: bool = False) -> Iterator[Piece]:
+    """Yield a whole file or archive member as one piece: by its path where a worker can open it, else by its bytes.
 
-
-def reason_of(error: BaseException) -> str:
-    """Return the refusal reason for a read error."""
-    forbidden = isinstance(error, PermissionError) or isinstance(error.__cause__, PermissionError)
-    return "no permission to read" if forbidden else "damaged data"
-
-
-def one_piece(stream: RawStream) -> Iterator[Piece | Refusal]:
-    """Yield a whole file or archive member as one piece: by its path where a worker can open it, else by its bytes."""
+    The bytes are decompressed, unless `as_stored`.
+    """
     if stream.path is not None:
         yield Piece(stream.origin, path=stream.path)
-        return
-    content = read_all(stream.file, MAX_PIECE_BYTES)
-    if len(content) > MAX_PIECE_BYTES:
-        yield Refusal("too large", stream.origin, f"more than {MAX_PIECE_BYTES} bytes")
     else:
-        yield Piece(stream.origin, data=content)
+        yield Piece(stream.origin, data=read_all(stream.raw if as_stored else stream.file, MAX_PIECE_BYTES))
+
+
+def group_by_size(
+    found: Iterable[Item | Refusal], size: Callable[[Item], int], enough: int
+) -> Iterator[list[Item] | Refusal]:
+    """Yield lists of items whose sizes sum to `enough` or more, the last one to less; refusals at once."""
+    batch: list[Item] = []
+    held = 0
+    for item in found:
+        if isinstance(item, Refusal):
+            yield item
+            continue
+        batch.append(item)
+        held += size(item)
+        if held >= enough:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch
 
 
 def ends_with(*suffixes: str) -> Callable[[str], bool]:
@@ -182,10 +187,4 @@ def ends_with(*suffixes: str) -> Callable[[str], bool]:
     True
     """
 
-    def wants(name: str) -> bool:
-        lowered = name.lower()
-        for compression in (".gz", ".bz2", ".xz", ".zst"):
-            lowered = lowered.removesuffix(compression)
-        return lowered.endswith(suffixes)
-
-    return wants
+    return lambda name: bare_name(name).endswith(suffixes)

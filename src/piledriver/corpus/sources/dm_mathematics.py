@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.raw.lines import bounded_lines
-from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, per_file
-from piledriver.corpus.text.normalise import decode
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, group_by_size, one_piece, per_file
+from piledriver.corpus.text.normalise import decode_text
 
 DOCUMENT_CHARACTERS = 8192
 LICENCE = "Apache-2.0"
@@ -21,46 +20,36 @@ def _documents(piece: Piece) -> Iterator[Found]:
     """Yield consecutive questions and answers as documents, each cut after the answer that passes 8192 characters."""
     place = _PLACE.search(piece.origin)
     meta = {"licence": LICENCE} | ({"level": place.group(1), "module": place.group(2)} if place else {})
-    refused: list[Refusal] = []
-    yield from _cut(_pairs(piece, refused), piece.origin, meta)
-    yield from refused
+    number = 0
+    for pairs in group_by_size(_pairs(piece), lambda pair: len(pair[0]) + len(pair[1]), DOCUMENT_CHARACTERS + 1):
+        if isinstance(pairs, Refusal):
+            yield pairs
+            continue
+        text = "\n".join(f"{question}\n{answer}" for question, answer in pairs)
+        yield Document(text, meta={"origin": f"{piece.origin}#{number}", **meta})
+        number += len(pairs)
 
 
-def _pairs(piece: Piece, refused: list[Refusal]) -> Iterator[tuple[int, str, str]]:
-    """Yield (number, question, answer) of a file. Skip blank lines, which an old version of the generator inserted."""
+def _pairs(piece: Piece) -> Iterator[tuple[str, str] | Refusal]:
+    """Yield (question, answer) of a file. Skip blank lines, which an old version of the generator inserted."""
     question: str | None = None
     number = 0
     with piece.open() as opened:
         for line in bounded_lines(opened, piece.origin, 1 << 20):
             if isinstance(line, Refusal):
-                refused.append(line)
+                yield line
                 continue
-            text = decode(line).strip("\r\n")
+            text = decode_text(line).strip("\r\n")
             if not text.strip():
                 continue
             if question is None:
                 question = text
             else:
-                yield number, question, text
+                yield question, text
                 question = None
                 number += 1
     if question is not None:
-        refused.append(Refusal("question without answer", f"{piece.origin}#{number}", question[:200]))
-
-
-def _cut(pairs: Iterable[tuple[int, str, str]], origin: str, meta: dict[str, Any]) -> Iterator[Document]:
-    lines: list[str] = []
-    length = first = 0
-    for number, question, answer in pairs:
-        if not lines:
-            first = number
-        lines += [question, answer]
-        length += len(question) + len(answer)
-        if length > DOCUMENT_CHARACTERS:
-            yield Document("\n".join(lines), meta={"origin": f"{origin}#{first}", **meta})
-            lines, length = [], 0
-    if lines:
-        yield Document("\n".join(lines), meta={"origin": f"{origin}#{first}", **meta})
+        yield Refusal("question without answer", f"{piece.origin}#{number}", question[:200])
 
 
 SOURCE = Source(

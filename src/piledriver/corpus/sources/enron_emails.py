@@ -12,7 +12,7 @@ _named = ends_with(".csv", ".mbox", ".mbx", ".eml")
 
 
 def _wants(name: str) -> bool:
-    """Messages of the maildir are files called `1.`, `2.`, ..."""
+    """Return whether it is a message of the maildir (`1.`, `2.`, ...) or a file of messages."""
     return _NUMBERED.fullmatch(name) is not None or _named(name)
 
 
@@ -26,9 +26,9 @@ SOURCE = Source(
     treatment=(
         "One message is one document: the body only, as in the original, with sender, receivers, date, subject, "
         "folder and message id as meta. Plain text is preferred to HTML; attachments and uuencoded files are left "
-        "out; messages inside messages keep who, when and what. Encodings are taken off as declared, and "
-        "quoted-printable that lost its declaration is repaired. Text that was forwarded or quoted stays in its "
-        "place. Messages without words are refused."
+        "out; messages inside messages keep sender, date and subject. Transfer encodings are removed as declared, and "
+        "quoted-printable that lost its declaration is repaired. Forwarded and quoted text is kept. Messages without "
+        "text are refused."
     ),
     citation="Klimt and Yang, The Enron Corpus, ECML 2004; https://www.cs.cmu.edu/~enron/",
     wants=_wants,

@@ -10,7 +10,7 @@ from typing import Any
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.sources.base import Found, Piece, Source, one_piece, per_file
 from piledriver.corpus.text.language import language_of
-from piledriver.corpus.text.normalise import decode
+from piledriver.corpus.text.normalise import decode_text
 
 MIN_CHARACTERS = 200
 
@@ -21,13 +21,13 @@ _LANGUAGE = re.compile(r"(?:^|[/!])([a-z]{2})/[^/]+$")
 
 
 def _wants(name: str) -> bool:
-    """`ep-00-01-17.txt` and its parts; the tools that come in the same archive are not data."""
+    """Return whether it is `ep-00-01-17.txt` or a part of it; the tools in the same archive are not data."""
     return _FILE.fullmatch(name.removesuffix(".gz")) is not None
 
 
 def _documents(piece: Piece) -> Iterator[Found]:
-    """One sitting as text."""
-    raw = decode(piece.read(1 << 26))
+    """Yield one sitting."""
+    raw = decode_text(piece.read(1 << 26))
     if len(raw) < MIN_CHARACTERS:
         yield Refusal("shorter than 200 characters", piece.origin, f"{len(raw)}")
         return
@@ -38,8 +38,8 @@ def _documents(piece: Piece) -> Iterator[Found]:
     meta: dict[str, Any] = {"origin": piece.origin}
     if (language := _LANGUAGE.search(piece.origin)) is not None:
         meta["language"] = language.group(1)
-    elif told := language_of(text[:20_000]):
-        meta["language"] = told
+    elif detected := language_of(text[:20_000]):
+        meta["language"] = detected
     if (file := _FILE.search(piece.origin)) is not None:
         year = int(file.group(1))
         meta["date"] = f"{1900 + year if year > 90 else 2000 + year}-{file.group(2)}-{file.group(3)}"
@@ -47,7 +47,7 @@ def _documents(piece: Piece) -> Iterator[Found]:
 
 
 def without_tags(raw: str) -> str:
-    """Chapters and speeches as a reader would set them: a blank line before each, the speaker's name on its own line.
+    """Return the text with a blank line before each chapter and speech, the speaker's name on a line of its own.
 
     >>> without_tags('<CHAPTER ID=1>\\nErika\\n<SPEAKER ID=2 NAME="Maes">\\nMr President,\\n<P>\\nI was present.')
     'Erika\\n\\nMaes\\nMr President,\\nI was present.'
@@ -85,7 +85,7 @@ SOURCE = Source(
         "speaker's tag becomes the name; a blank line comes before each chapter and speech. Files of fewer than "
         "200 characters are refused, as in the original; tags that it did not know stopped it, here they are "
         "removed as well. The encoding is detected where it is not UTF-8. Language and date come from the path; "
-        "of a file that stands in no language's folder the text tells the language."
+        "outside a language's folder the language is detected from the text."
     ),
     citation="Koehn, Europarl: A Parallel Corpus for Statistical Machine Translation, MT Summit 2005",
     wants=_wants,

@@ -7,7 +7,7 @@ import html
 import io
 import re
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from lxml import etree
@@ -15,18 +15,15 @@ from lxml import etree
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.html.convert import parse_html, remove_element
 from piledriver.corpus.formats.html.render import render
-from piledriver.corpus.raw.peek import peek_head
+from piledriver.corpus.raw.partial_reads import peek_head
 from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, per_file
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, group_by_size, one_piece, per_file
 from piledriver.corpus.sources.shared.line_pieces import line_pieces, piece_lines
 
 # The best last: a later field that is not empty is made from the earlier ones, or from better print.
-_FIELDS = (
-    *("plain_text", "html", "html_lawbox", "html_columbia", "html_anon_2020", "html_with_citations", "xml_harvard"),
-)
+_FIELDS = str.split("plain_text html html_lawbox html_columbia html_anon_2020 html_with_citations xml_harvard")
 _UNREADABLE = "Unable to extract the content from this file. Please try reading the original."
-_is_csv = ends_with(".csv")
-_is_json = ends_with(".json", ".jsonl", ".ndjson")
+_is_csv, _is_json, _is_json_lines = ends_with(".csv"), ends_with(".json"), ends_with(".jsonl", ".ndjson")
 _PIECE_BYTES = 1 << 20
 _HEAD_BYTES = 1 << 22
 _MAX_FIELD_BYTES = 1 << 26
@@ -69,30 +66,27 @@ def _wants(name: str) -> bool:
     lowered = name.lower()
     if _is_csv(name):
         return "opinion" in lowered and "cluster" not in lowered and "joined" not in lowered
-    return _is_json(name)
+    return _is_json(name) or _is_json_lines(name)
 
 
 def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
     """Yield a JSON file whole, ranges of JSON lines, batches of CSV rows."""
     if _is_csv(stream.name):
-        yield from _csv_pieces(stream)
-        return
-    if not _is_json(stream.name) or (".jsonl" not in stream.name.lower() and ".ndjson" not in stream.name.lower()):
+        for batch in group_by_size(_rows(stream), lambda row: sum(map(len, row.values())), _PIECE_BYTES):
+            yield batch if isinstance(batch, Refusal) else Piece(stream.origin, data=msgspec.json.encode(batch))
+    elif _is_json_lines(stream.name):
+        yield from line_pieces(stream)
+    else:
         yield from one_piece(stream)
-        return
-    for piece in line_pieces(stream):
-        yield piece if isinstance(piece, Refusal) else msgspec.structs.replace(piece, extra=("lines", piece.extra))
 
 
-def _csv_pieces(stream: RawStream) -> Iterator[Piece | Refusal]:
+def _rows(stream: RawStream) -> Iterator[dict[str, str] | Refusal]:
     head, content = peek_head(stream.file, _HEAD_BYTES)
     escaped = _BACKSLASH_ESCAPES.search(head) is not None
     text = io.TextIOWrapper(content, encoding="utf-8", errors="replace", newline="")
     previous = csv.field_size_limit(_MAX_FIELD_BYTES)
     try:
         rows = csv.DictReader(text, escapechar="\\" if escaped else None, doublequote=not escaped)
-        batch: list[dict[str, Any]] = []
-        size = 0
         while True:
             try:
                 row = next(rows, None)
@@ -102,27 +96,21 @@ def _csv_pieces(stream: RawStream) -> Iterator[Piece | Refusal]:
             if row is None:
                 break
             # Cells beyond the header, and fields that the row lacks, are no strings.
-            batch.append({name: value for name, value in row.items() if name and isinstance(value, str) and value})
-            size += sum(map(len, batch[-1].values()))
-            if size > _PIECE_BYTES:
-                yield Piece(stream.origin, data=msgspec.json.encode(batch))
-                batch, size = [], 0
-        if batch:
-            yield Piece(stream.origin, data=msgspec.json.encode(batch))
+            yield {name: value for name, value in row.items() if name and isinstance(value, str) and value}
     finally:
         csv.field_size_limit(previous)
 
 
 def _documents(piece: Piece) -> Iterator[Found]:
     """Yield each opinion of a piece."""
-    if isinstance(piece.extra, tuple):
-        for item in piece_lines(msgspec.structs.replace(piece, extra=piece.extra[1])):
-            if isinstance(item, Refusal):
-                yield item
-            else:
-                yield from _decoded(item[1], f"{piece.origin}#{item[0]}")
+    if piece.extra is None:
+        yield from _decoded(piece.read(), piece.origin)
         return
-    yield from _decoded(piece.read(), piece.origin)
+    for item in piece_lines(piece):
+        if isinstance(item, Refusal):
+            yield item
+        else:
+            yield from _decoded(item[1], f"{piece.origin}#{item[0]}")
 
 
 def _decoded(content: bytes, origin: str) -> Iterator[Found]:
@@ -230,7 +218,7 @@ def _meta(opinion: dict[str, Any], origin: str) -> dict[str, Any]:
         "cluster": opinion.get("cluster") or opinion.get("cluster_id"),
         "type": opinion.get("type"),
         "url": f"https://www.courtlistener.com{url}" if isinstance(url, str) and url.startswith("/") else None,
-        "ocr": True if cast(Any, opinion.get("extracted_by_ocr")) in (True, "t", "true") else None,
+        "ocr": True if opinion.get("extracted_by_ocr") in (True, "t", "true") else None,
     }
     return {name: value for name, value in meta.items() if isinstance(value, str | int | list) and value != ""}
 

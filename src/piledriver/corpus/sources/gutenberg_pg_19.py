@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.gutenberg import book_meta, declared_encoding, without_boilerplate
 from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, per_file
-from piledriver.corpus.text.normalise import decode
+from piledriver.corpus.text.normalise import decode_text
 
 
 def _documents(piece: Piece) -> Iterator[Found]:
     """Yield the book without Project Gutenberg's header and licence."""
     content = piece.read()
-    text = decode(content, declared_encoding(content)).replace("\r\n", "\n").replace("\r", "\n")
+    text = decode_text(content, declared_encoding(content)).replace("\r\n", "\n").replace("\r", "\n")
     meta = {"origin": piece.origin, **book_meta(text)}
     if "gutenberg_id" not in meta:
         number = (

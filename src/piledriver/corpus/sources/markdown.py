@@ -13,7 +13,7 @@ import yaml
 from piledriver.corpus.document import Document
 from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, per_file
 from piledriver.corpus.text.creative_commons import licence_id
-from piledriver.corpus.text.normalise import decode
+from piledriver.corpus.text.normalise import decode_text
 
 _MOST_FRONT_MATTER = 1 << 16
 _KEPT = ("title", "author", "date", "language", "lang", "license", "licence")
@@ -22,7 +22,7 @@ _FENCE = re.compile(r"^ {0,3}(```+|~~~+)", re.MULTILINE)
 
 def _documents(piece: Piece) -> Iterator[Found]:
     """Yield the text without front matter and comments."""
-    meta, text = _front_matter(decode(piece.read()).replace("\r\n", "\n"))
+    meta, text = _front_matter(decode_text(piece.read()).replace("\r\n", "\n"))
     yield Document(_without_comments(text), meta={"origin": piece.origin, **meta})
 
 

@@ -6,20 +6,22 @@ import csv
 import re
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, stop_at_damage
-from piledriver.corpus.text.normalise import decode
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, group_by_size, stop_at_damage
+from piledriver.corpus.text.normalise import decode_text
 
 BATCH_BYTES = 1 << 21
 MAX_LINE_BYTES = 1 << 22
 MAX_FIELD = 1 << 23
 _IDS = ("APPLICATION_ID", "APPLICATIONID", "APPL_ID")
 _TEXTS = ("ABSTRACT_TEXT", "ABSTRACT", "PROJECT_ABSTRACT")
+Record = tuple[str, str, str]
+"""Application id, abstract, origin."""
 # Ids below this have a bit each; the few others go to a set.
 _BITS = 1 << 26
 _WORD = r"(?:project|program|overall|core|research|technical|proposal|candidate|administrative|component)"
@@ -44,43 +46,36 @@ _NOTHING = re.compile(
 def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
     """Read the tables, reject records whose id or text occurred before, and yield batches of the rest.
 
-    Duplicates span files and years, so one process must see every record; it keeps a bit for each id and eight bytes
-    for each text.
+    Duplicates span files and years, so one process must see every record; it keeps a bit for each id and a hash of
+    each text.
     """
     seen_ids, seen_texts = _Ids(), set[int]()
+
+    def judged(record: Record | Refusal) -> Record | Refusal:
+        if isinstance(record, Refusal):
+            return record
+        number, text, origin = record
+        if not seen_ids.add(number):
+            return Refusal("duplicate application id", origin)
+        text = clean_abstract(text)
+        if _NOTHING.fullmatch(text):
+            return Refusal("no abstract", origin)
+        digest = int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+        if digest in seen_texts:
+            return Refusal("duplicate text", origin)
+        seen_texts.add(digest)
+        return number, text, origin
+
     for stream in streams:
-        batch: list[tuple[str, str, str]] = []
-        size = 0
-        for record in stop_at_damage(stream.origin, _records(stream)):
-            if isinstance(record, Refusal):
-                yield record
-                continue
-            number, text, origin = record
-            if not seen_ids.add(number):
-                yield Refusal("duplicate application id", origin)
-                continue
-            text = clean_abstract(text)
-            if _NOTHING.fullmatch(text):
-                yield Refusal("no abstract", origin)
-                continue
-            digest = int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
-            if digest in seen_texts:
-                yield Refusal("duplicate text", origin)
-                continue
-            seen_texts.add(digest)
-            batch.append((number, text, origin))
-            size += len(text)
-            if size > BATCH_BYTES:
-                yield Piece(stream.origin, data=msgspec.msgpack.encode(batch))
-                batch, size = [], 0
-        if batch:
-            yield Piece(stream.origin, data=msgspec.msgpack.encode(batch))
+        records = map(judged, stop_at_damage(stream.origin, _records(stream)))
+        for batch in group_by_size(records, lambda record: len(record[1]), BATCH_BYTES):
+            yield batch if isinstance(batch, Refusal) else Piece(stream.origin, data=msgspec.msgpack.encode(batch))
 
 
 def _documents(piece: Piece) -> Iterator[Found]:
     """Yield the records of a batch."""
     assert piece.data is not None, "pieces of this source carry their records"
-    for number, text, origin in msgspec.msgpack.decode(piece.data, type=list[tuple[str, str, str]]):
+    for number, text, origin in msgspec.msgpack.decode(piece.data, type=list[Record]):
         yield Document(text, meta={"origin": origin, "application_id": number})
 
 
@@ -101,7 +96,7 @@ def clean_abstract(text: str) -> str:
     return " ".join(text.split())
 
 
-def _records(stream: RawStream) -> Iterator[tuple[str, str, str] | Refusal]:
+def _records(stream: RawStream) -> Iterator[Record | Refusal]:
     csv.field_size_limit(MAX_FIELD)
     with stream.file as file:
         rows = csv.reader(_lines(file))
@@ -143,7 +138,7 @@ def _mended(text: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        return decode(text.encode("utf-8", "surrogateescape"), "cp1252")
+        return decode_text(text.encode("utf-8", "surrogateescape"), "cp1252")
     return text
 
 
@@ -155,14 +150,14 @@ def _columns(row: list[str]) -> tuple[int, int] | None:
 
 
 class _Ids:
-    """Which ids were seen: a bit each, so that millions of them take megabytes."""
+    """The ids seen, as a bit each, so that millions of them take megabytes."""
 
     def __init__(self) -> None:
         self._bits = bytearray(_BITS // 8)
-        self._others: set[Any] = set()
+        self._others: set[str] = set()
 
     def add(self, number: str) -> bool:
-        """Whether it is new; an empty id is always new."""
+        """Add an id; return whether it is new. An empty id is always new."""
         if not number:
             return True
         if number.isascii() and number.isdecimal() and len(number) < 9 and int(number) < _BITS:
@@ -186,10 +181,9 @@ SOURCE = Source(
     consent="author",
     treatment=(
         "An abstract is a document: white space collapsed, headers such as DESCRIPTION (provided by applicant): "
-        "removed. "
-        "A record whose APPLICATION_ID or whose text came before, in any file, is refused; so are empty ones and those "
-        "that say only that there is none. Old files are in Windows-1252: their bytes are decoded, not dropped as by "
-        "the original."
+        "removed. A record whose APPLICATION_ID or whose text came before, in any file, is refused; so are empty ones "
+        "and those that say only that no abstract is available. Old files are in Windows-1252: their bytes are "
+        "decoded, not dropped as by the original."
     ),
     wants=ends_with(".csv"),
     pieces=_pieces,

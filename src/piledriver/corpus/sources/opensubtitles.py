@@ -24,7 +24,7 @@ _META = {
 
 
 def _documents(piece: Piece) -> Iterator[Found]:
-    """One file of subtitles is one document."""
+    """Yield the sentences of one file as one document."""
     content = piece.read(1 << 26)
     meta: dict[str, Any] = {"origin": piece.origin, **_from_place(piece.origin)}
     if content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):

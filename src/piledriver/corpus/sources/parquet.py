@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from typing import Any
 
 from piledriver.core.errors import MissingDependencyError
 from piledriver.corpus.document import Refusal
-from piledriver.corpus.raw.partial_reads import read_all
 from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.base import MAX_PIECE_BYTES, Found, Piece, Source, ends_with, per_file
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, per_file
 from piledriver.corpus.sources.shared.rows import record_document
 
 _ROWS_AT_ONCE = 256
@@ -18,11 +18,7 @@ _ROWS_AT_ONCE = 256
 def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
     """Yield one piece for each row group of a file, or a whole archive member."""
     if stream.path is None:
-        content = read_all(stream.raw, MAX_PIECE_BYTES)
-        if len(content) > MAX_PIECE_BYTES:
-            yield Refusal("too large", stream.origin, f"more than {MAX_PIECE_BYTES} bytes in an archive")
-        else:
-            yield Piece(stream.origin, data=content)
+        yield from one_piece(stream, as_stored=True)
         return
     try:
         groups = _opened(stream.path).num_row_groups
@@ -35,8 +31,6 @@ def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
 
 def _documents(piece: Piece) -> Iterator[Found]:
     """Yield the rows of a row group."""
-    import io
-
     try:
         file = _opened(piece.path if piece.path is not None else io.BytesIO(piece.data or b""))
         groups = [piece.extra] if piece.extra is not None else range(file.num_row_groups)

@@ -16,7 +16,7 @@ def _documents(piece: Piece) -> Iterator[Found]:
     try:
         text = pdf_to_text(content)
     except UnreadablePdfError as error:
-        yield Refusal("encrypted pdf" if error.encrypted else "damaged pdf", piece.origin, str(error))
+        yield Refusal(error.reason, piece.origin, str(error))
         return
     if not text.strip():
         yield Refusal("no text layer", piece.origin, "pages are images: run OCR first")
@@ -32,10 +32,8 @@ SOURCE = Source(
     licence="yours",
     consent="yours",
     treatment=(
-        "The text layer as pdfium reads it, in the order of the file: running headers, footers, page numbers and "
-        "text up "
-        "the margin removed, words hyphenated at line ends put together (or kept, where the rest of the document "
-        "writes "
+        "The text layer as pdfium reads it, in the order of the file: running headers, footers, page numbers and text "
+        "up the margin removed, words hyphenated at line ends joined (or kept, where the rest of the document writes "
         "the hyphen), ligatures resolved, lines joined to paragraphs across columns and pages. Refused: damaged, "
         "encrypted, or without a text layer."
     ),

@@ -6,19 +6,21 @@ import html
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.html.convert import fragment_to_text
-from piledriver.corpus.formats.jats.inline import flat, strip_namespaces
+from piledriver.corpus.formats.jats.inline import flat
 from piledriver.corpus.formats.pdf.lines import UnreadablePdfError
 from piledriver.corpus.formats.pdf.pile_filter import filtered
 from piledriver.corpus.formats.pdf.text import pdf_to_text
 from piledriver.corpus.formats.xml.entities import with_character_entities
-from piledriver.corpus.formats.xml.parse import XmlError, parse_xml
-from piledriver.corpus.raw.partial_reads import DAMAGE, read_all
+from piledriver.corpus.formats.xml.parse import XmlError, parse_xml, strip_namespaces
+from piledriver.corpus.raw.limits import damage_refusal, read_all
+from piledriver.corpus.raw.partial_reads import DAMAGE
 from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.base import Found, Piece, Source, damage_refusal, ends_with, one_piece, stop_at_damage
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, stop_at_damage
 from piledriver.corpus.sources.shared.record_pieces import MAX_RECORD_BYTES, record_pieces
 from piledriver.corpus.text.creative_commons import licence_id
 
@@ -35,32 +37,15 @@ _NAMES = r"(?:p|br|i|b|u|em|strong|sub|sup|span|div|a|ul|ol|li|blockquote|h[1-6]
 _HTML_TAG = re.compile(rf"</?{_NAMES}(?:\s+[a-z-]+=[^<>]{{0,200}})?\s?/?>", re.IGNORECASE)
 _NO_TAG = re.compile(rf"<(?!/?{_NAMES}(?:\s+[a-z-]+=[^<>]{{0,200}})?\s?/?>)", re.IGNORECASE)
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#x[0-9a-fA-F]{1,6}|[a-zA-Z]{2,8});")
-_LISTS = (
-    "creator",
-    "subject",
-    "identifier",
-    "type",
-    "relation",
-    "contributor",
-    "rights",
-    "source",
-    "publisher",
-    "format",
-)
-
-
-# What qualified Dublin Core and arXiv's own formats call the same things.
+_LISTS = str.split("creator subject identifier type relation contributor rights source publisher format")
+# Names of the same fields in qualified Dublin Core and in arXiv's own formats.
 _OTHER_NAMES = {
-    "abstract": "description",
-    "license": "rights",
-    "author": "creator",
-    "created": "date",
-    "issued": "date",
-}
+    "abstract": "description", "license": "rights", "author": "creator", "created": "date", "issued": "date",
+}  # fmt: skip
 
 
 def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
-    """A PDF together with the record of the same name, where one follows it; other records some megabytes at a time."""
+    """Yield each PDF with the record of the same name that follows it, other records a few megabytes at a time."""
     waiting: Piece | None = None
     for stream in streams:
         stem = os.path.splitext(stream.origin)[0]
@@ -98,7 +83,7 @@ def _last_end(buffer: bytes) -> int:
 
 
 def _documents(piece: Piece) -> Iterator[Found]:
-    """The text of a PDF, or title and abstract of each record."""
+    """Yield the text of a PDF, or title and abstract of each record."""
     if _is_pdf(piece.origin):
         yield _paper(piece)
         return
@@ -114,9 +99,9 @@ def _documents(piece: Piece) -> Iterator[Found]:
 
 
 def _parsed(record: bytes, origin: str, number: str) -> Found:
-    """One record by itself: its prefixes are declared on the answer around it, so they go."""
+    """Return the document of one record, parsed alone without its prefixes, which the response declares."""
     bare = _END_PREFIX.sub(b"</", _START_PREFIX.sub(b"<", record))
-    # Few tags have attributes with a prefix; to look for them everywhere takes longer than to parse.
+    # Few tags have attributes with a prefix; searching every tag for them takes longer than parsing.
     bare = _WITH_PREFIXED.sub(lambda tag: _PREFIXED.sub(b"", tag[0]), bare)
     try:
         root = parse_xml(with_character_entities(bare))
@@ -127,15 +112,15 @@ def _parsed(record: bytes, origin: str, number: str) -> Found:
 
 
 def _without_records(content: bytes, origin: str) -> Iterator[Found]:
-    """An error answer, or a bare oai_dc element."""
+    """Yield the refusals of an error response, or the document of a bare oai_dc element."""
     try:
         root = parse_xml(with_character_entities(content))
     except XmlError as error:
         yield Refusal("invalid xml", origin, str(error))
         return
     strip_namespaces(root)
-    for answer in root.iter("error"):
-        yield Refusal("oai error", origin, f"{answer.get('code', '')}: {flat(answer)}")
+    for error in root.iter("error"):
+        yield Refusal("oai error", origin, f"{error.get('code', '')}: {flat(error)}")
     if root.tag == "dc":
         yield _record(root, origin, "1")
 
@@ -144,17 +129,15 @@ def _paper(piece: Piece) -> Found:
     try:
         text = filtered(pdf_to_text(piece.read()))
     except UnreadablePdfError as error:
-        return Refusal("encrypted pdf" if error.encrypted else "damaged pdf", piece.origin, str(error))
+        return Refusal(error.reason, piece.origin, str(error))
     if len(text) < MIN_CHARACTERS:
         return Refusal("shorter than 1000 characters", piece.origin, f"{len(text)}")
     meta: dict[str, Any] = {}
     if piece.extra is not None:
-        try:
+        with suppress(XmlError):
             root = parse_xml(with_character_entities(piece.extra))
             strip_namespaces(root)
             meta = _meta(_fields(root))
-        except XmlError:
-            meta = {}
     return Document(text, meta={**meta, "origin": piece.origin})
 
 
@@ -173,19 +156,18 @@ def _record(record: Any, origin: str, number: str) -> Found:
 
 
 def _without_markup(text: str) -> str:
-    """A field whose text is HTML, escaped once more than XML asks for; a formula with `<` in it is none.
+    """Return the text of a field that may be HTML, escaped once more than XML needs; other uses of `<` stay.
 
     >>> _without_markup("First &quot;one&quot;.<br/>Second <i>two</i>, a<b and c>d")
     'First "one".\\nSecond two, a<b and c>d'
     """
     if _HTML_TAG.search(text):
-        # What is no tag stays as it is.
         return fragment_to_text(_NO_TAG.sub("&lt;", text))
     return html.unescape(text) if _ENTITY.search(text) else text
 
 
 def _fields(record: Any) -> dict[str, list[str]]:
-    """The texts of a record's elements by their names, in one walk; its header is not of them."""
+    """Return the texts of a record's elements by name, without those of its header."""
     fields: dict[str, list[str]] = {}
     for element in record.iter("title", "description", "date", "language", *_LISTS, *_OTHER_NAMES):
         parent = element.getparent()
@@ -200,7 +182,7 @@ def _fields(record: Any) -> dict[str, list[str]]:
 def _meta(fields: dict[str, list[str]]) -> dict[str, Any]:
     meta: dict[str, Any] = {name: fields[name][0] for name in ("title", "date", "language") if name in fields}
     for name in _LISTS:
-        # `source` is the name of ours in every document.
+        # `source` is reserved for the name of this source.
         meta["dc_source" if name == "source" else name] = fields.get(name, [])
     meta["url"] = next((value for value in meta["identifier"] if value.startswith("http")), None)
     meta["licence"] = next((found for value in meta["rights"] if (found := licence_id(value))), None)
@@ -216,11 +198,10 @@ SOURCE = Source(
     consent="author",
     treatment=(
         "A PDF is a document: its text layer (see the source pdf) through the Pile's filter, which drops paragraphs "
-        "that "
-        "are copyright notices, page numbers, mostly (cid:n) marks or mostly not letters; papers shorter than 1000 "
-        "characters are refused. A record without its PDF gives title and abstract. Loose accents are dropped, but a "
-        "letter with its accent stays, which the original's decomposition lost. The fields of oai_dc become meta. "
-        "Refused: deleted records, records without abstract, error answers, damaged or encrypted PDFs."
+        "that are copyright notices, page numbers, mostly (cid:n) marks or mostly not letters; papers shorter than "
+        "1000 characters are refused. A record without its PDF gives title and abstract. Loose accents are dropped, "
+        "but a letter with its accent stays, which the original's decomposition lost. The fields of oai_dc become "
+        "meta. Refused: deleted records, records without abstract, error answers, damaged or encrypted PDFs."
     ),
     wants=ends_with(".xml", ".pdf"),
     pieces=_pieces,

@@ -19,7 +19,6 @@ from piledriver.corpus.text.language import language_of
 _is_json_lines = ends_with(".jsonl", ".json", ".ndjson")
 _is_html = ends_with(".html", ".htm", ".xhtml")
 _HTML_KINDS = ("text/html", "application/xhtml+xml", "application/xhtml")
-_decode = msgspec.json.Decoder()
 
 
 def _wants(name: str) -> bool:
@@ -32,16 +31,15 @@ def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
     if is_web_archive(stream.name):
         yield from archive_pieces(stream)
     elif _is_json_lines(stream.name):
-        for piece in line_pieces(stream):
-            yield piece if isinstance(piece, Refusal) else msgspec.structs.replace(piece, extra=("lines", piece.extra))
+        yield from line_pieces(stream)
     else:
         yield from one_piece(stream)
 
 
 def _documents(piece: Piece, *, extractor: Extractor = "piledriver") -> Iterator[Found]:
     """Yield every English page of a piece."""
-    if isinstance(piece.extra, tuple):
-        yield from _json_documents(msgspec.structs.replace(piece, extra=piece.extra[1]))
+    if isinstance(piece.extra, int):
+        yield from _json_documents(piece)
     elif piece.extra is None:
         yield _from_html(piece.read(), None, {"origin": piece.origin}, extractor)
     else:
@@ -84,7 +82,7 @@ def _json_documents(piece: Piece) -> Iterator[Found]:
         place, line = item
         origin = f"{piece.origin}#{place}"
         try:
-            row = _decode.decode(line)
+            row = msgspec.json.decode(line)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             yield Refusal("invalid json", origin, str(error))
             continue
@@ -96,9 +94,10 @@ def _from_row(row: dict[str, Any], origin: str) -> Found:
     text = next((row[name] for name in ("raw_content", "text", "content") if isinstance(row.get(name), str)), None)
     if text is None:
         return Refusal("no text", origin)
-    said = {**_object(row.get("metadata")), **_object(row.get("meta")), **row}
+    wrapped = [value for name in ("metadata", "meta") if isinstance(value := row.get(name), dict)]
+    fields = {name: value for part in [*wrapped, row] for name, value in part.items()}
     names = ("url", "title", "date_download", "source_domain", "language", "language_score", "perplexity", "bucket")
-    meta = {name: said[name] for name in names if isinstance(said.get(name), str | float | int)}
+    meta = {name: fields[name] for name in names if isinstance(fields.get(name), str | float | int)}
     url = meta.get("url")
     meta["origin"] = f"{origin} {url}" if url else origin
     if isinstance(meta.get("language"), str):
@@ -107,10 +106,6 @@ def _from_row(row: dict[str, Any], origin: str) -> Found:
             return Refusal("not english", meta["origin"], meta["language"])
         return Document(text, meta=meta)
     return _in_english(text, meta)
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 SOURCE = Source(

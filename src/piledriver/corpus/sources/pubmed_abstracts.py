@@ -4,42 +4,40 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.jats.inline import flat
 from piledriver.corpus.formats.xml.entities import with_character_entities
 from piledriver.corpus.formats.xml.parse import XmlError, parse_xml
-from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.base import Found, Piece, Source, per_file
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, per_file
 from piledriver.corpus.sources.shared.record_pieces import record_pieces
-from piledriver.corpus.text.normalise import decode
+from piledriver.corpus.text.normalise import decode_text
 
 # How a record opens and closes in the XML files (of old ones: without the envelope).
 _OPENING = re.compile(rb"<(PubmedArticle|PubmedBookArticle|MedlineCitation)[\s>]")
-_ENDS = (b"</PubmedArticle>", b"</PubmedBookArticle>", b"</MedlineCitation>", b"\n\nPMID- ")
+_ENDS = (b"</PubmedArticle>", b"</MedlineCitation>")
+_TEXT_START = b"\n\nPMID- "
 _NAMESPACED = re.compile(rb"<(/?)mml:")
 _FIELD = re.compile(r"([A-Z]{2,4}) {0,2}- (.*)")
-
-
-def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
-    """Yield pieces of whole records, a few megabytes each."""
-    return record_pieces(stream, _last_end)
+_is_xml, _is_text = ends_with(".xml", ".nbib"), ends_with(".txt")
 
 
 def _last_end(buffer: bytes) -> int:
-    for end in (_ENDS[0], _ENDS[2]):
+    for end in _ENDS:
         found = buffer.rfind(end)
         if found >= 0:
             return found + len(end)
-    return max(0, buffer.rfind(_ENDS[3]) + 2) if _ENDS[3] in buffer else 0
+    found = buffer.rfind(_TEXT_START)
+    return found + 2 if found >= 0 else 0
 
 
 def _documents(piece: Piece) -> Iterator[Found]:
     """Yield each citation; one that cannot be parsed costs only itself."""
     content = piece.read()
     if content.lstrip()[:6] in (b"PMID- ", b"\xef\xbb\xbfPMI"):
-        for record in re.split(r"\r?\n\r?\n(?=PMID- )", decode(content).strip()):
+        for record in re.split(r"\r?\n\r?\n(?=PMID- )", decode_text(content).strip()):
             yield _from_text(record, piece.origin)
         return
     found_any = False
@@ -88,12 +86,10 @@ def _from_xml(record: Any, origin: str, number: int) -> Found:
         return Refusal("no pmid", origin)
     if _pmc_id(record, citation):
         return Refusal("in pubmed central", origin)
-    title = _text(article.find("ArticleTitle"))
+    title = next(map(flat, article.iterfind("ArticleTitle")), "")
     if not title:
         return Refusal("no title", origin)
-    abstract = article.find("Abstract")
-    parts = [_part(element) for element in abstract.findall("AbstractText")] if abstract is not None else []
-    text = " ".join(filter(None, parts))
+    text = " ".join(filter(None, map(_part, article.iterfind("Abstract[1]/AbstractText"))))
     if not text:
         return Refusal("no abstract", origin)
     journal = article.find("Journal")
@@ -116,15 +112,11 @@ def _pmc_id(record: Any, citation: Any) -> bool:
 
 
 def _part(element: Any) -> str:
-    text = _text(element)
+    text = flat(element)
     label = (element.get("Label") or "").strip()
     if not text or not label or label.upper() in ("UNLABELLED", "UNASSIGNED"):
         return text
     return text if text.upper().startswith(f"{label.upper()}:") else f"{label}: {text}"
-
-
-def _text(element: Any) -> str:
-    return flat(element) if element is not None else ""
 
 
 def _year(journal: Any) -> str | None:
@@ -162,8 +154,7 @@ def _from_text(record: str, origin: str) -> Found:
 
 def _wants(name: str) -> bool:
     """Return whether it is a baseline or update file, or an export of PubMed."""
-    lowered = name.lower().removesuffix(".gz")
-    return lowered.endswith((".xml", ".nbib")) or ("pubmed" in lowered and lowered.endswith(".txt"))
+    return _is_xml(name) or ("pubmed" in name.lower() and _is_text(name))
 
 
 SOURCE = Source(
@@ -175,14 +166,12 @@ SOURCE = Source(
     consent="author",
     treatment=(
         "A citation with title and abstract is a document: the title, a newline, the abstract with white space "
-        "collapsed "
-        "and the labels of its sections (BACKGROUND: ...) kept, which the original lost. CopyrightInformation is left "
-        "out. Refused: no title, no abstract, and whatever has an id of PubMed Central, for its full text is there. "
-        "Only "
-        "the article's own ids count, not those of its references."
+        "collapsed and the labels of its sections (BACKGROUND: ...) kept, which the original lost. "
+        "CopyrightInformation is left out. Refused: no title, no abstract, and whatever has an id of PubMed Central, "
+        "for its full text is there. Only the article's own ids count, not those of its references."
     ),
     wants=_wants,
-    pieces=per_file(_split),
+    pieces=per_file(partial(record_pieces, last_cut=_last_end)),
     documents=_documents,
     citation="https://pubmed.ncbi.nlm.nih.gov/download/",
 )

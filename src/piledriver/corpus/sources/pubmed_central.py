@@ -8,9 +8,9 @@ from typing import Any
 
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.jats.article import article_text
-from piledriver.corpus.formats.jats.inline import flat, strip_namespaces
+from piledriver.corpus.formats.jats.inline import flat
 from piledriver.corpus.formats.xml.entities import with_character_entities
-from piledriver.corpus.formats.xml.parse import XmlError, parse_xml
+from piledriver.corpus.formats.xml.parse import XmlError, parse_xml, strip_namespaces
 from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, per_file
 from piledriver.corpus.text.creative_commons import licence_id
 

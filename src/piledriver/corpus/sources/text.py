@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from piledriver.corpus.document import Document
 from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, per_file
-from piledriver.corpus.text.normalise import decode
+from piledriver.corpus.text.normalise import decode_text
 
 
 def _documents(piece: Piece) -> Iterator[Found]:
     """Yield the whole file, decoded."""
-    yield Document(decode(piece.read()), meta={"origin": piece.origin})
+    yield Document(decode_text(piece.read()), meta={"origin": piece.origin})
 
 
 SOURCE = Source(

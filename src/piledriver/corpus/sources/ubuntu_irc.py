@@ -1,4 +1,4 @@
-"""Ubuntu IRC: daily logs of channels, put together by channel and week."""
+"""Ubuntu IRC: daily logs of channels, joined by channel and week."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 from urllib.parse import unquote
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.raw.partial_reads import DAMAGE, read_all
-from piledriver.corpus.raw.peek import peek_head
+from piledriver.corpus.raw.limits import damage_refusal, read_all
+from piledriver.corpus.raw.partial_reads import DAMAGE, peek_head
 from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.base import Found, Piece, Source, damage_refusal, ends_with
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with
 
 MAX_DAY_BYTES = 1 << 26
-# Days of a week that stand apart find each other as long as no more than this lies between them.
+# Days of one week are joined if no more than this lies between them in the input.
 MAX_HELD_BYTES = 1 << 27
 MAX_HELD_WEEKS = 20_000
 
@@ -30,10 +30,11 @@ _COLOURS = re.compile("\x03(?:\\d{1,2}(?:,\\d{1,2})?)?|[\x02\x0f\x16\x1d\x1f]")
 _NOISE = ("has joined #", "has left #", "Topic for #", "Topic (#", "is now known as")
 
 Day = tuple[str, str, str | None, bytes | None]
+"""Date, origin, and the path or the content of a log."""
 
 
 def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
-    """One piece for each channel and ISO week: its days."""
+    """Yield one piece for each channel and ISO week: its days."""
     held: OrderedDict[tuple[str, str], list[Day]] = OrderedDict()
     held_bytes = 0
 
@@ -59,11 +60,7 @@ def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
             yield damage_refusal(stream.origin, error)
             continue
         channel = _channel_of(stream.origin, head)
-        if content is not None:
-            if len(content) > MAX_DAY_BYTES:
-                yield Refusal("too large", stream.origin, f"more than {MAX_DAY_BYTES} bytes")
-                continue
-            held_bytes += len(content)
+        held_bytes += len(content or b"")
         opened.close()
         year, week, _ = day.isocalendar()
         key = (channel, f"{year}-W{week:02d}")
@@ -76,7 +73,7 @@ def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
 
 
 def _documents(piece: Piece) -> Iterator[Found]:
-    """One week of one channel."""
+    """Yield one week of one channel."""
     channel, week, days = piece.extra
     parts: list[str] = []
     origins: list[str] = []
@@ -100,21 +97,21 @@ def _documents(piece: Piece) -> Iterator[Found]:
 
 
 def day_lines(raw: bytes) -> list[str] | None:
-    """What was said on a day, or None where there are only messages of the server."""
+    """Return the messages of a day, or `None` where only the server wrote."""
     lines: list[str] = []
     spoken = False
     for encoded in raw.split(b"\n"):
-        # Each line was written by another person's program in that program's encoding.
+        # Each line is in the encoding of its writer's program.
         try:
             line = encoded.decode("utf-8")
         except UnicodeDecodeError:
             line = encoded.decode("cp1252", "replace")
         line = _COLOURS.sub("", line).rstrip()
         if line.startswith("==="):
-            if not any(noise in line for noise in _NOISE) and (said := line[3:].strip()):
-                lines.append(f"* {said}")
-        elif line and (said := _STAMP.sub("", line, count=1).strip() if line[0] == "[" else line):
-            lines.append(said)
+            if not any(noise in line for noise in _NOISE) and (message := line[3:].strip()):
+                lines.append(f"* {message}")
+        elif line and (message := _STAMP.sub("", line, count=1).strip() if line[0] == "[" else line):
+            lines.append(message)
             spoken = True
     return lines if spoken else None
 

@@ -10,14 +10,20 @@ from typing import Any, BinaryIO, Literal, cast
 
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.wikitext.convert import ENGLISH, wikitext_to_text
-from piledriver.corpus.formats.wikitext.dump import Page, pages, read_page, read_site
-from piledriver.corpus.formats.wikitext.multistream import is_multistream, stream_ranges
+from piledriver.corpus.formats.wikitext.dump import (
+    Page,
+    dump_pages,
+    is_multistream,
+    read_page,
+    read_site,
+    stream_ranges,
+)
 from piledriver.corpus.formats.wikitext.site import Site
-from piledriver.corpus.raw.partial_reads import DAMAGE, read_all
-from piledriver.corpus.raw.peek import peek_head
-from piledriver.corpus.raw.streams import FileRange, RawStream, decompressed
-from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, per_file
-from piledriver.corpus.text.normalise import decode
+from piledriver.corpus.raw.limits import read_all
+from piledriver.corpus.raw.partial_reads import peek_head
+from piledriver.corpus.raw.streams import FileRange, RawStream
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, group_by_size, per_file, stop_at_damage
+from piledriver.corpus.text.normalise import decode_text
 
 RANGE_BYTES = 1 << 24
 BATCH_BYTES = 1 << 22
@@ -42,15 +48,16 @@ _named_like_a_page = ends_with(".xml", ".wikitext", ".mediawiki", ".wiki", ".txt
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """How the bytes of a piece are to be read."""
+    """How to read the bytes of a piece."""
 
     kind: Literal["range", "pages", "wikitext"]
     site: Site = ENGLISH
-    length: int = 0
+    length: int | None = None
+    """For a range, the offset before which its last page starts."""
 
 
 def _wants(name: str) -> bool:
-    """Dumps and pages, but not the index, the list of titles or the sums that are published beside a dump."""
+    """Return whether it is a dump or a page; the index, titles and checksums published beside a dump are not."""
     lowered = name.lower()
     return _named_like_a_page(name) and not any(
         word in lowered for word in ("-index", "sums.txt", "-abstract", "all-titles")
@@ -58,15 +65,11 @@ def _wants(name: str) -> bool:
 
 
 def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
-    """A dump in parts: ranges of a plain file, runs of bzip2 streams, or batches of pages that were read here."""
+    """Yield the parts of a dump: ranges of a plain file, runs of bzip2 streams, or batches of pages."""
     head, opened = peek_head(stream.file, _HEAD_BYTES)
     with opened:
         if b"<mediawiki" not in head[:4096] and b"<page>" not in head:
-            content = read_all(opened, MAX_CHARACTERS)
-            if len(content) > MAX_CHARACTERS:
-                yield Refusal("page too large", stream.origin, f"more than {MAX_CHARACTERS} bytes")
-            else:
-                yield Piece(stream.origin, data=content, extra=_Part(kind="wikitext"))
+            yield Piece(stream.origin, data=read_all(opened, MAX_CHARACTERS), extra=_Part(kind="wikitext"))
             return
         site = read_site(head)
         if stream.path is not None:
@@ -74,7 +77,7 @@ def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
             with open(stream.path, "rb") as raw:
                 compressed = raw.read(_HEAD_BYTES) != head
             if not compressed:
-                # Named by its range alone: each worker finds the first page in it by itself.
+                # Each worker finds the first page of its range.
                 for offset in range(0, size, RANGE_BYTES):
                     part = _Part(kind="range", site=site, length=RANGE_BYTES)
                     yield Piece(stream.origin, path=stream.path, offset=offset, extra=part)
@@ -84,30 +87,13 @@ def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
                 for offset, length in stream_ranges(stream.path, size, BATCH_BYTES // 2):
                     yield Piece(stream.origin, path=stream.path, offset=offset, length=length, extra=part)
                 return
-        yield from _batches(opened, stream.origin, _Part(kind="pages", site=site))
-
-
-def _batches(opened: BinaryIO, origin: str, part: _Part) -> Iterator[Piece | Refusal]:
-    batch: list[bytes] = []
-    batched = 0
-    try:
-        for page in pages(opened, origin):
-            if isinstance(page, Refusal):
-                yield page
-                continue
-            batch.append(page)
-            batched += len(page)
-            if batched >= BATCH_BYTES:
-                yield Piece(origin, data=b"".join(batch), extra=part)
-                batch, batched = [], 0
-    except DAMAGE as error:
-        yield Refusal("damaged file", origin, f"{type(error).__name__}: {error}")
-    if batch:
-        yield Piece(origin, data=b"".join(batch), extra=part)
+        part = _Part(kind="pages", site=site)
+        for batch in group_by_size(stop_at_damage(stream.origin, dump_pages(opened, stream.origin)), len, BATCH_BYTES):
+            yield batch if isinstance(batch, Refusal) else Piece(stream.origin, data=b"".join(batch), extra=part)
 
 
 def _documents(piece: Piece) -> Iterator[Found]:
-    """Every article in a piece."""
+    """Yield every article in a piece."""
     part: _Part = piece.extra
     if part.kind == "wikitext":
         yield _single(piece)
@@ -115,25 +101,15 @@ def _documents(piece: Piece) -> Iterator[Found]:
     if part.kind == "range":
         assert piece.path is not None
         opened = cast(BinaryIO, FileRange(piece.path, piece.offset, None))
-        limit: int | None = part.length
-    elif piece.data is not None:
-        opened, limit = piece.open_raw(), None
     else:
-        opened, limit = _bzip2(piece), None
+        opened = piece.open_raw() if piece.data is not None else piece.open()
     with opened:
-        for raw in pages(opened, piece.origin, limit):
-            if isinstance(raw, Refusal):
-                yield raw
-            else:
-                yield article(raw, piece.origin, part.site)
-
-
-def _bzip2(piece: Piece) -> BinaryIO:
-    return decompressed(piece.open_raw(), piece.origin)
+        for raw in dump_pages(opened, piece.origin, part.length):
+            yield raw if isinstance(raw, Refusal) else article(raw, piece.origin, part.site)
 
 
 def article(raw: bytes, origin: str, site: Site) -> Found:
-    """One page of a dump, or why it is not taken."""
+    """Return the document of a page of a dump, or the refusal."""
     try:
         page = read_page(raw)
     except ValueError as error:
@@ -166,14 +142,14 @@ def _why_not(page: Page) -> str | None:
 
 
 def is_disambiguation(title: str, wikitext: str) -> bool:
-    """Whether a page only says which pages a name may mean."""
+    """Return whether a page only lists the pages that a name may mean."""
     return title.endswith("(disambiguation)") or _DISAMBIGUATION.search(wikitext) is not None
 
 
 def _single(piece: Piece) -> Found:
-    wikitext = decode(piece.read())
+    wikitext = decode_text(piece.read())
     if "<" not in wikitext and "&lt;ref" in wikitext:
-        # Cut out of a dump without its escapes being taken off.
+        # Cut out of a dump and still escaped.
         wikitext = wikitext.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", '"').replace("&amp;", "&")
     title = os.path.splitext(os.path.basename(piece.origin.rpartition("!")[2]))[0].replace("_", " ")
     if _REDIRECT.match(wikitext[:200]):

@@ -13,12 +13,13 @@ from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.subtitles.cues import Cue
 from piledriver.corpus.formats.subtitles.formats import read_captions
 from piledriver.corpus.formats.subtitles.languages import LANGUAGES, describe, video_id
-from piledriver.corpus.raw.partial_reads import DAMAGE, read_all
+from piledriver.corpus.raw.limits import damage_refusal, read_all
+from piledriver.corpus.raw.partial_reads import DAMAGE
 from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.base import Found, Piece, Source, damage_refusal, ends_with
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with
 
 MAX_FILE_BYTES = 1 << 25
-# Files of a video that stand apart in an archive find each other as long as no more than this lies between them.
+# Files of one video are joined if no more than this lies between them in the input.
 MAX_HELD_BYTES = 1 << 26
 MAX_HELD_VIDEOS = 1000
 _INFO = ".info.json"
@@ -44,9 +45,6 @@ def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
                 content = read_all(opened, MAX_FILE_BYTES)
         except DAMAGE as error:
             yield damage_refusal(stream.origin, error)
-            continue
-        if len(content) > MAX_FILE_BYTES:
-            yield Refusal("too large", stream.origin, f"more than {MAX_FILE_BYTES} bytes")
             continue
         if stream.name.endswith(_INFO):
             video, caption = stream.origin.removesuffix(_INFO).replace("!", "/"), (stream.origin, _INFO, "", content)

@@ -1,4 +1,4 @@
-"""Licence statements to short ids: Creative Commons urls and the words that articles use instead of one."""
+"""Convert licence statements to short ids: URLs of Creative Commons, and the sentences that articles use instead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAMED = re.compile(
 
 
 def licence_id(statement: str) -> str | None:
-    """The SPDX-like id of the first licence that a url or a sentence names, or None.
+    """Return the SPDX-like id of the first licence that a URL or a sentence names, or `None`.
 
     >>> licence_id("http://creativecommons.org/licenses/by-nc/3.0")
     'CC-BY-NC-3.0'

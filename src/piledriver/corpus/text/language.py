@@ -1,15 +1,15 @@
-"""Which language a text is in."""
+"""Detect the language of a text."""
 
 from __future__ import annotations
 
 from piledriver.core.errors import MissingDependencyError
 
-# The detector has made up its mind by then, and long pages are not read twice.
+# More characters do not change the result.
 _ENOUGH_CHARACTERS = 10_000
 
 
 def language_of(text: str) -> str | None:
-    """The ISO code of the language that most of a text is in, or None where the detector cannot tell.
+    """Return the ISO code of the language of most of a text, or `None` where the detector is not sure.
 
     >>> language_of("The quick brown fox jumps over the lazy dog, and then it rests.")
     'en'
@@ -22,7 +22,7 @@ def language_of(text: str) -> str | None:
     try:
         _, _, found = pycld2.detect(sample)
     except pycld2.error:
-        # It refuses characters that no text holds; without them it answers.
+        # It rejects unprintable characters.
         printable = "".join(character for character in text[:_ENOUGH_CHARACTERS] if character.isprintable())
         try:
             _, _, found = pycld2.detect(printable.encode("utf-8", "ignore"))

@@ -1,20 +1,19 @@
-"""Bytes to text, and text to clean text: encodings, Unicode form, control characters, mojibake, blank lines."""
+"""Decode bytes and normalise text: encodings, Unicode form, control characters, mojibake, blank lines."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 
-# Characters that no text needs: C0 controls but tab and newline, soft hyphen, byte order mark, non-characters; and the
-# C1 controls, apart, because they are what mojibake is made of until it is mended.
+# Characters that no text needs: C0 controls but tab and newline, soft hyphen, byte order mark, non-characters. The C1
+# controls are separate, because mojibake consists of them until it is repaired.
 _CONTROLS = re.compile("[\x00-\x08\x0e-\x1f\x7f\xad\ufeff\ufffe\uffff]")
 _C1_CONTROLS = re.compile("[\x80-\x84\x86-\x9f]")
-# What none of the patterns here can match. Without it little is left of most text, and that little, as UTF-8, says
-# which of them are worth trying.
+# Bytes that none of the patterns here match. The few bytes that remain of most text tell which patterns to try.
 _HARMLESS = bytes((9, 10, *range(32, 127)))
 _C1_BYTES = re.compile(rb"\xc2[\x80-\x9f]")
-# Everything below U+0300, Greek, Cyrillic, most signs, and Chinese, Japanese and Korean are in form C: to look here is
-# many times as fast as to ask.
+# Everything below U+0300, Greek, Cyrillic, most signs, and Chinese, Japanese and Korean are in form C: this search is
+# much faster than `unicodedata.is_normalized`.
 _MAY_NOT_BE_NFC = re.compile(
     rb"[\xcc\xcd\xd2-\xe1\xef-\xff]|\xce\x87|\xe2(?:\x80[\x80\x81]|\x84[\xa6\xaa\xab]|\x8c[\xa9\xaa]|\xab\x9c"
     rb"|\x83|[\xb3\xb5\xb7])|\xe3(?:\x80[\xaa-\xaf]|\x82[\x99\x9a])|\xea[\x80-\xaf]|\xed[\x9e-\xbf]"
@@ -26,16 +25,16 @@ _SPACES = " \t\xa0"
 _BLANK_LINES = re.compile("\n{3,}")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _HIGH_BYTES = bytes(range(128, 256))
-# What other scripts look like when read as Windows-1252: symbols inside words, long runs of accented letters.
+# Other scripts decoded as Windows-1252: symbols inside words, long runs of accented letters.
 _NOT_WESTERN = re.compile("[a-z][¡-§©¬®-´¶¸¹»-¿×÷][a-z]|[\xc0-\xff]{4}|\ufffd")
-# What UTF-8 read as a one-byte encoding looks like: a lead byte's character, then one of a continuation byte.
+# UTF-8 decoded as a one-byte encoding: the character of a lead byte, then that of a continuation byte.
 _MOJIBAKE_HINT = re.compile("[\xc2-\xf4][\x80-\xbf\u0152-\u0192\u02c6\u02dc\u2013-\u203a\u20ac\u2122]")
 
 
-def decode(content: bytes, declared: str | None = None) -> str:
-    """Bytes to text: byte order mark, UTF-8, the declared encoding, a detector, and Windows-1252 as the last resort.
+def decode_text(content: bytes, declared: str | None = None) -> str:
+    """Decode by byte order mark, UTF-8, the declared encoding, a detector, and Windows-1252 as the last resort.
 
-    >>> decode("naïve".encode("latin-1"))
+    >>> decode_text("naïve".encode("latin-1"))
     'naïve'
     """
     for mark, name in (
@@ -49,7 +48,7 @@ def decode(content: bytes, declared: str | None = None) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:
-        # A few broken bytes in the middle of good UTF-8: no other encoding looks like that.
+        # A few broken bytes in valid UTF-8: no other encoding looks like that.
         nearly = content.decode("utf-8", "replace")
         if 50 * nearly.count("\ufffd") < len(content) - len(nearly):
             return nearly
@@ -64,7 +63,7 @@ def decode(content: bytes, declared: str | None = None) -> str:
 
 
 def _detected(content: bytes) -> str | None:
-    # Detectors need no more than this to make up their minds.
+    # More bytes do not change the result of the detectors.
     sample = content[: 1 << 16]
     high_bytes = len(sample) - len(sample.translate(None, _HIGH_BYTES))
     if high_bytes >= 0.04 * len(sample) and len(sample) >= 256:
@@ -82,17 +81,16 @@ def _detected(content: bytes) -> str | None:
 
 
 def normalise(text: str) -> str:
-    """Prose in one form: NFC, `\\n` line breaks, no control characters, mojibake mended, at most one blank line in a
-    row.
+    """Return prose in one form: NFC, `\\n` line breaks, no control characters, mojibake repaired, single blank lines.
 
-    Idempotent: normalising twice changes nothing more.
+    Idempotent.
 
     >>> normalise("cafe\\u0301\\r\\n\\r\\n\\r\\n\\r\\ndoes\\x00nâ€™t ")
     'café\\n\\ndoesn’t'
     """
     odd = _odd_bytes(text)
     if odd:
-        # Looking for one thing after the other is many times as fast as a pattern.
+        # Searching for each mark is much faster than a pattern.
         if any(mark in odd for mark in _LINE_BREAK_BYTES):
             text = _LINE_BREAKS.sub("\n", text)
             odd = _odd_bytes(text)
@@ -105,12 +103,12 @@ def normalise(text: str) -> str:
 
 
 def normalise_code(text: str) -> str:
-    """Code as it is, but for what no text may hold: surrogates and NUL; line breaks as `\\n`."""
+    """Return code unchanged, except for surrogates and NUL, which no text may hold, and `\\n` line breaks."""
     return _SURROGATES.sub("\ufffd", text.replace("\r\n", "\n").replace("\x00", ""))
 
 
 def _unicode_form(text: str, odd: bytes) -> str:
-    # Each step can make work for another (a composed letter can look like mojibake), so until nothing changes.
+    # A step can enable another (a composed letter can look like mojibake): repeat until nothing changes.
     while odd:
         before = text
         if b"\xed" in odd:
@@ -121,7 +119,7 @@ def _unicode_form(text: str, odd: bytes) -> str:
         if _may_have_controls(odd):
             text = _CONTROLS.sub("", text)
             odd = _odd_bytes(text)
-        # Among the odd bytes letters stand side by side that do not in the text: look there before the slow pattern.
+        # The odd bytes are adjacent here but perhaps not in the text: check before the slow pattern.
         mended = (
             _MOJIBAKE_BYTES.search(odd) is not None
             and _MOJIBAKE_BYTES.search(text.encode("utf-8", "surrogatepass")) is not None
@@ -149,5 +147,5 @@ def _odd_bytes(text: str) -> bytes:
 def _mended(text: str) -> str:
     import ftfy
 
-    # Line by line: one bad quotation must not decide for the whole book, and ftfy's cost grows with the length.
+    # Line by line: one bad quotation must not change the whole book, and ftfy's time grows with the length.
     return "\n".join(ftfy.fix_encoding(line) if _MOJIBAKE_HINT.search(line) else line for line in text.split("\n"))

@@ -1,4 +1,4 @@
-"""How many tokens a text has, for budgets that are said in tokens."""
+"""Count the tokens of a text, for budgets in tokens."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _OTHER_KINDS = (".model", ".tiktoken", "vocab.json", "merges.txt", "vocab.txt")
 
 
 def tokenizer_file(path: str) -> str:
-    """The file itself, where a folder with one may have been given.
+    """Return the path of the `tokenizer.json` that a path names, itself or the one in a folder.
 
-    One of another kind is refused with the way to the right one; what is no tokenizer at all, when it is opened.
+    Raise `UsageError` for a tokenizer of another kind, with the command that converts it.
     """
     if os.path.isdir(path):
         found = sorted(name for name in os.listdir(path) if name.endswith((FILE, *_OTHER_KINDS)))
@@ -34,7 +34,7 @@ def tokenizer_file(path: str) -> str:
 
 
 class TokenCounter:
-    """Counts by a `tokenizer.json`, without the tokens that mark a document's begin or end."""
+    """Count tokens by a `tokenizer.json`, without the tokens that mark the begin and end of a document."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -50,5 +50,5 @@ class TokenCounter:
         self._encoder.no_padding()
 
     def count(self, text: str) -> int:
-        """The tokens of one text."""
+        """Return the number of tokens of a text."""
         return len(self._encoder.encode(text, add_special_tokens=False).ids)

@@ -1,9 +1,9 @@
-"""Which part of a web page is its content: the subtree with the best sum of prose minus boilerplate.
+"""Select the main content of a web page: the subtree with the best sum of prose minus boilerplate.
 
-Every block of text is given a weight: its length where it reads like prose, a loss where it is mostly links or too
-short to be a sentence. Sums over subtrees are taken bottom up; the element with the best sum is the content, and what
-is mostly links inside it goes. Names of classes and roles decide beforehand what cannot be content. All of it is linear
-in the number of elements.
+Every block of text has a weight: its length where it reads like prose, negative where it is mostly links or too short
+to be a sentence. Weights are summed over subtrees; the element with the best sum is the content, without the parts in
+it that are mostly links. Names of classes and roles exclude elements beforehand. The time is linear in the number of
+elements.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ _CONTENT = re.compile(
 
 
 def main_content(body: Any) -> tuple[Any, list[Any]]:
-    """The element that holds the content, and the elements inside it that do not belong to it."""
-    # The loop that all pages spend their time in: what stands inside of what can never be content is not looked at,
-    # what only marks up a line belongs to the block around it, and nothing is called for white space, most of the text.
+    """Return the element that holds the content, and the elements inside it that do not belong to it."""
+    # Pages spend most of their time in this loop: it skips the inside of excluded elements, counts inline elements for
+    # the block around them, and calls nothing for white space, which is most of the text nodes.
     # An element's place is twice the number of its block, and one more inside a link.
     places = {body: 0}
     place_of = places.get
@@ -111,7 +111,7 @@ def main_content(body: Any) -> tuple[Any, list[Any]]:
 
 
 def _dropped(parents: list[int], weights: list[float], suspect: list[float], cards: list[int]) -> list[bool]:
-    """What names and roles rule out, and lists of teasers, unless most of the prose of the page stands there."""
+    """Return the elements excluded by names and roles, and lists of teasers, unless they hold most of the prose."""
     prose = [weight if weight > 0 else 0.0 for weight in weights]
     for index in range(len(parents) - 1, 0, -1):
         prose[parents[index]] += prose[index]
@@ -159,7 +159,7 @@ def _best(
             best = index
     if sums[best] <= 0:
         return elements[0], []
-    # A notice far from the text makes its common ancestor the best by a little: the tightest that has nearly all wins.
+    # A notice far from the text makes their common ancestor slightly better: take the tightest with nearly the sum.
     for index in range(best + 1, count):
         if not dropped[index] and sums[index] >= _NEARLY_ALL * sums[best] and parents[index] >= best:
             best = index
@@ -178,7 +178,7 @@ def _best(
 
 
 def _is_title(index: int, elements: list[Any], parents: list[int], text: list[int], linked: list[int]) -> bool:
-    """Whether a block of nothing but a link is the title of an entry that says more, as in a list of publications."""
+    """Return whether a block that is only a link is the title of a longer entry, as in a list of publications."""
     if text[index] < _TITLE_CHARACTERS or len(elements[index]) != 1:
         return False
     for _ in range(_ENTRY_LEVELS):
@@ -200,7 +200,7 @@ def _weight(tag: str, length: int, linked: int, stops: int) -> float:
 
 
 def _suspicion(element: Any, tag: str) -> float:
-    """The share of the page's prose up to which an element is taken for boilerplate."""
+    """Return the share of the page's prose up to which an element is boilerplate."""
     found = 0.4 if tag in _SIDE else 0.0
     attribute = element.get
     if attribute("role") in _ROLES:
@@ -218,7 +218,7 @@ def _suspicion(element: Any, tag: str) -> float:
 def _suspicious_name(name: str) -> float:
     if len(name) > 500:
         return 0.0
-    # A name of many words is the slug of a title, which may speak of anything.
+    # A name of many words is the slug of a title, which may hold any word.
     name = " ".join(token for token in name.split() if token.count("-") + token.count("_") < 4)
     if _CONTENT.search(name):
         return 0.0

@@ -1,4 +1,4 @@
-"""Formulas in HTML as LaTeX: what the author wrote where the page kept it, else a reading of the MathML."""
+"""Convert formulas in HTML to LaTeX: the author's source where the page has it, else converted MathML."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _written = etree.XPath("(.//annotation[contains(@encoding,'tex') or contains(@en
 
 
 def math_to_tex(element: Any) -> str:
-    """The LaTeX of a `math` element without delimiters.
+    """Return the LaTeX of a `math` element without delimiters.
 
     >>> math_to_tex(etree.fromstring("<math alttext='{\\\\displaystyle x^2}'><mi>x</mi></math>"))
     'x^2'
@@ -23,7 +23,7 @@ def math_to_tex(element: Any) -> str:
 
 
 def clean_tex(tex: str) -> str:
-    """LaTeX on one line, without the wrappers that converters add around every formula.
+    """Return LaTeX on one line, without the wrappers that converters add around every formula.
 
     >>> clean_tex("{\\\\displaystyle E = mc^{2}}")
     'E = mc^{2}'

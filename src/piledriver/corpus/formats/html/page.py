@@ -1,4 +1,4 @@
-"""A web page as bytes to its text and what it says about itself."""
+"""Decode a web page, and read its title, language and licence."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from piledriver.corpus.text.creative_commons import licence_id
-from piledriver.corpus.text.normalise import decode
+from piledriver.corpus.text.normalise import decode_text
 
 _META_CHARSET = re.compile(rb"<meta[^>]{0,300}?charset\s{0,9}=\s{0,9}[\"']?\s{0,9}([\w.:-]{2,40})", re.IGNORECASE)
 _XML_ENCODING = re.compile(rb"^\s{0,99}<\?xml[^>]{0,200}?encoding\s{0,9}=\s{0,9}[\"']([\w.:-]{2,40})")
@@ -17,12 +17,12 @@ _LICENCE_LINK = re.compile(
     r"<(?:a|link)\b[^<>]{0,2000}\brel\s{0,9}=\s{0,9}[\"'][^\"']{0,100}\blicense\b[^<>]{0,2000}>", re.IGNORECASE
 )
 _HTML_LANGUAGE = re.compile(r"<html\b[^<>]{0,1000}?\blang\s{0,9}=\s{0,9}[\"']?([a-zA-Z-]{2,15})", re.IGNORECASE)
-# What pages call Latin-1 is Windows-1252 in all browsers.
+# Browsers decode Latin-1 as Windows-1252.
 _BROWSER_NAMES = dict.fromkeys(("iso-8859-1", "latin-1", "latin1", "ascii", "us-ascii"), "cp1252")
 
 
 def decode_page(content: bytes, charset: str | None = None) -> str:
-    """The text of a page: the server's word on the encoding, then the page's own, then a detector.
+    """Decode a page by the charset of the server, else that of the page, else a detector.
 
     >>> decode_page("<meta charset=windows-1251><p>мир".encode("cp1251"))
     '<meta charset=windows-1251><p>мир'
@@ -32,8 +32,8 @@ def decode_page(content: bytes, charset: str | None = None) -> str:
     for name in (charset, named[1].decode("ascii") if named else None):
         known = _known(name)
         if known is not None:
-            return decode(content, known)
-    return decode(content)
+            return decode_text(content, known)
+    return decode_text(content)
 
 
 def _known(name: str | None) -> str | None:
@@ -45,12 +45,12 @@ def _known(name: str | None) -> str | None:
         found = codecs.lookup(lowered).name
     except (LookupError, ValueError):
         return None
-    # UTF-8 is tried first whatever is declared; a page that is not is only mislabelled, and the detector is asked.
+    # UTF-8 is tried first in any case; a page that is not UTF-8 is mislabelled and left to the detector.
     return None if found.startswith("utf-8") else lowered
 
 
 def page_meta(html: str) -> dict[str, Any]:
-    """Title, declared language, and the licence that the page links to as its own."""
+    """Return title, declared language, and the licence that the page links to as its own."""
     import html as entities
 
     meta: dict[str, Any] = {}
@@ -66,7 +66,7 @@ def page_meta(html: str) -> dict[str, Any]:
 
 
 def _may_name_its_licence(html: str) -> bool:
-    """Whether "license" stands behind a "rel" anywhere: the pattern that makes sure of it is slow on pages of links."""
+    """Return whether "license" follows a "rel" anywhere: the exact pattern is slow on pages of links."""
     at = html.find("license")
     while at >= 0:
         if "rel" in html[max(0, at - 130) : at].lower():

@@ -1,11 +1,11 @@
-"""What each tag of HTML does to the text around it."""
+"""The effect of each tag of HTML on the text around it."""
 
 from __future__ import annotations
 
 from piledriver.corpus.text.data_table import word_set
 
 INLINE, SIMPLE, BLOCK, SPECIAL, SKIP = range(5)
-"""Part of a line; a block that only stands apart; one with rules of its own; inline with rules; not text at all."""
+"""Part of a line; a block that is only separated; a block with rules of its own; inline with rules; not text."""
 
 _SKIPPED = word_set(
     "head style template iframe object embed applet canvas audio video svg select datalist button textarea noscript"
@@ -21,7 +21,7 @@ VERBATIM = frozenset({"pre", "listing", "xmp", "plaintext"})
 _OWN_RULES = word_set("ul ol menu dir blockquote table li dd td th tr caption") | HEADINGS.keys()
 
 GAPS = {tag: 2 if tag in PARAGRAPHS else 1 for tag in (PARAGRAPHS | _LINES) - _OWN_RULES}
-"""Blocks that do nothing but stand apart, and by how many line breaks."""
+"""The line breaks around blocks without rules of their own."""
 
 KINDS = (
     dict.fromkeys(_SKIPPED, SKIP)

@@ -1,4 +1,4 @@
-"""The smallest steps from HTML to text: white space, line breaks, preformatted text, the numbers of a list."""
+"""White space, line breaks, preformatted text and list numbers of HTML as text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from lxml import etree
 
-# Stands for `br` until a paragraph is written; the parser is never given control characters.
+# The mark of `br` until a paragraph is written; control characters are removed before parsing.
 BREAK = "\x01"
 _IN_PRE_BLOCKS = ("div", "p", "li", "tr", "h1", "h2", "h3", "h4", "h5", "h6")
 _ROMAN = (("m", 1000), ("cm", 900), ("d", 500), ("cd", 400), ("c", 100), ("xc", 90), ("l", 50), ("xl", 40), ("x", 10))
@@ -14,23 +14,18 @@ _ROMAN_SMALL = (("ix", 9), ("v", 5), ("iv", 4), ("i", 1))
 
 
 def collapsed(text: str) -> str:
-    """White space as a browser shows it; wide spaces, of which some scripts make use, are none."""
-    return single_spaced(text).strip()
-
-
-def single_spaced(text: str) -> str:
-    """One space for every run of white space."""
-    # Looking for something to replace is several times as fast as a pattern.
+    """Return the text with runs of white space as one space, as a browser shows it; wide spaces inside it stay."""
+    # Searching for each character is faster than a pattern.
     for space in "\n\t\r\x0c\xa0":
         if space in text:
             text = text.replace(space, " ")
     while "  " in text:
         text = text.replace("  ", " ")
-    return text
+    return text.strip()
 
 
 def broken(text: str) -> list[str]:
-    """A paragraph with `br` in it as lines; two of them leave a blank one."""
+    """Split a paragraph at `br` into lines; two of them leave a blank one."""
     lines: list[str] = []
     for part in text.split(BREAK):
         line = collapsed(part)
@@ -42,7 +37,7 @@ def broken(text: str) -> list[str]:
 
 
 def is_first_item(item: Any) -> bool:
-    """Whether no item of the same list stands before it."""
+    """Return whether an item is the first of its list."""
     before = item.getprevious()
     while before is not None and before.tag != "li":
         before = before.getprevious()
@@ -50,7 +45,7 @@ def is_first_item(item: Any) -> bool:
 
 
 def preformatted(element: Any) -> str:
-    """The text exactly as it is, with the line breaks that elements inside stand for."""
+    """Return the text of a preformatted element verbatim, with the line breaks of elements in it."""
     if len(element) and not (len(element) == 1 and element[0].tag == "code" and not len(element[0])):
         for line_break in element.iter("br"):
             line_break.tail = "\n" + (line_break.tail or "")
@@ -58,7 +53,8 @@ def preformatted(element: Any) -> str:
             tail = block.tail or ""
             if not tail.startswith("\n") and not (not len(block) and (block.text or "").endswith("\n")):
                 block.tail = "\n" + tail
-    return verbatim_lines(text_content(element))
+    text = text_content(element).replace("\r\n", "\n").replace("\r", "\n").replace("\xa0", " ")
+    return text.strip("\n").rstrip()
 
 
 def text_content(element: Any) -> str:
@@ -66,13 +62,8 @@ def text_content(element: Any) -> str:
     return str(etree.tostring(element, method="text", encoding="unicode", with_tail=False))
 
 
-def verbatim_lines(text: str) -> str:
-    """Preformatted text without the blank lines around it."""
-    return text.replace("\r\n", "\n").replace("\r", "\n").replace("\xa0", " ").strip("\n").rstrip()
-
-
 def parse_integer(value: str | None, default: int) -> int:
-    """The number that an attribute holds, or the default."""
+    """Return the number that an attribute holds, or the default."""
     try:
         return int(value) if value and len(value) < 9 else default
     except ValueError:
@@ -80,7 +71,7 @@ def parse_integer(value: str | None, default: int) -> int:
 
 
 def numeral(number: int, style: str) -> str:
-    """The number of a list item in the style of its list.
+    """Return the number of a list item in the style of its list.
 
     >>> numeral(4, "1"), numeral(28, "a"), numeral(14, "I")
     ('4', 'ab', 'XIV')

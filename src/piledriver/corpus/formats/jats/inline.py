@@ -1,4 +1,4 @@
-"""Text within a paragraph of JATS: scripts, citations, formulas, links; and the cells of tables."""
+"""Convert the text within a paragraph of JATS (scripts, citations, formulas, links) and the cells of tables."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ MAX_SPAN = 50
 
 SPACE = re.compile(r"\s+")
 _ONLY_NUMBERS = re.compile(r"[\d\s,;–—-]+")
-# Elements that hold nothing to read, and those that stand apart from the line.
+# Elements without text, and those that are blocks.
 DROPPED = frozenset(
     str.split(
-        "ref-list object-id graphic inline-graphic alt-text long-desc contrib-group aff author-notes bio "
-        "pub-date "
+        "ref-list object-id graphic inline-graphic alt-text long-desc contrib-group aff author-notes bio pub-date "
         "permissions index-term x hr milestone-start milestone-end sig-block processing-meta related-object kwd-group "
         "history article-id self-uri counts custom-meta-group funding-group conference colgroup col"
     )
@@ -35,16 +34,8 @@ BLOCKS = frozenset(
 )
 
 
-def strip_namespaces(root: Any) -> None:
-    """`{http://...}math` becomes `math` everywhere: the local names of JATS, MathML and XLink never clash."""
-    for element in root.iter("{*}*"):
-        tag = element.tag
-        if tag[0] == "{":
-            element.tag = tag.rpartition("}")[2]
-
-
 def inline(element: Any, depth: int = 0) -> str:
-    """The text of a mixed element on one line: scripts, formulas, citations and links as a reader sees them."""
+    """Return the text of a mixed element: scripts, formulas, citations and links as a reader sees them."""
     parts = [element.text or ""]
     for child in element:
         tag = child.tag
@@ -58,12 +49,12 @@ def inline(element: Any, depth: int = 0) -> str:
 
 
 def flat(element: Any) -> str:
-    """`inline` with every run of white space as one space."""
+    """Return the text of a mixed element with every run of white space as one space."""
     return " ".join((inline(element) if len(element) else element.text or "").split())
 
 
 def inline_node(child: Any, tag: str, depth: int) -> str:
-    """The text of one element within a line."""
+    """Return the text of one element within a line."""
     if depth > MAX_DEPTH:
         return "".join(child.itertext())
     special = _INLINE.get(tag)
@@ -86,7 +77,7 @@ def _superscript(element: Any, depth: int) -> str:
 def _citation(element: Any, depth: int) -> str:
     text = inline(element, depth)
     if element.get("ref-type") in ("table-fn", "fn") and len(text) <= 2 and text.isalnum():
-        # The mark of a note is raised on the page; on the line it would run into its word.
+        # The mark of a note is raised, to keep it apart from its word.
         return raised(text)
     if element.get("ref-type") == "bibr" and text.startswith(("⁰", "¹", "²", "³", "⁴", "⁵", "⁶", "⁷", "⁸", "⁹")):
         inner = "".join(element.itertext()).strip()
@@ -95,15 +86,11 @@ def _citation(element: Any, depth: int) -> str:
 
 
 def _formula(element: Any, depth: int) -> str:
-    return f"${latex}$" if (latex := formula_latex(element)) else _fallback(element, depth)
-
-
-def _fallback(element: Any, depth: int) -> str:
-    return inline(element, depth)
+    return f"${latex}$" if (latex := formula_latex(element)) else inline(element, depth)
 
 
 def formula_latex(element: Any) -> str:
-    """The LaTeX of a formula element: its own TeX where it has some, else its MathML; empty where it has neither."""
+    """Return the LaTeX of a formula element, from its TeX or its MathML; an empty string where it has neither."""
     for tex in element.iter("tex-math"):
         body = "".join(tex.itertext())
         # Publishers put a whole document around each formula.
@@ -156,7 +143,7 @@ _INLINE: dict[str, Callable[[Any, int], str]] = {
 
 
 def table_rows(table: Any) -> tuple[list[list[str]], int]:
-    """The cells of an XHTML or CALS table as a grid, and how many rows its head has; spans leave empty cells."""
+    """Return the cells of an XHTML or CALS table as a grid, and the number of header rows; spans leave empty cells."""
     rows: list[list[str]] = []
     taken: dict[int, int] = {}
     header_rows = 0

@@ -1,4 +1,4 @@
-r"""A bibliography that biber wrote (`\\entry`, `\\field`, `\\name`) as the list that BibTeX would have written."""
+r"""Convert a bibliography written by biber (`\entry`, `\field`, `\name`) to the list that BibTeX writes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _PARTS = ("title", "journaltitle", "booktitle", "series", "volume", "publisher",
 
 
 def is_biber(source: str) -> bool:
-    """Whether a .bbl file is biblatex's data and no list yet."""
+    """Return whether a .bbl file holds biblatex's data, not a list."""
     return "\\entry{" in source and "\\field{" in source
 
 
 def as_list(source: str) -> str:
-    r"""The entries as a `thebibliography`.
+    r"""Return the entries as a `thebibliography`.
 
     >>> as_list("\\entry{k}{book}{}\n\\field{title}{T}\n\\field{year}{1984}\n\\endentry")
     '\\begin{thebibliography}{}\n\\bibitem{k} T. 1984.\n\\end{thebibliography}'

@@ -1,6 +1,8 @@
-"""The kinds of commands and environments and the number of their arguments that are not text: `commands.yaml`."""
+"""Tables of commands and environments (`commands.yaml`), and of symbols, accents and units (`symbols.yaml`)."""
 
 from __future__ import annotations
+
+import unicodedata
 
 from piledriver.corpus.text.data_table import data_table, names_by_value
 
@@ -36,3 +38,22 @@ ALGORITHM: dict[str, tuple[str, str | None]] = {
     name: (before.replace("\n", LINE_BREAK), after) for name, (before, after) in _TABLES["algorithm"].items()
 }
 """Pseudo-code: what a command prints before and after its argument; `None` where it takes none."""
+_PRINTED = data_table(__package__, "symbols.yaml")
+SYMBOLS: dict[str, str] = {f"\\{name}": text for name, text in _PRINTED["symbols"].items()}
+UNITS: dict[str, str] = _PRINTED["units"]
+_COMBINING: dict[str, str] = _PRINTED["accents"]
+ACCENTS = frozenset(f"\\{name}" for name in _COMBINING)
+
+
+def accented(command: str, base: str) -> str:
+    r"""Return a letter with its accent; an accent on anything else is dropped.
+
+    >>> accented("\\'", "e"), accented("\\c", "c"), accented('\\"', "ı")
+    ('é', 'ç', 'ï')
+    """
+    if not base:
+        return ""
+    first = {"ı": "i", "ȷ": "j"}.get(base[0], base[0])
+    if not first.isalpha():
+        return base
+    return unicodedata.normalize("NFC", first + _COMBINING[command[1]]) + base[1:]

@@ -1,4 +1,4 @@
-"""Comments out, verbatim text aside, so that everything after sees only what TeX would."""
+"""Remove comments and set verbatim text aside, so that later steps see only what TeX interprets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f]")
 class Aside:
     """Verbatim pieces by number: a code block ends in a newline, a piece of a line does not.
 
-    `sources` are searched for environments of the authors' own that hold such pieces too.
+    `sources` are searched for verbatim environments that the authors define.
     """
 
     def __init__(self, sources: Iterable[str] = ()) -> None:
@@ -41,13 +41,13 @@ class Aside:
         self.interesting = re.compile(_INTERESTING % "|".join(re.escape(name) for name in names))
 
     def put(self, piece: str) -> str:
-        """Keep a piece; what stands for it in the source."""
+        """Keep a piece and return the mark that replaces it in the source."""
         self.pieces.append(piece)
         return f"{ASIDE_OPEN}{len(self.pieces) - 1}{ASIDE_CLOSE}"
 
 
 def without_comments(source: str, aside: Aside) -> str:
-    r"""The source without comments; verbatim environments and `\verb` are put aside.
+    r"""Return the source without comments, with verbatim environments and `\verb` set aside.
 
     >>> aside = Aside()
     >>> without_comments("50\\% of % half\n  it\\verb|%x|", aside), aside.pieces
@@ -65,7 +65,7 @@ def without_comments(source: str, aside: Aside) -> str:
         elif found["verb"]:
             at = _inline(source, at, out, aside)
         elif found["comment"]:
-            # TeX reads no line end after a comment, but a blank line behind it still ends the paragraph.
+            # TeX reads no line end after a comment, but a blank line after it still ends the paragraph.
             if found["comment"][-1] != "%" and source[at : at + 1] == "\n" and "\n" in found["comment"]:
                 out.append("\n")
         else:
@@ -77,7 +77,7 @@ def without_comments(source: str, aside: Aside) -> str:
 def _environment(source: str, name: str, at: int, out: list[str], aside: Aside, unclosed: set[str]) -> int:
     end = source.find(f"\\end{{{name}}}", at) if name not in unclosed else -1
     if end < 0:
-        # Never look again for what is not there: a file of a million openings would take forever.
+        # Search only once: with a million openings the time would be quadratic.
         unclosed.add(name)
         return at
     if name not in _IGNORED:

@@ -15,7 +15,6 @@ from piledriver.corpus.formats.latex import commands as known
 from piledriver.corpus.formats.latex.comments import Aside
 from piledriver.corpus.formats.latex.labels import Citations, Labels
 from piledriver.corpus.formats.latex.mathematics import display_math, inline_math
-from piledriver.corpus.formats.latex.symbols import ACCENTS, SYMBOLS, accented
 from piledriver.corpus.formats.latex.tokens import environment, is_paragraph, is_word, join_tokens
 
 MAX_DEPTH = 50
@@ -138,6 +137,16 @@ class Converter:
             at += 1
         return index, None
 
+    def after_arguments(self, index: int, count: int) -> int:
+        """Return the index after up to `count` groups, each with its options."""
+        index, _ = self.optional(index)
+        for _ in range(count):
+            index, _ = self.optional(index)
+            if not self.braced(index):
+                break
+            index, _ = self.argument(index)
+        return index
+
     def raw(self, start: int, end: int) -> str:
         """Return the source of a range."""
         return join_tokens(self.tokens[start:end])
@@ -235,11 +244,11 @@ class Converter:
             return min(handler(self, index), max(end, index + 1))
         if self.in_algorithm and (action := known.ALGORITHM.get(token[1:].lower())) is not None:
             return self._pseudo_code(index, action)
-        symbol = SYMBOLS.get(token)
+        symbol = known.SYMBOLS.get(token)
         if symbol is not None:
             self.inline.append(symbol)
             return self.after_word(index) if is_word(token) else index + 1
-        if token in ACCENTS:
+        if token in known.ACCENTS:
             after, base = self.argument(index + 1)
             return self._accent(token, after, base)
         if token in known.DROPPED_ARGUMENTS:
@@ -268,21 +277,14 @@ class Converter:
         start, end = base
         if end - start == 1 and self.tokens[start][0] not in "\\{}$\x02" and self.tokens[start - 1] != "{":
             token = self.tokens[start].lstrip()
-            self.inline.append(accented(command, token[:1]) + _typeset(token[1:]))
+            self.inline.append(known.accented(command, token[:1]) + _typeset(token[1:]))
             return after
-        self.inline.append(accented(command, self.text(start, end)))
+        self.inline.append(known.accented(command, self.text(start, end)))
         return after
 
     def _drop(self, index: int, arguments: int) -> int:
         after, _ = self.optional(index + 1)
-        if not self.braced(after):
-            return max(after, self.delimited(index)[0])
-        for _ in range(arguments):
-            after, _ = self.optional(after)
-            if not self.braced(after):
-                break
-            after, _ = self.argument(after)
-        return after
+        return self.after_arguments(after, arguments) if self.braced(after) else max(after, self.delimited(index)[0])
 
     def _dimension(self, index: int) -> int:
         following = self.skip_space(index + 1)

@@ -63,12 +63,7 @@ def write_environment(converter: Converter, index: int, name: str, end: int) -> 
 
 
 def _plain_environment(converter: Converter, start: int, close: int, name: str, plain: str) -> None:
-    after, _ = converter.optional(start)
-    for _ in range(known.ENVIRONMENT_ARGUMENTS.get(name, 0)):
-        after, _ = converter.optional(after)
-        if not converter.braced(after):
-            break
-        after, _ = converter.argument(after)
+    after = converter.after_arguments(start, known.ENVIRONMENT_ARGUMENTS.get(name, 0))
     converter.flush()
     if plain in _TITLED:
         converter.blocks.append(heading(_TITLED[plain], 2))
@@ -93,18 +88,12 @@ def _display(converter: Converter, start: int, close: int, name: str, plain: str
 
 
 def _floating(converter: Converter, start: int, close: int, name: str) -> None:
-    after, _ = converter.optional(start)
-    for _ in range(known.ENVIRONMENT_ARGUMENTS.get(name, 0)):
-        after, _ = converter.optional(after)
-        if converter.braced(after):
-            after, _ = converter.argument(after)
-    outer, converter.float_name = converter.float_name, known.FLOATS[name]
+    after = converter.after_arguments(start, known.ENVIRONMENT_ARGUMENTS.get(name, 0))
+    outer, outer_algorithm = converter.float_name, converter.in_algorithm
+    converter.float_name = known.FLOATS[name]
+    converter.in_algorithm = converter.float_name == "Algorithm" or converter.in_algorithm
     # A label before the caption names a part of the figure, whose number is unknown.
     converter.labels.current = ("", "")
-    outer_algorithm, converter.in_algorithm = (
-        converter.in_algorithm,
-        converter.float_name == "Algorithm" or converter.in_algorithm,
-    )
     converter.flush()
     if name.startswith("deluxetable"):
         converter.blocks.append(table_text(converter, start, close, 1))
@@ -126,8 +115,7 @@ def _pseudo(converter: Converter, start: int, close: int) -> None:
 
 def _list(converter: Converter, start: int, close: int, name: str) -> None:
     if name == "list":
-        for _ in range(2):
-            start, _ = converter.argument(start) if converter.braced(start) else (start, None)
+        start = converter.after_arguments(start, 2)
     items = _items(converter, start, close)
     converter.flush()
     lines = []
@@ -164,11 +152,8 @@ def _items(converter: Converter, start: int, close: int) -> list[tuple[int, int]
 
 
 def _theorem(converter: Converter, start: int, close: int, name: str) -> None:
-    title, counter, in_section = converter.theorems.get(name) or (
-        known.THEOREMS[name],
-        "" if name[-1] == "*" else name,
-        False,
-    )
+    standard = (known.THEOREMS.get(name, ""), "" if name[-1] == "*" else name, False)
+    title, counter, in_section = converter.theorems.get(name) or standard
     after, note = converter.optional(start)
     lead = title
     if counter:
@@ -195,9 +180,7 @@ def _led(converter: Converter, lead: str, start: int, close: int) -> None:
 
 
 def _reference_list(converter: Converter, start: int, close: int) -> None:
-    after, _ = converter.argument(start)
-    if not converter.braced(start):
-        after = start
+    after = converter.argument(start)[0] if converter.braced(start) else start
     converter.flush()
     # Anything before the first entry is for the typesetter: \small, \providecommand, \itemsep.
     while after < close and converter.tokens[after] != "\\bibitem":

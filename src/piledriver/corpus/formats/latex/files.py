@@ -1,4 +1,4 @@
-r"""Which file of a submission is the paper, and the paper as one source, with `\input` resolved in the archive."""
+r"""Find the main file of a submission and insert its inputs, resolved inside the archive only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from piledriver.corpus.formats.latex.bibliography import as_list, is_biber
 from piledriver.corpus.formats.latex.comments import Aside, without_comments
 
 MAX_DEPTH = 16
-# A file may be read more than once, so the whole may be larger than its files, but not without end.
+# A file may be read more than once, so the whole may be larger than its files, up to this factor and this many bytes.
 GROWTH, GROWTH_BYTES = 4, 1 << 20
 MAX_INCLUSIONS = 2_000
 
@@ -30,7 +30,7 @@ _NAMES = ("ms.tex", "main.tex", "paper.tex", "article.tex", "manuscript.tex", "r
 
 
 def main_files(files: Mapping[str, str]) -> list[str]:
-    """The files that are papers of their own, the likeliest first; none where nothing is TeX.
+    """Return the files that are papers of their own, the likeliest first; an empty list where no file is TeX.
 
     >>> main_files({"a.tex": "\\\\section{x}", "p.tex": "\\\\documentclass{article}\\\\input{a}"})
     ['p.tex']
@@ -40,8 +40,7 @@ def main_files(files: Mapping[str, str]) -> list[str]:
     tops = [name for name in chosen if name in files] or [name for name in tex if _CLASS.search(files[name])]
     if not tops:
         plain = [name for name in tex if _PLAIN.search(files[name])]
-        tops = [max(plain or tex, key=lambda name: len(files[name]))] if tex else []
-        return tops
+        return [max(plain or tex, key=lambda name: len(files[name]))] if tex else []
     included = {
         target
         for name in tex
@@ -49,25 +48,21 @@ def main_files(files: Mapping[str, str]) -> list[str]:
         if (target := _target(found, files, posixpath.dirname(name))) and target != name
     }
     roots = [name for name in tops if name not in included] or tops
-    # Pictures that compile on their own are no papers; slides are, where there is nothing else.
+    # Pictures that compile on their own are no papers; slides are, in the absence of others.
     roots = [name for name in roots if not _STANDALONE.search(files[name][:5000])] or roots
 
     def likelihood(name: str) -> tuple[bool, bool, bool, int]:
-        has_body = "\\begin{document}" in files[name]
-        return (
-            not has_body,
-            posixpath.basename(name).lower() not in _NAMES,
-            f"{_stem(name)}.bbl" not in files,
-            -len(files[name]),
-        )
+        named = posixpath.basename(name).lower() in _NAMES
+        has_bibliography = f"{_stem(name)}.bbl" in files
+        return "\\begin{document}" not in files[name], not named, not has_bibliography, -len(files[name])
 
     return sorted(roots, key=likelihood)
 
 
 def gather_inputs(files: Mapping[str, str], main: str, aside: Aside) -> str:
-    """The main file with everything it reads from the archive in its place; comments gone, verbatim text aside.
+    """Return the main file with its inputs inserted, without comments, with verbatim text set aside.
 
-    Nothing outside `files` is ever read. What is not there stays out; too deep, too often or too much stops.
+    Nothing outside `files` is read; missing files are skipped, and depth, count and size of inputs are limited.
     """
     cleaned: dict[str, str] = {}
     budget = [GROWTH_BYTES + GROWTH * sum(map(len, files.values())), MAX_INCLUSIONS]
@@ -102,19 +97,16 @@ def gather_inputs(files: Mapping[str, str], main: str, aside: Aside) -> str:
                     if style in files and style not in packages and _is_own(files[style]):
                         packages.add(style)
                         out.append(expand(style, MAX_DEPTH))
-            elif target := _target(found, files, posixpath.dirname(main)) or _target(
-                found, files, posixpath.dirname(name)
-            ):
-                text = expand(target, depth + 1)
+            else:
+                folders = (posixpath.dirname(main), posixpath.dirname(name))
+                target = next(filter(None, (_target(found, files, folder) for folder in folders)), None)
+                text = expand(target, depth + 1) if target else ""
                 text = _body(text) if "\\begin{document}" in text else text
                 # The end of a file is the end of a line; \include also ends the page.
-                out.append(
-                    f"\n\n{text}\n\n"
-                    if found[0].startswith("\\include")
-                    else text
-                    if text.endswith("\n") or not text
-                    else f"{text}\n"
-                )
+                if target and found[0].startswith("\\include"):
+                    out.append(f"\n\n{text}\n\n")
+                else:
+                    out.append(f"{text}\n" if text and not text.endswith("\n") else text)
         out.append(source[at:])
         being_read.discard(name)
         return "".join(out)
@@ -129,7 +121,7 @@ def _body(source: str) -> str:
 
 
 def _is_own(style: str) -> bool:
-    # A macro file of the authors; a publisher's or a conference's style would redefine what we know better.
+    # A macro file of the authors; the style of a publisher or conference would redefine commands handled here.
     return len(style) < 40_000 and "\\ProvidesPackage" not in style and "\\@startsection" not in style
 
 
@@ -159,7 +151,7 @@ def _may_be_tex(name: str) -> bool:
 
 
 def _readme(files: Mapping[str, str]) -> tuple[set[str], list[str]]:
-    """arXiv's own instructions: `NAME ignore`, `NAME toplevelfile` in 00README.XXX, the same in 00README.json."""
+    """Return (ignored files, main files) as named by `NAME ignore`, `NAME toplevelfile` in arXiv's 00README files."""
     ignored: set[str] = set()
     chosen: list[str] = []
     for readme in ("00README.XXX", "00README.json", "00README", "00readme.xxx"):

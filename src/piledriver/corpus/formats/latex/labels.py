@@ -1,4 +1,4 @@
-r"""Numbers and names: what `\ref` and `\cite` print. Counters run as LaTeX's own; labels resolve at the end."""
+r"""Labels and citations: the text of `\ref` and `\cite`. Counters follow LaTeX; labels are resolved at the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ROMAN = ((10, "X"), (9, "IX"), (5, "V"), (4, "IV"), (1, "I"))
 
 
 def roman(number: int) -> str:
-    """A section number as physics journals print it.
+    """Return a section number as physics journals print it.
 
     >>> roman(4), roman(19)
     ('IV', 'XIX')
@@ -26,7 +26,7 @@ def roman(number: int) -> str:
 
 @dataclass(slots=True)
 class Labels:
-    """What was numbered so far, and the labels that were set."""
+    """Counters, and the labels set so far."""
 
     style: str = "arabic"
     equations_within_sections: bool = False
@@ -37,7 +37,7 @@ class Labels:
     _appendix: bool = False
 
     def section(self, level: int) -> None:
-        """A numbered heading of this level begins."""
+        """Begin a numbered heading of this level."""
         if level > 4:
             self.current = ("Section", self._section_number(4))
             return
@@ -49,7 +49,7 @@ class Labels:
         self.current = ("Appendix" if self._appendix else "Section", self._section_number(level))
 
     def appendix(self) -> None:
-        """Sections are letters from here on."""
+        """Number the following sections by letters."""
         self._appendix = True
         self._sections = [0] * 7
 
@@ -67,7 +67,7 @@ class Labels:
         return ".".join([first, *map(str, numbers[1:])])
 
     def number(self, kind: str, counter: str, within_section: bool = False) -> str:
-        """The next number of a figure, a table, a theorem or an equation; labels that follow mean it."""
+        """Return the next number of a figure, table, theorem or equation; the labels that follow refer to it."""
         name = f"in:{counter}" if within_section else counter
         self._counters[name] = self._counters.get(name, 0) + 1
         text = str(self._counters[name])
@@ -77,22 +77,22 @@ class Labels:
         return text
 
     def equation(self) -> str:
-        """The next number of an equation."""
+        """Return the next number of an equation."""
         return self.number("Equation", "equation", self.equations_within_sections)
 
     def set(self, label: str) -> None:
-        """The label means what was numbered last."""
+        """Bind a label to what was numbered last."""
         if label and self.current[1]:
             self.known[label] = self.current
 
 
 def reference_mark(label: str, style: str) -> str:
-    """What stands for a reference until all labels are known."""
+    """Return the placeholder of a reference until all labels are known."""
     return f"\x05{style}\x07{label}\x06"
 
 
 def resolved(text: str, labels: Labels) -> str:
-    """The text with every reference as LaTeX prints it; one to an unknown label as the label in brackets."""
+    """Return the text with every reference as LaTeX prints it; one to an unknown label as the label in brackets."""
 
     def print_(found: re.Match[str]) -> str:
         style, _, names = found[1].partition("\x07")
@@ -112,15 +112,15 @@ def resolved(text: str, labels: Labels) -> str:
 
 @dataclass(slots=True)
 class Citations:
-    """The keys of the bibliography: their numbers, or the authors and years that natbib prints."""
+    """The keys of the bibliography with their numbers, or the authors and years that natbib prints."""
 
     numbers: dict[str, str] = field(default_factory=dict)
     authors: dict[str, tuple[str, str]] = field(default_factory=dict)
     plain_cite: str = "citet"
-    """What a bare `\\cite` means where authors and years are printed."""
+    """The natbib command that a bare `\\cite` stands for where authors and years are printed."""
 
     def add(self, key: str, label: str) -> str:
-        """Learn one entry; the mark that stands before it in the list."""
+        """Add an entry and return its mark in the list."""
         number = str(len(self.numbers) + 1)
         found = _NATBIB.match(label) if label else None
         if found and found[2]:
@@ -131,7 +131,7 @@ class Citations:
         return f"[{self.numbers[key]}]"
 
     def cite(self, command: str, keys: list[str], before: str, after: str) -> str:
-        """What a citation prints: numbers in brackets, natbib's authors and years, else pandoc's `[@key]`."""
+        """Return the text of a citation: numbers in brackets, natbib's authors and years, else pandoc's `[@key]`."""
         lead, tail = f"{before} " if before else "", f", {after}" if after else ""
         name = command.lstrip("\\").rstrip("*").lower()
         if keys and all(key in self.authors for key in keys):
@@ -145,9 +145,8 @@ class Citations:
         pairs = [self.authors[key] for key in keys]
         name = self.plain_cite if name == "cite" else name
         if name in ("citet", "textcite", "citen", "citea", "citeasnoun", "shortcite", "onlinecite"):
-            return lead + "; ".join(
-                f"{author} ({year}{tail if last else ''})" for author, year, last in _with_last(pairs)
-            )
+            tails = [""] * (len(pairs) - 1) + [tail]
+            return lead + "; ".join(f"{a} ({year}{end})" for (a, year), end in zip(pairs, tails, strict=True))
         if "author" in name and "year" not in name:
             return "; ".join(author for author, _ in pairs)
         if name == "citeyear":
@@ -157,7 +156,3 @@ class Citations:
         if name == "citeyearpar":
             return f"({lead}{', '.join(year for _, year in pairs)}{tail})"
         return f"({lead}{'; '.join(f'{author}, {year}' for author, year in pairs)}{tail})"
-
-
-def _with_last(pairs: list[tuple[str, str]]) -> list[tuple[str, str, bool]]:
-    return [(author, year, index == len(pairs) - 1) for index, (author, year) in enumerate(pairs)]

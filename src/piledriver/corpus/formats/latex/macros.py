@@ -1,7 +1,7 @@
-r"""What the authors defined, expanded: `\newcommand`, `\def`, `\let`, `\newenvironment`, `\newif` and their kin.
+r"""Expand the authors' definitions: `\newcommand`, `\def`, `\let`, `\newenvironment`, `\newif` and the like.
 
-One pass over the tokens with a stack of places to read from. Expansion has a budget, because a few lines of TeX can
-expand for ever; when it is spent the rest of the source is left as it stands.
+One pass over the tokens with a stack of token lists. Expansion has a budget, because a few lines of TeX can expand
+endlessly; after it the rest of the source is left unexpanded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from piledriver.corpus.formats.latex.reader import Macro, TokenReader, substituted
 from piledriver.corpus.formats.latex.tokens import environment, is_word, tokenize
 
-# What a source may grow by: so many tokens and replacements, and so many more for each of its own tokens.
+# The budget: so many tokens and replacements, and so many more for each token of the source.
 EXPANDED_TOKENS, EXPANDED_TOKENS_EACH = 300_000, 20
 EXPANSIONS, EXPANSIONS_EACH = 20_000, 3
 MAX_STACK = 400
@@ -22,14 +22,13 @@ _NEW_COMMAND = frozenset(
     for star in ("", "*")
 )
 _DEF = frozenset(("\\def", "\\gdef", "\\edef", "\\xdef", "\\long"))
-# Redefining these changes how a page looks, not what it says: we know what they mean.
+# Redefinitions of these change how a page looks, not its text, and are ignored.
 _KEPT = frozenset(
     "\\" + name
     for name in str.split(
         "begin end section subsection subsubsection paragraph subparagraph chapter part title author date abstract "
-        "cite "
-        "citep citet label ref eqref caption footnote item maketitle bibitem newblock par document input include emph "
-        "textbf textit footnotemark footnotetext appendix url href thanks keywords bibliography newtheorem "
+        "cite citep citet label ref eqref caption footnote item maketitle bibitem newblock par document input include "
+        "emph textbf textit footnotemark footnotetext appendix url href thanks keywords bibliography newtheorem "
         "newcommand renewcommand def let proof qed and em bf it rm sc tt sl sf"
     )
 )
@@ -41,7 +40,7 @@ _PARAMETERS = re.compile(r"(?:#[1-9])*")
 
 
 def expanded(tokens: list[str]) -> list[str]:
-    r"""The tokens with the authors' own commands replaced by what they stand for, and their definitions gone.
+    r"""Return the tokens with the authors' commands expanded and their definitions removed.
 
     >>> "".join(expanded(tokenize(r"\newcommand{\R}{\mathbb{R}}$\R^n$")))
     '$\\mathbb{R}^n$'
@@ -70,7 +69,7 @@ class _Expansion:
             elif token in self._macros:
                 self._expand(token)
             elif token[-1] == "*" and token[:-1] in self._macros:
-                # The tokenizer takes a star for part of the name; only commands defined with one have it.
+                # The tokenizer makes a star part of the name, which is right only for commands defined with one.
                 if token[:-1] not in self._starred:
                     reader.push(["*"])
                 self._expand(token[:-1])
@@ -97,22 +96,27 @@ class _Expansion:
 
     def _expand(self, token: str) -> None:
         macro = self._macros[token]
+        arguments = self._arguments(macro)
+        if not macro.arity and is_word(token):
+            self._reader.skip_space()
+        if not self._insert(macro, arguments):
+            del self._macros[token]
+
+    def _arguments(self, macro: Macro) -> list[list[str]]:
         arguments: list[list[str]] = []
         if macro.default is not None:
             given = self._reader.optional()
             arguments.append(macro.default if given is None else given)
         while len(arguments) < macro.arity:
             arguments.append(self._reader.argument())
-        if not macro.arity and is_word(token):
-            self._reader.skip_space()
-        self._insert(macro.body, arguments, token)
+        return arguments
 
-    def _insert(self, body: list[str], arguments: list[list[str]], original: str) -> None:
-        size = len(body) + sum(map(len, arguments)) * 2
-        if self._spend(size):
-            self._reader.push(substituted(body, arguments) if arguments else body)
-        else:
-            self._macros.pop(original, None)
+    def _insert(self, macro: Macro, arguments: list[list[str]]) -> bool:
+        """Read the body with its arguments next; return whether the budget allows it."""
+        if not self._spend(len(macro.body) + sum(map(len, arguments)) * 2):
+            return False
+        self._reader.push(substituted(macro.body, arguments) if arguments else macro.body)
+        return True
 
     def _environment(self, token: str, name: str) -> None:
         begin, end = self._environments[name]
@@ -120,14 +124,7 @@ class _Expansion:
             if self._spend(len(end)):
                 self._reader.push(end)
             return
-        arguments: list[list[str]] = []
-        if begin.default is not None:
-            given = self._reader.optional()
-            arguments.append(begin.default if given is None else given)
-        while len(arguments) < begin.arity:
-            arguments.append(self._reader.argument())
-        if self._spend(len(begin.body) + sum(map(len, arguments)) * 2):
-            self._reader.push(substituted(begin.body, arguments))
+        self._insert(begin, self._arguments(begin))
 
     def _name(self) -> str:
         tokens = [token for token in self._reader.argument() if token.strip()]
@@ -162,7 +159,7 @@ class _Expansion:
         if not name.startswith("\\") or name in _KEPT or environment(name):
             return
         if _PRIMITIVE.search("".join(macro.body)):
-            # Programs in TeX are not for us: the command stays and is handled as an unknown one.
+            # Programs in TeX are not run: the command stays and is handled as an unknown one.
             self._macros.pop(name, None)
             return
         while macro.body and macro.body[-1].isspace():
@@ -206,7 +203,7 @@ class _Expansion:
         self._learn(name, Macro(min(arity + 1, 9), [], [*left, *moved, *right]))
 
     def _document_command(self) -> None:
-        """xparse: arguments that must be there, after at most one that need not."""
+        """Read a definition of xparse: mandatory arguments after at most one optional one."""
         name = self._name()
         specification = self._reader.argument()
         body = self._reader.argument()
@@ -239,7 +236,7 @@ class _Expansion:
             self._flags[name] = False
 
     def _if_same(self) -> None:
-        """`\\ifx`: whether two commands are the same, most often whether one is defined."""
+        """Evaluate `\\ifx`: whether two commands are the same, most often whether one is defined."""
         self._reader.skip_space()
         first = self._reader.next() or ""
         self._reader.skip_space()
@@ -272,7 +269,7 @@ class _Expansion:
         self._choose(self._bools.get(name, False))
 
     def _choose(self, value: bool) -> None:
-        """Of the two arguments that follow, read on with the one that holds."""
+        """Read two arguments and continue with the first if the value is true, else with the second."""
         branches = self._reader.argument(), self._reader.argument()
         chosen = branches[0] if value else branches[1]
         if self._spend(len(chosen)):
@@ -287,7 +284,7 @@ class _Expansion:
         return False
 
     def _conditional(self, value: bool) -> None:
-        """Read to the matching `\\fi`; push back the branch that holds."""
+        """Read to the matching `\\fi` and push back the branch to take."""
         branches: list[list[str]] = [[]]
         depth = 1
         read = 0

@@ -1,4 +1,4 @@
-r"""Formulas stay LaTeX: `$...$` in a line, `$$...$$` as a block, with what only numbers or spaces them taken out."""
+r"""Write formulas as LaTeX: `$...$` in a line, `$$...$$` as a block, without commands for numbers and spacing."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from piledriver.corpus.formats.latex.tokens import ASIDE_OPEN, environment, join
 _DROPPED = frozenset(
     str.split(
         "\\nonumber \\notag \\ensuremath \\xspace \\displaystyle \\allowbreak \\nolimits \\noindent \\hfill "
-        "\\smallskip "
-        "\\medskip \\bigskip \\textstyle \\protect \\relax \\unskip \\par"
+        "\\smallskip \\medskip \\bigskip \\textstyle \\protect \\relax \\unskip \\par"
     )
 )
 _WITH_ARGUMENT = frozenset(("\\color", "\\includegraphics", "\\vspace", "\\vspace*", "\\hspace", "\\hspace*"))
 
 
 def inline_math(tokens: list[str]) -> str:
-    """A formula in a line, or nothing where it is empty."""
+    """Return a formula in a line, or an empty string where it is empty."""
     body = " ".join(join_tokens(_readable(tokens)).split())
     return f"${body}$" if body else ""
 
 
 def display_math(tokens: list[str], inner: str, numbered: bool, labels: Labels) -> str:
-    r"""A formula as a block; an equation that is labelled shows the number that references to it print.
+    r"""Return a formula as a block; a labelled equation shows the number that references to it print.
 
     >>> print(display_math(["a=b", "\\label", "{", "eq:x", "}"], "", True, Labels()))
     $$a=b \tag{1}$$
@@ -58,7 +57,7 @@ def display_math(tokens: list[str], inner: str, numbered: bool, labels: Labels) 
 
 
 def _readable(tokens: list[str]) -> list[str]:
-    """Without what only places, colours or draws; a blank line in a formula is a slip and becomes a space."""
+    """Return the tokens without those that place, colour or draw; a blank line in a formula becomes a space."""
     out: list[str] = []
     index = 0
     while index < len(tokens):
@@ -79,7 +78,7 @@ def _readable(tokens: list[str]) -> list[str]:
 
 
 def _after_group(tokens: list[str], index: int) -> int:
-    """Behind the options and the group that stand at `index`."""
+    """Return the index after the options and the group at `index`."""
     for opening, closing in (("[", "]"), ("{", "}")):
         if index < len(tokens) and tokens[index] == opening:
             depth = 0

@@ -1,4 +1,4 @@
-r"""What plain TeX has and LaTeX has not, in words that the rest understands: fonts, lines, items, numbers of equations.
+r"""Rewrite plain TeX in LaTeX: fonts, lines, items, numbers of equations.
 
 Papers of the first years of arXiv are plain TeX, and LaTeX papers borrow from it.
 """
@@ -21,7 +21,7 @@ _PLAIN = r"\def\plainitem#1{\par #1 }\def\plainfootnote#1#2{\footnote{#2}}" "\n"
 
 
 def prepared(source: str) -> str:
-    r"""The source in LaTeX's words.
+    r"""Return the source with the commands of plain TeX rewritten.
 
     >>> prepared(r"$$x \eqno(1)$$")
     '$$x \\tag{1}$$'

@@ -1,4 +1,4 @@
-"""Tokens read as TeX reads them: from the innermost place first, arguments in braces or single, spaces skipped."""
+"""Read tokens as TeX does: from the innermost list first, arguments in braces or single, white space skipped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_ARGUMENT_TOKENS = 200_000
 
 @dataclass(slots=True)
 class Macro:
-    """What a command stands for: how many arguments it takes, the default of the first, and its tokens."""
+    """A definition: the number of arguments, the default of the first, and the tokens of the body."""
 
     arity: int
     default: list[str] | None
@@ -20,17 +20,17 @@ class Macro:
 
 @dataclass(slots=True)
 class TokenReader:
-    """Tokens from the innermost place first."""
+    """A stack of token lists, read from the innermost."""
 
     frames: list[tuple[list[str], int]] = field(default_factory=list)
 
     def push(self, tokens: list[str]) -> None:
-        """Read these first."""
+        """Read these tokens next."""
         if tokens:
             self.frames.append((tokens, 0))
 
     def next(self) -> str | None:
-        """The next token, which is then behind us."""
+        """Return the next token and move past it; `None` at the end."""
         while self.frames:
             tokens, at = self.frames[-1]
             if at < len(tokens):
@@ -40,14 +40,14 @@ class TokenReader:
         return None
 
     def peek(self) -> str | None:
-        """The next token, which stays ahead."""
+        """Return the next token without moving past it."""
         for tokens, at in reversed(self.frames):
             if at < len(tokens):
                 return tokens[at]
         return None
 
     def skip_space(self) -> None:
-        """What TeX skips after a command word: spaces and one line end, never a blank line."""
+        """Skip what TeX skips after a command word: spaces and one line end, never a blank line."""
         while (token := self.peek()) is not None:
             if token == "\n" or (token[0] in " \t" and not token.strip()):
                 self.next()
@@ -59,7 +59,7 @@ class TokenReader:
                 return
 
     def argument(self) -> list[str]:
-        """The next group without its braces, or the next single token (of a run of text: its first character)."""
+        """Return the next group without its braces, or the next single token (of a run of text its first character)."""
         self.skip_space()
         token = self.next()
         if token is None or is_paragraph(token):
@@ -72,7 +72,7 @@ class TokenReader:
         return self._until("{", "}")
 
     def optional(self) -> list[str] | None:
-        """What stands in brackets, where brackets follow."""
+        """Return the tokens in the brackets that follow, or `None`."""
         self.skip_space()
         if self.peek() != "[":
             return None
@@ -99,7 +99,7 @@ class TokenReader:
 
 
 def substituted(body: list[str], arguments: list[list[str]]) -> list[str]:
-    """The body of a command with its arguments in their places."""
+    """Return the body of a command with its arguments inserted."""
     out: list[str] = []
     for token in body:
         if token[0] == "#" and len(token) == 2 and token[1].isdecimal():

@@ -20,12 +20,7 @@ _RULES = frozenset(
 def table_text(converter: Converter, start: int, close: int, arguments: int) -> str:
     """Return the rows of the table in a range as a pipe table; a single column only stacks lines and stays lines."""
     tokens, closing = converter.tokens, converter.closing
-    index = start
-    for _ in range(arguments):
-        index, _ = converter.optional(index)
-        if not converter.braced(index):
-            break
-        index, _ = converter.argument(index)
+    index = converter.after_arguments(start, arguments) if arguments else start
     rows: list[list[str]] = [[]]
     captions: list[str] = []
     begin = index

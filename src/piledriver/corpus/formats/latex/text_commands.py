@@ -6,7 +6,6 @@ from piledriver.corpus.formats.latex import commands as known
 from piledriver.corpus.formats.latex.converter import Command, Converter
 from piledriver.corpus.formats.latex.labels import reference_mark
 from piledriver.corpus.formats.latex.mathematics import display_math, inline_math
-from piledriver.corpus.formats.latex.symbols import UNITS
 from piledriver.corpus.formats.markdown import heading, lowered, raised
 
 
@@ -274,7 +273,7 @@ def _quantity(converter: Converter, index: int) -> int:
 def _unit(converter: Converter, unit: tuple[int, int]) -> str:
     out = ""
     for token in converter.tokens[slice(*unit)]:
-        out += UNITS.get(token[1:], token[1:]) if token[0] == "\\" else token.strip("{} ").replace("~", " ")
+        out += known.UNITS.get(token[1:], token[1:]) if token[0] == "\\" else token.strip("{} ").replace("~", " ")
     return out
 
 

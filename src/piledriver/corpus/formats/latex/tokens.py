@@ -1,11 +1,11 @@
-"""A LaTeX source as a list of tokens, and which opening token belongs to which closing one."""
+"""Split a LaTeX source into tokens and pair opening with closing ones."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-# Verbatim text was taken aside (see `comments`); what stands for it is its number between these two characters.
+# Verbatim text was set aside (see `comments`); its mark is its number between these two characters.
 ASIDE_OPEN, ASIDE_CLOSE = "\x02", "\x03"
 
 TOKEN = re.compile(
@@ -25,7 +25,7 @@ _SEARCH_DOWN = 64
 
 
 def tokenize(source: str) -> list[str]:
-    r"""The tokens: commands, `\begin{x}` and `\end{x}` whole, braces, dollars, paragraph breaks, runs of text.
+    r"""Return the tokens: commands, `\begin{x}` and `\end{x}` whole, braces, dollars, paragraph breaks, runs of text.
 
     >>> tokenize(r"a \b{c}$x$")
     ['a ', '\\b', '{', 'c', '}', '$', 'x', '$']
@@ -34,17 +34,17 @@ def tokenize(source: str) -> list[str]:
 
 
 def is_word(token: str) -> bool:
-    """Whether a token is a command made of letters, after which TeX skips white space."""
+    """Return whether a token is a command made of letters, after which TeX skips white space."""
     return len(token) > 1 and token[0] == "\\" and (token[1].isalpha() or token[1] == "@")
 
 
 def is_paragraph(token: str) -> bool:
-    """Whether a token is a blank line."""
+    """Return whether a token is a blank line."""
     return token[0] == "\n" and len(token) > 1
 
 
 def join_tokens(tokens: Iterable[str]) -> str:
-    """The tokens as a source again; a command and the letter behind it stay apart."""
+    """Return the source of tokens, with a space between a command and a letter that follows it."""
     out: list[str] = []
     previous_is_word = False
     for token in tokens:
@@ -56,7 +56,7 @@ def join_tokens(tokens: Iterable[str]) -> str:
 
 
 def environment(token: str) -> str:
-    r"""The name in `\begin{name}` or `\end{name}`, or nothing for another token.
+    r"""Return the name in `\begin{name}` or `\end{name}`, or an empty string for another token.
 
     >>> environment("\\begin {equation*}"), environment("\\beginning")
     ('equation*', '')
@@ -67,10 +67,10 @@ def environment(token: str) -> str:
 
 
 def pair(tokens: list[str]) -> tuple[list[str], list[int]]:
-    r"""(tokens, for each the index of the token that closes it, or -1).
+    r"""Return (tokens, for each the index of the token that closes it, or -1).
 
-    Groups, environments and formulas, in one pass with one stack; what is never closed stays unpaired. `$$` inside an
-    inline formula is its end and the start of the next (`$a$$b$`), so it becomes two tokens.
+    Pairs groups, environments and formulas in one pass with one stack. `$$` inside an inline formula is its end and the
+    start of the next (`$a$$b$`), so it becomes two tokens.
     """
     out: list[str] = []
     closing: list[int] = []

@@ -1,1 +1,1 @@
-"""Internet mail: raw messages to their words, and the files that hold many messages."""
+"""Internet mail: raw messages to headers and text."""

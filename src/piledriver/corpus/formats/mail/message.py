@@ -1,7 +1,7 @@
-"""One raw message (RFC 5322 and MIME) to its headers and the text that a person wrote in it.
+"""Parse a raw message (RFC 5322 and MIME) to its headers and its text.
 
-The standard library's parser builds an object for every part before anything can be asked of it. Nearly all mail is one
-part of plain text, so that here a message is a split at the first blank line; only several parts are cut further.
+The standard library's parser builds an object for every part. Nearly all mail is one part of plain text, so here a
+message is split at the first blank line, and only one of several parts is split further.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from piledriver.corpus.formats.mail.transfer import (
     without_scrubbed,
     without_uuencoded,
 )
-from piledriver.corpus.text.normalise import decode
+from piledriver.corpus.text.normalise import decode_text
 
 MAX_DEPTH = 12
 MAX_PARTS = 2000
@@ -45,11 +45,11 @@ class MimePart(msgspec.Struct, frozen=True, gc=False):
 
 
 class UnreadableError(ValueError):
-    """Not a message at all: no header is found where headers stand."""
+    """Not a message: it does not begin with headers."""
 
 
 def split_headers(raw: bytes) -> MimePart:
-    """A message or a MIME part at its first blank line."""
+    """Split a message or a MIME part at its first blank line."""
     if b"\r" in raw:
         raw = raw.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if raw.startswith(b"\n"):
@@ -78,7 +78,7 @@ def split_headers(raw: bytes) -> MimePart:
             if not headers:
                 raise UnreadableError("no headers")
             if not colon and " " in line.strip():
-                # Headers that end without a blank line: what follows is the body.
+                # Headers that end without a blank line: the body follows.
                 return MimePart(headers, raw[max(0, raw.find(line.encode(encoding))) :])
             continue
         name = name.lower()
@@ -88,14 +88,14 @@ def split_headers(raw: bytes) -> MimePart:
 
 
 def body_text(part: MimePart) -> str:
-    """The words of a message: its plain text, or its HTML where there is nothing else; attachments are left out."""
+    """Return the text of a message: its plain text, or its HTML where it has no other; without attachments."""
     texts = _texts(part)
     if len(texts) == 1:
         return _BLANK_START.sub("", texts[0], count=1) if texts[0] and not texts[0].isspace() else ""
     kept: list[str] = []
     seen: set[str] = set()
     for text in texts:
-        # The same words again, as plain text and as HTML, but not declared as alternatives.
+        # The same text as plain text and as HTML, but not declared as alternatives.
         words = " ".join(text.split())
         if words and words not in seen:
             seen.add(words)
@@ -104,7 +104,7 @@ def body_text(part: MimePart) -> str:
 
 
 def forwarded_heading(headers: dict[str, str]) -> str:
-    """The lines that introduce a message inside a message."""
+    """Return the lines that introduce a message inside a message."""
     names = (("from", "From"), ("date", "Date"), ("to", "To"), ("subject", "Subject"))
     return "\n".join(f"{shown}: {headers[name]}" for name, shown in names if headers.get(name))
 
@@ -112,7 +112,7 @@ def forwarded_heading(headers: dict[str, str]) -> str:
 def _texts(message: MimePart) -> list[str]:
     found: list[str] = []
     seen = 0
-    # A stack, not recursion: parts inside parts are as deep as the sender likes.
+    # A stack instead of recursion: parts may be nested to any depth.
     stack: list[tuple[MimePart, int, str]] = [(message, 0, "text/plain")]
     while stack:
         part, depth, default = stack.pop()
@@ -146,7 +146,7 @@ def _texts(message: MimePart) -> list[str]:
             stack.append((inside, depth + 1, "text/plain"))
         elif kind == "text/html":
             content = transfer_decoded(part.content, part.headers.get("content-transfer-encoding", ""))
-            found.append(fragment_to_text(decode(content, parameters.get("charset"))).strip())
+            found.append(fragment_to_text(decode_text(content, parameters.get("charset"))).strip())
         elif kind in ("text/plain", "text") or (kind.startswith("text/") and not depth):
             found.append(_plain(part.content, parameters, part.headers))
     return found
@@ -154,7 +154,7 @@ def _texts(message: MimePart) -> list[str]:
 
 def _plain(content: bytes, parameters: dict[str, str], headers: dict[str, str]) -> str:
     encoding = headers.get("content-transfer-encoding", "")
-    text = decode(transfer_decoded(content, encoding), parameters.get("charset"))
+    text = decode_text(transfer_decoded(content, encoding), parameters.get("charset"))
     if not encoding.lower().startswith(("quoted", "base64")):
         text = repaired(text)
     if parameters.get("format", "").lower() == "flowed":
@@ -165,7 +165,7 @@ def _plain(content: bytes, parameters: dict[str, str], headers: dict[str, str]) 
 
 
 def _best(parts: list[MimePart]) -> list[MimePart]:
-    """Of several forms of the same thing the plain one, else the last, which the sender thought the richest."""
+    """Return the plain one of several alternatives, else the last, which is the richest by convention."""
     for wanted in ("text/plain", "text/html"):
         for part in parts:
             kind = content_type(part.headers.get("content-type", ""), "text/plain")[0]
@@ -193,7 +193,7 @@ def _parts(content: bytes, boundary: str) -> list[MimePart]:
 
 
 def content_type(value: str, default: str) -> tuple[str, dict[str, str]]:
-    """`text/plain; charset=utf-8` to its kind and parameters.
+    """Return the kind and the parameters of a header such as `text/plain; charset=utf-8`.
 
     >>> content_type('Text/HTML; charset="UTF-8"', "text/plain")
     ('text/html', {'charset': 'UTF-8'})
@@ -209,7 +209,7 @@ def content_type(value: str, default: str) -> tuple[str, dict[str, str]]:
 
 
 def _header_text(text: str) -> str:
-    """`=?utf-8?q?caf=C3=A9?=` as it is meant."""
+    """Decode a header such as `=?utf-8?q?caf=C3=A9?=`."""
     from email.errors import HeaderParseError
     from email.header import decode_header
 
@@ -217,7 +217,7 @@ def _header_text(text: str) -> str:
         parts = decode_header(text)
     except (HeaderParseError, ValueError):
         return text
-    return "".join(part if isinstance(part, str) else decode(part, charset) for part, charset in parts)
+    return "".join(part if isinstance(part, str) else decode_text(part, charset) for part, charset in parts)
 
 
 def _unflowed(text: str, delete_space: bool) -> str:
@@ -238,7 +238,7 @@ def _unflowed(text: str, delete_space: bool) -> str:
 
 
 def meta_of(headers: dict[str, str]) -> dict[str, Any]:
-    """The headers that say what a message is: who to whom, when, about what."""
+    """Return sender, receivers, date, subject and other headers as meta."""
     meta: dict[str, Any] = {}
     for name, key in (
         ("message-id", "message_id"), ("from", "from"), ("to", "to"), ("cc", "cc"), ("subject", "subject"),
@@ -252,7 +252,7 @@ def meta_of(headers: dict[str, str]) -> dict[str, Any]:
 
 
 def iso_date(text: str) -> str:
-    """The date of a message as ISO 8601; one that cannot be read as it is.
+    """Return the date of a message as ISO 8601; one that cannot be parsed unchanged.
 
     >>> iso_date("Mon, 14 May 2001 16:39:00 -0700 (PDT)"), iso_date("yesterday")
     ('2001-05-14T16:39:00-07:00', 'yesterday')

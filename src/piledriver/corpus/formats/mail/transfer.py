@@ -1,4 +1,4 @@
-"""Transfer encodings of mail, as declared and as they really are."""
+"""Decode the transfer encodings of mail, declared or not, and remove encoded files and signatures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UUENCODED = re.compile(r"(?m)^begin [0-7]{3,4} [^\n]{1,200}\n(?:[!-`][ -`]{1,61
 
 
 def transfer_decoded(content: bytes, encoding: str) -> bytes:
-    """Quoted-printable and base64 taken off; damage costs what is damaged and no more."""
+    """Return the content without quoted-printable or base64; damaged bytes are skipped."""
     lowered = encoding.strip().lower()
     if lowered.startswith("quoted-printable"):
         return binascii.a2b_qp(content)
@@ -31,9 +31,9 @@ def transfer_decoded(content: bytes, encoding: str) -> bytes:
 
 
 def repaired(text: str) -> str:
-    """Undo quoted-printable that no header declares: conversions of old archives lost the header, not the encoding.
+    """Decode quoted-printable that no header declares: conversions of old archives lost the header, not the encoding.
 
-    Only where it is plain to see (several soft line breaks), so that a formula with an equals sign stays.
+    Only text with several soft line breaks is decoded, so that a formula with an equals sign stays.
 
     >>> repaired("We are going to=20\\nmeet on Monday the =\\nfirst, and pay =A35=2E\\n")
     'We are going to \\nmeet on Monday the first, and pay £5.\\n'
@@ -47,7 +47,7 @@ def repaired(text: str) -> str:
 
 
 def without_armour(text: str) -> str:
-    """A signed text without the frame and the signature.
+    """Return a signed text without the PGP frame and the signature.
 
     >>> framed = "-----BEGIN PGP SIGNED MESSAGE-----\\nHash: SHA1\\n\\nHi.\\n- -- \\nB\\n" + _SIGNATURE + "\\niEY=\\n"
     >>> without_armour(framed)
@@ -57,17 +57,17 @@ def without_armour(text: str) -> str:
         return text
     signed = _SIGNED.search(text) is not None
     parts = text.split(_SIGNATURE)
-    # What follows a signature is text again: a mailing list's foot, the message that was answered.
+    # Text follows a signature: the footer of a mailing list, or the quoted message.
     kept = [parts[0], *(part.partition(_END_OF_SIGNATURE)[2].lstrip("\n") for part in parts[1:])]
     text = _SIGNED.sub("", "".join(kept))
     return _DASHED.sub("", text) if signed else text
 
 
 def without_scrubbed(text: str) -> str:
-    """The text without what Mailman's archive writes in the place of an attachment."""
+    """Return the text without the notes that Mailman's archive writes in place of attachments."""
     return _SCRUBBED.sub("", text) if " next part -" in text else text
 
 
 def without_uuencoded(text: str) -> str:
-    """The text without files that were put into it as uuencoded lines."""
+    """Return the text without uuencoded files."""
     return _UUENCODED.sub("", text) if "\nbegin " in text or text.startswith("begin ") else text

@@ -1,4 +1,4 @@
-"""Pages in columns that were written row by row: their lines in the order in which they are read."""
+"""Sort the lines of pages in columns that were written row by row."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MAX_COLUMNS = 4
 
 
 def in_reading_order(lines: list[Line]) -> list[Line]:
-    """The lines of a page, columns one after the other where the file goes through them row by row.
+    """Return the lines of a page in reading order, column after column.
 
-    Most files write column by column, and theirs is the best order there is. Only where neighbours in the file stand
-    on the same row in different columns of prose again and again is the page sorted: what spans the columns divides it
-    into bands, and in each band the columns are read from left to right. Tables look the same, but with short cells.
+    Most files write column by column and keep their order. A page is sorted only where many neighbours in the file are
+    on the same row in different columns of prose: lines that span the columns divide it into bands, and in each band
+    the columns are read from left to right. Tables look the same, but have short cells.
     """
     if len(lines) < MIN_LINES or _rows_shared(lines) < 0.25 * len(lines):
         return lines
@@ -47,7 +47,7 @@ def _rows_shared(lines: list[Line]) -> int:
 
 
 def _gutters(lines: list[Line]) -> list[float]:
-    """The middles of the vertical strips that nearly no line crosses, between the outer margins of the text."""
+    """Return the middles of the vertical strips that nearly no line crosses, between the outer margins of the text."""
     left, right = min(line.left for line in lines), max(line.right for line in lines)
     width = int(right - left)
     if not 100 < width < 5000:

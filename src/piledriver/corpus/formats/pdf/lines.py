@@ -1,4 +1,4 @@
-"""The lines of a PDF with where they stand, page by page, in the order in which they were written."""
+"""The lines of a PDF with their boxes, page by page, in the order of the file."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from piledriver.core.errors import MissingDependencyError
 
 MAX_PAGES = 10_000
 MAX_CHARACTERS = 50_000_000
-# Only a line as wide as this part of the page may run over columns; a gap of this many line heights divides them; and
-# a page on which so many wide lines have none has no columns.
+# Only a line of at least this share of the page's width may cross columns; a gap of this many line heights divides
+# columns; a page on which so many wide lines in a row have no gap has no columns.
 MIN_SPLIT_WIDTH = 0.45
 COLUMN_GAP = 1.0
 ENOUGH_WHOLE_LINES = 20
@@ -38,20 +38,21 @@ class Line:
 
 
 class UnreadablePdfError(ValueError):
-    """The file is no PDF that can be opened; `encrypted` where a password is missing."""
+    """A PDF that cannot be opened; `reason` tells damage from a missing password."""
 
-    def __init__(self, what: str, encrypted: bool = False) -> None:
-        super().__init__(what)
-        self.encrypted = encrypted
+    @property
+    def reason(self) -> str:
+        """The reason of the refusal."""
+        return "encrypted pdf" if "assword" in str(self) else "damaged pdf"
 
 
-def pages(content: bytes) -> Iterator[tuple[list[Line], float]]:
-    """(lines, height of the page) of each page; more pages or characters than the limits end it."""
+def pdf_pages(content: bytes) -> Iterator[tuple[list[Line], float]]:
+    """Yield (lines, height) of each page, up to the limits on pages and characters."""
     pdfium = _pdfium()
     try:
         document = pdfium.PdfDocument(content)
     except pdfium.PdfiumError as error:
-        raise UnreadablePdfError(str(error), encrypted="assword" in str(error)) from error
+        raise UnreadablePdfError(str(error)) from error
     characters = 0
     try:
         for number in range(min(len(document), MAX_PAGES)):
@@ -72,7 +73,7 @@ def pages(content: bytes) -> Iterator[tuple[list[Line], float]]:
 
 
 def metadata(content: bytes) -> dict[str, str]:
-    """Title and date as the file says them, where it does."""
+    """Return title and date of the file's metadata, where present."""
     pdfium = _pdfium()
     try:
         document = pdfium.PdfDocument(content)
@@ -128,12 +129,12 @@ class _Boxes:
         return self._box.left, self._box.right, self._box.bottom, self._box.top
 
     def runs_up(self, index: int) -> bool:
-        """Text that runs up the margin is a stamp of the publisher or an axis of a picture."""
+        """Return whether the text runs upwards: a stamp of the publisher or an axis of a picture."""
         angle = self._raw.FPDFText_GetCharAngle(self._handle, index)
         return angle > 0 and abs(math.sin(angle)) > 0.5
 
     def gaps(self, text: str, start: int, end: int, first: Box, last: Box) -> list[int]:
-        """The spaces in a line that are as wide as between columns."""
+        """Return the indices of the spaces in a line that are as wide as between columns."""
         if 0 < last[1] - first[0] < self._wide or self._whole_lines >= ENOUGH_WHOLE_LINES:
             return []
         least = COLUMN_GAP * max(first[3] - first[2], 1.0)
@@ -142,7 +143,7 @@ class _Boxes:
         return found
 
     def gap(self, index: int) -> float:
-        """How wide the space between two words is, as it stands on the page."""
+        """Return the width of the space between two words on the page."""
         before, after = self.box(index - 1), self.box(index + 1)
         if before is None or after is None:
             return 0.0
@@ -151,7 +152,7 @@ class _Boxes:
 
 
 def _add_line(lines: list[Line], text: str, start: int, end: int, boxes: _Boxes, *, hyphenated: bool) -> None:
-    """A line, or its parts where a gap as wide as between columns divides it."""
+    """Add a line, or its parts where gaps as wide as between columns divide it."""
     while start < end and text[start].isspace():
         start += 1
     while end > start and text[end - 1].isspace():
@@ -178,7 +179,7 @@ def _text(raw: Any, text_page: Any, count: int) -> str:
     text: str = text_page.get_text_range()
     if len(text) == count:
         return text
-    # Characters beyond the first plane or without a meaning shift the string: read them one by one.
+    # Characters beyond the first plane or without a code shift the string: read them one by one.
     handle = text_page.raw
     codes = [raw.FPDFText_GetUnicode(handle, index) for index in range(count)]
     return "".join(HYPHEN if code in (2, 0xFFFE) else chr(code) if 0 < code < 0x110000 else "\ufffd" for code in codes)

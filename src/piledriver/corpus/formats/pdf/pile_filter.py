@@ -1,4 +1,4 @@
-"""The Pile's filter for the text of scanned and typeset papers: paragraph by paragraph, what is noise goes."""
+"""The Pile's filter for the text of scanned and typeset papers: drop paragraphs that are noise."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PRESENTATION = re.compile("[\ufb00-\ufb4f\uff01-\uff5e\u2000-\u200a\u3000]")
 
 
 def filtered(text: str) -> str:
-    """The paragraphs that are prose, cleaned, with a blank line between them.
+    """Return the paragraphs that are prose, cleaned, with a blank line between them.
 
     >>> filtered("A fine para-\\ngraph of words.\\n\\n© 1999 The Press\\n\\n17\\n\\n(cid:1)(cid:2)(cid:3) x")
     'A fine paragraph of words.'
@@ -58,7 +58,7 @@ def _paragraph(paragraph: str) -> str:
 def _characters(text: str) -> str:
     if text.isascii():
         return text.translate(_QUOTES)
-    # Compatibility forms only where they are typesetting (ligatures, full width): "²" says something else than 2.
+    # Only compatibility forms of typesetting (ligatures, full width) are replaced: "²" is not 2.
     text = _PRESENTATION.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text)
     text = _SET_APART.sub(_composed, text)
     text = unicodedata.normalize("NFC", text.translate(_QUOTES))
@@ -66,7 +66,7 @@ def _characters(text: str) -> str:
 
 
 def _composed(found: re.Match[str]) -> str:
-    """`G¨odel` and `Go¨ del` as Gödel: TeX sets the accent as a sign of its own, before the letter or after it."""
+    """Compose `G¨odel` and `Go¨ del` to Gödel: TeX prints an accent as a separate sign before or after the letter."""
     before, accent, after = found.groups()
     mark = _COMBINING[accent]
     for letter, rest in ((after, before), (before, after)):

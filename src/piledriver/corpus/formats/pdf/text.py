@@ -1,4 +1,4 @@
-"""Lines on pages to running text: no headers, footers and page numbers; words and paragraphs put together again."""
+"""Convert the lines of a PDF to paragraphs: drop headers, footers and page numbers, join words and lines."""
 
 from __future__ import annotations
 
@@ -9,22 +9,12 @@ from collections.abc import Iterator
 from statistics import median
 
 from piledriver.corpus.formats.pdf.columns import in_reading_order
-from piledriver.corpus.formats.pdf.lines import Line, pages
+from piledriver.corpus.formats.pdf.lines import Line, pdf_pages
 
-_LIGATURES = str.maketrans(
-    {
-        "ﬀ": "ff",
-        "ﬁ": "fi",
-        "ﬂ": "fl",
-        "ﬃ": "ffi",
-        "ﬄ": "ffl",
-        "ﬅ": "st",
-        "ﬆ": "st",
-        "\xa0": " ",
-        "\u2028": " ",
-        "\ufffd": "",
-    }
-)
+_LIGATURES = str.maketrans({
+    "ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st", "\xa0": " ", "\u2028": " ",
+    "\ufffd": "",
+})  # fmt: skip
 _PAGE_NUMBER = re.compile(
     r"\W{0,3}(?:page\s+)?(?:\d{1,4}|[ivxlc]{1,7})(?:\s*(?:of|/)\s*\d{1,4})?\W{0,3}", re.IGNORECASE
 )
@@ -40,8 +30,8 @@ EDGE_LINES = 4
 
 
 def pdf_to_text(content: bytes) -> str:
-    """The text of a PDF in paragraphs, in the order in which it was written to the file."""
-    read = list(pages(content))
+    """Return the text of a PDF in paragraphs, in the order of the file."""
+    read = list(pdf_pages(content))
     furniture = _furniture(read)
     words: Counter[str] = Counter()
     kept: list[list[Line]] = []
@@ -54,7 +44,7 @@ def pdf_to_text(content: bytes) -> str:
 
 
 def _furniture(read: list[tuple[list[Line], float]]) -> list[set[int]]:
-    """For each page which lines are headers, footers and page numbers: at the edge, and the same on other pages."""
+    """Return for each page the indices of headers, footers and page numbers: lines at the edge that pages repeat."""
     edges: list[list[int]] = []
     seen: Counter[str] = Counter()
     for lines, _ in read:
@@ -82,7 +72,7 @@ def _pattern(text: str) -> str:
 
 
 def _paragraphs(kept: list[list[Line]], words: Counter[str]) -> Iterator[str]:
-    """Lines joined where they belong together; a paragraph may go on in the next column or on the next page."""
+    """Yield paragraphs; one may continue in the next column or on the next page."""
     paragraph: list[Line] = []
     for lines in kept:
         steps = [
@@ -93,7 +83,7 @@ def _paragraphs(kept: list[list[Line]], words: Counter[str]) -> Iterator[str]:
         leading = median(steps) if steps else 0.0
         for index, line in enumerate(lines):
             near = lines[max(0, index - 2) : index + 2]
-            if paragraph and not _goes_on(paragraph, line, leading, near, turned=index == 0):
+            if paragraph and not _continues(paragraph, line, leading, near, turned=index == 0):
                 yield _joined(paragraph, words)
                 paragraph = []
             paragraph.append(line)
@@ -101,19 +91,19 @@ def _paragraphs(kept: list[list[Line]], words: Counter[str]) -> Iterator[str]:
         yield _joined(paragraph, words)
 
 
-def _goes_on(paragraph: list[Line], line: Line, leading: float, near: list[Line], *, turned: bool) -> bool:
-    """Whether a line belongs to the paragraph before it; `turned` where it is the first of its page."""
+def _continues(paragraph: list[Line], line: Line, leading: float, near: list[Line], *, turned: bool) -> bool:
+    """Return whether a line belongs to the paragraph before it; `turned` where it is the first of its page."""
     last = paragraph[-1]
     if last.hyphenated:
         return True
     step = -1e9 if turned else last.bottom - line.bottom
     height = max(last.height, line.height, 1.0)
     if abs(step) < 0.4 * height:
-        # The same line, cut where something else was set between.
+        # The same line, split by something between.
         return line.left >= last.left
     ended = last.text.endswith(_SENTENCE_END) and not _INITIAL.search(last.text[-4:])
     if ended and len(paragraph) < 5 and _YEAR.search(last.text[-7:]) and 0 < step < 2 * height:
-        # An entry of a bibliography, its later lines set in: authors, year, and on it goes.
+        # An entry of a bibliography, whose later lines are indented, continues after the year.
         ended = line.left < paragraph[0].left + 0.5 * height
     similar = 0.85 < line.height / max(last.height, 0.1) < 1.18
     if not similar:
@@ -121,7 +111,7 @@ def _goes_on(paragraph: list[Line], line: Line, leading: float, near: list[Line]
     if _BULLET.match(line.text) and ended:
         return False
     if step < 0 or step > max(1.45 * leading, 1.05 * height):
-        # Another column, another page, or a gap: only a sentence in the middle goes on.
+        # Another column, another page, or a gap: only an unfinished sentence continues.
         moved = step < 0 or step > 8 * height
         return moved and not ended and line.text[:1].islower()
     indented = line.left - min(part.left for part in paragraph[-3:]) > 0.7 * height
@@ -151,7 +141,7 @@ def _joined(lines: list[Line], words: Counter[str]) -> str:
 
 
 def _rows(lines: list[Line]) -> list[tuple[str, bool]]:
-    """(text, whether it ends in a hyphen) of each row: parts on one baseline are one."""
+    """Return (text, whether it ends in a hyphen) of each row; parts on one baseline are joined."""
     rows: list[tuple[str, bool]] = []
     for index, line in enumerate(lines):
         text = _SYMBOL_BULLET.sub("• ", line.text.translate(_LIGATURES))
@@ -170,7 +160,7 @@ def _is_row(text: str) -> bool:
 
 
 def _hyphen(before: str, after: str, words: Counter[str]) -> str:
-    """The hyphen at the end of a line, or nothing: by what the rest of the document writes."""
+    """Return the hyphen at the end of a line, or an empty string, by the spelling in the rest of the document."""
     left, right = _WORD.findall(before[-60:])[-1:], _WORD.match(after)
     if not left or right is None or not before[-1:].isalpha():
         return "-"

@@ -1,1 +1,1 @@
-"""Subtitles and captions: files of timed text to cues, and cues to text."""
+"""Subtitles and captions: parse files of timed text to cues, and write cues as text."""

@@ -1,4 +1,4 @@
-"""What every format of timed text becomes: cues with a start, an end and lines."""
+"""Cues, the common form of timed text: a start, an end and lines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Cue(msgspec.Struct, frozen=True, gc=False):
 
 
 def seconds(clock: str) -> float:
-    """`01:02:03,400`, `02:03.400`, `83.4s` or plain seconds to seconds; nonsense is 0.
+    """Return the seconds of `01:02:03,400`, `02:03.400`, `83.4s` or plain seconds; 0 where it cannot be parsed.
 
     >>> seconds("01:02:03,400"), seconds("2:03.5"), seconds("83.4s")
     (3723.4, 123.5, 83.4)
@@ -41,7 +41,7 @@ def seconds(clock: str) -> float:
 
 
 def cleaned(line: str) -> str:
-    """A line without formatting tags, positions and entities."""
+    """Return a line without formatting tags, positions and entities."""
     if "<" in line:
         line = _TAG.sub("", line)
     if "{" in line:
@@ -53,23 +53,20 @@ def cleaned(line: str) -> str:
     return " ".join(line.split())
 
 
-def lines_of(said: str) -> list[str]:
-    """The lines of what YouTube says in one cue: it escapes the text before it goes into its XML or JSON."""
-    if "&" in said:
-        said = html.unescape(said)
-    if "\n" not in said:
-        line = cleaned(said)
-        return [line] if line else []
-    return [line for raw in said.split("\n") if (line := cleaned(raw))]
+def lines_of(text: str) -> list[str]:
+    """Return the lines of one of YouTube's cues, whose text is escaped before it is written to XML or JSON."""
+    if "&" in text:
+        text = html.unescape(text)
+    return [line for raw in text.split("\n") if (line := cleaned(raw))]
 
 
 def without_rolling(cues: list[Cue]) -> list[Cue]:
-    """Captions that roll up show each line twice or three times: here each line once, where it is first seen."""
+    """Return the cues of roll-up captions, which repeat each line, with each line once, where it first appears."""
     rolled: list[Cue] = []
     before: list[str] = []
     for cue in cues:
         lines = cue.lines
-        # The longest end of what was on the screen that this cue starts with.
+        # The longest end of the previous lines that this cue starts with.
         kept = next((k for k in range(min(len(before), len(lines)), 0, -1) if before[-k:] == lines[:k]), 0)
         new = lines[kept:]
         if lines:
@@ -80,6 +77,6 @@ def without_rolling(cues: list[Cue]) -> list[Cue]:
 
 
 def looks_rolling(cues: list[Cue]) -> bool:
-    """Whether most cues start with the line that the one before ended with; people who write captions do not."""
+    """Return whether many cues start with the last line of the cue before, as in roll-up captions."""
     pairs = [(a.lines, b.lines) for a, b in pairwise(cues) if a.lines and b.lines]
     return len(pairs) >= 4 and sum(a[-1] == b[0] for a, b in pairs) > len(pairs) * 0.4

@@ -1,4 +1,4 @@
-"""Formats of timed text: srt, WebVTT, sbv, YouTube's XML and JSON, TTML."""
+"""Parse the formats of timed text: srt, WebVTT, sbv, YouTube's XML and JSON, TTML."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from piledriver.corpus.formats.subtitles.cues import Cue, cleaned, lines_of, looks_rolling, seconds, without_rolling
 from piledriver.corpus.formats.subtitles.transcript import plain_transcript
 from piledriver.corpus.formats.xml import parse as xml
-from piledriver.corpus.text.normalise import decode
+from piledriver.corpus.text.normalise import decode_text
 
 _TIMING = re.compile(r"\s*(\d{1,4}(?::\d{1,2}){1,2}[.,]\d{1,3})\s*-+>\s*(\d{1,4}(?::\d{1,2}){1,2}[.,]\d{1,3})")
 _SBV = re.compile(r"(\d+:\d\d:\d\d\.\d{1,3}),(\d+:\d\d:\d\d\.\d{1,3})\s*")
@@ -20,7 +20,7 @@ _LANGUAGE = re.compile(r"(?m)^Language:\s*([\w-]+)")
 
 
 class Captions(msgspec.Struct, frozen=True):
-    """The cues of one file, with what it says about itself."""
+    """The cues of one file, its language, and whether speech recognition generated them."""
 
     cues: list[Cue]
     language: str = ""
@@ -28,10 +28,10 @@ class Captions(msgspec.Struct, frozen=True):
 
 
 def read_captions(content: bytes) -> Captions:
-    """Any of the formats, told apart by how they start; what is none of them is a `ValueError`."""
+    """Parse a file in any of the formats, detected by its beginning; raise `ValueError` for other files."""
     if (cues := plain_transcript(content)) is not None:
         return Captions(cues)
-    text = decode(content).lstrip("\ufeff \t\r\n")
+    text = decode_text(content).lstrip("\ufeff \t\r\n")
     if text.startswith("WEBVTT"):
         return _web_vtt(text)
     if text[:1] in "{[" and text:
@@ -51,7 +51,7 @@ def read_captions(content: bytes) -> Captions:
 
 
 def timed_lines(text: str) -> list[Cue]:
-    """srt and its relatives: a line with two times, then the text until the next one."""
+    """Parse srt and similar formats: a line with two times, then the text until the next one."""
     cues: list[Cue] = []
     lines: list[str] = []
     start = end = 0.0
@@ -71,7 +71,7 @@ def timed_lines(text: str) -> list[Cue]:
         if line[:1].isdigit() and ":" in line:
             timing = _TIMING.match(line) or _SBV.fullmatch(line)
         if timing is not None:
-            # What stands right before the times is the number or the name of this cue, not text of the last one.
+            # The line right before the times is the number or the name of this cue, not text of the last one.
             if lines and not blank:
                 counts_on = lines[-1].isdigit() and (blank_before_last or lines[-1] == str(number + 1))
                 if counts_on or (blank_before_last and len(lines) > 1):
@@ -109,7 +109,7 @@ def _json(value: Any) -> Captions:
     cues: list[Cue] = []
     generated, language = False, ""
     if isinstance(value, dict) and not isinstance(value.get("events"), list):
-        # The transcript package's own objects, and its answer for several videos, of which there is one here.
+        # An object of the transcript package, or its response for several videos, with one video.
         lists = [inner for name, inner in value.items() if isinstance(inner, list) and name != "translation_languages"]
         if len(lists) != 1:
             raise ValueError("no events")

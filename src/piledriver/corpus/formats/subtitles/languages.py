@@ -1,4 +1,4 @@
-"""Names of languages, and the language and video that the name of a caption file stands for."""
+"""Names of languages, and the video and language of a caption file by its path."""
 
 from __future__ import annotations
 
@@ -19,11 +19,8 @@ _CODES = """af Afrikaans|ak Akan|am Amharic|ar Arabic|as Assamese|az Azerbaijani
 |st Sesotho|su Sundanese|sv Swedish|sw Swahili|ta Tamil|te Telugu|tg Tajik|th Thai|tk Turkmen|tr Turkish|tt Tatar
 |ug Uyghur|uk Ukrainian|ur Urdu|uz Uzbek|vi Vietnamese|xh Xhosa|yi Yiddish|yo Yoruba|zh Chinese|zu Zulu"""
 LANGUAGES = dict(entry.split(" ", 1) for entry in _CODES.replace("\n", "").split("|"))
-_BY_NAME = {name.lower(): code for code, name in LANGUAGES.items()} | {
-    "bengali": "bn",
-    "norwegian": "no",
-    "hebrew": "he",
-}
+_BY_NAME = {name.lower(): code for code, name in LANGUAGES.items()}
+_BY_NAME |= {"bengali": "bn", "norwegian": "no", "hebrew": "he"}
 
 _SUFFIX = re.compile(r"\.(?:vtt|srt|sbv|ttml|xml|srv[123]|json3?|json)(?:\.gz)?$", re.IGNORECASE)
 _CODE_AT_END = re.compile(r"^(.+?)[._-]([a-z]{2,3}(?:-[A-Za-z0-9]{2,8}){0,2})$")
@@ -31,7 +28,7 @@ _VIDEO = re.compile(r"\[([\w-]{11})\]|^([\w-]{11})$|-([\w-]{11})$")
 
 
 class CaptionFile(msgspec.Struct, frozen=True):
-    """Which video a caption file belongs to, in which language, as far as its name tells."""
+    """The video and the language of a caption file, empty where its path does not tell."""
 
     video: str
     language: str
@@ -39,7 +36,7 @@ class CaptionFile(msgspec.Struct, frozen=True):
 
 
 def describe(origin: str) -> CaptionFile:
-    """From a path: `Title [id].en.vtt`, `video/english.srt` or `video/english/captions.srt`.
+    """Describe a path such as `Title [id].en.vtt`, `video/english.srt` or `video/english/captions.srt`.
 
     >>> describe("talks/moser/english.srt")
     CaptionFile(video='talks/moser', language='en', label='English')
@@ -65,7 +62,7 @@ def describe(origin: str) -> CaptionFile:
 
 
 def video_id(video: str) -> str | None:
-    """The eleven characters by which YouTube knows a video, where the name has them."""
+    """Return YouTube's id of a video, eleven characters, where its name has one."""
     found = _VIDEO.search(os.path.basename(video))
     return next(group for group in found.groups() if group) if found else None
 

@@ -1,46 +1,27 @@
-"""Words and cues to sentences, as a person would write them down."""
+"""Join words and cues to sentences."""
 
 from __future__ import annotations
 
 import re
 
 from piledriver.corpus.formats.subtitles.cues import Cue
+from piledriver.corpus.text.data_table import word_set
 
 _TO_THE_LEFT = frozenset(
     [",", ".", "!", "?", ";", ":", "%", ")", "]", "}", "…", "...", "'", "’", "n't", "n’t", "?!", "!!", "¡¿"]
 )
-_CLITICS = (
-    "'s",
-    "'m",
-    "'re",
-    "'ve",
-    "'ll",
-    "'d",
-    "'t",
-    "’s",
-    "’m",
-    "’re",
-    "’ve",
-    "’ll",
-    "’d",
-    "'em",
-    "'S",
-    "'M",
-    "'LL",
-    "'RE",
-)
+_CLITICS = word_set("'s 'm 're 've 'll 'd 't ’s ’m ’re ’ve ’ll ’d 'em 'S 'M 'LL 'RE")
 _TO_THE_RIGHT = frozenset(["(", "[", "{", "$", "£", "€", "#", "¿", "¡"])
 _PAIRS = {("gon", "na"), ("wan", "na"), ("got", "ta"), ("can", "not"), ("gim", "me"), ("lem", "me"), ("d'", "you")}
 # French and Italian words that lose their last letter before a vowel, and the space with it.
-_ELIDED = frozenset(
-    ["l'", "d'", "j'", "n'", "s'", "m'", "t'", "c'", "qu'", "jusqu'", "lorsqu'", "puisqu'", "dell'", "all'"]
+_ELIDED = word_set(
+    "l' d' j' n' s' m' t' c' qu' jusqu' lorsqu' puisqu' dell' all' nell' dall' sull' un' quest' quell' aujourd' quelqu'"
 )
-_ELIDED |= frozenset(["nell'", "dall'", "sull'", "un'", "quest'", "quell'", "aujourd'", "quelqu'"])
 _END = re.compile(r"""[.!?…:;"'”’)\]♪-]$""")
 
 
 def joined_words(words: list[str]) -> str:
-    """Tokens of OPUS to a sentence.
+    """Join tokens of OPUS to a sentence.
 
     >>> joined_words(["I", "do", "n't", "know", ",", '"', "he", "said", '"', ".", "(", "Gon", "na", ")"])
     'I don\\'t know, "he said". (Gonna)'
@@ -66,12 +47,11 @@ def joined_words(words: list[str]) -> str:
 
 
 def joined_cues(cues: list[Cue]) -> list[str]:
-    """One line for each utterance: a sentence that goes on in the next cue is put together again."""
+    """Return one line for each utterance; a sentence that continues in the next cue is joined."""
     lines: list[str] = []
     for cue in cues:
         for line in cue.lines:
-            goes_on = lines and line[:1].islower() and not _END.search(lines[-1])
-            if goes_on:
+            if lines and line[:1].islower() and not _END.search(lines[-1]):
                 lines[-1] += " " + line
             else:
                 lines.append(line)
@@ -79,7 +59,7 @@ def joined_cues(cues: list[Cue]) -> list[str]:
 
 
 def undecorated(line: str) -> str:
-    """An utterance without the dash or slash that marks a change of speaker.
+    """Return an utterance without the dash or slash that marks a change of speaker.
 
     >>> undecorated("- Yeah!")
     'Yeah!'

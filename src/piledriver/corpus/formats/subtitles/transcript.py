@@ -1,7 +1,7 @@
-"""YouTube's first XML (`<text start="1.5" dur="2">`) without a tree: one pattern for a whole file of the plain form.
+"""Parse YouTube's first XML (`<text start="1.5" dur="2">`) by one pattern instead of a tree, for speed.
 
-Anything else than what the server writes (other attributes, markup inside, odd entities, other encodings) is left to
-the parser, which says the same of what is plain.
+Files that differ from what the server writes (other attributes, markup inside, odd entities, other encodings) are left
+to the parser, whose result for the plain form is the same.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ _HEAD = re.compile(r"(?:<\?xml version=\"1\.0\" encoding=\"(?:utf|UTF)-8\" ?\?>)
 _CUE = re.compile(r'<text start="(\d{1,7}(?:\.\d{1,9})?)" dur="(\d{1,7}(?:\.\d{1,9})?)">([^<]*)</text>')
 _ALLOWED = bytes((9, 10, *range(32, 256)))
 _FORBIDDEN = (b"\xef\xbf\xbe", b"\xef\xbf\xbf", b"]]>")
-# What a line needs cleaning for, besides entities.
+# Marks other than entities that need cleaning.
 _MARKS = ("{", "\\N", "\u200b")
 _ENTITIES = (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&apos;", "'"), ("&amp;", "&"))
 
 
 def plain_transcript(content: bytes) -> list[Cue] | None:
-    """The cues of a file in the plain form; None for the parser.
+    """Return the cues of a file in the plain form, `None` for any other.
 
     >>> plain_transcript(b'<transcript><text start="1.5" dur="2">It&amp;#39;s</text></transcript>')
     [Cue(start=1.5, end=3.5, lines=["It's"])]
@@ -35,7 +35,7 @@ def plain_transcript(content: bytes) -> list[Cue] | None:
     if text.count("&") != sum(text.count(name) for name, _ in _ENTITIES):
         return None
     found = _CUE.findall(text, head.end())
-    # Every bracket belongs to one of them, to the root or to the declaration; and nothing stands between.
+    # Every bracket must belong to a cue, to the root or to the declaration.
     if text.count("<") != 2 * len(found) + head[0].count("<") + 1 or not text.rstrip().endswith("</transcript>"):
         return None
     marked = any(mark in text for mark in _MARKS)

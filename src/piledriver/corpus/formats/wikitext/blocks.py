@@ -1,4 +1,4 @@
-"""Lines to blocks: headings, paragraphs, lists, preformatted lines, tables."""
+"""Convert lines to blocks: headings, paragraphs, lists, preformatted lines, tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LIST = "*#:;"
 
 
 class _Page:
-    """The blocks so far. Headings wait until something stands under them: an empty section says nothing."""
+    """The blocks so far. Headings wait until text follows them: an empty section is dropped."""
 
     def __init__(self) -> None:
         self.blocks: list[str] = []
@@ -39,7 +39,7 @@ class _Page:
         self._items.append(text)
 
     def number(self, depth: int) -> int:
-        """The number of the next item of a numbered list at this depth."""
+        """Return the number of the next item of a numbered list at this depth."""
         if not self._items:
             self._numbers = []
         del self._numbers[depth:]
@@ -69,13 +69,13 @@ class _Page:
 
 
 def blocks_to_text(text: str) -> str:
-    """Lines with their inline marks gone, to the text of the page."""
+    """Return the text of a page whose inline markup was converted."""
     page = _Page()
     table: TableParser | None = None
     for line in text.split("\n"):
         bare = line.strip()
         if table is not None and bare[:2] == "==" and _HEADING.fullmatch(bare):
-            # Nobody closed the table; a section of the page goes on.
+            # The table is not closed; a section follows.
             page.block(_cleaned(table.text(blocks_to_cell)))
             table = None
         if table is not None:
@@ -118,7 +118,7 @@ def blocks_to_text(text: str) -> str:
 
 
 def blocks_to_cell(lines: list[str]) -> str:
-    """The content of a table cell: its lines as they would stand on a page; one-liners take the short way."""
+    """Return the text of a table cell; a single line needs no blocks."""
     if len(lines) == 1 and lines[0][:1] not in _LIST:
         return lines[0]
     return blocks_to_text("\n".join(lines))
@@ -128,13 +128,11 @@ def _list_line(page: _Page, line: str) -> None:
     marks = len(line) - len(line.lstrip(_LIST))
     prefix, rest = line[:marks], line[marks:].strip().lstrip(",;: ")
     rest = _cleaned(rest.replace(LINE_BREAK, " "))
-    if not rest or not rest.strip(" -–—.,;:|/·•"):
-        return
-    if TABLE_START.match(rest):
+    if not rest.strip(" -–—.,;:|/·•") or TABLE_START.match(rest):
         return
     kind = prefix[-1]
     if prefix == ":":
-        # A single indent is how quotations and formulas are set off: a paragraph.
+        # A single indent sets off quotations and formulas: a paragraph.
         page.block(rest)
         return
     if kind == ";":

@@ -1,4 +1,4 @@
-"""Wikitext to text: the order of the steps."""
+"""Convert wikitext to text: the order of the steps."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ENGLISH = Site()
 
 
 def wikitext_to_text(wikitext: str, site: Site = ENGLISH, title: str = "") -> str:
-    """The text that a reader of the page sees, without navigation, references, pictures and boxes.
+    """Return the text that a reader of the page sees, without navigation, references, pictures and boxes.
 
     Headings stand alone, list items start with `- ` or their number, table rows have ` | ` between cells, formulas keep
-    their LaTeX between dollar signs. Sections that are empty afterwards lose their heading too.
+    their LaTeX between dollar signs. Headings of empty sections are dropped.
 
     >>> wikitext_to_text("'''Bo''' ({{IPAc-en|b|oʊ}}) is a [[name|nick]].\\n== See ==\\n* [[A]]\\n== Notes ==")
     'Bo (/boʊ/) is a nick.\\n\\nSee\\n\\n- A'

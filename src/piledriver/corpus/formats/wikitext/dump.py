@@ -1,11 +1,13 @@
-"""MediaWiki XML dumps: their pages one by one, found by their tags in the raw bytes.
+"""MediaWiki XML dumps: pages found by their tags in the raw bytes, and the streams of a multistream dump.
 
-In a dump `<` inside a page's text is always written `&lt;`, so that `<page>` in the bytes is always the tag. Nothing
-has to be parsed to cut a dump into parts, any part can be read alone, and damage in one page ends with that page.
+In a dump `<` inside a page's text is always written `&lt;`, so `<page>` in the bytes is always the tag: a dump is cut
+without parsing, any part can be read alone, and damage costs only its page. A multistream dump is a file of thousands
+of bzip2 streams, each with whole pages; they are found by their first bytes, without the index of the dump.
 """
 
 from __future__ import annotations
 
+import bz2
 import html
 import re
 from collections.abc import Iterator
@@ -21,6 +23,9 @@ _CHUNK_BYTES = 1 << 20
 _NAMESPACE = re.compile(rb'<namespace key="(-?\d+)"[^>]*>([^<]*)</namespace>')
 _NUMBERED = re.compile(r"&#(?:\d{1,7}|x[0-9a-fA-F]{1,6});")
 _TEXT = re.compile(rb"<text\b[^>]*>")
+# The head of a bzip2 stream and the mark of its first block: 80 bits that do not occur by chance.
+_STREAM = re.compile(rb"BZh[1-9]1AY&SY")
+_STREAM_BYTES = 10
 
 
 class Page(msgspec.Struct, frozen=True, gc=False):
@@ -36,8 +41,8 @@ class Page(msgspec.Struct, frozen=True, gc=False):
     wikitext: str
 
 
-def pages(stream: BinaryIO, origin: str, starting_before: int | None = None) -> Iterator[bytes | Refusal]:
-    """The bytes of each `<page>...</page>` that starts before the given offset of the stream, in constant memory."""
+def dump_pages(stream: BinaryIO, origin: str, starting_before: int | None = None) -> Iterator[bytes | Refusal]:
+    """Yield the bytes of each `<page>...</page>` that starts before an offset of the stream, in constant memory."""
     buffer = bytearray()
     offset = 0  # where the buffer starts in the stream
     at = 0
@@ -80,7 +85,7 @@ def pages(stream: BinaryIO, origin: str, starting_before: int | None = None) -> 
 
 
 def read_page(raw: bytes) -> Page:
-    """The fields of a page. What is missing is empty."""
+    """Return the fields of a page; missing ones are empty."""
     first = raw.find(b"<revision>")
     head = raw[:first] if first >= 0 else raw
     revision = raw[raw.rfind(b"<revision>") :] if first >= 0 else raw
@@ -103,13 +108,13 @@ def read_page(raw: bytes) -> Page:
 
 
 def read_site(head: bytes) -> Site:
-    """The wiki, from the `<siteinfo>` at the head of its dump."""
+    """Return the wiki that the `<siteinfo>` at the head of a dump describes."""
     names: dict[int, str] = {}
     for key, name in _NAMESPACE.findall(head):
         names[int(key)] = _unescaped(name.decode("utf-8", "replace")).lower()
     language = re.search(rb'xml:lang="([^"]+)"', head)
     base = _field(head, b"base")
-    # A head without names tells nothing: then those that many wikis have.
+    # Without names in the head, those of the larger wikis.
     unknown = Site()
     return Site(
         name=_field(head, b"sitename"),
@@ -137,3 +142,41 @@ def _unescaped(text: str) -> str:
     if "&#" in text:
         text = _NUMBERED.sub(lambda found: html.unescape(found[0]), text)
     return text.replace("&amp;", "&")
+
+
+def stream_starts(path: str) -> Iterator[int]:
+    """Yield the offset of every bzip2 stream in a file."""
+    with open(path, "rb") as file:
+        offset, kept = 0, b""
+        while chunk := file.read(8 * _CHUNK_BYTES):
+            window = kept + chunk
+            for found in _STREAM.finditer(window):
+                yield offset - len(kept) + found.start()
+            offset += len(chunk)
+            kept = window[-(_STREAM_BYTES - 1) :]
+
+
+def is_multistream(path: str) -> bool:
+    """Return whether the second stream starts with a page: other tools write several streams too, but cut anywhere."""
+    starts = stream_starts(path)
+    first, second = next(starts, None), next(starts, None)
+    if first != 0 or second is None:
+        return False
+    with open(path, "rb") as file:
+        file.seek(second)
+        try:
+            head = bz2.BZ2Decompressor().decompress(file.read(1 << 20), 4096)
+        except (OSError, ValueError):
+            return False
+    return head.lstrip().startswith((b"<page>", b"</mediawiki>"))
+
+
+def stream_ranges(path: str, size: int, at_least_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield (offset, length) of runs of whole streams."""
+    begin = 0
+    for start in stream_starts(path):
+        if start - begin >= at_least_bytes:
+            yield begin, start - begin
+            begin = start
+    if size > begin:
+        yield begin, size - begin

@@ -1,4 +1,4 @@
-"""Templates and links: one pass over the brackets with a stack of our own, so that depth costs no recursion."""
+"""Expand templates and links in one pass over the brackets, with a stack instead of recursion."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from piledriver.corpus.formats.wikitext.marks import VANISHED
 
 _TOKENS = re.compile(r"\{\{+|\}\}+|\[\[|\]\]+|\||\n(?=[\n=])")
-# Deeper nesting than this is not meant; it also bounds how often one character is copied.
+# Deeper nesting is a mistake; the limit also bounds how often one character is copied.
 _MAX_DEPTH = 60
 
 OnParts = Callable[[list[str]], str]
@@ -28,7 +28,7 @@ class _Frame:
 
 
 def expand(text: str, on_template: OnParts, on_link: OnParts) -> str:
-    """The text with every template, parameter and link replaced by what the two functions make of its parts.
+    """Return the text with every template and link replaced by what the two functions return for its parts.
 
     >>> expand("a {{b|[[c|d]]}} e", lambda parts: "<" + "/".join(parts) + ">", lambda parts: parts[-1])
     'a <b/d> e'
@@ -39,7 +39,7 @@ def expand(text: str, on_template: OnParts, on_link: OnParts) -> str:
     at = 0
 
     def leave(value: str) -> list[str]:
-        """Close the innermost frame; its value goes to the one around it."""
+        """Close the innermost frame and append its value to the one around it."""
         stack.pop()
         outer = stack[-1].parts[-1] if stack else root
         outer.append(value)
@@ -63,16 +63,12 @@ def expand(text: str, on_template: OnParts, on_link: OnParts) -> str:
             while stack and not stack[-1].braces and not _is_picture(stack[-1]):
                 current = leave("|".join(stack[-1].strings()))
             current.append("\n")
-        elif kind == "[":
+        elif kind == "[" or kind == "{":
             if len(stack) < _MAX_DEPTH:
-                stack.append(_Frame(0, []))
-                current = stack[-1].parts[0]
-        elif kind == "{":
-            if len(stack) < _MAX_DEPTH:
-                stack.append(_Frame(len(mark), []))
+                stack.append(_Frame(len(mark) if kind == "{" else 0, []))
                 current = stack[-1].parts[0]
         elif kind == "]":
-            # A bracket that nothing opened is dropped: it says nothing.
+            # A bracket that nothing opened is dropped.
             if stack and not stack[-1].braces:
                 if len(mark) > 2 and _has_open_bracket(current):
                     current.append("]")
@@ -103,7 +99,7 @@ def _close_braces(
         taken = 3 if count >= 3 and frame.braces >= 3 else 2
         count -= taken
         strings = frame.strings()
-        # Three braces are a parameter of a template: its default is all that a page by itself can say.
+        # Three braces are a parameter of a template, of which a page by itself has only the default.
         value = "".join(strings[1:2]) if taken == 3 else on_template(strings) or VANISHED
         left = frame.braces - taken
         if left >= 2:

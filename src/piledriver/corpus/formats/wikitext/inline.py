@@ -1,4 +1,4 @@
-"""Marks inside lines: bold and italic, external links, HTML tags, superscripts, behaviour switches."""
+"""Convert markup inside lines: bold and italic, external links, HTML tags, superscripts, behaviour switches."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _INLINE = word_set(
 
 
 def inline_to_text(text: str) -> str:
-    """The text without marks inside lines; lines, lists and tables are still as they were.
+    """Return the text without markup inside lines; lines, lists and tables are unchanged.
 
     >>> inline_to_text("''x''<sup>2</sup> is [http://a.b a page] on H<sub>2</sub>O")
     'x² is a page on H₂O'
@@ -64,7 +64,7 @@ def inline_to_text(text: str) -> str:
 
 def _apostrophes(found: re.Match[str]) -> str:
     count = found.end() - found.start()
-    # Two, three and five are marks; four are an apostrophe and bold; more than five are apostrophes and both.
+    # Two, three and five are markup; four are an apostrophe and bold; more than five are apostrophes and both.
     return "'" if count == 4 else "'" * max(0, count - 5)
 
 
@@ -73,7 +73,7 @@ def _label(found: re.Match[str]) -> str:
 
 
 def script(found: re.Match[str]) -> str:
-    """`<sup>2</sup>` as a character where there is one, else after `^` or `_`, so that 10⁶ does not become 106."""
+    """Return `<sup>2</sup>` as a character where Unicode has it, else after `^` or `_`: 10⁶ must not become 106."""
     high, content = found.group(1).lower() == "p", found.group(2).strip()
     if high:
         if _IS_SUPERSCRIPT.fullmatch(content):
@@ -99,7 +99,7 @@ def _tag(found: re.Match[str]) -> str:
 
 
 def _without_holes(text: str) -> str:
-    """Close the places where something vanished, with the brackets, commas and spaces that only it had held apart."""
+    """Close the gaps of removed markup, with the brackets, commas and spaces that only it separated."""
     first, *pieces = _HOLES.sub(VANISHED, text).split(VANISHED)
     out = [first]
     for piece in pieces:
@@ -121,7 +121,7 @@ def _without_holes(text: str) -> str:
         else:
             held = out[-1][len(before) :] + piece[: len(piece) - len(after)]
             mark = next((c for c in held if c in ",;"), "")
-            # Commas on both sides of what is gone: one of them is enough.
+            # Commas on both sides of a gap become one.
             out[-1] = before
             out.append(
                 (mark + (" " if len(held) > held.count(",") + held.count(";") else "") if mark else held) + after

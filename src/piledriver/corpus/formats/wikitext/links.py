@@ -1,4 +1,4 @@
-"""`[[...]]` to text: the label, or nothing for pictures, categories and other languages."""
+"""Convert `[[...]]` to text: the label, or nothing for pictures, categories and other languages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DISAMBIGUATION = re.compile(r"\s*\([^()]*\)\s*$|,.*$")
 
 
 def link_to_text(parts: list[str], site: Site) -> str:
-    """What a reader sees of a link.
+    """Return what a reader sees of a link.
 
     >>> link_to_text(["Barack Obama", "Obama"], Site()), link_to_text(["Category:Dogs"], Site())
     ('Obama', '\\x02')

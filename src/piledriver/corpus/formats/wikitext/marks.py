@@ -1,14 +1,14 @@
-"""Control characters that the steps of the conversion leave for each other; the input has none of them any more.
+"""Control characters by which the steps of the conversion mark text for each other; they are removed from the input.
 
-None of them is white space to `str.strip` and `str.split`, so that they survive those.
+`str.strip` and `str.split` do not take any of them for white space.
 """
 
 PUT_ASIDE_START, PUT_ASIDE_END = "\x10", "\x11"
 VANISHED = "\x02"
-"""Something stood here that says nothing in plain text; the punctuation around it may have to go as well."""
+"""The gap of removed markup; the punctuation around it may have to be removed as well."""
 LINE_BREAK = "\x0e"
-"""A line break that was meant (`<br>`, poems), unlike the one in the middle of a paragraph."""
+"""A deliberate line break (`<br>`, poems), unlike the one in the middle of a paragraph."""
 EQUALS = "\x12"
 """An equals sign that does not name an argument (`{{=}}`)."""
 CELL = "\x0f"
-"""A cell of an HTML table starts."""
+"""The start of a cell of an HTML table."""

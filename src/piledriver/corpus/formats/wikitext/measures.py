@@ -1,4 +1,4 @@
-"""Measures in templates: the number and the unit that the editor wrote; the converted one is left out."""
+"""Measures in templates: the number and unit that the editor wrote, without the converted ones."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _UNITS = {
 
 
 def unit_name(unit: str) -> str:
-    """A unit as it is printed."""
-    return _UNITS.get(unit.lower() if unit not in ("K",) else "k", unit)
+    """Return a unit as it is printed."""
+    return _UNITS.get(unit.lower(), unit)
 
 
 def convert_to_text(arguments: list[str]) -> str:
-    """`{{convert|5|to|10|km|mi}}`: the values with the unit they were given in.
+    """Return the values of `{{convert|5|to|10|km|mi}}` with the unit they were given in.
 
     >>> convert_to_text(["5", "to", "10", "km2", "sqmi"]), convert_to_text(["6", "ft", "2", "in", "m"])
     ('5 to 10 km²', '6 ft 2 in')
@@ -42,11 +42,10 @@ def convert_to_text(arguments: list[str]) -> str:
                 shown += argument
             else:
                 unit = arguments[at + 1] if at + 1 < len(arguments) else ""
-                shown += (
-                    f"{argument} {unit_name(unit)}".strip() if not unit.startswith("/") else argument + unit_name(unit)
-                )
+                space = "" if unit.startswith("/") else " "
+                shown += f"{argument}{space}{unit_name(unit)}".strip()
                 following = arguments[at + 2] if at + 2 < len(arguments) else ""
-                # `6|ft|2|in`: the second half of the same measure, unless it is the rounding of the conversion.
+                # `6|ft|2|in` is one measure; otherwise the next number is the rounding of the conversion.
                 pair = (unit, arguments[at + 3] if at + 3 < len(arguments) else "")
                 if _NUMBER.fullmatch(following) and pair in _PAIRS:
                     return f"{shown} {following} {unit_name(pair[1])}"
@@ -58,28 +57,21 @@ def convert_to_text(arguments: list[str]) -> str:
 
 
 _PAIRS = {
-    ("ft", "in"),
-    ("lb", "oz"),
-    ("st", "lb"),
-    ("mi", "ch"),
-    ("mi", "yd"),
-    ("yd", "ft"),
-    ("m", "cm"),
+    ("ft", "in"), ("lb", "oz"), ("st", "lb"), ("mi", "ch"), ("mi", "yd"), ("yd", "ft"), ("m", "cm"),
     ("long ton", "cwt"),
-}
+}  # fmt: skip
 
 
 def height_to_text(named: dict[str, str]) -> str:
-    """`{{height|ft=5|in=3}}`."""
-    if "m" in named:
-        return f"{named['m']} m"
-    if "cm" in named:
-        return f"{named['cm']} cm"
+    """Return the text of `{{height|ft=5|in=3}}`."""
+    for unit in ("m", "cm"):
+        if unit in named:
+            return f"{named[unit]} {unit}"
     return " ".join(f"{named[unit]} {unit}" for unit in ("ft", "in") if named.get(unit))
 
 
 def value_to_text(arguments: list[str], named: dict[str, str]) -> str:
-    """`{{val|1.5|0.1|e=6|u=km}}`."""
+    """Return the text of `{{val|1.5|0.1|e=6|u=km}}`."""
     numbers = [value for value in arguments if value]
     if not numbers:
         return ""

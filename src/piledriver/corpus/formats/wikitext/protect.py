@@ -1,7 +1,7 @@
-"""Comments and extension tags: what must be taken out before any other markup is looked at.
+"""Remove comments and extension tags before any other markup is converted.
 
-`<nowiki>`, `<math>`, `<pre>` and source code hold characters that look like markup and are none, so that each is put
-aside under a number and put back at the very end; references, galleries and their like go away whole.
+`<nowiki>`, `<math>`, `<pre>` and source code hold characters that only look like markup: each is replaced by a number
+and restored at the very end. References, galleries and the like are removed.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _PUT_ASIDE = re.compile(f"{PUT_ASIDE_START}([0-9]+){PUT_ASIDE_END}")
 
 
 def without_controls(text: str) -> str:
-    """The text with `\\n` line breaks and without control characters: they are our own marks from here on."""
+    """Return the text with `\\n` line breaks and without control characters, which serve as marks (`marks.py`)."""
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     return _CONTROLS.sub("", text)
 
 
 class Protected:
-    """What was put aside, by number."""
+    """The protected pieces, by number."""
 
     def __init__(self) -> None:
         self._kept: list[str] = []
 
     def protect(self, text: str) -> str:
-        """The text without comments and vanishing tags, and with the rest under numbers. One pass."""
+        """Return the text without comments and removed tags, with protected ones replaced by numbers."""
         if "<" not in text:
             return text
-        # A comment alone on its line takes its line with it: otherwise it would cut the paragraph in two.
+        # A comment alone on its line goes with the line, which would otherwise split the paragraph.
         text = _COMMENT_LINE.sub("", text)
         out: list[str] = []
         at = 0
@@ -58,7 +58,7 @@ class Protected:
                 continue
             closing = None if tag in never_closed else _CLOSING[tag].search(text, at)
             if closing is None:
-                # Remembered, so that a thousand tags that nobody closes are not a thousand searches to the end.
+                # Kept, so that a thousand unclosed tags are not a thousand searches to the end.
                 never_closed.add(tag)
                 continue
             out.append(self._replacement(tag, attributes, text[at : closing.start()]))
@@ -67,7 +67,7 @@ class Protected:
         return "".join(out)
 
     def restore(self, text: str) -> str:
-        """Everything that was put aside, in its place again."""
+        """Return the text with the protected pieces restored."""
         if PUT_ASIDE_START not in text:
             return text
         return _PUT_ASIDE.sub(lambda found: self._kept[int(found.group(1))], text)

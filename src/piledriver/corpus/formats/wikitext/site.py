@@ -1,4 +1,4 @@
-"""What a wiki calls its namespaces, and which prefixes are other wikis."""
+"""The names of a wiki's namespaces, and the prefixes of other wikis."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from piledriver.corpus.text.data_table import word_set
 
 ENGLISH_FILES = word_set("file image media")
 ENGLISH_CATEGORIES = word_set("category")
-# What the larger wikis call pictures and categories: a page by itself has no head of a dump that says it.
+# The names of pictures and categories in the larger wikis, for single pages, which have no head of a dump.
 _FILES = word_set(
     """
     file image media datei bild fichier archivo imagen ficheiro arquivo imagem immagine bestand
@@ -29,12 +29,12 @@ _CATEGORIES = word_set(
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """One wiki, as the head of its dump describes it. The English names work everywhere."""
+    """One wiki, as the head of its dump describes it. The English names are valid in every wiki."""
 
     name: str = ""
     language: str = "en"
     url: str = ""
-    """What comes before a page's title in its address."""
+    """The part of a page's address before its title."""
     file_names: frozenset[str] = _FILES
     category_names: frozenset[str] = _CATEGORIES
 
@@ -58,7 +58,7 @@ LANGUAGES = word_set(
     """
 )
 
-# Prefixes of links to sister projects, which do not show where the page has a name of its own.
+# Prefixes of links to sister projects, which a reader does not see.
 SISTERS = word_set(
     """
     b c commons d foundation incubator m mediazilla meta metawikipedia mw n phab q quality s species v voy w

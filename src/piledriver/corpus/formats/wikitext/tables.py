@@ -1,4 +1,4 @@
-"""`{| ... |}` to rows of text. Tables inside tables are kept on a stack, not in recursion."""
+"""Convert `{| ... |}` to rows of text, with nested tables on a stack instead of recursion."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HEADER_CELLS = re.compile(r"!!|\|\|")
 
 
 class _Table:
-    """One open table: rows of cells, a cell being its lines."""
+    """One open table: rows of cells, each a list of lines."""
 
     __slots__ = ("caption", "rows")
 
@@ -32,7 +32,7 @@ class _Table:
 
 
 class TableParser:
-    """Takes the lines of a table one by one, its first one at the start."""
+    """Parse the lines of a table one by one, after its first line."""
 
     def __init__(self, first_line: str) -> None:
         self._stack = [_Table()]
@@ -44,7 +44,7 @@ class TableParser:
         return self._result is not None
 
     def line(self, line: str) -> None:
-        """The next line, without spaces around it."""
+        """Parse the next line, without spaces around it."""
         table = self._stack[-1]
         first = line[:1]
         if first == "{" and line.startswith("{|"):
@@ -71,7 +71,7 @@ class TableParser:
             table.continue_cell(line)
 
     def text(self, cell_to_text: Callable[[list[str]], str]) -> str:
-        """The table as lines, one for each row, cells between ` | `."""
+        """Return the table as lines, one for each row, with ` | ` between cells."""
         while self._result is None:
             self._too_deep = 0
             self._close("")
@@ -86,7 +86,7 @@ class TableParser:
             if not any(cells):
                 continue
             if len(cells) > 1 and any("\n" in cell for cell in cells) and max(map(len, cells)) > 200:
-                # A table that only arranges blocks of text on the page: the blocks, one after the other.
+                # A table for layout: its blocks of text, one after the other.
                 lines.append("\n\n".join(cell for cell in cells if cell))
             else:
                 lines.append(" | ".join(_one_line(cell) for cell in cells) if len(cells) > 1 else cells[0])
@@ -110,7 +110,7 @@ class TableParser:
 
 
 def _content(cell: str) -> str:
-    # `style="..." | text`: attributes end at the first bar; links, whose bars mean something else, are text by now.
+    # `style="..." | text`: attributes end at the first bar; links, which have bars too, were converted before.
     before, bar, after = cell.partition("|")
     return after.strip() if bar else before.strip()
 

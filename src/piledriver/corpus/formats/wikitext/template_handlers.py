@@ -1,4 +1,4 @@
-"""What templates print: `templates.yaml` names them, the functions here print those that no pattern describes."""
+"""Handlers of templates: `templates.yaml` lists them, the functions here convert those that no pattern describes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,42 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from piledriver.corpus.formats.wikitext.calls import Call
 from piledriver.corpus.formats.wikitext.marks import EQUALS, LINE_BREAK
 from piledriver.corpus.formats.wikitext.measures import convert_to_text, height_to_text, value_to_text
 from piledriver.corpus.text.data_table import data_table, word_set
+
+
+class Call:
+    """The arguments of a template: by position (from 1) and by name."""
+
+    __slots__ = ("name", "named", "positional", "title")
+
+    def __init__(self, parts: list[str], name: str, title: str) -> None:
+        self.name = name
+        self.title = title
+        self.positional: list[str] = []
+        self.named: dict[str, str] = {}
+        for part in parts:
+            key, equals, value = part.partition("=")
+            key = key.strip()
+            if equals and len(key) < 40 and "<" not in key and "[" not in key and "\n" not in key:
+                if key.isascii() and key.isdigit() and 0 < int(key) < 100:
+                    index = int(key)
+                    self.positional += [""] * (index - len(self.positional))
+                    self.positional[index - 1] = value.strip()
+                else:
+                    self.named[key.lower()] = value.strip()
+            else:
+                self.positional.append(part.strip())
+
+    def at(self, index: int) -> str:
+        """Return a positional argument, counted from 1; an empty string where it is not given."""
+        return self.positional[index - 1] if index <= len(self.positional) else ""
+
+    def given(self) -> list[str]:
+        """Return the positional arguments that are not empty."""
+        return [value for value in self.positional if value]
+
 
 Handler = Callable[[Call], str]
 _FUNCTIONS: dict[str, Handler] = {}
@@ -120,11 +152,7 @@ def _pronunciation(call: Call) -> str:
     return f"/{sounds}/" if sounds else ""
 
 
-_SOUND_SWITCHES = word_set(
-    """
-    us uk uslang uklang us: local en lang pron audio ipa rp ga also
-    """
-)
+_SOUND_SWITCHES = word_set("us uk uslang uklang us: local en lang pron audio ipa rp ga also")
 
 
 @_function
@@ -180,15 +208,13 @@ def _event(call: Call) -> str:
 
 
 @_function
-def _ship(call: Call) -> str:
-    if call.name == "ship":
-        return " ".join(part for part in (call.at(1), call.at(2)) if part)
-    return f"{call.name.upper()} {call.at(1)}".strip()
+def _sort_name(call: Call) -> str:
+    return " ".join(part for part in (call.at(1), call.at(2)) if part)
 
 
 @_function
-def _sort_name(call: Call) -> str:
-    return " ".join(part for part in (call.at(1), call.at(2)) if part)
+def _ship(call: Call) -> str:
+    return _sort_name(call) if call.name == "ship" else f"{call.name.upper()} {call.at(1)}".strip()
 
 
 @_function

@@ -1,21 +1,19 @@
-"""`{{...}}` to what a reader sees of it: words where the table knows the template, nothing otherwise.
+"""Convert `{{...}}` to what a reader sees of it: the text of templates in the tables, nothing for others.
 
-Only what is written in the call is shown: no unit is converted and no age computed, so that nothing is invented.
+Only what is written in the call is shown: no unit is converted and no age computed.
 """
 
 from __future__ import annotations
 
 import re
 
-from piledriver.corpus.formats.wikitext.calls import Call
-from piledriver.corpus.formats.wikitext.citations import citation_to_text
-from piledriver.corpus.formats.wikitext.template_handlers import HANDLERS, SYMBOLS
+from piledriver.corpus.formats.wikitext.template_handlers import HANDLERS, SYMBOLS, Call
 
 _LANGUAGE_NAME = re.compile(r"lang-[a-z]{2,3}(?:-[a-z]+)*")
 
 
 def template_to_text(parts: list[str], title: str) -> str:
-    """What a reader sees of `{{...}}`, given its parts between the bars."""
+    """Return what a reader sees of `{{...}}`, given its parts between the bars."""
     name = parts[0].strip().replace("_", " ")
     if "\n" in name:
         name = name.split("\n", 1)[0].strip()
@@ -55,3 +53,42 @@ def _parser_function(function: str, first: str, rest: list[str]) -> str:
     if function == "#dateformat" or function == "formatdate":
         return first
     return ""
+
+
+def citation_to_text(named: dict[str, str]) -> str:
+    """Return a `{{cite book|...}}` of a list of works as one line: author, date, title, publication.
+
+    >>> citation_to_text({"last": "Kropotkin", "first": "P.", "title": "Fields", "year": "1899"})
+    'Kropotkin, P. (1899). Fields.'
+    """
+    authors = "; ".join(_people(named))
+    date = named.get("date") or named.get("year") or ""
+    title = named.get("title") or named.get("script-title") or ""
+    chapter = named.get("chapter") or named.get("contribution") or ""
+    within = _first(named, "work", "journal", "newspaper", "magazine", "website", "encyclopedia", "periodical")
+    publisher = _first(named, "publisher", "institution")
+    place = _first(named, "location", "place")
+    start = f"{authors} ({date})" if authors and date else authors or ""
+    end = ": ".join(part for part in (place, publisher) if part)
+    isbn = f"ISBN {named['isbn']}" if named.get("isbn") else ""
+    parts = [start, chapter, title, within, end, "" if start and date else date, isbn]
+    shown = ". ".join(" ".join(part.split()).rstrip(".") for part in parts if part.strip())
+    return f"{shown}." if shown else ""
+
+
+def _people(named: dict[str, str]) -> list[str]:
+    people = []
+    for number in ("", "1", "2", "3", "4", "5", "6"):
+        last = named.get(f"last{number}") or named.get(f"author{number}") or named.get(f"surname{number}") or ""
+        first = named.get(f"first{number}") or named.get(f"given{number}") or ""
+        if last:
+            person = f"{last}, {first}" if first else last
+            if person not in people:
+                people.append(person)
+    return people or (
+        [f"{named['editor-last']}, {named.get('editor-first', '')}".rstrip(", ")] if named.get("editor-last") else []
+    )
+
+
+def _first(named: dict[str, str], *keys: str) -> str:
+    return next((named[key] for key in keys if named.get(key)), "")

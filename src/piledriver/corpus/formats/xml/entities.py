@@ -1,7 +1,7 @@
-"""Named characters in XML (`&alpha;`, `&agr;`, `&lsquo;`) without their DTD: replaced before parsing, by a fixed table.
+"""Replace named characters in XML (`&alpha;`, `&agr;`, `&lsquo;`) before parsing, by a fixed table.
 
-Publishers' XML uses the ISO entity sets and names the DTD that defines them. We never load a DTD from a stranger, so
-the names become numeric references here; the five of XML itself and names that we do not know stay for the parser.
+Publishers' XML uses the ISO entity sets and names the DTD that defines them. A DTD of an untrusted file is never
+loaded, so the names become numeric references here; the five of XML itself and unknown names are left to the parser.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EXTRA = {
 
 
 def with_character_entities(content: bytes) -> bytes:
-    """The XML with every known named character as a numeric reference, so right in any encoding.
+    """Return the XML with every known named character as a numeric reference, which is valid in any encoding.
 
     >>> with_character_entities(b"&agr;-helix &amp; &lsquo;x&unknown;")
     b'&#945;-helix &amp; &#8216;x&unknown;'

@@ -15,16 +15,16 @@ from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.html.convert import fragment_to_text
 from piledriver.corpus.formats.html.fast.convert import compile_scanner
 from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.base import Documents, Found, Piece, Source, ends_with, stop_at_damage
+from piledriver.corpus.sources.base import Documents, Found, Piece, Source, ends_with, group_by_size, stop_at_damage
 from piledriver.corpus.sources.hackernews.items import CommentThreads, Item, read_items
 
 _PIECE_BYTES = 1 << 19
-# Long addresses are cut in what is shown; the whole one stands in the link.
+# The site cuts long addresses in the text of a link; its `href` has the whole one.
 _CUT_LINK = re.compile(r"<a\s[^<>]{0,200}?href=\"([^\"<>]{1,4000})\"[^<>]{0,200}>[^<>]{1,300}\.\.\.</a>")
 
 
 def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
-    """All items of all files, then whole threads, several to a piece."""
+    """Read all items of all files, then yield whole threads, several to a piece."""
     with CommentThreads() as threads:
         for stream in streams:
             for item in stop_at_damage(stream.origin, read_items(stream)):
@@ -32,23 +32,21 @@ def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
                     yield item
                 else:
                     threads.add(item, f"{stream.origin}#{item['id']}")
-        batch: list[bytes] = []
-        size = 0
-        for origin, story in threads.roots():
-            reason = _refused(story)
-            if reason is not None:
-                yield Refusal(reason, origin)
-                continue
-            thread = msgspec.json.encode({"origin": origin, "story": story, "replies": threads.replies(story["id"])})
-            batch.append(thread)
-            size += len(thread)
-            if size > _PIECE_BYTES:
-                yield Piece(origin, data=b"\n".join(batch))
-                batch, size = [], 0
-        if batch:
-            yield Piece("threads", data=b"\n".join(batch))
+        for batch in group_by_size(_threads(threads), len, _PIECE_BYTES):
+            yield batch if isinstance(batch, Refusal) else Piece("threads", data=b"\n".join(batch))
         for origin, _, parent in threads.orphans():
             yield Refusal("reply without its story", origin, f"parent {parent}")
+
+
+def _threads(threads: CommentThreads) -> Iterator[bytes | Refusal]:
+    """Yield each story with its replies as JSON."""
+    for origin, story in threads.roots():
+        reason = _refused(story)
+        if reason is not None:
+            yield Refusal(reason, origin)
+        else:
+            replies = threads.replies(story["id"])
+            yield msgspec.json.encode({"origin": origin, "story": story, "replies": replies})
 
 
 def _refused(story: Item) -> str | None:
@@ -106,7 +104,7 @@ def _document(story: Item, replies: list[Item], origin: str, compiled: bool) -> 
 
 
 def _ranked(parent: Item, children: dict[int, list[Item]]) -> list[Item]:
-    """The replies to an item as the site shows them: by its list of kids, then those that it does not name."""
+    """Return the replies to an item in the order of the site: by its list of kids, then those not in the list."""
     replies = children.get(parent["id"])
     if not replies:
         return []
@@ -115,7 +113,7 @@ def _ranked(parent: Item, children: dict[int, list[Item]]) -> list[Item]:
 
 
 def _conversation(comment: Item, children: dict[int, list[Item]], compiled: bool) -> str:
-    """A comment, the reply that was replied to most, the same for that one, and so on."""
+    """Return the text of a comment, then of its reply with the most replies, and so on down the thread."""
     turns: list[str] = []
     current: Item | None = comment
     seen: set[int] = set()

@@ -1,21 +1,18 @@
-"""Items of Hacker News in all the forms they are handed round in, and whole threads of them, in bounded memory."""
+"""Items of Hacker News from any of their exports, and threads of items, in bounded memory."""
 
 from __future__ import annotations
 
-import sqlite3
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
 
 from piledriver.corpus.document import Refusal
-from piledriver.corpus.raw.partial_reads import read_all
-from piledriver.corpus.raw.peek import peek_head
+from piledriver.corpus.raw.limits import read_all
+from piledriver.corpus.raw.partial_reads import peek_head
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import MAX_PIECE_BYTES
+from piledriver.corpus.sources.shared.disk_table import DiskTable
 from piledriver.corpus.sources.shared.line_pieces import line_pieces, piece_lines
 
 _HEAD_BYTES = 1 << 16
@@ -26,7 +23,7 @@ Item = dict[str, Any]
 
 
 def read_items(stream: RawStream) -> Iterator[Item | Refusal]:
-    """Every item of a file: one object (alone or nested as Algolia gives it), an array, or one object a line."""
+    """Yield every item of a file: one object (alone or nested as from Algolia), an array, or one object a line."""
     head, rest = peek_head(stream.file, _HEAD_BYTES)
     if _is_lines(head):
         for piece in line_pieces(RawStream(stream.origin, stream.name, content=rest)):
@@ -36,15 +33,12 @@ def read_items(stream: RawStream) -> Iterator[Item | Refusal]:
                 else:
                     yield from _decoded(line[1], f"{stream.origin}#{line[0]}")
         return
-    content = read_all(rest, MAX_PIECE_BYTES)
-    if len(content) > MAX_PIECE_BYTES:
-        yield Refusal("too large", stream.origin, "one JSON value; write one item a line instead")
-    else:
-        yield from _decoded(content, stream.origin)
+    content = read_all(rest, MAX_PIECE_BYTES, "one JSON value is read whole: write one item a line")
+    yield from _decoded(content, stream.origin)
 
 
 def _is_lines(head: bytes) -> bool:
-    """Whether the first line is a whole value and more follow."""
+    """Return whether the first line is a whole value and more follow."""
     first, newline, more = head.partition(b"\n")
     if not newline:
         # One long line or the whole file: an array is decoded whole, an object may be the first of many.
@@ -66,7 +60,7 @@ def _decoded(content: bytes, origin: str) -> Iterator[Item | Refusal]:
 
 
 def _flat(value: Any, origin: str) -> Iterator[Item | Refusal]:
-    """Nested answers laid flat, the fields under the names of the official interface."""
+    """Yield each item of a nested response, its fields under the names of the official interface."""
     waiting: list[Any] = [value]
     while waiting:
         value = waiting.pop()
@@ -90,7 +84,7 @@ def _flat(value: Any, origin: str) -> Iterator[Item | Refusal]:
                 waiting += reversed(nested)
             yield item
         elif value is not None:
-            # `null` is what the interface says of an item that it does not show.
+            # The interface returns `null` for an item that it does not show.
             yield Refusal("not an item", origin, str(value)[:100])
 
 
@@ -129,7 +123,7 @@ def _kind(value: Item) -> str:
 
 
 def _number(value: Any) -> int | None:
-    """A 64-bit integer, also where an export wrote it as text or as a float."""
+    """Return a 64-bit integer, also where an export wrote it as text or as a float; else `None`."""
     if value is None or (type(value) is int and -(1 << 62) < value < 1 << 62):
         return value
     try:
@@ -143,27 +137,15 @@ def _true(value: Any) -> bool:
     return value is True or value in ("true", "True", "t", 1)
 
 
-class CommentThreads:
-    """Items by their number and parent, in a file; a thread is asked for by its story."""
+class CommentThreads(DiskTable):
+    """Items by their number and parent, on disk."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="piledriver-items-")
-        self._table = sqlite3.connect(Path(self._folder.name) / "items.db", isolation_level=None)
-        self._table.executescript(
-            "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-131072;"
-            "CREATE TABLE items (id INTEGER PRIMARY KEY, parent INTEGER, origin TEXT, item BLOB);"
-        )
+        super().__init__("CREATE TABLE items (id INTEGER PRIMARY KEY, parent INTEGER, origin TEXT, item BLOB);")
         self._batch: list[tuple[int, int | None, str, bytes]] = []
 
-    def __enter__(self) -> CommentThreads:
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._table.close()
-        self._folder.cleanup()
-
     def add(self, item: Item, origin: str) -> None:
-        """One item; the last of a number counts."""
+        """Add an item; the last one of a number counts."""
         self._batch.append((item["id"], item.get("parent"), origin, msgspec.json.encode(item)))
         if len(self._batch) >= _BATCH:
             self._write()
@@ -175,14 +157,14 @@ class CommentThreads:
         self._batch.clear()
 
     def roots(self) -> Iterator[tuple[str, Item]]:
-        """(origin, item) of everything that is no reply, by number."""
+        """Yield (origin, item) of everything that is no reply, by number."""
         self._write()
         self._table.execute("CREATE INDEX IF NOT EXISTS by_parent ON items (parent)")
         for origin, content in self._table.execute("SELECT origin, item FROM items WHERE parent IS NULL ORDER BY id"):
             yield origin, msgspec.json.decode(content)
 
     def orphans(self) -> Iterator[tuple[str, int, int]]:
-        """(origin, number, parent) of replies to what is not there."""
+        """Yield (origin, number, parent) of replies to missing items."""
         query = (
             "SELECT a.origin, a.id, a.parent FROM items a LEFT JOIN items b ON a.parent = b.id"
             " WHERE a.parent IS NOT NULL AND b.id IS NULL ORDER BY a.id"
@@ -190,7 +172,7 @@ class CommentThreads:
         yield from self._table.execute(query)
 
     def replies(self, number: int) -> list[msgspec.Raw]:
-        """All that stands below an item, to any depth, level by level, as JSON."""
+        """Return the replies below an item, to any depth, level by level, as JSON."""
         found: list[msgspec.Raw] = []
         seen = {number}
         level = [number]

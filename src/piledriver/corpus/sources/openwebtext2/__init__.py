@@ -9,7 +9,7 @@ from typing import Any
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.html.extractors import Extractor, extract_page
 from piledriver.corpus.formats.html.page import decode_page, page_meta
-from piledriver.corpus.raw.partial_reads import read_all
+from piledriver.corpus.raw.limits import read_all
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, stop_at_damage
 from piledriver.corpus.sources.openwebtext2.reddit import Submissions, url_key
@@ -83,9 +83,6 @@ def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
 def _pages(stream: RawStream, submissions: Submissions) -> Iterator[Piece | Refusal]:
     if not is_web_archive(stream.name):
         content = read_all(stream.file, MAX_PAGE_BYTES)
-        if len(content) > MAX_PAGE_BYTES:
-            yield Refusal("too large", stream.origin, f"more than {MAX_PAGE_BYTES} bytes")
-            return
         found = _CANONICAL.search(content[:_HEAD_BYTES])
         url = found[1].decode("utf-8", "replace") if found else None
         yield _judged(Piece(stream.origin, data=content, extra={}), url, submissions)

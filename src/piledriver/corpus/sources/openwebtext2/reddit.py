@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-import tempfile
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,6 +12,7 @@ import xxhash
 
 from piledriver.corpus.document import Refusal
 from piledriver.corpus.raw.streams import RawStream
+from piledriver.corpus.sources.shared.disk_table import DiskTable
 from piledriver.corpus.sources.shared.line_pieces import line_pieces, piece_lines
 
 _BATCH = 20_000
@@ -54,25 +51,15 @@ def url_key(url: str) -> str | None:
     return f"{host}{shown_port}{parts.path.rstrip('/')}" + (f"?{parts.query}" if parts.query else "")
 
 
-class Submissions:
-    """Scores by address in a file, so that memory stays small, and the set of addresses already used."""
+class Submissions(DiskTable):
+    """Scores by address, and the set of addresses already used, on disk."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="piledriver-submissions-")
-        self._table = sqlite3.connect(Path(self._folder.name) / "submissions.db", isolation_level=None)
-        self._table.executescript(
-            "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-262144;"
+        super().__init__(
             "CREATE TABLE scores (key INTEGER PRIMARY KEY, score REAL, seen TEXT);"
             "CREATE TABLE used (key INTEGER PRIMARY KEY) WITHOUT ROWID;"
         )
         self.count = 0
-
-    def __enter__(self) -> Submissions:
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._table.close()
-        self._folder.cleanup()
 
     def add_dump(self, stream: RawStream) -> Iterator[Refusal]:
         """Read one dump; yield a refusal for each line that is not a submission."""

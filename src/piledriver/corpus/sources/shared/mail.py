@@ -1,31 +1,36 @@
-"""Files of mail to pieces, and pieces to documents: what the sources of mail share."""
+"""Files of mail (single messages, mbox, CSV tables) to pieces, and pieces to documents."""
 
 from __future__ import annotations
 
 import csv
 import os
+import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.mail.message import UnreadableError, body_text, meta_of, split_headers
+from piledriver.corpus.raw.limits import LimitError, damage_refusal, read_all
 from piledriver.corpus.raw.lines import bounded_lines
-from piledriver.corpus.raw.partial_reads import DAMAGE, read_all
-from piledriver.corpus.raw.peek import peek_head
+from piledriver.corpus.raw.partial_reads import DAMAGE, peek_head
 from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.base import Found, Piece, damage_refusal, ends_with, stop_at_damage
-from piledriver.corpus.sources.shared.mbox import mbox_pieces, messages_in
+from piledriver.corpus.sources.base import Found, Piece, ends_with, group_by_size, stop_at_damage
 
 BATCH_MESSAGES = 200
 BATCH_BYTES = 1 << 20
+MBOX_BATCH_BYTES = 1 << 21
 MAX_MESSAGE_BYTES = 1 << 26
 
 Raw = tuple[str, bytes | None, str | None]
+"""Origin, and the content or the path of a message."""
 _is_table = ends_with(".csv")
+# A separator holds a time and follows a blank line; a sentence that starts with "From " does not have both.
+_SEPARATOR = re.compile(rb"(?:\A|(?<=\n\n)|(?<=\r\n\r\n))From [^\n]{0,200}?\d\d:\d\d[^\n]{0,100}\n")
+_QUOTED = re.compile(rb"(?m)^>(>*From )")
 
 
 def mail_pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
-    """mbox and CSV files cut into batches; single messages, of which there are half a million, put into batches."""
+    """Yield batches of messages: of mbox and CSV files by size, of single messages also by count."""
     batch: list[Raw] = []
     held = 0
     for stream in streams:
@@ -44,7 +49,7 @@ def mail_pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
 
 
 def _read(stream: RawStream) -> Iterator[Piece | Refusal | tuple[Raw, int]]:
-    """The pieces of a file of many messages, or the one message that a file is, with its size."""
+    """Yield the pieces of a file of many messages, or the message of a single one with its size."""
     head, opened = peek_head(stream.file, 5)
     with opened:
         if _is_table(stream.name):
@@ -55,14 +60,19 @@ def _read(stream: RawStream) -> Iterator[Piece | Refusal | tuple[Raw, int]]:
             yield (stream.origin, None, stream.path), os.path.getsize(stream.path)
         else:
             content = read_all(opened, MAX_MESSAGE_BYTES)
-            if len(content) > MAX_MESSAGE_BYTES:
-                yield Refusal("message too large", stream.origin, f"more than {MAX_MESSAGE_BYTES} bytes")
-            else:
-                yield (stream.origin, content, None), len(content)
+            yield (stream.origin, content, None), len(content)
 
 
 def csv_pieces(stream: BinaryIO, origin: str) -> Iterator[Piece | Refusal]:
-    """A table with one raw message in each row."""
+    """Yield batches of the messages of a table with one raw message in each row."""
+    for batch in group_by_size(_rows(stream, origin), lambda message: len(message[1] or b""), BATCH_BYTES):
+        if isinstance(batch, Refusal):
+            yield batch
+        else:
+            yield Piece(origin, extra=batch, length=sum(len(content or b"") for _, content, _ in batch))
+
+
+def _rows(stream: BinaryIO, origin: str) -> Iterator[Raw | Refusal]:
     csv.field_size_limit(MAX_MESSAGE_BYTES)
     refused: list[Refusal] = []
 
@@ -73,8 +83,6 @@ def csv_pieces(stream: BinaryIO, origin: str) -> Iterator[Piece | Refusal]:
             else:
                 yield line.decode("utf-8", "surrogateescape")
 
-    batch: list[Raw] = []
-    held = 0
     rows = csv.reader(lines())
     try:
         header = [name.strip().lower() for name in next(rows, [])]
@@ -87,21 +95,50 @@ def csv_pieces(stream: BinaryIO, origin: str) -> Iterator[Piece | Refusal]:
                 yield Refusal("short row", f"{origin}#{number}")
                 continue
             name = row[file_at] if 0 <= file_at < len(row) and row[file_at] else str(number)
-            content = row[message_at].encode("utf-8", "surrogateescape")
-            batch.append((f"{origin}#{name}", content, None))
-            held += len(content)
-            if held >= BATCH_BYTES:
-                yield Piece(origin, extra=batch, length=held)
-                batch, held = [], 0
+            yield f"{origin}#{name}", row[message_at].encode("utf-8", "surrogateescape"), None
     except DAMAGE as error:
-        yield Refusal("damaged table", origin, f"{type(error).__name__}: {error}"[:500])
+        yield damage_refusal(origin, error, "damaged table")
     yield from refused
-    if batch:
-        yield Piece(origin, extra=batch, length=held)
+
+
+def mbox_pieces(stream: BinaryIO, origin: str) -> Iterator[Piece | Refusal]:
+    """Yield batches of whole messages of an mbox file; `extra` is the number of the first one in the file."""
+    buffer = b""
+    number = 0
+    while True:
+        try:
+            chunk = stream.read(MBOX_BATCH_BYTES)
+        except DAMAGE as error:
+            # The damage cuts the last message of the buffer.
+            yield damage_refusal(f"{origin}#{number}", error)
+            return
+        if not chunk:
+            break
+        buffer += chunk
+        starts = [found.start() for found in _SEPARATOR.finditer(buffer)]
+        if len(starts) > 1:
+            yield Piece(origin, data=buffer[: starts[-1]], extra=number)
+            number += len(starts) - 1
+            buffer = buffer[starts[-1] :]
+        elif len(buffer) > MAX_MESSAGE_BYTES:
+            yield Refusal(LimitError.reason, f"{origin}#{number}", f"more than {MAX_MESSAGE_BYTES} bytes")
+            buffer = b""
+            number += 1
+    if buffer.strip():
+        yield Piece(origin, data=buffer, extra=number)
+
+
+def messages_in(content: bytes) -> Iterator[bytes]:
+    """Yield the raw messages of a batch, without their separators."""
+    starts = [(found.start(), found.end()) for found in _SEPARATOR.finditer(content)] or [(0, 0)]
+    ends = [start for start, _ in starts[1:]] + [len(content)]
+    for (_, begin), end in zip(starts, ends, strict=True):
+        message = content[begin:end]
+        yield _QUOTED.sub(rb"\1", message) if b">From " in message else message
 
 
 def mail_documents(piece: Piece) -> Iterator[Found]:
-    """Every message of a piece."""
+    """Yield every message of a piece."""
     if isinstance(piece.extra, int):
         for number, raw in enumerate(messages_in(piece.data or b""), piece.extra):
             yield read_message(raw, f"{piece.origin}#{number}")
@@ -118,13 +155,13 @@ def mail_documents(piece: Piece) -> Iterator[Found]:
 
 
 def read_message(raw: bytes, origin: str) -> Found:
-    """One message: its body as text, its headers as meta."""
+    """Return the document of a message: its body as text, its headers as meta."""
     try:
         part = split_headers(raw)
     except UnreadableError as error:
         return Refusal("not a message", origin, str(error))
     if part.headers.get("subject", "").upper().endswith("FOLDER INTERNAL DATA"):
-        return Refusal("folder data", origin, "what a mail program keeps in its mbox files")
+        return Refusal("folder data", origin, "a record that mail programs keep in their mbox files")
     text = body_text(part)
     if not text.strip():
         return Refusal("no text in the body", origin)

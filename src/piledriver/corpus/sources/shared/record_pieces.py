@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 from piledriver.corpus.document import Refusal
+from piledriver.corpus.raw.limits import LimitError, damage_refusal
 from piledriver.corpus.raw.partial_reads import DAMAGE
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import Piece
@@ -31,9 +32,8 @@ def record_pieces(stream: RawStream, last_cut: LastCut) -> Iterator[Piece | Refu
         for block in _blocks(file):
             if isinstance(block, Exception):
                 # The complete records before the damage are kept.
-                yield Refusal("damaged data", f"{stream.origin}#{at + len(buffer)}", f"{type(block).__name__}: {block}")
-                end = last_cut(buffer)
-                buffer = buffer[:end]
+                yield damage_refusal(f"{stream.origin}#{at + len(buffer)}", block)
+                buffer = buffer[: last_cut(buffer)]
                 break
             buffer += block
             end = last_cut(buffer)
@@ -42,7 +42,8 @@ def record_pieces(stream: RawStream, last_cut: LastCut) -> Iterator[Piece | Refu
                 at += end
                 buffer = buffer[end:]
             elif len(buffer) > MAX_RECORD_BYTES:
-                yield Refusal("too large", f"{stream.origin}#{at}", f"a record of more than {MAX_RECORD_BYTES} bytes")
+                detail = f"a record of more than {MAX_RECORD_BYTES} bytes"
+                yield Refusal(LimitError.reason, f"{stream.origin}#{at}", detail)
                 at += len(buffer)
                 buffer = b""
     if buffer.strip():

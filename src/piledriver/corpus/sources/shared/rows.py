@@ -1,4 +1,4 @@
-"""Documents of rows from JSON lines or Parquet: which field is the text, which fields become meta."""
+"""Documents of rows from JSON lines or Parquet: one field is the text, the others become meta."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.sources.base import Found
-from piledriver.corpus.text.normalise import decode
+from piledriver.corpus.text.normalise import decode_text
 
 TEXT_FIELDS = ("text", "content", "raw_content", "body", "document", "article", "maintext", "plain_text", "message")
 _META_FIELDS = ("meta", "metadata")
@@ -31,7 +31,7 @@ def record_document(record: Any, origin: str) -> Found:
     text = record[field]
     if isinstance(text, bytes):
         # Some programs write text to Parquet columns of bytes.
-        text = decode(text)
+        text = decode_text(text)
     if isinstance(text, list):
         # lm_dataformat writes lists of paragraphs.
         if not all(isinstance(paragraph, str) for paragraph in text):

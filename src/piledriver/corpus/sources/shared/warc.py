@@ -19,11 +19,14 @@ import msgspec
 from piledriver.core.errors import MissingDependencyError
 from piledriver.corpus.document import Refusal
 from piledriver.corpus.raw.content_encoding import without_content_encoding
+from piledriver.corpus.raw.limits import LimitError, damage_refusal
 from piledriver.corpus.raw.streams import FileRange, RawStream, decompressed
-from piledriver.corpus.sources.base import Piece
+from piledriver.corpus.sources.base import Piece, ends_with
 
 PIECE_BYTES = 1 << 22
 MAX_PAGE_BYTES = 1 << 24
+is_web_archive = ends_with(".warc", ".wet", ".arc")
+"""Whether a file is a WARC, WET or ARC, by its name."""
 _GZIP = b"\x1f\x8b\x08"
 _RECORD = re.compile(rb"WARC/[01]\.\d+\r?\n(?:WARC|Content)-", re.IGNORECASE)
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
@@ -45,14 +48,6 @@ class WebPage(msgspec.Struct, frozen=True):
     content: bytes
     status: int | None = None
     truncated: bool = False
-
-
-def is_web_archive(name: str) -> bool:
-    """Return whether a file is a WARC, WET or ARC, by its name."""
-    lowered = name.lower()
-    for compression in (".gz", ".zst", ".bz2", ".xz"):
-        lowered = lowered.removesuffix(compression)
-    return lowered.endswith((".warc", ".wet", ".arc"))
 
 
 def archive_pieces(stream: RawStream) -> Iterator[Piece | Refusal]:
@@ -141,7 +136,7 @@ def _pages_in_part(piece: Piece) -> Iterator[WebPage | Refusal]:
                     return
             except (OSError, ValueError, RuntimeError) as error:
                 where = f"{piece.origin}#{reached}" if first else f"{piece.origin}#after {reached}"
-                damage = Refusal("damaged record", where, str(error)[:200])
+                damage = damage_refusal(where, error, "damaged record")
                 if first:
                     yield damage
                     damage = None
@@ -193,7 +188,7 @@ def _pages(stream: BinaryIO, origin: str) -> Iterator[WebPage | Refusal]:
             if page is not None:
                 yield page
     except (OSError, ValueError, RuntimeError) as error:
-        yield Refusal("damaged archive", origin, str(error)[:200])
+        yield damage_refusal(origin, error, "damaged archive")
 
 
 def _records(stream: BinaryIO, origin: str, base: int) -> Iterator[tuple[int, WebPage | Refusal | None]]:
@@ -273,7 +268,7 @@ def _page(record: Any, origin: str) -> WebPage | Refusal | None:
             content = _unchunked(content)
         content = without_content_encoding(content, record.http_headers.get("Content-Encoding") or "", MAX_PAGE_BYTES)
     if len(content) > MAX_PAGE_BYTES:
-        return Refusal("too large", origin, f"more than {MAX_PAGE_BYTES} bytes")
+        return Refusal(LimitError.reason, origin, f"more than {MAX_PAGE_BYTES} bytes")
     page = WebPage(
         origin=origin,
         url=url,
@@ -314,7 +309,7 @@ def _arc_pages(stream: BinaryIO, origin: str) -> Iterator[WebPage | Refusal]:
             left = length - len(content)
             while left > 0 and (skipped := stream.read(min(left, _SCAN_BYTES))):
                 left -= len(skipped)
-            yield Refusal("too large", where, f"{length} bytes")
+            yield Refusal(LimitError.reason, where, f"{length} bytes")
         elif not url.startswith(("filedesc:", "dns:")):
             yield _arc_page(where, url, date, kind, content)
 

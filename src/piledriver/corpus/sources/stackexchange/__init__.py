@@ -12,8 +12,8 @@ from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.html.convert import fragment_bytes_to_text
 from piledriver.corpus.formats.html.fast.convert import compile_scanner
 from piledriver.corpus.formats.xml.unescape import compile_unescape
-from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.base import Documents, Found, Piece, Source, per_file, stop_at_damage
+from piledriver.corpus.raw.streams import RawStream, bare_name
+from piledriver.corpus.sources.base import Documents, Found, Piece, Source, group_by_size, per_file, stop_at_damage
 from piledriver.corpus.sources.stackexchange.rows import PostThreads, attribute, field, numbers, read_rows
 
 MIN_SCORE = 3
@@ -21,27 +21,22 @@ MOST_ANSWERS = 3
 _PIECE_BYTES = 1 << 19
 _QUESTION, _ANSWER = 1, 2
 _TAG_MARKS = re.compile(r"[<>|]+")
-_NAMED_POSTS = re.compile(r"(.+)[-._]posts\.xml(?:\.(?:gz|bz2|xz|zst))?", re.IGNORECASE)
+_POSTS = re.compile(r"(?:(.+)[-._])?posts\.xml")
 # Attributes by their names as they stand in a row.
 _SCORE, _DATE, _BODY, _USER, _USER_NAME, _TITLE, _TAGS, _LICENCE = (
     f' {name}="'.encode()
-    for name in (
-        *("Score", "CreationDate", "Body", "OwnerUserId", "OwnerDisplayName", "Title", "Tags", "ContentLicense"),
-    )
+    for name in str.split("Score CreationDate Body OwnerUserId OwnerDisplayName Title Tags ContentLicense")
 )
 _VERSION = re.compile(r"CC[ -]BY-SA[ -](\d\.\d)", re.IGNORECASE)
 
 
 def _wants(name: str) -> bool:
-    """`Posts.xml` alone or in a site's .7z; the other tables of a dump are not needed."""
-    lowered = name.lower()
-    for compression in (".gz", ".bz2", ".xz", ".zst"):
-        lowered = lowered.removesuffix(compression)
-    return lowered == "posts.xml" or lowered.endswith(("-posts.xml", ".posts.xml", "_posts.xml"))
+    """Return whether it is a `Posts.xml`; the other tables of a dump are not needed."""
+    return _POSTS.fullmatch(bare_name(name)) is not None
 
 
 def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
-    """Whole threads, several to a piece, by the number of the question."""
+    """Yield whole threads, several to a piece, by the number of the question."""
     site = site_of(stream.origin) or _site_of_folder(stream.path)
     with PostThreads() as threads:
         for row in stop_at_damage(stream.origin, read_rows(stream.file, stream.origin)):
@@ -56,27 +51,21 @@ def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
                 yield Refusal("neither question nor answer", f"{stream.origin}#{number}", f"post type {kind}")
             else:
                 threads.add(question, row.replace(b"\x00", b""))
-        batch: list[list[bytes]] = []
-        size = 0
-        for _, thread in threads:
-            batch.append(thread)
-            size += sum(map(len, thread))
-            if size > _PIECE_BYTES:
+        for batch in group_by_size(threads, lambda thread: sum(map(len, thread)), _PIECE_BYTES):
+            if not isinstance(batch, Refusal):
+                size = sum(len(row) for thread in batch for row in thread)
                 yield Piece(stream.origin, length=size, extra=(site, batch))
-                batch, size = [], 0
-        if batch:
-            yield Piece(stream.origin, length=size, extra=(site, batch))
 
 
 def site_of(origin: str) -> str:
-    """The site that a dump is of, by the name of its archive or folder.
+    """Return the site that a dump is of, by the name of its archive or folder.
 
     >>> site_of("stackoverflow.com-Posts.7z!Posts.xml"), site_of("dump/french.meta/Posts.xml")
     ('stackoverflow.com', 'french.meta')
     """
     *parts, file = re.split(r"[!/\\]", origin)
-    if named := _NAMED_POSTS.fullmatch(file):
-        return named[1]
+    if (named := _POSTS.fullmatch(bare_name(file))) and named[1]:
+        return file[: len(named[1])]
     if not parts:
         return ""
     name = parts[-1] if not parts[-1].lower().endswith((".tar", ".zip")) or len(parts) == 1 else parts[-2]
@@ -84,7 +73,7 @@ def site_of(origin: str) -> str:
 
 
 def _site_of_folder(path: str | None) -> str:
-    """For a file that was named by itself: its folder, where that is called like a site."""
+    """Return the name of the folder of a local file, where that is the name of a site."""
     folder = os.path.basename(os.path.dirname(os.path.abspath(path))) if path else ""
     return folder if "." in folder else ""
 
@@ -113,7 +102,7 @@ def _thread(row: bytes, answer_rows: list[bytes], piece: Piece, compiled: bool) 
     best.sort(key=lambda found: (-found[0], found[1] != accepted, found[1] or 0))
     del best[MOST_ANSWERS:]
     used = [row, *(answer for _, _, answer in best)]
-    title = " ".join(html.unescape(_said(row, _TITLE)).split())
+    title = " ".join(html.unescape(_value(row, _TITLE)).split())
     markup = (attribute(post, _BODY, compiled=compiled) or b"" for post in used)
     bodies = [fragment_bytes_to_text(body, compiled=compiled) for body in markup]
     parts = [f"Q:\n\n{title}\n\n{bodies[0]}", *(f"A:\n\n{body}" for body in bodies[1:])]
@@ -127,10 +116,10 @@ def _thread(row: bytes, answer_rows: list[bytes], piece: Piece, compiled: bool) 
         "question_id": number,
         "answer_ids": [id_ for _, id_, _ in best],
         "title": title,
-        "tags": [tag for tag in _TAG_MARKS.split(_said(row, _TAGS)) if tag],
+        "tags": [tag for tag in _TAG_MARKS.split(_value(row, _TAGS)) if tag],
         "score": _score(row),
-        "date": _said(row, _DATE) or None,
-        "authors": [_said(post, _USER) or _said(post, _USER_NAME) for post in used],
+        "date": _value(row, _DATE) or None,
+        "authors": [_value(post, _USER) or _value(post, _USER_NAME) for post in used],
         "url": f"https://{site}/q/{number}" if "." in site and not site.endswith(".meta") else None,
     }
     return Document("\n\n".join(parts) + "\n", meta={name: value for name, value in meta.items() if value is not None})
@@ -143,7 +132,7 @@ def _compile() -> Documents:
     return partial(_documents, compiled=True)
 
 
-def _said(row: bytes, place: bytes) -> str:
+def _value(row: bytes, place: bytes) -> str:
     return (attribute(row, place) or b"").decode("utf-8", "replace")
 
 
@@ -155,14 +144,14 @@ def _score(row: bytes) -> int:
 
 
 def licence_version(row: bytes) -> str:
-    """The version of CC BY-SA of a post: what it says, else what was in force when it was written.
+    """Return the version of CC BY-SA of a post: the one it names, else the one in force when it was written.
 
     >>> licence_version(b'<row CreationDate="2012-05-01T00:00:00" />')
     '3.0'
     """
-    if said := _VERSION.search(_said(row, _LICENCE)):
-        return said[1]
-    date = _said(row, _DATE)
+    if named := _VERSION.search(_value(row, _LICENCE)):
+        return named[1]
+    date = _value(row, _DATE)
     return "2.5" if date < "2011-04-08" else "3.0" if date < "2018-05-02" else "4.0"
 
 

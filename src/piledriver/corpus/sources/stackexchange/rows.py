@@ -1,6 +1,4 @@
-"""Questions with their answers from a dump of posts in any order: a join in bounded memory, by the number of the
-question.
-"""
+"""The rows of a dump of posts, and the join of answers with their questions in bounded memory."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ _BEGINNING = re.compile(rb'<row Id="(\d{1,18})" PostTypeId="(\d{1,18})"(?: Paren
 
 
 def read_rows(stream: BinaryIO, origin: str) -> Iterator[bytes | Refusal]:
-    """Each `<row .../>` element as bytes, however the file breaks its lines."""
+    """Yield each `<row .../>` element as bytes, however the file breaks its lines."""
     window, place, skipping = b"", 0, False
     while block := stream.read(_BLOCK_BYTES):
         window += block
@@ -57,7 +55,7 @@ def read_rows(stream: BinaryIO, origin: str) -> Iterator[bytes | Refusal]:
 
 
 def field(row: bytes, name: bytes) -> int | None:
-    """A number among the attributes of a row, without parsing it.
+    """Return a number among the attributes of a row, without parsing the row.
 
     >>> field(b'<row Id="7" ParentId="3" />', b"ParentId")
     3
@@ -71,9 +69,9 @@ def field(row: bytes, name: bytes) -> int | None:
 
 
 def attribute(row: bytes, place: bytes, *, compiled: bool = False) -> bytes | None:
-    """An attribute of a row as it was meant, by its name as it stands there; None where it has none.
+    """Return the unescaped value of an attribute, by its name as it stands in the row; `None` where it is missing.
 
-    A quotation mark inside a value is always an entity, so that the name cannot stand in another value.
+    A quotation mark inside a value is always an entity, so the name cannot occur in another value.
 
     >>> attribute(b'<row Id="7" Title="A &amp;amp; B" />', b' Title="')
     b'A &amp; B'
@@ -90,7 +88,7 @@ def attribute(row: bytes, place: bytes, *, compiled: bool = False) -> bytes | No
 
 
 def numbers(row: bytes) -> tuple[int | None, int | None, int | None]:
-    """The id, kind and parent of a post.
+    """Return the id, kind and parent of a post.
 
     >>> numbers(b'<row Id="7" PostTypeId="2" ParentId="3" />')
     (7, 2, 3)
@@ -119,7 +117,7 @@ class PostThreads:
             self._folder.cleanup()
 
     def add(self, question: int, row: bytes) -> None:
-        """One row, to be found again under its question."""
+        """Add a row under its question."""
         bucket = question // _BUCKET_POSTS
         self._buckets.add(bucket)
         self._waiting.setdefault(bucket, []).append(row)
@@ -127,10 +125,8 @@ class PostThreads:
         if self._waiting_bytes > _MEMORY_BYTES:
             self._spill()
 
-    def __iter__(self) -> Iterator[tuple[int, list[bytes]]]:
-        """(question, its rows), by the number of the question: the question first, wherever it stood in the file, then
-        the answers in their order there.
-        """
+    def __iter__(self) -> Iterator[list[bytes]]:
+        """Yield the rows of each thread by the number of its question: the question, then the answers in file order."""
         for bucket in sorted(self._buckets):
             threads: dict[int, list[bytes]] = {}
             for row in self._rows(bucket):
@@ -140,7 +136,7 @@ class PostThreads:
                 else:
                     threads.setdefault(number or 0, []).insert(0, row)
             for question in sorted(threads):
-                yield question, threads[question]
+                yield threads[question]
 
     def _spill(self) -> None:
         if self._folder is None:

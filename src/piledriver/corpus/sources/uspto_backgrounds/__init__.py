@@ -4,39 +4,34 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.xml.parse import XmlError
-from piledriver.corpus.raw.streams import RawStream
-from piledriver.corpus.sources.base import Found, Piece, Source, per_file
+from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, per_file
 from piledriver.corpus.sources.shared.record_pieces import record_pieces
 from piledriver.corpus.sources.uspto_backgrounds.patents import Patent, background, from_aps, from_xml
 
-# Where a document begins in a weekly file: at the start of a line, always.
+# Where a document begins in a weekly file, always at the start of a line.
 _START = re.compile(rb"(?m)^(?=<\?xml |PATN[ \t]*\r?$|<!DOCTYPE PATDOC|<PATDOC)")
 
 
-def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
-    """Whole documents, some megabytes of them in a piece."""
-    return record_pieces(stream, _last_start)
-
-
 def _last_start(buffer: bytes) -> int:
-    """Where the last document of the buffer begins, so that all before it are whole."""
+    """Return where the last document of the buffer begins; all before it are whole."""
     return max(0, max(buffer.rfind(mark) for mark in (b"\n<?xml ", b"\nPATN\n", b"\nPATN\r", b"\nPATN ")) + 1)
 
 
 def _documents(piece: Piece) -> Iterator[Found]:
-    """Each patent of the piece."""
+    """Yield each patent of the piece."""
     content = piece.read()
     if content.startswith(b"HHHHHT") and b"PATN" not in content:
         # The label of the tape, alone in front of the first document.
         return
     starts = [found.start() for found in _START.finditer(content)] or [0]
     if content[: starts[0]].strip() and not content.startswith(b"PATN", starts[0]):
-        # What stands before the first PATN is the label of the tape.
+        # The label of the tape precedes the first PATN.
         starts.insert(0, 0)
-    # The DOCTYPE and the root behind an XML declaration begin no other document: nothing was closed in between.
+    # The DOCTYPE and the root after an XML declaration begin no other document: no tag closes in between.
     joined = [starts[0]]
     for start in starts[1:]:
         if content.startswith((b"<?xml", b"PATN"), start) or content.find(b"</", joined[-1], start) >= 0:
@@ -70,12 +65,6 @@ def _one(record: bytes, origin: str) -> Found:
     return Document(text, meta={name: value for name, value in meta.items() if value})
 
 
-def _wants(name: str) -> bool:
-    """Weekly files and single documents of any of the formats."""
-    lowered = name.lower().removesuffix(".gz").removesuffix(".bz2").removesuffix(".xz").removesuffix(".zst")
-    return lowered.endswith((".xml", ".sgm", ".sgml", ".txt", ".greenbook", ".aps"))
-
-
 SOURCE = Source(
     slug="uspto-backgrounds",
     name="USPTO Backgrounds",
@@ -89,11 +78,10 @@ SOURCE = Source(
         "the description under the first heading with BACKGROUND. Paragraphs are joined by one newline; APS's named "
         "characters and scripts become Unicode, formulas LaTeX, tables pipe tables. Unlike the original, a background "
         "whose parts carry headings of their own (1. Field of the Invention, Description of Related Art) is taken "
-        "whole "
-        "and not cut at the first of them. Refused: no background, invalid XML."
+        "whole and not cut at the first of them. Refused: no background, invalid XML."
     ),
-    wants=_wants,
-    pieces=per_file(_split),
+    wants=ends_with(".xml", ".sgm", ".sgml", ".txt", ".greenbook", ".aps"),
+    pieces=per_file(partial(record_pieces, last_cut=_last_start)),
     documents=_documents,
     citation="https://bulkdata.uspto.gov/",
 )

@@ -1,4 +1,4 @@
-"""Green Book (APS), the text format of US patents from 1976 to 2001: fields by their letters, characters by name."""
+"""Green Book (APS), the text format of US patents from 1976 to 2001: lettered fields, named characters."""
 
 from __future__ import annotations
 
@@ -7,17 +7,11 @@ from collections.abc import Iterator
 
 from piledriver.corpus.formats.markdown import lowered, raised
 
-_GREEK = dict(
-    zip(
-        str.split(
-            "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau "
-            "upsilon phi "
-            "chi psi omega"
-        ),
-        "αβγδεζηθικλμνξοπρστυφχψω",
-        strict=True,
-    )
+_GREEK_NAMES = str.split(
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau upsilon phi chi "
+    "psi omega"
 )
+_GREEK = dict(zip(_GREEK_NAMES, "αβγδεζηθικλμνξοπρστυφχψω", strict=True))
 _NAMED = {
     **_GREEK,
     **{name.upper(): letter.upper() for name, letter in _GREEK.items()},
@@ -42,7 +36,7 @@ _FIELD = re.compile(r"([A-Z][A-Z0-9]{2,3})(?:  ?(.*))?$")
 
 
 def fields(document: str) -> Iterator[tuple[str, str]]:
-    """(code, text) of each field in order; lines that go on begin with spaces. A section's name has no text.
+    """Yield (code, text) of each field in order; continuation lines begin with spaces. A section's name has no text.
 
     >>> list(fields("PATN\\nTTL  A boat\\n      loader\\nBSUM\\nPAR  It floats."))
     [('PATN', ''), ('TTL', 'A boat loader'), ('BSUM', ''), ('PAR', 'It floats.')]
@@ -53,7 +47,7 @@ def fields(document: str) -> Iterator[tuple[str, str]]:
     def joined() -> str:
         if code != "TBL":
             return " ".join(parts)
-        # A table is drawn with spaces; the rules between its parts are underscores.
+        # Tables are aligned with spaces; their rules are underscores.
         return "\n".join(part for part in parts if part.strip("_ "))
 
     for line in document.split("\n"):
@@ -70,7 +64,7 @@ def fields(document: str) -> Iterator[tuple[str, str]]:
 
 
 def characters(text: str) -> str:
-    """Named characters and scripts as Unicode; what stands for a picture goes.
+    """Return text with named characters and scripts as Unicode, without the marks of pictures.
 
     >>> characters("H.sub.2 O at 10.degree. C. and .alpha.-iron, 10.sup.-3 M ##EQU1##")
     'H₂O at 10° C. and α-iron, 10⁻³ M '
@@ -84,7 +78,7 @@ def characters(text: str) -> str:
 
 
 def _script(found: re.Match[str]) -> str:
-    # A space ends a script. After a subscript it stands inside a formula (H.sub.2 O), after a superscript behind it.
+    # A space ends a script. After a subscript it is inside a formula (H.sub.2 O) and dropped; after a superscript kept.
     if found[1] == "sub":
         return lowered(found[2])
     return raised(found[2]) + (found[3] or "")

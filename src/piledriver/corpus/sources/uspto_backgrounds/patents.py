@@ -1,4 +1,4 @@
-"""US patents in their three formats to one shape: what the description says under which heading, and the front page."""
+"""US patents in their three formats to one shape: the front page, and the description by headings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from piledriver.corpus.formats.xml.parse import XmlError, parse_xml
 from piledriver.corpus.sources.uspto_backgrounds.aps import characters, fields
 
 _RENAMED = {"sb": "sub", "sp": "sup", "sup2": "sup", "sub2": "sub"}
-# A heading of the same level that still belongs to the background: its parts are often headed like sections.
+# A heading of the same level that still belongs to the background, whose parts often have headings of its level.
 _OF_BACKGROUND = re.compile(
     r"field|prior\s+art|related\s+art|state\s+of\s+the\s+art|description\s+of\s+(?:the\s+)?(?:related|prior|background)|background|"
     r"discussion\s+of|^\s*\(?[0-9a-z]{1,2}[.)]|statement\s+of|technical\s+problem|problem",
@@ -43,21 +43,21 @@ class Paragraph:
 
 @dataclass(slots=True)
 class Patent:
-    """What one document says."""
+    """One patent: number, front page, summary or description."""
 
     number: str = ""
     meta: dict[str, Any] = field(default_factory=dict)
     summary: list[Paragraph] | None = None
     """The brief summary, where the format has one that is taken whole (XML 2.5)."""
     description: Iterable[Paragraph] = ()
-    """Read once, and only as far as the background goes: most of a patent lies behind it."""
+    """Read once, and only to the end of the background: most of a patent follows it."""
 
 
 def background(lines: Iterable[Paragraph]) -> list[str]:
-    """The paragraphs under the first heading that says BACKGROUND, with the headings of its parts.
+    """Return the paragraphs under the first heading with BACKGROUND, with the headings of its parts.
 
-    It ends at the next heading of its level; but "1. Field of the Invention" and "Description of Related Art" are parts
-    of it, though typed as headings of the same level.
+    It ends at the next heading of its level, except those of its parts: "1. Field of the Invention", "Description of
+    Related Art".
     """
     rest = iter(lines)
     level = next((line.level for line in rest if line.level and "BACKGROUND" in line.text.upper()), None)
@@ -83,7 +83,7 @@ def _continues(title: str) -> bool:
 
 
 def from_aps(document: str) -> Patent:
-    """A patent of 1976 to 2001."""
+    """Return a patent of 1976 to 2001."""
     lines: list[Paragraph] = []
     patent = Patent(meta={"inventor": [], "assignee": [], "classification": [], "citations": []}, description=lines)
     section = ""
@@ -119,7 +119,7 @@ def from_aps(document: str) -> Patent:
 
 
 def _is_heading(text: str) -> bool:
-    """Whether a paragraph is a heading that was not marked as one: capitals that name a section."""
+    """Return whether a paragraph is a heading not marked as one: capitals that name a section."""
     return len(text) < 90 and text.isupper() and _SECTION_NAME.search(text) is not None and text[-1:] != "."
 
 
@@ -131,18 +131,18 @@ def _aps_number(text: str) -> str:
 
 
 def _iso_date(text: str) -> str | None:
-    """20020101 as 2002-01-01; nothing for anything else."""
+    """Return 20020101 as 2002-01-01, `None` for anything else."""
     text = text.strip()
     return f"{text[:4]}-{text[4:6]}-{text[6:8]}" if len(text) == 8 and text.isdecimal() else None
 
 
 def from_xml(content: bytes) -> Patent | None:
-    """A patent of 2001 on (XML 2.5, 4.x, applications 1.x), or None where the file holds something else."""
+    """Return a patent of 2001 on (XML 2.5, 4.x, applications 1.x), or `None` where the file holds something else."""
     root = _parsed(content)
     name = root.tag.lower()
     reader = _grant_2_5 if name == "patdoc" else _application_1 if name == "patent-application-publication" else None
     if name.startswith("us-patent"):
-        # Its names are what we call them; only formulas may carry a namespace.
+        # Its names need no change; only formulas may have a namespace.
         for element in root.iter("{*}*") if b"MathML" in content else ():
             element.tag = element.tag.rpartition("}")[2]
         return _version_4(root)
@@ -159,14 +159,14 @@ def _parsed(content: bytes) -> Any:
     try:
         return parse_xml(content)
     except XmlError:
-        # SGML of 2001: empty elements are not closed. The parser mends that, and still resolves and loads nothing.
+        # SGML of 2001 does not close empty elements. The parser repairs that, and still resolves and loads nothing.
         root = etree.fromstring(
             content,
             etree.XMLParser(
                 recover=True, resolve_entities=False, load_dtd=False, no_network=True, remove_comments=True
             ),
         )
-        if root is None or root.tag not in ("PATDOC",):
+        if root is None or root.tag != "PATDOC":
             raise
         return root
 
@@ -251,7 +251,7 @@ _HEADINGS = frozenset(("heading", "h"))
 
 
 def _lines(element: Any) -> Iterator[Paragraph]:
-    """Headings and paragraphs in the order of the document, whatever they stand in."""
+    """Yield headings and paragraphs in document order, at any depth."""
     for node in element.iter(*_HEADINGS, *_PARAGRAPHS):
         if node.tag in _HEADINGS:
             level = node.get("level") or node.get("lvl") or node.get("LVL") or "1"

@@ -1,1 +1,1 @@
-"""Source code: repositories on disk, in git's storage and in archives, to files, and files to documents by rules."""
+"""Source code: the files of repositories on disk, in git's storage and in archives, and the rules that select them."""

@@ -1,4 +1,4 @@
-"""Archives of a repository: its files wait for its licence; one that holds git's storage is read from that."""
+"""Archives of a repository: files wait until the licence is found; a bare repository is read from git's storage."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from piledriver.corpus.document import Refusal
 from piledriver.corpus.raw.git.pack import DamagedError
 from piledriver.corpus.raw.git.packed import PackedRepositories
-from piledriver.corpus.raw.partial_reads import read_all
-from piledriver.corpus.raw.streams import RawStream
+from piledriver.corpus.raw.limits import read_at_most
+from piledriver.corpus.raw.streams import RawStream, bare_name
 from piledriver.corpus.sources.base import Piece
 from piledriver.corpus.sources.shared.repositories.commits import repository_pieces
 from piledriver.corpus.sources.shared.repositories.files import (
@@ -27,7 +27,7 @@ from piledriver.corpus.text.spdx import MAX_LICENCE_BYTES, is_licence_file, spdx
 # How much of an archive waits for the licence file, which usually comes early.
 MAX_HELD_BYTES = 1 << 26
 _REFERENCES_BYTES = 1 << 24
-# The files of a git repository's storage, inside whatever folder of an archive it is in.
+# The files of a git repository's storage, in any folder of an archive.
 _STORED = re.compile(
     r"((?:[^/]+/){0,20}?)(HEAD|packed-refs|config|objects/pack/pack-[0-9a-f]{40,64}\.(?:pack|idx)"
     r"|objects/[0-9a-f]{2}/[0-9a-f]{38,62}|refs/(?:heads|tags)/[\w./+-]{1,200})"
@@ -35,7 +35,7 @@ _STORED = re.compile(
 
 
 class ArchiveBatches:
-    """The files of an archive, held back until its licence is known."""
+    """The files of an archive, held until its licence is known."""
 
     def __init__(self) -> None:
         self._archive = ""
@@ -61,9 +61,9 @@ class ArchiveBatches:
             yield from self._storage().add(stored.group(1), stored.group(2), stream.raw, stream.origin)
             return
         opened = stream.file
-        content = read_all(opened, MAX_BYTES)
+        content = read_at_most(opened, MAX_BYTES)
         if stored is not None:
-            # Perhaps the storage of a bare repository, perhaps a file that is called `config`: the end will tell.
+            # The storage of a bare repository, or another file called `config`: only the whole archive tells.
             whole = io.BytesIO(content + opened.read(_REFERENCES_BYTES))
             yield from self._storage().add(stored.group(1), stored.group(2), whole, stream.origin)
         path = "/".join(parts[1:]) if len(parts) > 1 else inside
@@ -101,7 +101,7 @@ class ArchiveBatches:
 
 
 def _with_contents(piece: Piece) -> Piece:
-    """A piece of a repository that will be gone when workers come to it: its files are read here."""
+    """Return the piece with its files read: workers cannot open the temporary copy of its repository."""
     tree, files = piece.extra
     loaded = []
     for file in files:
@@ -115,6 +115,7 @@ def _with_contents(piece: Piece) -> Piece:
 
 def _archive_name(archive: str) -> str:
     name = os.path.basename(archive)
-    for ending in (".gz", ".bz2", ".xz", ".zst", ".tar", ".zip", ".tgz", ".7z", ".txz", ".tbz2"):
+    name = name[: len(bare_name(name))]
+    for ending in (".tar", ".zip", ".tgz", ".7z", ".txz", ".tbz2"):
         name = name.removesuffix(ending)
     return name

@@ -14,7 +14,7 @@ from piledriver.corpus.text.spdx import MAX_LICENCE_BYTES, is_licence_file, spdx
 
 
 def repository_pieces(folder: str, origin: str) -> Iterator[Piece | Refusal]:
-    """The files of HEAD of a bare repository."""
+    """Yield the files of HEAD of a bare repository in batches."""
     try:
         repository = Repository(folder)
         commit = repository.head()
@@ -54,6 +54,6 @@ def _licence_among(repository: Repository, entries: list[TreeEntry]) -> str | No
 
 
 def name_from(url: str) -> str:
-    """`owner/name` from the address of a remote."""
+    """Return `owner/name` from the address of a remote."""
     parts = url.removesuffix("/").removesuffix(".git").replace(":", "/").split("/")
     return "/".join(parts[-2:]) if len(parts) >= 2 and "@" not in parts[-1] else ""

@@ -1,8 +1,9 @@
-"""Folders on disk: where a repository starts, what it is called and how it is licensed."""
+"""Repositories in folders on disk: their roots, names and licences."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from piledriver.corpus.raw.git.pack import DamagedError
 from piledriver.corpus.raw.git.repository import Repository, is_repository
@@ -13,41 +14,21 @@ from piledriver.corpus.text.spdx import MAX_LICENCE_BYTES, is_licence_file, spdx
 
 
 class Disk:
-    """What is known of the folders of one run: where repositories start, and what they are called and licensed."""
+    """A cache of the repositories around the folders of one run."""
 
     def __init__(self) -> None:
         self._around: dict[str, str | None] = {}
-        self._roots: dict[str, str] = {}
+        self._roots: dict[str, str | None] = {}
         self._trees: dict[str, RepositoryTree] = {}
-        self._shelves: dict[str, bool] = {}
+        self._folders_only: dict[str, bool] = {}
 
     def repository_around(self, folder: str, base: str) -> str | None:
-        """The bare repository or `.git` that a folder is in, looking up no further than what the user named."""
-        at, passed = folder, []
-        while at not in self._around:
-            passed.append(at)
-            if is_repository(at):
-                self._around[at] = at
-            elif at == base or len(at) <= len(base):
-                self._around[at] = None
-            else:
-                at = os.path.dirname(at)
-        self._around.update(dict.fromkeys(passed, self._around[at]))
-        return self._around[folder]
+        """Return the bare repository or `.git` that a folder is in, not above the folder that the user named."""
+        return _nearest(self._around, folder, base, is_repository)
 
     def tree_around(self, folder: str, base: str) -> RepositoryTree:
-        """The checkout that a folder is in: where `.git` is, else the named folder or one right below it."""
-        at, passed = folder, []
-        while at not in self._roots:
-            passed.append(at)
-            if os.path.exists(os.path.join(at, ".git")):
-                self._roots[at] = at
-            elif at == base or len(at) <= len(base):
-                self._roots[at] = base
-            else:
-                at = os.path.dirname(at)
-        root = self._roots[at]
-        self._roots.update(dict.fromkeys(passed, root))
+        """Return the checkout that a folder is in: where `.git` is, else the named folder or one right below it."""
+        root = _nearest(self._roots, folder, base, lambda at: os.path.exists(os.path.join(at, ".git"))) or base
         if root == base and folder != base and self._holds_repositories(base):
             root = os.path.join(base, os.path.relpath(folder, base).split(os.sep)[0])
         if root not in self._trees:
@@ -55,15 +36,31 @@ class Disk:
         return self._trees[root]
 
     def _holds_repositories(self, base: str) -> bool:
-        """Whether a folder has nothing but folders in it: then each of them is a repository."""
-        if base not in self._shelves:
+        """Return whether a folder holds only folders, each of which is then a repository."""
+        if base not in self._folders_only:
             with os.scandir(base) as entries:
-                self._shelves[base] = not any(e.name == ".git" or e.is_file(follow_symlinks=False) for e in entries)
-        return self._shelves[base]
+                files = any(e.name == ".git" or e.is_file(follow_symlinks=False) for e in entries)
+            self._folders_only[base] = not files
+        return self._folders_only[base]
+
+
+def _nearest(cache: dict[str, str | None], folder: str, base: str, test: Callable[[str], bool]) -> str | None:
+    """Return the nearest folder from `folder` up to `base` that passes the test, or `None`; cached by folder."""
+    at, visited = folder, []
+    while at not in cache:
+        visited.append(at)
+        if test(at):
+            cache[at] = at
+        elif at == base or len(at) <= len(base):
+            cache[at] = None
+        else:
+            at = os.path.dirname(at)
+    cache.update(dict.fromkeys(visited, cache[at]))
+    return cache[folder]
 
 
 def base_of(stream: RawStream) -> str:
-    """The folder that the user named, from the path of a file in it; of a file that was named itself, its folder."""
+    """Return the folder that the user named, from the path of a file in it; of a file named by itself, its folder."""
     assert stream.path is not None
     base = os.path.abspath(stream.path)
     for _ in range(max(1, stream.origin.count("/"))):
@@ -72,14 +69,14 @@ def base_of(stream: RawStream) -> str:
 
 
 def origin_of(stream: RawStream, folder: str) -> str:
-    """How a folder that a file is in is called in the origins of documents."""
+    """Return the name in origins of a folder that a file is in."""
     assert stream.path is not None
     below = os.path.relpath(stream.path, folder).count(os.sep) + 1
     return "/".join(stream.origin.split("/")[:-below]) or os.path.basename(folder)
 
 
 def is_alone(git_folder: str) -> bool:
-    """Whether there is a `.git` and no work tree beside it."""
+    """Return whether a `.git` folder has no work tree beside it."""
     return os.listdir(os.path.dirname(git_folder)) == [".git"]
 
 

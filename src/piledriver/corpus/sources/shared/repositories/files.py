@@ -1,4 +1,4 @@
-"""A repository and its files, and how the content of a file is read wherever it is."""
+"""A repository and its files; reads a file from memory, from git's storage or from disk."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from piledriver.corpus.sources.shared.repositories.rules import MAX_BYTES
 
 BATCH_FILES = 64
 BATCH_BYTES = 1 << 20
-# About how long a file of code is, where it is not known yet.
+# The usual length of a file of code, for files that were not opened yet.
 FILE_BYTES = 5000
 
 
 class RepositoryTree(msgspec.Struct, frozen=True):
-    """A repository: its name, its licence, the commit that was read, and the folder of its objects where it is bare."""
+    """A repository: name, licence, commit, the folder of its objects where it is bare, and its root on disk."""
 
     name: str
     licence: str | None = None
@@ -29,7 +29,7 @@ class RepositoryTree(msgspec.Struct, frozen=True):
 
 
 class File(msgspec.Struct, frozen=True):
-    """One file of a tree: where it is from, its path in the tree, and its content, its place on disk or its object."""
+    """One file of a tree: its origin, its path in the tree, and its content, its path on disk or its object id."""
 
     origin: str
     path: str
@@ -39,7 +39,7 @@ class File(msgspec.Struct, frozen=True):
 
 
 def content_of(file: File, tree: RepositoryTree) -> bytes:
-    """The bytes of a file: at hand, in git's storage, or on disk."""
+    """Return the bytes of a file."""
     if file.content is not None:
         return file.content
     if file.object_id is not None:
@@ -50,7 +50,7 @@ def content_of(file: File, tree: RepositoryTree) -> bytes:
             raise DamagedError(f"a {kind} where a file should be")
         return content
     assert file.on_disk is not None
-    # Not followed even if somebody puts a link in its place between the listing and now.
+    # A link that replaced the file after the listing is not followed.
     descriptor = os.open(file.on_disk, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     with open(descriptor, "rb") as opened:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -60,5 +60,5 @@ def content_of(file: File, tree: RepositoryTree) -> bytes:
 
 @lru_cache(maxsize=4)
 def _opened(folder: str, commit: str | None) -> Repository:
-    # By the commit as well: a repository that changed between two runs of one process is opened again.
+    # The commit is part of the key: a repository that changed between two runs of one process is opened again.
     return Repository(folder)

@@ -1,24 +1,26 @@
-"""Which files of a source tree are code that a person wrote: the rules of The Pile, by name and by content."""
+"""The rules of The Pile for files of a source tree, by name and by content: only code that people wrote is taken."""
 
 from __future__ import annotations
 
 import re
 
-from piledriver.corpus.text.normalise import decode
+from piledriver.corpus.text.data_table import word_set
+from piledriver.corpus.text.normalise import decode_text
 
 MAX_CHARACTERS = 100_000
 MAX_BYTES = 4 * MAX_CHARACTERS
 MAX_DIGIT_SHARE = 0.8
 MAX_MEAN_LINE = 200
 
-_DATA_ENDINGS_TEXT = """
+_DATA_ENDINGS = word_set(
+    """
     7z a apk app avi avif bin bmp bz2 class csv dat db deb dex dll dmg doc docx dylib ear egg eot exe flac flv
     gif gitignore glif gz h5 heic ico ipa iso jar jpeg jpg keystore lib lo lock log m4a mkv mo mov mp3 mp4 mpeg
     nar nib npy npz o obj ogg ogv onnx otf p12 parquet pb pdb pdf pem pfx pickle pkl png ppt pptx psd pt pth pyc
     pyd pyo rar rpm so sqlite sqlite3 svg swf tar tgz tif tiff tsv ttf war wasm wav webm webp whl woff woff2 xls
     xlsx xz z zip zst
-"""
-_DATA_ENDINGS = frozenset(_DATA_ENDINGS_TEXT.split())
+    """
+)
 _LANGUAGES = {
     "py": "Python", "pyi": "Python", "js": "JavaScript", "mjs": "JavaScript", "cjs": "JavaScript", "jsx": "JavaScript",
     "ts": "TypeScript", "tsx": "TypeScript", "c": "C", "h": "C", "cc": "C++", "cpp": "C++", "cxx": "C++", "hpp": "C++",
@@ -36,17 +38,14 @@ _LANGUAGES = {
     "cmake": "CMake", "mk": "Makefile", "bat": "Batchfile", "vim": "Vim Script", "cu": "CUDA", "glsl": "GLSL",
 }  # fmt: skip
 _NAMES = {
-    "makefile": "Makefile",
-    "dockerfile": "Dockerfile",
-    "cmakelists.txt": "CMake",
-    "rakefile": "Ruby",
+    "makefile": "Makefile", "dockerfile": "Dockerfile", "cmakelists.txt": "CMake", "rakefile": "Ruby",
     "gemfile": "Ruby",
-}
+}  # fmt: skip
 _CONTROL = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f]")
 
 
 def why_not_by_name(path: str) -> str | None:
-    """Why a file is left out by its path inside the repository, or None.
+    """Return why a file is rejected by its path inside the repository, or `None`.
 
     >>> why_not_by_name("src/.env"), why_not_by_name("web/jquery.min.js"), why_not_by_name("src/a.c")
     ('hidden file', 'minified or installed file', None)
@@ -65,7 +64,7 @@ def why_not_by_name(path: str) -> str | None:
 
 
 def code_text(content: bytes) -> tuple[str, str | None]:
-    """The text of a file and why it is not taken, or None where it is."""
+    """Return the text of a file, and why it is rejected or `None`."""
     if not content.strip():
         return "", "empty file"
     head = content[:8192]
@@ -74,7 +73,7 @@ def code_text(content: bytes) -> tuple[str, str | None]:
         return "", "not text"
     if len(content) > MAX_BYTES:
         return "", "100000 characters or more"
-    text = decode(content)
+    text = decode_text(content)
     if len(text) >= MAX_CHARACTERS:
         return text, "100000 characters or more"
     if text.count("\ufffd") * 50 > len(text):
@@ -87,6 +86,6 @@ def code_text(content: bytes) -> tuple[str, str | None]:
 
 
 def programming_language(path: str) -> str | None:
-    """The programming language, by the name of the file."""
+    """Return the programming language by the name of the file, or `None`."""
     name = path.rpartition("/")[2].lower()
     return _NAMES.get(name) or (_LANGUAGES.get(name.rpartition(".")[2]) if "." in name else None)

@@ -1,7 +1,7 @@
 """Source trees to pieces and documents: checkouts, bare repositories, archives of a repository.
 
-A repository is told from its neighbours by its `.git`, by being a bare one, by its archive, or by its folder; its
-licence is that of the licence file at its root. Symbolic links and submodules are never followed.
+A repository is a checkout with `.git`, a bare repository, an archive, or a folder; its licence is that of the licence
+file at its root. Symbolic links and submodules are never followed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from piledriver.corpus.sources.shared.repositories.archives import ArchiveBatche
 from piledriver.corpus.sources.shared.repositories.commits import repository_pieces
 from piledriver.corpus.sources.shared.repositories.disk import Disk, base_of, is_alone, origin_of
 from piledriver.corpus.sources.shared.repositories.files import (
-    BATCH_BYTES,
     BATCH_FILES,
     FILE_BYTES,
     File,
@@ -30,12 +29,12 @@ from piledriver.corpus.text.spdx import spdx_header
 
 
 def wants_file(name: str) -> bool:
-    """Every file that is not an archive: the rules need more than the name to decide."""
+    """Return whether it is not an archive: the rules need more than the name to decide."""
     return archive_kind(name) is None
 
 
 def tree_pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
-    """Batches of files of one repository each, with its licence."""
+    """Yield batches of files of one repository each, with its licence."""
     disk = Disk()
     seen: set[str] = set()
     batch = _Batch()
@@ -57,10 +56,8 @@ def tree_pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
                     yield from repository_pieces(repository, origin_of(stream, repository))
             continue
         tree = disk.tree_around(folder, base)
-        path = (
-            os.path.relpath(os.path.abspath(stream.path), tree.root).replace(os.sep, "/") if tree.root else stream.name
-        )
-        yield from batch.add(tree, File(stream.origin, path, on_disk=stream.path), FILE_BYTES)
+        path = os.path.relpath(os.path.abspath(stream.path), tree.root).replace(os.sep, "/")
+        yield from batch.add(tree, File(stream.origin, path, on_disk=stream.path))
     yield from archive.end()
     yield from batch.flush()
 
@@ -71,25 +68,24 @@ class _Batch:
     def __init__(self) -> None:
         self._tree: RepositoryTree | None = None
         self._files: list[File] = []
-        self._bytes = 0
 
-    def add(self, tree: RepositoryTree, file: File, size: int) -> Iterator[Piece]:
+    def add(self, tree: RepositoryTree, file: File) -> Iterator[Piece]:
         if self._tree != tree:
             yield from self.flush()
         self._tree = tree
         self._files.append(file)
-        self._bytes += size
-        if len(self._files) >= BATCH_FILES or self._bytes >= BATCH_BYTES:
+        if len(self._files) >= BATCH_FILES:
             yield from self.flush()
 
     def flush(self) -> Iterator[Piece]:
         if self._files:
-            yield Piece(self._files[0].origin, length=self._bytes, extra=(self._tree, self._files))
-        self._files, self._bytes = [], 0
+            size = FILE_BYTES * len(self._files)
+            yield Piece(self._files[0].origin, length=size, extra=(self._tree, self._files))
+        self._files = []
 
 
 def tree_documents(piece: Piece) -> Iterator[Found]:
-    """Every file of a piece that the rules take, each with a meta of its own."""
+    """Yield every file of a piece that the rules accept, each with its own meta."""
     tree: RepositoryTree = piece.extra[0]
     files: list[File] = piece.extra[1]
     for file in files:

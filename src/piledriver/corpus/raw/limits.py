@@ -1,0 +1,63 @@
+"""Limits on reading: the size of one value, and how far compressed data may expand.
+
+Every reader of compressed data checks while it reads, so a compression bomb has the same reason in any format and is
+rejected before it fills memory or a disk.
+"""
+
+from __future__ import annotations
+
+from typing import BinaryIO
+
+from piledriver.corpus.document import Refusal
+
+# Text compresses 3 to 20 times, rarely 100; a stream that expands more than this is meant to fill a disk or memory.
+MAX_EXPANSION = 2_000
+EXPANSION_GRACE_BYTES = 1 << 27
+
+
+class LimitError(ValueError):
+    """More bytes than a limit allows; `reason` is the reason of the refusal."""
+
+    reason = "too large"
+
+
+class CompressionBombError(LimitError):
+    """Compressed data that expands more than text can."""
+
+    reason = "compression bomb"
+
+
+def is_bomb(length: int, packed: int) -> bool:
+    """Return whether `packed` bytes that expand to `length` are more than text can."""
+    return length > max(EXPANSION_GRACE_BYTES, MAX_EXPANSION * packed)
+
+
+def read_at_most(file: BinaryIO, limit_bytes: int) -> bytes:
+    """Return all bytes of a stream, raising any damage; one byte more than the limit where the stream is longer."""
+    content = file.read(limit_bytes + 1)
+    if len(content) <= limit_bytes:
+        # At the end, or at damage? The next read tells.
+        file.read(1)
+    return content
+
+
+def read_all(file: BinaryIO, limit_bytes: int, advice: str = "") -> bytes:
+    """Return all bytes of a stream, raising any damage; raise `LimitError`, with the advice, above the limit."""
+    content = read_at_most(file, limit_bytes)
+    if len(content) > limit_bytes:
+        raise LimitError(f"more than {limit_bytes} bytes" + (f"; {advice}" if advice else ""))
+    return content
+
+
+def reason_of(error: BaseException, otherwise: str = "damaged data") -> str:
+    """Return the refusal reason for a read error."""
+    if isinstance(error, LimitError):
+        return error.reason
+    forbidden = isinstance(error, PermissionError) or isinstance(error.__cause__, PermissionError)
+    return "no permission to read" if forbidden else otherwise
+
+
+def damage_refusal(origin: str, error: BaseException, otherwise: str = "damaged data") -> Refusal:
+    """Return the refusal of a file that cannot be read, or not to its end."""
+    detail = str(error) if isinstance(error, LimitError) else f"{type(error).__name__}: {error}"
+    return Refusal(reason_of(error, otherwise), origin, detail[:500])
