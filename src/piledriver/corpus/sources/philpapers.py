@@ -119,8 +119,8 @@ def _without_records(content: bytes, origin: str) -> Iterator[Found]:
         yield Refusal("invalid xml", origin, str(error))
         return
     strip_namespaces(root)
-    for error in root.iter("error"):
-        yield Refusal("oai error", origin, f"{error.get('code', '')}: {flat(error)}")
+    for reported in root.iter("error"):
+        yield Refusal("oai error", origin, f"{reported.get('code', '')}: {flat(reported)}")
     if root.tag == "dc":
         yield _record(root, origin, "1")
 
