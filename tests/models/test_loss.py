@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piledriver.kernels.cross_entropy.chunked import loss_and_gradients
-from piledriver.models.loss import linear_cross_entropy, plain_cross_entropy, token_losses
+from piledriver.models.loss import linear_cross_entropy, token_losses
 
 
 def inputs(
@@ -36,7 +36,7 @@ def test_equal_to_the_plain_path(
     torch.manual_seed(seed)
     hidden, weight, targets = inputs(tokens, torch.float32, torch.float32)
     options = {"z_loss": z_loss, "softcap": softcap}
-    plain = plain_cross_entropy(hidden, weight, targets, **options)
+    plain = linear_cross_entropy(hidden, weight, targets, **options, chunk_tokens=0)
     expected = torch.autograd.grad(plain.total * scale, (hidden, weight))
     ours = linear_cross_entropy(hidden, weight, targets, chunk_tokens=chunk, **options)
     found = torch.autograd.grad(ours.total * scale, (hidden, weight))
@@ -51,7 +51,7 @@ def test_equal_to_the_plain_path(
 def test_bf16_compute_keeps_the_dtype_of_each_input(weight_dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     hidden, weight, targets = inputs(64, torch.bfloat16, weight_dtype)
-    exact = plain_cross_entropy(hidden.float(), weight.float(), targets)
+    exact = linear_cross_entropy(hidden.float(), weight.float(), targets, chunk_tokens=0)
     expected = torch.autograd.grad(exact.total, (hidden, weight))
     ours = linear_cross_entropy(hidden, weight, targets, chunk_tokens=16)
     found = torch.autograd.grad(ours.total, (hidden, weight))
@@ -81,14 +81,14 @@ def test_no_chunk_outlives_its_turn() -> None:
         loss_and_gradients(hidden, weight, targets, -100, 1e-4, 5.0, 16, True, True)
     assert largest == 16 * 500
     with Watch():
-        plain_cross_entropy(hidden, weight, targets)
+        linear_cross_entropy(hidden, weight, targets, chunk_tokens=0)
     assert largest == 256 * 500
 
 
 def test_tied_weights_get_both_gradients() -> None:
     table, tokens = torch.randn(37, 16, requires_grad=True), torch.randint(37, (24,))
     targets = tokens.roll(-1)
-    expected = torch.autograd.grad(plain_cross_entropy(table[tokens], table, targets).total, table)[0]
+    expected = torch.autograd.grad(linear_cross_entropy(table[tokens], table, targets, chunk_tokens=0).total, table)[0]
     found = torch.autograd.grad(linear_cross_entropy(table[tokens], table, targets, chunk_tokens=7).total, table)[0]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -97,7 +97,7 @@ def test_frozen_inputs_cost_no_gradient() -> None:
     hidden, weight, targets = inputs(20, torch.float32, torch.float32)
     frozen = weight.detach()
     (gradient,) = torch.autograd.grad(linear_cross_entropy(hidden, frozen, targets).total, hidden)
-    (expected,) = torch.autograd.grad(plain_cross_entropy(hidden, frozen, targets).total, hidden)
+    (expected,) = torch.autograd.grad(linear_cross_entropy(hidden, frozen, targets, chunk_tokens=0).total, hidden)
     torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
     with torch.no_grad():
         assert not linear_cross_entropy(hidden, weight, targets).total.requires_grad
@@ -108,7 +108,8 @@ def test_token_losses_are_the_terms_of_the_sum() -> None:
     losses = token_losses(hidden.view(2, 15, 16), weight, targets.view(2, 15), softcap=4.0, chunk_tokens=7)
     assert losses.shape == (2, 15)
     assert (losses.flatten()[targets == -100] == 0).all()
-    torch.testing.assert_close(losses.sum(), plain_cross_entropy(hidden, weight, targets, softcap=4.0).total.detach())
+    sums = linear_cross_entropy(hidden, weight, targets, softcap=4.0, chunk_tokens=0)
+    torch.testing.assert_close(losses.sum(), sums.total.detach())
 
 
 @pytest.mark.gpu
@@ -121,7 +122,7 @@ def test_equal_on_a_gpu(weight_dtype: torch.dtype, softcap: float | None) -> Non
     weight = (torch.randn(2000, 64, device="cuda") * 0.3).to(weight_dtype).requires_grad_()
     targets = torch.randint(2000, (1000,), device="cuda")
     targets[::7] = -100
-    exact = plain_cross_entropy(hidden.float(), weight.float(), targets, z_loss=1e-3, softcap=softcap)
+    exact = linear_cross_entropy(hidden.float(), weight.float(), targets, z_loss=1e-3, softcap=softcap, chunk_tokens=0)
     expected = torch.autograd.grad(exact.total, (hidden, weight))
     ours = linear_cross_entropy(hidden, weight, targets, z_loss=1e-3, softcap=softcap, chunk_tokens=256)
     found = torch.autograd.grad(ours.total, (hidden, weight))

@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(figures, indent=2))
     elif is_main:
         done = "finished" if summary.finished else "stopped; run the same command to resume"
-        left_out = f", {summary.skipped_batches} batches skipped" if summary.skipped_batches else ""
+        skipped = f", {summary.skipped_batches} batches skipped" if summary.skipped_batches else ""
         print(
-            f"{summary.out}: {summary.steps} steps, {summary.tokens} tokens, loss {summary.loss:.4f}{left_out}, {done}"
+            f"{summary.out}: {summary.steps} steps, {summary.tokens} tokens, loss {summary.loss:.4f}{skipped}, {done}"
         )
     return 0 if summary.finished else STOPPED_EXIT_CODE

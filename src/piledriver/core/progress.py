@@ -98,15 +98,17 @@ def _lines(
             if now - last >= every_seconds:
                 last = now
                 rate = count.done / (now - started)
-                left = f", {_duration((total - count.done) / rate)} left" if total and rate > 0 else ""
-                print(f"{label}: {count.figures()}, {_short(rate)} {unit}/s{left}{noted}", file=stream, flush=True)
+                left = f", {duration((total - count.done) / rate)} left" if total and rate > 0 else ""
+                print(
+                    f"{label}: {count.figures()}, {short_number(rate)} {unit}/s{left}{noted}", file=stream, flush=True
+                )
 
         def note(self, text: str) -> None:
             nonlocal noted
             noted = f" · {text}" if text else ""
 
     yield Lines()
-    print(f"{label}: {count.figures()} in {_duration(clock() - started)}{noted}", file=stream, flush=True)
+    print(f"{label}: {count.figures()} in {duration(clock() - started)}{noted}", file=stream, flush=True)
 
 
 class _Count:
@@ -117,21 +119,27 @@ class _Count:
 
     def figures(self) -> str:
         if not self.total:
-            return f"{_short(self.done)} {self.unit}".rstrip()
+            return f"{short_number(self.done)} {self.unit}".rstrip()
         return (
-            f"{_short(self.done)} of {_short(self.total)} {self.unit}".rstrip()
+            f"{short_number(self.done)} of {short_number(self.total)} {self.unit}".rstrip()
             + f" ({100 * self.done / self.total:.0f}%)"
         )
 
 
-def _short(number: float) -> str:
+def short_number(number: float) -> str:
+    """Return a number in few characters.
+
+    >>> short_number(1234), short_number(12_345), short_number(2.5)
+    ('1234', '12.3k', '2.5')
+    """
     for limit, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(number) >= limit:
             return f"{number / (1e3 if suffix == 'k' else limit):.1f}{suffix}"
     return f"{number:.0f}" if number == int(number) else f"{number:.1f}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return seconds as text, such as `2 min 05 s`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

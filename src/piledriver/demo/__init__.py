@@ -1,4 +1,4 @@
-"""Floor 7: the whole way on one machine, for a newcomer: corpus, tokenizer, model, bits per byte by domain, a page."""
+"""Floor 8: the whole pipeline on one machine: corpus, tokenizer, model, bits per byte by domain, an HTML report."""
 
 from piledriver.demo.run import run_demo
 

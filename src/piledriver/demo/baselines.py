@@ -13,19 +13,19 @@ from piledriver.corpus import Document
 
 
 def zstd_bits(documents: Iterable[Document]) -> float:
-    """zstd at its strongest on the texts end to end: what a compressor makes of repetition alone."""
+    """Return the bits per byte of zstd at its highest level on the concatenated texts."""
     content = _joined(documents)
     return 8 * len(zstandard.ZstdCompressor(level=22).compress(content)) / max(1, len(content))
 
 
 def xz_bits(documents: Iterable[Document]) -> float:
-    """xz at its strongest on the texts end to end."""
+    """Return the bits per byte of xz at its highest level on the concatenated texts."""
     content = _joined(documents)
     return 8 * len(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME)) / max(1, len(content))
 
 
 class ByteFrequencies:
-    """A model that knows only how often each byte occurs in the training text: the least that can be learned."""
+    """A unigram model of bytes, estimated from the training text."""
 
     def __init__(self, documents: Iterable[Document]) -> None:
         counts = np.ones(256)
@@ -34,7 +34,7 @@ class ByteFrequencies:
         self._bits = -np.log2(counts / counts.sum())
 
     def bits(self, documents: Iterable[Document]) -> float:
-        """Bits per byte of some texts under it."""
+        """Return the bits per byte of texts under the model."""
         content = np.frombuffer(_joined(documents), np.uint8)
         return float(self._bits[content].mean()) if len(content) else math.nan
 

@@ -1,4 +1,4 @@
-"""Text that every machine with Python has, by domain, with no download: what the demo learns from."""
+"""Text domains for the demo from files that every machine with Python has; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DOCUMENTED = ("numpy", "pyarrow", "lxml")
 
 @dataclass(frozen=True)
 class Domain:
-    """A kind of text: its name, the source that reads it, and where it is."""
+    """A kind of text: its name, the source that reads it, and its files."""
 
     name: str
     source: str
@@ -27,9 +27,9 @@ class Domain:
 
 
 def find_domains(staging: Path, bytes_each: int, seed: int) -> list[Domain]:
-    """Every domain that this machine has, each cut to about `bytes_each`, drawn at random by the seed.
+    """Return the domains found on this machine, each with about `bytes_each` of files, drawn by the seed.
 
-    `staging` takes what has to be written out first (package descriptions, chapters of the manual, docstrings).
+    Text that is not in files (package descriptions, manual chapters, docstrings) is written below `staging`.
     """
     choose = Stream(seed, "demo")
     library = Path(sysconfig.get_paths()["stdlib"])
@@ -60,7 +60,7 @@ def _below(roots: Iterable[Path], suffix: str, without: tuple[str, ...] = ()) ->
 
 
 def _sites() -> list[str]:
-    """Where packages are installed: not all of `sys.path`, to which some packages add when they are imported."""
+    """Return the package folders of `sys.path`, without entries that packages added on import."""
     return [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
 
 
@@ -69,10 +69,10 @@ def _packages() -> list[metadata.Distribution]:
 
 
 def _readmes(folder: Path) -> Iterator[Path]:
-    """The descriptions of the packages that are installed here, as their authors wrote them."""
+    """Write the descriptions of the installed packages and yield the files."""
     folder.mkdir(parents=True, exist_ok=True)
     for package in _packages():
-        # Not the payload, which the package importlib_metadata, once it is imported, leaves empty.
+        # Not the payload, which importlib_metadata empties on import.
         text = package.metadata.json.get("description")
         if isinstance(text, str) and len(text) > 500:
             path = folder / f"{package.metadata['Name']}.md"
@@ -81,7 +81,7 @@ def _readmes(folder: Path) -> Iterator[Path]:
 
 
 def _manual(folder: Path) -> Iterator[Path]:
-    """Chapters of Python's own reference manual, which `help()` shows."""
+    """Write the chapters of Python's reference manual that `help()` shows and yield the files."""
     try:
         from pydoc_data.topics import topics
     except ImportError:
@@ -122,7 +122,7 @@ def _licences() -> Iterator[Path]:
 
 
 def _drawn(files: Iterable[Path], bytes_wanted: int, choose: Stream) -> list[str]:
-    """Files in random order until there is enough; none is so large that it is most of the domain."""
+    """Return files in random order up to `bytes_wanted`, without any that would dominate the domain."""
     sized = [(path, path.stat().st_size) for path in files if path.is_file() and not path.is_symlink()]
     chosen, total = [], 0
     for path, size in choose.shuffled(sized):

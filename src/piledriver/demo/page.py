@@ -1,4 +1,4 @@
-"""The demo's page: one HTML file with its plots inside, nothing loaded from anywhere."""
+"""The demo's report: one self-contained HTML file with embedded plots."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _COLUMNS = {
 
 
 def write_page(result: DemoResult, path: storage.Location) -> None:
-    """Write the page."""
+    """Write the report of a demo."""
     parts = [
         "<!doctype html><html lang='en'><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width'>"
@@ -92,7 +92,7 @@ def _sentence(result: DemoResult) -> str:
 
 
 def columns(result: DemoResult) -> dict[str, dict[str, float]]:
-    """Column name to domain to bits per byte, in the order of the table."""
+    """Return bits per byte as column -> domain -> value, in the order of the table."""
     return {
         "untrained": {name: row.bits_per_byte for name, row in result.before.items()},
         **result.baselines,

@@ -1,4 +1,4 @@
-"""What the demo found: what the terminal and the page show."""
+"""The results of a demo."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from piledriver.train import RunSummary
 
 @dataclass(frozen=True)
 class DemoResult:
-    """Every figure of one run."""
+    """The results that the terminal and the report show."""
 
     out: str
     domains: list[Domain]
@@ -22,8 +22,8 @@ class DemoResult:
     before: dict[str, Figures]
     after: dict[str, Figures]
     baselines: dict[str, dict[str, float]]
-    """Name of the baseline to domain to bits per byte."""
+    """Baseline -> domain -> bits per byte."""
     samples: list[Sample]
-    """One of each domain."""
+    """One per domain."""
     seconds: dict[str, float]
-    """What each part took; all of them together are the whole demo."""
+    """Seconds of each part; their sum is the whole demo."""

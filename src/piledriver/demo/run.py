@@ -1,11 +1,12 @@
-"""The demo, step by step: every step is a call that a user could make alone."""
+"""The demo: every step is a call of the public API."""
 
 from __future__ import annotations
 
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,36 +45,35 @@ def run_demo(
     bytes_each: int = _BYTES_EACH,
     say: Callable[[str], None] = print,
 ) -> DemoResult:
-    """Corpus, tokenizer, model, bits per byte: all from this machine's own files, into one folder."""
+    """Build a corpus from this machine's files, train a tokenizer and a model, and measure bits per byte."""
     if not 0 < minutes < math.inf:
-        raise UsageError(f"{minutes:g} minutes of training", fix="give a number of minutes, more than none")
+        raise UsageError(f"{minutes:g} minutes of training", fix="give a positive number")
     if os.path.exists(out) and not os.path.isdir(out):
         raise UsageError(f"{out} is a file", fix="name a folder")
     storage.make_folder(out)
     begun, seconds = time.monotonic(), dict[str, float]()
-    clock = _Clock(seconds)
     domains = find_domains(Path(out) / "raw", bytes_each, seed=0)
     say(f"found {len(domains)} domains on this machine: {', '.join(domain.name for domain in domains)}")
-    with clock("corpus"):
+    with _timed(seconds, "corpus"):
         manifest = build_corpus(_recipe(domains), os.path.join(out, "corpus"), workers=workers)
     train_split = os.path.join(out, "corpus", "train")
     test = list(read_shards(os.path.join(out, "corpus", "test")))
-    with clock("tokenizer"):
+    with _timed(seconds, "tokenizer"):
         tokenizer = _tokenizer(out, train_split)
         tokens = tokenize_corpus(
             train_split, os.path.join(out, "tokenizer.json"), os.path.join(out, "tokens"), workers=workers
         )
     config = _config(out, tokens, tokenizer, minutes)
-    with clock("bits per byte before training"):
+    with _timed(seconds, "bits per byte before training"):
         assert isinstance(config.model, ModelConfig)
         before = _scored(Transformer(config.model, seed=config.seed), tokenizer, test)
     held_out = _few(read_shards(os.path.join(out, "corpus", "validation")))
-    with clock("training"):
+    with _timed(seconds, "training"):
         summary = _trained(config, on_documents(held_out, tokenizer))
     model = load_folder(os.path.join(out, "run", "model"))
-    with clock("bits per byte after training"):
+    with _timed(seconds, "bits per byte after training"):
         after = _scored(model, tokenizer, test)
-    with clock("baselines"):
+    with _timed(seconds, "baselines"):
         baselines = _baselines(read_shards(train_split), test)
     samples = make_samples(model, tokenizer, test)
     seconds["the rest"] = time.monotonic() - begun - sum(seconds.values())
@@ -83,7 +83,7 @@ def run_demo(
 
 
 def _recipe(domains: list[Domain]) -> Recipe:
-    """The real pipeline: a length filter, exact and near duplicates, held-out splits."""
+    """Return the recipe: a length filter, exact and near deduplication, held-out splits."""
     described: dict[str, Any] = {
         "name": "demo",
         "sources": [{"source": d.source, "name": d.name, "paths": d.paths} for d in domains],
@@ -117,12 +117,12 @@ def _trained(config: TrainConfig, validate: Any) -> RunSummary:
     try:
         return train(config, validate=validate)
     except ConfigError as error:
-        # The folder holds a run of other settings, as after another --minutes.
+        # The folder holds a run with other settings, such as another --minutes.
         raise UsageError(error.what, fix="choose another folder with --out, or remove it") from error
 
 
 def _few(documents: Iterable[Document], each: int = 2, characters: int = 1500) -> list[Document]:
-    """The beginnings of a few documents of each domain: what can be scored often without holding up the training."""
+    """Return the first characters of a few documents of each domain, for fast validation."""
     chosen: dict[str, list[Document]] = {}
     for document in documents:
         of_domain = chosen.setdefault(document.source, [])
@@ -147,18 +147,8 @@ def _baselines(train_documents: Any, test: list[Document]) -> dict[str, dict[str
     return {name: {domain: bits(documents) for domain, documents in groups.items()} for name, bits in measures.items()}
 
 
-class _Clock:
-    """Seconds of each step, by name."""
-
-    def __init__(self, seconds: dict[str, float]) -> None:
-        self._seconds = seconds
-
-    def __call__(self, name: str) -> _Clock:
-        self._name = name
-        return self
-
-    def __enter__(self) -> None:
-        self._begun = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self._seconds[self._name] = time.monotonic() - self._begun
+@contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    begun = time.monotonic()
+    yield
+    seconds[name] = time.monotonic() - begun

@@ -1,4 +1,4 @@
-"""Samples: the model continues the first words of held-out documents, one of each domain."""
+"""Samples of the model: continuations of the first words of held-out documents, one per domain."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Sample:
     domain: str
     prompt: str
     written: str
-    """What the model drew."""
+    """The continuation of the model."""
     in_document: str
-    """What the document says there, about as much."""
+    """The continuation of the document, of similar length."""
 
 
 def make_samples(model: Transformer, tokenizer: Tokenizer, documents: Iterable[Document]) -> list[Sample]:
-    """One sample of each domain, from its first document that is long enough. The same documents, the same text."""
+    """Return one sample per domain, from its first document that is long enough; deterministic."""
     first: dict[str, Document] = {}
     for document in documents:
         if len(document.text) > 2 * _PROMPT_CHARACTERS:
@@ -40,14 +40,14 @@ def make_samples(model: Transformer, tokenizer: Tokenizer, documents: Iterable[D
 
 
 def first_words(text: str) -> str:
-    """The first words of a text as they stand there, cut between words where that is possible.
+    """Return the first words of a text, cut between words if possible, without trailing space.
 
-    Without the space behind them: in most tokens it stands before a word, and a model hardly knows one that is alone.
+    Most tokenizers put the space at the start of a word, so a trailing one would be an unusual token.
 
     >>> first_words("def area(side):\\n    return side ** 2\\n")
     'def area(side):\\n    return side ** 2'
     """
-    # One character more than wanted: a word that reaches there is cut, and left out.
+    # One character more than wanted: a word that reaches it is incomplete and omitted.
     words = islice(re.finditer(r"\S+", text[: _PROMPT_CHARACTERS + 1]), _PROMPT_WORDS)
     ends = [word.end() for word in words if word.end() <= _PROMPT_CHARACTERS]
     return text[: ends[-1] if ends else _PROMPT_CHARACTERS]
@@ -55,7 +55,7 @@ def first_words(text: str) -> str:
 
 def _sample(model: Transformer, tokenizer: Tokenizer, document: Document) -> Sample:
     prompt = first_words(document.text)
-    # A word of strange characters may be a token a byte: never more of them than the model has places.
+    # Unusual characters may be one token per byte: keep the prompt within the context.
     ids = [tokenizer.boundary(), *tokenizer.encode(prompt).tolist()][: model.config.max_positions - _TOKENS]
     drawn = generate(model, torch.tensor([ids]), _TOKENS, Sampling(temperature=0.7, top_k=40))[0, len(ids) :].tolist()
     end = drawn.index(tokenizer.boundary()) if tokenizer.boundary() in drawn else len(drawn)

@@ -1,4 +1,4 @@
-"""Floor 6: how good is a model? Bits per byte by source, perplexities, multiple choice; tables, JSON, charts."""
+"""Floor 6: evaluation: bits per byte by source, perplexities, multiple choice, EleutherAI's harness."""
 
 from piledriver.evaluate.bits import DocumentScore, Figures, bits_per_byte, summarise
 from piledriver.evaluate.choices import Choice, multiple_choice

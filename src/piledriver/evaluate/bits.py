@@ -1,7 +1,7 @@
-"""Bits per byte: how many bits a model needs for each byte of text that it was not trained on.
+"""Bits per byte: the mean number of bits that a model needs to encode one byte of held-out text.
 
 BPB = -sum of log-likelihoods (nats) / (bytes * ln 2), summed over all documents (not a mean of means), each document
-alone, every token scored once. The figure does not depend on how a tokenizer cuts the text, so models with different
+alone, every token scored once. It does not depend on how a tokenizer splits the text, so models with different
 tokenizers can be compared (Gao et al., The Pile, 2020, section 3.1).
 """
 
@@ -18,9 +18,8 @@ from piledriver.core.errors import UsageError
 from piledriver.core.random import Stream
 from piledriver.corpus import Document
 from piledriver.data.tokenizer.tokenizer import Tokenizer
-from piledriver.evaluate.batches import batches
 from piledriver.evaluate.scorers import Scorer
-from piledriver.evaluate.windows import Window, rolling_windows
+from piledriver.evaluate.windows import Window, batches, rolling_windows
 from piledriver.runtime.collectives.operations import gather_object
 from piledriver.runtime.world import World
 

@@ -1,4 +1,4 @@
-"""Multiple choice by log-likelihood: which continuation does the model find most likely?"""
+"""Multiple choice by log-likelihood: the most likely continuation is the answer."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from piledriver.data.tokenizer.tokenizer import Tokenizer
-from piledriver.evaluate.batches import batches
 from piledriver.evaluate.scorers import Scorer
-from piledriver.evaluate.windows import continuation_window
+from piledriver.evaluate.windows import batches, continuation_window
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One question with its answers."""
+    """A question with its answers and the index of the correct one."""
 
     context: str
     answers: tuple[str, ...]
@@ -24,7 +23,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class ChoiceResult:
-    """How often the right answer was the likeliest: as it is, and for each byte of its length."""
+    """Accuracy by log-likelihood, and by log-likelihood per byte of the answer."""
 
     questions: int
     accuracy: float
@@ -32,10 +31,10 @@ class ChoiceResult:
 
 
 def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[list[int], list[int]]:
-    """The ids of a context and of its continuation, cut where the context's own ids end.
+    """Return the token ids of a context and of its continuation.
 
-    They are encoded together, so that a token across the border counts with the continuation; spaces at the end of the
-    context belong to the continuation's first word. As in the evaluation harness.
+    Both are encoded as one text and split where the ids of the context alone end, so that a token across the border
+    counts as continuation. Trailing spaces of the context move to the continuation. As in the evaluation harness.
     """
     spaces = len(context) - len(context.rstrip())
     if spaces:
@@ -48,7 +47,7 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[
 def multiple_choice(
     scorer: Scorer, tokenizer: Tokenizer, choices: Sequence[Choice], *, batch_tokens: int = 8192
 ) -> ChoiceResult:
-    """Accuracy over some questions; every context begins with the token between documents."""
+    """Return the accuracy of a model on questions; every context starts with the document boundary token."""
     pairs = [(number, answer) for number, choice in enumerate(choices) for answer in choice.answers]
     windows = []
     for at, (number, answer) in enumerate(pairs):

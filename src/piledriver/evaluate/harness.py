@@ -1,14 +1,12 @@
-"""Our models, and any checkpoint folder, under EleutherAI's evaluation harness (`lm-eval`).
+"""Evaluate any model folder with EleutherAI's evaluation harness (`lm-eval`).
 
-The harness asks for three things: log-likelihoods of continuations, of whole documents, and greedy continuations. They
-are answered here from a `Scorer`, so a document costs the same bits as in `evaluate bpb` and a question has the same
-answer as in `multiple_choice`.
-
-In its registry the model is called `piledriver`. The harness's own command knows only the models it ships with, so:
+The three requests of the harness (log-likelihoods of continuations and of documents, greedy continuations) are answered
+by a `Scorer`, so that documents have the same bits as in `evaluate bpb` and questions the same answers as in
+`multiple_choice`. The model is registered with the harness as `piledriver`; the harness's own command line with it is
 
     python -m piledriver.evaluate.harness run --model piledriver --model_args pretrained=run/model --tasks TASK
 
-is its command line with ours added; `piledriver evaluate lm-eval` is the short form.
+and `piledriver evaluate lm-eval` is the short form.
 """
 
 from __future__ import annotations
@@ -23,12 +21,11 @@ import torch
 from piledriver.core.errors import MissingDependencyError, UsageError
 from piledriver.corpus import Document
 from piledriver.data.tokenizer.tokenizer import Tokenizer
-from piledriver.evaluate.batches import batches
 from piledriver.evaluate.bits import bits_per_byte
 from piledriver.evaluate.choices import encode_pair
 from piledriver.evaluate.open_model import open_model_tokenizer, open_scorer
 from piledriver.evaluate.scorers import Scorer
-from piledriver.evaluate.windows import continuation_window
+from piledriver.evaluate.windows import batches, continuation_window
 from piledriver.runtime.collectives.barrier import barrier
 from piledriver.runtime.collectives.operations import gather, gather_object
 from piledriver.runtime.world import World
@@ -37,9 +34,10 @@ NAME = "piledriver"
 
 
 class HarnessModel:
-    """What the harness calls a model. `boundary` says whether a context begins with the token between documents.
+    """The harness's model interface over a `Scorer`.
 
-    It does by default, as in training; without it figures of GPT-2 and its like equal those of the harness's `hf`.
+    `boundary` starts each context with the document boundary token, as in training; without it the figures of GPT-2 and
+    similar models equal those of the harness's `hf`.
     """
 
     def __init__(
@@ -57,11 +55,11 @@ class HarnessModel:
         **theirs: Any,
     ) -> None:
         super().__init__()
-        unknown = set(theirs) - {"batch_size", "max_batch_size"}  # `batch_tokens` does their work
+        unknown = set(theirs) - {"batch_size", "max_batch_size"}  # replaced by `batch_tokens`
         if unknown:
             raise UsageError(f"the model has no argument {sorted(unknown)[0]!r}", fix="see piledriver.evaluate.harness")
         self._world = world or World()
-        # The harness's command line says "cuda" where nothing was said, on any machine.
+        # The harness's command line passes "cuda" by default, on any machine.
         absent = device is None or (device.startswith("cuda") and not torch.cuda.is_available())
         chosen = None if absent else torch.device(device)  # type: ignore[arg-type]
         self._scorer = scorer or open_scorer(pretrained, length=length, device=chosen)
@@ -69,7 +67,7 @@ class HarnessModel:
         self._tokenizer, self._context, self._batch_tokens, self._boundary = opened, context, batch_tokens, boundary
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """(log-likelihood, whether greedy decoding gives it) of each continuation after its context."""
+        """Return (log-likelihood, whether greedy decoding yields it) of each continuation after its context."""
         windows = []
         for at, (context, continuation) in enumerate(request.args for request in requests):
             before, after = encode_pair(self._tokenizer, context, continuation)
@@ -84,7 +82,7 @@ class HarnessModel:
         return answers
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """The log-likelihood of each document, every token once."""
+        """Return the log-likelihood of each document, every token scored once."""
         documents = [Document(request.args[0]) for request in requests]
         scores = bits_per_byte(
             self._scorer, self._tokenizer, documents, context=self._context, batch_tokens=self._batch_tokens
@@ -92,14 +90,14 @@ class HarnessModel:
         return [-score.nats for score in scores]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Each context's likeliest continuation, up to the first of its stop texts."""
+        """Return the greedy continuation of each context, up to the first of its stop texts."""
         return [self._continued(*request.args) for request in requests]
 
-    def _continued(self, context: str, wishes: dict[str, Any]) -> str:
-        if wishes.get("do_sample") and wishes.get("temperature", 1.0) != 0:
-            raise UsageError("the task draws its answers at random", fix="pass gen_kwargs do_sample=False")
-        stops = _texts(wishes.get("until"))
-        most = min(int(wishes.get("max_gen_toks", 256)), self._scorer.length - 1)
+    def _continued(self, context: str, options: dict[str, Any]) -> str:
+        if options.get("do_sample") and options.get("temperature", 1.0) != 0:
+            raise UsageError("the task samples its answers", fix="pass gen_kwargs do_sample=False")
+        stops = _texts(options.get("until"))
+        most = min(int(options.get("max_gen_toks", 256)), self._scorer.length - 1)
         end = self._tokenizer.boundary()
         ids = [*([end] if self._boundary or not context else []), *self._tokenizer.encode(context).tolist()]
 
@@ -112,35 +110,35 @@ class HarnessModel:
 
     @property
     def tokenizer_name(self) -> str:
-        """What requests are cached under."""
+        """Return the key of the request cache."""
         return self._tokenizer.fingerprint
 
     @property
     def device(self) -> torch.device:
-        """Where the model computes."""
+        """Return the device of the model."""
         return self._scorer.device
 
     @property
     def rank(self) -> int:
-        """This process among those that share the requests."""
+        """Return the rank of this process; ranks share the requests."""
         return self._world.rank
 
     @property
     def world_size(self) -> int:
-        """How many share them."""
+        """Return the number of ranks."""
         return self._world.size
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor from every process."""
+        """Return the tensors of all ranks, concatenated."""
         return gather(self._world, tensor.reshape(1) if tensor.ndim == 0 else tensor)  # type: ignore[no-any-return]
 
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
-        """An object from every process, for one of them."""
+        """Return the objects of all ranks on rank `dst`, None on others."""
         everything = gather_object(self._world, obj)
         return everything if self._world.rank == dst else None
 
     def barrier(self) -> None:
-        """Wait for the others."""
+        """Wait for all ranks."""
         barrier(self._world)
 
 
@@ -151,8 +149,8 @@ def _texts(until: str | Iterable[str] | None) -> list[str]:
 
 @cache
 def model_class() -> Any:
-    """`HarnessModel` as a subclass of the harness's own base, entered in its registry."""
-    _lm_eval("models")  # the harness enters its own only while the registry is empty
+    """Return `HarnessModel` as a subclass of the harness's base class, registered with the harness."""
+    _lm_eval("models")  # registers the harness's own models, which it does only while the registry is empty
     base = _lm_eval("api.model").LM
     return _lm_eval("api.registry").register_model(NAME)(type("PiledriverLM", (HarnessModel, base), {}))
 
@@ -165,23 +163,23 @@ def _lm_eval(part: str) -> Any:
 
 
 def run_tasks(model: HarnessModel, tasks: Sequence[str], *, include: str | None = None, **options: Any) -> Any:
-    """The harness's results on some tasks; None on processes other than the main one.
+    """Return the harness's results on tasks; None on ranks other than 0.
 
-    `include` is a folder with tasks of one's own; `options` go to `lm_eval.simple_evaluate`.
+    `include` is a folder with further task definitions; `options` go to `lm_eval.simple_evaluate`.
     """
     managers = _lm_eval("tasks").TaskManager
-    # Reading the names of its thousands of tasks takes seconds: not where a folder of one's own has all that is asked.
+    # Indexing the harness's thousands of tasks is slow: avoid it if `include` has every task.
     manager = managers(include_path=include, include_defaults=False) if include else None
     if manager is None or not all(manager.match_tasks([task]) for task in tasks):
         manager = managers(include_path=include)
     unknown = [task for task in tasks if not manager.match_tasks([task])]
     if unknown:
-        raise UsageError(f"the harness knows no task {unknown[0]!r}", fix="see 'lm_eval ls tasks', or give --include")
+        raise UsageError(f"the harness has no task {unknown[0]!r}", fix="see 'lm_eval ls tasks', or give --include")
     return _lm_eval("evaluator").simple_evaluate(model=model, tasks=list(tasks), task_manager=manager, **options)
 
 
 def main() -> None:
-    """The harness's own command line, with our model in its registry."""
+    """Run the harness's command line with our model registered."""
     model_class()
     _lm_eval("__main__").cli_evaluate()
 

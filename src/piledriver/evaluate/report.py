@@ -1,4 +1,4 @@
-"""Scores as a table, as JSON and as a bar chart, with the paper's figures beside ours."""
+"""Report bits per byte as a table, JSON or a bar chart, beside the figures of the Pile paper."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from piledriver.evaluate.bits import Figures
 
 @cache
 def paper_figures() -> dict[str, dict[str, float]]:
-    """The Pile paper's bits per byte: source to model to figure."""
+    """Return the bits per byte of the Pile paper: source -> model -> figure."""
     table = yaml.safe_load((resources.files("piledriver.evaluate") / "paper.yaml").read_text(encoding="utf-8"))
     return {source: dict(zip(table["columns"], row, strict=True)) for source, row in table["rows"].items()}
 
 
 def as_json(figures: Mapping[str, Figures], **about: Any) -> dict[str, Any]:
-    """What `--json` prints: what was measured, how, and what the paper has for the same; what is no number is null."""
+    """Return the figures as JSON data, with the settings `about` and the paper's figures; NaN becomes null."""
     paper = _papers(figures)
     rows = {source: {**_plain(row), "paper": paper.get(source)} for source, row in figures.items()}
     return {**about, "bits_per_byte": rows}
@@ -36,13 +36,13 @@ def _plain(row: Figures) -> dict[str, Any]:
 
 
 def _papers(figures: Mapping[str, Figures]) -> dict[str, dict[str, float]]:
-    """The paper's figures for the same sources; for all together only where there are all of its sources, no other."""
+    """Return the paper's figures; "all" only if the sources are exactly the paper's."""
     paper = paper_figures()
     return {source: row for source, row in paper.items() if source != "all" or set(figures) == set(paper)}
 
 
 def as_text(figures: Mapping[str, Figures]) -> str:
-    """A table for the terminal."""
+    """Return the figures as a table for the terminal."""
     paper = _papers(figures)
     known = [source for source in figures if source in paper]
     width = max(len(source) for source in figures)
@@ -59,13 +59,13 @@ def as_text(figures: Mapping[str, Figures]) -> str:
 
 
 def save_chart(figures: Mapping[str, Figures], path: storage.Location, title: str = "Bits per byte") -> None:
-    """A bar for each source, with its interval, as PNG."""
+    """Write a PNG bar chart: one bar per source, with its interval."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingDependencyError("matplotlib", extra="plots", purpose="the bar chart") from error
 
-    names = [name for name, row in figures.items() if row.bytes]  # there is no bar of no bytes
+    names = [name for name, row in figures.items() if row.bytes]
     values = [figures[name].bits_per_byte for name in names]
     measured = [at for at, name in enumerate(names) if math.isfinite(figures[name].low)]
     rows = [(values[at], figures[names[at]]) for at in measured]

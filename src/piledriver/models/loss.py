@@ -6,7 +6,7 @@ batch are not stored (`kernels.cross_entropy`) unless `chunk_tokens` is 0.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +50,7 @@ def linear_cross_entropy(
 
     `z_loss` is the weight of log(Z)^2, which keeps logits from drifting (Chowdhery et al., PaLM, 2022). `chunk_tokens`
     trades memory for kernel launches; the default keeps a chunk's logits near 512 MiB on a GPU, in the cache on a CPU.
+    With 0 all logits are computed at once: the reference, and faster if they are small.
 
     >>> hidden, weight, targets = torch.randn(6, 4), torch.randn(10, 4), torch.tensor([1, 2, 3, 4, 5, -100])
     >>> sums = linear_cross_entropy(hidden, weight, targets)
@@ -57,51 +58,14 @@ def linear_cross_entropy(
     >>> torch.allclose(sums.total, reference), int(sums.tokens)
     (True, 5)
     """
-    targets = targets.flatten()
-    total, entropy, squares = chunked_cross_entropy(
-        hidden.flatten(0, -2),
-        weight,
-        targets,
-        ignore_index=ignore_index,
-        z_loss=z_loss,
-        softcap=softcap,
-        chunk_tokens=chunk_tokens,
-    )
-    return _sums(total, entropy, squares, targets, ignore_index)
-
-
-def plain_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    *,
-    ignore_index: int = IGNORE_INDEX,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
-) -> LossSums:
-    """Return the same sums with all logits at once: the reference, and faster where the logits are small."""
     hidden, targets = hidden.flatten(0, -2), targets.flatten()
-    sums = full_cross_entropy(hidden, weight, targets, ignore_index=ignore_index, z_loss=z_loss, softcap=softcap)
-    return _sums(*sums, targets, ignore_index)
-
-
-def _sums(total: Tensor, entropy: Tensor, squares: Tensor, targets: Tensor, ignore_index: int) -> LossSums:
-    return LossSums(total, entropy, squares, torch.zeros_like(total).detach(), (targets != ignore_index).sum())
-
-
-def cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    *,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
-    chunk_tokens: int | None = None,
-) -> LossSums:
-    """Return the loss sums in chunks of `chunk_tokens`, or with all logits at once if it is 0."""
+    options: dict[str, Any] = {"ignore_index": ignore_index, "z_loss": z_loss, "softcap": softcap}
     if chunk_tokens == 0:
-        return plain_cross_entropy(hidden, weight, targets, z_loss=z_loss, softcap=softcap)
-    return linear_cross_entropy(hidden, weight, targets, z_loss=z_loss, softcap=softcap, chunk_tokens=chunk_tokens)
+        sums = full_cross_entropy(hidden, weight, targets, **options)
+    else:
+        sums = chunked_cross_entropy(hidden, weight, targets, chunk_tokens=chunk_tokens, **options)
+    total, entropy, squares = sums
+    return LossSums(total, entropy, squares, torch.zeros_like(total).detach(), (targets != ignore_index).sum())
 
 
 def project(hidden: Tensor, weight: Tensor) -> Tensor:

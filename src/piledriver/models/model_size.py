@@ -11,18 +11,17 @@ def parameter_count(config: ModelConfig) -> int:
     >>> parameter_count(ModelConfig(vocab_size=256, dim=64, layers=2, heads=4))
     147776
     """
-    experts = 1 if config.moe is None else config.moe.experts
-    return _outside(config) + config.layers * (
-        _attention(config) + _norms(config) + experts * _mlp(config) + _router(config)
-    )
+    return _parameters(config, 1 if config.moe is None else config.moe.experts)
 
 
 def active_parameter_count(config: ModelConfig) -> int:
     """Return the number of parameters that one token uses: of the experts, only those that it is routed to."""
-    experts = 1 if config.moe is None else config.moe.experts_per_token
-    return _outside(config) + config.layers * (
-        _attention(config) + _norms(config) + experts * _mlp(config) + _router(config)
-    )
+    return _parameters(config, 1 if config.moe is None else config.moe.experts_per_token)
+
+
+def _parameters(config: ModelConfig, experts: int) -> int:
+    block = _attention(config) + _norms(config) + experts * _mlp(config) + _router(config)
+    return _outside(config) + config.layers * block
 
 
 def flops_per_token(config: ModelConfig, length: int, *, training: bool = True) -> float:

@@ -22,7 +22,7 @@ from piledriver.models.block import Block
 from piledriver.models.config import ModelConfig
 from piledriver.models.initial_weights import initialise
 from piledriver.models.layers import Embedding, Linear, make_norm
-from piledriver.models.loss import LossSums, cross_entropy, project, token_losses
+from piledriver.models.loss import LossSums, linear_cross_entropy, project, token_losses
 
 
 class Transformer(nn.Module):
@@ -53,7 +53,7 @@ class Transformer(nn.Module):
         self.head: nn.Module | None = None if config.tied else Linear(config.dim, config.vocab_size, bias=False)
         # Tensor and context parallelism replace these: a rank then holds a part of the vocabulary or the sequence.
         self.project: Callable[[Tensor, Tensor], Tensor] = project
-        self.cross_entropy: Callable[..., LossSums] = cross_entropy
+        self.cross_entropy: Callable[..., LossSums] = linear_cross_entropy
         self.token_losses: Callable[..., Tensor] = token_losses
         if not any(parameter.is_meta for parameter in self.parameters()):
             initialise(self, seed)

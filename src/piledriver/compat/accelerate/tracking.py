@@ -15,10 +15,8 @@ from piledriver.observe.trackers.services.clearml import ClearMLTracker
 from piledriver.observe.trackers.services.comet_ml import CometMLTracker
 from piledriver.observe.trackers.services.dvclive import DVCLiveTracker
 from piledriver.observe.trackers.services.mlflow import MLflowTracker
-from piledriver.observe.trackers.services.swanlab import SwanLabTracker
 from piledriver.observe.trackers.services.tensorboard import TensorBoardTracker
-from piledriver.observe.trackers.services.trackio import TrackioTracker
-from piledriver.observe.trackers.services.wandb import WandBTracker
+from piledriver.observe.trackers.services.wandb import SwanLabTracker, TrackioTracker, WandBTracker
 
 # Registered classes are added here.
 LOGGER_TYPE_TO_CLASS: dict[str, Any] = {

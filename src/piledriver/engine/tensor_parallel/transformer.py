@@ -41,7 +41,7 @@ from piledriver.models import LossSums, ModelConfig, Transformer, parameter_axes
 from piledriver.models.attention.layer import Attention
 from piledriver.models.axes import Axes
 from piledriver.models.feed_forward.moe import Experts, MoE, Routing
-from piledriver.models.loss import cross_entropy, token_losses
+from piledriver.models.loss import linear_cross_entropy, token_losses
 
 SPLIT_AXES = frozenset({"heads", "kv_heads", "mlp", "vocab"})
 """The axes that tp shards; all others are replicated."""
@@ -187,7 +187,7 @@ def _hook_ends(
         )
         model.project = VocabParallelLogits(stream, config.vocab_size)
     else:
-        model.cross_entropy = lambda hidden, weight, *args, **options: cross_entropy(
+        model.cross_entropy = lambda hidden, weight, *args, **options: linear_cross_entropy(
             stream.gather(hidden), part(weight), *args, **options
         )
         model.token_losses = lambda hidden, weight, *args, **options: token_losses(

@@ -60,6 +60,26 @@ class GeneralTracker:
         """Send queued values and close."""
 
 
+class WriterTracker(GeneralTracker):
+    """Base of trackers with one service object, `writer`, that `start` creates and `finish` closes."""
+
+    def __init__(self, run_name: str | None = None, **kwargs: Any) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self.init_kwargs = kwargs
+        self.writer: Any = None
+
+    @property
+    def tracker(self) -> Any:
+        """Return the object of the service."""
+        return self.writer
+
+    def finish(self) -> None:
+        """Close the writer, if it was started."""
+        if self.writer is not None:
+            self.writer.close()
+
+
 def import_service(package: str) -> Any:
     """Import and return the package of a service; raise `MissingDependencyError` if it is not installed."""
     try:

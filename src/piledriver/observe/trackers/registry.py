@@ -23,8 +23,8 @@ TRACKERS: Registry[Any] = Registry(
         "aim": f"{_HERE}.services.aim:AimTracker",
         "clearml": f"{_HERE}.services.clearml:ClearMLTracker",
         "dvclive": f"{_HERE}.services.dvclive:DVCLiveTracker",
-        "swanlab": f"{_HERE}.services.swanlab:SwanLabTracker",
-        "trackio": f"{_HERE}.services.trackio:TrackioTracker",
+        "swanlab": f"{_HERE}.services.wandb:SwanLabTracker",
+        "trackio": f"{_HERE}.services.wandb:TrackioTracker",
     },
 )
 

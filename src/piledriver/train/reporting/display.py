@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
-from piledriver.core.progress import progress
+from piledriver.core.progress import duration, progress, short_number
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -46,7 +46,7 @@ def described(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
     [('loss', '2.500'), ('tokens/s', '12.3k'), ('MFU', '41%'), ('memory', '1.50 GiB')]
     """
     found = [("loss", f"{figures['loss']:.3f}" if figures["loss"] is not None else "not a number")]
-    found.append(("tokens/s", _short(figures["tokens_per_second"])))
+    found.append(("tokens/s", short_number(figures["tokens_per_second"])))
     if figures.get("mfu") is not None:
         found.append(("MFU", f"{100 * figures['mfu']:.0f}%"))
     if figures.get("memory_gib") is not None:
@@ -160,8 +160,8 @@ class _Panel:
         left = self._left()
         return [
             *found,
-            ("left", "?" if left is None else _clock(left)),
-            ("run", _clock(time.monotonic() - self._started)),
+            ("left", "?" if left is None else duration(left)),
+            ("run", duration(time.monotonic() - self._started)),
         ]
 
     def _left(self) -> float | None:
@@ -185,16 +185,3 @@ def sparkline(values: list[float], width: int) -> str:
     low, high = min(means), sorted(means)[int(0.98 * (len(means) - 1) + 0.5)]
     span = (high - low) or 1.0
     return "".join(_BARS[min(7, max(0, round(7 * (value - low) / span)))] for value in means)
-
-
-def _short(number: float) -> str:
-    for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= limit:
-            return f"{number / limit:.1f}{suffix}"
-    return f"{number:.0f}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

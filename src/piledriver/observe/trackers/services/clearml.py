@@ -26,7 +26,7 @@ class ClearMLTracker(GeneralTracker):
         return self.task
 
     def start(self) -> None:
-        """Take the current task or begin one."""
+        """Use the current task, or start one."""
         task_class = import_service("clearml").Task
         self.task = task_class.current_task()
         if self.task is None:
@@ -35,11 +35,11 @@ class ClearMLTracker(GeneralTracker):
             self.task = task_class.init(**{**names, **self.init_kwargs})
 
     def store_init_configuration(self, values: Values) -> None:
-        """As the task's configuration."""
+        """Store the config as the configuration of the task."""
         self.task.connect_configuration(dict(values))
 
     def log(self, values: Values, step: int | None = None, **kwargs: Any) -> None:
-        """Numbers as scalars; without a step as single values."""
+        """Log numbers as scalars; without a step as single values."""
         logger = self.task.get_logger()
         for key, value in values.items():
             if not isinstance(value, int | float):
@@ -51,7 +51,7 @@ class ClearMLTracker(GeneralTracker):
                 logger.report_scalar(title=title, series=series, value=value, iteration=step, **kwargs)
 
     def log_images(self, values: Values, step: int | None = None, **kwargs: Any) -> None:
-        """Images by name."""
+        """Log images by name."""
         for key, image in values.items():
             title, series = _title_and_series(key)
             self.task.get_logger().report_image(title=title, series=series, iteration=step, image=image, **kwargs)
@@ -65,19 +65,19 @@ class ClearMLTracker(GeneralTracker):
         step: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """A table from columns and data, or from a data frame."""
+        """Log a table from columns and data, or from a data frame."""
         table = dataframe if dataframe is not None else ([columns] if columns else []) + list(data or [])
         title, series = _title_and_series(table_name)
         self.task.get_logger().report_table(title=title, series=series, table_plot=table, iteration=step, **kwargs)
 
     def finish(self) -> None:
-        """Close the task, if it is ours."""
+        """Close the task, if it was started here."""
         if self.task is not None and self._ours:
             self.task.close()
 
 
 def _title_and_series(name: str) -> tuple[str, str]:
-    """ClearML groups curves in charts: `eval_loss` is the series `eval` of the chart `loss`; others are of `train`."""
+    """Return the chart and series of a name: `eval_loss` is the series `eval` of `loss`; the default is `train`."""
     for prefix in ("eval", "test", "train"):
         if name.startswith(f"{prefix}_"):
             return name.removeprefix(f"{prefix}_"), prefix

@@ -5,36 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from piledriver.observe.trackers.base import GeneralTracker, Values, import_service
+from piledriver.observe.trackers.base import Values, WriterTracker, import_service
 
 
-class CometMLTracker(GeneralTracker):
+class CometMLTracker(WriterTracker):
     """One experiment of the project `run_name`; further arguments go to `comet_ml.start`."""
 
     name = "comet_ml"
     requires_logging_directory = False
 
-    def __init__(self, run_name: str | None = None, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self.init_kwargs = kwargs
-        self.writer: Any = None
-
-    @property
-    def tracker(self) -> Any:
-        """The experiment."""
-        return self.writer
-
     def start(self) -> None:
-        """Begin the experiment."""
+        """Start the experiment."""
         self.writer = import_service("comet_ml").start(project_name=self.run_name, **self.init_kwargs)
 
     def store_init_configuration(self, values: Values) -> None:
-        """As parameters."""
+        """Store the config as parameters."""
         self.writer.log_parameters(dict(values))
 
     def log(self, values: Values, step: int | None = None, **kwargs: Any) -> None:
-        """Numbers as metrics, text as other, dictionaries as several metrics."""
+        """Log numbers as metrics, text as other, dictionaries as several metrics."""
         if step is not None:
             self.writer.set_step(step)
         for key, value in values.items():
@@ -46,7 +35,7 @@ class CometMLTracker(GeneralTracker):
                 self.writer.log_metrics(value, step=step, **kwargs)
 
     def log_images(self, values: Values, step: int | None = None, **kwargs: Any) -> None:
-        """Lists of images by name."""
+        """Log lists of images by name."""
         for key, images in values.items():
             for number, image in enumerate(images):
                 self.writer.log_image(image, name=f"{key}/{number}", step=step, **kwargs)

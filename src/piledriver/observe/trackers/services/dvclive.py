@@ -31,11 +31,11 @@ class DVCLiveTracker(GeneralTracker):
             self.live = live_class(**self.init_kwargs)
 
     def store_init_configuration(self, values: Values) -> None:
-        """As parameters."""
+        """Store the config as parameters."""
         self.live.log_params(dict(values))
 
     def log(self, values: Values, step: int | None = None, **kwargs: Any) -> None:
-        """Numbers and text as metrics of one step."""
+        """Log numbers and text as metrics of one step."""
         if step is not None:
             self.live.step = step
         texts = {key: value for key, value in values.items() if isinstance(value, str)}

@@ -47,7 +47,7 @@ class MLflowTracker(GeneralTracker):
         return self.active_run
 
     def start(self) -> None:
-        """Find or make the experiment and begin the run."""
+        """Find or create the experiment, and start the run."""
         mlflow = _mlflow()
         if self.tracking_uri is not None:
             mlflow.set_tracking_uri(self.tracking_uri)
@@ -73,14 +73,14 @@ class MLflowTracker(GeneralTracker):
             mlflow.start_run(run_id=self.run_id, nested=current is not None)
 
     def detach(self) -> None:
-        """The calling thread's active run is over."""
+        """End the active run of the calling thread, if it is this one."""
         mlflow = _mlflow()
         current = mlflow.active_run()
         if current is not None and current.info.run_id == self.run_id:
             mlflow.end_run()
 
     def store_init_configuration(self, values: Values) -> None:
-        """As parameters, in the batches that MLflow takes; values longer than it takes are left out."""
+        """Store the config as parameters, in batches of MLflow's limit; values longer than it allows are omitted."""
         mlflow = _mlflow()
         limits = mlflow.utils.validation
         kept = [(key, value) for key, value in values.items() if len(str(value)) <= limits.MAX_PARAM_VAL_LENGTH]
@@ -89,19 +89,19 @@ class MLflowTracker(GeneralTracker):
             mlflow.log_params(dict(kept[start : start + size]), run_id=self.run_id)
 
     def log(self, values: Values, step: int | None = None, **kwargs: Any) -> None:
-        """The numbers among the values."""
+        """Log the numeric values."""
         _mlflow().log_metrics(numbers_only(values), step=step, run_id=self.run_id, **kwargs)
 
     def log_figure(self, figure: Any, artifact_file: str, **save_kwargs: Any) -> None:
-        """A matplotlib or plotly figure as an artifact."""
+        """Log a matplotlib or plotly figure as an artifact."""
         _mlflow().MlflowClient().log_figure(self.run_id, figure, artifact_file, **save_kwargs)
 
     def log_artifact(self, local_path: str, artifact_path: str | None = None) -> None:
-        """A file."""
+        """Log a file."""
         _mlflow().log_artifact(local_path, artifact_path=artifact_path, run_id=self.run_id)
 
     def log_artifacts(self, local_dir: str, artifact_path: str | None = None) -> None:
-        """A folder."""
+        """Log a folder."""
         _mlflow().log_artifacts(local_dir, artifact_path=artifact_path, run_id=self.run_id)
 
     def finish(self) -> None:

@@ -8,26 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from piledriver.core.storage import Location
-from piledriver.observe.trackers.base import GeneralTracker, Values, import_service
+from piledriver.observe.trackers.base import Values, WriterTracker, import_service
 
 
-class TensorBoardTracker(GeneralTracker):
+class TensorBoardTracker(WriterTracker):
     """Writes to `logging_dir/run_name`; further arguments go to `SummaryWriter`."""
 
     name = "tensorboard"
     requires_logging_directory = True
 
     def __init__(self, run_name: str, logging_dir: Location, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
+        super().__init__(run_name, **kwargs)
         self.logging_dir = Path(logging_dir) / run_name
-        self.init_kwargs = kwargs
-        self.writer: Any = None
-
-    @property
-    def tracker(self) -> Any:
-        """The `SummaryWriter`."""
-        return self.writer
 
     def start(self) -> None:
         """Open the event file."""
@@ -35,7 +27,7 @@ class TensorBoardTracker(GeneralTracker):
         self.writer = import_service("torch.utils.tensorboard").SummaryWriter(str(self.logging_dir), **self.init_kwargs)
 
     def store_init_configuration(self, values: Values) -> None:
-        """As hyperparameters where TensorBoard can compare them, and whole as text."""
+        """Store the config as hyperparameters, which TensorBoard compares, and as text."""
         comparable = {
             key: value if isinstance(value, bool | int | float | str) else str(value) for key, value in values.items()
         }
@@ -44,7 +36,7 @@ class TensorBoardTracker(GeneralTracker):
         self.writer.flush()
 
     def log(self, values: Values, step: int | None = None, **kwargs: Any) -> None:
-        """Numbers as scalars, text as text, dictionaries as several curves in one chart."""
+        """Write numbers as scalars, text as text, dictionaries as several curves in one chart."""
         for key, value in values.items():
             if isinstance(value, int | float):
                 self.writer.add_scalar(key, value, global_step=step, **kwargs)
@@ -55,11 +47,6 @@ class TensorBoardTracker(GeneralTracker):
         self.writer.flush()
 
     def log_images(self, values: Values, step: int | None = None, **kwargs: Any) -> None:
-        """Batches of images."""
+        """Write batches of images."""
         for key, images in values.items():
             self.writer.add_images(key, images, global_step=step, **kwargs)
-
-    def finish(self) -> None:
-        """Close the event file."""
-        if self.writer is not None:
-            self.writer.close()
