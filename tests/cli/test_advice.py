@@ -10,7 +10,7 @@ import pytest
 from piledriver.cli.main import main
 from piledriver.corpus import read_shards
 
-GOOD = '{"text": "one two three"}\n'
+GOOD = '{"text": "one two three", "meta": {"pile_set_name": "Mine", "id": "7", "licence": "MIT"}}\n'
 
 
 @pytest.mark.parametrize(
@@ -32,9 +32,13 @@ def test_a_broken_line_is_left_out_by_the_command_that_is_advised(
     (said,) = capsys.readouterr().err.splitlines()
     assert "a b.jsonl: document 1" in said
     assert "on_bad" not in said
-    advised = shlex.split(said.partition("whole ones: ")[2])
+    advised = shlex.split(said.partition("what is intact: ")[2])
     assert main(advised[1:]) == 0
-    assert [document.text for document in read_shards(advised[-1])] == ["one two three", "two two three"]
+    kept = list(read_shards(advised[-1]))
+    assert [document.text for document in kept] == ["one two three", "two two three"]
+    assert [(document.id, document.source, document.meta) for document in kept] == [
+        ("7", "Mine", {"licence": "MIT"})
+    ] * 2
 
 
 RECIPE = "sources: [{source: text, paths: [a.txt]}]\ntotal_tokens: 10\nname: few\ntokenizer: "

@@ -5,8 +5,9 @@ Names are imported on first use: reading shards needs none of the parsers.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from piledriver.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from piledriver.corpus.document import Document, Refusal, make_document
@@ -62,13 +63,4 @@ __all__ = [
     "verify_corpus",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"piledriver.corpus.{module}"), name)
-    raise AttributeError(f"module 'piledriver.corpus' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, {name: module for module, names in _MODULES.items() for name in names})

@@ -62,7 +62,7 @@ def refusal_line(refusal: Refusal) -> bytes:
     """Encode a line of a file of rejects, with its newline.
 
     >>> refusal_line(Refusal("invalid csv", "a.csv#line 2", "odd \\udc92"))
-    b'{"reason":"invalid csv","origin":"a.csv#line 2","detail":"odd \\xef\\xbf\\xbd","source":""}\\n'
+    b'{"reason":"invalid csv","origin":"a.csv#line 2","detail":"odd ?","source":""}\\n'
     """
     return _line(msgspec.structs.asdict(refusal))
 
@@ -71,16 +71,21 @@ def _line(row: dict[str, Any]) -> bytes:
     try:
         return _encoder.encode(row) + b"\n"
     except (UnicodeEncodeError, ValueError):
-        # A lone surrogate cannot be encoded as UTF-8; write the replacement character instead.
-        return _encoder.encode(_without_surrogates(row)) + b"\n"
+        return _encoder.encode(replace_surrogates(row)) + b"\n"
 
 
 _encoder = msgspec.json.Encoder()
 
 
-def _without_surrogates(value: Any) -> Any:
+def replace_surrogates(value: Any) -> Any:
+    """Return a JSON value with `?` for each lone surrogate, which UTF-8 cannot encode.
+
+    >>> replace_surrogates({"a": ["\\ud83d\\ude00", "b\\ud800"]})
+    {'a': ['😀', 'b?']}
+    """
     if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        joined = value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+        return joined.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, dict):
-        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
-    return [_without_surrogates(item) for item in value] if isinstance(value, list) else value
+        return {replace_surrogates(key): replace_surrogates(item) for key, item in value.items()}
+    return [replace_surrogates(item) for item in value] if isinstance(value, list) else value

@@ -9,7 +9,7 @@ import tarfile
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,6 +18,7 @@ import msgspec
 import zstandard
 
 from piledriver.core import storage
+from piledriver.core.batches import batches_by_size
 from piledriver.core.errors import PiledriverError, UsageError
 from piledriver.core.progress import progress
 from piledriver.core.worker_pool import FailedTask, WorkerPool
@@ -197,7 +198,9 @@ def _results(
     pool: WorkerPool, source: Source, paths: Sequence[str], total_bytes: int, on_bytes: OnBytes, on_skipped: OnSkipped
 ) -> Iterator[_Result]:
     """Yield the results of batches of pieces; a batch that crashed its worker is retried piece by piece."""
-    tasks = ((source.slug, batch, total_bytes) for batch in _batches(find_pieces(source, paths, on_bytes, on_skipped)))
+    pieces = find_pieces(source, paths, on_bytes, on_skipped)
+    batches = batches_by_size(pieces, piece_bytes, _BATCH_BYTES, _BATCH_PIECES)
+    tasks = ((source.slug, batch, total_bytes) for batch in batches)
     for result in pool.map(tasks):
         if isinstance(result, FailedTask):
             yield from _retried(source, result.task[1], total_bytes)
@@ -213,19 +216,6 @@ def _retried(source: Source, batch: list[Piece | Refusal], total_bytes: int) -> 
                 yield [], [refusal], Counter(), 0
             else:
                 yield result
-
-
-def _batches(pieces: Iterable[Piece | Refusal]) -> Iterator[list[Piece | Refusal]]:
-    batch: list[Piece | Refusal] = []
-    size = 0
-    for piece in pieces:
-        batch.append(piece)
-        size += piece_bytes(piece)
-        if len(batch) >= _BATCH_PIECES or size >= _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _finished(source: Source, draft: Document, piece: Piece) -> Found:

@@ -1,12 +1,11 @@
 """Floor 2: shards of text to tokens to batches, with an exact cursor; sharding of any torch `DataLoader`.
 
-The names below are imported when they are first used: tokenising must not wait for torch.
+Names are imported on first use: tokenising does not need torch.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from piledriver.core.lazy import lazy_names
 
 _FACE = {
     "BatchSamplerShard": "loaders.samplers.batch",
@@ -41,13 +40,4 @@ _FACE = {
 }
 
 __all__ = [*_FACE]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _FACE:
-        return getattr(importlib.import_module(f"piledriver.data.{_FACE[name]}"), name)
-    raise AttributeError(f"module 'piledriver.data' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _FACE)

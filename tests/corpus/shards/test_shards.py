@@ -21,6 +21,7 @@ from piledriver.corpus import Document, Part, ShardFileWriter, ShardWriter, coun
 from piledriver.corpus.document import make_document
 from piledriver.corpus.shards import reader as shard_reader
 from piledriver.corpus.shards import writer as shard_writer
+from piledriver.corpus.shards.repair import repair_shards
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
 origins = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
@@ -206,7 +207,52 @@ def test_kill_9_while_writing_leaves_no_shard(tmp_path: Path) -> None:
 def test_lone_surrogates_cannot_break_a_shard(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl.zst", [Document("bad \ud800 text", id="1", meta={"k\udfff": ["\ud800"]})])
     (found,) = read_shards(tmp_path / "a.jsonl.zst")
-    assert found.text == "bad \ufffd text"
+    assert found.text == "bad ? text"
+
+
+def test_lone_surrogates_of_others_are_question_marks(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a \ud83d\ude00 \ud800", "title": "\udfff"}) + "\n")
+    (found,) = read_shards(tmp_path)
+    assert (found.text, found.meta) == ("a \U0001f600 ?", {"title": "?"})
+    assert list(read_texts(tmp_path)) == ["a \U0001f600 ?"]
+
+
+def test_fields_of_others_are_kept(tmp_path: Path) -> None:
+    rows = [
+        {"text": "one", "url": "https://a.org", "timestamp": "2019-04-25T12:57:54Z", "id": 3},
+        {"text": "two", "language_score": 0.9, "id": "x", "meta": {"id": "inner", "url": "https://b.org"}},
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    one, two = read_shards(tmp_path)
+    assert (one.id, one.meta) == ("3", {"url": "https://a.org", "timestamp": "2019-04-25T12:57:54Z"})
+    assert (two.id, two.meta) == ("inner", {"language_score": 0.9, "url": "https://b.org"})
+
+
+@pytest.mark.usefixtures("small_frames")
+def test_repair_keeps_every_intact_document_with_its_meta(tmp_path: Path) -> None:
+    items = [make_document(f"text {i} " * 20, source="S", origin=str(i), licence="MIT") for i in range(50)]
+    write(tmp_path / "in" / "whole.jsonl.zst", items)
+    whole = (tmp_path / "in" / "whole.jsonl.zst").read_bytes()
+    (tmp_path / "in" / "frame.jsonl.zst").write_bytes(whole[:100] + bytes([whole[100] ^ 0xFF]) + whole[101:])
+    (tmp_path / "in" / "cut.jsonl.zst").write_bytes(whole[: len(whole) // 2])
+    lines = zstandard.ZstdDecompressor().stream_reader(whole, read_across_frames=True).read().splitlines(keepends=True)
+    (tmp_path / "in" / "line.jsonl").write_bytes(b"".join([*lines[:7], b'{"text": 1}\n', *lines[7:]]))
+    summary = repair_shards(tmp_path / "in", tmp_path / "out", rejects=tmp_path / "bad.jsonl.zst")
+    found = {
+        name: list(read_shards(tmp_path / "out" / f"{name}.jsonl.zst")) for name in ("whole", "frame", "cut", "line")
+    }
+    assert found["whole"] == found["line"] == items
+    assert 0 < len(items) - len(found["frame"]) < 10
+    assert found["frame"] == [item for item in items if item in found["frame"]]
+    assert 10 < len(found["cut"]) < 50
+    assert found["cut"] == items[: len(found["cut"])]
+    assert (summary.files, summary.bad, summary.documents) == (4, 4, sum(map(len, found.values())))
+    with zstandard.open(tmp_path / "bad.jsonl.zst", "rt", encoding="utf-8") as rejected:
+        reasons = [json.loads(line) for line in rejected]
+    assert len(reasons) == summary.bad
+    assert any(row["origin"].endswith("line.jsonl#7") for row in reasons)
+    with pytest.raises(UsageError, match="both input and output"):
+        repair_shards(tmp_path / "in", tmp_path / "in")
 
 
 def test_hidden_folders_are_not_read(tmp_path: Path) -> None:

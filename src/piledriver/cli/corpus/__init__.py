@@ -8,6 +8,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "dedup": ("piledriver.cli.corpus.dedup", "remove duplicates from existing shards"),
     "classifier": ("piledriver.cli.corpus.classifier", "train the classifier of the quality filter"),
     "verify": ("piledriver.cli.corpus.verify", "re-check every checksum and count of a corpus"),
+    "repair": ("piledriver.cli.corpus.repair", "keep the readable documents of damaged shards, with their meta"),
     "card": ("piledriver.cli.corpus.card", "write README.md and card.html of a corpus"),
     "show": ("piledriver.cli.corpus.show", "print documents, or what a build dropped"),
     "stats": ("piledriver.cli.corpus.stats", "count documents, bytes and licences by source"),

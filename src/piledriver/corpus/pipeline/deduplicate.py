@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from piledriver.core import storage
+from piledriver.core.batches import batches_by_size
 from piledriver.core.errors import PiledriverError, UsageError
 from piledriver.core.progress import progress
 from piledriver.corpus.pipeline.build import CountedExecutor, account, lock_corpus, run_stage, work_in
@@ -21,7 +22,7 @@ from piledriver.corpus.pipeline.publish import versions
 from piledriver.corpus.pipeline.recipe import StageEntry
 from piledriver.corpus.pipeline.stage_registry import StageInput, StageOutcome, make_stage, stage_outcome
 from piledriver.corpus.pipeline.tasks import Task
-from piledriver.corpus.shards.lines import grouped, join_shards
+from piledriver.corpus.shards.lines import decompressed_bytes, join_shards
 from piledriver.corpus.shards.reader import count_documents, shard_paths
 from piledriver.corpus.shards.writer import SUFFIX
 
@@ -113,7 +114,7 @@ def _publish_in_order(out: str, outcome: StageOutcome, shard_bytes: int) -> list
     os.makedirs(folder, exist_ok=True)
     parts = [result.path(DOCUMENTS) for _, result in outcome.results if result.values["documents"]]
     lines = []
-    for number, group in enumerate(grouped(parts, shard_bytes)):
+    for number, group in enumerate(batches_by_size(parts, decompressed_bytes, shard_bytes)):
         name = f"{number:05d}{SUFFIX}"
         lines.append({"path": f"{_SPLIT}/{name}", "split": _SPLIT, **join_shards(group, os.path.join(folder, name))})
     for name in set(os.listdir(folder)) - {os.path.basename(line["path"]) for line in lines}:

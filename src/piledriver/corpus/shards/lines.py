@@ -1,51 +1,39 @@
-"""Shards by their lines: for work that takes documents out or puts shards together without parsing what it keeps."""
+"""Shards by their lines: take documents out and join shards without parsing what is kept."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
-
-import zstandard
 
 from piledriver.core import storage
 from piledriver.core.errors import CorruptFileError
 from piledriver.corpus.document import to_line
-from piledriver.corpus.shards import seek_table
 from piledriver.corpus.shards.reader import read_shards
+from piledriver.corpus.shards.seek_table import FIRST_FRAME, encode_table, read_frame, read_table
 
 
 def read_lines(path: str, first: int = 0, count: int | None = None) -> Iterator[bytes]:
-    """Lines with their newlines, from document `first` on. Files that others wrote are brought into our form."""
+    """Yield lines with their newlines from document `first` on. Rows of other programs are converted to our layout."""
     with storage.open_read(path) as file:
-        table = seek_table.read(file, path) if path.endswith(".zst") else None
+        table = read_table(file, path) if path.endswith(".zst") else None
         if table is None:
             yield from islice(map(to_line, read_shards(path, start=first)), count)
             return
         end = table.document_count if count is None else min(first + count, table.document_count)
-        decompressor = zstandard.ZstdDecompressor()
         for frame in range(table.frame_of(first), table.frame_count):
-            low, high = int(table.documents[frame]), int(table.documents[frame + 1])
+            low, high = table.documents[frame : frame + 2].tolist()
             if low >= end:
                 return
-            if low == high:
-                continue
-            file.seek(int(table.compressed[frame]))
-            raw = file.read(int(table.compressed[frame + 1] - table.compressed[frame]))
-            size = int(table.decompressed[frame + 1] - table.decompressed[frame])
-            try:
-                lines = decompressor.decompress(raw, max_output_size=size).split(b"\n")
-            except zstandard.ZstdError as error:
-                raise CorruptFileError(
-                    f"{path}: frame {frame} is damaged: {error}", fix="build or copy the shard again"
-                ) from error
-            for line in lines[max(0, first - low) : min(high, end) - low]:
-                yield line + b"\n"
+            if low < high:
+                lines = read_frame(file, path, table, frame).split(b"\n")
+                for line in lines[max(0, first - low) : min(high, end) - low]:
+                    yield line + b"\n"
 
 
 def join_shards(parts: Iterable[str], path: str) -> dict[str, Any]:
-    """One shard from the frames of others, none of which is decompressed; returns what a manifest says of it."""
+    """Write the frames of some shards to one, without decompressing them; return its entry in a manifest."""
     digest = hashlib.sha256()
     sizes: tuple[list[int], list[int], list[int]] = ([], [], [])
 
@@ -57,10 +45,10 @@ def join_shards(parts: Iterable[str], path: str) -> dict[str, Any]:
             for values, value in zip(sizes, added, strict=False):
                 values.append(value)
 
-        put(seek_table.FIRST_FRAME, len(seek_table.FIRST_FRAME), 0, 0)
+        put(FIRST_FRAME, len(FIRST_FRAME), 0, 0)
         for part in parts:
             with storage.open_read(part) as file:
-                table = seek_table.read(file, part)
+                table = read_table(file, part)
                 if table is None:
                     raise CorruptFileError(f"{part} has no seek table", fix="run the command again")
                 for frame in range(table.frame_count):
@@ -71,27 +59,13 @@ def join_shards(parts: Iterable[str], path: str) -> dict[str, Any]:
                     raw = file.read(compressed)
                     if documents:
                         put(raw, compressed, decompressed, documents)
-        put(seek_table.encode(*sizes))
+        put(encode_table(*sizes))
         written = out.tell()
     return {"documents": sum(sizes[2]), "bytes": written, "sha256": digest.hexdigest()}
 
 
-def lines_bytes(path: str) -> int:
-    """How many bytes of lines a shard holds."""
+def decompressed_bytes(path: str) -> int:
+    """Return the bytes of a shard's lines, from its seek table."""
     with storage.open_read(path) as file:
-        table = seek_table.read(file, path)
+        table = read_table(file, path)
     return int(table.decompressed[-1]) if table is not None else 0
-
-
-def grouped(parts: Sequence[str], most_bytes: int) -> Iterator[list[str]]:
-    """Parts in groups of about so many bytes of lines."""
-    group: list[str] = []
-    filled = 0
-    for part in parts:
-        group.append(part)
-        filled += lines_bytes(part)
-        if filled >= most_bytes:
-            yield group
-            group, filled = [], 0
-    if group:
-        yield group

@@ -1,13 +1,14 @@
-"""Read documents from `jsonl.zst` shards, ours or anybody's: text and meta, or text alone, from any document on.
+"""Read documents from `jsonl.zst` shards: text and meta, or text alone, from any document on.
 
-Files with our seek table are read frame by frame, from any document, and by any number of processes at once (`part`).
-Files that others wrote (one frame, no table, gzip, plain jsonl, `text` as a list of paragraphs, no meta) are read as
-streams. Memory is bounded by the frame, or by the longest line.
+Files with our seek table are read frame by frame, from any document, and by several processes at once (`part`). Files
+of other programs (one frame, no table, gzip, plain JSON lines; text as a list of paragraphs, further fields, no meta)
+are read as streams. Memory is bounded by the frame, or by the longest line.
 """
 
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator
@@ -19,18 +20,18 @@ import zstandard
 
 from piledriver.core import storage
 from piledriver.core.errors import CorruptFileError, StorageError, UsageError
-from piledriver.corpus.document import Document, document_id
-from piledriver.corpus.shards import seek_table
-from piledriver.corpus.shards.seek_table import SeekTable
+from piledriver.corpus.document import Document, document_id, replace_surrogates
+from piledriver.corpus.shards.seek_table import REPAIR, SeekTable, read_frame, read_table
 
 MAX_LINE_BYTES = 1 << 28
 _BLOCK_BYTES = 1 << 20
 _SUFFIXES = (".jsonl.zst", ".json.zst", ".jsonl.gz", ".json.gz", ".jsonl", ".ndjson")
 
 OnBad = Callable[[str, int, str], None]
+"""Called with the path, the document's number and the reason for each line or frame that cannot be read."""
 
 
-class _Row(msgspec.Struct, gc=False):
+class _Row(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     text: str
     meta: dict[str, Any] = {}
 
@@ -39,22 +40,18 @@ class _Text(msgspec.Struct, gc=False):
     text: str
 
 
-class _Loose(msgspec.Struct, gc=False):
-    """What other people's files hold: text as paragraphs, meta absent or no object, an id at the top level."""
-
+class _ForeignRow(msgspec.Struct, gc=False):
     text: str | list[str]
-    meta: Any = None
-    id: Any = None
 
 
 _rows = msgspec.json.Decoder(_Row)
 _texts = msgspec.json.Decoder(_Text)
-_loose = msgspec.json.Decoder(_Loose)
+_objects = msgspec.json.Decoder(dict[str, Any])
 
 
 @dataclass(frozen=True)
 class Part:
-    """Share `index` of `count` equal shares of a file's frames: how several processes read one file."""
+    """Part `index` of `count` equal parts of a file's frames, for several processes that read one file."""
 
     index: int
     count: int
@@ -65,20 +62,17 @@ class Part:
 
 
 def shard_paths(*locations: storage.Location) -> list[str]:
-    """The shard files that files and folders stand for, in reading order. A name that stands for none is an error.
+    """Return the shards that files and folders name, in reading order; raise for a location without any.
 
-    Hidden files and folders below a folder are not read: a build keeps its work there.
+    Hidden files and folders below a folder are skipped: a build keeps its work there.
     """
     paths: list[str] = []
     for location in locations:
         if not storage.is_remote(location) and os.path.isfile(location):
             paths.append(str(location))
             continue
-        found = [
-            path
-            for path in storage.files_below(location)
-            if path.endswith(_SUFFIXES) and not _is_hidden(path, location)
-        ]
+        below = storage.files_below(location)
+        found = [path for path in below if path.endswith(_SUFFIXES) and not _is_hidden(path, location)]
         if not found:
             storage.require(location)
             raise StorageError(f"{location} holds no shards", fix=f"give a file or folder with {', '.join(_SUFFIXES)}")
@@ -86,39 +80,45 @@ def shard_paths(*locations: storage.Location) -> list[str]:
     return paths
 
 
+def shard_stem(path: str) -> str:
+    """Return a shard's path without its suffix."""
+    return next(path.removesuffix(suffix) for suffix in (*_SUFFIXES, "") if path.endswith(suffix))
+
+
 def _is_hidden(path: str, below: storage.Location) -> bool:
     top = str(below).rstrip("/")
-    # What stands before the folder is the user's to name; a remote path may come back in another spelling.
+    # A remote path may come back in another spelling.
     inside = path.removeprefix(top) if path.startswith(top) else path.rpartition(top.rpartition("/")[2])[2]
     return any(part.startswith(".") for part in inside.strip("/").split("/"))
 
 
 def count_documents(path: storage.Location) -> int:
-    """How many documents a shard holds: from its seek table, or by reading it where it has none."""
+    """Return the number of documents in a shard: from its seek table, or by reading a file without one."""
     with storage.open_read(path) as file:
-        table = seek_table.read(file, str(path))
+        table = read_table(file, str(path))
     return table.document_count if table is not None else sum(1 for _ in read_shards(path))
 
 
 def read_shards(
     *locations: storage.Location, start: int = 0, part: Part | None = None, on_bad: OnBad | None = None
 ) -> Iterator[Document]:
-    """The documents of shards in order.
+    """Yield the documents of shards in order.
 
-    `start` skips that many documents of the whole sequence in constant time where files have a seek table. `part` reads
-    one share of the frames. A line that is no document raises `CorruptFileError`, or goes to `on_bad(path, line, why)`.
+    `start` skips that many documents of the whole sequence, in constant time if files have a seek table. `part` reads
+    one part of the frames. Damage raises `CorruptFileError`, or is passed to `on_bad(path, document, reason)` and
+    skipped.
     """
     for lines, path, first in _blocks(locations, start, part, on_bad):
         yield from _documents(lines, path, first, on_bad)
 
 
 def read_texts(*locations: storage.Location, start: int = 0, part: Part | None = None) -> Iterator[str]:
-    """The texts alone, faster than `read_shards`: only `text` is decoded."""
+    """Yield the texts alone: faster than `read_shards`, because only `text` is decoded."""
     for lines, path, first in _blocks(locations, start, part, None):
         try:
             yield from [row.text for row in _texts.decode_lines(lines)]
         except (msgspec.DecodeError, UnicodeDecodeError):
-            # Paragraphs in place of a text, or a bad line: the slower reader takes the one and names the other.
+            # A list of paragraphs, a lone surrogate, or a bad line: the slower reader accepts or reports it.
             yield from [document.text for document in _documents(lines, path, first, None)]
 
 
@@ -132,46 +132,55 @@ def _documents(lines: bytes, path: str, first: int, on_bad: OnBad | None) -> Ite
             yield _document(row.text, row.meta, path, number)
         return
     for number, line in enumerate(lines.split(b"\n"), first):
-        if not line.strip():
-            continue
+        if line.strip():
+            try:
+                text, meta = _foreign_row(line)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                _bad(path, number, f"line is not a document: {error}", on_bad)
+            else:
+                yield _document(text, meta, path, number)
+
+
+def _foreign_row(line: bytes) -> tuple[str, dict[str, Any]]:
+    """Return (text, meta) of a row of another program; fields beside `text` and `meta` become meta."""
+    try:
+        row = _objects.decode(line)
+    except msgspec.DecodeError:
+        # Python's json writes lone surrogates, which msgspec rejects.
         try:
-            loose = _loose.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            _bad(path, number, f"line is not a document: {error}", on_bad)
-            continue
-        text = loose.text if isinstance(loose.text, str) else "\n\n".join(loose.text)
-        meta = dict(loose.meta) if isinstance(loose.meta, dict) else {}
-        if loose.id is not None:
-            meta.setdefault("id", str(loose.id))
-        yield _document(text, meta, path, number)
+            row = _objects.decode(json.dumps(replace_surrogates(json.loads(line))))
+        except ValueError:
+            row = None
+        if row is None:
+            raise
+    text = msgspec.convert(row, _ForeignRow).text
+    inner = row.get("meta")
+    meta = {key: value for key, value in row.items() if key not in ("text", "meta")}
+    return text if isinstance(text, str) else "\n\n".join(text), meta | (inner if isinstance(inner, dict) else {})
 
 
 def _document(text: str, meta: dict[str, Any], path: str, number: int) -> Document:
-    source = meta.pop("pile_set_name", "")
+    source = str(meta.pop("pile_set_name", ""))
     own_id = meta.pop("id", None)
-    if not isinstance(source, str):
-        source = str(source)
     if own_id is None:
         own_id = document_id(text, source, f"{os.path.basename(path)}#{number}")
-    return Document(text, own_id if isinstance(own_id, str) else str(own_id), source, meta)
+    return Document(text, str(own_id), source, meta)
 
 
 def _bad(path: str, number: int, why: str, on_bad: OnBad | None) -> None:
     if on_bad is None:
-        whole = f"piledriver corpus extract jsonl {shlex.quote(path)} -o whole.jsonl.zst"
-        raise CorruptFileError(
-            f"{path}: document {number}: {why}", fix=f"repair the line, or keep only the whole ones: {whole}"
-        )
+        fix = REPAIR.format(path=shlex.quote(path))
+        raise CorruptFileError(f"{path}: document {number}: {why}", fix=fix)
     on_bad(path, number, why)
 
 
 def _blocks(
     locations: Iterable[storage.Location], start: int, part: Part | None, on_bad: OnBad | None
 ) -> Iterator[tuple[bytes, str, int]]:
-    """(whole lines, path, number of the first of them) over all files, from document `start` on."""
+    """Yield (whole lines, path, number of the first of them) over all files, from document `start` on."""
     for path in shard_paths(*locations):
         with storage.open_read(path) as file:
-            table = seek_table.read(file, path) if path.endswith(".zst") else None
+            table = _table(file, path, on_bad)
             if table is None:
                 if part is not None:
                     raise UsageError(
@@ -186,41 +195,44 @@ def _blocks(
             if start >= table.document_count:
                 start -= table.document_count
                 continue
-            for lines, number in _table_blocks(file, path, table, start, part):
+            for lines, number in _table_blocks(file, path, table, start, part, on_bad):
                 yield lines, path, number
             start = 0
 
 
+def _table(file: BinaryIO, path: str, on_bad: OnBad | None) -> SeekTable | None:
+    try:
+        return read_table(file, path) if path.endswith(".zst") else None
+    except CorruptFileError as error:
+        if on_bad is None:
+            raise
+        on_bad(path, 0, error.what)
+        file.seek(0)
+        return None
+
+
 def _table_blocks(
-    file: BinaryIO, path: str, table: SeekTable, start: int, part: Part | None
+    file: BinaryIO, path: str, table: SeekTable, start: int, part: Part | None, on_bad: OnBad | None
 ) -> Iterator[tuple[bytes, int]]:
-    decompressor = zstandard.ZstdDecompressor()
-    first_frame = table.frame_of(start) if start else 0
-    last_frame = table.frame_count
+    first, last = table.frame_of(start) if start else 0, table.frame_count
     if part is not None:
-        frames = last_frame - first_frame
-        first_frame, last_frame = (first_frame + frames * edge // part.count for edge in (part.index, part.index + 1))
-    file.seek(int(table.compressed[first_frame]))
-    for frame in range(first_frame, last_frame):
-        if table.documents[frame] == table.documents[frame + 1]:
-            file.seek(int(table.compressed[frame + 1]))
-            continue
-        raw = file.read(int(table.compressed[frame + 1] - table.compressed[frame]))
-        try:
-            lines = decompressor.decompress(
-                raw, max_output_size=int(table.decompressed[frame + 1] - table.decompressed[frame])
-            )
-        except zstandard.ZstdError as error:
-            raise CorruptFileError(
-                f"{path}: frame {frame} is damaged: {error}", fix="build or copy the shard again"
-            ) from error
-        number = int(table.documents[frame])
-        skip = max(0, start - number)
-        yield _after(lines, skip), number + skip
+        first, last = (first + (last - first) * edge // part.count for edge in (part.index, part.index + 1))
+    for frame in range(first, last):
+        number, after = table.documents[frame : frame + 2].tolist()
+        if number < after:
+            try:
+                lines = read_frame(file, path, table, frame)
+            except CorruptFileError as error:
+                if on_bad is None:
+                    raise
+                on_bad(path, number, f"{error.what.removeprefix(f'{path}: ')}, {after - number} documents")
+                continue
+            skip = max(0, start - number)
+            yield _after(lines, skip), number + skip
 
 
 def _stream_blocks(file: BinaryIO, path: str, on_bad: OnBad | None) -> Iterator[tuple[bytes, int]]:
-    """Whole lines from a compressed or plain stream; a line longer than `MAX_LINE_BYTES` is refused, not held."""
+    """Yield whole lines of a compressed or plain stream; a line longer than `MAX_LINE_BYTES` is bad and not held."""
     carry: list[bytes] = []
     carried = number = 0
     too_long = False
@@ -247,9 +259,12 @@ def _stream_blocks(file: BinaryIO, path: str, on_bad: OnBad | None) -> Iterator[
             if carried > MAX_LINE_BYTES:
                 carry, carried, too_long = [], 0, True
     except (zstandard.ZstdError, OSError, EOFError) as error:
-        raise CorruptFileError(
-            f"{path} is damaged near document {number}: {error}", fix="fetch or build the file again"
-        ) from error
+        why = f"the file is damaged: {error}"
+        if on_bad is None:
+            fix = REPAIR.format(path=shlex.quote(path))
+            raise CorruptFileError(f"{path}: document {number}: {why}", fix=fix) from error
+        on_bad(path, number, why)
+        return
     if too_long:
         _bad(path, number, f"line is longer than {MAX_LINE_BYTES} bytes", on_bad)
     elif carried:
@@ -265,7 +280,7 @@ def _decompressed(file: BinaryIO, path: str) -> BinaryIO:
 
 
 class _ZstdStream:
-    """All the frames of a zstd file as one stream; a file that ends inside a frame is an error, not a short file."""
+    """The frames of a zstd file as one stream; a file that ends inside a frame raises `EOFError`."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -275,7 +290,7 @@ class _ZstdStream:
         self._rest = b""
 
     def read(self, size: int) -> bytes:
-        """About `size` compressed bytes' worth of content; nothing only at the end of the file."""
+        """Return the content of about `size` compressed bytes; empty only at the end of the file."""
         while True:
             raw = self._rest or self._file.read(size)
             if not raw:
@@ -292,7 +307,7 @@ class _ZstdStream:
 
 
 def _after(lines: bytes, skip: int) -> bytes:
-    """The lines after the first `skip` of them."""
+    """Return the lines after the first `skip`."""
     at = 0
     for _ in range(skip):
         at = lines.index(b"\n", at) + 1

@@ -1,23 +1,25 @@
-"""Where the frames of a shard begin, and which documents each one holds.
+"""Seek table of a shard: where its frames begin, and which documents each one holds.
 
-The end of a shard is two skippable zstd frames, which every zstd reader passes over:
+A shard ends with two skippable zstd frames, which every zstd reader ignores:
 
 - ours: a little-endian uint64 for each frame, the number of documents before it, then one for their total;
-- the seek table of zstd's own seekable format (contrib/seekable_format): the two sizes of each frame.
+- the seek table of zstd's seekable format (contrib/seekable_format): the two sizes of each frame.
 
-The first frame is an empty one, in the table like the others: a file that begins with it and does not end with a table
-was cut. So a reader finds any document from the last few bytes of the file: footer, table, binary search, one frame.
+The first frame is empty and in the table like the others: a file that begins with it and does not end with a table is
+truncated. A reader finds any document from the last bytes of the file: footer, table, binary search, one frame.
 """
 
 from __future__ import annotations
 
 import io
+import shlex
 import struct
 from dataclasses import dataclass
 from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+import zstandard
 
 from piledriver.core.errors import CorruptFileError
 
@@ -27,13 +29,15 @@ _FOOTER_MAGIC = 0x8F92EAB1
 # An empty zstd frame with its checksum.
 FIRST_FRAME = bytes.fromhex("28b52ffd240001000099e9d851")
 
+REPAIR = "copy or build the shard again, or keep what is intact: piledriver corpus repair {path} -o repaired.jsonl.zst"
+
 _FOOTER = struct.Struct("<IBI")
 _HEADER = struct.Struct("<II")
 
 
 @dataclass(frozen=True)
 class SeekTable:
-    """Entry i of each array is what stands before frame i; one last entry is the total."""
+    """Entry i of each array is the total before frame i; a last entry is the total of the file."""
 
     compressed: npt.NDArray[np.int64]
     decompressed: npt.NDArray[np.int64]
@@ -41,21 +45,21 @@ class SeekTable:
 
     @property
     def frame_count(self) -> int:
-        """How many frames hold documents."""
+        """The number of frames."""
         return len(self.compressed) - 1
 
     @property
     def document_count(self) -> int:
-        """How many documents the whole shard holds."""
+        """The number of documents."""
         return int(self.documents[-1])
 
     def frame_of(self, document: int) -> int:
-        """The frame that holds this document."""
+        """Return the frame that holds a document."""
         return int(np.searchsorted(self.documents, document, side="right")) - 1
 
 
-def encode(compressed_sizes: list[int], decompressed_sizes: list[int], document_counts: list[int]) -> bytes:
-    """The two skippable frames that end a shard, from the sizes of its frames."""
+def encode_table(compressed_sizes: list[int], decompressed_sizes: list[int], document_counts: list[int]) -> bytes:
+    """Return the two skippable frames that end a shard, from the sizes of its frames."""
     starts = np.concatenate([[0], np.cumsum(document_counts, dtype=np.int64)]).astype("<u8").tobytes()
     sizes = (
         np.stack([compressed_sizes, decompressed_sizes], axis=1).astype("<u4").tobytes() if compressed_sizes else b""
@@ -64,17 +68,30 @@ def encode(compressed_sizes: list[int], decompressed_sizes: list[int], document_
     return _HEADER.pack(_DOCUMENTS_MAGIC, len(starts)) + starts + _HEADER.pack(_SEEK_MAGIC, len(table)) + table
 
 
-def read(file: BinaryIO, name: str) -> SeekTable | None:
-    """The seek table of an open file, or None where the file is not one of ours; ours without its table is damaged."""
-    table = _at_the_end(file)
+def read_table(file: BinaryIO, path: str) -> SeekTable | None:
+    """Return the seek table of an open file, or None if another program wrote it. Leaves the file at its start."""
+    table = _parse_footer(file)
     file.seek(0)
     if table is None and file.read(len(FIRST_FRAME)) == FIRST_FRAME:
-        raise CorruptFileError(f"{name} was cut: it has lost its seek table", fix="build or copy the shard again")
+        raise CorruptFileError(f"{path} is truncated: it has no seek table", fix=REPAIR.format(path=shlex.quote(path)))
     file.seek(0)
     return table
 
 
-def _at_the_end(file: BinaryIO) -> SeekTable | None:
+def read_frame(file: BinaryIO, path: str, table: SeekTable, frame: int) -> bytes:
+    """Return the decompressed lines of one frame."""
+    begin, end = table.compressed[frame : frame + 2].tolist()
+    file.seek(begin)
+    raw = file.read(end - begin)
+    size = int(table.decompressed[frame + 1] - table.decompressed[frame])
+    try:
+        return zstandard.ZstdDecompressor().decompress(raw, max_output_size=size)
+    except zstandard.ZstdError as error:
+        fix = REPAIR.format(path=shlex.quote(path))
+        raise CorruptFileError(f"{path}: frame {frame} is damaged: {error}", fix=fix) from error
+
+
+def _parse_footer(file: BinaryIO) -> SeekTable | None:
     end = file.seek(0, io.SEEK_END)
     if end < _FOOTER.size:
         return None
@@ -96,6 +113,6 @@ def _at_the_end(file: BinaryIO) -> SeekTable | None:
     sizes = np.frombuffer(raw, "<u4", 2 * frame_count, at + _HEADER.size).reshape(-1, 2).astype(np.int64)
     ends = np.concatenate([np.zeros((1, 2), np.int64), np.cumsum(sizes, axis=0)])
     if ends[-1, 0] != begin:
-        # The table speaks of other bytes than those before it (a cut or spliced file): do not trust it.
+        # The table describes other bytes than those before it (a truncated or spliced file).
         return None
     return SeekTable(ends[:, 0], ends[:, 1], documents)

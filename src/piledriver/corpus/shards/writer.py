@@ -1,7 +1,7 @@
 """Write documents to `jsonl.zst`: frames of a few MB with a seek table, atomic, checksummed.
 
-A frame is closed when it holds `FRAME_BYTES` of lines, so the bytes of a shard depend on its documents and on nothing
-else: not on the number of threads that compress, nor on how the lines arrived.
+A frame is closed when it holds `FRAME_BYTES` of lines, so the bytes of a shard depend on its documents alone, and not
+on the number of threads that compress.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import zstandard
 
 from piledriver.core import storage
 from piledriver.corpus.document import Document, to_line
-from piledriver.corpus.shards import seek_table
+from piledriver.corpus.shards.seek_table import FIRST_FRAME, encode_table
 
 FRAME_BYTES = 2 << 20
 SUFFIX = ".jsonl.zst"
@@ -27,7 +27,7 @@ SUFFIX = ".jsonl.zst"
 
 @dataclass(frozen=True)
 class ShardSummary:
-    """What a finished shard file holds; what a manifest records."""
+    """The counts and checksum of a finished shard file, for a manifest."""
 
     path: str
     documents: int
@@ -36,8 +36,8 @@ class ShardSummary:
     sha256: str
 
 
-class ShardFileWriter:
-    """One shard file. Nothing stands under its name before `close`; leaving the block by an exception leaves nothing.
+class ShardFileWriter(AbstractContextManager["ShardFileWriter"]):
+    """A writer of one shard file, which appears at `close`; an exception in the `with` block leaves no file.
 
     >>> import tempfile, os
     >>> path = os.path.join(tempfile.mkdtemp(), "00000.jsonl.zst")
@@ -53,7 +53,7 @@ class ShardFileWriter:
         self._level = level
         self._lines: list[bytes] = []
         self._pending_bytes = 0
-        # Lines taken so far; the sizes of frames do not tell, because threads may still be at some of them.
+        # Not the sum of the frames: threads may still be compressing some.
         self.bytes_taken = 0
         self._sizes: tuple[list[int], list[int], list[int]] = ([], [], [])
         self._digest = hashlib.sha256()
@@ -63,14 +63,14 @@ class ShardFileWriter:
         self._most_in_flight = 2 * threads
         self._atomic: AbstractContextManager[BinaryIO] = storage.atomic_write(path)
         self._file = self._atomic.__enter__()
-        self._append(seek_table.FIRST_FRAME, 0, 0)
+        self._append(FIRST_FRAME, 0, 0)
 
     def write(self, document: Document) -> None:
         """Add one document."""
         self.write_line(to_line(document))
 
     def write_line(self, line: bytes) -> None:
-        """Add one document that is encoded already (see `to_line`), as worker processes send them."""
+        """Add one encoded document (see `to_line`)."""
         self._lines.append(line)
         self._pending_bytes += len(line)
         self.bytes_taken += len(line)
@@ -78,20 +78,17 @@ class ShardFileWriter:
             self._close_frame()
 
     def close(self) -> ShardSummary:
-        """Finish the file and put it under its name."""
+        """Write the last frame and the seek table, and rename the file to its path."""
         self._close_frame()
         while self._in_flight:
             self._write_oldest()
-        self._emit(seek_table.encode(*self._sizes))
+        self._emit(encode_table(*self._sizes))
         compressed_bytes = self._file.tell()
         self._shut_pool()
         self._atomic.__exit__(None, None, None)
         documents, text_bytes = sum(self._sizes[2]), sum(self._sizes[1])
         self.summary = ShardSummary(self.path, documents, text_bytes, compressed_bytes, self._digest.hexdigest())
         return self.summary
-
-    def __enter__(self) -> ShardFileWriter:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -100,12 +97,7 @@ class ShardFileWriter:
             self.close()
             return
         self._shut_pool()
-        # The context manager removes its temporary file and raises the error again; the caller's `with` does that too.
-        try:
-            self._atomic.__exit__(kind, error, trace)
-        except BaseException as raised:
-            if raised is not error:
-                raise
+        self._atomic.__exit__(kind, error, trace)
 
     def _close_frame(self) -> None:
         if not self._lines:
@@ -144,8 +136,8 @@ class ShardFileWriter:
             self._pool.shutdown(cancel_futures=True)
 
 
-class ShardWriter:
-    """A folder of shards `00000.jsonl.zst`, `00001.jsonl.zst`, ..., each closed after `shard_bytes` of lines."""
+class ShardWriter(AbstractContextManager["ShardWriter"]):
+    """A writer of a folder of shards `00000.jsonl.zst`, ..., each closed after `shard_bytes` of lines."""
 
     def __init__(
         self, folder: storage.Location, *, shard_bytes: int = 1 << 30, level: int = 3, threads: int = 1
@@ -161,7 +153,7 @@ class ShardWriter:
         self.write_line(to_line(document))
 
     def write_line(self, line: bytes) -> None:
-        """Add one document that is encoded already."""
+        """Add one encoded document (see `to_line`)."""
         if self._current is None:
             name = f"{len(self.summaries):05d}{SUFFIX}"
             path = storage.join(self.folder, name)
@@ -171,12 +163,9 @@ class ShardWriter:
             self._finish_current()
 
     def close(self) -> list[ShardSummary]:
-        """Finish the last shard; returns the summary of every shard."""
+        """Finish the last shard; return the summaries of all."""
         self._finish_current()
         return self.summaries
-
-    def __enter__(self) -> ShardWriter:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -6,7 +6,6 @@ A task skips the shards that an earlier run completed, and writes the same bytes
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from piledriver.core import storage
+from piledriver.core.batches import batches_by_size
 from piledriver.core.errors import CorruptFileError
 from piledriver.core.json_file import read_json
 from piledriver.corpus import Document, Part, read_shards
@@ -62,7 +62,7 @@ def run_task(task: TokenizeTask) -> int:
     tokenizer = _worker_tokenizer(task.tokenizer, task.encoder, task.boundary)
     number, tokens = len(done), 0
     pending: list[TokenDocument] = []
-    for batch in _batches(documents):
+    for batch in batches_by_size(documents, lambda document: len(document.text), _BATCH_CHARACTERS):
         taken += len(batch)
         # Shards are cut at documents, never at batches: a resumed task has other batches and the same shards.
         for document in _encode(batch, tokenizer, task.dtype):
@@ -99,19 +99,6 @@ def _has_result(task: TokenizeTask, expected: dict[str, int]) -> bool:
         return storage.exists(task.result_path) and read_json(task.result_path, again="") == expected
     except CorruptFileError:
         return False
-
-
-def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
-    characters = 0
-    for document in documents:
-        batch.append(document)
-        characters += len(document.text)
-        if characters >= _BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
 
 
 class _CheckedTokenizer:

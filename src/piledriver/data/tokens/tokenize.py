@@ -23,8 +23,8 @@ from piledriver.core.json_file import read_json
 from piledriver.core.progress import Progress, progress
 from piledriver.core.worker_pool import FailedTask, WorkerPool
 from piledriver.corpus import read_shards
-from piledriver.corpus.shards import seek_table as seek_tables
 from piledriver.corpus.shards.reader import shard_paths
+from piledriver.corpus.shards.seek_table import read_table
 from piledriver.data.tokenizer.encoders import same_encoding
 from piledriver.data.tokenizer.open import open_tokenizer
 from piledriver.data.tokenizer.tokenizer import Tokenizer
@@ -121,7 +121,7 @@ def _cut(inputs: list[str], unit_bytes: int) -> Iterator[tuple[str, tuple[int, i
     """Yield (path, part) of each task; cut by file sizes alone."""
     for path in inputs:
         with storage.open_read(path) as file:
-            table = seek_tables.read(file, path) if path.endswith(".zst") else None
+            table = read_table(file, path) if path.endswith(".zst") else None
         parts = 1 if table is None else min(table.frame_count, -(-int(table.decompressed[-1]) // unit_bytes))
         if parts <= 1:
             yield path, None

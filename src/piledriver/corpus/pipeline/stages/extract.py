@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from piledriver.core import storage
+from piledriver.core.batches import batches_by_size
 from piledriver.core.errors import PiledriverError
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.extraction import extract_piece, find_pieces
@@ -22,7 +23,6 @@ from piledriver.corpus.sources.base import Piece, piece_bytes
 
 _CHUNK_PIECES = 50_000
 _CHECKSUM_BYTES, _CHECKSUM_FILES = 1 << 28, 2_000
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def checksum_inputs(executor: Executor, name: str, entry: SourceEntry) -> list[I
     for path, origin, _ in local_files(entry.paths):
         status = os.stat(path)
         found.append((path, origin, status.st_size, status.st_mtime_ns))
-    groups = list(_batched(found, lambda file: file[2], _CHECKSUM_BYTES, _CHECKSUM_FILES))
+    groups = list(batches_by_size(found, lambda file: file[2], _CHECKSUM_BYTES, _CHECKSUM_FILES))
     tasks = (
         Task.call(hash_inputs, files=[file[1:] for file in group], payload=[file[0] for file in group])
         for group in groups
@@ -66,7 +66,7 @@ def extract_source(
     hashed = Task("inputs", {"files": [[file.origin, file.sha256] for file in inputs]}).key
 
     def tasks() -> Iterator[Task]:
-        batches = _batched(find_pieces(source, entry.paths), piece_bytes, chunk_bytes, _CHUNK_PIECES)
+        batches = batches_by_size(find_pieces(source, entry.paths), piece_bytes, chunk_bytes, _CHUNK_PIECES)
         for number, pieces in enumerate(batches):
             yield Task.call(extract_chunk, source=source.slug, name=name, inputs=hashed, number=number, payload=pieces)
 
@@ -80,20 +80,6 @@ def extract_source(
             f"source {name!r} has no documents in {', '.join(entry.paths)}", fix=f"it reads {source.raw_format}"
         )
     return outcome
-
-
-def _batched(items: Iterable[T], size: Callable[[T], int], batch_bytes: int, batch_items: int) -> Iterator[list[T]]:
-    """Yield batches of about so many bytes and at most so many items; they depend on the items alone."""
-    batch: list[T] = []
-    filled = 0
-    for item in items:
-        batch.append(item)
-        filled += size(item)
-        if filled >= batch_bytes or len(batch) >= batch_items:
-            yield batch
-            batch, filled = [], 0
-    if batch:
-        yield batch
 
 
 def hash_inputs(folder: str, files: list[Any], payload: list[str]) -> dict[str, Any]:
