@@ -38,7 +38,7 @@ from piledriver.corpus import ShardFileWriter, make_document, read_shards
 from piledriver.corpus.dedup.arrays import open_array
 from piledriver.corpus.pipeline import deduplicate
 from piledriver.corpus.pipeline.tasks import Task, TaskResult, execute_task
-from piledriver.corpus.text.words import Words
+from piledriver.corpus.text.words import scan_words
 
 REAL_TEXT = Path(__file__).resolve().parents[2] / "shared" / "text"
 Pairs = list[tuple[int, int]]
@@ -81,7 +81,7 @@ def prose() -> list[str]:
 
 
 def our_words(text: str) -> list:
-    return Words(text).hashes.tolist()
+    return scan_words(text)[0].tolist()
 
 
 def spaced_words(text: str) -> list:

@@ -110,7 +110,7 @@ def disk_bytes(folder: Path) -> int:
 def measure(documents: int, workers: int, memory_bytes: int, folder: Path) -> dict[str, object]:
     copies, edits = write(documents, folder / "in")
     program = (
-        "import sys\nfrom piledriver.corpus.pipeline.dedup import deduplicate\n"
+        "import sys\nfrom piledriver.corpus.pipeline.deduplicate import deduplicate\n"
         "deduplicate([sys.argv[1]], sys.argv[2], 'near', {}, memory_bytes=int(sys.argv[3]), workers=int(sys.argv[4]))"
     )
     command = [sys.executable, "-c", program, str(folder / "in"), str(folder / "out"), str(memory_bytes), str(workers)]

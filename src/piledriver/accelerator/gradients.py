@@ -14,7 +14,7 @@ from piledriver.accelerator.errors import NotPreparedError, OptionError
 from piledriver.accelerator.options.handlers import AutocastKwargs, ProfileKwargs
 from piledriver.accelerator.state.accumulation import Count, GradientState, ItemMean
 from piledriver.accelerator.state.properties import AcceleratorProperties
-from piledriver.data.loaders.even_batches import override_even_batches
+from piledriver.data.loaders.prepare import override_even_batches
 from piledriver.engine import state as engine_state
 from piledriver.engine.faults.failed_step import reset_after_failure
 from piledriver.engine.faults.lost_ranks import report_lost_ranks

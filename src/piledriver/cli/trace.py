@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 
 from piledriver.cli.counts import positive, zero_or_more
 
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
     # The record counts steps from 0; metrics, progress and checkpoints count from 1.
     found = [replace(sighting, step=sighting.step + 1) for sighting in found]
     if args.json:
-        print(json.dumps([sighting.as_dict() for sighting in found], ensure_ascii=False))
+        print(json.dumps([asdict(sighting) for sighting in found], ensure_ascii=False))
         return
     for sighting in found:
         place = f"bytes {sighting.bytes[0]}-{sighting.bytes[1]}" if sighting.bytes else "bytes unknown"

@@ -1,4 +1,4 @@
-"""Packages whose names are imported on first use, so that a config can be checked before torch is imported."""
+"""Imports on first use: names of a package, so that a config can be checked before torch is imported; extras."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from piledriver.core.errors import MissingDependencyError
+
+
+def import_optional(module: str, *, extra: str, purpose: str) -> Any:
+    """Import and return a module of an optional package; raise `MissingDependencyError` if it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingDependencyError(module.partition(".")[0], extra=extra, purpose=purpose) from error
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

@@ -11,8 +11,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import msgspec
 import zstandard
@@ -50,10 +49,6 @@ class ExtractSummary:
     licences: dict[str, int]
     passed_over: dict[str, int]
     """Files skipped in folders because they are not raw data of this source, by suffix."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields, as `--json` prints them."""
-        return asdict(self)
 
 
 def extract(

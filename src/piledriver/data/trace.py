@@ -7,8 +7,7 @@ change text.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -36,10 +35,6 @@ class Sighting:
     """First token of the document and the token after the last; token 0 is its boundary token."""
     bytes: tuple[int, int] | None
     """First byte of the document's text and the byte after the last; None if the tokenizer changes text."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return a mapping for JSON."""
-        return asdict(self)
 
 
 def trace_step(run: storage.Location, step: int, tokens: storage.Location | None = None) -> list[Sighting]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piledriver.corpus.dedup.contamination import hash_ngrams, index_ngrams, pieces_around
-from piledriver.corpus.dedup.paragraphs import Unit, remove_units, split_units
+from piledriver.corpus.dedup.exact import Unit, remove_units, split_units
 from piledriver.corpus.dedup.substring import covered_spans, cut_spans, fingerprints, hash_windows, repeated_windows
 
 SPACES = " \t\n  　"

@@ -29,7 +29,7 @@ def reason(verdict: Document | Drop) -> str:
         (PROSE, "kept"),
         ("The short one.", "gopher: too few words"),
         ("a b c d e f g h i j " * 10, "gopher: mean word length"),
-        (PROSE + " #" * 40, "gopher: too many hash signs"),
+        (PROSE + " #tagged" * 40, "gopher: too many hash signs"),
         (PROSE + " ..." * 20, "gopher: too many ellipses"),
         ("\n".join(f"- {line}" for line in PROSE.split(".")), "gopher: too many bullet lines"),
         ("\n".join(f"{line}…" for line in PROSE.split(".")[:4]), "gopher: too many lines end in an ellipsis"),
@@ -44,7 +44,8 @@ def test_gopher_quality(text: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (PROSE, "gopher: repeated 5-grams"),
+        (PROSE, "gopher: most frequent 4-gram"),
+        (" ".join(f"word{i % 90}" for i in range(120)), "gopher: repeated 5-grams"),
         (" ".join(f"word{i}" for i in range(300)), "kept"),
         ("same line here\n" * 10, "gopher: duplicate lines"),
         (

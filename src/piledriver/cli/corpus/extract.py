@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from dataclasses import asdict
 
 from piledriver.cli.counts import add_workers
 from piledriver.core.errors import UsageError
@@ -31,7 +32,7 @@ def run(args: argparse.Namespace) -> None:
     _check_apart(args.out, args.rejects, args.paths)
     summary = extract(slug, args.paths, args.out, rejects=args.rejects, workers=args.workers)
     if args.json:
-        print(json.dumps(summary.as_dict(), indent=2, ensure_ascii=False))
+        print(json.dumps(asdict(summary), indent=2, ensure_ascii=False))
         return
     print(f"{summary.documents} documents, {summary.text_bytes} bytes of text -> {summary.out}")
     found = (("licences", summary.licences), ("rejected", summary.refused), ("skipped", summary.passed_over))

@@ -18,13 +18,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Count and print."""
-    from piledriver.corpus.card.stats import count_sources
+    from piledriver.corpus.card.facts import count_sources
 
     counts = count_sources(args.path)
     if not counts:
         raise PiledriverError(f"{args.path} holds no documents", fix="give a shard or a folder of shards that has some")
     if args.json:
-        print(json.dumps({name: counted.as_dict() for name, counted in counts.items()}, indent=2, ensure_ascii=False))
+        print(json.dumps({name: vars(counted) for name, counted in counts.items()}, indent=2, ensure_ascii=False))
         return
     width = max(len(name) for name in counts)
     print(f"{'source':<{width}}  {'documents':>10}  {'MB':>9}  {'mean KB':>8}  licences")

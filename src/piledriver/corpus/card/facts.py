@@ -6,7 +6,7 @@ the same number from the beginning of each shard (shards are shuffled, so this i
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -47,7 +47,7 @@ class CardFacts:
     licences: dict[str, int]
     drops: dict[tuple[str, str], int]
     """(stage, reason) to documents."""
-    taken_out: dict[str, dict[str, int]]
+    taken_out: dict[str, Counter[str]]
     """Numbers of replacements, removals and hits inside documents, by stage."""
     lengths: Counter[int] = field(default_factory=Counter)
     """Documents by the logarithm of their characters to base 2."""
@@ -64,7 +64,7 @@ def card_facts(folder: storage.Location, *, read_documents: int = 100_000) -> Ca
     """Collect the facts of a finished corpus."""
     manifest = load_manifest(folder)
     drops: Counter[tuple[str, str]] = Counter()
-    taken_out: dict[str, dict[str, int]] = {}
+    taken_out: dict[str, Counter[str]] = defaultdict(Counter)
     for stage in manifest.stages:
         for account in stage["sources"].values():
             for name, count in account["dropped"].items():
@@ -72,10 +72,10 @@ def card_facts(folder: storage.Location, *, read_documents: int = 100_000) -> Ca
                 drops[use, reason] += count
             for kind in ("removed", "hits"):
                 for name, count in account.get(kind, {}).items():
-                    _add(taken_out, f"{stage['stage']}: {kind}", name, count)
+                    taken_out[f"{stage['stage']}: {kind}"][name] += count
     for account in _last(manifest).values():
         for name, count in account.get("replaced", {}).items():
-            _add(taken_out, "pii: replaced", name, count)
+            taken_out["pii: replaced"][name] += count
     facts = CardFacts(
         manifest=manifest,
         composition=_composition(manifest),
@@ -112,10 +112,10 @@ def _composition(manifest: Manifest) -> dict[str, Composition]:
 
 
 def _splits(manifest: Manifest) -> dict[str, int]:
-    splits: dict[str, int] = {}
+    splits: Counter[str] = Counter()
     for entry in manifest.outputs:
         if "split" in entry:
-            splits[entry["split"]] = splits.get(entry["split"], 0) + entry["documents"]
+            splits[entry["split"]] += entry["documents"]
     return splits
 
 
@@ -124,11 +124,6 @@ def _licences(manifest: Manifest) -> dict[str, int]:
     for account in _last(manifest).values():
         licences.update(account["licences"])
     return dict(licences.most_common())
-
-
-def _add(table: dict[str, dict[str, int]], row: str, name: str, count: int) -> None:
-    counts = table.setdefault(row, {})
-    counts[name] = counts.get(name, 0) + count
 
 
 def _read_clusters(folder: storage.Location, facts: CardFacts) -> None:
@@ -161,3 +156,23 @@ def _language(document: Document) -> str:
         return language_of(document.text) or "unknown"
     except MissingDependencyError:
         return "unknown"
+
+
+@dataclass
+class SourceCount:
+    """The counts of one source."""
+
+    documents: int = 0
+    text_bytes: int = 0
+    licences: Counter[str] = field(default_factory=Counter)
+
+
+def count_sources(*locations: storage.Location) -> dict[str, SourceCount]:
+    """Return the counts of all sources in some shards, largest first."""
+    counts: dict[str, SourceCount] = {}
+    for document in read_shards(*locations):
+        counted = counts.setdefault(document.source or "(no source)", SourceCount())
+        counted.documents += 1
+        counted.text_bytes += len(document.text.encode("utf-8", "replace"))
+        counted.licences[str(document.meta.get("licence", "unknown"))] += 1
+    return dict(sorted(counts.items(), key=lambda item: -item[1].text_bytes))

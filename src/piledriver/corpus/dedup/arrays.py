@@ -15,6 +15,12 @@ import numpy.typing as npt
 from piledriver.core import storage
 from piledriver.core.errors import CorruptFileError
 
+Int64Array = npt.NDArray[np.int64]
+UInt8Array = npt.NDArray[np.uint8]
+UInt16Array = npt.NDArray[np.uint16]
+UInt32Array = npt.NDArray[np.uint32]
+UInt64Array = npt.NDArray[np.uint64]
+
 
 def write_arrays(folder: storage.Location, **arrays: npt.NDArray[Any]) -> None:
     """Write each array to `folder/name.npy`."""

@@ -13,11 +13,8 @@ from collections.abc import Iterable, Iterator
 
 import numba
 import numpy as np
-import numpy.typing as npt
 
-from piledriver.corpus.dedup.arrays import growing_array, open_array
-
-UInt64Array = npt.NDArray[np.uint64]
+from piledriver.corpus.dedup.arrays import UInt64Array, growing_array, open_array
 
 
 def label_components(edge_folders: Iterable[str], documents: int, folder: str, *, block: int = 1 << 16) -> int:

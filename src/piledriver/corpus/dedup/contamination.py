@@ -12,13 +12,9 @@ from collections.abc import Iterable
 
 import numba
 import numpy as np
-import numpy.typing as npt
 
-from piledriver.corpus.dedup.arrays import open_array
+from piledriver.corpus.dedup.arrays import Int64Array, UInt32Array, UInt64Array, open_array
 
-UInt32Array = npt.NDArray[np.uint32]
-UInt64Array = npt.NDArray[np.uint64]
-Int64Array = npt.NDArray[np.int64]
 Span = tuple[int, int]
 
 

@@ -11,14 +11,10 @@ from dataclasses import dataclass
 
 import numba
 import numpy as np
-import numpy.typing as npt
 
 from piledriver.core.random import Stream
-from piledriver.corpus.text.word_hashes import scan_words
-
-UInt16Array = npt.NDArray[np.uint16]
-UInt32Array = npt.NDArray[np.uint32]
-UInt64Array = npt.NDArray[np.uint64]
+from piledriver.corpus.dedup.arrays import UInt16Array, UInt32Array, UInt64Array
+from piledriver.corpus.text.words import scan_words
 
 
 @dataclass(frozen=True, kw_only=True)

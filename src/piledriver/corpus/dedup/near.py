@@ -23,13 +23,18 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from piledriver.corpus.dedup.arrays import growing_array, open_array, position, write_arrays
+from piledriver.corpus.dedup.arrays import (
+    Int64Array,
+    UInt16Array,
+    UInt64Array,
+    growing_array,
+    open_array,
+    position,
+    write_arrays,
+)
 from piledriver.corpus.dedup.minhash import MinHashSettings, Signer, band_hashes
 from piledriver.corpus.dedup.runs import RunLookup, SortedRun
 
-Int64Array = npt.NDArray[np.int64]
-UInt16Array = npt.NDArray[np.uint16]
-UInt64Array = npt.NDArray[np.uint64]
 _VERIFIED_AT_ONCE = 1 << 16
 _NO_PAIRS = np.empty((0, 2), np.uint64)
 

@@ -21,9 +21,8 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-UInt8Array = npt.NDArray[np.uint8]
-UInt64Array = npt.NDArray[np.uint64]
-Int64Array = npt.NDArray[np.int64]
+from piledriver.corpus.dedup.arrays import Int64Array, UInt8Array, UInt64Array
+
 Span = tuple[int, int]
 
 _MERSENNE = np.uint64((1 << 61) - 1)

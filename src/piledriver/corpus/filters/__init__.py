@@ -3,8 +3,32 @@
 Another package adds a filter through the entry-point group `piledriver.filter`.
 """
 
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
 from piledriver.core.registry import Registry
-from piledriver.corpus.filters.verdict import Drop, Filter
+from piledriver.corpus.document import Document
+
+
+@dataclass(frozen=True)
+class Drop:
+    """The verdict that drops a document: `reason`, a short stable phrase to count by, and `detail`, the value."""
+
+    reason: str
+    detail: str = ""
+
+
+class Filter(Protocol):
+    """A frozen dataclass whose fields are the settings, and which judges one document at a time.
+
+    Settings that name files are listed in a class variable `FILES`.
+    """
+
+    def __call__(self, document: Document) -> Document | Drop:
+        """Return the document, unchanged or changed, or the reason to drop it."""
+
 
 FILTERS: Registry[type[Filter]] = Registry(
     "filter",
@@ -22,5 +46,3 @@ FILTERS: Registry[type[Filter]] = Registry(
         "quality": "piledriver.corpus.filters.quality:Quality",
     },
 )
-
-__all__ = ["FILTERS", "Drop", "Filter"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from piledriver.corpus.document import Document
-from piledriver.corpus.filters.verdict import Drop
+from piledriver.corpus.filters import Drop
 
 _ENDS = (".", "?", "!", '"', "'", "”", "’")
 _CITATIONS = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")

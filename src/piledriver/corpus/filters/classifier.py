@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from piledriver.core import storage
 from piledriver.core.errors import CorruptFileError, UsageError
 from piledriver.core.random import Stream
-from piledriver.corpus.text.words import Words
+from piledriver.corpus.text.words import scan_tokens
 
 Float32Array = npt.NDArray[np.float32]
 UInt32Array = npt.NDArray[np.uint32]
@@ -73,7 +73,7 @@ class Classifier:
 
     def score(self, text: str) -> float:
         """Return the probability that the text is a good one."""
-        features = _features(Words(excerpt(text)).hashes, self.word_ngrams, len(self.weights) - 1)
+        features = _features(scan_tokens(excerpt(text)), self.word_ngrams, len(self.weights) - 1)
         return float(_score(features, self.weights, self.bias))
 
     def save(self, path: storage.Location) -> None:
@@ -110,7 +110,7 @@ def train_classifier(good: Iterable[str], bad: Iterable[str], settings: Classifi
     rows, labels = [], []
     for label, texts in ((1, good), (0, bad)):
         for text in texts:
-            rows.append(_features(Words(excerpt(text)).hashes, settings.word_ngrams, mask))
+            rows.append(_features(scan_tokens(excerpt(text)), settings.word_ngrams, mask))
             labels.append(label)
     if len(set(labels)) < 2:
         raise UsageError("a classifier needs good and bad texts", fix="give at least one of each")

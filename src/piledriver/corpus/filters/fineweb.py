@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from piledriver.corpus.document import Document
+from piledriver.corpus.filters import Drop
 from piledriver.corpus.filters.statistics import repeated, statistics
-from piledriver.corpus.filters.verdict import Drop
+from piledriver.corpus.text.words import scan_tokens
 
 # Without quotation marks: FineWeb's code requires the full stop itself.
 _ENDS = frozenset(".?!。！？｡．؟۔।॥።፧။‼⁇⁈⁉։")
@@ -43,6 +44,9 @@ class FineWeb:
         share = characters / max(1, len(text) - text.count("\n"))
         if share > self.max_duplicate_line_characters:
             return Drop("fineweb: duplicate lines", f"{share:.3f}")
-        if text.count("\n") > self.max_lines_per_word * statistics(text).words:
+        # Words here are the tokens of a linguistic tokenizer. There are at least as many as words between spaces, which
+        # are counted already for other rules.
+        most = text.count("\n") / self.max_lines_per_word if self.max_lines_per_word else 0
+        if most > statistics(text).words and most > len(scan_tokens(text)):
             return Drop("fineweb: more lines than words allow")
         return document

@@ -1,7 +1,8 @@
 """Gopher's rules (Rae et al., "Scaling language models", 2021, table A1), with datatrove's thresholds.
 
-Words are those of corpus/text/words.py, so values differ a little from those of a linguistic tokenizer;
-benchmarks/filters.py reports how often the verdicts agree.
+Words are those between white space, as in the paper; a character of a script without spaces is a word too, except for
+the mean word length. datatrove counts the tokens of a linguistic tokenizer, punctuation included: benchmarks/filters.py
+reports how often the verdicts agree.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from dataclasses import dataclass
 from functools import cache
 
 from piledriver.corpus.document import Document
+from piledriver.corpus.filters import Drop
 from piledriver.corpus.filters.statistics import repeated, repetition, statistics
-from piledriver.corpus.filters.verdict import Drop
-from piledriver.corpus.text.words import UInt64Array, Words
+from piledriver.corpus.text.words import UInt64Array, scan_words
 
 
 @cache
 def _stop_words() -> UInt64Array:
-    return Words("the be to of and that have with").hashes
+    return scan_words("the be to of and that have with")[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +49,14 @@ class GopherQuality:
         """Judge one document."""
         text = document.text
         counted = statistics(text)
-        if counted.lexical_words < self.min_words:
-            return Drop("gopher: too few words", str(counted.lexical_words))
-        if counted.lexical_words > self.max_words:
-            return Drop("gopher: too many words", str(counted.lexical_words))
-        mean_length = counted.lexical_characters / counted.lexical_words
-        if not self.min_mean_word_length <= mean_length <= self.max_mean_word_length:
-            return Drop("gopher: mean word length", f"{mean_length:.2f}")
+        if counted.words < self.min_words:
+            return Drop("gopher: too few words", str(counted.words))
+        if counted.words > self.max_words:
+            return Drop("gopher: too many words", str(counted.words))
+        if counted.spaced_words:
+            mean_length = counted.spaced_characters / counted.spaced_words
+            if not self.min_mean_word_length <= mean_length <= self.max_mean_word_length:
+                return Drop("gopher: mean word length", f"{mean_length:.2f}")
         if text.count("#") > self.max_symbol_ratio * counted.words:
             return Drop("gopher: too many hash signs")
         ellipses = text.count("...") + text.count("…")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from piledriver.corpus.document import Document
-from piledriver.corpus.filters.verdict import Drop
+from piledriver.corpus.filters import Drop
 from piledriver.corpus.text.language import language_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from piledriver.corpus.document import Document
-from piledriver.corpus.filters.verdict import Drop
+from piledriver.corpus.filters import Drop
 
 
 @dataclass(frozen=True, kw_only=True)

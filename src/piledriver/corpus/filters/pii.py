@@ -108,35 +108,23 @@ def is_card_number(text: str) -> bool:
     return (sum(digits[-1::-2]) + sum(doubled)) % 10 == 0
 
 
-def _is_card(match: re.Match[str]) -> bool:
-    return is_card_number(match.group())
-
-
-def _is_telephone(match: re.Match[str]) -> bool:
-    return 8 <= sum(map(str.isdigit, match.group())) <= 15
+def _accept(_: re.Match[str]) -> bool:
+    return True
 
 
 def _is_address(match: re.Match[str]) -> bool:
     return is_address(match.string, *match.span())
 
 
-def _any(_: re.Match[str]) -> bool:
-    return True
-
-
 def _has_digit(text: str) -> bool:
     return _DIGIT.search(text) is not None
 
 
-def _has_key(text: str) -> bool:
-    return any(hint in text for hint in _KEY_HINTS)
-
-
 _Rule = tuple[Callable[[str], bool], re.Pattern[str], Callable[[re.Match[str]], bool]]
 _RULES: dict[str, tuple[_Rule, ...]] = {
-    "key": ((_has_key, _KEY, _any),),
-    "email": ((lambda text: "@" in text, _EMAIL, _any),),
-    "card": ((_has_digit, _CARD, _is_card),),
+    "key": ((lambda text: any(hint in text for hint in _KEY_HINTS), _KEY, _accept),),
+    "email": ((lambda text: "@" in text, _EMAIL, _accept),),
+    "card": ((_has_digit, _CARD, lambda match: is_card_number(match.group())),),
     "ip": ((_has_digit, _IPV4, _is_address), (lambda text: ":" in text, _IPV6, _is_address)),
-    "phone": ((_has_digit, _PHONE, _is_telephone),),
+    "phone": ((_has_digit, _PHONE, lambda match: 8 <= sum(map(str.isdigit, match.group())) <= 15),),
 }

@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import ClassVar
 
 from piledriver.corpus.document import Document
+from piledriver.corpus.filters import Drop
 from piledriver.corpus.filters.urls import read_list
-from piledriver.corpus.filters.verdict import Drop
 
 _WORDS = re.compile(r"\w+(?:['’]\w+)*")
 

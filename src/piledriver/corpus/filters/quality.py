@@ -14,8 +14,10 @@ import xxhash
 
 from piledriver.core.random import Stream
 from piledriver.corpus.document import Document
-from piledriver.corpus.filters.classifier import Classifier, load_classifier
-from piledriver.corpus.filters.verdict import Drop
+from piledriver.corpus.filters import Drop
+from piledriver.corpus.filters.classifier import load_classifier
+
+_model = lru_cache(maxsize=2)(load_classifier)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +49,3 @@ def pareto(alpha: float, seed: int, document_id: str) -> float:
     """Return the Pareto (Lomax) variate of one document."""
     uniform = Stream(seed, "quality").uniform(xxhash.xxh3_64_intdigest(document_id.encode()))
     return float((1.0 - uniform) ** (-1.0 / alpha) - 1.0)
-
-
-@lru_cache(maxsize=2)
-def _model(path: str) -> Classifier:
-    return load_classifier(path)

@@ -10,22 +10,26 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from piledriver.corpus.text.word_hashes import ALPHABETIC, SIGN, Int32Array, UInt8Array, UInt64Array, scan_words
+from piledriver.corpus.text.words import SIGN, UNSPACED, Int32Array, UInt64Array, scan_words
 
 
 @dataclass(frozen=True)
 class Statistics:
     """Word counts of one text."""
 
-    words: int
-    """All words, including punctuation signs."""
-    lexical_words: int
-    """Words that are not signs."""
-    lexical_characters: int
-    """Characters in these words."""
+    hashes: UInt64Array
+    lengths: Int32Array
     alphabetic_words: int
     """Words with at least one letter."""
-    hashes: UInt64Array
+    spaced_words: int
+    """Words between white space, without the characters of scripts that have no spaces."""
+    spaced_characters: int
+    """Characters in these words."""
+
+    @property
+    def words(self) -> int:
+        """The number of words."""
+        return len(self.hashes)
 
     def count_present(self, hashes: UInt64Array) -> int:
         """Return how many of some words, given by their hashes, occur."""
@@ -33,16 +37,13 @@ class Statistics:
 
 
 @lru_cache(maxsize=2)
-def _words(text: str) -> tuple[UInt64Array, Int32Array, UInt8Array]:
-    return scan_words(text)
-
-
-@lru_cache(maxsize=2)
 def statistics(text: str) -> Statistics:
     """Return the statistics of a text; the last few are cached, because filters run one after the other."""
-    hashes, lengths, kinds = _words(text)
-    lexical, characters, alphabetic = _count(lengths, kinds)
-    return Statistics(len(hashes), lexical, characters, alphabetic, hashes)
+    hashes, lengths, kinds = scan_words(text)
+    alphabetic = len(kinds) - np.count_nonzero(kinds == SIGN)
+    spaced = len(kinds) - np.count_nonzero(kinds == UNSPACED)
+    # A character of a script without spaces has the length 1.
+    return Statistics(hashes, lengths, alphabetic, spaced, int(lengths.sum()) - (len(kinds) - spaced))
 
 
 def repetition(text: str, top: int, duplicate: int) -> tuple[list[float], list[float]]:
@@ -51,9 +52,9 @@ def repetition(text: str, top: int, duplicate: int) -> tuple[list[float], list[f
     All occurrences of the most frequent count. Repeated n-grams are found from the left: those that occur earlier
     count, without overlap.
     """
-    hashes, lengths, _ = _words(text)
+    counted = statistics(text)
     shares = np.zeros(top + duplicate)
-    _repetition(hashes, lengths, top, shares)
+    _repetition(counted.hashes, counted.lengths, top, shares)
     size = max(1, len(text))
     return (shares[:top] / size).tolist(), (shares[top:] / size).tolist()
 
@@ -82,17 +83,6 @@ def _how_many(wanted: UInt64Array, hashes: UInt64Array) -> int:
                 found += 1
                 break
     return found
-
-
-@numba.njit(cache=True, nogil=True)
-def _count(lengths: Int32Array, kinds: UInt8Array) -> tuple[int, int, int]:
-    lexical = characters = alphabetic = 0
-    for word in range(lengths.size):
-        if kinds[word] != SIGN:
-            lexical += 1
-            characters += lengths[word]
-            alphabetic += kinds[word] == ALPHABETIC
-    return lexical, characters, alphabetic
 
 
 @numba.njit(cache=True, nogil=True)

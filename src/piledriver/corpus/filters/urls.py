@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from piledriver.core import storage
 from piledriver.corpus.document import Document
-from piledriver.corpus.filters.verdict import Drop
+from piledriver.corpus.filters import Drop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +37,13 @@ class Urls:
             return document if self.keep_without_url else Drop("no url")
         host, normal = split_url(url)
         if self.domains is not None:
-            blocked = _domains(self.domains)
+            blocked, _ = _blocked(self.domains)
             labels = host.split(".")
             for start in range(len(labels)):
                 domain = ".".join(labels[start:])
                 if domain in blocked:
                     return Drop("url: domain on the block list", domain)
-        if self.urls is not None and normal in _urls(self.urls):
+        if self.urls is not None and normal in _blocked(self.urls)[1]:
             return Drop("url: on the block list", normal)
         return document
 
@@ -67,13 +67,10 @@ def split_url(url: str) -> tuple[str, str]:
 
 
 @lru_cache(maxsize=4)
-def _domains(path: str) -> frozenset[str]:
-    return frozenset(split_url(line)[0] for line in read_list(path))
-
-
-@lru_cache(maxsize=4)
-def _urls(path: str) -> frozenset[str]:
-    return frozenset(split_url(line)[1] for line in read_list(path))
+def _blocked(path: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the (hosts, URLs) of a list."""
+    hosts, urls = zip(*map(split_url, read_list(path)), strict=True) if read_list(path) else ((), ())
+    return frozenset(hosts), frozenset(urls)
 
 
 def read_list(path: str) -> list[str]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -19,10 +20,10 @@ from piledriver.core.config import to_mapping
 from piledriver.core.errors import PiledriverError, UnknownNameError, UsageError
 from piledriver.core.progress import Progress, progress
 from piledriver.corpus.filters import FILTERS
+from piledriver.corpus.pipeline.chunks import DOCUMENTS
 from piledriver.corpus.pipeline.executors import Executor, open_executor
 from piledriver.corpus.pipeline.ledger import write_ledger
-from piledriver.corpus.pipeline.manifest import MANIFEST, Manifest
-from piledriver.corpus.pipeline.publish import publish_shards, versions
+from piledriver.corpus.pipeline.manifest import MANIFEST, Manifest, versions
 from piledriver.corpus.pipeline.recipe import Recipe, StageEntry, source_name
 from piledriver.corpus.pipeline.stage_registry import StageInput, StageOutcome, file_settings, make_stage
 from piledriver.corpus.pipeline.stages.extract import InputFile, checksum_inputs, extract_source
@@ -176,6 +177,40 @@ def _portable(recipe: Recipe) -> dict[str, Any]:
 
 def _base_names(paths: Sequence[str]) -> list[str]:
     return [os.path.basename(path.rstrip("/")) for path in paths]
+
+
+def publish_shards(out: str, shards: dict[str, list[TaskResult]]) -> list[dict[str, Any]]:
+    """Place shards at `split/NNNNN.jsonl.zst` and remove older ones; return their lines for the manifest."""
+    for name in os.listdir(out):
+        if name.endswith(".partial"):  # of a ledger or manifest whose writing was interrupted
+            os.unlink(os.path.join(out, name))
+    published = []
+    for split, results in shards.items():
+        folder = os.path.join(out, split)
+        os.makedirs(folder, exist_ok=True)
+        names = [f"{number:05d}.jsonl.zst" for number in range(len(results))]
+        for name in set(os.listdir(folder)) - set(names):
+            os.unlink(os.path.join(folder, name))
+        for name, result in zip(names, results, strict=True):
+            _place(result.path(DOCUMENTS), os.path.join(folder, name))
+            published.append({"path": f"{split}/{name}", "split": split, **result.values})
+        storage.fsync_folder(folder)
+    return published
+
+
+def _place(source: str, target: str) -> None:
+    """Hard-link a file where the file system can, copy it where it cannot; atomic."""
+    partial = f"{target}.partial"
+    if os.path.exists(partial):
+        os.unlink(partial)
+    try:
+        os.link(source, partial)
+    except OSError:
+        shutil.copyfile(source, partial)
+    os.replace(partial, target)
+    # If the target is a link to the same file already, `replace` leaves both names.
+    with suppress(FileNotFoundError):
+        os.unlink(partial)
 
 
 class CountedExecutor:

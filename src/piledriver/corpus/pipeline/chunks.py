@@ -22,7 +22,7 @@ from piledriver.corpus.document import Document
 from piledriver.corpus.pipeline.chunk_index import ChunkIndex
 from piledriver.corpus.pipeline.tasks import TaskResult, sibling_folder, work_folder
 from piledriver.corpus.shards.lines import read_lines
-from piledriver.corpus.shards.reader import read_shards
+from piledriver.corpus.shards.reader import read_shards, read_texts
 from piledriver.corpus.shards.writer import ShardFileWriter
 
 # Not named like shards: a reader of all shards below a corpus must not find these.
@@ -126,14 +126,8 @@ def read_chunk_lines(folder: str, key: str) -> Iterator[bytes]:
 
 def read_chunk_texts(folder: str, key: str) -> Iterator[str]:
     """Yield the texts of a chunk, from inside the task that fills `folder`."""
-    return (_text.decode(line).text for line in read_chunk_lines(folder, key))
-
-
-class _Text(msgspec.Struct, gc=False):
-    text: str
-
-
-_text = msgspec.json.Decoder(_Text)
+    path, first, count = _place(folder, key)
+    return islice(read_texts(path, start=first), count)
 
 
 def _place(folder: str, key: str) -> tuple[str, int, int | None]:

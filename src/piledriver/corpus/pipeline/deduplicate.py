@@ -17,8 +17,7 @@ from piledriver.corpus.pipeline.build import CountedExecutor, account, lock_corp
 from piledriver.corpus.pipeline.chunks import DOCUMENTS, register_shard, write_shard_part
 from piledriver.corpus.pipeline.executors import Executor, open_executor
 from piledriver.corpus.pipeline.ledger import write_ledger
-from piledriver.corpus.pipeline.manifest import MANIFEST, Manifest, load_manifest
-from piledriver.corpus.pipeline.publish import versions
+from piledriver.corpus.pipeline.manifest import MANIFEST, Manifest, load_manifest, versions
 from piledriver.corpus.pipeline.recipe import StageEntry
 from piledriver.corpus.pipeline.stage_registry import StageInput, StageOutcome, make_stage, stage_outcome
 from piledriver.corpus.pipeline.tasks import Task

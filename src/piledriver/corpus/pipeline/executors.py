@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from piledriver.core.errors import MissingDependencyError, PiledriverError, UnknownNameError, UsageError
+from piledriver.core.errors import PiledriverError, UnknownNameError, UsageError
+from piledriver.core.lazy import import_optional
 from piledriver.core.worker_pool import FailedTask, WorkerPool
 from piledriver.corpus.pipeline.tasks import Task, TaskResult, execute_task, finished_task
 
@@ -101,10 +102,7 @@ def open_executor(name: str, work: str, workers: int) -> Iterator[Executor]:
         with WorkerPool(workers, execute_task, task_seconds=24 * 3600.0, memory_bytes=1 << 40) as pool:
             yield LocalExecutor(work, pool)
     elif kind == "ray":
-        try:
-            import ray
-        except ImportError as error:
-            raise MissingDependencyError("ray", extra="ray", purpose="the ray executor") from error
+        ray = import_optional("ray", extra="ray", purpose="the ray executor")
         ours = not ray.is_initialized()
         if ours:
             _connect(ray, address, workers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from typing import Any
 
 from piledriver.core import storage
@@ -11,6 +12,8 @@ from piledriver.core.errors import CorruptFileError, StorageError
 from piledriver.corpus.shards.reader import count_documents
 
 MANIFEST = "manifest.json"
+# Packages that the bytes of a corpus depend on, besides the recipe and the raw files.
+_VERSIONED = ("piledriver", "zstandard", "numpy", "lxml", "resiliparse", "ftfy")
 
 
 @dataclass(frozen=True)
@@ -69,3 +72,8 @@ def verify_corpus(folder: storage.Location) -> list[str]:
         if name.endswith(".jsonl.zst") and name not in listed and not name.startswith(".work/"):
             differences.append(f"{name} is not in the manifest")
     return differences
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that the bytes depend on."""
+    return {name: metadata.version(name) for name in _VERSIONED}

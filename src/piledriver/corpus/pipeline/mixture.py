@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from piledriver.corpus.dedup.arrays import open_array
+from piledriver.corpus.dedup.arrays import UInt64Array, open_array
 from piledriver.corpus.pipeline.chunks import DocumentChunk
 from piledriver.corpus.pipeline.recipe import Recipe, SourceEntry, source_name
 from piledriver.corpus.pipeline.tasks import TaskResult
 
-UInt64Array = npt.NDArray[np.uint64]
 _BINS = 1 << 12
 
 

@@ -21,7 +21,7 @@ from piledriver.corpus.pipeline.executors import open_executor
 from piledriver.corpus.pipeline.manifest import load_manifest
 from piledriver.corpus.pipeline.stage_registry import StageInput
 from piledriver.corpus.pipeline.stages.drop_duplicates import ids_of
-from piledriver.corpus.pipeline.stages.duplicate_clusters import duplicate_clusters
+from piledriver.corpus.pipeline.stages.near import duplicate_clusters
 
 _ROWS_AT_ONCE = 1 << 20
 

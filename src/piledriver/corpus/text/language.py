@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from piledriver.core.errors import MissingDependencyError
+from piledriver.core.lazy import import_optional
 
 # More characters do not change the result.
 _ENOUGH_CHARACTERS = 10_000
@@ -14,10 +14,7 @@ def language_of(text: str) -> str | None:
     >>> language_of("The quick brown fox jumps over the lazy dog, and then it rests.")
     'en'
     """
-    try:
-        import pycld2  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise MissingDependencyError("pycld2", extra="corpus", purpose="telling languages apart") from error
+    pycld2 = import_optional("pycld2", extra="corpus", purpose="telling languages apart")
     sample = text[:_ENOUGH_CHARACTERS].encode("utf-8", "ignore")
     try:
         _, _, found = pycld2.detect(sample)

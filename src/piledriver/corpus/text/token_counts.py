@@ -6,7 +6,8 @@ import os
 from typing import Any
 
 from piledriver.core import storage
-from piledriver.core.errors import CorruptFileError, MissingDependencyError, UsageError
+from piledriver.core.errors import CorruptFileError, UsageError
+from piledriver.core.lazy import import_optional
 
 FILE = "tokenizer.json"
 _OTHER_KINDS = (".model", ".tiktoken", "vocab.json", "merges.txt", "vocab.txt")
@@ -37,13 +38,10 @@ class TokenCounter:
     """Count tokens by a `tokenizer.json`, without the tokens that mark the begin and end of a document."""
 
     def __init__(self, path: str) -> None:
-        try:
-            from tokenizers import Tokenizer
-        except ImportError as error:
-            raise MissingDependencyError("tokenizers", extra="data", purpose="a budget in tokens") from error
+        library = import_optional("tokenizers", extra="data", purpose="a budget in tokens")
         content = storage.read_text(path)
         try:
-            self._encoder: Any = Tokenizer.from_str(content)
+            self._encoder: Any = library.Tokenizer.from_str(content)
         except Exception as error:  # its parser raises nothing more special
             raise CorruptFileError(f"{path} is not a tokenizer: {error}", fix=f"give a {FILE}") from error
         self._encoder.no_truncation()

@@ -6,7 +6,6 @@ that one class serves both. `isinstance` still answers for the wrapped loader, b
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
@@ -15,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from piledriver.core.errors import MissingDependencyError
+from piledriver.core.lazy import import_optional
 from piledriver.data.loaders.iterable_shard import IterableDatasetShard
 from piledriver.data.loaders.samplers.batch import RemainingBatches, position_after
 from piledriver.data.loaders.samplers.position import SamplerPosition
@@ -95,6 +94,9 @@ class DataLoaderStateMixin:
 class DataLoaderAdapter:
     """Wraps a loader and delegates to it."""
 
+    iteration: int = 0
+    """The epoch that is read, or is read next."""
+
     def __init__(
         self,
         dataset: Any,
@@ -128,6 +130,27 @@ class DataLoaderAdapter:
     def __reduce__(self) -> tuple[Any, ...]:
         # The default uses __class__, which is that of the wrapped loader.
         return _restore, (type(self), self.__dict__.copy())
+
+    def get_sampler(self) -> Any:
+        """Return the sampler that the order of samples comes from."""
+        return get_sampler(self.base_dataloader)
+
+    def set_sampler(self, sampler: Any) -> None:
+        """Replace the sampler that the order of samples comes from."""
+        self._batches.sampler = sampler
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of every sampler and dataset that shuffles by it."""
+        self.iteration = epoch
+        here: Any = self._batches
+        sampler: Any = self.base_dataloader.sampler
+        parts = []
+        while here is not None:
+            parts.append(here)
+            sampler, here = getattr(here, "sampler", None), getattr(here, "batch_sampler", None)
+        for part in (*parts, sampler, self.base_dataloader.dataset):
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
 
     @property
     def _batches(self) -> Any:
@@ -199,10 +222,7 @@ def _restore(kind: type[Any], attributes: dict[str, Any]) -> Any:
 
 
 def _stateful_kind() -> type[DataLoader[Any]]:
-    try:
-        stateful = importlib.import_module("torchdata.stateful_dataloader")
-    except ImportError:
-        raise MissingDependencyError("torchdata", extra="data", purpose="use_stateful_dataloader=True") from None
+    stateful = import_optional("torchdata.stateful_dataloader", extra="data", purpose="use_stateful_dataloader=True")
     kind: type[DataLoader[Any]] = stateful.StatefulDataLoader
     return kind
 
@@ -217,22 +237,3 @@ def get_sampler(dataloader: Any) -> Any:
     if sampler_is_batch_sampler(dataloader):
         return getattr(dataloader.sampler, "sampler", None)
     return getattr(dataloader.batch_sampler, "sampler", None)
-
-
-def set_sampler(dataloader: Any, sampler: Any) -> None:
-    """Replace the sampler that the order of a loader's samples comes from."""
-    batches = dataloader.sampler if sampler_is_batch_sampler(dataloader) else dataloader.batch_sampler
-    batches.sampler = sampler
-
-
-def propagate_epoch(loader: Any, epoch: int) -> None:
-    """Set the epoch of every sampler and dataset in a loader that shuffles by it."""
-    here = loader.sampler if sampler_is_batch_sampler(loader) else loader.batch_sampler
-    parts = []
-    while here is not None:
-        parts.append(here)
-        here = getattr(here, "batch_sampler", None)
-    parts.extend([getattr(parts[-1], "sampler", None) if parts else loader.sampler, loader.base_dataloader.dataset])
-    for part in parts:
-        if hasattr(part, "set_epoch"):
-            part.set_epoch(epoch)

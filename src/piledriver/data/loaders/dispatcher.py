@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any, cast
 
 import torch
 
-from piledriver.data.loaders.base import (
-    DataLoaderAdapter,
-    DataLoaderStateMixin,
-    get_sampler,
-    propagate_epoch,
-    set_sampler,
-)
+from piledriver.data.loaders.base import DataLoaderAdapter, DataLoaderStateMixin
 from piledriver.data.loaders.process_group import broadcast_batch, current_rank
-from piledriver.data.loaders.rows import join_rows, take_rows
 from piledriver.data.loaders.samplers.position import SamplerPosition
-from piledriver.runtime.collectives.nested import find_batch_size, send_to_device
+from piledriver.runtime.collectives.nested import (
+    find_batch_size,
+    rebuild_mapping,
+    rebuild_sequence,
+    send_to_device,
+    tensors,
+)
 
 
 class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
@@ -108,11 +108,6 @@ class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
         self._entry = dict(state_dict)
         self.iteration = self._entry["iteration"]
 
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of every sampler and dataset that shuffles by it."""
-        self.iteration = epoch
-        propagate_epoch(self, epoch)
-
     @property
     def total_batch_size(self) -> int:
         """Samples in one round over all ranks."""
@@ -123,14 +118,6 @@ class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
     def total_dataset_length(self) -> int:
         """Samples in the dataset."""
         return len(self.dataset)
-
-    def get_sampler(self) -> Any:
-        """Return the sampler that the order of samples comes from."""
-        return get_sampler(self)
-
-    def set_sampler(self, sampler: Any) -> None:
-        """Replace the sampler that the order of samples comes from."""
-        set_sampler(self, sampler)
 
     def _rounds(self, entry: Mapping[str, Any] | None) -> Iterator[tuple[Any, dict[str, Any]]]:
         """Yield each round with the position after it, at the end None with the final one. Main process only."""
@@ -185,3 +172,45 @@ class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
         self.valid_count = max(0, min(width, observed - start)) if missing else None
         part = slice(start, start + width)
         return self.slice_fn(batch, part, process_index=self.process_index, num_processes=self.num_processes)
+
+
+def take_rows(batch: Any, part: slice, process_index: int = 0, num_processes: int = 1) -> Any:
+    """Return a slice of every tensor, and of every plain list that has one item per sample.
+
+    `process_index` and `num_processes` are unused: a user's own `slice_fn` receives them.
+
+    >>> take_rows({"x": torch.arange(4), "names": ["a", "b", "c", "d"], "split": "train"}, slice(1, 3))
+    {'x': tensor([1, 2]), 'names': ['b', 'c'], 'split': 'train'}
+    """
+    return _take(batch, part, find_batch_size(batch))
+
+
+def _take(data: Any, part: slice, rows: int | None) -> Any:
+    if isinstance(data, torch.Tensor):
+        return data[part] if data.ndim else data
+    if isinstance(data, Mapping):
+        return rebuild_mapping(data, {key: _take(value, part, rows) for key, value in data.items()})
+    if isinstance(data, (list, tuple)):
+        if _is_column(data):
+            return data[part] if len(data) == rows else data
+        return rebuild_sequence(data, (_take(item, part, rows) for item in data))
+    return data
+
+
+def join_rows(batches: list[Any]) -> Any:
+    """Concatenate batches of the same structure."""
+    first = batches[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(batches) if first.ndim else first
+    if isinstance(first, Mapping):
+        return rebuild_mapping(first, {key: join_rows([batch[key] for batch in batches]) for key in first})
+    if isinstance(first, (list, tuple)):
+        if _is_column(first):
+            return type(first)(chain.from_iterable(batches))
+        return rebuild_sequence(first, (join_rows(list(items)) for items in zip(*batches, strict=True)))
+    return first
+
+
+def _is_column(data: Any) -> bool:
+    """Return whether a sequence holds one plain value per sample (names, ids) rather than parts of a batch."""
+    return not hasattr(data, "_fields") and next(tensors(data), None) is None

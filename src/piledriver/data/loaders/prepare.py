@@ -1,8 +1,10 @@
-"""`prepare_data_loader`: shard any torch `DataLoader` over ranks; `skip_first_batches`: continue from batch n."""
+"""Prepare any torch `DataLoader`: shard it over ranks, skip its first batches, override how its end is padded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -122,35 +124,35 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Dat
         )
     else:
         copied.update(batch_sampler=SkipBatchSampler(dataloader.batch_sampler, num_batches))
-    prepared: Any = dataloader
-    if kind is DataLoaderDispatcher:
-        made: Any = DataLoaderDispatcher(
-            dataloader.dataset,
-            split_batches=prepared.split_batches,
-            slice_fn=prepared.slice_fn,
-            device=prepared.device,
-            torch_device_mesh=prepared.torch_device_mesh,
-            iteration=prepared.iteration,
-            _drop_last=prepared._drop_last,
-            _non_blocking=prepared._non_blocking,
-            **copied,
-        )
-    elif kind is DataLoaderShard:
-        made = DataLoaderShard(
-            dataloader.dataset,
-            device=prepared.device,
-            rng_types=prepared.rng_types,
-            synchronized_generator=prepared.synchronized_generator,
-            torch_device_mesh=prepared.torch_device_mesh,
-            iteration=prepared.iteration,
-            _drop_last=prepared._drop_last,
-            _non_blocking=prepared._non_blocking,
-            **copied,
-        )
-    else:
+    if kind not in (DataLoaderDispatcher, DataLoaderShard):
         return SkipDataLoader(dataloader.dataset, **copied) if iterable else DataLoader(dataloader.dataset, **copied)  # type: ignore[return-value]
-    made.gradient_state = prepared.gradient_state
+    kept = ["device", "torch_device_mesh", "iteration", "_drop_last", "_non_blocking"]
+    kept += ["split_batches", "slice_fn"] if kind is DataLoaderDispatcher else ["rng_types", "synchronized_generator"]
+    made = kind(dataloader.dataset, **{name: getattr(dataloader, name) for name in kept}, **copied)
+    made.gradient_state = dataloader.gradient_state  # type: ignore[attr-defined]
     return made  # type: ignore[no-any-return]
+
+
+@contextmanager
+def override_even_batches(loaders: Iterable[Any], wanted: bool | None) -> Iterator[None]:
+    """Set `even_batches` of the loaders' batch samplers within the block; None changes nothing."""
+    changed: list[tuple[Any, bool]] = []
+    for loader in loaders if wanted is not None else ():
+        sampler: Any = getattr(loader, "batch_sampler", None)
+        if hasattr(sampler, "even_batches"):
+            changed.append((sampler, sampler.even_batches))
+            sampler.even_batches = wanted
+        else:
+            warnings.warn(
+                "Overriding even_batches is only supported for map-style datasets, yet some dataloaders given were "
+                "iterable",
+                stacklevel=5,
+            )
+    try:
+        yield
+    finally:
+        for sampler, before in changed:
+            sampler.even_batches = before
 
 
 def _copied(dataloader: Any) -> dict[str, Any]:

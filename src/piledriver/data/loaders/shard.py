@@ -9,13 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import default_collate, default_convert
 
-from piledriver.data.loaders.base import (
-    DataLoaderAdapter,
-    DataLoaderStateMixin,
-    get_sampler,
-    propagate_epoch,
-    set_sampler,
-)
+from piledriver.data.loaders.base import DataLoaderAdapter, DataLoaderStateMixin
 from piledriver.data.loaders.iterable_shard import IterableDatasetShard, Marked, MarkedCollate
 from piledriver.data.loaders.process_group import group_world
 from piledriver.data.loaders.samplers.batch import RemainingBatches, padding_of, position_after
@@ -150,11 +144,6 @@ class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin):
         self.iteration = state["iteration"]
         self._entry = state
 
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of every sampler and dataset that shuffles by it."""
-        self.iteration = epoch
-        propagate_epoch(self, epoch)
-
     @property
     def total_batch_size(self) -> int:
         """Samples in one round of batches over all ranks."""
@@ -169,14 +158,6 @@ class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin):
         """Samples in the dataset, over all ranks."""
         dataset: Any = self.dataset.dataset if isinstance(self.dataset, IterableDatasetShard) else self.dataset
         return int(dataset.total_length if hasattr(dataset, "total_length") else len(dataset))
-
-    def get_sampler(self) -> Any:
-        """Return the sampler that the order of samples comes from."""
-        return get_sampler(self)
-
-    def set_sampler(self, sampler: Any) -> None:
-        """Replace the sampler that the order of samples comes from."""
-        set_sampler(self, sampler)
 
     def _record(self, taken: int, entry: Mapping[str, Any] | None, moving: bool) -> None:
         """Record the position: as a state if the source is about to advance, else as what a state is made from."""

@@ -13,9 +13,8 @@ from piledriver.data.cursor import Cursor
 from piledriver.data.stream.mixture import Mixture, windows_by_weight
 from piledriver.data.stream.windows.batch import WindowBatch
 from piledriver.data.stream.windows.contiguous import ContiguousWindows
-from piledriver.data.stream.windows.locations import WindowLocations
+from piledriver.data.stream.windows.locations import WindowLocations, ranges_by_source
 from piledriver.data.stream.windows.packed import PackedWindows
-from piledriver.data.stream.windows.ranges import ranges_by_source
 from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.data.tokens.shard import Check
 from piledriver.data.tokens.token_set import TokenSet, open_tokens

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from piledriver.core.errors import MissingDependencyError, UnknownNameError, UsageError
+from piledriver.core.errors import UnknownNameError, UsageError
+from piledriver.core.lazy import import_optional
 from piledriver.data.tokenizer.probes import probes
 
 Ids = npt.NDArray[np.uint32]
@@ -128,7 +129,4 @@ def without_specials(tokenizer_json: str) -> str:
 
 def import_tokenizers() -> Any:
     """Return the module `tokenizers`, or raise `MissingDependencyError`."""
-    try:
-        return importlib.import_module("tokenizers")
-    except ImportError:
-        raise MissingDependencyError("tokenizers", extra="data", purpose="reading a tokenizer.json") from None
+    return import_optional("tokenizers", extra="data", purpose="reading a tokenizer.json")

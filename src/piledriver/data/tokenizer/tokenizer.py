@@ -46,11 +46,6 @@ class Tokenizer:
         """Return the ids of one text; special tokens in it are plain text."""
         return self.encode_batch([text])[0]
 
-    def encode_many(self, texts: list[str]) -> list[Ids]:
-        """Return the ids of each text."""
-        ids, offsets = self.encode_batch(texts)
-        return [ids[offsets[i] : offsets[i + 1]] for i in range(len(texts))]
-
     def decode_bytes(self, ids: npt.ArrayLike) -> bytes:
         """Return the bytes of ids: exactly those that were encoded, unless the tokenizer changes text."""
         plain = np.asarray(ids).tolist()

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from piledriver.corpus.dedup import near
+from piledriver.corpus.dedup.arrays import UInt64Array
 from piledriver.corpus.dedup.clusters import cluster_rows, label_components
 from piledriver.corpus.pipeline.catalogue import Catalogue, store_catalogue
 from piledriver.corpus.pipeline.chunk_index import document_ids, write_filtered_index
@@ -19,8 +19,6 @@ from piledriver.corpus.pipeline.executors import Executor
 from piledriver.corpus.pipeline.stage_registry import StageInput, StageOutcome
 from piledriver.corpus.pipeline.tasks import Task, TaskResult, sibling_folder, task_folder, work_folder
 from piledriver.corpus.shards.writer import ShardFileWriter
-
-UInt64Array = npt.NDArray[np.uint64]
 
 
 def label_clusters(executor: Executor, edges: Iterable[TaskResult], documents: int) -> TaskResult:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from piledriver.corpus.dedup.arrays import write_arrays
-from piledriver.corpus.dedup.repeated import find_repeated, hash_text, normalise_case_and_space, write_hashes
+from piledriver.corpus.dedup.exact import find_repeated, hash_text, normalise_case_and_space, write_hashes
 from piledriver.corpus.dedup.runs import hash_ranges
 from piledriver.corpus.pipeline.catalogue import Catalogue, store_catalogue
 from piledriver.corpus.pipeline.chunks import number_chunks, read_chunk_texts

@@ -25,8 +25,8 @@ from piledriver.corpus.pipeline.chunks import DOCUMENTS, number_chunks, read_chu
 from piledriver.corpus.pipeline.mixture import Share, budget_unit, compute_shares
 from piledriver.corpus.pipeline.recipe import Recipe, source_name
 from piledriver.corpus.pipeline.stage_registry import StageInput
-from piledriver.corpus.pipeline.stages.duplicate_clusters import duplicate_clusters
 from piledriver.corpus.pipeline.stages.filter import check_unchanged
+from piledriver.corpus.pipeline.stages.near import duplicate_clusters
 from piledriver.corpus.pipeline.tasks import Task, TaskResult, sibling_folder, work_folder
 from piledriver.corpus.shards.writer import ShardFileWriter
 from piledriver.corpus.text.token_counts import TokenCounter, tokenizer_file

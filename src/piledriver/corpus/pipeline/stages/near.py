@@ -13,6 +13,7 @@ from piledriver.corpus.pipeline.catalogue import Catalogue, store_catalogue
 from piledriver.corpus.pipeline.chunks import DocumentChunk, number_chunks, read_chunk_texts
 from piledriver.corpus.pipeline.stage_registry import StageInput, StageOutcome
 from piledriver.corpus.pipeline.stages.drop_duplicates import keep_first, label_clusters
+from piledriver.corpus.pipeline.stages.exact import exact_edges
 from piledriver.corpus.pipeline.tasks import Task, TaskResult, work_folder
 
 # A group's signatures (240 bytes each by default) are held in memory while its bands are sorted. Large groups keep the
@@ -49,6 +50,15 @@ class Near:
         edges, signatures = near_edges(corpus, self.minhash())
         labels = label_clusters(corpus.executor, edges, corpus.documents)
         return keep_first(corpus, "near", labels, signatures)
+
+
+def duplicate_clusters(corpus: StageInput) -> TaskResult:
+    """Return the finished task that holds the `clusters` of equal and nearly equal documents of numbered chunks.
+
+    Nothing is dropped: the splits of a corpus are drawn by cluster.
+    """
+    edges, _ = near_edges(corpus, MinHashSettings())
+    return label_clusters(corpus.executor, [*exact_edges(corpus), *edges], corpus.documents)
 
 
 def near_edges(corpus: StageInput, minhash: MinHashSettings) -> tuple[Iterator[TaskResult], str]:

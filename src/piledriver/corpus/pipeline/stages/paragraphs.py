@@ -12,8 +12,7 @@ import msgspec
 import numpy as np
 
 from piledriver.corpus.dedup.arrays import open_array, position, write_arrays
-from piledriver.corpus.dedup.paragraphs import remove_units, split_units
-from piledriver.corpus.dedup.repeated import find_repeated, write_hashes
+from piledriver.corpus.dedup.exact import find_repeated, remove_units, split_units, write_hashes
 from piledriver.corpus.dedup.runs import hash_ranges
 from piledriver.corpus.document import Document
 from piledriver.corpus.pipeline.catalogue import Catalogue, store_catalogue

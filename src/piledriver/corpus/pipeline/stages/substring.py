@@ -14,10 +14,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from piledriver.corpus.dedup import substring
-from piledriver.corpus.dedup.arrays import growing_array, open_array, position, write_arrays
+from piledriver.corpus.dedup.arrays import UInt64Array, growing_array, open_array, position, write_arrays
 from piledriver.corpus.dedup.runs import hash_ranges
 from piledriver.corpus.document import Document
 from piledriver.corpus.pipeline.catalogue import Catalogue, store_catalogue
@@ -25,7 +24,6 @@ from piledriver.corpus.pipeline.chunks import LEVEL, Dropped, read_chunk, write_
 from piledriver.corpus.pipeline.stage_registry import StageInput, StageOutcome
 from piledriver.corpus.pipeline.tasks import Task, work_folder
 
-UInt64Array = npt.NDArray[np.uint64]
 # Windows that a task sorts at once: 24 bytes each.
 _WINDOWS_AT_ONCE = 1 << 21
 

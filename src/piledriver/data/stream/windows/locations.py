@@ -1,4 +1,4 @@
-"""`WindowLocations`: where windows are and where documents start in them, computed for many windows at once."""
+"""Locations: the token ranges of sources in the shards, and where windows and the documents in them start."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+
+from piledriver.data.tokens.token_set import TokenSet
 
 Array = npt.NDArray[np.int64]
 
@@ -60,3 +62,31 @@ class WindowLocations:
             edges=np.cumsum(np.concatenate([np.zeros(1, np.int64), *counts])) if counts else None,
             document_starts=np.concatenate(starts) if starts else None,
         )
+
+
+@dataclass(frozen=True)
+class TokenRange:
+    """Tokens `start` to `stop` of a shard: complete documents of one source and one licence."""
+
+    shard: int
+    start: int
+    stop: int
+    first_row: int
+    """First of its documents in the shard."""
+    last_row: int
+    """Document after its last one."""
+
+
+def ranges_by_source(
+    tokens: TokenSet, exclude_sources: frozenset[str], exclude_licences: frozenset[str]
+) -> dict[str, list[TokenRange]]:
+    """Return the token ranges of each source, sorted by name, without what is excluded."""
+    found: dict[str, list[TokenRange]] = {}
+    for number, shard in enumerate(tokens.shards):
+        start = row = 0
+        for group in shard.metadata["groups"]:
+            one = TokenRange(number, start, start + group["tokens"], row, row + group["documents"])
+            start, row = one.stop, one.last_row
+            if group["source"] not in exclude_sources and group["licence"] not in exclude_licences:
+                found.setdefault(group["source"], []).append(one)
+    return dict(sorted(found.items()))

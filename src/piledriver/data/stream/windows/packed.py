@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from piledriver.data.stream.windows.batch import WindowBatch
 from piledriver.data.stream.windows.best_fit import best_fit
-from piledriver.data.stream.windows.locations import WindowLocations
-from piledriver.data.stream.windows.ranges import TokenRange
+from piledriver.data.stream.windows.locations import TokenRange, WindowLocations
 from piledriver.data.tokens.token_set import TokenSet
 
 Array = npt.NDArray[np.int64]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from functools import partial
 
-from piledriver.core.errors import CorruptFileError, MissingDependencyError
+from piledriver.core.errors import CorruptFileError
+from piledriver.core.lazy import import_optional
 from piledriver.data.tokenizer import encoders
 from piledriver.data.tokenizer.encoders import Ids, Offsets
 from piledriver.data.tokenizer.tokenizer import Tokenizer
@@ -13,10 +13,7 @@ from piledriver.data.tokenizer.tokenizer import Tokenizer
 
 def from_sentencepiece(name: str, content: bytes, encoder: str | None) -> Tokenizer:
     """Return the tokenizer of a SentencePiece model."""
-    try:
-        library = importlib.import_module("sentencepiece")
-    except ImportError:
-        raise MissingDependencyError("sentencepiece", extra="data", purpose="reading a SentencePiece model") from None
+    library = import_optional("sentencepiece", extra="data", purpose="reading a SentencePiece model")
     try:
         if not content:
             raise RuntimeError("it is empty")

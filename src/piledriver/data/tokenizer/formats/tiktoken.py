@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import importlib
 import os
 from functools import partial
 
-from piledriver.core.errors import CorruptFileError, MissingDependencyError, UsageError
+from piledriver.core.errors import CorruptFileError, UsageError
+from piledriver.core.lazy import import_optional
 from piledriver.data.tokenizer import encoders
 from piledriver.data.tokenizer.encoders import Ids, Offsets
 from piledriver.data.tokenizer.tokenizer import Tokenizer
@@ -46,10 +46,7 @@ def from_tiktoken(
         )
     scheme, known_pattern, known_specials = known or ("", "", {})
     chosen_specials = known_specials if specials is None else specials
-    try:
-        tiktoken = importlib.import_module("tiktoken")
-    except ImportError:
-        raise MissingDependencyError("tiktoken", extra="data", purpose="reading tiktoken ranks") from None
+    tiktoken = import_optional("tiktoken", extra="data", purpose="reading tiktoken ranks")
     encoding = tiktoken.Encoding(
         os.path.basename(name), pat_str=pattern or known_pattern, mergeable_ranks=ranks, special_tokens=chosen_specials
     )
