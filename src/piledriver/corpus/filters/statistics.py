@@ -40,8 +40,8 @@ class Statistics:
 def statistics(text: str) -> Statistics:
     """Return the statistics of a text; the last few are cached, because filters run one after the other."""
     hashes, lengths, kinds = scan_words(text)
-    alphabetic = len(kinds) - np.count_nonzero(kinds == SIGN)
-    spaced = len(kinds) - np.count_nonzero(kinds == UNSPACED)
+    alphabetic = len(kinds) - int((kinds == SIGN).sum())
+    spaced = len(kinds) - int((kinds == UNSPACED).sum())
     # A character of a script without spaces has the length 1.
     return Statistics(hashes, lengths, alphabetic, spaced, int(lengths.sum()) - (len(kinds) - spaced))
 

@@ -147,21 +147,14 @@ def _foreign_row(line: bytes) -> tuple[str, dict[str, Any]]:
         row = _objects.decode(line)
     except msgspec.DecodeError:
         # Python's json writes lone surrogates, which msgspec rejects.
-        row = _with_surrogates(line)
-        if row is None:
-            raise
+        try:
+            row = msgspec.convert(replace_surrogates(json.loads(line)), dict[str, Any])
+        except ValueError as error:
+            raise msgspec.DecodeError(str(error)) from error
     text = msgspec.convert(row, _ForeignRow).text
     inner = row.get("meta")
     meta = {key: value for key, value in row.items() if key not in ("text", "meta")}
     return text if isinstance(text, str) else "\n\n".join(text), meta | (inner if isinstance(inner, dict) else {})
-
-
-def _with_surrogates(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = replace_surrogates(json.loads(line))
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None
 
 
 def _document(text: str, meta: dict[str, Any], path: str, number: int) -> Document:
