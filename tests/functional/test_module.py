@@ -279,7 +279,7 @@ def test_missing_keys_collections_and_mutation() -> None:
         ),
         (
             lambda _: failing(lambda self, x: x if x.sum() > 0 else -x)().init(F.key(0), X),
-            r"a number of the input.*in Inner at inner.*torch\.where",
+            r"reads a number of its input.*in Inner at inner.*torch\.where",
         ),
         (
             lambda _: type("Late", (F.Module,), {"forward": lambda self, x: x})().init(F.key(0), X),

@@ -1,4 +1,4 @@
-"""Floor 1: modules as pure functions over immutable trees, and everything to train them.
+"""Floor 2: modules as pure functions over immutable trees, and everything to train them.
 
     from piledriver.functional import Decoder, TrainState, adamw, cross_entropy, jit, key, value_and_grad
 

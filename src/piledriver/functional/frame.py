@@ -27,6 +27,7 @@ from piledriver.functional.errors import (
     dotted,
 )
 from piledriver.functional.random.keys import Key, fold_in
+from piledriver.functional.torch_private import is_fake
 from piledriver.functional.tree import Path, Tree, unflatten
 
 Axes = tuple[str | None, ...]
@@ -45,7 +46,7 @@ class Store(Protocol):
     """Where a frame finds its values by name: the dict inside a `Tree`, or an `nn.Module`."""
 
     def get(self, name: str, default: Any = None, /) -> Any:
-        """The value or the store below, None where there is none."""
+        """Return the value or the store below, or None."""
         ...
 
 
@@ -191,7 +192,7 @@ class Frame:
         return torch.empty(shape, dtype=dtype, device=self.context.device)
 
     def read(self, collection: str, name: str) -> Any:
-        """The present value of a variable, what this call wrote included; None where there is none."""
+        """Return the current value of a variable, including what this call wrote, or None."""
         written = self.context.written
         if written:
             value = written.get((collection, (*self.path, name)))
@@ -279,8 +280,6 @@ def made(declaration: Declaration, root: Key, device: torch.device) -> Tensor:
 
 def with_numbers(value: Tensor, name: str, frame: Frame) -> Tensor:
     """An initial value, refused where it was made from a stand-in of the input."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    if isinstance(value, FakeTensor):
+    if is_fake(value):
         raise InitialiserError(name, frame.path, "depends on the input, which has no numbers while shapes are inferred")
     return value

@@ -47,6 +47,7 @@ from piledriver.functional.errors import (
 )
 from piledriver.functional.frame import Axes, Context, Declaration, Frame, Initialiser, Place, made, with_numbers
 from piledriver.functional.random.keys import Key
+from piledriver.functional.torch_private import data_dependent_error, fake_tensor_mode
 from piledriver.functional.tree import Tree, unflatten
 
 M = TypeVar("M", bound="Module")
@@ -223,20 +224,17 @@ class Module:
 
     def declarations(self, *args: Any, method: Method | None = None, **kwargs: Any) -> dict[Place, Declaration]:
         """Run the module on stand-ins without data and collect what it declares, in the order of use."""
-        from torch._guards import detect_fake_mode
-        from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-
         leaves = checked_example((args, kwargs))
         context = Context({}, {}, None, declared={}, device=device_of((args, kwargs)))
-        mode = detect_fake_mode(leaves) or FakeTensorMode(allow_non_fake_inputs=True)
+        mode = fake_tensor_mode(leaves)
         with mode, torch.no_grad():
             fake_args, fake_kwargs = pytree.tree_map_only(Tensor, functools.partial(stand_in, mode), (args, kwargs))
             try:
                 _chosen(bound_at(self, Frame(context, None, "")), method)(*fake_args, **fake_kwargs)
-            except DataDependentOutputException as error:
+            except data_dependent_error() as error:
                 place = "; ".join(getattr(error, "__notes__", ()))
                 raise TransformError(
-                    f"a number of the input is asked for ({place}), and there is none while shapes are inferred",
+                    f"the module reads a number of its input ({place}), which has no data while shapes are inferred",
                     fix="choose with `torch.where`, or ask only `if not self.is_initialising`",
                 ) from None
         assert context.declared is not None
@@ -371,7 +369,7 @@ _OF_EVERY_MODULE = frozenset(name for name in vars(Module) if not name.startswit
 
 def bound_at(module: M, frame: Frame) -> M:
     """A copy of a module that stands at a frame."""
-    # A copy by hand: running the generated __init__ again costs three times as much, and compilers trace all of it.
+    # A direct copy: running the generated __init__ again costs three times as much, and compilers trace all of it.
     copy = object.__new__(type(module))
     if _compilers_know_dicts or not torch.compiler.is_compiling():
         fields = copy.__dict__

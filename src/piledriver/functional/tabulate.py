@@ -22,6 +22,7 @@ from torch import Tensor
 from piledriver.functional.call_args import stand_in
 from piledriver.functional.frame import Context, Declaration, Frame, Place
 from piledriver.functional.module import Module, bound_at
+from piledriver.functional.torch_private import fake_tensor_mode
 from piledriver.functional.transforms.lift import Scanned, Vmapped
 from piledriver.functional.tree import Path
 
@@ -51,7 +52,6 @@ class Row:
 
 def rows(module: Module, *args: Any, **kwargs: Any) -> list[Row]:
     """The table as data, in the order of the calls."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode
 
     found: list[Row] = []
@@ -74,7 +74,7 @@ def rows(module: Module, *args: Any, **kwargs: Any) -> list[Row]:
         return output
 
     context = Context({}, {}, None, declared=declared, device=torch.get_default_device(), hook=listen)
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad(), counter:
+    with fake_tensor_mode() as mode, torch.no_grad(), counter:
         fake = functools.partial(stand_in, mode)
         fake_args, fake_kwargs = pytree.tree_map_only(Tensor, fake, (args, kwargs))
         bound_at(module, Frame(context, None, ""))(*fake_args, **fake_kwargs)

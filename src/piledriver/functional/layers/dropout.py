@@ -46,7 +46,7 @@ def dropped(x: Tensor, rate: float, key: Key, broadcast_dims: tuple[int, ...] = 
 
 
 def replicated_like(value: Tensor, other: Tensor) -> Tensor:
-    """A tensor that every process made alike, as one whole DTensor where the other is a DTensor."""
+    """Return a tensor that every rank computed alike as a replicated DTensor, if the other is a DTensor."""
     mesh = getattr(other, "device_mesh", None)
     if mesh is None or hasattr(value, "placements"):
         return value
@@ -56,7 +56,7 @@ def replicated_like(value: Tensor, other: Tensor) -> Tensor:
 
 
 def like(value: Tensor, other: Tensor) -> Tensor:
-    """A tensor that every process made alike, laid out as another one is (no communication)."""
+    """Return a tensor that every rank computed alike, with the placements of another one, without communication."""
     placements = getattr(other, "placements", None)
     if placements is None:
         return value

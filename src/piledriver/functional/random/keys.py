@@ -17,6 +17,7 @@ from torch import Tensor
 
 from piledriver.core.errors import UsageError
 from piledriver.functional.random.philox import Word, high, joined, low, philox4x32, random_words
+from piledriver.functional.torch_private import has_dispatch_mode, is_functorch_wrapped_tensor
 
 # Draws above this many numbers are made piece by piece. On a CPU a piece's integer temporaries fit in a cache;
 # elsewhere it is only a bound on their memory.
@@ -213,8 +214,8 @@ def _word(key: Key) -> Word:
         torch.compiler.is_compiling()
         or type(known) is not Tensor
         or known.device.type != "cpu"
-        or torch._C._functorch.is_functorch_wrapped_tensor(known)
-        or torch._C._len_torch_dispatch_stack()
+        or is_functorch_wrapped_tensor(known)
+        or has_dispatch_mode()
     ):
         return known
     return int(known)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from piledriver.core.random import philox4x32 as numpy_philox4x32
+from piledriver.functional.torch_private import has_dispatch_mode
 
 Word = int | Tensor
 
@@ -71,11 +72,7 @@ def random_words(key: Word, lane: int, start: int, stop: int, device: torch.devi
 
 
 def _is_plain_cpu(device: torch.device | str) -> bool:
-    return (
-        torch.device(device).type == "cpu"
-        and not torch.compiler.is_compiling()
-        and not torch._C._len_torch_dispatch_stack()
-    )
+    return torch.device(device).type == "cpu" and not torch.compiler.is_compiling() and not has_dispatch_mode()
 
 
 def _words_by_numpy(key: int, lane: int, first: int, last: int) -> Tensor:

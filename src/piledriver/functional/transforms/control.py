@@ -14,6 +14,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from piledriver.functional.errors import TransformError
+from piledriver.functional.torch_private import is_batched
 from piledriver.functional.transforms.tracing import compiled_depth
 
 
@@ -66,7 +67,7 @@ def cond(predicate: bool | Tensor, if_true: Callable[..., Any], if_false: Callab
     That operator has no derivative inside a graph of a whole step (`jit(grad(f))`): there both are computed, and
     `torch.where` picks.
     """
-    if not isinstance(predicate, Tensor) or not (torch.compiler.is_compiling() or _is_batched(predicate)):
+    if not isinstance(predicate, Tensor) or not (torch.compiler.is_compiling() or is_batched(predicate)):
         return if_true(*operands) if _as_bool(predicate) else if_false(*operands)
     if torch.compiler.is_compiling() and compiled_depth("gradient"):
         yes, no = if_true(*operands), if_false(*operands)
@@ -128,11 +129,3 @@ def _as_bool(predicate: bool | Tensor) -> bool:
     if isinstance(predicate, Tensor) and predicate.numel() != 1:
         raise TransformError(f"cond on a tensor of shape {tuple(predicate.shape)}", fix="use `torch.where`, or `vmap`")
     return bool(predicate)
-
-
-def _is_batched(value: Tensor) -> bool:
-    while torch._C._functorch.is_functorch_wrapped_tensor(value):
-        if torch._C._functorch.is_batchedtensor(value):
-            return True
-        value = torch._C._functorch.get_unwrapped(value)
-    return False

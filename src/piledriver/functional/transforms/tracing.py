@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import Literal, ParamSpec, TypeVar
 
 import torch
-from torch._C._functorch import TransformType as _Kind
-from torch._C._functorch import maybe_current_level
+
+from piledriver.functional.torch_private import TransformType, functorch_transforms, maybe_current_level
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -95,10 +95,7 @@ def forward_mode_surrounds() -> bool:
 
 def _running() -> tuple[int, int, int]:
     """Gradients, batches and tangents around eager code, ours and `torch.func`'s own."""
-    kinds = []
-    if inside_functorch():
-        from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
-
-        kinds = [interpreter.key() for interpreter in retrieve_all_functorch_interpreters()]
-    gradients, batches, tangents = (kinds.count(kind) for kind in (_Kind.Grad, _Kind.Vmap, _Kind.Jvp))
+    kinds = functorch_transforms() if inside_functorch() else []
+    wanted = (TransformType.Grad, TransformType.Vmap, TransformType.Jvp)
+    gradients, batches, tangents = (kinds.count(kind) for kind in wanted)
     return gradient_depth() + gradients, batches, tangents

@@ -23,6 +23,7 @@ from piledriver.core.errors import PiledriverError
 from piledriver.functional.call_args import stand_in
 from piledriver.functional.errors import TransformError
 from piledriver.functional.module import Module
+from piledriver.functional.torch_private import fake_tensor_mode
 from piledriver.functional.transforms.donation import donated_leaves, donating
 from piledriver.functional.transforms.lift import Remat
 from piledriver.functional.transforms.remat import recomputed
@@ -278,9 +279,7 @@ def _with_code_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def eval_shape(function: Any, *args: Any, **kwargs: Any) -> Any:
     """What a function returns for these arguments, on the meta device: shapes and dtypes without computing."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+    with fake_tensor_mode() as mode, torch.no_grad():
         fake_args, fake_kwargs = pytree.tree_map_only(Tensor, functools.partial(stand_in, mode), (args, kwargs))
         output = as_function(function)(*fake_args, **fake_kwargs)
     return pytree.tree_map_only(Tensor, lambda one: torch.empty(one.shape, dtype=one.dtype, device="meta"), output)
