@@ -15,7 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piledriver.core.safe_pickle import DAMAGED_PICKLE, ForbiddenNameError, InertObject, load_inert, load_pickle
+from piledriver.core.safe_pickle import (
+    DAMAGED_PICKLE,
+    ForbiddenNameError,
+    InertObject,
+    load_inert,
+    load_restricted_pickle,
+)
 
 
 class Colour(enum.Enum):
@@ -44,7 +50,7 @@ class Calls:
 
 
 def read(value: Any, **options: Any) -> Any:
-    return load_pickle(io.BytesIO(pickle.dumps(value)), ALLOWED, **options)
+    return load_restricted_pickle(io.BytesIO(pickle.dumps(value)), ALLOWED, **options)
 
 
 def test_listed_names_are_read_and_others_refused(tmp_path: Path) -> None:
@@ -100,6 +106,6 @@ def test_inert_objects_keep_attributes_and_run_nothing(tmp_path: Path) -> None:
 def test_noise_raises_what_is_announced(noise: bytes, tail: bytes) -> None:
     for content in (noise, pickle.dumps({"a": [Colour.RED, 1.5]})[:-3] + noise, b"\x80\x04" + noise + tail):
         with contextlib.suppress(*DAMAGED_PICKLE):
-            load_pickle(io.BytesIO(content), ALLOWED, enums=[Colour])
+            load_restricted_pickle(io.BytesIO(content), ALLOWED, enums=[Colour])
         with contextlib.suppress(*DAMAGED_PICKLE):
             load_inert(io.BytesIO(content))

@@ -161,14 +161,14 @@ values = st.recursive(
 @given(values)
 def test_msgpack_equals_the_reference_implementation(value: Any) -> None:
     reference = pytest.importorskip("msgpack")
-    packed = msgpack.encode(value)
+    packed = msgpack.to_msgpack(value)
     assert packed == reference.packb(value)
     assert msgpack.restore(packed) == value
 
 
 @given(values, st.data())
 def test_a_cut_file_is_an_error_and_not_a_crash(value: Any, data: Any) -> None:
-    packed = msgpack.encode([value, "end"])
+    packed = msgpack.to_msgpack([value, "end"])
     at = data.draw(st.integers(0, len(packed) - 1))
     with pytest.raises(CorruptFileError):
         msgpack.restore(packed[:at])

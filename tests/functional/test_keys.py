@@ -16,7 +16,7 @@ from piledriver.core.errors import UsageError
 from piledriver.core.random import Stream
 from piledriver.core.random import philox4x32 as numpy_philox
 from piledriver.functional.random import keys
-from piledriver.functional.random.philox import philox4x32, random_words
+from piledriver.functional.random.philox import random_words, tensor_philox4x32
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script")
 
@@ -37,14 +37,14 @@ seeds = st.integers(0, 2**64 - 1)
     ],
 )
 def test_known_answers(counter: tuple[int, ...], key: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    assert philox4x32(counter, key) == expected  # type: ignore[arg-type]
-    on_tensors = philox4x32(tuple(torch.tensor([c]) for c in counter), tuple(torch.tensor(k) for k in key))  # type: ignore[arg-type]
+    assert tensor_philox4x32(counter, key) == expected  # type: ignore[arg-type]
+    on_tensors = tensor_philox4x32(tuple(torch.tensor([c]) for c in counter), tuple(torch.tensor(k) for k in key))  # type: ignore[arg-type]
     assert [int(one) for one in on_tensors] == list(expected)
 
 
 @given(st.tuples(word, word, word, word), st.tuples(word, word))
 def test_torch_equals_numpy(counter: tuple[int, int, int, int], key: tuple[int, int]) -> None:
-    ours = philox4x32(tuple(torch.tensor([c]) for c in counter), key)  # type: ignore[arg-type]
+    ours = tensor_philox4x32(tuple(torch.tensor([c]) for c in counter), key)  # type: ignore[arg-type]
     theirs = numpy_philox(tuple(np.array([c], np.uint64) for c in counter), key)  # type: ignore[arg-type]
     assert [int(a) for a in ours] == [int(b[0]) for b in theirs]
 

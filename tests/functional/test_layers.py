@@ -181,7 +181,7 @@ def test_attention_in_double_precision_is_that() -> None:
     plain = F.dot_product_attention(query, query, query, implementation="reference")
     torch.testing.assert_close(fused, plain, rtol=1e-12, atol=1e-12)
     cos, sin = (table.double() for table in F.rotary_tables(torch.zeros(5), 8))
-    assert F.rotate(query, cos, sin).equal(query)
+    assert F.rotate_heads(query, cos, sin).equal(query)
 
 
 def test_a_full_cache_and_another_batch_are_errors_that_teach() -> None:
@@ -267,7 +267,10 @@ def test_positions() -> None:
     cos, sin = F.rotary_tables(torch.arange(6), 8)
     query, key = F.normal(F.key(0), (1, 6, 1, 8)), F.normal(F.key(1), (1, 6, 1, 8))
     # Only the distance counts.
-    near = F.rotate(query[:, :1].expand(-1, 6, -1, -1), cos, sin), F.rotate(key[:, :1].expand(-1, 6, -1, -1), cos, sin)
+    near = (
+        F.rotate_heads(query[:, :1].expand(-1, 6, -1, -1), cos, sin),
+        F.rotate_heads(key[:, :1].expand(-1, 6, -1, -1), cos, sin),
+    )
     scores = (near[0][0, :, 0] @ near[1][0, :, 0].T).diagonal(1)
     torch.testing.assert_close(scores, scores[:1].expand(5))
 

@@ -13,8 +13,8 @@ from torch import Tensor
 import piledriver.functional as F
 from piledriver.core.errors import UsageError
 from piledriver.functional.errors import FunctionalError, TransformError, TreeStructureError
-from piledriver.functional.masks import mask_tree
 from piledriver.functional.optimizers.muon import default_label, orthogonal_update
+from piledriver.functional.surgery import mask_tree
 
 PARAMS = F.Tree({"dense": {"kernel": F.normal(F.key(0), (4, 3)), "bias": F.normal(F.key(1), (3,))}})
 GRADS = F.tree_map(lambda leaf: leaf * 0.1 + 0.05, PARAMS)

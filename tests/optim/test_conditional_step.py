@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from piledriver.optim import OptimizerConfig, build_optimizer, can_skip_on_device, step_unless
-from piledriver.optim import step_constants as step_numbers
+from piledriver.optim.adamw import step_constants
 
 from .problems import Net
 
@@ -39,7 +39,7 @@ GPU = pytest.param(
 @pytest.mark.parametrize(("kind", "dtype"), CASES, ids=str)
 def test_left_out_is_never_taken(kind: str, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # So that the facts made ahead run out within the test.
-    monkeypatch.setattr(step_numbers, "LOOKAHEAD_STEPS", 3)
+    monkeypatch.setattr(step_constants, "LOOKAHEAD_STEPS", 3)
     config = OptimizerConfig(kind=kind, lr=0.01)  # type: ignore[arg-type]
     never, told = Net().to(device, dtype), Net().to(device, dtype)
     plain, optimizer = build_optimizer(never, config), build_optimizer(told, config)

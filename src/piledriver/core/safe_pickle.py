@@ -1,8 +1,8 @@
 """The one restricted unpickler: reads pickles of other programs without running what they name.
 
-A pickle can name any function to call. `load_pickle` resolves names through a list that the caller gives, and raises
-`ForbiddenNameError` for every other one; `load_inert` replaces all of them by objects that only keep attributes. Values
-of the list are usually stand-ins that check their arguments, not the functions that the file names.
+A pickle can name any function to call. `load_restricted_pickle` resolves names through a list that the caller gives,
+and raises `ForbiddenNameError` for every other one; `load_inert` replaces all of them by objects that only keep
+attributes. Values of the list are usually stand-ins that check their arguments, not the functions that the file names.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class InertObject:
             self.__dict__.update({str(key): value for key, value in state.items()})
 
 
-def load_pickle(
+def load_restricted_pickle(
     file: IO[bytes], allowed: Mapping[tuple[str, str], Any], *, enums: Collection[type[enum.Enum]] = ()
 ) -> Any:
     """Return the value in a pickle whose names are all keys (module, name) of `allowed`.
@@ -56,9 +56,9 @@ def load_pickle(
     `getattr(class, name)`. Raises one of `DAMAGED_PICKLE`.
 
     >>> import io
-    >>> load_pickle(io.BytesIO(pickle.dumps({"a": {1, 2}})), {("builtins", "set"): set})
+    >>> load_restricted_pickle(io.BytesIO(pickle.dumps({"a": {1, 2}})), {("builtins", "set"): set})
     {'a': {1, 2}}
-    >>> load_pickle(io.BytesIO(pickle.dumps(print)), {})
+    >>> load_restricted_pickle(io.BytesIO(pickle.dumps(print)), {})
     Traceback (most recent call last):
     piledriver.core.safe_pickle.ForbiddenNameError: it names builtins.print, which is not data
     """

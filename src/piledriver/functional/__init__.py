@@ -25,10 +25,9 @@ from piledriver.functional.layers.linear import Dense, DenseGeneral, Einsum
 from piledriver.functional.layers.lora import LoRADense, merge_lora
 from piledriver.functional.layers.norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from piledriver.functional.layers.pooling import avg_pool, max_pool, min_pool
-from piledriver.functional.layers.positions import LearnedPositions, alibi_bias, rotary_tables, rotate, sinusoidal
+from piledriver.functional.layers.positions import LearnedPositions, alibi_bias, rotary_tables, rotate_heads, sinusoidal
 from piledriver.functional.layers.recurrent import RNN, Bidirectional, GRUCell, LSTMCell
 from piledriver.functional.layers.transformer import Decoder, GatedMLP, TransformerBlock, cross_entropy
-from piledriver.functional.masks import mask_tree, not_vectors
 from piledriver.functional.metrics import Accuracy, Average, Metrics, Welford, merge_all
 from piledriver.functional.module import Module, Spec, Variable
 from piledriver.functional.optimizers.groups import accumulate, by_label, masked
@@ -93,7 +92,9 @@ from piledriver.functional.surgery import (
     has_dtype,
     invert,
     map_where,
+    mask_tree,
     merge_trees,
+    not_vectors,
     path_contains,
     path_matches,
     rename,
@@ -102,11 +103,11 @@ from piledriver.functional.surgery import (
     transfer,
 )
 from piledriver.functional.tabulate import tabulate
-from piledriver.functional.train import EMA, DynamicScale, EarlyStopping, TrainState, microbatched, select
+from piledriver.functional.train import EMA, DynamicScale, EarlyStopping, TrainState, microbatched
 from piledriver.functional.transforms.control import cond, fori_loop, scan, while_loop
 from piledriver.functional.transforms.lift import Remat, Scanned, Vmapped
 from piledriver.functional.transforms.transforms import eval_shape, grad, jit, jvp, remat, value_and_grad, vjp, vmap
-from piledriver.functional.tree import Tree, flatten, map_with_path, tree_leaves, tree_map, unflatten
+from piledriver.functional.tree import Tree, flatten, map_with_path, select, tree_leaves, tree_map, unflatten
 
 __all__ = [
     "EMA",
@@ -218,7 +219,7 @@ __all__ = [
     "restore_part",
     "restore_safetensors",
     "rotary_tables",
-    "rotate",
+    "rotate_heads",
     "save_msgpack",
     "save_safetensors",
     "scale",

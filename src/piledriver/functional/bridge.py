@@ -31,7 +31,7 @@ BUFFERS = "buffers"
 
 
 def from_torch(module: nn.Module) -> FromTorch:
-    """An `nn.Module` as a functional module; its parameters become `params`, its buffers the collection `buffers`.
+    """Return an `nn.Module` as a functional module: parameters become `params`, buffers the collection `buffers`.
 
     >>> layer = from_torch(nn.Linear(2, 3))
     >>> variables = layer.variables()
@@ -49,14 +49,15 @@ class FromTorch(Module):
     module: nn.Module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's forward with the tree's tensors in the places of its own."""
+        """Run the module's forward with the tree's tensors in place of its own."""
         frame = self._bound_frame("a torch module")
         own, held = dict(self.module.named_parameters()), dict(self.module.named_buffers())  # tied ones once
         if self.is_initialising:
             self._declare(frame, own, held)
-            return torch.func.functional_call(self.module, _stand_ins({**own, **held}), args, kwargs)
-        given = _by_name(frame.subtree("params")) if own else {}
-        buffers = _by_name(frame.subtree(BUFFERS)) if held else {}
+            empty = {name: torch.empty_like(value) for name, value in {**own, **held}.items()}
+            return torch.func.functional_call(self.module, empty, args, kwargs)
+        given = _leaves_by_name(frame, "params") if own else {}
+        buffers = _leaves_by_name(frame, BUFFERS) if held else {}
         if own and not given:
             raise MissingCollectionError("params", frame.path, frame.context.stores)
         if held and not buffers:
@@ -78,7 +79,7 @@ class FromTorch(Module):
         return output
 
     def variables(self) -> Tree:
-        """The module's own tensors as variables, detached and shared."""
+        """Return the module's own tensors as variables, detached and shared."""
         params = {("params", *name.split(".")): value.detach() for name, value in self.module.named_parameters()}
         buffers = {(BUFFERS, *name.split(".")): value for name, value in self.module.named_buffers()}
         return unflatten({**params, **buffers})
@@ -96,7 +97,7 @@ class FromTorch(Module):
 def to_torch(
     module: Module, variables: Mapping[str, Any], *, streams: tuple[str, ...] = (), mutable: tuple[str, ...] = ()
 ) -> ToTorch:
-    """A functional module and its variables as an `nn.Module` whose parameters are the tree's tensors themselves.
+    """Return a module and its variables as an `nn.Module` whose parameters are the tree's own tensors.
 
     State dict keys are the dotted paths. In training mode each of `streams` gets a fresh key, drawn from torch's
     generator, and the collections in `mutable` (`batch_stats`) are written back to the buffers.
@@ -123,7 +124,8 @@ class _Node(nn.Module):
                 raise TransformError(f"{name!r} is a name of every torch module", fix="rename that child or parameter")
         for name, value in params.items():
             if isinstance(value, Tensor):
-                self.register_parameter(name, _parameter(value))
+                is_own = isinstance(value, nn.Parameter)
+                setattr(self, name, value if is_own else nn.Parameter(value, value.is_floating_point()))
         for collection, values in others.items():
             for name, value in values.items():
                 if isinstance(value, Tensor):
@@ -161,7 +163,6 @@ class _NodeStore:
         return default if child is None else _NodeStore(child, self.collection)
 
     def tree(self) -> Tree:
-        """Everything below, as it is now."""
         found: dict[str, Any]
         if self.collection == "params":
             found = {name: value for name, value in self.node._parameters.items() if value is not None}
@@ -194,7 +195,7 @@ class ToTorch(_Node):
         self._names = tuple(variables)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The functional module's call, through the node of every module in it."""
+        """Call the functional module, each child through its node."""
         rngs = {name: Key(torch.randint(1 << 62, (), dtype=torch.int64)) for name in self._streams if self.training}
         stores: dict[str, Store] = {name: _NodeStore(self, name) for name in self._names}
         mutable = frozenset(self._mutable) if self.training else frozenset()
@@ -212,11 +213,10 @@ class ToTorch(_Node):
 
     @property
     def functional(self) -> Module:
-        """The functional module."""
         return self._functional
 
     def variables(self) -> Tree:
-        """The present values as functional variables, detached and shared."""
+        """Return the current values as functional variables, detached and shared."""
         trees = {name: _NodeStore(self, name).tree() for name in self._names}
         return unflatten(
             {(name, *path): leaf.detach() for name, tree in trees.items() for path, leaf in flatten(tree).items()}
@@ -243,19 +243,9 @@ class ToTorch(_Node):
                 buffer.copy_(value)
 
 
-def _parameter(value: Tensor) -> nn.Parameter:
-    if isinstance(value, nn.Parameter):
-        return value
-    return nn.Parameter(value, requires_grad=value.is_floating_point())
-
-
-def _by_name(tree: Tree | None) -> dict[str, Tensor]:
-    return {} if tree is None else {".".join(path): leaf for path, leaf in flatten(tree).items()}
+def _leaves_by_name(frame: Frame, collection: str) -> dict[str, Tensor]:
+    return {".".join(path): leaf for path, leaf in flatten(frame.subtree(collection) or {}).items()}
 
 
 def _given(value: Tensor, key: Key, device: torch.device) -> Tensor:
     return value.detach().to(device)
-
-
-def _stand_ins(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: torch.empty_like(value) for name, value in values.items()}

@@ -19,7 +19,7 @@ Mutable = bool | str | Iterable[str]
 
 
 def stores_of(variables: Variables) -> dict[str, Store]:
-    """The collections of variables."""
+    """Return the collections of variables by name."""
     if not hasattr(variables, "items"):  # plain enough for every compiler of torch
         raise VariablesError(
             f"the variables are of type {type(variables).__name__}, not a tree of collections",
@@ -38,14 +38,14 @@ def stores_of(variables: Variables) -> dict[str, Store]:
 
 
 def streams_of(rngs: Mapping[str, Key] | None) -> Mapping[str, Key]:
-    """Keys by stream."""
+    """Return keys by stream."""
     if isinstance(rngs, Key):
         raise VariablesError("`rngs` is one key without a stream", fix="name its stream: `rngs={'dropout': key}`")
     return {} if rngs is None else rngs
 
 
 def root_key(key: Key | Mapping[str, Key]) -> Key:
-    """The key that makes parameters."""
+    """Return the key that parameters are made from."""
     root = key.get("params") if isinstance(key, Mapping) else key
     if root is None:
         raise MissingKeyError("params", (), key)  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ def root_key(key: Key | Mapping[str, Key]) -> Key:
 
 
 def collections_of(mutable: Mutable) -> frozenset[str] | None:
-    """The collections that may change; None for all."""
+    """Return the collections that may change, or None for all."""
     if mutable is True:
         return None
     if mutable is False:
@@ -67,7 +67,7 @@ def collections_of(mutable: Mutable) -> frozenset[str] | None:
 
 
 def checked_example(example: Any) -> list[Any]:
-    """The leaves of an example."""
+    """Return the leaves of an example; arrays of other libraries are an error."""
     leaves = pytree.tree_leaves(example)
     for leaf in leaves:
         shape: Any = getattr(leaf, "shape", ())
@@ -77,14 +77,14 @@ def checked_example(example: Any) -> list[Any]:
 
 
 def stand_in(mode: Any, tensor: Tensor) -> Tensor:
-    """A tensor without data in a fake mode; one on meta stands for one on the default device."""
+    """Return a tensor without data in a fake mode; one on meta stands for one on the default device."""
     if tensor.device.type == "meta":
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=torch.get_default_device())
     return mode.from_tensor(tensor)  # type: ignore[no-any-return]
 
 
 def device_of(tree: Any) -> torch.device:
-    """The device of the first tensor; inputs on meta stand for ones on the default device."""
+    """Return the device of the first tensor; inputs on meta stand for ones on the default device."""
     for leaf in pytree.tree_leaves(tree):
         if isinstance(leaf, Tensor) and leaf.device.type != "meta":
             return leaf.device

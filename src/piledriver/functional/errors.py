@@ -11,7 +11,7 @@ from piledriver.core.errors import PiledriverError, UsageError, nearest, suggest
 
 
 def dotted(path: Sequence[str]) -> str:
-    """A path for people.
+    """Return a path as text.
 
     >>> dotted(("decoder", "mlp")), dotted(())
     ('decoder.mlp', '(root)')

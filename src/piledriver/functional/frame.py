@@ -37,9 +37,7 @@ Place = tuple[str, Path]
 class Initialiser(Protocol):
     """Makes a parameter from a key and a shape alone."""
 
-    def __call__(self, key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The initial value."""
-        ...
+    def __call__(self, key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor: ...
 
 
 class Store(Protocol):
@@ -88,11 +86,11 @@ class Context:
         self.sharding = sharding
 
     def is_mutable(self, collection: str) -> bool:
-        """Whether the caller takes new values of this collection back."""
+        """Return whether the caller takes new values of this collection back."""
         return self.mutable is None or collection in self.mutable
 
     def updated(self, variables: Mapping[str, Any]) -> Tree:
-        """The mutable collections with what was written."""
+        """Return the mutable collections with what was written."""
         collections = {name: tree for name, tree in variables.items() if self.is_mutable(name)}
         fresh = {(collection, *path): value for (collection, path), value in self.written.items()}
         return Tree(collections).merge(unflatten(fresh))
@@ -120,7 +118,7 @@ class Frame:
 
     @property
     def path(self) -> Path:
-        """The way from the root; built only when a message, a write or a key needs it."""
+        """The path from the root; built only when a message, a write or a key needs it."""
         return self.prefix if self.parent is None else (*self.parent.path, self.name)
 
     def claim(self, kind: str, name: str) -> None:
@@ -134,7 +132,7 @@ class Frame:
     def param(
         self, name: str, init: Initialiser, shape: tuple[int, ...], dtype: torch.dtype, axes: Axes | None
     ) -> Tensor:
-        """The stored parameter, or its declaration while shapes are inferred."""
+        """Return the stored parameter, or declare it while shapes are inferred."""
         names = self.names
         if name in names:
             raise NameInUseError("parameter", name, self.path)
@@ -208,7 +206,7 @@ class Frame:
         self.context.written[collection, (*self.path, name)] = value
 
     def store(self, collection: str) -> Store | None:
-        """The values of one collection that lie at this frame."""
+        """Return the values of one collection at this frame."""
         if collection == "params":
             return self.params
         if self.parent is None:
@@ -217,7 +215,7 @@ class Frame:
         return None if above is None else below(above, self.name)
 
     def subtree(self, collection: str) -> Tree | None:
-        """All values of one collection at and below this frame, what this call wrote included."""
+        """Return all values of one collection at and below this frame, including what this call wrote."""
         store, path = self.store(collection), self.path
         fresh = {
             at[len(path) :]: value
@@ -230,13 +228,13 @@ class Frame:
         return tree.merge(unflatten(fresh)) if fresh else tree
 
     def variables(self) -> dict[str, Tree]:
-        """Every collection at and below this frame."""
+        """Return every collection at and below this frame."""
         names = {*self.context.stores, *(collection for collection, _ in self.context.written)}
         found = {name: self.subtree(name) for name in sorted(names)}
         return {name: tree for name, tree in found.items() if tree is not None}
 
     def make_key(self, stream: str) -> Key:
-        """A fresh key: the stream's, folded with this path and the number of draws made here before."""
+        """Return a fresh key: the stream's, folded with this path and the number of earlier draws at it."""
         root = self.context.rngs.get(stream)
         if root is None:
             if self.context.declared is not None:
@@ -260,7 +258,7 @@ def _sizes(shape: Any) -> tuple[int, ...]:
 
 
 def below(store: Store, name: str) -> Store | None:
-    """The store one level down."""
+    """Return the store one level down."""
     value = store.get(name)
     if type(value) is Tree:
         return value._data
@@ -268,7 +266,7 @@ def below(store: Store, name: str) -> Store | None:
 
 
 def made(declaration: Declaration, root: Key, device: torch.device) -> Tensor:
-    """The initial value of a declared variable: a function of the root key and of its own path."""
+    """Return the initial value of a declared variable: a function of the root key and its own path."""
     path, name = declaration.path[:-1], declaration.path[-1]
     value = declaration.make(fold_in(root, ".".join((declaration.collection, *declaration.path))), device)
     if not isinstance(value, Tensor):
@@ -279,7 +277,7 @@ def made(declaration: Declaration, root: Key, device: torch.device) -> Tensor:
 
 
 def with_numbers(value: Tensor, name: str, frame: Frame) -> Tensor:
-    """An initial value, refused where it was made from a stand-in of the input."""
+    """Return an initial value; raise an error if it was made from a stand-in of the input."""
     if is_fake(value):
         raise InitialiserError(name, frame.path, "depends on the input, which has no numbers while shapes are inferred")
     return value

@@ -1,4 +1,4 @@
-"""Initialisers: functions of a key, a shape, a dtype and a device; each builder returns one.
+"""Initialisers: callables of a key, a shape, a dtype and a device; each builder returns one, which compares by value.
 
 Kernels have their inputs in the dimension before the last and their outputs in the last, as in flax; `in_dims` and
 `out_dims` say otherwise. Truncated normals are cut at two deviations and rescaled to the asked one.
@@ -6,8 +6,10 @@ Kernels have their inputs in the dimension before the last and their outputs in 
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -23,49 +25,53 @@ _TRUNCATED_DEVIATION = 0.87962566103423978
 
 
 def zeros(key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """All zeros."""
+    """Return zeros."""
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def ones(key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """All ones."""
+    """Return ones."""
     return torch.ones(shape, dtype=dtype, device=device)
 
 
+@dataclass(frozen=True)
+class _Constant:
+    value: float
+
+    def __call__(self, key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.full(shape, self.value, dtype=dtype, device=device)
+
+
+@dataclass(frozen=True)
+class _Scaled:
+    """Numbers drawn by a function of `random.keys`, times a factor."""
+
+    draw: Callable[..., Tensor]
+    factor: float
+    settings: tuple[float, ...] = ()
+
+    def __call__(self, key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self.draw(key, shape, dtype, *self.settings, device=device) * self.factor
+
+
 def constant(value: float) -> Initialiser:
-    """One number everywhere."""
-
-    def init(key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.full(shape, value, dtype=dtype, device=device)
-
-    return init
+    """Initialise every element to one number."""
+    return _Constant(value)
 
 
 def scaled_normal(stddev: float = 0.01) -> Initialiser:
-    """Normal with a standard deviation."""
-
-    def init(key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        return normal(key, shape, dtype, device=device) * stddev
-
-    return init
+    """Draw from a normal distribution with this standard deviation."""
+    return _Scaled(normal, stddev)
 
 
 def scaled_uniform(scale: float = 0.01) -> Initialiser:
-    """Uniform in [0, scale)."""
-
-    def init(key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        return uniform(key, shape, dtype, 0.0, scale, device=device)
-
-    return init
+    """Draw uniformly from [0, scale)."""
+    return _Scaled(uniform, 1.0, (0.0, scale))
 
 
 def scaled_truncated_normal(stddev: float = 0.02, bound: float = 2.0) -> Initialiser:
-    """Normal with a standard deviation, cut at `bound` deviations (not rescaled, as torch's `trunc_normal_`)."""
-
-    def init(key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        return truncated_normal(key, shape, dtype, bound, device=device) * stddev
-
-    return init
+    """Draw from a normal distribution cut at `bound` deviations, not rescaled (as torch's `trunc_normal_`)."""
+    return _Scaled(truncated_normal, stddev, (bound,))
 
 
 def variance_scaling(
@@ -76,85 +82,78 @@ def variance_scaling(
     out_dims: Dims = -1,
     batch_dims: Dims = (),
 ) -> Initialiser:
-    """Variance scale / fan: the family of Glorot, He and LeCun."""
+    """Draw with the variance scale / fan: the family of Glorot, He and LeCun."""
     for name, known in (
         (mode, ("fan_in", "fan_out", "fan_avg")),
         (distribution, ("truncated_normal", "normal", "uniform")),
     ):
         if name not in known:
             raise UsageError(f"variance scaling by {name!r}", fix=suggest(name, known))
+    return _VarianceScaling(scale, mode, distribution, _tuple(in_dims), _tuple(out_dims), _tuple(batch_dims))
 
-    def init(key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        fan_in, fan_out = _fans(shape, in_dims, out_dims, batch_dims)
-        fan = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[mode]
-        deviation = math.sqrt(scale / max(fan, 1.0))
-        if distribution == "uniform":
+
+@dataclass(frozen=True)
+class _VarianceScaling:
+    scale: float
+    mode: str
+    distribution: str
+    in_dims: tuple[int, ...]
+    out_dims: tuple[int, ...]
+    batch_dims: tuple[int, ...]
+
+    def __call__(self, key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        fan_in, fan_out = self._fans(shape)
+        fan = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[self.mode]
+        deviation = math.sqrt(self.scale / max(fan, 1.0))
+        if self.distribution == "uniform":
             edge = math.sqrt(3.0) * deviation
             return uniform(key, shape, dtype, -edge, edge, device=device)
-        if distribution == "normal":
+        if self.distribution == "normal":
             return normal(key, shape, dtype, device=device) * deviation
         return truncated_normal(key, shape, dtype, device=device) * (deviation / _TRUNCATED_DEVIATION)
 
-    return init
+    def _fans(self, shape: tuple[int, ...]) -> tuple[float, float]:
+        if len(shape) < 2:
+            return float(math.prod(shape)), float(math.prod(shape))
+        every = [*self.in_dims, *self.out_dims, *self.batch_dims]
+        if not all(-len(shape) <= dim < len(shape) for dim in every):
+            raise UsageError(f"fans over the dims {every} of the shape {shape}", fix="name dims that the shape has")
+        inputs, outputs, _ = sizes = [
+            math.prod(shape[dim] for dim in dims) for dims in (self.in_dims, self.out_dims, self.batch_dims)
+        ]
+        # A kernel without elements has no fan, and nothing to scale.
+        receptive = math.prod(shape) / max(math.prod(sizes), 1)
+        return inputs * receptive, outputs * receptive
 
 
-def lecun_normal(in_dims: Dims = -2, out_dims: Dims = -1) -> Initialiser:
-    """Variance 1 / fan in; what Dense and Conv use."""
-    return variance_scaling(1.0, "fan_in", "truncated_normal", in_dims, out_dims)
+def _tuple(dims: Dims) -> tuple[int, ...]:
+    return (dims,) if isinstance(dims, int) else tuple(dims)
 
 
-def lecun_uniform(in_dims: Dims = -2, out_dims: Dims = -1) -> Initialiser:
-    """Variance 1 / fan in, uniform."""
-    return variance_scaling(1.0, "fan_in", "uniform", in_dims, out_dims)
+lecun_normal = functools.partial(variance_scaling, 1.0, "fan_in", "truncated_normal")
+lecun_uniform = functools.partial(variance_scaling, 1.0, "fan_in", "uniform")
+# Glorot and Bengio, 2010.
+glorot_normal = xavier_normal = functools.partial(variance_scaling, 1.0, "fan_avg", "truncated_normal")
+glorot_uniform = xavier_uniform = functools.partial(variance_scaling, 1.0, "fan_avg", "uniform")
+# For ReLU (He et al., 2015).
+he_normal = kaiming_normal = functools.partial(variance_scaling, 2.0, "fan_in", "truncated_normal")
+he_uniform = kaiming_uniform = functools.partial(variance_scaling, 2.0, "fan_in", "uniform")
 
 
-def glorot_normal(in_dims: Dims = -2, out_dims: Dims = -1) -> Initialiser:
-    """Variance 2 / (fan in + fan out) (Glorot and Bengio, 2010)."""
-    return variance_scaling(1.0, "fan_avg", "truncated_normal", in_dims, out_dims)
+@dataclass(frozen=True)
+class _Orthogonal:
+    scale: float
 
-
-def glorot_uniform(in_dims: Dims = -2, out_dims: Dims = -1) -> Initialiser:
-    """Variance 2 / (fan in + fan out), uniform."""
-    return variance_scaling(1.0, "fan_avg", "uniform", in_dims, out_dims)
-
-
-def he_normal(in_dims: Dims = -2, out_dims: Dims = -1) -> Initialiser:
-    """Variance 2 / fan in, for ReLU (He et al., 2015)."""
-    return variance_scaling(2.0, "fan_in", "truncated_normal", in_dims, out_dims)
-
-
-def he_uniform(in_dims: Dims = -2, out_dims: Dims = -1) -> Initialiser:
-    """Variance 2 / fan in, uniform."""
-    return variance_scaling(2.0, "fan_in", "uniform", in_dims, out_dims)
-
-
-def orthogonal(scale: float = 1.0) -> Initialiser:
-    """A random orthogonal matrix over the last dimension (Saxe et al., 2013)."""
-
-    def init(key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    def __call__(self, key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         if len(shape) < 2:
             raise UsageError(f"the shape {shape} cannot be orthogonal", fix="use it for matrices and up")
         rows, columns = math.prod(shape[:-1]), shape[-1]
-        matrix = normal(key, (max(rows, columns), min(rows, columns)), torch.float64, device=device)
-        q, r = torch.linalg.qr(matrix)
+        q, r = torch.linalg.qr(normal(key, (max(rows, columns), min(rows, columns)), torch.float64, device=device))
         q = q * torch.sign(torch.diagonal(r))
-        made: Tensor = (scale * (q if rows >= columns else q.T)).reshape(shape).to(dtype)
+        made: Tensor = (self.scale * (q if rows >= columns else q.T)).reshape(shape).to(dtype)
         return made
 
-    return init
 
-
-def _fans(shape: tuple[int, ...], in_dims: Dims, out_dims: Dims, batch_dims: Dims) -> tuple[float, float]:
-    if len(shape) < 2:
-        return float(math.prod(shape)), float(math.prod(shape))
-
-    every = [dim for dims in (in_dims, out_dims, batch_dims) for dim in ((dims,) if isinstance(dims, int) else dims)]
-    if not all(-len(shape) <= dim < len(shape) for dim in every):
-        raise UsageError(f"fans over the dims {every} of the shape {shape}", fix="name dims that the shape has")
-
-    def size(dims: Dims) -> int:
-        return math.prod(shape[dim] for dim in ((dims,) if isinstance(dims, int) else dims))
-
-    # A kernel without elements has no fan, and nothing to scale.
-    receptive = math.prod(shape) / max(size(in_dims) * size(out_dims) * size(batch_dims), 1)
-    return size(in_dims) * receptive, size(out_dims) * receptive
+def orthogonal(scale: float = 1.0) -> Initialiser:
+    """Draw a random orthogonal matrix over the last dimension (Saxe et al., 2013)."""
+    return _Orthogonal(scale)

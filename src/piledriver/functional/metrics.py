@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,39 +33,27 @@ class Average:
     weight: Tensor
 
     @classmethod
-    def from_batch(cls, values: Tensor, mask: Tensor | None = None) -> Average:
+    def from_batch(cls, values: Tensor, mask: Tensor | None = None) -> Self:
         """Return the metric of one batch of numbers; `mask` weighs them."""
         values = values.float()
         weights = torch.ones_like(values) if mask is None else mask.float().expand_as(values)
         return cls(total=(values * weights).sum(), weight=weights.sum())
 
-    def merge(self, other: Average) -> Average:
-        """Return the metric of both batches."""
-        return Average(total=self.total + other.total, weight=self.weight + other.weight)
+    def merge(self, other: Self) -> Self:
+        return type(self)(total=self.total + other.total, weight=self.weight + other.weight)
 
     def compute(self) -> Tensor:
-        """Return the mean."""
         return self.total / self.weight
 
 
 @tree_dataclass
-class Accuracy:
+class Accuracy(Average):
     """The fraction of predictions whose largest logit is the label."""
 
-    average: Average
-
     @classmethod
-    def from_batch(cls, logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Accuracy:
-        """Return the metric of one batch."""
-        return cls(average=Average.from_batch(logits.argmax(dim=-1) == labels, mask))
-
-    def merge(self, other: Accuracy) -> Accuracy:
-        """Return the metric of both batches."""
-        return Accuracy(average=self.average.merge(other.average))
-
-    def compute(self) -> Tensor:
-        """Return the fraction of correct predictions."""
-        return self.average.compute()
+    def from_batch(cls, logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Self:  # type: ignore[override]
+        """Return the metric of one batch; `mask` weighs the predictions."""
+        return super().from_batch(logits.argmax(dim=-1) == labels, mask)
 
 
 @tree_dataclass
@@ -78,13 +66,11 @@ class Welford:
 
     @classmethod
     def from_batch(cls, values: Tensor) -> Welford:
-        """Return the metric of one batch of numbers."""
         values = values.float().flatten()
         mean = values.sum() / max(len(values), 1)
         return cls(count=mean.new_full((), len(values)), mean=mean, squares=(values - mean).square().sum())
 
     def merge(self, other: Welford) -> Welford:
-        """Return the metric of both batches."""
         count = self.count + other.count
         share = other.count / count.clamp(min=1.0)  # an empty batch, such as a rank's last one, changes nothing
         delta = other.mean - self.mean
@@ -105,7 +91,6 @@ class Metrics:
 
     @classmethod
     def from_batch(cls, **parts: Any) -> Metrics:
-        """Return the metric of one batch."""
         return cls(parts=Tree(parts))
 
     def merge(self, other: Metrics) -> Metrics:
@@ -118,7 +103,6 @@ class Metrics:
         return Metrics(parts=Tree({name: part.merge(other.parts[name]) for name, part in self.parts.items()}))
 
     def compute(self) -> Mapping[str, Any]:
-        """Return all results by name."""
         return {name: part.compute() for name, part in self.parts.items()}
 
 

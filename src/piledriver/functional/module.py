@@ -75,7 +75,7 @@ class Variable:
 
     @property
     def value(self) -> Any:
-        """The present value."""
+        """The current value."""
         return self._frame.read(self._collection, self._name)
 
     @value.setter
@@ -137,7 +137,6 @@ class Module:
         return hash((type(self), *(held.get(name) for name in self._fields)))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The computation; subclasses define it."""
         raise TransformError(
             f"{type(self).__name__} does not define `__call__`",
             fix="rename its `forward`" if hasattr(self, "forward") else "define it, or name a `method=`",
@@ -153,7 +152,7 @@ class Module:
         method: Method | None = None,
         **kwargs: Any,
     ) -> Tree:
-        """Variables for inputs like the example. Shapes are inferred without computing; each value is made once.
+        """Return variables for inputs like the example. Shapes are inferred without computing; each value is made once.
 
         `key` is one key, or keys by stream (`params` makes parameters). `device` defaults to the example's. `method`
         names another method than `__call__`, one that uses every child.
@@ -168,7 +167,7 @@ class Module:
         )
 
     def init_with_output(self, key: Key | Mapping[str, Key], *args: Any, **kwargs: Any) -> tuple[Any, Tree]:
-        """`(output, variables)`; the variables are the initial ones, whatever the call would have written to them."""
+        """Return `(output, variables)`; the variables are the initial ones, without what the call wrote."""
         variables = self.init(key, *args, **kwargs)
         rngs = {"params": key} if isinstance(key, Key) else key
         output, _ = self.apply(variables, *args, rngs=rngs, mutable=True, **kwargs)
@@ -184,7 +183,7 @@ class Module:
         sharding: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """The output for these variables, and nothing else changes.
+        """Return the output for these variables; nothing else changes.
 
         With `mutable` (True, a collection or several) the result is `(output, updated)`, where `updated` is a tree of
         those collections. `method` names another method than `__call__`. `sharding` is what `constrain` uses.
@@ -196,27 +195,27 @@ class Module:
         return (output, context.updated(variables)) if mutable is not False else output
 
     def bind(self: M, variables: Variables, *, rngs: Mapping[str, Key] | None = None, mutable: Mutable = False) -> M:
-        """A copy that holds these variables, for exploration: call it and its methods directly."""
+        """Return a copy that holds these variables, for exploration: call it and its methods directly."""
         return bound_at(self, Frame(Context(stores_of(variables), streams_of(rngs), collections_of(mutable)), None, ""))
 
     def unbind(self: M) -> tuple[M, Tree]:
-        """The module without its variables, and the variables."""
+        """Return the module without its variables, and the variables."""
         frame = self._frame
         if frame is None:
             raise UnboundModuleError(type(self).__name__, "unbind")
         return self.clone(), Tree(frame.variables())
 
     def clone(self: M, **changes: Any) -> M:
-        """The same module with other hyperparameters, not bound to anything."""
+        """Return the module with other hyperparameters, unbound."""
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     def spec(self, *args: Any, **kwargs: Any) -> Tree:
-        """The shape, dtype and axis names of every variable for inputs like the example; nothing is allocated."""
+        """Return the shape, dtype and axis names of every variable for inputs like the example, without allocating."""
         found = self.declarations(*args, **kwargs)
         return unflatten({(at[0], *at[1]): Spec(one.shape, one.dtype, one.axes) for at, one in found.items()})
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Tree:
-        """The variables that `init` would return, on the meta device."""
+        """Return the variables that `init` would return, on the meta device."""
         found = self.declarations(*args, **kwargs)
         return unflatten(
             {(at[0], *at[1]): torch.empty(one.shape, dtype=one.dtype, device="meta") for at, one in found.items()}
@@ -257,27 +256,22 @@ class Module:
         return frame.param(name, init, shape, dtype, axes)
 
     def child(self, name: str, module: M) -> M:
-        """A module bound under this one by a name; keep it in a local variable to use it twice."""
+        """Bind a module under this one by a name; keep the result in a local variable to use it twice."""
         frame = self._frame
         if frame is None:
             raise UnboundModuleError(type(self).__name__, f"the child {name!r}")
         if not isinstance(module, Module):
-            self._refuse_child(name, module)
+            fix = "pass `from_torch(module)`" if isinstance(module, torch.nn.Module) else "pass an instance, `Dense(8)`"
+            kind = module.__name__ if isinstance(module, type) else f"of type {type(module).__name__}"
+            raise TransformError(f"{dotted(self.path)}: the child {name!r} is {kind}, not a module", fix=fix)
         if module._frame is not None:
             at = ".".join(module._frame.path)
             raise TransformError(f"the child {name!r} is already bound at {at!r}", fix="call it without `child`")
         frame.claim("child", name)
         return bound_at(module, Frame(frame.context, frame, name))
 
-    def _refuse_child(self, name: str, module: Any) -> NoReturn:
-        fix = "pass an instance, such as `self.child('up', Dense(8))`"
-        if isinstance(module, torch.nn.Module):
-            fix = "pass `from_torch(module)`"
-        kind = module.__name__ if isinstance(module, type) else f"of type {type(module).__name__}"
-        raise TransformError(f"{dotted(self.path)}: the child {name!r} is {kind}, not a module", fix=fix)
-
     def within(self: M, parent: Module) -> M:
-        """This module bound in the place of another one, sharing its names: for wrappers that add no level."""
+        """Bind this module in the place of another one, sharing its names: for wrappers that add no level."""
         return bound_at(self, parent._bound_frame("within"))
 
     def variable(
@@ -311,7 +305,7 @@ class Module:
         return Variable(frame, collection, name)
 
     def has_variable(self, collection: str, name: str) -> bool:
-        """Whether the variable exists already."""
+        """Return whether the variable exists."""
         return self._bound_frame(f"the variable {name!r}").read(collection, name) is not None
 
     def sow(self, collection: str, name: str, value: Any) -> bool:
@@ -335,11 +329,11 @@ class Module:
         return value if stored is None else value + stored
 
     def make_key(self, stream: str = "dropout") -> Key:
-        """A fresh key of a named stream, its own for this module and this draw."""
+        """Return a fresh key of a named stream, different for every module and draw."""
         return self._bound_frame(f"a key of {stream!r}").make_key(stream)
 
     def constrain(self, value: Tensor, axes: Axes) -> Tensor:
-        """Lay an activation out by the logical names of its dimensions, where `apply` was given a sharding."""
+        """Shard an activation by the logical names of its dimensions, if `apply` was given a sharding."""
         frame = self._frame
         if frame is None or frame.context.sharding is None:
             return value
@@ -347,12 +341,12 @@ class Module:
 
     @property
     def is_initialising(self) -> bool:
-        """Whether shapes are being inferred (and no numbers computed)."""
+        """Whether shapes are being inferred, without data."""
         return self._frame is not None and self._frame.context.declared is not None
 
     @property
     def path(self) -> tuple[str, ...]:
-        """The way from the root module to this one."""
+        """The path from the root module to this one."""
         return () if self._frame is None else self._frame.path
 
     def _bound_frame(self, what: str) -> Frame:
@@ -368,7 +362,7 @@ _OF_EVERY_MODULE = frozenset(name for name in vars(Module) if not name.startswit
 
 
 def bound_at(module: M, frame: Frame) -> M:
-    """A copy of a module that stands at a frame."""
+    """Return a copy of a module that is bound to a frame."""
     # A direct copy: running the generated __init__ again costs three times as much, and compilers trace all of it.
     copy = object.__new__(type(module))
     if _compilers_know_dicts or not torch.compiler.is_compiling():
@@ -383,7 +377,7 @@ def bound_at(module: M, frame: Frame) -> M:
 
 
 def _entered(method: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A module's method that opens its frame: names may be used once in each outermost call."""
+    """Wrap a module's method to open its frame: a name may be used once in each outermost call."""
     is_call = name == "__call__"
 
     @functools.wraps(method)

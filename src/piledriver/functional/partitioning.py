@@ -21,7 +21,6 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from piledriver.core.errors import nearest, suggest
 from piledriver.functional.errors import PartitionError
@@ -29,6 +28,7 @@ from piledriver.functional.frame import Axes, Declaration, made
 from piledriver.functional.metrics import merge_all
 from piledriver.functional.module import Module, Spec
 from piledriver.functional.random.keys import Key
+from piledriver.functional.torch_private import shard_row_offset
 from piledriver.functional.tree import Path, Tree, flatten, unflatten
 from piledriver.runtime import detect_world
 from piledriver.runtime.collectives.operations import gather
@@ -40,9 +40,7 @@ class HasDeviceMesh(Protocol):
     """Anything that holds a `DeviceMesh`, such as the mesh of a layout."""
 
     @property
-    def device_mesh(self) -> DeviceMesh:
-        """The device mesh."""
-        ...
+    def device_mesh(self) -> DeviceMesh: ...
 
 
 def as_device_mesh(mesh: DeviceMesh | HasDeviceMesh) -> DeviceMesh:
@@ -116,20 +114,15 @@ class Sharding:
         """Shard variables that every rank holds in full; `spec` is what `model.spec(...)` returned."""
         specs = flatten(spec)
         self._check_names(one.axes for one in specs.values())
-        return unflatten(
-            {
-                path: self._placed(path, functools.partial(_itself, leaf), specs.get(path))
-                for path, leaf in flatten(variables).items()
-            }
-        )
+        return unflatten({path: self._placed(path, leaf, specs.get(path)) for path, leaf in flatten(variables).items()})
 
-    def _placed(self, path: Path, make: Callable[[], Tensor], described: Spec | Declaration | None) -> Tensor:
-        """Return one variable as a DTensor; raise an error with its path before it is made if it does not fit."""
+    def _placed(self, path: Path, value: Tensor | Callable[[], Tensor], described: Spec | Declaration | None) -> Tensor:
+        """Return one variable as a DTensor; one that does not fit is an error with its path, before it is made."""
         axes = None if described is None else described.axes
         try:
             if described is not None:
                 self.placements(axes, described.shape)
-            return self.place(make(), axes)
+            return self.place(value if isinstance(value, Tensor) else value(), axes)
         except PartitionError as error:
             raise PartitionError(f"{'.'.join(path)}: {error.what}", fix=error.fix) from error
 
@@ -167,10 +160,6 @@ class Sharding:
         placements = self.placements(axes, value.shape)
         placed: Tensor = _RedistributeGradient.apply(value.redistribute(self.mesh, placements), placements)  # type: ignore[no-untyped-call]
         return placed
-
-
-def _itself(value: Tensor) -> Tensor:
-    return value
 
 
 class _RedistributeGradient(torch.autograd.Function):
@@ -221,9 +210,8 @@ def embed_locally(tokens: Tensor, table: Tensor) -> Tensor:
         numbers.append(Replicate() if is_cut else asked)
         outputs.append((Partial() if held.is_shard(0) else Shard(tokens.ndim)) if is_cut else asked)
         gradients.append(held if is_cut or not isinstance(asked, Shard) else Partial())
-    _, offset = compute_local_shape_and_global_offset(table.shape, mesh, table.placements)
     rows = table.to_local(grad_placements=gradients)
-    local = tokens.redistribute(mesh, numbers).to_local() - offset[0]
+    local = tokens.redistribute(mesh, numbers).to_local() - shard_row_offset(table)
     is_mine = (local >= 0) & (local < len(rows))
     found = F.embedding(torch.where(is_mine, local, 0), rows)
     return DTensor.from_local(found * is_mine[..., None], mesh, outputs, run_check=False)
@@ -241,11 +229,7 @@ def attend_locally(
     mesh = query.device_mesh
     placements = [_local_cut(one, index, mesh, key) for index, one in enumerate(query.placements)]
     parts = [one.redistribute(mesh, placements).to_local() for one in (query, key, value)]  # type: ignore[attr-defined]
-    out = attend(
-        *parts,
-        mask=_local_mask(mask, mesh, placements),
-        bias=_local_mask(bias, mesh, placements),
-    )
+    out = attend(*parts, mask=_local_mask(mask, mesh, placements), bias=_local_mask(bias, mesh, placements))
     return DTensor.from_local(out, mesh, placements, run_check=False)
 
 

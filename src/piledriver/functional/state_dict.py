@@ -20,7 +20,7 @@ from piledriver.functional.tree import Tree
 
 
 def to_state_dict(value: Any) -> Any:
-    """Nested dicts of leaves.
+    """Return nested dicts of leaves.
 
     >>> to_state_dict({"a": (1, 2)})
     {'a': {'0': 1, '1': 2}}
@@ -41,7 +41,7 @@ def to_state_dict(value: Any) -> Any:
 
 
 def from_state_dict(target: Any, state: Any, path: str = "") -> Any:
-    """A tree like the target with the values of the state; a difference in structure is an error with its path."""
+    """Return a tree like the target with the values of the state; an error names the path that differs."""
     if isinstance(target, Mapping):
         state = _checked(target, state, path)
         filled = {name: from_state_dict(below, state[str(name)], _at(path, name)) for name, below in target.items()}
@@ -67,7 +67,7 @@ def from_state_dict(target: Any, state: Any, path: str = "") -> Any:
 
 
 def _signed(lane: int) -> Tensor:
-    """Names that were folded into a key, as the number that a tensor can hold."""
+    """Return the hash of the names folded into a key as an int64 tensor."""
     return torch.tensor(lane - (1 << 64) if lane >= 1 << 63 else lane, dtype=torch.int64)
 
 
@@ -96,7 +96,7 @@ def _leaf(target: Any, state: Any, path: str) -> Any:
 
 
 def laid_like(value: Tensor, target: Tensor) -> Tensor:
-    """A value that every process holds whole with the target's dtype, device and, where it has one, sharding."""
+    """Return a value that every rank holds in full with the target's dtype, device and placements."""
     if not hasattr(target, "placements"):
         return value.to(dtype=target.dtype, device="cpu" if target.is_meta else target.device)
     from torch.distributed.tensor import DTensor, distribute_tensor
@@ -112,7 +112,7 @@ def _children(value: Any) -> list[str]:
 
 
 def _checked(target: Mapping[Any, Any], state: Any, path: str) -> Mapping[str, Any]:
-    """The state, where its names are the target's; parts without any leaf may be absent, as in safetensors files."""
+    """Return the state if its names are the target's; parts without leaves may be absent, as in safetensors files."""
     where = path or "the root"
     if not isinstance(state, Mapping):
         raise TreeStructureError(f"{where} is a mapping here and a leaf in the file", fix="use `transfer`")

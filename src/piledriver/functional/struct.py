@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def static(**kwargs: Any) -> Any:
-    """A field that is part of the structure, not of the values: a function, an optimizer, a setting."""
+    """Mark a field as part of the structure, not of the values: a function, an optimizer, a setting."""
     return dataclasses.field(metadata={"static": True}, **kwargs)
 
 
@@ -74,5 +74,5 @@ def _refuse_assignment(self: object, name: str, value: Any = None) -> NoReturn:
 
 
 def replace(value: T, **changes: Any) -> T:
-    """The same value with some fields replaced."""
+    """Return the value with some fields replaced."""
     return dataclasses.replace(value, **changes)  # type: ignore[type-var]

@@ -1,9 +1,9 @@
-"""Taking trees apart and putting them together: filters, split and merge, and moving weights between architectures."""
+"""Tree surgery: filters and masks, split and merge, renaming, and moving weights between architectures."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,13 +11,15 @@ from torch import Tensor
 
 from piledriver.functional.errors import TreeStructureError
 from piledriver.functional.state_dict import laid_like
-from piledriver.functional.tree import Path, Tree, flatten, unflatten
+from piledriver.functional.tree import Path, Tree, flatten, map_with_path, unflatten
 
 Filter = Callable[[Path, Any], bool]
+Mask = Mapping[str, Any] | Callable[[Path, Tensor], bool]
+"""Which parameters: a tree of booleans, or a function of path and leaf."""
 
 
 def path_matches(pattern: str) -> Filter:
-    """Paths (dotted) in which a regular expression is found.
+    """Match dotted paths in which a regular expression is found.
 
     >>> path_matches(r"bias$")(("mlp", "bias"), None)
     True
@@ -27,42 +29,68 @@ def path_matches(pattern: str) -> Filter:
 
 
 def path_contains(name: str) -> Filter:
-    """Paths with this name as one of their steps."""
+    """Match paths with this name as one of their steps."""
     return lambda path, _: name in path
 
 
 def has_dims(count: int) -> Filter:
-    """Tensors of this many dimensions."""
+    """Match tensors of this many dimensions."""
     return lambda _, leaf: isinstance(leaf, Tensor) and leaf.ndim == count
 
 
 def has_dtype(dtype: Any) -> Filter:
-    """Tensors of this dtype."""
+    """Match tensors of this dtype."""
     return lambda _, leaf: isinstance(leaf, Tensor) and leaf.dtype == dtype
 
 
 def every(*filters: Filter) -> Filter:
-    """All of them hold."""
+    """Match what all filters match."""
     return lambda path, leaf: all(one(path, leaf) for one in filters)
 
 
 def either(*filters: Filter) -> Filter:
-    """Any of them holds."""
+    """Match what any filter matches."""
     return lambda path, leaf: any(one(path, leaf) for one in filters)
 
 
 def invert(chosen: Filter) -> Filter:
-    """It does not hold."""
+    """Match what a filter does not match."""
     return lambda path, leaf: not chosen(path, leaf)
 
 
+def not_vectors(path: Path, leaf: Tensor) -> bool:
+    """Return True for matrices and up: the usual mask of weight decay."""
+    return leaf.ndim > 1
+
+
+def is_chosen(mask: Mask, path: Path, leaf: Tensor) -> bool:
+    """Return whether a mask chooses a leaf; in a tree, a boolean stands for everything below it."""
+    if callable(mask):
+        return bool(mask(path, leaf))
+    node: Any = mask
+    for name in path:
+        if not isinstance(node, Mapping):
+            break
+        if name not in node:
+            raise TreeStructureError(
+                f"the mask says nothing about {'.'.join(path)!r}", fix="give it, or what it lies in, True or False"
+            )
+        node = node[name]
+    return bool(node)
+
+
+def mask_tree(mask: Mask, params: Mapping[str, Any]) -> Tree:
+    """Return what a mask chooses as a tree of booleans."""
+    return map_with_path(lambda path, leaf: is_chosen(mask, path, leaf), params)
+
+
 def select_leaves(tree: Mapping[str, Any], chosen: Filter) -> Tree:
-    """The part of a tree whose leaves pass."""
+    """Return the part of a tree whose leaves match."""
     return unflatten({path: leaf for path, leaf in flatten(tree).items() if chosen(path, leaf)})
 
 
 def split_tree(tree: Mapping[str, Any], *filters: Filter) -> tuple[Tree, ...]:
-    """One tree for each filter (each leaf goes to the first that takes it), and one with the rest.
+    """Return one tree for each filter (each leaf goes to the first that matches), and one with the rest.
 
     >>> biases, rest = split_tree(Tree({"a": {"bias": 1, "kernel": 2}}), path_matches("bias$"))
     >>> biases, rest
@@ -76,7 +104,7 @@ def split_tree(tree: Mapping[str, Any], *filters: Filter) -> tuple[Tree, ...]:
 
 
 def merge_trees(*trees: Mapping[str, Any]) -> Tree:
-    """The inverse of `split_tree`: all leaves in one tree; the same path twice is an error."""
+    """Return all leaves in one tree, the inverse of `split_tree`; the same path twice is an error."""
     leaves: dict[Path, Any] = {}
     for tree in trees:
         for path, leaf in flatten(tree).items():
@@ -175,7 +203,7 @@ def transfer(
             continue
         filled[name] = laid_like(value, leaf)
     report = TransferReport(
-        tuple(matched), tuple(reshaped), tuple(missing), _sorted(set(renamed) - used), tuple(mismatched)
+        tuple(matched), tuple(reshaped), tuple(missing), tuple(sorted(set(renamed) - used)), tuple(mismatched)
     )
     return unflatten(filled), report
 
@@ -189,7 +217,3 @@ def _adapted(name: str, value: Tensor, adapt: Mapping[str, Callable[[Tensor], Te
                 error.add_note(f"in adapt of {name}, by the pattern {pattern!r}")
                 raise
     return value
-
-
-def _sorted(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(names))

@@ -51,7 +51,7 @@ class Row:
 
 
 def rows(module: Module, *args: Any, **kwargs: Any) -> list[Row]:
-    """The table as data, in the order of the calls."""
+    """Return the table as data, in the order of the calls."""
     from torch.utils.flop_counter import FlopCounterMode
 
     found: list[Row] = []
@@ -82,7 +82,7 @@ def rows(module: Module, *args: Any, **kwargs: Any) -> list[Row]:
 
 
 def tabulate(module: Module, *args: Any, depth: int | None = None, width: int = _WIDE, **kwargs: Any) -> str:
-    """The table as text for a terminal of this many columns; `depth` hides what lies deeper.
+    """Return the table as text for a terminal of this many columns, down to `depth`.
 
     Modules are indented under the one that they lie in. Counts and bytes are of a module's own parameters.
     """
@@ -129,7 +129,7 @@ def tabulate(module: Module, *args: Any, depth: int | None = None, width: int = 
 
 
 def _with_parameters(found: list[Row], declared: Mapping[Place, Declaration]) -> list[Row]:
-    """The rows with what was declared at their paths, or below one where no module has a row (torch's own modules)."""
+    """Return rows with what was declared at their paths, or below one if no module has a row (torch's modules)."""
     paths = {row.path for row in found}
     mine: dict[Path, dict[str, Declaration]] = {path: {} for path in paths}
     sizes: dict[Path, list[Declaration]] = {path: [] for path in paths}
@@ -169,18 +169,10 @@ def _dtype(dtype: torch.dtype) -> str:
 
 
 def _short(shapes: str) -> str:
-    """Shapes in fewer letters: `float32[2, 3]` as `f32[2,3]`."""
+    """Abbreviate shapes: `float32[2, 3]` as `f32[2,3]`."""
     for long, short in _SHORT.items():
         shapes = re.sub(rf"\b{long}(?=\d)", short, shapes)
     return re.sub(r"(?<=\d), (?=\d)", ",", shapes)
-
-
-def _bytes(count: int) -> str:
-    return _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
-
-
-def _flops(count: int) -> str:
-    return _scaled(count, 1000, ("", "k", "M", "G", "T", "P"))
 
 
 def _scaled(count: float, base: int, units: tuple[str, ...]) -> str:
@@ -189,3 +181,7 @@ def _scaled(count: float, base: int, units: tuple[str, ...]) -> str:
             return f"{count:,.0f} {unit}".strip() if unit == units[0] else f"{count:,.1f} {unit}"
         count /= base
     return f"{count:,.1f} {units[-1]}"
+
+
+_bytes = functools.partial(_scaled, base=1024, units=("B", "KiB", "MiB", "GiB", "TiB"))
+_flops = functools.partial(_scaled, base=1000, units=("", "k", "M", "G", "T", "P"))

@@ -46,11 +46,33 @@ def fake_tensor_mode(leaves: list[Any] | None = None) -> Any:
     return (detect_fake_mode(leaves) if leaves else None) or FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def while_loop_operator(test: Any, body: Any, carry: tuple[Any, ...]) -> Any:
+    """Run torch's higher-order loop."""
+    from torch._higher_order_ops import while_loop
+
+    return while_loop(test, body, carry)  # type: ignore[no-untyped-call]
+
+
+def scan_operator(step: Any, carry: Any, xs: Any, reverse: bool) -> tuple[Any, Any]:
+    """Run torch's higher-order scan."""
+    from torch._higher_order_ops.scan import scan
+
+    return scan(step, carry, xs, reverse=reverse)
+
+
 def data_dependent_error() -> type[Exception]:
     """Return the error that a fake tensor raises when its data is asked for."""
     from torch._subclasses.fake_tensor import DataDependentOutputException
 
     return DataDependentOutputException
+
+
+def shard_row_offset(tensor: Any) -> int:
+    """Return the first row of the full tensor that the local shard of a DTensor holds."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return offsets[0]
 
 
 def is_fake(value: Tensor) -> bool:

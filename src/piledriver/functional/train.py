@@ -44,7 +44,7 @@ class TrainState:
     def create(
         cls: type[S], apply_fn: Callable[..., Any], variables: Mapping[str, Any], optimizer: Optimizer, **fields: Any
     ) -> S:
-        """A state at step 0 from what `init` returned."""
+        """Return a state at step 0 from what `init` returned."""
         if "params" not in variables:
             raise TransformError("the variables have no collection 'params'", fix="pass what `init` returned")
         params = freeze(variables["params"])
@@ -62,11 +62,11 @@ class TrainState:
         )
 
     def apply(self, params: Any, *args: Any, **kwargs: Any) -> Any:
-        """`apply_fn` with these parameters and this state's other collections."""
+        """Call `apply_fn` with these parameters and this state's other collections."""
         return self.apply_fn({"params": params, **self.collections}, *args, **kwargs)
 
     def apply_gradients(self: S, grads: Any, **changes: Any) -> S:
-        """The state after one optimizer step; `changes` replace other fields, such as `collections=`."""
+        """Return the state after one optimizer step; `changes` replace other fields, such as `collections=`."""
         updates, opt_state = self.optimizer.update(grads, self.opt_state, self.params)
         params = apply_updates(self.params, updates)
         return replace(self, step=self.step + 1, params=params, opt_state=opt_state, **changes)
@@ -84,11 +84,10 @@ class DynamicScale:
 
     @classmethod
     def create(cls, scale: float = 65536.0, **settings: Any) -> DynamicScale:
-        """A scale at its start."""
         return cls(scale=torch.tensor(scale), finite_steps=torch.tensor(0, dtype=torch.int32), **settings)
 
     def value_and_grad(self, function: Any, argnums: int = 0, has_aux: bool = False) -> Callable[..., Any]:
-        """Like `value_and_grad`, but returns `(new scale, is finite, value, grads)`; skip the step where it is not.
+        """Return `(new scale, is finite, value, grads)`; skip the step if the gradients are not finite.
 
         `select(is_finite, new_state, old_state)` skips without leaving the graph.
         """
@@ -129,19 +128,19 @@ class EMA:
 
     @classmethod
     def create(cls, tree: Any, decay: float = 0.999) -> EMA:
-        """An average of nothing yet."""
+        """Return an average of nothing yet."""
         zeros = rebuild(tree, [torch.zeros_like(leaf, dtype=_wide(leaf)) for leaf in leaves_of(tree)])
         return cls(average=zeros, count=torch.tensor(0, dtype=torch.int32), decay=decay)
 
     def update(self, tree: Any) -> EMA:
-        """The average with one more."""
+        """Return the average with one more value."""
         averages = leaves_of(self.average)
         fresh = [leaf.to(own.dtype) for own, leaf in zip(averages, leaves_of(aligned(tree, self.average)), strict=True)]
         new = torch._foreach_add(torch._foreach_mul(averages, self.decay), fresh, alpha=1.0 - self.decay)
         return replace(self, average=rebuild(self.average, new), count=self.count + 1)
 
     def debiased(self) -> Any:
-        """The average over what it has really seen."""
+        """Return the average, corrected for its start at zero."""
         weight = 1.0 - self.decay ** self.count.float()
         return rebuild(self.average, [leaf / weight.to(leaf.device, leaf.dtype) for leaf in leaves_of(self.average)])
 
@@ -161,20 +160,15 @@ class EarlyStopping:
     should_stop: bool = static(default=False)
 
     def update(self, metric: float) -> tuple[bool, EarlyStopping]:
-        """`(has improved, new state)`."""
+        """Return `(has improved, new state)`."""
         if self.best - float(metric) > self.min_delta:
             return True, replace(self, best=float(metric), waited=0)
         stop = self.waited >= self.patience or self.should_stop
         return False, replace(self, waited=self.waited + 1, should_stop=stop)
 
 
-def select(condition: Tensor, if_true: Any, if_false: Any) -> Any:
-    """One of two trees of the same structure, leaf by leaf on a tensor: no branch, so it traces."""
-    return pytree.tree_map(lambda a, b: torch.where(condition.to(a.device), a, b), if_true, if_false)
-
-
 def microbatched(function: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """`value_and_grad` of the mean over `count` equal slices of the batch, one slice in memory at a time.
+    """Return `value_and_grad` of the mean over `count` equal micro-batches, one in memory at a time.
 
     `function(params, batch)` returns the mean loss of its batch; the result is that of the whole batch.
     """

@@ -23,10 +23,10 @@ _DIGITS = re.compile(r"(\d+)")
 
 
 def _refused(action: str) -> Callable[..., NoReturn]:
-    """A method that refuses, with the way to do it."""
+    """Return a method that raises the error which names the alternatives."""
 
-    def method(self: Tree, *_: Any, **__: Any) -> NoReturn:
-        self._refuse(f"{action}()")
+    def method(self: Tree, *args: Any, **_: Any) -> NoReturn:
+        raise ImmutableTreeError(action.format(*args))
 
     return method
 
@@ -63,11 +63,10 @@ class Tree(Mapping[str, Any]):
             raise MissingNameError(name, self._data) from None
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value under a name, or the default."""
         return self._data.get(name, default)
 
     def __eq__(self, other: object) -> bool:
-        """The same names with equal values; tensors are equal when all their numbers, shape and dtype are."""
+        """Compare names and values; tensors are equal if all their numbers, shape and dtype are."""
         if not isinstance(other, Mapping):
             return NotImplemented
         return self._data.keys() == other.keys() and all(_equal(one, other[name]) for name, one in self._data.items())
@@ -91,7 +90,7 @@ class Tree(Mapping[str, Any]):
         return Tree, (thaw(self),)
 
     def at(self, path: str | Path) -> Any:
-        """The value under a dotted path."""
+        """Return the value under a dotted path."""
         node: Any = self
         for name in split_path(path):
             if not isinstance(node, Mapping) or name not in node:
@@ -103,7 +102,7 @@ class Tree(Mapping[str, Any]):
         return node
 
     def set(self, path: str | Path, value: Any) -> Tree:
-        """A new tree with one value replaced or added; the rest is shared, not copied."""
+        """Return a tree with one value replaced or added; the rest is shared, not copied."""
         if not split_path(path):
             raise TreeStructureError("an empty path names nothing to set", fix="give the path of a leaf, 'a.b'")
         first, *rest = split_path(path)
@@ -115,7 +114,7 @@ class Tree(Mapping[str, Any]):
         return Tree({**self._data, first: below.set(tuple(rest), value)})
 
     def without(self, path: str | Path) -> Tree:
-        """A new tree that lacks one value or subtree; mappings left empty disappear with it."""
+        """Return a tree that lacks one value or subtree; mappings left empty disappear with it."""
         self.at(path)
         first, *rest = split_path(path)
         kept = {name: value for name, value in self._data.items() if name != first}
@@ -123,7 +122,7 @@ class Tree(Mapping[str, Any]):
         return Tree({**kept, first: below} if len(below) else kept)
 
     def merge(self, other: Mapping[str, Any]) -> Tree:
-        """A new tree with everything of both; where both have a leaf, the other's wins."""
+        """Return a tree with everything of both; where both have a leaf, the other's wins."""
         merged = dict(self._data)
         for name, value in other.items():
             mine = merged.get(name)
@@ -131,25 +130,16 @@ class Tree(Mapping[str, Any]):
         return Tree(merged)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same tree as plain, mutable dicts (new ones: the tree itself stays as it is)."""
+        """Return the tree as new, plain dicts."""
         return {name: thaw(value) for name, value in self._data.items()}
 
-    def _refuse(self, action: str) -> NoReturn:
-        raise ImmutableTreeError(action)
-
-    def __setitem__(self, name: str, value: Any) -> NoReturn:
-        self._refuse(f"setting {name!r}")
-
-    def __delitem__(self, name: str) -> NoReturn:
-        self._refuse(f"deleting {name!r}")
-
-    def __setattr__(self, name: str, value: Any) -> NoReturn:
-        self._refuse(f"setting the attribute {name!r}")
-
-    def __delattr__(self, name: str) -> NoReturn:
-        self._refuse(f"deleting the attribute {name!r}")
-
-    update, pop, popitem, clear, setdefault = map(_refused, ("update", "pop", "popitem", "clear", "setdefault"))
+    update, pop, popitem, clear, setdefault = map(
+        _refused, ("update()", "pop()", "popitem()", "clear()", "setdefault()")
+    )
+    __setitem__ = _refused("setting {!r}")
+    __delitem__ = _refused("deleting {!r}")
+    __setattr__ = _refused("setting the attribute {!r}")
+    __delattr__ = _refused("deleting the attribute {!r}")
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -159,43 +149,43 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A leaf in a few words: tensors by dtype and shape, since a model's numbers fill a terminal and say nothing."""
+    """Return a leaf as text: tensors by dtype and shape only."""
     if isinstance(value, Tree):
         return "{" + ", ".join(f"{name!r}: {_shown(below)}" for name, below in value.items()) + "}"
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:
-    """A sort key under which `layers_2` comes before `layers_10`."""
+    """Return a sort key under which `layers_2` comes before `layers_10`."""
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in _DIGITS.split(name) if part]
 
 
 def freeze(value: Any) -> Any:
-    """A mapping as a `Tree`; anything else as it is."""
+    """Return a mapping as a `Tree`; anything else unchanged."""
     if isinstance(value, Mapping) and not isinstance(value, Tree):
         return Tree(value)
     return value
 
 
 def thaw(value: Any) -> Any:
-    """A `Tree` as plain dicts; anything else as it is."""
+    """Return a `Tree` as plain dicts; anything else unchanged."""
     return {name: thaw(below) for name, below in value.items()} if isinstance(value, Tree) else value
 
 
 def split_path(path: str | Path) -> Path:
-    """A dotted path as a tuple."""
+    """Return a dotted path as a tuple."""
     return tuple(path.split(".")) if isinstance(path, str) else tuple(path)
 
 
 def trusted(data: dict[str, Any]) -> Tree:
-    """A tree around a dict whose keys are in natural order and whose mappings are trees; nothing is checked."""
+    """Return a tree around a dict whose keys are in natural order and whose mappings are trees, unchecked."""
     tree = object.__new__(Tree)
     object.__setattr__(tree, "_data", data)
     return tree
 
 
 def flatten(tree: Mapping[str, Any], prefix: Path = ()) -> dict[Path, Any]:
-    """Leaves by path. Empty mappings vanish.
+    """Return leaves by path. Empty mappings vanish.
 
     >>> flatten(Tree({"a": {"b": 1}}))
     {('a', 'b'): 1}
@@ -210,7 +200,7 @@ def flatten(tree: Mapping[str, Any], prefix: Path = ()) -> dict[Path, Any]:
 
 
 def unflatten(leaves: Mapping[Path, Any] | Mapping[str, Any]) -> Tree:
-    """The tree with these leaves; the inverse of `flatten`, and it also takes dotted paths.
+    """Return the tree with these leaves (paths as tuples or dotted); the inverse of `flatten`.
 
     >>> unflatten({"a.b": 1})
     Tree({'a': {'b': 1}})
@@ -258,8 +248,13 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
         raise difference from error
 
 
+def select(condition: Tensor, if_true: Any, if_false: Any) -> Any:
+    """Return one of two trees of the same structure, leaf by leaf on a tensor: no branch, so it traces."""
+    return pytree.tree_map(lambda a, b: torch.where(condition.to(a.device), a, b), if_true, if_false)
+
+
 def _difference(tree: Any, others: tuple[Any, ...]) -> TreeStructureError | None:
-    """The error that names where trees differ, if they do."""
+    """Return the error that names where trees differ, or None."""
     for other in others:
         if isinstance(tree, Mapping) and isinstance(other, Mapping):
             mine, theirs = set(flatten(tree)), set(flatten(other))
@@ -272,12 +267,12 @@ def _difference(tree: Any, others: tuple[Any, ...]) -> TreeStructureError | None
 
 
 def tree_leaves(tree: Any) -> list[Any]:
-    """The leaves of any torch pytree."""
+    """Return the leaves of any torch pytree."""
     return pytree.tree_leaves(tree)
 
 
 def leaves_of(tree: Any) -> list[Any]:
-    """The leaves of any torch pytree, in its order; of trees in a third of the time that the general walk takes.
+    """Return the leaves of any torch pytree, in its order; trees are walked faster than by torch.
 
     A compiler traces this for every step that it compiles, so it calls little.
     """
@@ -307,7 +302,7 @@ def _collect(node: Any, found: list[Any]) -> None:
 
 
 def rebuild(tree: Any, leaves: Iterable[Any]) -> Any:
-    """A tree of the same structure with other leaves; the inverse of `leaves_of`."""
+    """Return a tree of the same structure with other leaves; the inverse of `leaves_of`."""
     if not isinstance(tree, Tree):
         return pytree.tree_unflatten(list(leaves), pytree.tree_structure(tree))
     return _filled(tree, iter(leaves))
@@ -320,22 +315,13 @@ def _filled(tree: Tree, leaves: Iterator[Any]) -> Tree:
     return trusted(data)
 
 
-def _flatten_tree(tree: Tree) -> tuple[list[Any], tuple[str, ...]]:
-    return list(tree._data.values()), tuple(tree._data)
-
-
-def _flatten_tree_with_keys(tree: Tree) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
-    return [(pytree.MappingKey(name), value) for name, value in tree._data.items()], tuple(tree._data)
-
-
-def _unflatten_tree(values: Iterable[Any], names: tuple[str, ...]) -> Tree:
-    return trusted(dict(zip(names, values, strict=True)))
-
-
 pytree.register_pytree_node(
     Tree,
-    _flatten_tree,
-    _unflatten_tree,
+    lambda tree: (list(tree._data.values()), tuple(tree._data)),
+    lambda values, names: trusted(dict(zip(names, values, strict=True))),
     serialized_type_name="piledriver.functional.Tree",
-    flatten_with_keys_fn=_flatten_tree_with_keys,
+    flatten_with_keys_fn=lambda tree: (
+        [(pytree.MappingKey(name), value) for name, value in tree._data.items()],
+        tuple(tree._data),
+    ),
 )

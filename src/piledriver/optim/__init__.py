@@ -1,10 +1,8 @@
 """Floor 2: optimizers and schedules that torch does not have, and the settings of those that it has.
 
-- `config`: settings of optimizer and schedule; `build`: an optimizer from them; `groups`: which parameters decay
-- `adamw`: torch's, fused; `muon`: Muon with AdamW for the rest; `lion`; `compact_adamw`: 8-bit and bf16 states;
-  `split_master_adamw`: bf16 weights with exact fp32 updates, clipping included
-- `quantise`, `rounding`: arithmetic of small states; `shards`: optimizers on sharded parameters
-- `conditional_step`: steps skipped on the device; `step_constants`: what depends on the number of a step
+- `config`: settings of optimizer and schedule, and an optimizer from them; `groups`: which parameters decay
+- `adamw/`: torch's, fused; 8-bit and bf16 states; bf16 weights with exact fp32 updates; `muon`; `lion`
+- `shards`: local parts of sharded parameters; `conditional_step`: steps skipped on the device
 - `schedule`: the learning rate as a function of progress; `clip`: the global gradient norm
 """
 
@@ -15,18 +13,17 @@ from typing import TYPE_CHECKING
 from piledriver.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from piledriver.optim.build import build_optimizer
+    from piledriver.optim.adamw.compact import CompactAdamW
+    from piledriver.optim.adamw.split_master import SplitMasterAdamW
     from piledriver.optim.capability import Capabilities, capabilities
     from piledriver.optim.clip import clip_gradients, clip_in_step, gradient_norm
-    from piledriver.optim.compact_adamw import CompactAdamW
     from piledriver.optim.conditional_step import can_skip_on_device, step_unless
-    from piledriver.optim.config import OptimizerConfig, ScheduleConfig
+    from piledriver.optim.config import OptimizerConfig, ScheduleConfig, build_optimizer
     from piledriver.optim.groups import parameter_groups
     from piledriver.optim.lion import Lion
     from piledriver.optim.muon import Muon
     from piledriver.optim.registry import OPTIMIZERS
     from piledriver.optim.schedule import ScheduledLR, scale_at
-    from piledriver.optim.split_master_adamw import SplitMasterAdamW
 
 __all__ = [
     "OPTIMIZERS",
@@ -54,14 +51,14 @@ __getattr__, __dir__ = lazy_names(
     {
         "OPTIMIZERS": "registry",
         "Capabilities": "capability",
-        "CompactAdamW": "compact_adamw",
+        "CompactAdamW": "adamw.compact",
         "Lion": "lion",
         "Muon": "muon",
         "OptimizerConfig": "config",
         "ScheduleConfig": "config",
         "ScheduledLR": "schedule",
-        "SplitMasterAdamW": "split_master_adamw",
-        "build_optimizer": "build",
+        "SplitMasterAdamW": "adamw.split_master",
+        "build_optimizer": "config",
         "can_skip_on_device": "conditional_step",
         "capabilities": "capability",
         "clip_gradients": "clip",

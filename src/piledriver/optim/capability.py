@@ -32,18 +32,9 @@ class Capabilities:
     """Honours `optimizer.found_inf`: where that tensor is 1, a step changes no weight, state or counter."""
 
 
-_ELEMENTWISE = Capabilities(elementwise=True)
-
+_ELEMENTWISE_NAMES = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
 _TORCH: dict[type, Capabilities] = {
-    torch.optim.Adadelta: _ELEMENTWISE,
-    torch.optim.Adagrad: _ELEMENTWISE,
-    torch.optim.Adam: _ELEMENTWISE,
-    torch.optim.AdamW: _ELEMENTWISE,
-    torch.optim.Adamax: _ELEMENTWISE,
-    torch.optim.NAdam: _ELEMENTWISE,
-    torch.optim.RAdam: _ELEMENTWISE,
-    torch.optim.RMSprop: _ELEMENTWISE,
-    torch.optim.SGD: _ELEMENTWISE,
+    getattr(torch.optim, name): Capabilities(elementwise=True) for name in _ELEMENTWISE_NAMES
 }
 
 

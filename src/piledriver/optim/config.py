@@ -1,16 +1,20 @@
-"""Settings of optimizer and schedule: config dataclasses, which a run checks before it imports torch."""
+"""Settings of optimizer and schedule, checked before torch is imported, and the optimizer that they describe."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from piledriver.core.config import from_mapping
 from piledriver.core.errors import ConfigError, UnknownNameError
 from piledriver.optim.registry import ALIASES, OPTIMIZERS
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
 
 SHARED = ("betas", "eps", "momentum", "seed")
 """Keys that reach every optimizer with an argument of that name."""
@@ -95,6 +99,31 @@ class ScheduleConfig:
     def decay_length(self) -> int:
         """How long the fall of wsd takes."""
         return self.decay or max(1, self.total // 10)
+
+
+def build_optimizer(
+    model: nn.Module, config: OptimizerConfig, *, lr_scales: Mapping[str, float] | None = None
+) -> Optimizer:
+    """Return the optimizer that a config names, over a model's parameters in groups.
+
+    `lr_scales` multiplies the learning rate of single parameters by name (muP).
+
+    >>> from torch import nn
+    >>> type(build_optimizer(nn.Linear(2, 2), OptimizerConfig(kind="lion"))).__name__
+    'Lion'
+    """
+    from piledriver.optim.groups import parameter_groups
+
+    groups = parameter_groups(
+        model,
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        embedding_weight_decay=config.embedding_weight_decay,
+        lr_scales=lr_scales,
+    )
+    make = OPTIMIZERS[config.kind]
+    shared = {name: getattr(config, name) for name in SHARED if name in inspect.signature(make).parameters}
+    return make(groups, config.lr, **shared, **own_settings(config))
 
 
 def own_settings(config: OptimizerConfig) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
+Params = Iterable[Tensor] | Iterable[dict[str, Any]]
 Kind = Literal["matrix", "embedding", "output", "vector"]
 
 _OUTPUT_NAMES = {"head", "lm_head", "embed_out", "output"}
@@ -21,7 +22,7 @@ def kind_of(name: str, parameter: nn.Parameter, module: nn.Module) -> Kind:
         return "embedding"
     if parameter.dim() < 2:
         return "vector"
-    return "output" if name.split(".")[-2:-1] and name.split(".")[-2] in _OUTPUT_NAMES else "matrix"
+    return "output" if name.rpartition(".")[0].rpartition(".")[2] in _OUTPUT_NAMES else "matrix"
 
 
 def parameter_groups(
@@ -47,21 +48,14 @@ def parameter_groups(
         "vector": 0.0,
     }
     groups: dict[tuple[str, float], dict[str, Any]] = {}
-    for name, parameter, module in _named(model):
+    modules = dict(model.named_modules())
+    for name, parameter in model.named_parameters():  # a tied parameter occurs once, under its first name
         if not parameter.requires_grad:
             continue
-        kind = kind_of(name, parameter, module)
+        kind = kind_of(name, parameter, modules[name.rpartition(".")[0]])
         scaled = lr * (1.0 if lr_scales is None else lr_scales.get(name, 1.0))
         group = groups.setdefault(
             (kind, scaled), {"params": [], "lr": scaled, "weight_decay": decays[kind], "kind": kind}
         )
         group["params"].append(parameter)
     return list(groups.values())
-
-
-def _named(model: nn.Module) -> list[tuple[str, nn.Parameter, nn.Module]]:
-    modules = dict(model.named_modules())
-    return [
-        (name, parameter, modules[name.rpartition(".")[0]])
-        for name, parameter in model.named_parameters()  # a tied parameter occurs once, under its first name
-    ]

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from piledriver.kernels.masked_copy import masked_copy_
-from piledriver.optim.adamw import Params
 from piledriver.optim.conditional_step import call_closure, skip_flag
+from piledriver.optim.groups import Params
 from piledriver.optim.shards import local, local_gradient
 
 
@@ -57,13 +57,12 @@ class Lion(Optimizer):
         directions = torch._foreach_lerp(gradients, momenta, first)
         torch._foreach_sign_(directions)
         kept = 1.0 - group["lr"] * group["weight_decay"]
-        if skip is None:
-            torch._foreach_mul_(weights, kept)
-            torch._foreach_add_(weights, directions, alpha=-group["lr"])
-            torch._foreach_lerp_(momenta, gradients, 1.0 - second)
-            return
-        moved = torch._foreach_mul(weights, kept)
+        moved, averaged = weights, momenta
+        if skip is not None:
+            moved, averaged = [one.clone() for one in weights], [one.clone() for one in momenta]
+        torch._foreach_mul_(moved, kept)
         torch._foreach_add_(moved, directions, alpha=-group["lr"])
-        averaged = torch._foreach_lerp(momenta, gradients, 1.0 - second)
-        for old, new in zip([*weights, *momenta], [*moved, *averaged], strict=True):
-            masked_copy_(old, new, skip)
+        torch._foreach_lerp_(averaged, gradients, 1.0 - second)
+        if skip is not None:
+            for old, new in zip([*weights, *momenta], [*moved, *averaged], strict=True):
+                masked_copy_(old, new, skip)

@@ -19,8 +19,9 @@ from torch.optim import Optimizer
 from piledriver.core.errors import UsageError
 from piledriver.kernels.masked_copy import masked_copy_
 from piledriver.kernels.newton_schulz import orthogonalise
-from piledriver.optim.adamw import Params, adamw_update
+from piledriver.optim.adamw.fused import adamw_update
 from piledriver.optim.conditional_step import call_closure, skip_flag
+from piledriver.optim.groups import Params
 from piledriver.optim.shards import like, local, local_gradient
 
 # Matrices that are gathered and iterated on at a time: bounds the memory.
@@ -31,8 +32,9 @@ class Muon(Optimizer):
     """Groups whose `kind` is `matrix` (as `parameter_groups` makes them, or without a kind) get Muon, others AdamW.
 
     `adjust` scales the learning rate by shape: `original` by sqrt(rows / columns), or `match_rms_adamw`, so that one
-    learning rate suits both halves (Liu et al., 2025). `dtype` is that of the iteration: in bf16 the last bit of a
-    gradient can change a direction of small singular value, so use fp32 for runs that must be compared.
+    learning rate suits both halves (Liu et al., 2025). `dtype` is that of the iteration, by default bf16 on a GPU and
+    fp32 elsewhere: in bf16 the last bit of a gradient can change a direction of small singular value, so use fp32 for
+    runs that must be compared.
     """
 
     per_parameter = True
@@ -50,7 +52,7 @@ class Muon(Optimizer):
         adjust: Literal["original", "match_rms_adamw"] = "match_rms_adamw",
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: torch.dtype | None = None,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -88,12 +90,16 @@ class Muon(Optimizer):
     def _muon(self, parameters: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
         for together in _batches(parameters):
             momenta = torch.stack([self._momentum(parameter, group, skip) for parameter in together])
-            turned = orthogonalise(momenta, steps=group["newton_schulz_steps"], dtype=self._dtype)
+            dtype = self._dtype or (torch.bfloat16 if momenta.is_cuda else torch.float32)
+            turned = orthogonalise(momenta, steps=group["newton_schulz_steps"], dtype=dtype)
+            rows, columns = together[0].shape[-2:]
+            is_original = group["adjust"] == "original"
+            adjustment = math.sqrt(max(1.0, rows / columns)) if is_original else 0.2 * math.sqrt(max(rows, columns))
             for parameter, update in zip(together, turned, strict=True):
                 weight = local(parameter)
                 moved = weight if skip is None else weight.clone()
                 moved.mul_(1.0 - group["lr"] * group["weight_decay"])
-                moved.add_(_share(update, parameter), alpha=-group["lr"] * _adjustment(parameter, group["adjust"]))
+                moved.add_(_share(update, parameter), alpha=-group["lr"] * adjustment)
                 if skip is not None:
                     masked_copy_(weight, moved, skip)
 
@@ -126,8 +132,3 @@ def _share(update: Tensor, parameter: Tensor) -> Tensor:
         # Every rank computed the same matrix and keeps its shard, so nothing is communicated.
         return local(distribute_tensor(update, parameter.device_mesh, parameter.placements, src_data_rank=None))
     return update
-
-
-def _adjustment(parameter: Tensor, rule: str) -> float:
-    rows, columns = parameter.shape[-2:]
-    return math.sqrt(max(1.0, rows / columns)) if rule == "original" else 0.2 * math.sqrt(max(rows, columns))

@@ -15,13 +15,13 @@ _HERE = "piledriver.optim"
 OPTIMIZERS: Registry[Callable[..., Optimizer]] = Registry(
     "optimizer",
     {
-        "adamw": f"{_HERE}.adamw:make_adamw",
+        "adamw": f"{_HERE}.adamw.fused:make_adamw",
         "muon": f"{_HERE}.muon:Muon",
         "lion": f"{_HERE}.lion:Lion",
-        "adamw8bit": f"{_HERE}.compact_adamw:adamw8bit",
-        "adamw_bf16": f"{_HERE}.compact_adamw:adamw_bf16",
-        "adamw_split": f"{_HERE}.split_master_adamw:SplitMasterAdamW",
-        "adamw_split_bf16": f"{_HERE}.split_master_adamw:adamw_split_bf16",
+        "adamw8bit": f"{_HERE}.adamw.compact:adamw8bit",
+        "adamw_bf16": f"{_HERE}.adamw.compact:adamw_bf16",
+        "adamw_split": f"{_HERE}.adamw.split_master:SplitMasterAdamW",
+        "adamw_split_bf16": f"{_HERE}.adamw.split_master:adamw_split_bf16",
     },
 )
 """Classes or functions `(params, lr, **settings)`. Their keyword arguments are the settings that a config may give."""

@@ -15,7 +15,7 @@ from piledriver.checkpoint.errors import IncompleteCheckpointError, UntrustedFil
 from piledriver.checkpoint.folder_kinds import DCP_METADATA
 from piledriver.checkpoint.tensor_index import IndexedTensor, TensorChunk
 from piledriver.checkpoint.torch_private import DCP_ENUMS, DCP_NAMES
-from piledriver.core.safe_pickle import DAMAGED_PICKLE, ForbiddenNameError, load_pickle
+from piledriver.core.safe_pickle import DAMAGED_PICKLE, ForbiddenNameError, load_restricted_pickle
 from piledriver.core.storage import open_read
 
 
@@ -23,7 +23,7 @@ def open_dcp(folder: Path) -> dict[str, IndexedTensor]:
     """Return the index of the tensors of a DCP folder; other values are skipped."""
     try:
         with open_read(folder / DCP_METADATA) as file:
-            found = load_pickle(file, DCP_NAMES, enums=DCP_ENUMS)
+            found = load_restricted_pickle(file, DCP_NAMES, enums=DCP_ENUMS)
         entries = found.state_dict_metadata
         places = found.storage_data
     except ForbiddenNameError as error:

@@ -16,9 +16,8 @@ from piledriver.functional.errors import InputShapeError
 from piledriver.functional.frame import Initialiser
 from piledriver.functional.initialisers import lecun_normal, zeros
 from piledriver.functional.layers.dropout import dropped, replicated_like
-from piledriver.functional.layers.dtypes import promoted
-from piledriver.functional.layers.linear import DenseGeneral
-from piledriver.functional.layers.positions import first_rotary_tables, rotary_tables, rotate
+from piledriver.functional.layers.linear import DenseGeneral, DenseParameters, promoted
+from piledriver.functional.layers.positions import first_rotary_tables, rotary_tables, rotate_heads
 from piledriver.functional.module import Module
 from piledriver.functional.random.keys import Key
 from piledriver.functional.transforms.tracing import fused_kernels_lack_a_rule
@@ -43,40 +42,46 @@ def dot_product_attention(
     dropout_key: Key | None = None,
     implementation: Implementation = "auto",
 ) -> Tensor:
-    """Softmax of the scores times the values; fewer key heads than query heads are shared among them (GQA, MQA).
+    """Return softmax(scores) @ values; fewer key heads than query heads are shared among them (GQA, MQA).
 
     "auto" takes the fused kernels except where they have no rule: with dropout from a key, under forward-mode or second
-    derivatives, and under `vmap` on the CPU. DTensors are attended part by part on every process.
+    derivatives, and under `vmap` on the CPU. Each rank attends with its own shards of DTensors.
     """
     _check(None, query, key, value, mask, bias)
     if hasattr(query, "placements"):
         from piledriver.functional.partitioning import attend_locally
 
         if dropout_rate > 0.0:
-            # A process's own heads would draw the numbers of the first ones.
+            # Each rank would draw the numbers of the first heads for its own.
             raise InputShapeError(None, "attention dropout on sharded heads", "set dropout_rate=0 for the attention")
         attend = functools.partial(dot_product_attention, causal=causal, scale=scale, implementation=implementation)
         return attend_locally(attend, query, key, value, mask, bias)
     if implementation == "auto":
         plain = dropout_rate > 0.0 or fused_kernels_lack_a_rule(query.device.type)
         implementation = "reference" if plain else "fused"
-    if implementation == "reference":
-        return _reference(query, key, value, mask, bias, causal, scale, dropout_rate, dropout_key)
-    allowed = mask
     if causal and (mask is not None or bias is not None):
-        allowed = combine_masks(mask, causal_mask(query.shape[1], key.shape[1], query.device))
-        causal = False
-    if bias is not None:
-        bias = bias.to(query.dtype)
-        allowed = bias if allowed is None else torch.where(allowed, bias, float("-inf"))
-    out = sdpa(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), allowed, scale, causal=causal)
+        mask, causal = combine_masks(mask, causal_mask(query.shape[1], key.shape[1], query.device)), False
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    if implementation == "reference":
+        drop = None
+        if dropout_rate > 0.0:
+            if dropout_key is None:
+                raise InputShapeError(None, "attention dropout without a key", "pass dropout_key=")
+            drop = functools.partial(dropped, rate=dropout_rate, key=dropout_key)
+        out = reference_attention(q, k, v, mask=mask, bias=bias, causal=causal, scale=scale, drop=drop)
+    else:
+        allowed = mask
+        if bias is not None:
+            bias = bias.to(query.dtype)
+            allowed = bias if mask is None else torch.where(mask, bias, float("-inf"))
+        out = sdpa(q, k, v, allowed, scale, causal=causal)
     return out.transpose(1, 2)
 
 
 def _check(
     path: Path | None, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None
 ) -> None:
-    """What torch would not notice, or not explain."""
+    """Raise an error for inputs that torch would accept in another meaning, or reject without an explanation."""
     is_odd = query.ndim != 4 or key.ndim != 4 or query.shape[-1] != key.shape[-1] or key.shape[:-1] != value.shape[:-1]
     if is_odd or query.shape[-2] % key.shape[-2]:
         raise InputShapeError(
@@ -90,7 +95,7 @@ def _check(
             path, f"queries, keys and values of {query.dtype}, {key.dtype} and {value.dtype}", "cast them to one dtype"
         )
     if mask is not None and mask.dtype != torch.bool:
-        # The fused kernels add such a mask to the scores, which is not what a mask of ones and zeros means.
+        # The fused kernels would add such a mask to the scores.
         raise InputShapeError(
             path,
             f"an attention mask of {mask.dtype}",
@@ -113,48 +118,24 @@ def _broadcasts(shape: torch.Size, wanted: tuple[int, ...]) -> bool:
     return all(size in (1, full) for size, full in zip(reversed(shape), reversed(wanted), strict=False))
 
 
-def _reference(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    dropout_rate: float,
-    dropout_key: Key | None,
-) -> Tensor:
-    drop = None
-    if dropout_rate > 0.0:
-        if dropout_key is None:
-            raise InputShapeError(None, "attention dropout without a key", "pass dropout_key=")
-        drop = functools.partial(dropped, rate=dropout_rate, key=dropout_key)
-    if causal and mask is not None:
-        mask, causal = combine_masks(mask, causal_mask(query.shape[1], key.shape[1], query.device)), False
-    out = reference_attention(
-        *(x.transpose(1, 2) for x in (query, key, value)), mask=mask, bias=bias, causal=causal, scale=scale, drop=drop
-    )
-    return out.transpose(1, 2)
-
-
 def causal_mask(queries: int, keys: int, device: torch.device | None = None, start: int | Tensor = 0) -> Tensor:
-    """(queries, keys), True where the key is not later than the query; `start` is the first query's position."""
+    """Return (queries, keys), True where the key is not later than the query; `start` is the first query's position."""
     rows = torch.arange(queries, device=device)[:, None] + start
     return torch.arange(keys, device=device)[None, :] <= rows
 
 
 def padding_mask(lengths: Tensor, size: int) -> Tensor:
-    """(batch, 1, 1, size), True for the first `lengths` keys of every example."""
+    """Return (batch, 1, 1, size), True for the first `lengths` keys of every example."""
     return (torch.arange(size, device=lengths.device)[None, :] < lengths[:, None])[:, None, None, :]
 
 
 def attention_mask(query_valid: Tensor, key_valid: Tensor) -> Tensor:
-    """(batch, 1, queries, keys) from what is not padding on both sides."""
+    """Return (batch, 1, queries, keys), True where neither query nor key is padding."""
     return (query_valid[:, :, None] & key_valid[:, None, :])[:, None]
 
 
 def combine_masks(*masks: Tensor | None) -> Tensor | None:
-    """The logical and of all that are there."""
+    """Return the logical and of the masks that are not None."""
     there = [mask for mask in masks if mask is not None]
     return functools.reduce(torch.logical_and, there) if there else None
 
@@ -195,7 +176,7 @@ class MultiHeadAttention(Module):
         rotary: tuple[Tensor, Tensor] | None = None,
         deterministic: bool = True,
     ) -> Tensor:
-        """Attend from x to itself, or to `context`; `rotary` are the tables, where the caller has made them already."""
+        """Attend from x to itself, or to `context`; `rotary` are rotary tables that the caller has computed already."""
         source = x if context is None else context
         if x.ndim != 3 or source.ndim != 3:
             raise InputShapeError(
@@ -219,7 +200,7 @@ class MultiHeadAttention(Module):
                     "give one position for every token; attention to another sequence takes rotary_base=None",
                 )
             cos, sin = replicated_like(cos, query), replicated_like(sin, query)
-            query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+            query, key = rotate_heads(query, cos, sin), rotate_heads(key, cos, sin)
         causal = self.causal
         if self.decode:
             key, value, seen = self._cached(key, value)
@@ -254,7 +235,8 @@ class MultiHeadAttention(Module):
         if positions is None:
             if not self.decode:
                 return first_rotary_tables(x.shape[1], head_dim, self.rotary_base, x.device)
-            positions = torch.arange(x.shape[1], device=x.device) + self._cache_index()
+            held = self._bound_frame("the cache").read("cache", "cache_index")
+            positions = torch.arange(x.shape[1], device=x.device) + (0 if held is None else held)
         return rotary_tables(positions, head_dim, self.rotary_base)
 
     def _head_dim(self, features: int) -> int:
@@ -275,27 +257,23 @@ class MultiHeadAttention(Module):
         return self.child("query", queries)(x), self.child("key", keys)(source), self.child("value", keys)(source)
 
     def _fused(self, x: Tensor, kv_heads: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
-        """One matrix product instead of three; the parameters are the same three."""
+        """Compute the three projections as one matrix product; the parameters stay separate."""
         width = x.shape[-1]
-        kernels = [
-            self.child(name, _Kernel((width, heads, head_dim), self.param_dtype, self.kernel_init, axis))()
-            for name, heads, axis in (
-                ("query", self.heads, "heads"),
-                ("key", kv_heads, "kv_heads"),
-                ("value", kv_heads, "kv_heads"),
-            )
-        ]
+        kernels = []
+        for name, heads, axis in (
+            ("query", self.heads, "heads"),
+            ("key", kv_heads, "kv_heads"),
+            ("value", kv_heads, "kv_heads"),
+        ):
+            axes = ("embed", axis, "head_dim")
+            projection = DenseParameters((heads, head_dim), self.param_dtype, self.kernel_init, kernel_axes=axes)
+            kernels.append(self.child(name, projection)(width)[0])
         x, *kernels = promoted(self.dtype, x, *kernels)
         joined = torch.matmul(x, torch.cat([kernel.reshape(width, -1) for kernel in kernels], dim=1))
         sizes = [kernel.shape[1] * head_dim for kernel in kernels]
         parts = torch.split(joined, sizes, dim=-1)
         query, key, value = (part.reshape(*part.shape[:-1], -1, head_dim) for part in parts)
         return query, key, value
-
-    def _cache_index(self) -> Tensor | int:
-        frame = self._bound_frame("the cache")
-        index = frame.read("cache", "cache_index")
-        return 0 if index is None else index
 
     def _cached(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if self.max_length <= 0:
@@ -325,18 +303,3 @@ class MultiHeadAttention(Module):
         values.value = values.value.index_copy(1, at, value)
         index.value = start + length
         return keys.value, values.value, causal_mask(length, self.max_length, key.device, start)
-
-
-class _Kernel(Module):
-    """A projection's parameter without its product."""
-
-    shape: tuple[int, ...]
-    param_dtype: torch.dtype
-    kernel_init: Initialiser
-    axis: str
-
-    def __call__(self) -> Tensor:
-        def init(key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-            return self.kernel_init(key, (shape[0], shape[1] * shape[2]), dtype, device).reshape(shape)
-
-        return self.param("kernel", init, self.shape, self.param_dtype, ("embed", self.axis, "head_dim"))

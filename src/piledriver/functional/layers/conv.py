@@ -13,7 +13,7 @@ from torch import Tensor
 from piledriver.functional.errors import InputShapeError
 from piledriver.functional.frame import Initialiser
 from piledriver.functional.initialisers import lecun_normal, zeros
-from piledriver.functional.layers.dtypes import promoted
+from piledriver.functional.layers.linear import promoted
 from piledriver.functional.module import Module
 from piledriver.functional.tree import Path
 
@@ -45,7 +45,6 @@ class Conv(Module):
     bias_init: Initialiser = zeros
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Convolve."""
         window, x, batch = _prepared(self, x)
         rank, channels = len(window), x.shape[-1]
         strides, dilation = each(self.strides, rank, self.path), each(self.dilation, rank, self.path)
@@ -96,7 +95,6 @@ class ConvTranspose(Module):
     bias_init: Initialiser = zeros
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Convolve the spread input."""
         window, x, batch = _prepared(self, x)
         rank = len(window)
         strides = each(self.strides, rank, self.path)
@@ -114,7 +112,7 @@ class ConvTranspose(Module):
 
 
 def each(value: Sizes, rank: int, path: Path | None = ()) -> tuple[int, ...]:
-    """One number for every dimension."""
+    """Return one number for every dimension."""
     if isinstance(value, int):
         return (value,) * rank
     if len(value) != rank:
@@ -136,7 +134,7 @@ def resolved_padding(
     dilation: tuple[int, ...],
     path: Path | None = (),
 ) -> list[tuple[int, int]]:
-    """(low, high) for every dimension."""
+    """Return (low, high) for every dimension."""
     spans = [(size - 1) * step + 1 for size, step in zip(window, dilation, strict=True)]
     if padding == "VALID":
         return [(0, 0)] * len(window)
@@ -184,7 +182,7 @@ def _given_padding(
 
 
 def _filled(x: Tensor, pads: list[tuple[int, int]], padding: Padding, path: Path | None) -> Tensor:
-    """The input (batch, *positions, channels) with its edges, which two kinds of padding take from the input itself."""
+    """Return the padded input (batch, *positions, channels); CIRCULAR and REFLECT take edges from the input itself."""
     if padding not in ("CIRCULAR", "REFLECT"):
         return padded(x, [*pads, (0, 0)])
     for dim, (low, high) in enumerate(pads, start=1):
@@ -197,7 +195,7 @@ def _filled(x: Tensor, pads: list[tuple[int, int]], padding: Padding, path: Path
 
 
 def _source_positions(size: int, low: int, high: int, is_mirrored: bool, device: torch.device) -> Tensor:
-    """Which position stands at every place of the padded input; it may go round, or back and forth, many times."""
+    """Return which input position each padded position copies; padding may exceed the input's size."""
     at = torch.arange(-low, size + high, device=device)
     if not is_mirrored:
         return at % size
@@ -206,7 +204,7 @@ def _source_positions(size: int, low: int, high: int, is_mirrored: bool, device:
 
 
 def _prepared(module: Conv | ConvTranspose, x: Tensor) -> tuple[tuple[int, ...], Tensor, torch.Size]:
-    """The window, the input with one batch dimension, and the batch dimensions that it had."""
+    """Return the window, the input with one batch dimension, and the batch dimensions that it had."""
     window = (module.window,) if isinstance(module.window, int) else tuple(module.window)
     rank = len(window)
     if rank not in _CONV:

@@ -36,12 +36,12 @@ class Dropout(Module):
 
 
 def dropped(x: Tensor, rate: float, key: Key, broadcast_dims: tuple[int, ...] = ()) -> Tensor:
-    """The input with numbers zeroed at this rate and the rest scaled up."""
+    """Return the input with numbers zeroed at this rate and the rest scaled up."""
     if rate >= 1.0:
         return torch.zeros_like(x)
     shared = {dim % x.ndim for dim in broadcast_dims}
     shape = [1 if dim in shared else size for dim, size in enumerate(x.shape)]
-    keep = like(bernoulli(key, 1.0 - rate, shape, device=x.device), x)
+    keep = sharded_like(bernoulli(key, 1.0 - rate, shape, device=x.device), x)
     return torch.where(keep, x * (1.0 / (1.0 - rate)), 0.0)
 
 
@@ -55,7 +55,7 @@ def replicated_like(value: Tensor, other: Tensor) -> Tensor:
     return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
-def like(value: Tensor, other: Tensor) -> Tensor:
+def sharded_like(value: Tensor, other: Tensor) -> Tensor:
     """Return a tensor that every rank computed alike, with the placements of another one, without communication."""
     placements = getattr(other, "placements", None)
     if placements is None:

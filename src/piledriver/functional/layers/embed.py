@@ -9,7 +9,7 @@ from torch import Tensor
 from piledriver.functional.errors import InputShapeError
 from piledriver.functional.frame import Axes, Initialiser
 from piledriver.functional.initialisers import variance_scaling
-from piledriver.functional.layers.dtypes import promoted
+from piledriver.functional.layers.linear import promoted
 from piledriver.functional.module import Module
 
 
@@ -24,7 +24,6 @@ class Embed(Module):
     embedding_axes: Axes | None = None
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        """The rows of these numbers."""
         if tokens.is_floating_point() or tokens.dtype == torch.bool:
             raise InputShapeError(self.path, f"got {tokens.dtype} where row numbers belong", "pass integers")
         if tokens.dtype not in (torch.int32, torch.int64):
@@ -32,7 +31,12 @@ class Embed(Module):
         table = self._table()
         # Gathering first and casting the rows afterwards reads the table once, in the rows that are used.
         try:
-            rows = _looked_up(tokens, table)
+            if hasattr(table, "placements"):
+                from piledriver.functional.partitioning import embed_locally
+
+                rows = embed_locally(tokens, table)
+            else:
+                rows = F.embedding(tokens, table)
         except IndexError as error:
             raise InputShapeError(
                 self.path,
@@ -42,7 +46,7 @@ class Embed(Module):
         return rows if self.dtype is None else rows.to(self.dtype)
 
     def attend(self, query: Tensor) -> Tensor:
-        """The product of the query with every row: logits from tied weights."""
+        """Return the product of the query with every row: logits from tied weights."""
         if query.shape[-1:] != (self.features,):
             raise InputShapeError(
                 self.path, f"attend of {tuple(query.shape)} to rows of {self.features}", "pass (..., features)"
@@ -54,11 +58,3 @@ class Embed(Module):
         return self.param(
             "embedding", self.embedding_init, (self.count, self.features), self.param_dtype, self.embedding_axes
         )
-
-
-def _looked_up(tokens: Tensor, table: Tensor) -> Tensor:
-    if not hasattr(table, "placements"):
-        return F.embedding(tokens, table)
-    from piledriver.functional.partitioning import embed_locally
-
-    return embed_locally(tokens, table)

@@ -14,7 +14,6 @@ from torch import Tensor
 from piledriver.functional.errors import InputShapeError
 from piledriver.functional.frame import Axes, Initialiser
 from piledriver.functional.initialisers import lecun_normal, zeros
-from piledriver.functional.layers.dtypes import promoted
 from piledriver.functional.module import Module
 from piledriver.functional.random.keys import Key
 from piledriver.functional.tree import Path
@@ -34,7 +33,6 @@ class Dense(Module):
     kernel_axes: Axes | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map the last dimension to `features`."""
         if not x.shape:
             raise InputShapeError(self.path, "a number without dimensions", "pass (..., inputs)")
         kernel = self.param(
@@ -88,7 +86,10 @@ class DenseGeneral(Module):
 
 
 class Einsum(Module):
-    """An einsum of the input with a kernel of a given shape: `Einsum((8, 64, 512), "btnh,nhd->btd")`."""
+    """An einsum of the input with a kernel of a given shape: `Einsum((8, 64, 512), "btnh,nhd->btd")`.
+
+    A bias of `bias_shape` broadcasts against the result.
+    """
 
     shape: tuple[int, ...]
     equation: str
@@ -100,7 +101,6 @@ class Einsum(Module):
     kernel_axes: Axes | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The einsum, plus a bias that broadcasts against its result."""
         if self.equation.count(",") != 1 or "->" not in self.equation:
             raise InputShapeError(
                 self.path, f"{self.equation!r} is not an einsum of two operands", "write it as 'abc,cd->abd'"
@@ -114,8 +114,39 @@ class Einsum(Module):
         return out + bias.to(out.dtype)
 
 
+class DenseParameters(Module):
+    """The kernel (inputs, *features) and bias that `Dense` or `DenseGeneral` would have, for layers that fuse products.
+
+    The bias is None without `bias_init`.
+    """
+
+    features: int | tuple[int, ...]
+    param_dtype: torch.dtype
+    kernel_init: Initialiser
+    bias_init: Initialiser | None = None
+    kernel_axes: Axes | None = None
+
+    def __call__(self, inputs: int) -> tuple[Tensor, Tensor | None]:
+        features = (self.features,) if isinstance(self.features, int) else self.features
+        init = _flat_init(self.kernel_init, 1) if self.is_initialising else self.kernel_init
+        kernel = self.param("kernel", init, (inputs, *features), self.param_dtype, self.kernel_axes)
+        if self.bias_init is None:
+            return kernel, None
+        return kernel, self.param("bias", self.bias_init, features, self.param_dtype)
+
+
+def promoted(dtype: torch.dtype | None, *values: Tensor) -> list[Tensor]:
+    """Return tensors in one dtype: the one given, else what they promote to."""
+    if dtype is None:
+        dtype = values[0].dtype
+        for value in values[1:]:
+            if value.dtype != dtype:
+                dtype = torch.promote_types(dtype, value.dtype)
+    return [value if value.dtype == dtype else value.to(dtype) for value in values]
+
+
 def _taken_last(x: Tensor, dims: int | tuple[int, ...], path: Path) -> tuple[Tensor, int]:
-    """The input with the contracted dimensions at the end, and how many they are."""
+    """Return the input with the contracted dimensions last, and how many they are."""
     given = (dims,) if isinstance(dims, int) else tuple(dims)
     chosen = tuple(sorted({dim + x.ndim if dim < 0 else dim for dim in given}))
     if len(chosen) != len(given) or not chosen or chosen[0] < 0 or chosen[-1] >= x.ndim:

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from piledriver.functional.frame import Axes, Initialiser
 from piledriver.functional.initialisers import he_uniform, lecun_normal, zeros
-from piledriver.functional.layers.dtypes import promoted
-from piledriver.functional.layers.linear import Dense
+from piledriver.functional.layers.linear import Dense, promoted
 from piledriver.functional.module import Module
 from piledriver.functional.tree import Tree
 
@@ -40,7 +39,6 @@ class LoRADense(Module):
     kernel_axes: Axes | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The corrected map."""
         # The kernel lies where `Dense` would put it, so weights of a plain layer load as they are.
         settings = (self.use_bias, self.dtype, self.param_dtype, self.kernel_init, self.bias_init, self.kernel_axes)
         out = Dense(self.features, *settings).within(self)(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -27,7 +28,6 @@ class LayerNorm(Module):
     axes: Axes | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
         width = (x.shape[-1],)
         scale = self.param("scale", self.scale_init, width, self.param_dtype, self.axes) if self.use_scale else None
         bias = self.param("bias", self.bias_init, width, self.param_dtype, self.axes) if self.use_bias else None
@@ -47,7 +47,6 @@ class RMSNorm(Module):
     axes: Axes | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
         width = (x.shape[-1],)
         scale = self.param("scale", self.scale_init, width, self.param_dtype, self.axes) if self.use_scale else None
         wide, wide_scale = _wide(x, scale)
@@ -72,7 +71,6 @@ class GroupNorm(Module):
     group_size: int | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Normalise each group of each example."""
         if x.ndim < 2:
             raise InputShapeError(self.path, f"an input of shape {tuple(x.shape)}", "pass (batch, ..., channels)")
         channels = x.shape[-1]
@@ -140,17 +138,11 @@ class BatchNorm(Module):
 
 
 def _wide(x: Tensor, *parameters: Tensor | None) -> tuple[Any, ...]:
-    """All of them in fp32, or in fp64 where one is that; torch's kernels want one dtype."""
+    """Return all in fp32, or in fp64 if one is fp64: torch's kernels take one dtype."""
     values = (x, *parameters)
     dtype = torch.float64 if any(one is not None and one.dtype == torch.float64 for one in values) else torch.float32
     return tuple(one if one is None or one.dtype == dtype else one.to(dtype) for one in values)
 
 
 def _result(dtype: torch.dtype | None, *values: Tensor | None) -> torch.dtype:
-    if dtype is not None:
-        return dtype
-    found = [value.dtype for value in values if value is not None]
-    result = found[0]
-    for other in found[1:]:
-        result = torch.promote_types(result, other)
-    return result
+    return dtype or functools.reduce(torch.promote_types, (value.dtype for value in values if value is not None))

@@ -16,23 +16,19 @@ _AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
 def max_pool(x: Tensor, window: Sizes, strides: Sizes | None = None, padding: Padding = "VALID") -> Tensor:
-    """The largest number of every window; strides are 1 where none are given, padding as `Conv` takes it."""
+    """Return the maximum of every window; strides default to 1, padding is as for `Conv`."""
     return _pooled(x, window, strides, padding, _MAX, float("-inf"))
 
 
 def min_pool(x: Tensor, window: Sizes, strides: Sizes | None = None, padding: Padding = "VALID") -> Tensor:
-    """The smallest number of every window."""
+    """Return the minimum of every window."""
     return -max_pool(-x, window, strides, padding)
 
 
 def avg_pool(
-    x: Tensor,
-    window: Sizes,
-    strides: Sizes | None = None,
-    padding: Padding = "VALID",
-    count_include_pad: bool = True,
+    x: Tensor, window: Sizes, strides: Sizes | None = None, padding: Padding = "VALID", count_include_pad: bool = True
 ) -> Tensor:
-    """The mean of every window; without `count_include_pad` padding is not counted."""
+    """Return the mean of every window; without `count_include_pad` padding is not counted."""
     out = _pooled(x, window, strides, padding, _AVERAGE, 0.0)
     if count_include_pad:
         return out

@@ -11,11 +11,11 @@ from piledriver.functional.errors import InputShapeError
 from piledriver.functional.frame import Axes, Initialiser
 from piledriver.functional.initialisers import scaled_normal
 from piledriver.functional.module import Module
-from piledriver.kernels.attention.alibi import alibi_slopes
+from piledriver.kernels.attention.masks import alibi_slopes
 
 
 def sinusoidal(length: int, features: int, *, base: float = 10000.0, device: torch.device | None = None) -> Tensor:
-    """Sines and cosines of geometric wavelengths, shape (length, features) (Vaswani et al., 2017)."""
+    """Return sines and cosines of geometric wavelengths, (length, features) (Vaswani et al., 2017)."""
     if features % 2:
         raise InputShapeError(None, f"sinusoidal positions of {features} features", "use an even number")
     rates = torch.exp(torch.arange(0, features, 2, device=device).float() * (-math.log(base) / features))
@@ -24,7 +24,7 @@ def sinusoidal(length: int, features: int, *, base: float = 10000.0, device: tor
 
 
 def rotary_tables(positions: Tensor, head_dim: int, base: float = 10000.0) -> tuple[Tensor, Tensor]:
-    """Cosines and sines for `rotate`, in fp32, shape (*positions, head_dim)."""
+    """Return cosines and sines for `rotate_heads`, in fp32, shape (*positions, head_dim)."""
     if head_dim % 2:
         raise InputShapeError(None, f"rotary positions for heads of {head_dim}", "use an even head size")
     steps = torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim
@@ -34,7 +34,7 @@ def rotary_tables(positions: Tensor, head_dim: int, base: float = 10000.0) -> tu
 
 
 def first_rotary_tables(length: int, head_dim: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The tables of the positions 0, 1, 2, ..."""
+    """Return the tables of the positions 0, 1, 2, ..."""
     if not torch.compiler.is_compiling():
         return rotary_tables(torch.arange(length, device=device), head_dim, base)
     cos, sin = _first_tables(length, head_dim, base, device)
@@ -43,7 +43,7 @@ def first_rotary_tables(length: int, head_dim: int, base: float, device: torch.d
 
 @torch.library.custom_op("piledriver::first_rotary_tables", mutates_args=())
 def _first_tables(length: int, head_dim: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """For compilers: one that sees inside puts sines and powers into every kernel that rotates something."""
+    """Hide the tables from compilers, which would compute sines and powers inside every kernel that reads them."""
     return rotary_tables(torch.arange(length, device=device), head_dim, base)
 
 
@@ -53,7 +53,7 @@ def _(length: int, head_dim: int, base: float, device: torch.device) -> tuple[Te
     return cos, torch.empty_like(cos)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate_heads(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the two halves of every head by its position (Su et al., 2021); x is (batch, length, heads, head_dim)."""
     first, second = (x if x.dtype == torch.float64 else x.float()).chunk(2, dim=-1)
     (cos_first, cos_second), (sin_first, sin_second) = (table[..., None, :].chunk(2, dim=-1) for table in (cos, sin))
@@ -62,7 +62,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def alibi_bias(heads: int, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-    """What ALiBi adds to the scores, shape (..., heads, queries, keys): minus the distance times the slope.
+    """Return what ALiBi adds to the scores, (..., heads, queries, keys): minus the distance times the slope.
 
     Positions are (length,), or (batch, length) where every example has its own. Pass the result as `bias=`.
     """

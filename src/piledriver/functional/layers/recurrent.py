@@ -13,8 +13,7 @@ from piledriver.functional.errors import InputShapeError
 from piledriver.functional.frame import Initialiser
 from piledriver.functional.initialisers import lecun_normal, orthogonal, zeros
 from piledriver.functional.layers.dropout import replicated_like
-from piledriver.functional.layers.dtypes import promoted
-from piledriver.functional.layers.linear import Dense
+from piledriver.functional.layers.linear import Dense, DenseParameters, promoted
 from piledriver.functional.module import Module
 from piledriver.functional.transforms.control import scan
 
@@ -35,12 +34,11 @@ class LSTMCell(Module):
     bias_init: Initialiser = zeros
 
     def __call__(self, carry: tuple[Tensor, Tensor], x: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        """`((cell, hidden), output)`."""
         cell, hidden = carry
-        inputs = [self.child(f"i{g}", _Gate(self.features, self.kernel_init, None, self))(x) for g in "ifgo"]
-        recurrent = [
-            self.child(f"h{g}", _Gate(self.features, self.recurrent_init, self.bias_init, self))(hidden) for g in "ifgo"
-        ]
+        input_gate = DenseParameters(self.features, self.param_dtype, self.kernel_init)
+        hidden_gate = DenseParameters(self.features, self.param_dtype, self.recurrent_init, self.bias_init)
+        inputs = [self.child(f"i{gate}", input_gate)(x.shape[-1]) for gate in "ifgo"]
+        recurrent = [self.child(f"h{gate}", hidden_gate)(self.features) for gate in "ifgo"]
         x, hidden, w, u, b = promoted(
             self.dtype,
             x,
@@ -56,7 +54,6 @@ class LSTMCell(Module):
         return (cell, hidden), hidden
 
     def initial_carry(self, batch: tuple[int, ...], like: Tensor) -> tuple[Tensor, Tensor]:
-        """Zeros."""
         zero = torch.zeros(*batch, self.features, dtype=self.dtype or like.dtype, device=like.device)
         return zero, zero
 
@@ -72,7 +69,6 @@ class GRUCell(Module):
     bias_init: Initialiser = zeros
 
     def __call__(self, carry: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """`(hidden, output)`."""
         r = torch.sigmoid(self._from_input("ir", x) + self._from_hidden("hr", carry, False))
         z = torch.sigmoid(self._from_input("iz", x) + self._from_hidden("hz", carry, False))
         n = torch.tanh(self._from_input("in", x) + r * self._from_hidden("hn", carry, True))
@@ -80,7 +76,6 @@ class GRUCell(Module):
         return hidden, hidden
 
     def initial_carry(self, batch: tuple[int, ...], like: Tensor) -> Tensor:
-        """Zeros."""
         return torch.zeros(*batch, self.features, dtype=self.dtype or like.dtype, device=like.device)
 
     def _from_input(self, name: str, x: Tensor) -> Tensor:
@@ -104,7 +99,7 @@ class RNN(Module):
     return_carry: bool = False
 
     def __call__(self, x: Tensor, carry: Any = None, lengths: Tensor | None = None) -> Any:
-        """The outputs of every step; `(last carry, outputs)` where `return_carry` is set."""
+        """Return the outputs of every step, or `(last carry, outputs)` with `return_carry`."""
         if x.ndim < 2 or x.shape[-2] == 0:
             raise InputShapeError(self.path, f"a sequence of shape {tuple(x.shape)}", "pass (batch, length, features)")
         if lengths is not None and lengths.shape != x.shape[:-2]:
@@ -134,13 +129,12 @@ class Bidirectional(Module):
     backward: LSTMCell | GRUCell
 
     def __call__(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """(batch, length, both outputs)."""
         ahead = self.child("forward", RNN(self.forward))(x, lengths=lengths)
         return torch.cat([ahead, self.child("backward", RNN(self.backward, reverse=True))(x, lengths=lengths)], dim=-1)
 
 
 def _within(cell: Callable[[Any, Any], tuple[Any, Tensor]]) -> Callable[[Any, tuple[Tensor, Tensor]], Any]:
-    """The cell as a step that changes only the examples which have not ended."""
+    """Return the cell as a step that changes only the examples which have not ended."""
 
     def step(carry: Any, inputs: tuple[Tensor, Tensor]) -> tuple[Any, Tensor]:
         x, is_inside = inputs
@@ -149,18 +143,3 @@ def _within(cell: Callable[[Any, Any], tuple[Any, Tensor]]) -> Callable[[Any, tu
         return kept, torch.where(is_inside, output, 0.0)
 
     return step
-
-
-class _Gate(Module):
-    """The parameters of one gate."""
-
-    features: int
-    kernel_init: Initialiser
-    bias_init: Initialiser | None
-    of: LSTMCell
-
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), self.of.param_dtype)
-        if self.bias_init is None:
-            return kernel, None
-        return kernel, self.param("bias", self.bias_init, (self.features,), self.of.param_dtype)

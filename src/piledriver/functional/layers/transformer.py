@@ -1,7 +1,7 @@
 """A transformer block and a decoder: RMS norm, rotary positions, grouped-query attention, gated MLP, tied output.
 
 Parameters and activations carry logical axis names (`embed`, `mlp`, `heads`, `kv_heads`, `vocab`, `batch`, `length`),
-so that one rules table lays the whole model out (see `partitioning`).
+so that one rules table shards the whole model (see `partitioning`).
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from piledriver.functional.frame import Axes, Initialiser
+from piledriver.functional.frame import Initialiser
 from piledriver.functional.initialisers import scaled_normal
 from piledriver.functional.layers.attention import Implementation, MultiHeadAttention
 from piledriver.functional.layers.dropout import Dropout
-from piledriver.functional.layers.dtypes import promoted
 from piledriver.functional.layers.embed import Embed
-from piledriver.functional.layers.linear import Dense
+from piledriver.functional.layers.linear import Dense, DenseParameters, promoted
 from piledriver.functional.layers.norm import RMSNorm
 from piledriver.functional.layers.positions import first_rotary_tables, rotary_tables
 from piledriver.functional.module import Module
@@ -37,16 +36,16 @@ class GatedMLP(Module):
     kernel_init: Initialiser = _NORMAL
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map and come back to the input's width."""
         axes = ("embed", "mlp")
         width = x.shape[-1]
         if self.fuse_projections:
-            kernels = [self.child(name, _Matrix(self.hidden, axes, self))(width) for name in ("gate", "up")]
+            outer = DenseParameters(self.hidden, self.param_dtype, self.kernel_init, kernel_axes=axes)
+            kernels = [self.child(name, outer)(width)[0] for name in ("gate", "up")]
             x, *kernels = promoted(self.dtype, x, *kernels)
             gate_up = torch.matmul(x, torch.cat(kernels, dim=1))
             if _kernels_take(gate_up):
-                kernel = self.child("down", _Matrix(width, ("mlp", "embed"), self))(self.hidden)
-                gate_up, kernel = promoted(self.dtype, gate_up, kernel)
+                inner = DenseParameters(width, self.param_dtype, self.kernel_init, kernel_axes=("mlp", "embed"))
+                gate_up, kernel = promoted(self.dtype, gate_up, self.child("down", inner)(self.hidden)[0])
                 return gated_linear(gate_up, kernel.t(), self.hidden)
             gate, up = gate_up.chunk(2, dim=-1)
         else:
@@ -58,20 +57,8 @@ class GatedMLP(Module):
 
 
 def _kernels_take(gate_up: Tensor) -> bool:
-    is_split_over_processes = hasattr(gate_up, "placements")
-    return can_fuse(gate_up, "silu") and not is_split_over_processes and only_autograd_surrounds()
-
-
-class _Matrix(Module):
-    """A Dense kernel without its product."""
-
-    features: int
-    axes: Axes
-    of: GatedMLP
-
-    def __call__(self, inputs: int) -> Tensor:
-        shape = (inputs, self.features)
-        return self.param("kernel", self.of.kernel_init, shape, self.of.param_dtype, self.axes)
+    is_sharded = hasattr(gate_up, "placements")
+    return can_fuse(gate_up, "silu") and not is_sharded and only_autograd_surrounds()
 
 
 class TransformerBlock(Module):
@@ -102,7 +89,6 @@ class TransformerBlock(Module):
         rotary: tuple[Tensor, Tensor] | None = None,
         deterministic: bool = True,
     ) -> Tensor:
-        """The stream after this block."""
         norm = RMSNorm(self.norm_epsilon, dtype=self.dtype, param_dtype=self.param_dtype, axes=("embed",))
         attention = MultiHeadAttention(
             self.heads,
@@ -173,14 +159,14 @@ class Decoder(Module):
         deterministic: bool = True,
         features_only: bool = False,
     ) -> Tensor:
-        """Logits; with `features_only` the normed stream, for a loss that makes the logits in pieces."""
+        """Return logits; with `features_only` the normed stream, for a loss that computes logits in chunks."""
         embed = self.child(
             "embed",
             Embed(self.vocab_size, self.dim, self.dtype, self.param_dtype, self.kernel_init, ("vocab", "embed")),
         )
         x = self.constrain(embed(tokens), ("batch", "length", "embed"))
         block = self._block()
-        # Made once for all blocks; only a block that decodes knows where it stands.
+        # Computed once for all blocks; when decoding, each block reads its position from its cache.
         head_dim = self.head_dim or self.dim // self.heads
         rotary = None
         if positions is not None:
@@ -204,25 +190,10 @@ class Decoder(Module):
         return self.child("head", head)(x)
 
     def _block(self) -> Module:
-        block = TransformerBlock(
-            self.heads,
-            self.mlp_dim,
-            self.kv_heads,
-            self.head_dim,
-            self.rotary_base,
-            self.norm_epsilon,
-            self.dropout_rate,
-            decode=self.decode,
-            max_length=self.max_length,
-            fuse_projections=self.fuse_projections,
-            implementation=self.implementation,
-            dtype=self.dtype,
-            param_dtype=self.param_dtype,
-            kernel_init=self.kernel_init,
-        )
+        block = TransformerBlock(**{name: getattr(self, name) for name in TransformerBlock._fields if name != "causal"})
         return Remat(block) if self.remat else block
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, ignore: int = -100) -> Tensor:
-    """The mean cross entropy in fp32 over the targets that are not `ignore`."""
+    """Return the mean cross-entropy in fp32 over the targets that are not `ignore`."""
     return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), ignore_index=ignore)

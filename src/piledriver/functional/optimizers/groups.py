@@ -10,13 +10,13 @@ from torch import Tensor
 
 from piledriver.core.errors import UsageError
 from piledriver.functional.errors import TreeStructureError
-from piledriver.functional.masks import Mask, is_chosen
 from piledriver.functional.optimizers.optimizers import AccumulationState, Optimizer, as_held, zero, zeros
-from piledriver.functional.tree import Path, Tree, flatten, leaves_of, rebuild, unflatten
+from piledriver.functional.surgery import Mask, is_chosen
+from piledriver.functional.tree import Path, Tree, flatten, leaves_of, rebuild, select, unflatten
 
 
 def masked(inner: Optimizer, mask: Mask) -> Optimizer:
-    """The inner optimizer on the parameters that the mask chooses; the other updates pass through untouched."""
+    """Apply the inner optimizer to the parameters that the mask chooses; other updates pass through unchanged."""
 
     def chosen(tree: Any, params: Any) -> Tree:
         return unflatten({path: leaf for path, leaf in flatten(tree).items() if is_chosen(mask, path, params[path])})
@@ -35,7 +35,7 @@ def masked(inner: Optimizer, mask: Mask) -> Optimizer:
 def by_label(
     optimizers: Mapping[str, Optimizer], label: Callable[[Path, Tensor], str] | Mapping[str, Any]
 ) -> Optimizer:
-    """Several optimizers, each for the parameters that `label` gives to it; unknown labels are an error.
+    """Apply several optimizers, each to the parameters that `label` gives to it; an unknown label is an error.
 
     `label` is a function of path and leaf, or a tree of labels, one of which stands for everything below it.
     """
@@ -96,12 +96,7 @@ def accumulate(inner: Optimizer, every: int) -> Optimizer:
         moves = [torch.where(is_last, move, torch.zeros_like(move)) for move in leaves_of(moved)]
         kept = [torch.where(is_last, torch.zeros_like(one), one) for one in gathered]
         return rebuild(grads, moves), AccumulationState(
-            torch.where(is_last, 0, state.count + 1), rebuild(grads, kept), _select(is_last, new, state.inner)
+            torch.where(is_last, 0, state.count + 1), rebuild(grads, kept), select(is_last, new, state.inner)
         )
 
     return Optimizer(init, update)
-
-
-def _select(is_last: Tensor, new: Any, old: Any) -> Any:
-    fresh, kept = leaves_of(new), leaves_of(old)
-    return rebuild(new, [torch.where(is_last, a, b) for a, b in zip(fresh, kept, strict=True)])

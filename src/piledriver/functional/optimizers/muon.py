@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from piledriver.functional.masks import not_vectors
 from piledriver.functional.optimizers.groups import by_label
 from piledriver.functional.optimizers.optimizers import (
-    EmptyState,
-    Leaves,
     Optimizer,
     Rate,
     adamw,
     add_decayed_weights,
     chain,
-    no_state,
-    on_leaves,
     scale_by_rate,
+    stateless,
     trace,
 )
+from piledriver.functional.surgery import not_vectors
 from piledriver.functional.tree import Path
 from piledriver.kernels.newton_schulz import orthogonalise
 
@@ -38,7 +34,7 @@ def muon(
     stacked: int = 0,
     label: Callable[[Path, Tensor], str] | None = None,
 ) -> Optimizer:
-    """Muon for hidden matrices, AdamW (at `adam_rate`, else `rate`) for embeddings, vectors and the head.
+    """Apply Muon to hidden matrices, AdamW (at `adam_rate`, else `rate`) to embeddings, vectors and the head.
 
     `stacked` is how many leading dimensions are a batch of matrices (1 for scanned layers). `label` decides otherwise
     than by name and shape which of the two, "muon" or "adamw", a parameter gets.
@@ -55,15 +51,11 @@ def muon(
 
 def orthogonalise_updates(steps: int = 5, stacked: int = 0) -> Optimizer:
     """Return an optimizer that replaces every update by its orthogonal factor (`orthogonal_update`)."""
-
-    def move(leaves: Leaves, state: EmptyState, *_: Any) -> tuple[Leaves, EmptyState]:
-        return [orthogonal_update(leaf, steps, stacked) for leaf in leaves], state
-
-    return on_leaves(no_state, move)
+    return stateless(lambda leaves: [orthogonal_update(leaf, steps, stacked) for leaf in leaves])
 
 
 def default_label(path: Path, leaf: Tensor, stacked: int = 0) -> str:
-    """Muon for matrices that are neither an embedding nor a head."""
+    """Return "muon" for matrices that are neither an embedding nor a head, else "adamw"."""
     is_outer = any(name in ("embed", "embedding", "head") for name in path)
     return "adamw" if is_outer or leaf.ndim - stacked < 2 else "muon"
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from piledriver.functional.errors import TreeStructureError
-from piledriver.functional.masks import Mask, is_chosen
 from piledriver.functional.optimizers.schedules import Schedule
+from piledriver.functional.surgery import Mask, is_chosen
 from piledriver.functional.tree import Path, Tree, flatten, leaves_of, rebuild
 
 Rate = float | Schedule
@@ -75,7 +75,7 @@ class AccumulationState(NamedTuple):
 
 
 def on_leaves(init: Callable[[Any], Any], move: Move) -> Optimizer:
-    """An optimizer from what it does to the list of leaves; the tree is there for its paths and to build others."""
+    """Return an optimizer from its function of the list of leaves; the tree gives paths and structure."""
 
     def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         grads = grads if params is None else aligned(grads, params)
@@ -85,8 +85,13 @@ def on_leaves(init: Callable[[Any], Any], move: Move) -> Optimizer:
     return Optimizer(init, update, move)
 
 
+def stateless(function: Callable[[Leaves], Leaves]) -> Optimizer:
+    """Return an optimizer that applies a function to the updates and remembers nothing."""
+    return on_leaves(no_state, lambda leaves, state, *_: (function(leaves), state))
+
+
 def chain(*optimizers: Optimizer) -> Optimizer:
-    """One after another: each gets the updates of the one before."""
+    """Apply optimizers one after another: each gets the updates of the one before."""
 
     def move(leaves: Leaves, state: Any, params: Leaves | None, tree: Any) -> tuple[Leaves, Any]:
         made = []
@@ -104,7 +109,7 @@ def chain(*optimizers: Optimizer) -> Optimizer:
 
 
 def aligned(given: Any, params: Any, path: Path = ()) -> Any:
-    """Gradients or updates in the order of the parameters; other names or shapes are an error.
+    """Return gradients or updates in the order of the parameters; other names or shapes are an error.
 
     Trees have one order, so of them a compiler need not trace anything.
     """
@@ -128,7 +133,7 @@ def aligned(given: Any, params: Any, path: Path = ()) -> Any:
 
 
 def _is_like(given: Tree, params: Tree) -> bool:
-    """Whether two trees have the same names and shapes; every step asks, so it calls little."""
+    """Return whether two trees have the same names and shapes. Every step calls it, so it calls little."""
     mine, theirs = given._data, params._data
     if mine.keys() != theirs.keys():
         return False
@@ -146,19 +151,19 @@ _FROM_THESE = "take the gradient with respect to these parameters"
 
 
 def apply_updates(params: Any, updates: Any) -> Any:
-    """The parameters moved by the updates, each in its own dtype."""
+    """Return the parameters plus the updates, each in the parameter's dtype."""
     ours, moves = leaves_of(params), leaves_of(aligned(updates, params))
     cast = [move if move.dtype == own.dtype else move.to(own.dtype) for own, move in zip(ours, moves, strict=True)]
     return rebuild(params, torch._foreach_add(ours, cast))
 
 
 def scale(factor: float) -> Optimizer:
-    """Times a number."""
-    return on_leaves(no_state, lambda leaves, state, *_: (torch._foreach_mul(leaves, factor), state))
+    """Multiply updates by a number."""
+    return stateless(lambda leaves: torch._foreach_mul(leaves, factor))
 
 
 def scale_by_rate(rate: Rate) -> Optimizer:
-    """Times minus the learning rate, a number or a schedule of the update count."""
+    """Multiply updates by minus the learning rate, a number or a schedule of the update count."""
     if not callable(rate):
         return scale(-rate)
 
@@ -171,24 +176,17 @@ def scale_by_rate(rate: Rate) -> Optimizer:
 def clip_by_global_norm(limit: float) -> Optimizer:
     """Scale all gradients down together so that their joint norm is at most the limit."""
 
-    def move(leaves: Leaves, state: EmptyState, *_: Any) -> tuple[Leaves, EmptyState]:
-        factor = torch.clamp(limit / (_norm(leaves) + 1e-6), max=1.0)
-        return torch._foreach_mul(leaves, factor), state
-
-    return on_leaves(no_state, move)
+    return stateless(lambda leaves: torch._foreach_mul(leaves, torch.clamp(limit / (_norm(leaves) + 1e-6), max=1.0)))
 
 
 def clip_by_value(limit: float) -> Optimizer:
-    """Cut every number to within +-limit."""
+    """Clamp every number to +-limit."""
 
-    def move(leaves: Leaves, state: EmptyState, *_: Any) -> tuple[Leaves, EmptyState]:
-        return torch._foreach_clamp_min(torch._foreach_clamp_max(leaves, limit), -limit), state
-
-    return on_leaves(no_state, move)
+    return stateless(lambda leaves: torch._foreach_clamp_min(torch._foreach_clamp_max(leaves, limit), -limit))
 
 
 def global_norm(tree: Any) -> Tensor:
-    """The norm of all numbers of a tree together, summed in fp32, or in fp64 where a leaf has that."""
+    """Return the norm of all numbers of a tree, summed in fp32, or in fp64 if a leaf has that dtype."""
     return _norm(leaves_of(tree))
 
 
@@ -200,7 +198,7 @@ def _norm(leaves: Leaves) -> Tensor:
 
 
 def scale_by_adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Optimizer:
-    """The mean gradient over the root of its mean square, both corrected for their start (Kingma and Ba, 2014)."""
+    """Divide the mean gradient by the root of its mean square, both bias-corrected (Kingma and Ba, 2014)."""
 
     def init(params: Any) -> AdamState:
         return AdamState(zero(params), zeros(params), zeros(params))
@@ -219,7 +217,7 @@ def scale_by_adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Opti
 
 
 def trace(decay: float, nesterov: bool = False) -> Optimizer:
-    """Momentum: a running sum of gradients."""
+    """Replace gradients by their running sum (momentum)."""
 
     def move(leaves: Leaves, state: TraceState, _: Any, tree: Any) -> tuple[Leaves, TraceState]:
         held = leaves_of(state.trace)
@@ -232,7 +230,7 @@ def trace(decay: float, nesterov: bool = False) -> Optimizer:
 
 
 def scale_by_lion(b1: float = 0.9, b2: float = 0.99) -> Optimizer:
-    """The sign of an interpolated momentum (Chen et al., 2023)."""
+    """Replace gradients by the sign of an interpolated momentum (Chen et al., 2023)."""
 
     def move(leaves: Leaves, state: LionState, _: Any, tree: Any) -> tuple[Leaves, LionState]:
         mu = leaves_of(state.mu)
@@ -264,12 +262,12 @@ def add_decayed_weights(decay: float, mask: Mask | None = None) -> Optimizer:
 
 
 def sgd(rate: Rate, momentum: float = 0.0, nesterov: bool = False) -> Optimizer:
-    """Gradient descent, with momentum where it is not zero."""
+    """Return gradient descent, with momentum if it is not zero."""
     return chain(trace(momentum, nesterov), scale_by_rate(rate)) if momentum else scale_by_rate(rate)
 
 
 def adam(rate: Rate, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Optimizer:
-    """Adam."""
+    """Return Adam (Kingma and Ba, 2014)."""
     return chain(scale_by_adam(b1, b2, eps), scale_by_rate(rate))
 
 
@@ -281,19 +279,19 @@ def adamw(
     weight_decay: float = 1e-4,
     mask: Mask | None = None,
 ) -> Optimizer:
-    """Adam with decay of the weights beside the gradient (Loshchilov and Hutter, 2017)."""
+    """Return Adam with decoupled weight decay (Loshchilov and Hutter, 2017)."""
     return chain(scale_by_adam(b1, b2, eps), add_decayed_weights(weight_decay, mask), scale_by_rate(rate))
 
 
 def lion(
     rate: Rate, b1: float = 0.9, b2: float = 0.99, weight_decay: float = 1e-3, mask: Mask | None = None
 ) -> Optimizer:
-    """Lion."""
+    """Return Lion with decoupled weight decay (Chen et al., 2023)."""
     return chain(scale_by_lion(b1, b2), add_decayed_weights(weight_decay, mask), scale_by_rate(rate))
 
 
 def as_held(leaves: Leaves, held: Leaves) -> Leaves:
-    """Gradients in the dtypes of the state, which so keeps them: fp32 ones of bf16 parameters change no state."""
+    """Return gradients in the dtypes of the state, so that fp32 gradients of bf16 parameters change no dtype of it."""
     return [one.to(own.dtype) for one, own in zip(leaves, held, strict=True)]
 
 
@@ -302,16 +300,16 @@ def _correction(decay: float, count: Tensor) -> Tensor:
 
 
 def no_state(params: Any) -> EmptyState:
-    """For an optimizer that remembers nothing."""
+    """Return the state of an optimizer that remembers nothing."""
     return EmptyState()
 
 
 def zero(params: Any) -> Tensor:
-    """A count at its start, on the parameters' device, so that no step waits for a copy."""
+    """Return a count of zero on the parameters' device."""
     leaves = leaves_of(params)
     return torch.zeros((), dtype=torch.int32, device=leaves[0].device if leaves else None)
 
 
 def zeros(params: Any) -> Any:
-    """A tree of zeros like the parameters."""
+    """Return a tree of zeros like the parameters."""
     return rebuild(params, [torch.zeros_like(leaf) for leaf in leaves_of(params)])

@@ -16,7 +16,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from piledriver.core.errors import UsageError
-from piledriver.functional.random.philox import Word, high, joined, low, philox4x32, random_words
+from piledriver.functional.random.philox import Word, high, joined, low, random_words, tensor_philox4x32
 from piledriver.functional.torch_private import has_dispatch_mode, is_functorch_wrapped_tensor
 
 # Draws above this many numbers are made piece by piece. On a CPU a piece's integer temporaries fit in a cache;
@@ -66,7 +66,7 @@ class Key:
         return (Key(bits, self.lane) for bits in self.bits)
 
     def to(self, device: torch.device | str) -> Key:
-        """The key on another device. On the CPU it costs least: draws on a GPU take it from there without a sync."""
+        """Return the key on another device. Keep keys on the CPU: draws on a GPU then need no synchronisation."""
         return Key(self.bits.to(device), self.lane)
 
     def __repr__(self) -> str:
@@ -83,7 +83,7 @@ pytree.register_pytree_node(
 
 
 def key(seed: int) -> Key:
-    """The key of a seed (any 64-bit number; `core.random.Stream(...).key` is one too)."""
+    """Return the key of a seed (any 64-bit number, such as `core.random.Stream(...).key`)."""
     try:
         seed = operator.index(seed)
     except TypeError:
@@ -94,7 +94,7 @@ def key(seed: int) -> Key:
 
 
 def split(key: Key, count: int = 2) -> Key:
-    """`count` independent keys, as one `Key` with a leading dimension (index it, unpack it, or map over it)."""
+    """Return `count` independent keys as one `Key` with a leading dimension: index it, unpack it, or map over it."""
     _single(key, "split")
     if not isinstance(count, int) or count < 0:
         raise UsageError(f"cannot split a key into {count!r}", fix="give a number of keys; split again for two dims")
@@ -102,7 +102,7 @@ def split(key: Key, count: int = 2) -> Key:
 
 
 def fold_in(key: Key, data: int | str | Tensor) -> Key:
-    """The key under this one for a name, a number or a step; the step may be a tensor inside a compiled graph."""
+    """Derive a key for a name, a number or a step; the step may be a tensor inside a compiled graph."""
     if isinstance(data, str):
         return Key(key.bits, _lane(key.lane, _name_hash(data)))
     _single(key, "fold_in")
@@ -115,7 +115,7 @@ def fold_in(key: Key, data: int | str | Tensor) -> Key:
 
 
 def bits(key: Key, shape: Sequence[int], *, device: torch.device | str | None = None) -> Tensor:
-    """Random 32-bit words, as int64 numbers from 0 to 2**32 - 1."""
+    """Draw 32-bit words, as int64 numbers from 0 to 2**32 - 1."""
     return _drawn(key, shape, torch.int64, device, lambda words: words)
 
 
@@ -128,7 +128,7 @@ def uniform(
     *,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Floats in [minimum, maximum) on a grid of 2**-24 of the range: exact in fp32, so equal on every device.
+    """Draw from [minimum, maximum) on a grid of 2**-24 of the range: exact in fp32, so equal on every device.
 
     16-bit numbers get the grid that they can hold (2**-8, 2**-11): none is rounded up to the maximum of (0, 1).
     """
@@ -141,7 +141,7 @@ def uniform(
 def normal(
     key: Key, shape: Sequence[int] = (), dtype: torch.dtype = torch.float32, *, device: torch.device | str | None = None
 ) -> Tensor:
-    """Standard normal numbers by Box and Muller, in fp64 and then rounded: devices differ by one last bit at most."""
+    """Draw standard normal numbers (Box-Muller), in fp64 and then rounded: devices differ by one last bit at most."""
     return _drawn(key, shape, dtype, device, _box_muller)
 
 
@@ -160,7 +160,7 @@ def truncated_normal(
     *,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Standard normal numbers within +-bound, by the inverse of the error function, in fp64 and then rounded."""
+    """Draw standard normal numbers within +-bound by the inverse error function, in fp64 and then rounded."""
     edge = math.erf(bound / math.sqrt(2.0))
 
     def finish(words: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ def truncated_normal(
 def bernoulli(
     key: Key, probability: float, shape: Sequence[int] = (), *, device: torch.device | str | None = None
 ) -> Tensor:
-    """True with the given probability, to 2**-32."""
+    """Draw True with the given probability, to 2**-32."""
     if not 0.0 <= probability <= 1.0:
         raise UsageError(f"{probability} is no probability", fix="give a number from 0 to 1")
     threshold = round(float(probability) * 2**32)
@@ -183,7 +183,7 @@ def bernoulli(
 def randint(
     key: Key, shape: Sequence[int], minimum: int, maximum: int, *, device: torch.device | str | None = None
 ) -> Tensor:
-    """Integers in [minimum, maximum), for ranges below 2**31; the bias is below 2**-32 times the range."""
+    """Draw integers in [minimum, maximum), for ranges below 2**31; the bias is below 2**-32 times the range."""
     span = maximum - minimum
     if not 0 < span < 1 << 31:
         raise UsageError(f"the range [{minimum}, {maximum}) is empty or too wide", fix="keep it below 2**31 numbers")
@@ -191,7 +191,7 @@ def randint(
 
 
 def permutation(key: Key, length: int, *, device: torch.device | str | None = None) -> Tensor:
-    """The numbers 0 to length - 1 in random order."""
+    """Return the numbers 0 to length - 1 in random order."""
     words = bits(key, (2, length), device=device)
     # Two words a number, so that no two are equal for any length that fits in memory; the sort is stable anyway.
     return torch.argsort(((words[0] << 31) | (words[1] >> 1)), stable=True)
@@ -208,7 +208,7 @@ def _single(key: Key, what: str) -> None:
 
 
 def _word(key: Key) -> Word:
-    """The key's bits as a Python int where they are known, which makes small draws ten times cheaper."""
+    """Return the key's bits as a Python int if their value is known, which makes small draws cheaper."""
     known = key.bits
     if (
         torch.compiler.is_compiling()
@@ -224,7 +224,7 @@ def _word(key: Key) -> Word:
 def _derived(key: Key, data: Word, kind: int) -> Key:
     # The kind keeps splits and numbers apart: split(key)[3] is not fold_in(key, 3), and neither is a draw.
     lane, word = _lane(key.lane, kind), _word(key)
-    a, b, _, _ = philox4x32((low(data), high(data), low(lane), high(lane)), (low(word), high(word)))
+    a, b, _, _ = tensor_philox4x32((low(data), high(data), low(lane), high(lane)), (low(word), high(word)))
     made = joined(a, b)
     if not isinstance(made, Tensor):
         made = torch.tensor(made, dtype=torch.int64, device=key.bits.device)
@@ -249,7 +249,7 @@ _HASHES: dict[str, int] = {}
 
 
 def _hash_of(name: str) -> int:
-    """64-bit FNV-1a: plain integer arithmetic, so that a compiler can trace it (Philox does the mixing)."""
+    """Return the 64-bit FNV-1a hash: integer arithmetic that a compiler can trace; Philox does the mixing."""
     value = 0xCBF29CE484222325
     for letter in name:
         value = ((value ^ ord(letter)) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
@@ -263,7 +263,7 @@ def _drawn(
     device: torch.device | str | None,
     finish: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Random words through `finish`; large draws piece by piece, since the integers take eight bytes a number."""
+    """Return random words through `finish`; large draws in pieces, because the integers take eight bytes each."""
     _single(key, "a draw")
     if isinstance(shape, int) or any(size < 0 for size in shape):
         raise UsageError(f"a draw got the shape {shape!r}", fix="give a tuple of sizes, such as (3,)")

@@ -21,10 +21,10 @@ _M0, _M1 = 0xD2511F53 - (1 << 32), 0xCD9E8D57 - (1 << 32)
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 
 
-def philox4x32(counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]) -> tuple[Word, Word, Word, Word]:
-    """Four 32-bit counter words and two key words to four random words; ints stay ints, tensors stay tensors.
+def tensor_philox4x32(counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]) -> tuple[Word, Word, Word, Word]:
+    """Return four random words from four 32-bit counter words and two key words, as ints or tensors.
 
-    >>> [hex(word) for word in philox4x32((0, 0, 0, 0), (0, 0))]
+    >>> [hex(word) for word in tensor_philox4x32((0, 0, 0, 0), (0, 0))]
     ['0x6627e8d5', '0xe169c58d', '0xbc57ac4c', '0x9b00dbd8']
     """
     c0, c1, c2, c3 = counter
@@ -42,17 +42,17 @@ def philox4x32(counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]) -
 
 
 def low(value: Word) -> Word:
-    """The low 32 bits of a 64-bit pattern."""
+    """Return the low 32 bits of a 64-bit pattern."""
     return value & _MASK
 
 
 def high(value: Word) -> Word:
-    """The high 32 bits of a 64-bit pattern (an arithmetic shift, so the sign has to be masked away)."""
+    """Return the high 32 bits of a 64-bit pattern (an arithmetic shift, so the sign has to be masked away)."""
     return (value >> 32) & _MASK
 
 
 def joined(low_word: Word, high_word: Word) -> Word:
-    """The 64-bit pattern of two words; Python ints come back signed, as an int64 tensor would hold them."""
+    """Return the 64-bit pattern of two words; Python ints come back signed, as an int64 tensor would hold them."""
     value = low_word | (high_word << 32)
     if isinstance(value, int) and value >= 1 << 63:
         return value - (1 << 64)
@@ -60,14 +60,14 @@ def joined(low_word: Word, high_word: Word) -> Word:
 
 
 def random_words(key: Word, lane: int, start: int, stop: int, device: torch.device | str) -> Tensor:
-    """The words number `start` (a multiple of 4) to `stop`, rounded up to whole blocks, in int64.
+    """Return the words number `start` (a multiple of 4) to `stop`, rounded up to whole blocks, in int64.
 
     Number i is word i % 4 of the block with counter (i // 4, lane), whatever the range that was asked for.
     """
     if isinstance(key, int) and _is_plain_cpu(device):
         return _words_by_numpy(key, lane, start // 4, (stop + 3) // 4)
     blocks = torch.arange(start // 4, (stop + 3) // 4, dtype=torch.int64, device=device)
-    words = philox4x32((low(blocks), high(blocks), low(lane), high(lane)), (low(key), high(key)))
+    words = tensor_philox4x32((low(blocks), high(blocks), low(lane), high(lane)), (low(key), high(key)))
     return torch.stack([torch.as_tensor(word) for word in words], dim=-1).reshape(-1)
 
 
@@ -76,7 +76,7 @@ def _is_plain_cpu(device: torch.device | str) -> bool:
 
 
 def _words_by_numpy(key: int, lane: int, first: int, last: int) -> Tensor:
-    """The same words by `core.random`: numpy's small operations cost a fifth of torch's."""
+    """Return the same words by `core.random`: numpy's small operations cost less than torch's."""
     blocks = np.arange(first, last, dtype=np.uint64)
     lanes = (np.array([low(lane)], np.uint64), np.array([high(lane)], np.uint64))
     mask, shift = np.uint64(_MASK), np.uint64(32)

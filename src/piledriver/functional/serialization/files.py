@@ -77,7 +77,8 @@ def load_safetensors(location: storage.Location, only: Filter | None = None) -> 
     The filter sees each tensor on the meta device: its path, shape and dtype, not its numbers.
     """
     if storage.is_remote(location):
-        return _select(_parsed(storage.read_bytes(location), str(location)), only)
+        tree = _parsed(storage.read_bytes(location), str(location))
+        return tree if only is None else select_leaves(tree, only)
     from safetensors import SafetensorError, safe_open
 
     leaves: dict[tuple[str, ...], Any] = {}
@@ -154,10 +155,6 @@ def _parsed(content: bytes, where: str) -> Tree:
     return unflatten({_path(name): leaf for name, leaf in {**tensors, **json.loads(header.get(_PLAIN, "{}"))}.items()})
 
 
-def _select(tree: Tree, only: Filter | None) -> Tree:
-    return tree if only is None else select_leaves(tree, only)
-
-
 def _writable(path: tuple[str, ...], tensor: Tensor) -> Tensor:
     if tensor.dtype not in _KINDS.values() or tensor.layout != torch.strided or tensor.is_meta:
         kind = "meta" if tensor.is_meta else f"{tensor.dtype} ({tensor.layout})"
@@ -170,7 +167,7 @@ def _writable(path: tuple[str, ...], tensor: Tensor) -> Tensor:
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that share no memory, which safetensors asks for; tied and sliced ones get their own."""
+    """Return tensors that share no memory, as safetensors requires: tied and sliced ones are copied."""
     seen: set[tuple[torch.device, int]] = set()
     apart = {}
     for name, tensor in tensors.items():

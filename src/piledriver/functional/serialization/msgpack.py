@@ -41,7 +41,7 @@ def to_bytes(tree: Any) -> bytes:
     >>> from_bytes({"a": torch.zeros(2)}, to_bytes({"a": torch.ones(2)}))
     {'a': tensor([1., 1.])}
     """
-    return encode(to_state_dict(tree))
+    return to_msgpack(to_state_dict(tree))
 
 
 def from_bytes(target: Any, content: bytes) -> Any:
@@ -61,7 +61,7 @@ def restore(content: bytes) -> Any:
         raise CorruptFileError(f"the msgpack value cannot be read: {error}") from error
 
 
-def encode(value: Any) -> bytes:
+def to_msgpack(value: Any) -> bytes:
     """Return nested dicts, lists, numbers, text and tensors as msgpack."""
     import msgspec
 
@@ -82,7 +82,9 @@ def _encodable(value: Any) -> Any:
     if isinstance(value, Tensor):
         if value.numel() * value.dtype.itemsize > _CHUNK_BYTES:
             return _encodable(_in_chunks(value))
-        return _extension(_ARRAY, [list(value.shape), _dtype_name(value), _raw(value)])
+        if value.dtype not in _NAMES:
+            raise TreeStructureError(f"msgpack files have no {value.dtype}", fix="cast it, or use safetensors")
+        return _extension(_ARRAY, [list(value.shape), _NAMES[value.dtype], _raw(value)])
     if isinstance(value, Mapping):
         return {name: _encodable(below) for name, below in value.items()}
     if isinstance(value, (list, tuple)):
@@ -115,12 +117,6 @@ def _decode_extension(code: int, data: memoryview) -> Any:
     if code == _COMPLEX and isinstance(parts, list) and [type(part) for part in parts] == [float, float]:
         return complex(*parts)
     raise CorruptFileError(f"unknown msgpack extension {code}")
-
-
-def _dtype_name(tensor: Tensor) -> str:
-    if tensor.dtype not in _NAMES:
-        raise TreeStructureError(f"msgpack files have no {tensor.dtype}", fix="cast it, or use safetensors")
-    return _NAMES[tensor.dtype]
 
 
 def _raw(tensor: Tensor) -> bytes:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piledriver.core.safe_pickle import DAMAGED_PICKLE, ForbiddenNameError, load_pickle
+from piledriver.core.safe_pickle import DAMAGED_PICKLE, ForbiddenNameError, load_restricted_pickle
 from piledriver.functional.tree import Tree
 
 _NUMPY_KINDS = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"])
@@ -32,7 +32,7 @@ BROKEN = (*DAMAGED_PICKLE, zipfile.BadZipFile)
 def unpickled(content: bytes) -> Any:
     """Return the data in a pickle or a torch file: tensors for arrays, trees for mappings. Raises one of `BROKEN`."""
     if not content.startswith(_OLD_TORCH) and not zipfile.is_zipfile(BytesIO(content)):
-        return tensors_in(load_pickle(BytesIO(content), _ALLOWED))
+        return tensors_in(load_restricted_pickle(BytesIO(content), _ALLOWED))
     try:
         return tensors_in(torch.load(BytesIO(content), map_location="cpu", weights_only=True))
     except pickle.UnpicklingError as error:

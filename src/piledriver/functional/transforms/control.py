@@ -14,7 +14,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from piledriver.functional.errors import TransformError
-from piledriver.functional.torch_private import is_batched
+from piledriver.functional.torch_private import is_batched, scan_operator, while_loop_operator
 from piledriver.functional.transforms.tracing import compiled_depth
 
 
@@ -27,7 +27,7 @@ def scan(
     reverse: bool = False,
     unroll: bool = True,
 ) -> tuple[Any, Any]:
-    """`carry, y = step(carry, x)` over the first dimension of every leaf of `xs`; returns `(carry, stacked ys)`.
+    """Run `carry, y = step(carry, x)` over the first dimension of `xs`' leaves; return `(carry, stacked ys)`.
 
     >>> scan(lambda total, x: (total + x, total + x), torch.tensor(0), torch.tensor([1, 2, 3]))
     (tensor(6), tensor([1, 3, 6]))
@@ -42,7 +42,7 @@ def scan(
     if len(lengths) != 1:
         raise TransformError(f"scan over inputs of lengths {sorted(lengths)}", fix="give every leaf the same length")
     if not unroll and columns:
-        return _operator_scan(step, carry, xs, reverse)
+        return scan_operator(step, carry, xs, reverse)
     count = lengths.pop()
     slices = [torch.unbind(column) for column in columns]
     ys: list[Any] = [None] * count
@@ -62,7 +62,7 @@ def _stack(*parts: Any) -> Any:
 
 
 def cond(predicate: bool | Tensor, if_true: Callable[..., Any], if_false: Callable[..., Any], *operands: Any) -> Any:
-    """One of two functions of the operands; on a traced tensor it is torch's operator, and both are compiled.
+    """Call one of two functions on the operands; on a traced tensor it is torch's operator, and both are compiled.
 
     That operator has no derivative inside a graph of a whole step (`jit(grad(f))`): there both are computed, and
     `torch.where` picks.
@@ -95,8 +95,6 @@ def while_loop(test: Callable[[Any], Any], body: Callable[[Any], Any], carry: An
     tensor(192)
     """
     if torch.compiler.is_compiling():
-        from torch._higher_order_ops import while_loop as operator
-
         leaves, structure = pytree.tree_flatten(carry)
 
         def flat_test(*values: Any) -> Any:
@@ -105,7 +103,7 @@ def while_loop(test: Callable[[Any], Any], body: Callable[[Any], Any], carry: An
         def flat_body(*values: Any) -> Any:
             return tuple(pytree.tree_leaves(body(pytree.tree_unflatten(list(values), structure))))
 
-        looped = operator(flat_test, flat_body, tuple(leaves))  # type: ignore[no-untyped-call]
+        looped = while_loop_operator(flat_test, flat_body, tuple(leaves))
         return pytree.tree_unflatten(list(looped), structure)
     while bool(test(carry)):
         carry = body(carry)
@@ -113,16 +111,10 @@ def while_loop(test: Callable[[Any], Any], body: Callable[[Any], Any], carry: An
 
 
 def fori_loop(start: int, stop: int, body: Callable[[int, Any], Any], carry: Any) -> Any:
-    """`carry = body(i, carry)` for every i from start to stop; unrolled, so it differentiates."""
+    """Run `carry = body(i, carry)` for every i from start to stop; unrolled, so it differentiates."""
     for i in range(start, stop):
         carry = body(i, carry)
     return carry
-
-
-def _operator_scan(step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any, reverse: bool) -> tuple[Any, Any]:
-    from torch._higher_order_ops.scan import scan as operator
-
-    return operator(step, carry, xs, reverse=reverse)
 
 
 def _as_bool(predicate: bool | Tensor) -> bool:

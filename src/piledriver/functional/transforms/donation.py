@@ -17,7 +17,7 @@ from piledriver.functional.tree import leaves_of
 
 
 def donated_leaves(args: tuple[Any, ...]) -> list[Any]:
-    """The leaves of the first argument, each a tensor of its own."""
+    """Return the leaves of the first argument; one tensor in two places is an error."""
     if not args:
         raise TransformError("nothing to donate: no argument by position", fix="pass the state first, unnamed")
     leaves = leaves_of(args[0])
@@ -30,7 +30,7 @@ def donated_leaves(args: tuple[Any, ...]) -> list[Any]:
 
 
 def donating(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What is compiled: the rest of a function's results (None where its only one is the state), the first in `old`."""
+    """Wrap a function to copy its first result into `old` and return the others (None if there are no others)."""
 
     @functools.wraps(function)
     def wrapped(old: list[Any], *args: Any, **kwargs: Any) -> tuple[Any, ...] | None:
@@ -42,7 +42,8 @@ def donating(function: Callable[..., Any]) -> Callable[..., Any]:
         held = {mine for mine in old if isinstance(mine, Tensor)}
         # What only changed its place (a target network) is copied before anything is overwritten.
         new = [
-            one.clone() if one is not mine and _is_in(one, held) else one for mine, one in zip(old, new, strict=True)
+            one.clone() if isinstance(one, Tensor) and one is not mine and one in held else one
+            for mine, one in zip(old, new, strict=True)
         ]
         with torch.no_grad():
             for mine, fresh in zip(old, new, strict=True):
@@ -52,10 +53,6 @@ def donating(function: Callable[..., Any]) -> Callable[..., Any]:
         return rest
 
     return wrapped
-
-
-def _is_in(one: Any, held: set[Tensor]) -> bool:
-    return isinstance(one, Tensor) and one in held
 
 
 def _check_fit(mine: Any, fresh: Any) -> None:

@@ -31,7 +31,6 @@ class Remat(Module):
     inner: Module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What `inner` returns, from the same variables and the same keys."""
         if self.is_initialising:
             return self.inner.within(self)(*args, **kwargs)
         frame = self._bound_frame("remat")
@@ -54,7 +53,7 @@ class Scanned(Module):
     axis: str | None = "layers"
 
     def __call__(self, carry: Any, *args: Any, **kwargs: Any) -> Any:
-        """The last carry, and the stacked outputs where there are some."""
+        """Return the last carry, and the stacked outputs with `has_outputs`."""
         frame = self._bound_frame("scan")
         if self.is_initialising:
             if self.length < 1:
@@ -94,7 +93,7 @@ class Vmapped(Module):
     axis: str | None = None
 
     def __call__(self, *args: Any) -> Any:
-        """The outputs of all copies, stacked."""
+        """Return the outputs of all copies, stacked."""
         frame = self._bound_frame("vmap")
         axes = self.in_axes if isinstance(self.in_axes, tuple) else (self.in_axes,) * len(args)
         _check_mapped(args, axes, self.size, frame)
@@ -149,7 +148,7 @@ def _check_mapped(args: tuple[Any, ...], axes: tuple[Any, ...], size: int, frame
 
 
 def _pure(module: Module, frame: Frame) -> Callable[..., tuple[Any, Written]]:
-    """The module at this frame as a function of its variables and keys; what it writes comes back beside its result."""
+    """Return the module at this frame as a function of variables and keys; what it writes is returned too."""
     mutable, hook, sharding, prefix = frame.context.mutable, frame.context.hook, frame.context.sharding, frame.path
 
     def call(

@@ -21,7 +21,7 @@ Flat = Callable[..., tuple[Any, ...]]
 
 
 def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with a backward pass that computes it again; gradients flow to its arguments only.
+    """Return the function with a backward pass that computes it again; gradients flow to its arguments only.
 
     The function must be pure: draw from keys, not from torch's generators, and take every tensor it needs as an
     argument (a tensor from outside gets no gradient: where it needs one, that is an error).
@@ -96,7 +96,7 @@ class _Recomputed(torch.autograd.Function):
 
 
 def _without_outside(function: Flat, tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
-    """The function's values; only tensors from outside could give them a graph, and would silently get no gradient."""
+    """Return the function's values; raise an error if they depend on a tensor from outside that needs a gradient."""
     with torch.enable_grad():
         made = function(*(one.detach() for one in tensors))
     if any(value.requires_grad for value in made):
@@ -108,7 +108,7 @@ def _without_outside(function: Flat, tensors: tuple[Tensor, ...]) -> tuple[Any, 
 
 
 def _plain_vjp(function: Flat, inputs: list[Tensor], cotangents: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
-    """The same product by ordinary autograd: cheaper than `torch.func`, and it takes every tensor subclass."""
+    """Return the same product by ordinary autograd: cheaper than `torch.func`, and it takes every tensor subclass."""
     with torch.enable_grad():
         fresh = [value.detach().requires_grad_() for value in inputs]
         outputs = function(*fresh)

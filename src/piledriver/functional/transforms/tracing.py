@@ -34,7 +34,7 @@ _compiled: dict[str, list[int]] = {"gradient": [0], "batch": [0], "tangent": [0]
 
 
 def gradient_depth() -> int:
-    """How many of our `value_and_grad` are running in this thread on ordinary autograd."""
+    """Return how many of our `value_and_grad` run in this thread on ordinary autograd."""
     return _autograd.value
 
 
@@ -49,12 +49,12 @@ def one_more_gradient() -> Iterator[None]:
 
 
 def compiled_depth(kind: Transform) -> int:
-    """How many of our transforms of a kind are being traced into the graph that is being compiled."""
+    """Return how many of our transforms of a kind are being traced into the graph that is being compiled."""
     return _compiled[kind][0]
 
 
 def counted(kind: Transform, transformed: Callable[P, R]) -> Callable[P, R]:
-    """A transformed function that says so to what it calls while it is compiled: a compiler cannot be asked."""
+    """Wrap a transformed function to count itself while it is compiled: torch has no way to ask a compiler."""
 
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         if not torch.compiler.is_compiling():
@@ -68,12 +68,12 @@ def counted(kind: Transform, transformed: Callable[P, R]) -> Callable[P, R]:
 
 
 def inside_functorch() -> bool:
-    """Whether a `torch.func` transform is running; only for eager code, which the compiler never sees."""
+    """Return whether a `torch.func` transform runs around this eager code."""
     return maybe_current_level() is not None
 
 
 def fused_kernels_lack_a_rule(device: str) -> bool:
-    """Whether what surrounds us has no rule for fused attention: forward mode, a second derivative, vmap on a CPU."""
+    """Return whether fused attention has no rule here: forward mode, a second derivative, vmap on a CPU."""
     if torch.compiler.is_compiling():
         gradients, batches, tangents = compiled_depth("gradient"), compiled_depth("batch"), compiled_depth("tangent")
     else:
@@ -82,19 +82,19 @@ def fused_kernels_lack_a_rule(device: str) -> bool:
 
 
 def only_autograd_surrounds() -> bool:
-    """Whether no `torch.func` transform runs and no second derivative is taken: kernels of our own have no rules."""
+    """Return whether no `torch.func` transform and no second derivative run: our own kernels have no rules for them."""
     if torch.compiler.is_compiling():
         return not (compiled_depth("gradient") or compiled_depth("batch") or compiled_depth("tangent"))
     return not inside_functorch() and gradient_depth() <= 1
 
 
 def forward_mode_surrounds() -> bool:
-    """Whether a `jvp` runs around this eager code."""
+    """Return whether a `jvp` runs around this eager code."""
     return inside_functorch() and _running()[2] > 0
 
 
 def _running() -> tuple[int, int, int]:
-    """Gradients, batches and tangents around eager code, ours and `torch.func`'s own."""
+    """Return the numbers of gradients, batches and tangents around eager code, ours and `torch.func`'s own."""
     kinds = functorch_transforms() if inside_functorch() else []
     wanted = (TransformType.Grad, TransformType.Vmap, TransformType.Jvp)
     gradients, batches, tangents = (kinds.count(kind) for kind in wanted)

@@ -35,7 +35,7 @@ _compiled_so_far = itertools.count()
 
 
 def as_function(function: Any) -> Callable[..., Any]:
-    """The function itself, or an unbound module's `apply`."""
+    """Return the function itself, or an unbound module's `apply`."""
     if isinstance(function, Module) and function._frame is None:
         return function.apply
     if not callable(function):
@@ -44,7 +44,7 @@ def as_function(function: Any) -> Callable[..., Any]:
 
 
 def grad(function: Any, argnums: Argnums = 0, has_aux: bool = False) -> Callable[..., Any]:
-    """The gradient of a scalar function with respect to arguments (trees of tensors); `(grads, aux)` with aux."""
+    """Return a function that computes gradients with respect to arguments (trees); `(grads, aux)` with aux."""
     both = value_and_grad(function, argnums, has_aux)
 
     @functools.wraps(as_function(function))
@@ -56,7 +56,7 @@ def grad(function: Any, argnums: Argnums = 0, has_aux: bool = False) -> Callable
 
 
 def value_and_grad(function: Any, argnums: Argnums = 0, has_aux: bool = False) -> Callable[..., Any]:
-    """`(value, grads)`, or `((value, aux), grads)` where the function returns `(value, aux)`.
+    """Return a function that computes `(value, grads)`, or `((value, aux), grads)` with `has_aux`.
 
     >>> value_and_grad(lambda tree: (tree["w"] ** 2).sum())({"w": torch.tensor([1.0, 2.0])})
     (tensor(5.), {'w': tensor([2., 4.])})
@@ -125,7 +125,7 @@ def _by_autograd(
 
 
 def _value_and_aux(output: Any, has_aux: bool) -> tuple[Tensor, Any]:
-    """What a function to differentiate returned, if it is one number (and something beside it)."""
+    """Return what a differentiated function returned; anything but one number (and aux) is an error."""
     if has_aux and not (isinstance(output, tuple) and len(output) == 2):
         raise TransformError(f"has_aux=True, but the function returns a {type(output).__name__}", fix="return a pair")
     value, aux = output if has_aux else (output, None)
@@ -178,7 +178,7 @@ def vmap(function: Any, in_axes: Any = 0, out_axes: Any = 0, chunk_size: int | N
 
 
 def _axes_as_trees(axes: Any, value: Any) -> Any:
-    """The axes with a `Tree` wherever the value has one: people write dicts."""
+    """Return the axes with a `Tree` wherever the value has one: users write dicts."""
     if isinstance(axes, tuple) and isinstance(value, tuple) and len(axes) == len(value):
         return tuple(_axes_as_trees(one, below) for one, below in zip(axes, value, strict=True))
     if not isinstance(axes, dict) or not isinstance(value, Tree):
@@ -192,18 +192,18 @@ def _axes_as_trees(axes: Any, value: Any) -> Any:
 
 
 def jvp(function: Any, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
-    """The value and its derivative along the tangents (forward mode)."""
+    """Return the value and its derivative along the tangents (forward mode)."""
     value, derivative = counted("tangent", torch.func.jvp)(as_function(function), primals, tangents)[:2]
     return value, derivative
 
 
 def vjp(function: Any, *primals: Any, has_aux: bool = False) -> Any:
-    """The value and a function from cotangents to gradients (reverse mode)."""
+    """Return the value and a function from cotangents to gradients (reverse mode)."""
     return counted("gradient", torch.func.vjp)(as_function(function), *primals, has_aux=has_aux)
 
 
 def remat(function: Any) -> Any:
-    """A function or module that computes itself again in the backward pass instead of keeping what is inside.
+    """Return a function or module that is recomputed in the backward pass instead of keeping its intermediate values.
 
     Gradients flow to the arguments only; a module's variables are among them.
     """
@@ -220,7 +220,7 @@ def jit(
     mode: str | None = None,
     options: dict[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """`torch.compile` of a pure function over trees. Pass steps and keys as tensors, or it compiles for each number.
+    """Compile a pure function over trees. Pass steps and keys as tensors; a plain number compiles once per value.
 
     With `donate` the first argument's memory is taken over by the first result, which must have the same structure
     (`state, loss = step(state, batch)`): no second copy of parameters and moments. What comes back is the tree that was
@@ -265,7 +265,7 @@ def _raise_own_error(function: Callable[..., Any], args: tuple[Any, ...], kwargs
 
 
 def _with_code_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The compiler keeps its graphs, how many there may be and which sizes vary by code object and its name.
+    """Return the function under a code object of its own, by which the compiler keeps graphs and their limits.
 
     All gradients of all functions are one code object, so without this they would share these.
     """
@@ -278,7 +278,7 @@ def _with_code_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def eval_shape(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """What a function returns for these arguments, on the meta device: shapes and dtypes without computing."""
+    """Return what a function returns for these arguments, on the meta device, without computing."""
     with fake_tensor_mode() as mode, torch.no_grad():
         fake_args, fake_kwargs = pytree.tree_map_only(Tensor, functools.partial(stand_in, mode), (args, kwargs))
         output = as_function(function)(*fake_args, **fake_kwargs)

@@ -9,10 +9,15 @@
 | `reference` | everywhere; `auto` on a CPU with soft-capping | everything, with the log-sum-exp; stores all scores |
 """
 
-from piledriver.kernels.attention.alibi import alibi_slopes
 from piledriver.kernels.attention.dispatch import attend, choose_kernel
 from piledriver.kernels.attention.kernel import ATTENTION, AttentionKernel, Mask, attention_kernel
-from piledriver.kernels.attention.masks import build_mask, dense_mask, document_boundaries, positions_in_documents
+from piledriver.kernels.attention.masks import (
+    alibi_slopes,
+    build_mask,
+    dense_mask,
+    document_boundaries,
+    positions_in_documents,
+)
 
 __all__ = [
     "ATTENTION",

@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 
 
 def flex(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block: BlockMask,
-    scale: float,
-    softcap: float | None = None,
-    slopes: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, block: BlockMask, scale: float, softcap: float | None, slopes: Tensor | None
 ) -> Tensor:
     """Return attention under a block mask, with scores capped, then lowered by ALiBi."""
     # Imported here: it brings the compiler with it, which few programs need.
@@ -61,17 +55,6 @@ class FlexAttention(AttentionKernel):
     mask_form = "block"
     ops_to_save = ("flex_attention",)
 
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Mask,
-        *,
-        scale: float,
-        softcap: float | None = None,
-        slopes: Tensor | None = None,
-        **_: Any,
-    ) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, *, scale: float, **scores: Any) -> Tensor:
         assert mask.block is not None
-        return flex(q, k, v, mask.block, scale, softcap, slopes)
+        return flex(q, k, v, mask.block, scale, scores.get("softcap"), scores.get("slopes"))

@@ -6,6 +6,7 @@ differ; an id may be used again later in the row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,20 @@ def dense_mask(
         return allowed
     by_head = torch.tensor(slopes, device=distance.device)[None, :, None, None]
     return torch.where(allowed, -by_head * distance, -torch.inf)
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """Return the ALiBi slope of each head (Press et al., 2021): a geometric series from 2^(-8/heads).
+
+    For head counts that are not powers of two, every second slope of the next power is added.
+
+    >>> alibi_slopes(4)
+    [0.25, 0.0625, 0.015625, 0.00390625]
+    """
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
+    between = [2.0 ** (-8.0 * (i + 1) / (2 * power)) for i in range(0, 2 * (heads - power), 2)]
+    return slopes + between
 
 
 def positions_in_documents(ids: Tensor) -> Tensor:

@@ -60,15 +60,7 @@ class ReferenceAttention(AttentionKernel):
     log_sum_exp = True
 
     def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Mask,
-        *,
-        scale: float,
-        softcap: float | None = None,
-        **_: Any,
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, *, scale: float, softcap: float | None = None, **_: Any
     ) -> Tensor:
         dense = mask.dense
         if dense is None or dense.dtype == torch.bool:

@@ -90,18 +90,8 @@ _chunked_loss = torch.library.custom_op("piledriver::linear_cross_entropy", loss
 
 
 @_chunked_loss.register_fake
-def _(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    ignore_index: int,
-    z_loss: float,
-    softcap: float | None,
-    chunk_tokens: int,
-    hidden_grad: bool,
-    weight_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return empty_results(hidden, weight, hidden_grad, weight_grad)
+def _(hidden: Tensor, weight: Tensor, *settings: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return empty_results(hidden, weight, *settings[-2:])
 
 
 def empty_results(

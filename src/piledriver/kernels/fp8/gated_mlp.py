@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -44,16 +45,14 @@ def _(
     x: Tensor, gate_up: Tensor, down: Tensor, group: int, training: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     height = padded_size(x.shape[0])
+    scale = functools.partial(x.new_empty, 1, dtype=torch.float32)
     return (
         x.new_empty(x.shape[0], down.shape[0]),
         x.new_empty((height, gate_up.shape[0]) if training else (0,)),
         x.new_empty((x.shape[1], height) if training else (0,), dtype=FORWARD),
         x.new_empty((gate_up.shape[1], gate_up.shape[0]) if training else (0,), dtype=FORWARD),
         x.new_empty((down.shape[1], down.shape[0]) if training else (0,), dtype=FORWARD),
-        x.new_empty(1, dtype=torch.float32),
-        x.new_empty(1, dtype=torch.float32),
-        x.new_empty(1, dtype=torch.float32),
-        x.new_empty(1, dtype=torch.float32),
+        *(scale(), scale(), scale(), scale()),
     )
 
 
@@ -85,19 +84,9 @@ def _gated_mlp_backward(
 
 @_gated_mlp_backward.register_fake
 def _(
-    gradient: Tensor,
-    hidden: Tensor,
-    x: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    x_scale: Tensor,
-    gu_scale: Tensor,
-    down_scale: Tensor,
-    value_scale: Tensor,
-    group: int,
-    gate_up_dtype: torch.dtype,
-    down_dtype: torch.dtype,
+    gradient: Tensor, hidden: Tensor, x: Tensor, gate_up: Tensor, down: Tensor, *settings: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
+    gate_up_dtype, down_dtype = settings[-2:]
     return (
         gradient.new_empty(gradient.shape[0], x.shape[0]),
         gradient.new_empty(gate_up.shape[1], gate_up.shape[0], dtype=gate_up_dtype),

@@ -88,17 +88,8 @@ def _linear_backward(
 
 
 @_linear_backward.register_fake
-def _(
-    gradient: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    x_scale: Tensor,
-    w_scale: Tensor,
-    w_dtype: torch.dtype,
-    rowwise: bool,
-    by_x: bool,
-    by_weight: bool,
-) -> tuple[Tensor, Tensor]:
+def _(gradient: Tensor, x: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+    w_dtype, rowwise, by_x, by_weight = settings[-4:]
     inner = x.shape[1] if rowwise else x.shape[0]
     return (
         gradient.new_empty((gradient.shape[0], inner) if by_x else (0,)),

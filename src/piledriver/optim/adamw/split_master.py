@@ -9,25 +9,22 @@ while the step reads them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
-from torch.optim import Optimizer
 
 from piledriver.kernels.registry import fastest_kernel
-from piledriver.kernels.rounding import NOISE_STRIDE, join_fp32
-from piledriver.optim.adamw import Params
-from piledriver.optim.conditional_step import call_closure
-from piledriver.optim.shards import first_row, like, local, local_gradient
-from piledriver.optim.step_constants import StepCounter
+from piledriver.kernels.rounding import join_fp32
+from piledriver.optim.adamw.numbered import Due, NumberedAdamW, first_index
+from piledriver.optim.groups import Params
+from piledriver.optim.shards import like, local, local_gradient
 
 Moments = Literal["fp32", "bf16"]
 
 
-class SplitMasterAdamW(Optimizer):
+class SplitMasterAdamW(NumberedAdamW):
     """AdamW with exact fp32 updates, where the model holds the upper half of each weight.
 
     >>> weight = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
@@ -39,9 +36,7 @@ class SplitMasterAdamW(Optimizer):
     (1.0, 0.9995)
     """
 
-    rounds_bf16 = True
     clips_in_step = True
-    skips_on_device = True
 
     def __init__(
         self,
@@ -54,24 +49,13 @@ class SplitMasterAdamW(Optimizer):
         moments: Moments = "fp32",
         seed: int = 0,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "moments": moments,
-            "seed": seed,
-        }
-        super().__init__(params, defaults)
-        self._reset()
-
-    def _reset(self) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "seed": seed}
+        super().__init__(params, {**defaults, "moments": moments})
         self._factors: dict[torch.device, Tensor] = {}
-        self._counter = StepCounter()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._reset()
+        self._factors = {}
 
     def clip(self, factor: Tensor) -> None:
         """Scale gradients by this factor while the next step reads them; the gradients themselves do not change."""
@@ -82,26 +66,12 @@ class SplitMasterAdamW(Optimizer):
         weight, state = local(parameter).detach(), self.state[parameter]
         return join_fp32(weight, local(state["low"])) if "low" in state else weight.float()
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step on every parameter that has a gradient."""
-        loss = call_closure(closure)
-        numbered = enumerate(((group, one) for group in self.param_groups for one in group["params"]), start=1)
-        due = [(number, group, one) for number, (group, one) in numbered if one.grad is not None]
-        for _, group, parameter in due:
-            if not self.state[parameter]:
-                self._begin(parameter, group["moments"])
-        self._counter.begin(self, [(group, parameter) for _, group, parameter in due])
-        for number, group, parameter in due:
-            self._update(parameter, group, number)
-        self._counter.end()
+    def _update_all(self, due: Due) -> None:
+        super()._update_all(due)
         self._factors = {}
-        return loss
 
-    def _update(self, parameter: Tensor, group: dict[str, Any], number: int) -> None:
+    def _update(self, parameter: Tensor, group: dict[str, Any], noise_offset: int) -> None:
         state, weight = self.state[parameter], local(parameter)
-        if weight.numel() == 0:
-            return
         lr, (beta1, beta2) = float(group["lr"]), group["betas"]
         fastest_kernel("adamw", weight.device)(
             weight,
@@ -112,9 +82,8 @@ class SplitMasterAdamW(Optimizer):
             self._factor(weight.device),
             (lr, 1.0 - lr * group["weight_decay"], beta1, beta2, group["eps"]),
             self._counter.constants(parameter),
-            first_row(parameter) * (weight[0].numel() if weight.dim() else 1),
-            # The engine sets a number by name, so that noise does not depend on the other parameters.
-            getattr(parameter, "noise_id", number * NOISE_STRIDE) & 0x7FFFFFFF,
+            first_index(parameter),
+            noise_offset & 0x7FFFFFFF,
         )
         increment_version(parameter)
 
@@ -124,25 +93,14 @@ class SplitMasterAdamW(Optimizer):
             self._factors[device] = torch.ones((), device=device) if known is None else known.to(device)
         return self._factors[device]
 
-    def _begin(self, parameter: Tensor, moments: Moments) -> None:
+    def _begin(self, parameter: Tensor, group: dict[str, Any]) -> None:
         state, part = self.state[parameter], local(parameter)
-        state["step"] = torch.zeros((), dtype=torch.float32)
         if part.dtype == torch.bfloat16:
             state["low"] = like(parameter, torch.zeros_like(part, dtype=torch.int16))
         # Vectors are small: they keep fp32 moments.
-        kept = torch.bfloat16 if moments == "bf16" and part.dim() > 1 else torch.float32
+        dtype = torch.bfloat16 if group["moments"] == "bf16" and part.dim() > 1 else torch.float32
         for name in ("exp_avg", "exp_avg_sq"):
-            state[name] = like(parameter, torch.zeros_like(part, dtype=kept))
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load as torch does, but keep the dtypes of states: torch casts them to those of parameters."""
-        super().load_state_dict(state_dict)
-        ordered = [parameter for group in self.param_groups for parameter in group["params"]]
-        numbers = [index for group in state_dict["param_groups"] for index in group["params"]]
-        for parameter, index in zip(ordered, numbers, strict=True):
-            for name, value in state_dict["state"].get(index, {}).items():
-                device = value.device if name == "step" else parameter.device
-                self.state[parameter][name] = value.detach().clone().to(device)
+            state[name] = like(parameter, torch.zeros_like(part, dtype=dtype))
 
 
 adamw_split_bf16 = functools.partial(SplitMasterAdamW, moments="bf16")

@@ -13,33 +13,28 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from piledriver.kernels.masked_copy import masked_copy_
-from piledriver.kernels.rounding import NOISE_STRIDE, noise_bits, round_to_bf16
-from piledriver.optim.adamw import Params
-from piledriver.optim.conditional_step import call_closure
-from piledriver.optim.quantise import (
+from piledriver.kernels.rounding import noise_bits, round_to_bf16
+from piledriver.optim.adamw.numbered import Due, NumberedAdamW, first_index
+from piledriver.optim.adamw.quantise import (
     block_size,
     dequantise_signed,
     dequantise_unsigned,
     quantise_signed,
     quantise_unsigned,
 )
-from piledriver.optim.shards import first_row, like, local, local_gradient
-from piledriver.optim.step_constants import StepCounter
+from piledriver.optim.groups import Params
+from piledriver.optim.shards import like, local, local_gradient
 
 States = Literal["int8", "bf16", "fp32"]
 
 
-class CompactAdamW(Optimizer):
+class CompactAdamW(NumberedAdamW):
     """AdamW whose moments are stored as `states`. Weights may be fp32 or bf16.
 
     Vectors, and matrices whose last dimension is not a multiple of 64, keep fp32 moments.
     """
-
-    rounds_bf16 = True
-    skips_on_device = True
 
     def __init__(
         self,
@@ -56,80 +51,48 @@ class CompactAdamW(Optimizer):
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "states": states, "seed": seed}
         super().__init__(params, defaults)
         self._compile = compile
-        self._counter = StepCounter()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("_compile", None)
-        self._counter = StepCounter()
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step on every parameter that has a gradient."""
-        loss = call_closure(closure)
-        numbered = enumerate(((group, one) for group in self.param_groups for one in group["params"]), start=1)
-        due = [(number, group, one) for number, (group, one) in numbered if one.grad is not None]
-        for _, group, parameter in due:
-            if not self.state[parameter]:
-                self._begin(parameter, group["states"])
-        self._counter.begin(self, [(group, parameter) for _, group, parameter in due])
-        rates = _Rates()
+    def _update_all(self, due: Due) -> None:
+        self._rates = _Rates()
         with _room_for_graphs() if any(self._use_compiler(one.device) for _, _, one in due) else nullcontext():
-            for number, group, parameter in due:
-                self._update(parameter, group, number, rates)
-        self._counter.end()
-        return loss
+            super()._update_all(due)
 
-    def _update(self, parameter: Tensor, group: dict[str, Any], number: int, rates: _Rates) -> None:
+    def _update(self, parameter: Tensor, group: dict[str, Any], noise_offset: int) -> None:
         state = self.state[parameter]
         weight, gradient = local(parameter), local_gradient(parameter)
-        if weight.numel() == 0:
-            return
         names = ("exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale")
         moments = {name: local(state[name]) for name in names if name in state}
         width = weight.shape[-1] if weight.dim() else 1
         block = weight.numel() // moments["exp_avg_scale"].numel() if "exp_avg_scale" in moments else width
-        first = first_row(parameter) * (weight[0].numel() if weight.dim() else 1)
         constants = self._counter.constants(parameter)
         update = _compiled_update() if self._use_compiler(weight.device) else adam_step
         update(
             weight.view(-1, block),
             gradient.reshape(-1, block),
             {name: moment.view(-1, 1 if name.endswith("scale") else block) for name, moment in moments.items()},
-            (*rates.of(group, weight.device), *constants.bias_corrections),
+            (*self._rates.of(group, weight.device), *constants.bias_corrections),
             (*group["betas"], group["eps"]),
-            constants.salt + getattr(parameter, "noise_id", number * NOISE_STRIDE),
-            first,
+            constants.salt + noise_offset,
+            first_index(parameter),
             constants.skip,
         )
 
-    def _begin(self, parameter: Tensor, states: States) -> None:
-        state, part = self.state[parameter], local(parameter)
-        state["step"] = torch.zeros((), dtype=torch.float32)
-        block = block_size(part.shape[-1]) if part.dim() > 1 else None
-        kept = torch.bfloat16 if states == "bf16" and part.dim() > 1 else torch.float32
-        if states == "int8" and block is not None:
-            blocks = parameter.shape[-1] // block
-            for name in ("exp_avg", "exp_avg_sq"):
-                state[name] = like(parameter, torch.zeros_like(part, dtype=torch.uint8))
-                scales = torch.zeros(*part.shape[:-1], part.shape[-1] // block, device=part.device)
-                state[f"{name}_scale"] = like(parameter, scales, last_dim=blocks)
-            return
+    def _begin(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        state, part, states = self.state[parameter], local(parameter), group["states"]
+        block = block_size(part.shape[-1]) if part.dim() > 1 and states == "int8" else None
+        dtype = torch.bfloat16 if states == "bf16" and part.dim() > 1 else torch.float32
         for name in ("exp_avg", "exp_avg_sq"):
-            state[name] = like(parameter, torch.zeros_like(part, dtype=kept))
+            state[name] = like(parameter, torch.zeros_like(part, dtype=dtype if block is None else torch.uint8))
+            if block is not None:
+                scales = torch.zeros(*part.shape[:-1], part.shape[-1] // block, device=part.device)
+                state[f"{name}_scale"] = like(parameter, scales, last_dim=parameter.shape[-1] // block)
 
     def _use_compiler(self, device: torch.device) -> bool:
         return device.type == "cuda" if self._compile is None else self._compile
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load as torch does, but keep the dtypes of codes and scales: torch casts states to those of parameters."""
-        super().load_state_dict(state_dict)
-        ordered = [parameter for group in self.param_groups for parameter in group["params"]]
-        numbers = [index for group in state_dict["param_groups"] for index in group["params"]]
-        for parameter, index in zip(ordered, numbers, strict=True):
-            for name, value in state_dict["state"].get(index, {}).items():
-                device = value.device if name == "step" else parameter.device
-                self.state[parameter][name] = value.detach().clone().to(device)
 
 
 adamw8bit = functools.partial(CompactAdamW, states="int8")
@@ -174,16 +137,14 @@ def adam_step(
     second = beta2 * second + (1.0 - beta2) * wide * wide
     change = (first / correction1) / ((second / correction2).sqrt() + eps)
     new = weight.float() * shrink - lr * change
-    stored = moments["exp_avg"].dtype
-    if rounded or stored != torch.float32:
-        bits = noise_bits(weight.shape[0], weight.shape[1], first_index, salt, weight.device)
-        # Three roundings from one hash: its low half for the weight, its high half for the moments.
-        masked_copy_(weight, round_to_bf16(new, bits) if rounded else new, skip)
-        _write_moments(moments, first, second, bits, skip)
-    else:
-        masked_copy_(weight, new, skip)
-        masked_copy_(moments["exp_avg"], first, skip)
-        masked_copy_(moments["exp_avg_sq"], second, skip)
+    if not rounded and moments["exp_avg"].dtype == torch.float32:
+        for old, exact in ((weight, new), (moments["exp_avg"], first), (moments["exp_avg_sq"], second)):
+            masked_copy_(old, exact, skip)
+        return
+    bits = noise_bits(weight.shape[0], weight.shape[1], first_index, salt, weight.device)
+    # Three roundings from one hash: its low half for the weight, its high half for the moments.
+    masked_copy_(weight, round_to_bf16(new, bits) if rounded else new, skip)
+    _write_moments(moments, first, second, bits, skip)
 
 
 def _read_moments(moments: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

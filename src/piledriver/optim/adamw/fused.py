@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw as torch_adamw
 
+from piledriver.optim.groups import Params
 from piledriver.optim.shards import local, local_gradient
 
 # A parameter on the meta device gets its memory on one of the others.
 _FUSED_DEVICES = {"cuda", "cpu", "mps", "xpu", "meta"}
-
-Params = Iterable[Tensor] | Iterable[dict[str, Any]]
 
 
 def has_fused_kernel(parameters: Iterable[Tensor]) -> bool:

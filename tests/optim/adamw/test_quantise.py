@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piledriver.kernels.rounding import noise_bits, round_to_bf16
-from piledriver.optim.quantise import dequantise_signed, dequantise_unsigned, quantise_signed, quantise_unsigned
+from piledriver.optim.adamw.quantise import dequantise_signed, dequantise_unsigned, quantise_signed, quantise_unsigned
 
 
 @given(seed=st.integers(0, 1000), exponent=st.integers(-30, 30))
