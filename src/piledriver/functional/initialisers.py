@@ -9,8 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,44 +33,46 @@ def ones(key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.dev
     return torch.ones(shape, dtype=dtype, device=device)
 
 
-@dataclass(frozen=True)
-class _Constant:
-    value: float
-
-    def __call__(self, key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.full(shape, self.value, dtype=dtype, device=device)
-
-
-@dataclass(frozen=True)
-class _Scaled:
-    """Numbers drawn by a function of `random.keys`, times a factor."""
+class Recipe(NamedTuple):
+    """What an initialiser was made from: it is pickled in place of the initialiser."""
 
     draw: Callable[..., Tensor]
-    factor: float
-    settings: tuple[float, ...] = ()
+    settings: tuple[Any, ...]
 
-    def __call__(self, key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        return self.draw(key, shape, dtype, *self.settings, device=device) * self.factor
+
+@functools.cache
+def initialiser(draw: Callable[..., Tensor], *settings: Any) -> Initialiser:
+    """Return `draw(key, shape, dtype, device, *settings)` as a function of its first four arguments.
+
+    A function, because a compiler takes no other objects as defaults of fields; one object for equal settings, so that
+    modules compare by value.
+    """
+
+    def init(key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        return draw(key, shape, dtype, device, *settings)
+
+    init.recipe = Recipe(draw, settings)  # type: ignore[attr-defined]
+    return init
 
 
 def constant(value: float) -> Initialiser:
     """Initialise every element to one number."""
-    return _Constant(value)
+    return initialiser(_constant, value)
 
 
 def scaled_normal(stddev: float = 0.01) -> Initialiser:
     """Draw from a normal distribution with this standard deviation."""
-    return _Scaled(normal, stddev)
+    return initialiser(_scaled, normal, stddev)
 
 
 def scaled_uniform(scale: float = 0.01) -> Initialiser:
     """Draw uniformly from [0, scale)."""
-    return _Scaled(uniform, 1.0, (0.0, scale))
+    return initialiser(_scaled, uniform, 1.0, 0.0, scale)
 
 
 def scaled_truncated_normal(stddev: float = 0.02, bound: float = 2.0) -> Initialiser:
     """Draw from a normal distribution cut at `bound` deviations, not rescaled (as torch's `trunc_normal_`)."""
-    return _Scaled(truncated_normal, stddev, (bound,))
+    return initialiser(_scaled, truncated_normal, stddev, bound)
 
 
 def variance_scaling(
@@ -89,45 +90,8 @@ def variance_scaling(
     ):
         if name not in known:
             raise UsageError(f"variance scaling by {name!r}", fix=suggest(name, known))
-    return _VarianceScaling(scale, mode, distribution, _tuple(in_dims), _tuple(out_dims), _tuple(batch_dims))
-
-
-@dataclass(frozen=True)
-class _VarianceScaling:
-    scale: float
-    mode: str
-    distribution: str
-    in_dims: tuple[int, ...]
-    out_dims: tuple[int, ...]
-    batch_dims: tuple[int, ...]
-
-    def __call__(self, key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        fan_in, fan_out = self._fans(shape)
-        fan = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[self.mode]
-        deviation = math.sqrt(self.scale / max(fan, 1.0))
-        if self.distribution == "uniform":
-            edge = math.sqrt(3.0) * deviation
-            return uniform(key, shape, dtype, -edge, edge, device=device)
-        if self.distribution == "normal":
-            return normal(key, shape, dtype, device=device) * deviation
-        return truncated_normal(key, shape, dtype, device=device) * (deviation / _TRUNCATED_DEVIATION)
-
-    def _fans(self, shape: tuple[int, ...]) -> tuple[float, float]:
-        if len(shape) < 2:
-            return float(math.prod(shape)), float(math.prod(shape))
-        every = [*self.in_dims, *self.out_dims, *self.batch_dims]
-        if not all(-len(shape) <= dim < len(shape) for dim in every):
-            raise UsageError(f"fans over the dims {every} of the shape {shape}", fix="name dims that the shape has")
-        inputs, outputs, _ = sizes = [
-            math.prod(shape[dim] for dim in dims) for dims in (self.in_dims, self.out_dims, self.batch_dims)
-        ]
-        # A kernel without elements has no fan, and nothing to scale.
-        receptive = math.prod(shape) / max(math.prod(sizes), 1)
-        return inputs * receptive, outputs * receptive
-
-
-def _tuple(dims: Dims) -> tuple[int, ...]:
-    return (dims,) if isinstance(dims, int) else tuple(dims)
+    dims = tuple((one,) if isinstance(one, int) else tuple(one) for one in (in_dims, out_dims, batch_dims))
+    return initialiser(_variance_scaled, scale, mode, distribution, dims)
 
 
 lecun_normal = functools.partial(variance_scaling, 1.0, "fan_in", "truncated_normal")
@@ -140,20 +104,65 @@ he_normal = kaiming_normal = functools.partial(variance_scaling, 2.0, "fan_in", 
 he_uniform = kaiming_uniform = functools.partial(variance_scaling, 2.0, "fan_in", "uniform")
 
 
-@dataclass(frozen=True)
-class _Orthogonal:
-    scale: float
-
-    def __call__(self, key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        if len(shape) < 2:
-            raise UsageError(f"the shape {shape} cannot be orthogonal", fix="use it for matrices and up")
-        rows, columns = math.prod(shape[:-1]), shape[-1]
-        q, r = torch.linalg.qr(normal(key, (max(rows, columns), min(rows, columns)), torch.float64, device=device))
-        q = q * torch.sign(torch.diagonal(r))
-        made: Tensor = (self.scale * (q if rows >= columns else q.T)).reshape(shape).to(dtype)
-        return made
-
-
 def orthogonal(scale: float = 1.0) -> Initialiser:
     """Draw a random orthogonal matrix over the last dimension (Saxe et al., 2013)."""
-    return _Orthogonal(scale)
+    return initialiser(_orthogonal, scale)
+
+
+def _constant(key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, value: float) -> Tensor:
+    return torch.full(shape, value, dtype=dtype, device=device)
+
+
+def _scaled(
+    key: Key,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    draw: Callable[..., Tensor],
+    factor: float,
+    *settings: float,
+) -> Tensor:
+    return draw(key, shape, dtype, *settings, device=device) * factor
+
+
+def _variance_scaled(
+    key: Key,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    scale: float,
+    mode: str,
+    distribution: str,
+    dims: tuple[tuple[int, ...], ...],
+) -> Tensor:
+    fan_in, fan_out = _fans(shape, dims)
+    fan = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[mode]
+    deviation = math.sqrt(scale / max(fan, 1.0))
+    if distribution == "uniform":
+        edge = math.sqrt(3.0) * deviation
+        return uniform(key, shape, dtype, -edge, edge, device=device)
+    if distribution == "normal":
+        return normal(key, shape, dtype, device=device) * deviation
+    return truncated_normal(key, shape, dtype, device=device) * (deviation / _TRUNCATED_DEVIATION)
+
+
+def _fans(shape: tuple[int, ...], dims: tuple[tuple[int, ...], ...]) -> tuple[float, float]:
+    if len(shape) < 2:
+        return float(math.prod(shape)), float(math.prod(shape))
+    every = [dim for group in dims for dim in group]
+    if not all(-len(shape) <= dim < len(shape) for dim in every):
+        raise UsageError(f"fans over the dims {every} of the shape {shape}", fix="name dims that the shape has")
+    inputs, outputs, _ = sizes = [math.prod(shape[dim] for dim in group) for group in dims]
+    # A kernel without elements has no fan, and nothing to scale.
+    receptive = math.prod(shape) / max(math.prod(sizes), 1)
+    return inputs * receptive, outputs * receptive
+
+
+def _orthogonal(key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, scale: float) -> Tensor:
+    if len(shape) < 2:
+        raise UsageError(f"the shape {shape} cannot be orthogonal", fix="use it for matrices and up")
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    q, r = torch.linalg.qr(normal(key, (max(rows, columns), min(rows, columns)), torch.float64, device=device))
+    q = q * torch.sign(torch.diagonal(r))
+    made: Tensor = (scale * (q if rows >= columns else q.T)).reshape(shape).to(dtype)
+    return made
