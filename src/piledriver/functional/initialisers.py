@@ -33,7 +33,7 @@ def ones(key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.dev
     return torch.ones(shape, dtype=dtype, device=device)
 
 
-class Recipe(NamedTuple):
+class DrawRecipe(NamedTuple):
     """What an initialiser was made from: it is pickled in place of the initialiser."""
 
     draw: Callable[..., Tensor]
@@ -51,7 +51,7 @@ def initialiser(draw: Callable[..., Tensor], *settings: Any) -> Initialiser:
     def init(key: Key, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         return draw(key, shape, dtype, device, *settings)
 
-    init.recipe = Recipe(draw, settings)  # type: ignore[attr-defined]
+    init.recipe = DrawRecipe(draw, settings)  # type: ignore[attr-defined]
     return init
 
 
