@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,15 @@ LAYERS = {
     "instance norm": (F.GroupNorm(group_size=1), nn.GroupNorm(None, group_size=1), (draw(1, 5, 4),)),
     "rnn lstm": (F.RNN(F.LSTMCell(5)), nn.RNN(nn.OptimizedLSTMCell(5)), (draw(2, 6, 3),)),
     "rnn gru": (F.RNN(F.GRUCell(5)), nn.RNN(nn.GRUCell(5)), (draw(2, 6, 3),)),
+    "rnn simple": (F.RNN(F.SimpleCell(5)), nn.RNN(nn.SimpleCell(5)), (draw(2, 6, 3),)),
+    "rnn residual": (F.RNN(F.SimpleCell(3, residual=True)), nn.RNN(nn.SimpleCell(3, residual=True)), (draw(2, 6, 3),)),
+    "rnn conv lstm": (F.RNN(F.ConvLSTMCell(2, (3,))), nn.RNN(nn.ConvLSTMCell(2, (3,))), (draw(2, 3, 5, 2),)),
+    "prelu": (F.PReLU(), nn.PReLU(), (draw(2, 3),)),
+    "sequential": (
+        F.Sequential([F.Dense(5), torch.tanh, F.Dense(2)]),
+        nn.Sequential([nn.Dense(5), jnp.tanh, nn.Dense(2)]),
+        (draw(2, 3),),
+    ),
     "rnn lstm, empty batch": (F.RNN(F.LSTMCell(5)), nn.RNN(nn.OptimizedLSTMCell(5)), (draw(0, 6, 3),)),
 }
 
@@ -116,6 +126,53 @@ def test_layer_equals_flax(name: str) -> None:
     expected_tree = jax.tree_util.tree_map(lambda leaf: leaf.shape, theirs.init(jax.random.key(0), *inputs))
     assert F.tree_map(lambda leaf: tuple(leaf.shape), variables).to_dict() == expected_tree
     close(ours.apply(variables, *args), theirs.apply(as_jax(variables), *inputs))
+
+
+class Wrapped(nn.Module):
+    """A wrapper of flax around a layer named as ours names it; flax keeps the layer beside the wrapper."""
+
+    wrapper: Any
+
+    @nn.compact
+    def __call__(self, x: Any, **kwargs: Any) -> Any:
+        return self.wrapper(nn.Conv(5, (3,), name="layer"), name="wrapper")(x, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "options"),
+    [
+        (F.WeightNorm(F.Conv(5, 3)), nn.WeightNorm, {}),
+        (F.WeightNorm(F.Conv(5, 3), names=None, feature_dims=None), None, {}),
+        (F.SpectralNorm(F.Conv(5, 3), 2), functools.partial(nn.SpectralNorm, n_steps=2), {"update_stats": True}),
+    ],
+)
+def test_normalised_weights_equal_flax(ours: F.Module, theirs: Any, options: Any) -> None:
+    x = draw(2, 6, 4)
+    if theirs is None:
+        theirs = functools.partial(nn.WeightNorm, variable_filter=None, feature_axes=None)
+    variables = randomised(ours.init(key(0), x, **options))
+    tree = as_jax(variables)
+    layer = tree["params"].pop("layer")
+    given = {"params": {"layer": layer, "wrapper": tree["params"]}}
+    given |= {name: {"wrapper": below} for name, below in tree.items() if name != "params"}
+    out, updated = ours.apply(variables, x, mutable=["batch_stats"], **options)
+    their_out, their_updated = Wrapped(theirs).apply(given, jnp.asarray(x.numpy()), mutable=["batch_stats"], **options)
+    close(out, their_out)
+    for name, value in updated.get("batch_stats", {}).items():
+        close(value, their_updated["batch_stats"]["wrapper"][name])
+
+
+def test_repeated_draws_are_new_in_flax_too() -> None:
+    """The law of `test_layers.test_every_application_draws_anew`, stated by flax."""
+
+    class Twice(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            block = nn.Sequential([nn.Dropout(0.5, deterministic=False)])
+            return block(x), block(x)
+
+    first, second = Twice().apply({}, jnp.ones(64), rngs={"dropout": jax.random.key(0)})
+    assert not (first == second).all()
 
 
 def test_embed_attend_equals_flax() -> None:

@@ -207,6 +207,54 @@ def test_cross_attention_and_attention_dropout() -> None:
     assert not dropped.equal(layer.apply(variables, x, context))
 
 
+class Drop(F.Module):
+    """A block with a dropout below it."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.child("inner", F.Dropout(0.5, deterministic=False))(x)
+
+
+class Carried(F.Module):
+    """The same block as a cell."""
+
+    def __call__(self, carry: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return carry, self.child("drop", Drop())(x)
+
+    def initial_carry(self, batch: tuple[int, ...], like: Tensor) -> Tensor:
+        return like
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, F.Remat, lambda m: F.Scanned(m, 1), lambda m: F.Vmapped(m, 1)])
+def test_every_application_draws_anew(wrap: Any) -> None:
+    """A block that is applied three times has three masks, and each is a function of the key; so has every step."""
+
+    class Thrice(F.Module):
+        def __call__(self, x: Tensor) -> list[Tensor]:
+            block = self.child("block", wrap(Drop()))
+            return [block(x) for _ in range(3)]
+
+    x, rngs = torch.ones(1, 64), {"dropout": F.key(0)}
+    masks = Thrice().apply({"params": {}}, x, rngs=rngs)
+    assert len({tuple(mask.flatten().tolist()) for mask in masks}) == 3
+    for first, second in zip(masks, Thrice().apply({"params": {}}, x, rngs=rngs), strict=True):
+        assert first.equal(second)
+    steps = F.RNN(Carried()).apply({"params": {}}, x.expand(1, 5, 64), rngs=rngs)[0]
+    assert len({tuple(mask.tolist()) for mask in steps}) == 5
+
+
+def test_recomputed_draws_are_those_of_the_forward_pass() -> None:
+    class Shared(F.Module):
+        def __call__(self, x: Tensor) -> Tensor:
+            block = self.child("block", F.Remat(Drop()))
+            return block(block(x) + 1.0)
+
+    x, rngs = torch.ones(64), {"dropout": F.key(0)}
+    out = Shared().apply({"params": {}}, x, rngs=rngs)
+    grad = F.grad(lambda x: Shared().apply({"params": {}}, x, rngs=rngs).sum())(x)
+    assert (grad[out == 2.0] == 0).all()  # dropped once, kept once
+    assert set(grad.tolist()) == {0.0, 4.0}
+
+
 def test_dropout_is_a_function_of_key_and_position() -> None:
     layer, x = F.Dropout(0.25), torch.ones(100, 100)
     rngs = {"dropout": F.key(0)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -294,6 +296,40 @@ def test_missing_keys_collections_and_mutation() -> None:
 def test_what_newcomers_pass_in_the_wrong_place_is_named(call: Any, said: str) -> None:
     with pytest.raises(errors.FunctionalError, match=said):
         call(MLP())
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: F.Conv(3, kernel_size=3), r"Conv has no field 'kernel_size'.*flax's 'kernel_size' is 'window' here"),
+        (lambda: F.MultiHeadAttention(num_heads=2), r"flax's 'num_heads' is 'heads' here"),
+        (lambda: F.Dense(3, name="up"), r"name a module where it is used: `self\.child\('up', Dense"),
+        (lambda: F.Dense(3, use_bais=True), r"Dense has no field 'use_bais'.*use_bias"),
+        (lambda: MLP(hiden=3), r"MLP has no field 'hiden'.*hidden"),
+    ],
+)
+def test_unknown_arguments_are_answered_with_ours(make: Any, said: str) -> None:
+    with pytest.raises(errors.UnknownArgumentError, match=said):
+        make()
+    with pytest.raises(TypeError):
+        make()
+
+
+def test_modules_can_be_pickled_and_copied() -> None:
+    from piledriver.functional.initialisers import constant, he_normal, variance_scaling
+
+    for module in (
+        F.Decoder(31, 16, 1, 4, 24, scan=True),
+        F.Sequential([F.Dense(2, kernel_init=he_normal()), torch.relu, F.RNN(F.LSTMCell(3))]),
+        F.Conv(3, 3, kernel_init=variance_scaling(1.0, "fan_out", "normal", [0, 1]), bias_init=constant(0.5)),
+    ):
+        for other in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
+            assert other == module
+            assert hash(other) == hash(module)
+    model = MLP(3)
+    bound = model.bind(model.init(F.key(0), X))
+    assert pickle.loads(pickle.dumps(bound)) == model  # the module, without the variables
+    assert he_normal(in_dims=[0]) == he_normal(in_dims=(0,)) != he_normal()
 
 
 def test_setup_is_refused_where_it_is_defined() -> None:

@@ -287,6 +287,8 @@ def test_dynamic_scale_backs_off_and_grows() -> None:
     assert is_finite
     assert float(value) == 6.0
     torch.testing.assert_close(grads["w"], torch.full((3,), 2.0))
+    new = new.value_and_grad(loss)(params, torch.tensor(2.0))[0]
+    assert float(new.scale) == 1024.0  # two finite steps so far: the next one grows, as in flax
     grown = new.value_and_grad(loss)(params, torch.tensor(2.0))[0]
     assert float(grown.scale) == 2048.0
     broken, is_finite, _, bad = grown.value_and_grad(loss)(params, torch.tensor(float("inf")))

@@ -26,10 +26,13 @@ from piledriver.functional.layers.lora import LoRADense, merge_lora
 from piledriver.functional.layers.norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from piledriver.functional.layers.pooling import avg_pool, max_pool, min_pool
 from piledriver.functional.layers.positions import LearnedPositions, alibi_bias, rotary_tables, rotate_heads, sinusoidal
-from piledriver.functional.layers.recurrent import RNN, Bidirectional, GRUCell, LSTMCell
+from piledriver.functional.layers.recurrent import RNN, Bidirectional, ConvLSTMCell, GRUCell, LSTMCell, SimpleCell
+from piledriver.functional.layers.sequential import PReLU, Sequential
 from piledriver.functional.layers.transformer import Decoder, GatedMLP, TransformerBlock, cross_entropy
+from piledriver.functional.layers.weight_norm import SpectralNorm, WeightNorm
 from piledriver.functional.metrics import Accuracy, Average, Metrics, Welford, merge_all
 from piledriver.functional.module import Module, Spec, Variable
+from piledriver.functional.optimizers.adaptive import adafactor, adagrad, lamb, rmsprop
 from piledriver.functional.optimizers.groups import accumulate, by_label, masked
 from piledriver.functional.optimizers.muon import muon
 from piledriver.functional.optimizers.optimizers import (
@@ -63,6 +66,7 @@ from piledriver.functional.random.keys import (
     Key,
     bernoulli,
     bits,
+    categorical,
     fold_in,
     key,
     normal,
@@ -104,7 +108,7 @@ from piledriver.functional.surgery import (
 )
 from piledriver.functional.tabulate import tabulate
 from piledriver.functional.train import EMA, DynamicScale, EarlyStopping, TrainState, microbatched
-from piledriver.functional.transforms.control import cond, fori_loop, scan, while_loop
+from piledriver.functional.transforms.control import cond, fori_loop, scan, switch, while_loop
 from piledriver.functional.transforms.lift import Remat, Scanned, Vmapped
 from piledriver.functional.transforms.transforms import eval_shape, grad, jit, jvp, remat, value_and_grad, vjp, vmap
 from piledriver.functional.tree import Tree, flatten, map_with_path, select, tree_leaves, tree_map, unflatten
@@ -117,6 +121,7 @@ __all__ = [
     "BatchNorm",
     "Bidirectional",
     "Conv",
+    "ConvLSTMCell",
     "ConvTranspose",
     "Decoder",
     "Dense",
@@ -138,18 +143,25 @@ __all__ = [
     "Module",
     "MultiHeadAttention",
     "Optimizer",
+    "PReLU",
     "RMSNorm",
     "Remat",
     "Scanned",
+    "Sequential",
+    "SimpleCell",
     "Spec",
+    "SpectralNorm",
     "TrainState",
     "TransferReport",
     "TransformerBlock",
     "Tree",
     "Variable",
     "Vmapped",
+    "WeightNorm",
     "Welford",
     "accumulate",
+    "adafactor",
+    "adagrad",
     "adam",
     "adamw",
     "add_decayed_weights",
@@ -160,6 +172,7 @@ __all__ = [
     "bernoulli",
     "bits",
     "by_label",
+    "categorical",
     "causal_mask",
     "chain",
     "clip_by_global_norm",
@@ -189,6 +202,7 @@ __all__ = [
     "joined_schedule",
     "jvp",
     "key",
+    "lamb",
     "linear_schedule",
     "lion",
     "load_msgpack",
@@ -218,6 +232,7 @@ __all__ = [
     "restore",
     "restore_part",
     "restore_safetensors",
+    "rmsprop",
     "rotary_tables",
     "rotate_heads",
     "save_msgpack",
@@ -234,6 +249,7 @@ __all__ = [
     "split",
     "split_tree",
     "static",
+    "switch",
     "tabulate",
     "to_bytes",
     "to_state_dict",

@@ -44,6 +44,42 @@ class FrozenModuleError(FunctionalError):
         )
 
 
+class UnknownArgumentError(FunctionalError, TypeError):
+    """A module was given an argument that is not one of its fields. Flax's name for a field is answered with ours."""
+
+    __str__ = Exception.__str__
+
+    def __init__(self, module: str, name: str, fields: Iterable[str]) -> None:
+        known = sorted(fields)
+        ours = next((one for one in _FLAX_FIELDS.get(name, ()) if one in known), None)
+        fix = f"flax's {name!r} is {ours!r} here" if ours else suggest(name, known)
+        if name in ("name", "parent"):
+            fix = f"name a module where it is used: `self.child('up', {module}(...))`"
+        super().__init__(f"{module} has no field {name!r}", fix=fix)
+
+
+# What other libraries, flax first, call the fields of our modules.
+_FLAX_FIELDS = {
+    "kernel_size": ("window",),
+    "kernel_dilation": ("dilation",),
+    "feature_group_count": ("groups",),
+    "num_groups": ("groups",),
+    "num_heads": ("heads",),
+    "num_embeddings": ("count",),
+    "axis": ("dims",),
+    "rng_collection": ("stream",),
+    "recurrent_kernel_init": ("recurrent_init",),
+    "activation_fn": ("activation",),
+    "layer_instance": ("layer",),
+    "collection_name": ("collection",),
+    "n_steps": ("steps",),
+    "feature_axes": ("feature_dims",),
+    "forward_rnn": ("forward",),
+    "backward_rnn": ("backward",),
+    "out_features": ("features",),
+}
+
+
 class UnboundModuleError(UsageError, FunctionalError):
     """A module was called on its own: it holds no parameters, so there is nothing to compute with."""
 

@@ -63,7 +63,7 @@ class Declaration:
 class Context:
     """What one `init` or `apply` shares among its modules."""
 
-    __slots__ = ("declared", "device", "hook", "mutable", "rngs", "sharding", "stores", "written")
+    __slots__ = ("declared", "device", "draws", "hook", "mutable", "rngs", "sharding", "stores", "written")
 
     def __init__(
         self,
@@ -80,10 +80,20 @@ class Context:
         self.rngs = rngs
         self.mutable = mutable  # None: every collection
         self.written: dict[Place, Any] = {}
+        self.draws: dict[tuple[str, str], int] = {}
         self.declared = declared  # not None: shapes are being inferred
         self.device = device
         self.hook = hook
         self.sharding = sharding
+
+    def numbered(self, stream: str, path: str) -> str:
+        """Return `path:number`, where the number counts the draws of this stream at this path from 0.
+
+        Counted here and not in a frame: a shared block has new frames in each application, and must draw anew.
+        """
+        number = self.draws.get((stream, path), 0)
+        self.draws[stream, path] = number + 1
+        return f"{path}:{number}"
 
     def is_mutable(self, collection: str) -> bool:
         """Return whether the caller takes new values of this collection back."""
@@ -99,7 +109,7 @@ class Context:
 class Frame:
     """One module's place in a context."""
 
-    __slots__ = ("context", "depth", "draws", "name", "names", "params", "parent", "prefix")
+    __slots__ = ("context", "depth", "name", "names", "params", "parent", "prefix")
 
     def __init__(self, context: Context, parent: Frame | None, name: str, prefix: Path = ()) -> None:
         self.context = context
@@ -108,7 +118,6 @@ class Frame:
         self.prefix = prefix  # of a root inside a lifted transform: where that transform stands
         self.names: set[str] = set()
         self.depth = 0
-        self.draws: dict[str, int] | None = None
         self.params: Store | None
         if parent is None:
             self.params = context.stores.get("params")
@@ -245,12 +254,14 @@ class Frame:
                 f"{dotted(self.path)}: the key of the stream {stream!r} is of type {type(root).__name__}",
                 fix=f"make one, `rngs={{'{stream}': key(0)}}`",
             )
-        draws = self.draws
-        if draws is None:
-            draws = self.draws = {}
-        number = draws.get(stream, 0)
-        draws[stream] = number + 1
-        return fold_in(root, f"{'.'.join(self.path)}:{number}")
+        return fold_in(root, self.context.numbered(stream, ".".join(self.path)))
+
+    def streams(self) -> dict[str, Key]:
+        """Return the keys for one application of a lifted module at this path; a shared one draws anew each time."""
+        place = self.context.numbered("(application)", ".".join(self.path))
+        if place.endswith(":0"):
+            return dict(self.context.rngs)
+        return {stream: fold_in(key, place) for stream, key in self.context.rngs.items()}
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:

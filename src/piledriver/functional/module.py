@@ -43,9 +43,11 @@ from piledriver.functional.errors import (
     MissingVariableError,
     TransformError,
     UnboundModuleError,
+    UnknownArgumentError,
     dotted,
 )
 from piledriver.functional.frame import Axes, Context, Declaration, Frame, Initialiser, Place, made, with_numbers
+from piledriver.functional.initialisers import DrawRecipe, initialiser
 from piledriver.functional.random.keys import Key
 from piledriver.functional.torch_private import data_dependent_error, fake_tensor_mode
 from piledriver.functional.tree import Tree, unflatten
@@ -117,6 +119,7 @@ class Module:
             if name == "__call__" or is_method:
                 setattr(cls, name, _entered(member, name))
         dataclasses.dataclass(frozen=True, eq=False)(cls)
+        cls.__init__ = _explained(cls.__init__, cls)  # type: ignore[method-assign]
         # The generated ones raise FrozenInstanceError, which teaches nothing.
         cls.__setattr__ = Module.__setattr__  # type: ignore[method-assign]
         cls._fields = tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
@@ -131,6 +134,15 @@ class Module:
             return NotImplemented
         mine, theirs = vars(self), vars(other)
         return all(mine.get(name) == theirs.get(name) for name in self._fields)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without the frame: what is pickled or copied is the module, not the variables of a call.
+        state = {name: value for name, value in vars(self).items() if name != "_frame"}
+        return {name: getattr(value, "recipe", value) for name, value in state.items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            vars(self)[name] = initialiser(value.draw, *value.settings) if isinstance(value, DrawRecipe) else value
 
     def __hash__(self) -> int:
         held = vars(self)
@@ -374,6 +386,20 @@ def bound_at(module: M, frame: Frame) -> M:
         object.__setattr__(copy, name, getattr(module, name))
     object.__setattr__(copy, "_frame", frame)
     return copy
+
+
+def _explained(init: Callable[..., None], cls: type[Module]) -> Callable[..., None]:
+    """Wrap a generated `__init__` to explain an unknown argument, such as flax's name of a field."""
+    fields = frozenset(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
+
+    @functools.wraps(init)
+    def wrapped(self: Module, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs:
+            if name not in fields:
+                raise UnknownArgumentError(cls.__name__, name, fields)
+        init(self, *args, **kwargs)
+
+    return wrapped
 
 
 def _entered(method: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -42,11 +42,21 @@ class TrainState:
 
     @classmethod
     def create(
-        cls: type[S], apply_fn: Callable[..., Any], variables: Mapping[str, Any], optimizer: Optimizer, **fields: Any
+        cls: type[S],
+        apply_fn: Callable[..., Any],
+        variables: Mapping[str, Any] | None = None,
+        optimizer: Optimizer | None = None,
+        *,
+        params: Any = None,
+        tx: Optimizer | None = None,
+        **fields: Any,
     ) -> S:
-        """Return a state at step 0 from what `init` returned."""
-        if "params" not in variables:
+        """Return a state at step 0 from what `init` returned; flax's `params=` and `tx=` are taken too."""
+        variables, optimizer = {"params": params} if variables is None else variables, optimizer or tx
+        if variables.get("params") is None:
             raise TransformError("the variables have no collection 'params'", fix="pass what `init` returned")
+        if optimizer is None:
+            raise TransformError("a train state without an optimizer", fix="pass one, such as `adamw(1e-3)`")
         params = freeze(variables["params"])
         others = Tree({name: tree for name, tree in variables.items() if name != "params"})
         leaves = leaves_of(params)
@@ -61,6 +71,11 @@ class TrainState:
             **fields,
         )
 
+    @property
+    def tx(self) -> Optimizer:
+        """The optimizer, by flax's name."""
+        return self.optimizer
+
     def apply(self, params: Any, *args: Any, **kwargs: Any) -> Any:
         """Call `apply_fn` with these parameters and this state's other collections."""
         return self.apply_fn({"params": params, **self.collections}, *args, **kwargs)
@@ -74,7 +89,10 @@ class TrainState:
 
 @tree_dataclass
 class DynamicScale:
-    """Loss scaling for fp16: the scale doubles after `interval` finite steps and halves after one that is not."""
+    """Loss scaling for fp16, as in flax: the scale halves after a step that is not finite.
+
+    It doubles in a finite step that follows `interval` finite ones.
+    """
 
     scale: Tensor
     finite_steps: Tensor
@@ -108,7 +126,7 @@ class DynamicScale:
 
     def _moved(self, is_finite: Tensor) -> DynamicScale:
         is_finite = is_finite.to(self.scale.device)
-        grows = self.finite_steps + 1 >= self.interval
+        grows = self.finite_steps >= self.interval
         up = torch.where(grows, torch.clamp(self.scale * self.growth, max=torch.finfo(torch.float32).max), self.scale)
         down = torch.clamp(self.scale * self.backoff, min=1.0)
         steps = torch.where(is_finite & ~grows, self.finite_steps + 1, torch.zeros_like(self.finite_steps))

@@ -12,6 +12,7 @@ from torch import Tensor
 from piledriver.functional.errors import InputShapeError
 from piledriver.functional.frame import Initialiser
 from piledriver.functional.initialisers import lecun_normal, orthogonal, zeros
+from piledriver.functional.layers.conv import Conv, Padding, Sizes
 from piledriver.functional.layers.dropout import replicated_like
 from piledriver.functional.layers.linear import Dense, DenseParameters, promoted
 from piledriver.functional.module import Module
@@ -54,7 +55,7 @@ class LSTMCell(Module):
         return (cell, hidden), hidden
 
     def initial_carry(self, batch: tuple[int, ...], like: Tensor) -> tuple[Tensor, Tensor]:
-        zero = torch.zeros(*batch, self.features, dtype=self.dtype or like.dtype, device=like.device)
+        zero = _zeros((*batch, self.features), self.dtype, like)
         return zero, zero
 
 
@@ -76,7 +77,7 @@ class GRUCell(Module):
         return hidden, hidden
 
     def initial_carry(self, batch: tuple[int, ...], like: Tensor) -> Tensor:
-        return torch.zeros(*batch, self.features, dtype=self.dtype or like.dtype, device=like.device)
+        return _zeros((*batch, self.features), self.dtype, like)
 
     def _from_input(self, name: str, x: Tensor) -> Tensor:
         layer = Dense(self.features, True, self.dtype, self.param_dtype, self.kernel_init, self.bias_init)
@@ -87,59 +88,147 @@ class GRUCell(Module):
         return self.child(name, layer)(hidden)
 
 
+class SimpleCell(Module):
+    """One step of a plain recurrent network (Elman, 1990); the carry is the hidden state.
+
+    `residual` adds the carry before the activation.
+    """
+
+    features: int
+    activation: Callable[[Tensor], Tensor] = torch.tanh
+    dtype: torch.dtype | None = None
+    param_dtype: torch.dtype = torch.float32
+    kernel_init: Initialiser = _LECUN
+    recurrent_init: Initialiser = _ORTHOGONAL
+    bias_init: Initialiser = zeros
+    residual: bool = False
+
+    def __call__(self, carry: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        inputs = Dense(self.features, True, self.dtype, self.param_dtype, self.kernel_init, self.bias_init)
+        recurrent = Dense(self.features, False, self.dtype, self.param_dtype, self.recurrent_init)
+        hidden = self.child("i", inputs)(x) + self.child("h", recurrent)(carry)
+        hidden = self.activation(hidden + carry if self.residual else hidden)
+        return hidden, hidden
+
+    def initial_carry(self, batch: tuple[int, ...], like: Tensor) -> Tensor:
+        return _zeros((*batch, self.features), self.dtype, like)
+
+
+class ConvLSTMCell(Module):
+    """One step of a convolutional LSTM (Shi et al., 2015); inputs are (batch, *positions, channels)."""
+
+    features: int
+    window: Sizes
+    strides: Sizes = 1
+    padding: Padding = "SAME"
+    use_bias: bool = True
+    dtype: torch.dtype | None = None
+    param_dtype: torch.dtype = torch.float32
+
+    @property
+    def feature_rank(self) -> int:
+        """How many trailing dimensions one step of the input has."""
+        return 2 if isinstance(self.window, int) else len(self.window) + 1
+
+    def __call__(self, carry: tuple[Tensor, Tensor], x: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        cell, hidden = carry
+        settings = (self.strides, self.padding, 1, 1, self.use_bias, self.dtype, self.param_dtype)
+        convolution = Conv(4 * self.features, self.window, *settings)
+        gates = self.child("ih", convolution)(x) + self.child("hh", convolution)(hidden)
+        i, g, f, o = gates.chunk(4, dim=-1)
+        cell = torch.sigmoid(f + 1.0) * cell + torch.sigmoid(i) * torch.tanh(g)
+        hidden = torch.sigmoid(o) * torch.tanh(cell)
+        return (cell, hidden), hidden
+
+    def initial_carry(self, batch: tuple[int, ...], like: Tensor) -> tuple[Tensor, Tensor]:
+        zero = _zeros((*like.shape[:-1], self.features), self.dtype, like)
+        return zero, zero
+
+
 class RNN(Module):
     """A cell scanned over (batch, length, features); with `reverse` from the end, outputs in the input's order.
+
+    A cell is any module `(carry, x) -> (carry, output)` with a method `initial_carry(batch, like)`, where `like` is one
+    step of the input; carry and output may be trees. A cell whose steps have more than one trailing dimension says how
+    many in `feature_rank`. Every step draws its own random numbers, as every application of a shared module does.
 
     `lengths` says where each example ends. What lies behind has no effect: the carry stays as it is there (with
     `reverse` the scan starts at the example's own end), and the outputs are zeros.
     """
 
-    cell: LSTMCell | GRUCell
+    cell: Module
     reverse: bool = False
     return_carry: bool = False
 
-    def __call__(self, x: Tensor, carry: Any = None, lengths: Tensor | None = None) -> Any:
-        """Return the outputs of every step, or `(last carry, outputs)` with `return_carry`."""
-        if x.ndim < 2 or x.shape[-2] == 0:
+    def __call__(
+        self,
+        x: Tensor,
+        carry: Any = None,
+        lengths: Tensor | None = None,
+        *,
+        initial_carry: Any = None,
+        seq_lengths: Tensor | None = None,
+    ) -> Any:
+        """Return the outputs of every step, or `(last carry, outputs)` with `return_carry`.
+
+        `initial_carry` and `seq_lengths` are flax's names for `carry` and `lengths`.
+        """
+        carry = initial_carry if carry is None else carry
+        lengths = seq_lengths if lengths is None else lengths
+        time = x.ndim - 1 - getattr(self.cell, "feature_rank", 1)
+        if time < 0 or x.shape[time] == 0:
             raise InputShapeError(self.path, f"a sequence of shape {tuple(x.shape)}", "pass (batch, length, features)")
-        if lengths is not None and lengths.shape != x.shape[:-2]:
+        batch = tuple(x.shape[:time])
+        if lengths is not None and tuple(lengths.shape) != batch:
             raise InputShapeError(
                 self.path,
-                f"lengths of shape {tuple(lengths.shape)} for a batch of shape {tuple(x.shape[:-2])}",
+                f"lengths of shape {tuple(lengths.shape)} for a batch of shape {batch}",
                 "pass one length for every example",
             )
-        cell = self.child("cell", self.cell)
+        cell: Any = self.child("cell", self.cell)
+        columns = x.movedim(time, 0)
         if carry is None:
-            start = cell.initial_carry(tuple(x.shape[:-2]), x)
+            if not hasattr(cell, "initial_carry"):
+                raise InputShapeError(
+                    self.path, f"{type(cell).__name__} has no initial_carry(batch, like)", "define it, or pass carry="
+                )
+            start = cell.initial_carry(batch, columns[0])
             carry = pytree.tree_map(lambda zero: replicated_like(zero, x), start)
-        columns = x.movedim(-2, 0)
         if lengths is None:
             carry, outputs = scan(cell, carry, columns, reverse=self.reverse)
         else:
-            steps = torch.arange(x.shape[-2], device=x.device).reshape(-1, *[1] * (lengths.ndim + 1))
-            carry, outputs = scan(_within(cell), carry, (columns, steps < lengths[..., None]), reverse=self.reverse)
-        outputs = outputs.movedim(0, -2)
+            steps = torch.arange(x.shape[time], device=x.device).reshape(-1, *[1] * lengths.ndim)
+            carry, outputs = scan(_within(cell), carry, (columns, steps < lengths), reverse=self.reverse)
+        outputs = pytree.tree_map(lambda one: one.movedim(0, time), outputs)
         return (carry, outputs) if self.return_carry else outputs
 
 
 class Bidirectional(Module):
     """Two cells, one from each end; their outputs side by side."""
 
-    forward: LSTMCell | GRUCell
-    backward: LSTMCell | GRUCell
+    forward: Module
+    backward: Module
 
     def __call__(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         ahead = self.child("forward", RNN(self.forward))(x, lengths=lengths)
         return torch.cat([ahead, self.child("backward", RNN(self.backward, reverse=True))(x, lengths=lengths)], dim=-1)
 
 
-def _within(cell: Callable[[Any, Any], tuple[Any, Tensor]]) -> Callable[[Any, tuple[Tensor, Tensor]], Any]:
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype | None, like: Tensor) -> Tensor:
+    return torch.zeros(shape, dtype=dtype or like.dtype, device=like.device)
+
+
+def _within(cell: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any, tuple[Tensor, Tensor]], Any]:
     """Return the cell as a step that changes only the examples which have not ended."""
 
-    def step(carry: Any, inputs: tuple[Tensor, Tensor]) -> tuple[Any, Tensor]:
+    def step(carry: Any, inputs: tuple[Tensor, Tensor]) -> tuple[Any, Any]:
         x, is_inside = inputs
         new, output = cell(carry, x)
-        kept = pytree.tree_map(lambda after, before: torch.where(is_inside, after, before), new, carry)
-        return kept, torch.where(is_inside, output, 0.0)
+
+        def chosen(after: Tensor, before: Tensor) -> Tensor:
+            return torch.where(is_inside.reshape(*is_inside.shape, *[1] * (after.ndim - is_inside.ndim)), after, before)
+
+        shown = pytree.tree_map(lambda one: chosen(one, torch.zeros_like(one)), output)
+        return pytree.tree_map(chosen, new, carry), shown
 
     return step

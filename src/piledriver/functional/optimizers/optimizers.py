@@ -162,13 +162,14 @@ def scale(factor: float) -> Optimizer:
     return stateless(lambda leaves: torch._foreach_mul(leaves, factor))
 
 
-def scale_by_rate(rate: Rate) -> Optimizer:
+def scale_by_rate(rate: Rate, flip_sign: bool = True) -> Optimizer:
     """Multiply updates by minus the learning rate, a number or a schedule of the update count."""
+    sign = -1.0 if flip_sign else 1.0
     if not callable(rate):
-        return scale(-rate)
+        return scale(sign * rate)
 
     def move(leaves: Leaves, state: CountState, *_: Any) -> tuple[Leaves, CountState]:
-        return torch._foreach_mul(leaves, -rate(state.count)), CountState(state.count + 1)
+        return torch._foreach_mul(leaves, sign * rate(state.count)), CountState(state.count + 1)
 
     return on_leaves(lambda params: CountState(zero(params)), move)
 

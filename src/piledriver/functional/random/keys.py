@@ -180,6 +180,21 @@ def bernoulli(
     return _drawn(key, shape, torch.bool, device, lambda words: words < threshold)
 
 
+def categorical(key: Key, logits: Tensor, dim: int = -1, *, shape: Sequence[int] | None = None) -> Tensor:
+    """Draw indices with the probabilities softmax(logits) along a dimension, by the Gumbel-max trick.
+
+    `shape` is that of the result; the shape of the logits without `dim` must broadcast to it.
+    """
+    logits = logits.movedim(dim, -1)
+    batch = tuple(logits.shape[:-1]) if shape is None else tuple(shape)
+
+    def gumbel(words: Tensor) -> Tensor:
+        return -torch.log(-torch.log((words.double() + 0.5) * 2.0**-32))
+
+    noise = _drawn(key, (*batch, logits.shape[-1]), torch.float32, logits.device, gumbel)
+    return (logits.float() + noise).argmax(dim=-1)
+
+
 def randint(
     key: Key, shape: Sequence[int], minimum: int, maximum: int, *, device: torch.device | str | None = None
 ) -> Tensor:

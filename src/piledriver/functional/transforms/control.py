@@ -6,7 +6,7 @@ operators. `scan` unrolls by default, which differentiates everywhere; `unroll=F
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -64,12 +64,12 @@ def _stack(*parts: Any) -> Any:
 def cond(predicate: bool | Tensor, if_true: Callable[..., Any], if_false: Callable[..., Any], *operands: Any) -> Any:
     """Call one of two functions on the operands; on a traced tensor it is torch's operator, and both are compiled.
 
-    That operator has no derivative inside a graph of a whole step (`jit(grad(f))`): there both are computed, and
-    `torch.where` picks.
+    That operator has no derivative inside a graph of a whole step (`jit(grad(f))`): there, and for a batched predicate,
+    both are computed, and `torch.where` picks.
     """
     if not isinstance(predicate, Tensor) or not (torch.compiler.is_compiling() or is_batched(predicate)):
         return if_true(*operands) if _as_bool(predicate) else if_false(*operands)
-    if torch.compiler.is_compiling() and compiled_depth("gradient"):
+    if not torch.compiler.is_compiling() or compiled_depth("gradient"):
         yes, no = if_true(*operands), if_false(*operands)
         return pytree.tree_map(lambda a, b: torch.where(predicate, a, b), yes, no)
     leaves, structure = pytree.tree_flatten(operands)
@@ -86,6 +86,21 @@ def cond(predicate: bool | Tensor, if_true: Callable[..., Any], if_false: Callab
 
     tensors = tuple(leaves[slot] for slot in slots)
     return torch.cond(predicate, on_tensors(if_true), on_tensors(if_false), tensors)
+
+
+def switch(index: int | Tensor, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
+    """Call the branch of this number on the operands; numbers outside the range take the nearest branch.
+
+    >>> [switch(i, [torch.sin, torch.cos], torch.tensor(0.0)).item() for i in (0, 1, 7)]
+    [0.0, 1.0, 1.0]
+    """
+    if not branches:
+        raise TransformError("switch without branches", fix="give one or more functions")
+    if not isinstance(index, Tensor) or not (torch.compiler.is_compiling() or is_batched(index)):
+        return branches[min(max(int(index), 0), len(branches) - 1)](*operands)
+    if len(branches) == 1:
+        return branches[0](*operands)
+    return cond(index <= 0, branches[0], lambda *inner: switch(index - 1, branches[1:], *inner), *operands)
 
 
 def while_loop(test: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any) -> Any:

@@ -35,7 +35,7 @@ class Remat(Module):
             return self.inner.within(self)(*args, **kwargs)
         frame = self._bound_frame("remat")
         call = recomputed(_pure(self.inner, frame))
-        output, written = call(frame.variables(), dict(frame.context.rngs), args, kwargs)
+        output, written = call(frame.variables(), frame.streams(), args, kwargs)
         frame.context.written.update(written)
         return output
 
@@ -66,9 +66,9 @@ class Scanned(Module):
             return result[0], pytree.tree_map(lambda one: torch.stack([one] * self.length), result[1])
         call = _pure(self.inner, frame)
         slices = _unstacked(frame.variables(), self.length, frame)
-        outputs, writes = [], []
+        outputs, writes, streams = [], [], frame.streams()
         for i in range(self.length):
-            rngs = {stream: fold_in(key, i) for stream, key in frame.context.rngs.items()}
+            rngs = {stream: fold_in(key, i) for stream, key in streams.items()}
             carry, written = call(slices[i], rngs, (carry, *args), kwargs)
             if self.has_outputs:
                 carry, output = carry
@@ -108,7 +108,7 @@ class Vmapped(Module):
         variables = frame.variables()
         rngs = {
             stream: key if stream in self.shared_streams else split(key, self.size)
-            for stream, key in frame.context.rngs.items()
+            for stream, key in frame.streams().items()
         }
         call = _pure(self.inner, frame)
         over = (
