@@ -130,6 +130,16 @@ def test_kernels_of_one_block_have_the_same_bits() -> None:
         assert ours.equal(kernels)
 
 
+def test_categorical_draws_by_softmax_along_a_dimension() -> None:
+    probabilities = torch.tensor([0.1, 0.2, 0.7])
+    drawn = F.categorical(F.key(0), probabilities.log(), shape=(20000,))
+    torch.testing.assert_close(drawn.bincount() / 20000, probabilities, atol=0.015, rtol=0.0)
+    logits = torch.tensor([[0.0, -torch.inf], [-torch.inf, 0.0], [-torch.inf, -torch.inf]])
+    assert F.categorical(F.key(1), logits, dim=0).tolist() == [0, 1]
+    assert F.categorical(F.key(1), torch.zeros(4, 5, 9)).shape == (4, 5)
+    assert F.vmap(lambda k: F.categorical(k, torch.zeros(50)))(F.split(F.key(2), 64)).unique().numel() > 20
+
+
 def test_names_folded_in_outside_are_constants_of_the_graph() -> None:
     sizes: list[int] = []
 

@@ -13,7 +13,7 @@ from torch.nn import functional as torch_fn
 
 import piledriver.functional as F
 from piledriver.core.errors import UsageError
-from piledriver.functional.errors import InputShapeError
+from piledriver.functional.errors import InputShapeError, MissingCollectionError, TransformError
 from piledriver.functional.initialisers import (
     constant,
     glorot_normal,
@@ -205,6 +205,35 @@ def test_cross_attention_and_attention_dropout() -> None:
     dropped = layer.apply(variables, x, context, deterministic=False, rngs=rngs)
     assert dropped.equal(layer.apply(variables, x, context, deterministic=False, rngs=rngs))
     assert not dropped.equal(layer.apply(variables, x, context))
+
+
+def test_small_layers_by_their_formulas() -> None:
+    x = F.normal(F.key(0), (3, 4))
+    prelu = F.PReLU(negative_slope_init=0.25)
+    assert prelu.apply(prelu.init(F.key(0), x), x).equal(torch.where(x >= 0, x, 0.25 * x))
+    pair = F.Sequential([lambda x: (x, 2 * x), lambda a, b: {"a": a, "b": b}, lambda b, a: a + b])
+    assert pair.apply({}, x).equal(3 * x)
+    with pytest.raises(TransformError, match="without layers"):
+        F.Sequential([]).init(F.key(0), x)
+    normed = F.WeightNorm(F.Dense(5))
+    variables = normed.init(F.key(0), x)
+    kernel = variables.at("params.layer.kernel")
+    assert variables["params"]["layer/kernel/scale"].shape == (5,)
+    torch.testing.assert_close(normed.apply(variables, x), x @ (kernel / kernel.norm(dim=0)))
+    spectral = F.SpectralNorm(F.Dense(5), steps=50)
+    variables = spectral.init(F.key(0), x, update_stats=True)
+    kernel = variables.at("params.layer.kernel")
+    out, updated = spectral.apply(variables, x, update_stats=True, mutable=["batch_stats"])
+    torch.testing.assert_close(out, x @ kernel / torch.linalg.matrix_norm(kernel, 2), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(updated["batch_stats"]["layer/kernel/sigma"], torch.linalg.matrix_norm(kernel, 2))
+    with pytest.raises(MissingCollectionError, match="batch_stats"):
+        spectral.apply({"params": variables["params"]}, x, update_stats=False)
+    cell = F.ConvLSTMCell(2, (3, 3))
+    images = F.normal(F.key(1), (2, 4, 5, 6, 1))
+    rnn = F.RNN(cell, return_carry=True)
+    (_, hidden), out = rnn.apply(rnn.init(F.key(0), images), images)
+    assert out.shape == (2, 4, 5, 6, 2)
+    assert out[:, -1].equal(hidden)
 
 
 class Drop(F.Module):

@@ -1,6 +1,6 @@
-"""flax's seq2seq example in this library: an encoder and a decoder that samples learn to add numbers, character by character.
+"""flax's seq2seq example in this library: an encoder, and a decoder that samples each character.
 
-The decoder is a cell of its own inside `RNN`: its carry and its outputs are trees, and it draws from a stream each step.
+The decoder is a cell inside `RNN`: its carry and its outputs are trees, and it draws from a stream in each step.
 """
 
 from __future__ import annotations

@@ -58,6 +58,20 @@ def test_orders_of_grad_and_vmap_equal_the_loop(seed: int, size: int) -> None:
     equal(F.grad(mean)(params, x), F.tree_map(lambda rows: rows.mean(0), per_example))
 
 
+def test_switch_takes_the_nearest_branch_eagerly_batched_and_compiled() -> None:
+    branches = [lambda x: x + 1.0, lambda x: x * 3.0, lambda x: -x]
+    x, indices = torch.tensor(2.0), torch.tensor([-4, 0, 1, 2, 9])
+    expected = torch.tensor([3.0, 3.0, 6.0, -2.0, -2.0])
+    assert torch.stack([F.switch(int(i), branches, x) for i in indices]).equal(expected)
+    assert F.vmap(lambda i: F.switch(i, branches, x))(indices).equal(expected)
+    compiled = F.jit(lambda i, x: F.switch(i, branches, x), backend="eager")
+    assert torch.stack([compiled(i, x) for i in indices]).equal(expected)
+    slopes = F.vmap(lambda i: F.grad(lambda x: F.switch(i, branches, x))(x))(indices)
+    assert slopes.equal(torch.tensor([1.0, 1.0, 3.0, -1.0, -1.0]))
+    with pytest.raises(TransformError, match="without branches"):
+        F.switch(0, [], x)
+
+
 def test_compiled_orders_equal_the_loop() -> None:
     params, x = batch(0, 3)
     per_example = F.vmap(F.grad(loss), in_axes=(None, 0))
