@@ -41,6 +41,31 @@ def test_gopher_quality(text: str, expected: str) -> None:
     assert reason(GopherQuality()(Document(text))) == expected
 
 
+NOVEL = """
+"Well!" thought Alice to herself, "after such a fall as this, I shall think nothing of tumbling down stairs! How brave
+they'll all think me at home! Why, I wouldn't say anything about it, even if I fell off the top of the house!" (Which
+was very likely true.) Down, down, down. Would the fall never come to an end? "I wonder how many miles I've fallen by
+this time?" she said aloud. "I must be getting somewhere near the centre of the earth. Let me see: that would be four
+thousand miles down, I think--" (for, you see, Alice had learnt several things of this sort, and so on)."""
+
+
+def test_gopher_counts_words_between_spaces_as_its_paper_does() -> None:
+    """Novels have a sign for every fourth word: counted as words, signs would fail the share of words with letters."""
+    assert reason(GopherQuality()(Document(NOVEL))) == "kept"
+    signs = " ".join(f"word {sign}" for sign in "+-*/=<>|&%" * 6)
+    assert reason(GopherQuality(min_stop_words=0, min_mean_word_length=1)(Document(signs))) != "kept"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["เราเดินทางไปตลาดแต่เช้าเพื่อซื้อผลไม้สดและผักนานาชนิด", "我们一大早就去市场买新鲜水果和各种蔬菜然后回家做饭给孩子们吃。"],
+)
+def test_scripts_without_spaces_have_words_too(text: str) -> None:
+    judge = GopherQuality(min_stop_words=0)
+    assert reason(judge(Document(text * 4))) == "kept"
+    assert reason(judge(Document(text[:15]))) == "gopher: too few words"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

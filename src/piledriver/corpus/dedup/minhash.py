@@ -1,5 +1,7 @@
 """MinHash signatures: estimate the Jaccard similarity of the word shingles of two texts from some hundred bytes each.
 
+Words are those between white space (`corpus/text/words.py`), as in the field.
+
 Words, shingles and signatures are computed in compiled loops. A shingle is a rolling polynomial of its words' hashes;
 a permutation is a multiply-add in 32 bits over all shingles, which vectorises. The constants come from a fixed random
 stream, so a text has the same signature on every machine and in every version.
@@ -27,6 +29,8 @@ class MinHashSettings:
     """Groups of hash values; texts that agree in all values of a group are compared."""
     rows: int = 6
     """Hash values in a group."""
+    check_values: int = 120
+    """Further hash values, which make the estimated similarity of compared texts more exact."""
     threshold: float = 0.75
     """Compared texts are duplicates from this estimated similarity on; at 0 every candidate pair is a duplicate."""
 
@@ -34,13 +38,15 @@ class MinHashSettings:
         for name in ("shingle_words", "bands", "rows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.check_values < 0:
+            raise ValueError(f"check_values is {self.check_values}; it must not be negative")
         if not 0 <= self.threshold <= 1:
             raise ValueError(f"threshold is {self.threshold}; it must be from 0 to 1")
 
     @property
     def permutations(self) -> int:
         """Return the number of hash values in a signature."""
-        return self.bands * self.rows
+        return self.bands * self.rows + self.check_values
 
 
 PRESETS = {
@@ -48,9 +54,9 @@ PRESETS = {
     # (benchmarks/near_dedup.py).
     "piledriver": MinHashSettings(),
     # datatrove's and FineWeb's: every candidate pair is a duplicate.
-    "datatrove": MinHashSettings(shingle_words=5, bands=14, rows=8, threshold=0.0),
+    "datatrove": MinHashSettings(shingle_words=5, bands=14, rows=8, check_values=0, threshold=0.0),
     # The Pile's: ten permutations for a threshold of one half, in datasketch's bands and rows.
-    "pile": MinHashSettings(shingle_words=5, bands=5, rows=2, threshold=0.5),
+    "pile": MinHashSettings(shingle_words=5, bands=5, rows=2, check_values=0, threshold=0.5),
 }
 
 

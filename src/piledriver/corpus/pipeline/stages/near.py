@@ -16,7 +16,7 @@ from piledriver.corpus.pipeline.stages.drop_duplicates import keep_first, label_
 from piledriver.corpus.pipeline.stages.exact import exact_edges
 from piledriver.corpus.pipeline.tasks import Task, TaskResult, work_folder
 
-# A group's signatures (240 bytes each by default) are held in memory while its bands are sorted. Large groups keep the
+# A group's signatures (480 bytes each by default) are held in memory while its bands are sorted. Large groups keep the
 # number of files, and of reads from each, small.
 _GROUP_DOCUMENTS, _GROUPS_VERIFIED = 1 << 18, 4
 
@@ -33,6 +33,8 @@ class Near:
     """Groups of hash values; texts that agree in all values of a group are compared (20, 14, 5)."""
     rows: int | None = None
     """Hash values in a group (6, 8, 2)."""
+    check_values: int | None = None
+    """Further hash values, for the estimated similarity alone (120, 0, 0)."""
     threshold: float | None = None
     """Compared texts are duplicates from this estimated similarity on; at 0 all of them are (0.75, 0, 0.5)."""
 
