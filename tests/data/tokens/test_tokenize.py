@@ -18,6 +18,7 @@ from piledriver.core.errors import CorruptFileError, PiledriverError, StorageErr
 from piledriver.corpus.shards import writer as shard_writer
 from piledriver.data.tokenizer.open import open_tokenizer
 from piledriver.data.tokenizer.training import TokenizerTraining, train_tokenizer
+from piledriver.data.tokens import tokenize as tokenize_module
 from piledriver.data.tokens.token_set import TokenizerMismatchError, open_tokens
 from piledriver.data.tokens.tokenize import TokenizeConfig, tokenize_corpus
 
@@ -55,6 +56,47 @@ def test_the_files_are_readable_with_numpy_alone(tokens_folder, documents):
     document = by_id[names[index["id"][0] : index["origin"][0]].decode()]
     assert index["byte"][1] - index["byte"][0] == len(document.text.encode())
     assert starts[-1] == len(tokens)
+
+
+def test_an_edit_in_the_middle_of_an_input_is_seen(tmp_path, tokenizer_path):
+    rows = [{"text": f"document {i} " * 40, "meta": {"licence": "MIT"}} for i in range(2000)]
+    shard, out = tmp_path / "in.jsonl", tmp_path / "out"
+    shard.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenize_corpus(shard, tokenizer_path, out)
+    status, content = shard.stat(), shard.read_bytes()
+    middle = content.index(b"MIT", len(content) // 2)
+    shard.write_bytes(content[:middle] + b"GPL" + content[middle + 3 :])
+    os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(UsageError, match=r"begun with other content of in\.jsonl"):
+        tokenize_corpus(shard, tokenizer_path, out)
+    shard.write_bytes(content)
+    assert tokenize_corpus(shard, tokenizer_path, out).licences.keys() == {"MIT"}
+
+
+def test_an_input_that_changes_while_it_is_read_is_not_finished(tmp_path, tokenizer_path, monkeypatch):
+    shard = tmp_path / "in.jsonl"
+    shard.write_text('{"text": "one two three"}\n')
+    run = tokenize_module.run_task
+
+    def edit_and_run(task):
+        shard.write_text('{"text": "one two trees"}\n')
+        return run(task)
+
+    monkeypatch.setattr(tokenize_module, "run_task", edit_and_run)
+    with pytest.raises(PiledriverError, match="changed while it was tokenised"):
+        tokenize_corpus(shard, tokenizer_path, tmp_path / "out")
+    assert not (tmp_path / "out" / "tokens.json").exists()
+
+
+def test_a_folder_that_version_0_1_began_is_resumed(tmp_path, corpus, tokenizer_path, tokens_folder):
+    """Version 0.1 recognised inputs by their first and last bytes."""
+    out = tmp_path / "out"
+    shutil.copytree(tokens_folder, out)
+    for name in ("job.json", "tokens.json"):
+        tree = json.loads((out / name).read_text())
+        tree["inputs"] = [tokenize_module._describe_0_1(str(path), corpus) for path in sorted(Path(corpus).iterdir())]
+        (out / name).write_text(json.dumps(tree))
+    assert tokenize_corpus(corpus, tokenizer_path, out, TokenizeConfig(shard_tokens=2000)).documents
 
 
 @pytest.mark.slow

@@ -144,7 +144,9 @@ def _repetition(words: UInt64Array, lengths: Int32Array, top: int, shares: npt.N
             for i in range(left):
                 times = counts[slots[i]]
                 if times > 1:
-                    best = max(best, times * (characters_before[places[i] + width] - characters_before[places[i]] + width - 1))
+                    best = max(
+                        best, times * (characters_before[places[i] + width] - characters_before[places[i]] + width - 1)
+                    )
             shares[width - 2] = best
         kept = 0
         for i in range(left):

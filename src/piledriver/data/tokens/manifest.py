@@ -68,7 +68,10 @@ class _Tokenizer:
 class _Input:
     name: str
     bytes: int
-    ends_sha256: str
+    xxh3_128: str | None = None
+    """Hash of the content."""
+    ends_sha256: str | None = None
+    """Checksum of the first and last 64 KiB, which version 0.1 wrote."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from piledriver.core import storage
 from piledriver.core.errors import ConfigError, CorruptFileError, PiledriverError, UsageError
@@ -36,6 +37,7 @@ from piledriver.data.tokens.token_set import PIECE_BYTES, TokenSet, open_tokens
 JOB = "job.json"
 _TASK_SECONDS = 24 * 3600.0
 _TASK_MEMORY = 32 << 30
+_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +87,8 @@ def tokenize_corpus(
         "unit_bytes": settings.unit_bytes,
         "inputs": [_describe(path, corpus) for path in inputs],
     }
-    _claim(out, job)
+    read_at = [_state(path) for path in inputs]
+    job = _claim(out, job, inputs, corpus)
     # Workers open the copy beside the shards: what is recorded is what was used.
     copy = storage.join(out, _copy_name(tokenizer, opened))
     storage.write_bytes(copy, opened.content)
@@ -113,6 +116,11 @@ def tokenize_corpus(
         bar.note(encoder)
         if not _is_finished(out):
             _run(tasks, workers, bar)
+            for path, state in zip(inputs, read_at, strict=True):
+                if _state(path) != state:
+                    raise PiledriverError(
+                        f"{path} changed while it was tokenised", fix=f"remove {out} and run it again"
+                    )
             _finish(out, job, tasks)
     return open_tokens(out, check="sizes")
 
@@ -153,31 +161,51 @@ def _verified_encoder(tokenizer: Tokenizer, copy: str, inputs: list[str]) -> str
     return tokenizer.encoder if same else reference.encoder
 
 
-def _claim(out: storage.Location, job: dict[str, Any]) -> None:
-    """Record the job in its folder; reject a folder of another job."""
-    path = storage.join(out, JOB)
+def _claim(out: storage.Location, job: dict[str, Any], inputs: list[str], root: storage.Location) -> dict[str, Any]:
+    """Record the job in its folder and return it; reject a folder of another job."""
+    path, folder = storage.join(out, JOB), os.fspath(out)
     if not storage.exists(path):
         if storage.exists(storage.join(out, MANIFEST)) and not job.items() <= read_manifest(out).items():
-            raise UsageError(f"{os.fspath(out)} holds other token shards", fix="choose another folder")
+            raise UsageError(f"{folder} holds other token shards", fix="choose another folder")
         _write_json(path, job)
-        return
-    again = "remove it and run the same command again: complete shards are kept"
-    if read_json(path, again=again) != job:
-        raise UsageError(
-            f"{os.fspath(out)} was begun with another corpus, tokenizer or setting",
-            fix="choose another folder, or remove it",
-        )
+        return job
+    known = read_json(path, again="remove it and run the same command again: complete shards are kept")
+    if any("ends_sha256" in entry for entry in known.get("inputs", ())):
+        job = {**job, "inputs": [_describe_0_1(path, root) for path in inputs]}
+    if known != job:
+        same = {**known, "inputs": job["inputs"]} == job
+        changed = [entry["name"] for entry in job["inputs"] if entry not in known.get("inputs", ())]
+        what = f"other content of {changed[0]}" if same and changed else "another corpus, tokenizer or setting"
+        raise UsageError(f"{folder} was begun with {what}", fix="choose another folder, or remove it")
+    return job
 
 
 def _describe(path: str, root: storage.Location) -> dict[str, Any]:
-    """Return what identifies an input file: its name in the corpus, its size, a checksum of its start and end."""
+    """Return what identifies an input file: its name in the corpus, its size and a hash of its content."""
+    digest = xxhash.xxh3_128()
+    with storage.open_read(path) as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return {"name": _name_in(path, root), "bytes": storage.size(path), "xxh3_128": digest.hexdigest()}
+
+
+def _describe_0_1(path: str, root: storage.Location) -> dict[str, Any]:
+    """Return the description that version 0.1 wrote, with a checksum of the first and last bytes."""
     size = storage.size(path)
     with storage.open_read(path) as file:
         digest = hashlib.sha256(file.read(1 << 16))
         file.seek(max(0, size - (1 << 16)))
         digest.update(file.read())
-    name = path.removeprefix(os.fspath(root)).lstrip("/") or os.path.basename(path)
-    return {"name": name, "bytes": size, "ends_sha256": digest.hexdigest()}
+    return {"name": _name_in(path, root), "bytes": size, "ends_sha256": digest.hexdigest()}
+
+
+def _name_in(path: str, root: storage.Location) -> str:
+    return path.removeprefix(os.fspath(root)).lstrip("/") or os.path.basename(path)
+
+
+def _state(path: str) -> tuple[int, int]:
+    """Return size and time of a file; a remote file has no time."""
+    return storage.size(path), 0 if storage.is_remote(path) else os.stat(path).st_mtime_ns
 
 
 def _finish(out: storage.Location, job: dict[str, Any], tasks: list[TokenizeTask]) -> None:
