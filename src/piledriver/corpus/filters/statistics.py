@@ -142,11 +142,11 @@ def _repetition(words: UInt64Array, lengths: Int32Array, top: int, shares: npt.N
         if width < top + 2:
             best = 0
             for i in range(left):
-                times = counts[slots[i]]
+                times, at = counts[slots[i]], places[i]
                 if times > 1:
-                    best = max(
-                        best, times * (characters_before[places[i] + width] - characters_before[places[i]] + width - 1)
-                    )
+                    # With the spaces between its words.
+                    length = characters_before[at + width] - characters_before[at] + width - 1
+                    best = max(best, times * length)
             shares[width - 2] = best
         kept = 0
         for i in range(left):

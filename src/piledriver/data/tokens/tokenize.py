@@ -76,6 +76,7 @@ def tokenize_corpus(
     inputs = shard_paths(corpus)
     if next(read_shards(corpus), None) is None:
         raise PiledriverError(f"{corpus} has no documents", fix="check the build that wrote it")
+    states = {path: _state(path) for path in inputs}
     job = {
         "format": FORMAT,
         "version": 1,
@@ -87,7 +88,6 @@ def tokenize_corpus(
         "unit_bytes": settings.unit_bytes,
         "inputs": [_describe(path, corpus) for path in inputs],
     }
-    read_at = [_state(path) for path in inputs]
     job = _claim(out, job, inputs, corpus)
     # Workers open the copy beside the shards: what is recorded is what was used.
     copy = storage.join(out, _copy_name(tokenizer, opened))
@@ -116,11 +116,9 @@ def tokenize_corpus(
         bar.note(encoder)
         if not _is_finished(out):
             _run(tasks, workers, bar)
-            for path, state in zip(inputs, read_at, strict=True):
+            for path, state in states.items():
                 if _state(path) != state:
-                    raise PiledriverError(
-                        f"{path} changed while it was tokenised", fix=f"remove {out} and run it again"
-                    )
+                    raise PiledriverError(f"{path} changed while it was tokenised", fix=f"remove {out}, run it again")
             _finish(out, job, tasks)
     return open_tokens(out, check="sizes")
 
