@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks")
     options = parser.parse_args()
 
+    torch.manual_seed(0)
     accelerator = Accelerator(layout=Layout(zero=options.zero, tp=options.tp))
     # On the meta device: each rank allocates and initialises its own shards only, when the model is prepared.
     with torch.device("meta"):

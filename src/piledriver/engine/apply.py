@@ -15,6 +15,7 @@ from piledriver.engine.activations import apply_activation_checkpointing
 from piledriver.engine.compile import apply_compile
 from piledriver.engine.context_parallel import apply_cp
 from piledriver.engine.data_parallel import apply_zero, attach_reducer, sync_buffers
+from piledriver.engine.errors import LayoutError
 from piledriver.engine.expert_parallel import apply_ep
 from piledriver.engine.fp8 import apply_fp8
 from piledriver.engine.mesh import Mesh
@@ -26,6 +27,7 @@ from piledriver.engine.precision import apply_precision
 from piledriver.engine.shards.tied_parameters import find_tied, retie
 from piledriver.engine.state import EngineState, attach_state, is_on_meta
 from piledriver.engine.tensor_parallel import apply_tp
+from piledriver.optim import capabilities
 
 Fill = Callable[[nn.Module], None]
 
@@ -100,6 +102,7 @@ def apply_optimizer(optimizer: torch.optim.Optimizer, mesh: Mesh, parameters: Pa
     from piledriver.engine.optimizer.shard_states import shard_states
     from piledriver.engine.optimizer.stochastic_rounding import round_stochastically
 
+    _check_full_parameters(optimizer, mesh)
     if layout.zero in (1, 2) and not mesh.alone:
         shard_states(optimizer, mesh)
     if layout.offloads:
@@ -110,6 +113,17 @@ def apply_optimizer(optimizer: torch.optim.Optimizer, mesh: Mesh, parameters: Pa
         round_stochastically(optimizer)
     else:
         step_locally(optimizer)
+
+
+def _check_full_parameters(optimizer: torch.optim.Optimizer, mesh: Mesh) -> None:
+    layout = mesh.layout
+    shards = layout.zero > 0 or layout.tp > 1 or layout.ep > 1
+    if shards and not mesh.alone and capabilities(optimizer).needs_full_parameters:
+        raise LayoutError(
+            f"{type(optimizer).__name__} needs full parameters, and this layout shards them (zero={layout.zero}, "
+            f"tp={layout.tp})",
+            fix="use zero=0 with tp=1, or an elementwise optimizer such as AdamW",
+        )
 
 
 @torch.no_grad()

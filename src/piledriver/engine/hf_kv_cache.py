@@ -25,7 +25,7 @@ def refuse_caches(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if any(is_cache(one) for one in (*args, *kwargs.values())):
         raise EngineError(
             "a recomputed block was given a key-value cache with content, to which it would append twice",
-            fix="use activations='keep'",
+            fix="train with use_cache=False and no past_key_values; generate under torch.no_grad()",
         )
 
 

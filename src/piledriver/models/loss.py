@@ -35,6 +35,11 @@ class LossSums(NamedTuple):
     tokens: Tensor
     """How many targets were counted."""
 
+    @property
+    def loss(self) -> Tensor:
+        """The mean over the counted tokens, as Hugging Face models name it."""
+        return (self.total / self.tokens).to(self.total.dtype)
+
 
 def linear_cross_entropy(
     hidden: Tensor,

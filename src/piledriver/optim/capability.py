@@ -30,11 +30,15 @@ class Capabilities:
     """Has `clip(factor)`: the next step scales gradients by this tensor while it reads them."""
     skips_on_device: bool = False
     """Honours `optimizer.found_inf`: where that tensor is 1, a step changes no weight, state or counter."""
+    needs_full_parameters: bool = False
+    """The update reads rows and columns of full matrices: the engine rejects layouts that shard parameters."""
 
 
 _ELEMENTWISE_NAMES = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
 _TORCH: dict[type, Capabilities] = {
-    getattr(torch.optim, name): Capabilities(elementwise=True) for name in _ELEMENTWISE_NAMES
+    **{getattr(torch.optim, name): Capabilities(elementwise=True) for name in _ELEMENTWISE_NAMES},
+    torch.optim.Adafactor: Capabilities(needs_full_parameters=True),
+    torch.optim.LBFGS: Capabilities(needs_full_parameters=True),
 }
 
 

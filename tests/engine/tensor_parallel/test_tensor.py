@@ -150,7 +150,8 @@ def _stacks(mesh: Mesh) -> None:
     with split_logits(split):
         logits = split(tokens)
         assert isinstance(logits, DTensor)
-        F.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+    loss.backward()
     for mine, theirs in zip(split.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(mine.grad.full_tensor(), theirs.grad)
 

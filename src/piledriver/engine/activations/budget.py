@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from piledriver.engine.activations.saved_bytes import HeldBytes, local_bytes
+from piledriver.engine.hf_kv_cache import without_empty_caches
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +70,9 @@ class KeepWithinBudget:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.forward(*args, **kwargs)
+        if not torch.compiler.is_compiling():
+            # A kept block would fill the cache that the next, recomputed one must not append to twice.
+            args, kwargs = without_empty_caches(args, kwargs)
         if self.budget.bytes_kept is None:
             held = HeldBytes()
             with held:

@@ -26,9 +26,13 @@ _SHARDING = "_sequence_sharding"
 
 
 def is_language_model(model: nn.Module) -> bool:
-    """Whether this is a causal language model of `transformers`."""
+    """Whether this is a causal language model of `transformers`: a decoder whose every attention is causal."""
+    config = getattr(model, "config", None)
     known = hasattr(model, "set_attn_implementation") and hasattr(model, "loss_function")
-    return known and hasattr(getattr(model, "config", None), "num_attention_heads")
+    if not known or not hasattr(config, "num_attention_heads") or getattr(config, "is_encoder_decoder", False):
+        return False
+    causal = [module.is_causal for module in model.modules() if hasattr(module, "is_causal")]
+    return bool(causal) and all(flag is True for flag in causal)
 
 
 def split_language_model(model: nn.Module, sharding: SequenceSharding, layout: Layout) -> None:

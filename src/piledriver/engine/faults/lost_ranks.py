@@ -21,6 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from piledriver.engine.errors import LayoutError
+from piledriver.engine.faults.same_batch import check_batches, uncheck_batches
 from piledriver.engine.state import state_of
 from piledriver.engine.torch_private import process_groups
 from piledriver.runtime.collectives.agreement import check_agreement
@@ -157,6 +159,11 @@ class _ReportLostRanks:
         try:
             return self.call(*args, **kwargs)
         except RuntimeError as error:
+            if "mixed torch.Tensor and DTensor" in str(error):
+                raise LayoutError(
+                    "the model reads a submodule's weights without calling it, which sharded weights do not support",
+                    fix="use zero=1 or 2 without tp, or call the submodule",
+                ) from error
             _raise_lost_ranks(error, f"forward number {self.calls}", None)
             raise
 
@@ -192,6 +199,7 @@ def watch_collectives(model: nn.Module, world: World) -> None:
     tell = None
     if known.mesh.layout.debug or world.debug:
         tell = functools.partial(check_agreement, world.with_debug(), data=())
+        check_batches(model, known.mesh)
     watch_forward(model, tell)
 
 
@@ -215,6 +223,7 @@ def unwatch_forward(model: nn.Module) -> None:
     """Undo `watch_forward`."""
     if isinstance(watcher := model._compiled_call_impl, _ReportLostRanks):
         model._compiled_call_impl = watcher.call if watcher.call != model._call_impl else None
+    uncheck_batches(model)
     for module in model.modules():
         for key, hook in list(module._forward_pre_hooks.items()):
             if isinstance(hook, _Announce):

@@ -10,12 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from piledriver.core.errors import UsageError
-from piledriver.engine.errors import EngineError
 from piledriver.kernels.cross_entropy import IGNORE_INDEX
 
 
@@ -82,21 +79,6 @@ def split_microbatches(
         )
         begin += count
     return cut
-
-
-def check_same_batch(inputs: Any, targets: Any, pp: DeviceMesh) -> None:
-    """Raise on every rank of a pipeline if they were given different tensors."""
-    here = [(tuple(tensor.shape), float(tensor.double().sum())) for tensor in _tensors([inputs, targets])]
-    told: list[Any] = [None] * pp.size()
-    dist.all_gather_object(told, here, group=pp.get_group())
-    other = next((place for place, one in enumerate(told) if one != told[0]), None)
-    if other is not None:
-        ranks = dist.get_process_group_ranks(pp.get_group())
-        raise EngineError(
-            f"ranks {ranks[0]} and {ranks[other]} of a pipeline were given different batches: shapes and sums are "
-            f"{told[0]} and {told[other]}",
-            fix="read the same batch on every rank of a pipeline (`mesh.data_rank` is its index)",
-        )
 
 
 def count_targets(targets: Any) -> int | Tensor:

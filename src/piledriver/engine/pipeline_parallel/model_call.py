@@ -62,18 +62,23 @@ class PipelinedForward:
         """Drop the reference to the accelerator."""
         self.factor = _one
 
-    def __call__(self, inputs: Any, targets: Any = None, **context: Any) -> LossSums | Tensor:
+    def __call__(self, inputs: Any = None, targets: Any = None, **context: Any) -> LossSums | Tensor:
         """Return the loss sums over all ranks; computes the gradients of their mean if gradients are enabled.
 
-        With `reduction="none"`, return the loss of every target of this pipeline's batch.
+        The names of Hugging Face models work too: `model(input_ids=..., labels=...).loss`. With `reduction="none"`,
+        return the loss of every target of this pipeline's batch.
         """
         known = None if self.model is None else state_of(self.model)
         if known is None or known.pipeline is None:
             raise UsageError("this copy of a model has no pipeline", fix="call the prepared model")
-        if targets is None:
-            targets = context.pop("labels", None)
-        if targets is None:
-            raise UsageError("a pipelined model was called without targets", fix="call model(tokens, targets)")
+        inputs = context.pop("input_ids", None) if inputs is None else inputs
+        targets = context.pop("labels", None) if targets is None else targets
+        if inputs is None or targets is None:
+            missing = "inputs" if inputs is None else "targets"
+            raise UsageError(
+                f"a pipelined model was called without {missing}",
+                fix="call model(tokens, targets), or model(input_ids=..., labels=...)",
+            )
         loss_fn = context.pop("loss_fn", None)
         sums: LossSums
         if context.get("reduction") == "none":

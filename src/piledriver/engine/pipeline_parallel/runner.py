@@ -17,12 +17,13 @@ from torch.distributed.fsdp import FSDPModule
 from piledriver.core.errors import UsageError
 from piledriver.engine.errors import EngineError
 from piledriver.engine.faults.lost_ranks import report_lost_ranks
+from piledriver.engine.faults.same_batch import check_same_batch
 from piledriver.engine.layout import SPLIT_BACKWARD
 from piledriver.engine.mesh import Mesh
 from piledriver.engine.pipeline_parallel.forward_only import Forward, run_forward
 from piledriver.engine.pipeline_parallel.infer_shapes import Meta, StageOutOfMemoryError, find_shapes
 from piledriver.engine.pipeline_parallel.losses import Losses, LossFunction, TokenLosses
-from piledriver.engine.pipeline_parallel.microbatches import MicroBatch, check_same_batch, split_microbatches
+from piledriver.engine.pipeline_parallel.microbatches import MicroBatch, split_microbatches
 from piledriver.engine.pipeline_parallel.schedules import microbatches_of, rank_of_stage, schedule_class
 from piledriver.engine.pipeline_parallel.split import made_stages, pipeline_split
 from piledriver.engine.pipeline_parallel.stages.stage import Keywords, ScheduledStage
@@ -161,7 +162,7 @@ class Pipeline:
                 raise UsageError(f"stages of a {name} take no {next(iter(context))!r}", fix="leave it out")
         self._copy_settings()
         if self.layout.debug:
-            check_same_batch(inputs, targets, self.mesh.pp)
+            check_same_batch((inputs, targets), self.mesh.pp)
         cut = split_microbatches(inputs, targets, dict(context or {}), self.microbatches)
         if isinstance(self.model, Transformer) and self.model.config.moe and cut[-1].rows != cut[0].rows:
             rows, parts = sum(part.rows for part in cut), self.microbatches

@@ -19,6 +19,7 @@ from piledriver.engine.pipeline_parallel.costs import weights
 from piledriver.engine.pipeline_parallel.schedules import rank_of_stage, stages_of_rank
 from piledriver.engine.pipeline_parallel.traced import adopt, trace_stages
 from piledriver.engine.pipeline_parallel.units import PipelineUnits, drop_modules, shell, units_of
+from piledriver.engine.shards.tied_parameters import record_tied_keys
 from piledriver.models.layers import Linear
 
 _NAME = "_pipeline_split"
@@ -55,6 +56,7 @@ def keep_own_stages(model: nn.Module, mesh: Mesh, *, sequence_length: int | None
     if chain.kind == "traced":
         return _split_traced(model, chain, names, mine, layout)
     kept = {name for stage in mine for name in names[stage]}
+    record_tied_keys(model, {f"{b}.weight": f"{o}.weight" for b, o in chain.borrows.items() if _has(model, b)})
     if chain.borrows and layout.stages - 1 in mine:
         _make_room(model, chain)
     drop_modules(model, [name for stage in names for name in stage if name not in kept and _has(model, name)])

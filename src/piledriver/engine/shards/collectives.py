@@ -92,6 +92,8 @@ def pad_to_multiple(x: Tensor, dim: int, multiple: int) -> Tensor:
 def _exchange(x: Tensor, forward: str, backward: str, dim: int, group: Group) -> Tensor:
     if group.size == 1:
         return x
+    # torch's collectives are wrong for a negative dimension where the first one has size 1.
+    dim %= max(x.dim(), 1)
     return cast(Tensor, _apply_exchange(x, forward, backward, dim, group.name, group.size, group.rank))
 
 

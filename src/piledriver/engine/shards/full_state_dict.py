@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from piledriver.engine.mesh import Mesh
+from piledriver.engine.shards.tied_parameters import add_tied_keys
 
 
 @torch.no_grad()
@@ -27,7 +28,7 @@ def full_state_dict(model: nn.Module, mesh: Mesh) -> dict[str, Any]:
     joined: dict[str, Any] = {}
     for stage in stages:
         joined |= {key: value for key, value in stage.items() if key not in joined}
-    return joined
+    return add_tied_keys(model, joined)
 
 
 @torch.no_grad()

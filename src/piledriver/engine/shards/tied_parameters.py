@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 
@@ -28,3 +30,17 @@ def retie(model: nn.Module, groups: list[list[str]]) -> None:
             module = model.get_submodule(owner)
             if getattr(module, leaf) is not parameter:
                 setattr(module, leaf, parameter)
+
+
+_ALIASES = "_tied_keys"
+
+
+def record_tied_keys(model: nn.Module, keys: dict[str, str]) -> None:
+    """Remember state dict keys whose module is on another pipeline stage than the weight it shares: {alias: owner}."""
+    model.__dict__[_ALIASES] = keys
+
+
+def add_tied_keys(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    """Return a full state dict with the recorded aliases, so that it has the keys of the unsplit model."""
+    keys: dict[str, str] = model.__dict__.get(_ALIASES, {})
+    return state | {alias: state[owner] for alias, owner in keys.items() if owner in state}

@@ -7,7 +7,7 @@ shapes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -51,19 +51,52 @@ def split_inferred(model: nn.Module, mesh: DeviceMesh) -> dict[str, Role]:
 
 @contextmanager
 def split_logits(model: nn.Module) -> Iterator[None]:
-    """Keep logits sharded over the vocabulary within the block (forward and backward), as `F.cross_entropy` accepts.
+    """Keep logits sharded over the vocabulary in forwards within the block, as `F.cross_entropy` accepts.
 
-    For losses that a user computes on the logits of a model with inferred roles: no rank holds full logits.
+    For losses that a user computes on the logits of a model with inferred roles: no rank holds full logits. The
+    backward may come after the block.
     """
     heads = [hook for module in model.modules() for hook in module._forward_hooks.values() if isinstance(hook, Head)]
     for head in heads:
         head.sharded = True
+    operators = VocabParallelOperators()
     try:
-        with loss_parallel():
-            yield
+        yield
     finally:
+        operators.release()
         for head in heads:
             head.sharded = False
+
+
+class VocabParallelOperators:
+    """Keeps torch's cross-entropy of sharded logits installed while any of these objects is in use.
+
+    The backward needs it too: every sharded logits tensor holds one of these until its gradient came, or until its
+    graph is gone.
+    """
+
+    _installed: ExitStack | None = None
+    _users = 0
+
+    def __init__(self) -> None:
+        kind = VocabParallelOperators
+        if kind._users == 0:
+            kind._installed = ExitStack()
+            kind._installed.enter_context(loss_parallel())
+        kind._users += 1
+        self.in_use = True
+
+    def release(self, _gradient: Tensor | None = None) -> None:
+        """Stop needing the operators; the last user removes them. Also the hook of a tensor, which changes nothing."""
+        kind = VocabParallelOperators
+        if self.in_use:
+            self.in_use = False
+            kind._users -= 1
+            if kind._users == 0 and kind._installed is not None:
+                kind._installed.close()
+
+    def __del__(self) -> None:
+        self.release()
 
 
 def _place(
@@ -118,6 +151,8 @@ class Head:
             split: Tensor = DTensor.from_local(
                 out, self.mesh, [Shard(out.dim() - 1)], run_check=False, shape=whole.shape, stride=whole.stride()
             )
+            if split.requires_grad:
+                split.register_hook(VocabParallelOperators().release)
             return split
         return gather_columns(out, self.columns, self.group)
 

@@ -177,7 +177,8 @@ def _ends(model: nn.Module) -> dict[str, Role]:
     embeddings = [m for m in names if type(m) is nn.Embedding and m.max_norm is None and not m.sparse]
     first = _asked(model, "get_input_embeddings")
     if isinstance(first, nn.Embedding):
-        embeddings = [first]
+        # Encoder and decoder may have embeddings of their own that share one weight.
+        embeddings = [m for m in names if isinstance(m, nn.Embedding) and m.weight is first.weight]
     last = _asked(model, "get_output_embeddings")
     heads = [m for m, n in names.items() if isinstance(m, nn.Linear) and n.rpartition(".")[2] in _HEADS]
     heads = [last] if isinstance(last, nn.Linear) else heads

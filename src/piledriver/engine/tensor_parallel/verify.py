@@ -37,8 +37,13 @@ def check_same(plain: nn.Module, split: nn.Module, mesh: DeviceMesh) -> None:
         )
 
 
-def small_input(model: nn.Module) -> Tensor:
-    """Return token ids if the model begins with an embedding, else floats for its first linear layer."""
+def small_input(model: nn.Module) -> dict[str, Tensor] | Tensor:
+    """Return token ids if the model begins with an embedding, else floats for its first linear layer.
+
+    Encoder-decoder models of `transformers` name their own inputs.
+    """
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and hasattr(model, "dummy_inputs"):
+        return {name: tensor.to(next(model.parameters()).device) for name, tensor in model.dummy_inputs.items()}
     generator = torch.Generator().manual_seed(0)
     device = next(model.parameters()).device
     for module in model.modules():
@@ -50,7 +55,7 @@ def small_input(model: nn.Module) -> Tensor:
     raise LayoutError(f"{type(model).__name__} has no embedding or linear layer to check", fix="use debug=False")
 
 
-def _run(model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
+def _run(model: nn.Module, inputs: dict[str, Tensor] | Tensor) -> dict[str, Tensor]:
     """Run forward and backward; return each module's last output, in the order in which they finish."""
     outputs: dict[str, Tensor] = {}
     modes = {module: module.training for module in model.modules()}
@@ -70,7 +75,7 @@ def _run(model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
     handles = [module.register_forward_hook(keep(name)) for name, module in watched]
     try:
         model.zero_grad(set_to_none=True)
-        out = _first_tensor(model(inputs))
+        out = _first_tensor(model(**inputs) if isinstance(inputs, dict) else model(inputs))
         if out is not None and out.requires_grad:
             torch.autograd.backward(out.float().square().mean())
     finally:
