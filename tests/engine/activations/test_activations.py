@@ -192,7 +192,7 @@ def test_a_recomputed_block_does_not_add_to_a_cache_twice() -> None:
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
     full = Cache()
     full.update(torch.ones(()))
-    with pytest.raises(EngineError, match="use activations='keep'"):
+    with pytest.raises(EngineError, match="train with use_cache=False"):
         model[0](BATCH, full)
 
 

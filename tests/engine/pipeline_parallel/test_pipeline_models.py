@@ -129,7 +129,7 @@ def _what_does_not_fit() -> None:
     mesh = make_mesh(layout, "cpu")
     pipeline = Pipeline(split_stages(_stack(), mesh), mesh, device=CPU)
     x, y = _batch(4 + dist.get_rank(), 4)
-    with pytest.raises(EngineError, match="ranks 0 and 1 of a pipeline were given different batches"):
+    with pytest.raises(EngineError, match="ranks 0 and 1 of one pp group were given different batches"):
         run_batch(pipeline, x, y, _mean)
 
 

@@ -31,7 +31,7 @@ def is_language_model(model: nn.Module) -> bool:
     known = hasattr(model, "set_attn_implementation") and hasattr(model, "loss_function")
     if not known or not hasattr(config, "num_attention_heads") or getattr(config, "is_encoder_decoder", False):
         return False
-    causal = [module.is_causal for module in model.modules() if hasattr(module, "is_causal")]
+    causal: list[Any] = [module.is_causal for module in model.modules() if hasattr(module, "is_causal")]
     return bool(causal) and all(flag is True for flag in causal)
 
 

@@ -152,7 +152,7 @@ class Head:
                 out, self.mesh, [Shard(out.dim() - 1)], run_check=False, shape=whole.shape, stride=whole.stride()
             )
             if split.requires_grad:
-                split.register_hook(VocabParallelOperators().release)
+                split.register_hook(VocabParallelOperators().release)  # type: ignore[no-untyped-call]
             return split
         return gather_columns(out, self.columns, self.group)
 

@@ -42,8 +42,9 @@ def small_input(model: nn.Module) -> dict[str, Tensor] | Tensor:
 
     Encoder-decoder models of `transformers` name their own inputs.
     """
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and hasattr(model, "dummy_inputs"):
-        return {name: tensor.to(next(model.parameters()).device) for name, tensor in model.dummy_inputs.items()}
+    named: dict[str, Tensor] | None = getattr(model, "dummy_inputs", None)
+    if named is not None and getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return {name: tensor.to(next(model.parameters()).device) for name, tensor in named.items()}
     generator = torch.Generator().manual_seed(0)
     device = next(model.parameters()).device
     for module in model.modules():
