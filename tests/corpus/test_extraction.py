@@ -21,7 +21,7 @@ def raw(tmp_path: Path) -> Path:
     folder = tmp_path / "raw"
     folder.mkdir()
     for i in range(300):
-        (folder / f"{i:03d}.txt").write_text(f"document {i}\r\n" * (i % 7) + "ﬁn cafe\u0301\x00")
+        (folder / f"{i:03d}.txt").write_text(f"document {i}\r\n" * (i % 7) + "ﬁn cafe\u0301\x08")
     (folder / "empty.txt").write_text(" \n ")
     (folder / "broken.tar.gz").write_bytes(b"\x1f\x8bgarbage")
     return folder
@@ -53,7 +53,8 @@ def test_what_is_not_of_the_source_is_said(raw: Path, tmp_path: Path) -> None:
         (raw / name).write_bytes(b"x")
     summary = extract("text", [str(raw)], tmp_path / "o.jsonl.zst")
     assert summary.passed_over == {".pdf": 2, "README": 1}
-    with pytest.raises(PiledriverError, match=r"skipped 1 \.pdf"):
+    assert summary.skipped_files == ["raw/README", "raw/a.pdf", "raw/sub/b.PDF"]
+    with pytest.raises(PiledriverError, match=r"skipped by name 1 \.pdf: sub/b\.PDF\)\. Fix: .*by its path"):
         extract("text", [str(raw / "sub")], tmp_path / "p.jsonl.zst")
 
 

@@ -34,6 +34,16 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
     source: str = ""
 
 
+class RejectedError(ValueError):
+    """Raised where content is rejected: `reason` is the reason of the refusal, the message its detail."""
+
+    reason = "rejected"
+
+    def __init__(self, detail: str, reason: str | None = None) -> None:
+        super().__init__(detail)
+        self.reason = reason or type(self).reason
+
+
 def make_document(text: str, *, source: str, origin: str, licence: str | None = None, **meta: Any) -> Document:
     """Return a document with its stable id; `origin` locates it (file, archive member, record id, URL)."""
     described = {"origin": origin, **({"licence": licence} if licence else {}), **meta}

@@ -9,7 +9,7 @@ import tarfile
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -33,6 +33,7 @@ from piledriver.corpus.text.normalise import normalise, normalise_code
 _BATCH_PIECES = 256
 _BATCH_BYTES = 1 << 20
 _PIECE_SECONDS = 120
+_SKIPPED_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,9 @@ class ExtractSummary:
     refused: dict[str, int]
     licences: dict[str, int]
     passed_over: dict[str, int]
-    """Files skipped in folders because they are not raw data of this source, by suffix."""
+    """Files skipped in folders because of their names, by suffix."""
+    skipped_files: list[str]
+    """The first of them; they may be data under another name."""
 
 
 def extract(
@@ -66,10 +69,13 @@ def extract(
     refused: Counter[str] = Counter()
     licences: Counter[str] = Counter()
     passed_over: Counter[str] = Counter()
+    skipped_files: list[str] = []
     text_bytes = 0
 
     def on_skipped(origin: str) -> None:
         passed_over[os.path.splitext(origin)[1].lower() or os.path.basename(origin)] += 1
+        if len(skipped_files) < _SKIPPED_SHOWN:
+            skipped_files.append(origin)
 
     source = SOURCES[slug].prepared(total_bytes)
     with ExitStack() as stack:
@@ -90,11 +96,11 @@ def extract(
             bar.note(f"{sum(licences.values())} documents, {sum(refused.values())} refused")
         if not licences:
             reasons = ", ".join(f"{count} {reason}" for reason, count in refused.most_common(3)) or "no matching file"
+            fix = f"give what it reads: {source.raw_format}"
             if passed_over:
-                reasons += f"; skipped {', '.join(f'{count} {end}' for end, count in passed_over.most_common(5))}"
-            raise PiledriverError(
-                f"no {slug} document in {', '.join(paths)} ({reasons})", fix=f"give what it reads: {source.raw_format}"
-            )
+                reasons += f"; skipped by name {describe_skipped(passed_over, skipped_files)}"
+                fix += "; or give a skipped file by its path"
+            raise PiledriverError(f"no {slug} document in {', '.join(paths)} ({reasons})", fix=fix)
     summary = shard.summary
     return ExtractSummary(
         source=slug,
@@ -106,7 +112,19 @@ def extract(
         refused=dict(refused.most_common()),
         licences=dict(licences.most_common()),
         passed_over=dict(passed_over.most_common()),
+        skipped_files=skipped_files,
     )
+
+
+def describe_skipped(counts: Mapping[str, int], names: Sequence[str]) -> str:
+    """Return the number of skipped files by suffix, and the first names.
+
+    >>> describe_skipped({".bz2": 2}, ["raw/a.bz2", "raw/b.bz2"])
+    '2 .bz2: raw/a.bz2, raw/b.bz2'
+    """
+    more = sum(counts.values()) - len(names)
+    kinds = ", ".join(f"{count} {suffix}" for suffix, count in counts.items())
+    return f"{kinds}: {', '.join(names)}" + (f" and {more} more" if more else "")
 
 
 def extract_files(source: Source, paths: Sequence[str], on_bytes: OnBytes | None = None) -> Iterator[Found]:
@@ -237,6 +255,7 @@ _REASONS: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
 
 
 def _refusal(origin: str, error: Exception, source: Source, reason: str | None = None) -> Refusal:
+    """Return the refusal of content that raised; a `RejectedError` has its own reason."""
     reason = reason or next((reason for kinds, reason in _REASONS if isinstance(error, kinds)), "parser failed")
     return msgspec.structs.replace(damage_refusal(origin, error, reason), source=source.name)
 

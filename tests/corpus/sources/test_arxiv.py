@@ -301,3 +301,19 @@ def test_submissions_as_arxiv_serves_them_have_no_ending(name: str, tmp_path: Pa
     (tmp_path / "notes").write_text("no paper")
     documents, _ = extract_paths("arxiv", tmp_path)
     assert [document.text for document in documents] == ["Words."]
+
+
+@pytest.mark.parametrize("prefix", ["", "./"])
+def test_inputs_are_found_in_an_archive_of_a_folder_as_in_the_archive_itself(prefix: str, tmp_path: Path) -> None:
+    members = {
+        f"{prefix}main.tex": paper("Begin. \\input{sections/one} \\input{two.tex} End."),
+        f"{prefix}sections/one.tex": "The first section.\n",
+        f"{prefix}two.tex": "The second section.\n",
+    }
+    (tmp_path / "paper.tar.gz").write_bytes(gzip.compress(archive(members)))
+    by_path, _ = extract_paths("arxiv", tmp_path / "paper.tar.gz")
+    in_folder, refusals = extract_paths("arxiv", tmp_path)
+    assert not refusals
+    assert [document.text for document in in_folder] == [document.text for document in by_path]
+    assert "The first section." in in_folder[0].text
+    assert "The second section." in in_folder[0].text

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 import zipfile
 
 import pytest
@@ -55,6 +56,13 @@ def test_chapters_in_the_order_of_the_spine(slug: str) -> None:
     assert documents[0].meta["title"] == "On Tea"
     assert documents[0].meta["author"] == "Ann"
     assert documents[0].meta["licence"] == "public-domain"
+
+
+def test_a_line_of_copyright_is_no_licence() -> None:
+    rights = re.sub(r"<dc:rights>.*?</dc:rights>", "<dc:rights>Copyright © 2010 Ann</dc:rights>", PACKAGE)
+    documents, _ = extract_bytes("books3", "a.epub", book(OEBPS__a_dot_opf=rights))
+    assert documents[0].meta["licence"] == "unknown"
+    assert documents[0].meta["rights"] == "Copyright © 2010 Ann"
 
 
 def test_what_is_no_text_of_the_book_is_left_out() -> None:

@@ -206,3 +206,13 @@ def test_bodies_that_are_not_in_chunks_though_the_server_said_so() -> None:
     documents, refusals = extract_bytes("pile-cc", "a.warc", b"".join(record(body, http=said) for body in bodies))
     assert [document.text for document in documents] == [PROSE.strip()] * 4
     assert refusals == []
+
+
+@pytest.mark.parametrize("kind", ["warcinfo", "metadata", "resource", "request"])
+@pytest.mark.parametrize("slug", ["pile-cc", "openwebtext2"])
+def test_records_that_are_not_pages_are_no_documents(slug: str, kind: str) -> None:
+    log = record(PROSE.encode(), kind=kind, media="text/plain")
+    page = record(PAGE.encode(), kind="resource", media="text/html; charset=utf-8")
+    documents, refusals = extract_bytes(slug, "a.warc", log + page)
+    assert [document.text for document in documents] == [PROSE.strip()]
+    assert [refusal.reason for refusal in refusals] == (["not a page"] if kind == "resource" else [])

@@ -43,6 +43,21 @@ def test_title_and_abstract_come_first_and_meta_holds_the_ids() -> None:
     assert "Nobody" not in documents[0].text
 
 
+@pytest.mark.parametrize(
+    ("permissions", "licence"),
+    [
+        ("<copyright-statement>© 2008 Smith et al</copyright-statement>", "unknown"),
+        ("<license><license-p>© 2008 Smith et al. All rights reserved.</license-p></license>", "unknown"),
+        ("<copyright-statement>This is under CC BY 4.0, © 2008</copyright-statement>", "CC-BY-4.0"),
+        ("<license><license-p>Free to read for a year.</license-p></license>", "Free to read for a year."),
+    ],
+)
+def test_a_line_of_copyright_is_no_licence(permissions: str, licence: str) -> None:
+    front = f"<front><article-meta><permissions>{permissions}</permissions></article-meta></front>"
+    documents, _ = extract_bytes("pubmed-central", "a.nxml", article("<p>Body.</p>", front=front))
+    assert documents[0].meta["licence"] == licence
+
+
 def test_sections_become_headings_by_their_depth() -> None:
     body = "<sec><title>One</title><p>a</p><sec><label>1.1</label><title>Two</title><p>b</p></sec></sec>"
     assert text_of(body) == "## One\n\na\n\n### 1.1 Two\n\nb"

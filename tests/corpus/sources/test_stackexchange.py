@@ -147,3 +147,14 @@ def test_tags_of_old_and_new_dumps_and_the_site_in_the_name_of_the_file() -> Non
         )
         assert documents[0].meta["tags"] == ["python", "c++"]
         assert documents[0].meta["site"] == "math.stackexchange.com"
+
+
+@pytest.mark.parametrize(
+    ("folder", "host"),
+    [("data.old", None), ("french.meta", None), ("french.stackexchange.com", "french.stackexchange.com")],
+)
+def test_an_address_is_made_of_the_name_of_a_site_only(folder: str, host: str | None, tmp_path: Path) -> None:
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "Posts.xml").write_bytes(VALID)
+    documents, _ = extract_paths("stackexchange", tmp_path / folder)
+    assert documents[0].meta.get("url") == (f"https://{host}/q/{documents[0].meta['question_id']}" if host else None)

@@ -189,3 +189,24 @@ def test_transcripts_without_a_tree_read_as_with_one(said: str) -> None:
         assert plain_transcript(plain) is None
         return
     assert read_captions(plain) == expected
+
+
+def test_an_id_of_a_video_is_not_made_of_the_name_of_a_folder(tmp_path: Path) -> None:
+    content = "1\n00:00:01,000 --> 00:00:02,000\nA line.\n"
+    wanted = {
+        "mathematics/english.srt": None,
+        "binary-counting-machines/english.srt": None,
+        "talk-YtkIWDE36qU/english.srt": None,
+        "Talk [YtkIWDE36qU]/english.srt": "YtkIWDE36qU",
+        "talk-YtkIWDE36qU.en.srt": "YtkIWDE36qU",
+        "YtkIWDE36qU.en.srt": "YtkIWDE36qU",
+        "mathematics.en.srt": None,
+        "Mathematics.en.srt": None,
+    }
+    for number, (name, video) in enumerate(wanted.items()):
+        path = tmp_path / str(number) / name
+        path.parent.mkdir(parents=True)
+        path.write_text(content)
+        documents, _ = extract_paths("youtubesubtitles", tmp_path / str(number))
+        assert documents[0].meta.get("video_id") == video, name
+        assert ("url" in documents[0].meta) == (video is not None)

@@ -143,3 +143,13 @@ def test_samples_leave_no_markup() -> None:
     assert {refusal.reason for refusal in refusals} <= {"not an article", "redirect", "no text", "disambiguation page"}
     clean = [d for d in documents if not any(mark in d.text for mark in ("[[", "{{", "'''", "<ref", "{|"))]
     assert len(clean) >= len(documents) - 1  # one sample has lost its line breaks and with them its tables
+
+
+def test_the_parts_of_a_dump_are_found_in_a_folder(tmp_path: Path) -> None:
+    name = "enwiki-20240101-pages-articles1.xml-p1p41242"
+    (tmp_path / f"{name}.bz2").write_bytes(multistream())
+    (tmp_path / "enwiki-20240101-pages-articles-multistream-index1.txt-p1p41242.bz2").write_bytes(b"x")
+    documents, refusals = extract_paths("wikipedia-en", tmp_path)
+    assert documents
+    assert {item.meta["origin"].partition("#")[0] for item in documents} == {f"{tmp_path.name}/{name}.bz2"}
+    assert not [refusal for refusal in refusals if "index" in refusal.origin]

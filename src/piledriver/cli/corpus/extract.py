@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Extract, and print how many documents were accepted, rejected and skipped."""
-    from piledriver.corpus.extraction import extract
+    from piledriver.corpus.extraction import describe_skipped, extract
     from piledriver.corpus.sources import resolve
 
     slug = resolve(args.source).slug
@@ -35,10 +35,12 @@ def run(args: argparse.Namespace) -> None:
         print(json.dumps(asdict(summary), indent=2, ensure_ascii=False))
         return
     print(f"{summary.documents} documents, {summary.text_bytes} bytes of text -> {summary.out}")
-    found = (("licences", summary.licences), ("rejected", summary.refused), ("skipped", summary.passed_over))
-    for title, counts in found:
+    for title, counts in (("licences", summary.licences), ("rejected", summary.refused)):
         if counts:
             print(f"{title}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+    if summary.passed_over:
+        print(f"skipped by name: {describe_skipped(summary.passed_over, summary.skipped_files)}")
+        print("  a skipped file may hold data of this source: give it by its path to read it")
 
 
 def _check_apart(out: str, rejects: str | None, paths: list[str]) -> None:

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from lxml import etree
 
+from piledriver.corpus.document import RejectedError
 from piledriver.corpus.formats.html.convert import fragment_to_text, remove_element, remove_unseen
 from piledriver.corpus.formats.html.fast.convert import scan_to_text
 from piledriver.corpus.formats.html.page import decode_page
@@ -24,6 +25,7 @@ from piledriver.corpus.formats.xml.parse import XmlError, parse_xml, strip_names
 from piledriver.corpus.raw.limits import LimitError
 from piledriver.corpus.text.creative_commons import licence_id
 from piledriver.corpus.text.data_table import word_set
+from piledriver.corpus.text.normalise import NotTextError
 
 MAX_MEMBER_BYTES = 1 << 25
 MAX_BOOK_BYTES = 1 << 27
@@ -45,12 +47,8 @@ _NO_TEXT = word_set("toc landmarks page-list loi lot colophon imprint copyright-
 _CHAPTER_KINDS = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml", "text/x-oeb1-document")
 
 
-class EpubError(ValueError):
-    """An EPUB that cannot be read. `reason` is a short stable phrase, the message holds the detail."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
+class EpubError(RejectedError):
+    """An EPUB that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -70,17 +68,17 @@ def read_epub(content: bytes, *, compiled: bool = False) -> Book:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             return _read_book(_Members(archive, content), compiled)
     except (zipfile.BadZipFile, NotImplementedError) as error:
-        raise EpubError("damaged epub", str(error)) from error
+        raise EpubError(str(error), "damaged epub") from error
     except XmlError as error:
-        raise EpubError("invalid xml", str(error)) from error
+        raise EpubError(str(error), "invalid xml") from error
 
 
 def _read_book(members: _Members, compiled: bool) -> Book:
     if members.find(_ENCRYPTION) and _is_encrypted(members.read(_ENCRYPTION)):
-        raise EpubError("encrypted", "digital rights management")
+        raise EpubError("digital rights management", "encrypted")
     package_path = _package_path(members)
     if package_path is None:
-        raise EpubError("no package", "no .opf file")
+        raise EpubError("no .opf file", "no package")
     package = parse_xml(with_character_entities(members.read(package_path)))
     paths = [path for path in _spine(package, package_path)[:MAX_CHAPTERS] if members.find(path)]
     return Book([chapter_text(members.read(path), compiled=compiled) for path in paths], _meta(package))
@@ -177,7 +175,10 @@ def chapter_text(content: bytes, *, compiled: bool = False) -> str:
     try:
         root = parse_xml(_DOCTYPE.sub(b"", _XMLNS.sub(b"", with_character_entities(content))))
     except (XmlError, ValueError):
-        return fragment_to_text(decode_page(content))
+        try:
+            return fragment_to_text(decode_page(content))
+        except NotTextError:
+            return ""
     strip_namespaces(root)
     for element in root.xpath("//*[@*[local-name()='type']]"):
         kinds = (element.get(_EPUB_TYPE) or "").split()
@@ -226,5 +227,7 @@ def _meta(package: Any) -> dict[str, Any]:
     if "subject" in found:
         meta["subjects"] = found["subject"][:50]
     if "rights" in found:
-        meta["licence"] = licence_id(found["rights"][0]) or found["rights"][0]
+        # Most rights are a line of copyright, which is no licence.
+        meta["rights"] = found["rights"][0]
+        meta["licence"] = licence_id(found["rights"][0]) or "unknown"
     return meta

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from typing import BinaryIO
 
-from piledriver.corpus.document import Refusal
+from piledriver.corpus.document import Refusal, RejectedError
 
-# Text compresses 3 to 20 times, rarely 100; a stream that expands more than this is meant to fill a disk or memory.
-MAX_EXPANSION = 2_000
+# Text compresses 3 to 20 times, rarely 100; a larger ratio, or terabytes, are meant to fill a disk or memory.
+# No ratio is checked below the grace, so that a small file of repeated lines is read.
+MAX_EXPANSION = 500
 EXPANSION_GRACE_BYTES = 1 << 27
+MAX_STREAM_BYTES = 1 << 42
 
 
-class LimitError(ValueError):
-    """More bytes than a limit allows; `reason` is the reason of the refusal."""
+class LimitError(RejectedError):
+    """More bytes than a limit allows."""
 
     reason = "too large"
 
@@ -29,7 +31,7 @@ class CompressionBombError(LimitError):
 
 def is_bomb(length: int, packed: int) -> bool:
     """Return whether `packed` bytes that expand to `length` are more than text can."""
-    return length > max(EXPANSION_GRACE_BYTES, MAX_EXPANSION * packed)
+    return length > min(max(EXPANSION_GRACE_BYTES, MAX_EXPANSION * packed), MAX_STREAM_BYTES)
 
 
 def read_at_most(file: BinaryIO, limit_bytes: int) -> bytes:
@@ -51,7 +53,7 @@ def read_all(file: BinaryIO, limit_bytes: int, advice: str = "") -> bytes:
 
 def reason_of(error: BaseException, otherwise: str = "damaged data") -> str:
     """Return the refusal reason for a read error."""
-    if isinstance(error, LimitError):
+    if isinstance(error, RejectedError):
         return error.reason
     forbidden = isinstance(error, PermissionError) or isinstance(error.__cause__, PermissionError)
     return "no permission to read" if forbidden else otherwise
@@ -59,5 +61,5 @@ def reason_of(error: BaseException, otherwise: str = "damaged data") -> str:
 
 def damage_refusal(origin: str, error: BaseException, otherwise: str = "damaged data") -> Refusal:
     """Return the refusal of a file that cannot be read, or not to its end."""
-    detail = str(error) if isinstance(error, LimitError) else f"{type(error).__name__}: {error}"
+    detail = str(error) if isinstance(error, RejectedError) else f"{type(error).__name__}: {error}"
     return Refusal(reason_of(error, otherwise), origin, detail[:500])

@@ -171,6 +171,8 @@ def _archive(file: BinaryIO, kind: str, origin: str, wants: Wants, depth: int) -
                     yield Refusal("archives nested too deeply", member.origin, f"more than {MAX_DEPTH} levels")
                 else:
                     yield from _archive(member.raw, inner, member.origin, wants, depth + 1)
+        if not seen:
+            yield Refusal("empty archive", origin)
     except DAMAGE as error:
         yield damage_refusal(origin, error, "damaged archive")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import posixpath
 import re
 import tarfile
 import zlib
@@ -18,7 +19,7 @@ from piledriver.corpus.raw.limits import damage_refusal, read_all
 from piledriver.corpus.raw.partial_reads import DAMAGE
 from piledriver.corpus.raw.streams import RawStream, archive_kind
 from piledriver.corpus.sources.base import Found, Piece, Source, one_piece, stop_at_damage
-from piledriver.corpus.text.normalise import decode_text
+from piledriver.corpus.text.normalise import NotTextError, decode_text, is_binary
 
 MAX_TEXT_BYTES = 1 << 26
 MAX_FILES = 5_000
@@ -52,7 +53,8 @@ def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
             yield from stop_at_damage(stream.origin, one_piece(stream, as_stored=True))
             continue
         home = own
-        name = stream.origin if home == "." else stream.origin[len(home) + 1 :]
+        # Members may be named `./paper.tex`; files refer to each other without the `./`.
+        name = posixpath.normpath(stream.origin if home == "." else stream.origin[len(home) + 1 :])
         if stream.path is not None:
             group.append((name, stream.path))
             continue
@@ -76,7 +78,12 @@ def _home(origin: str) -> str:
 def _documents(piece: Piece) -> Iterator[Found]:
     """Yield the paper of a submission; of a folder of TeX files, each paper in it."""
     if piece.extra is not None:
-        files = {name: _text(_content(where)) for name, where in piece.extra}
+        files: dict[str, str] = {}
+        for name, where in piece.extra:
+            try:
+                files[name] = _text(_content(where))
+            except NotTextError as error:
+                yield Refusal(error.reason, f"{piece.origin} {name}")
         mains = main_files(files)
         if not mains:
             yield Refusal("no tex", piece.origin)
@@ -130,8 +137,8 @@ def _files(piece: Piece) -> dict[str, str] | Refusal:
                     continue
                 member = archive.extractfile(entry)
                 raw = member.read() if member is not None else b""
-                if _not_tex(raw[:1024], "") is None and b"\x00" not in raw[:4096]:
-                    files[os.path.normpath(entry.name)] = _text(raw)
+                if _not_tex(raw[:1024], "") is None and not is_binary(raw):
+                    files[posixpath.normpath(entry.name)] = _text(raw)
                     left -= len(raw)
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
         if not files:

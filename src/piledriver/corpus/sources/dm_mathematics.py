@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.raw.lines import bounded_lines
+from piledriver.corpus.raw.partial_reads import peek_head
 from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, group_by_size, one_piece, per_file
-from piledriver.corpus.text.normalise import decode_text
+from piledriver.corpus.text.normalise import NotTextError, is_binary
 
 DOCUMENT_CHARACTERS = 8192
 LICENCE = "Apache-2.0"
@@ -34,12 +35,15 @@ def _pairs(piece: Piece) -> Iterator[tuple[str, str] | Refusal]:
     """Yield (question, answer) of a file. Skip blank lines, which an old version of the generator inserted."""
     question: str | None = None
     number = 0
-    with piece.open() as opened:
+    head, opened = peek_head(piece.open(), 8192)
+    if is_binary(head):
+        raise NotTextError("binary content")
+    with opened:
         for line in bounded_lines(opened, piece.origin, 1 << 20):
             if isinstance(line, Refusal):
                 yield line
                 continue
-            text = decode_text(line).strip("\r\n")
+            text = line.decode("utf-8", "replace").strip("\r\n")
             if not text.strip():
                 continue
             if question is None:

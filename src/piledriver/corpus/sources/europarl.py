@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from piledriver.corpus.document import Document, Refusal
+from piledriver.corpus.raw.streams import bare_name
 from piledriver.corpus.sources.base import Found, Piece, Source, one_piece, per_file
 from piledriver.corpus.text.language import language_of
 from piledriver.corpus.text.normalise import decode_text
@@ -22,7 +23,7 @@ _LANGUAGE = re.compile(r"(?:^|[/!])([a-z]{2})/[^/]+$")
 
 def _wants(name: str) -> bool:
     """Return whether it is `ep-00-01-17.txt` or a part of it; the tools in the same archive are not data."""
-    return _FILE.fullmatch(name.removesuffix(".gz")) is not None
+    return _FILE.fullmatch(bare_name(name)) is not None
 
 
 def _documents(piece: Piece) -> Iterator[Found]:

@@ -87,6 +87,9 @@ def _rows(stream: RawStream) -> Iterator[dict[str, str] | Refusal]:
     previous = csv.field_size_limit(_MAX_FIELD_BYTES)
     try:
         rows = csv.DictReader(text, escapechar="\\" if escaped else None, doublequote=not escaped)
+        if not set(_FIELDS).intersection(rows.fieldnames or ()):
+            yield Refusal("no opinion columns", stream.origin, ", ".join(rows.fieldnames or ())[:200])
+            return
         while True:
             try:
                 row = next(rows, None)

@@ -13,7 +13,7 @@ import msgspec
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, group_by_size, stop_at_damage
-from piledriver.corpus.text.normalise import decode_text
+from piledriver.corpus.text.normalise import NotTextError, decode_text
 
 BATCH_BYTES = 1 << 21
 MAX_LINE_BYTES = 1 << 22
@@ -105,6 +105,8 @@ def _records(stream: RawStream) -> Iterator[Record | Refusal]:
             try:
                 row = next(rows)
             except StopIteration:
+                if columns is None:
+                    yield Refusal("no abstract column", stream.origin, "the table is empty")
                 return
             except csv.Error as error:
                 yield Refusal("invalid csv", f"{stream.origin}#line {rows.line_num}", str(error))
@@ -121,7 +123,11 @@ def _records(stream: RawStream) -> Iterator[Record | Refusal]:
                 yield Refusal("invalid csv", f"{stream.origin}#line {rows.line_num}", f"{len(row)} fields")
                 continue
             number, text = row[columns[0]].strip(), row[columns[1]]
-            yield number, _mended(text), f"{stream.origin}#{number or f'line {rows.line_num}'}"
+            origin = f"{stream.origin}#{number or f'line {rows.line_num}'}"
+            try:
+                yield number, _decoded(text), origin
+            except NotTextError as error:
+                yield Refusal(error.reason, origin)
 
 
 def _lines(file: BinaryIO) -> Iterator[str]:
@@ -133,7 +139,7 @@ def _lines(file: BinaryIO) -> Iterator[str]:
         yield line.decode("utf-8", "surrogateescape").replace("\x00", "")
 
 
-def _mended(text: str) -> str:
+def _decoded(text: str) -> str:
     # Files of the years before 2008 are in Windows-1252, some records in both encodings.
     try:
         text.encode("utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.formats.pdf.lines import UnreadablePdfError, metadata
+from piledriver.corpus.formats.pdf.lines import metadata
 from piledriver.corpus.formats.pdf.text import pdf_to_text
 from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_piece, per_file
 
@@ -13,11 +13,7 @@ from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_
 def _documents(piece: Piece) -> Iterator[Found]:
     """Yield the text layer of the file."""
     content = piece.read()
-    try:
-        text = pdf_to_text(content)
-    except UnreadablePdfError as error:
-        yield Refusal(error.reason, piece.origin, str(error))
-        return
+    text = pdf_to_text(content)
     if not text.strip():
         yield Refusal("no text layer", piece.origin, "pages are images: run OCR first")
         return

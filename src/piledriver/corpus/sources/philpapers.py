@@ -12,7 +12,6 @@ from typing import Any
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.html.convert import fragment_to_text
 from piledriver.corpus.formats.jats.inline import flat
-from piledriver.corpus.formats.pdf.lines import UnreadablePdfError
 from piledriver.corpus.formats.pdf.pile_filter import filtered
 from piledriver.corpus.formats.pdf.text import pdf_to_text
 from piledriver.corpus.formats.xml.entities import with_character_entities
@@ -126,10 +125,7 @@ def _without_records(content: bytes, origin: str) -> Iterator[Found]:
 
 
 def _paper(piece: Piece) -> Found:
-    try:
-        text = filtered(pdf_to_text(piece.read()))
-    except UnreadablePdfError as error:
-        return Refusal(error.reason, piece.origin, str(error))
+    text = filtered(pdf_to_text(piece.read()))
     if len(text) < MIN_CHARACTERS:
         return Refusal("shorter than 1000 characters", piece.origin, f"{len(text)}")
     meta: dict[str, Any] = {}

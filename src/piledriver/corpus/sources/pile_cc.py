@@ -15,6 +15,7 @@ from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, one_
 from piledriver.corpus.sources.shared.line_pieces import line_pieces, piece_lines
 from piledriver.corpus.sources.shared.warc import WebPage, archive_pieces, is_web_archive, pages_of
 from piledriver.corpus.text.language import language_of
+from piledriver.corpus.text.normalise import NotTextError
 
 _is_json_lines = ends_with(".jsonl", ".json", ".ndjson")
 _is_html = ends_with(".html", ".htm", ".xhtml")
@@ -53,11 +54,16 @@ def _from_page(page: WebPage, extractor: Extractor) -> Found:
     meta: dict[str, Any] = {"origin": page.origin, "url": page.url, "date": page.date or None}
     if page.truncated:
         meta["truncated"] = True
-    if page.kind == "text/plain":
-        return _in_english(decode_page(page.content, page.charset), meta)
-    if page.kind not in _HTML_KINDS and not (not page.kind and page.content[:300].lstrip()[:1] == b"<"):
+    if page.kind not in ("text/plain", *_HTML_KINDS) and not (
+        not page.kind and page.content[:300].lstrip()[:1] == b"<"
+    ):
         return Refusal("not html", page.origin, page.kind[:80])
-    return _from_html(page.content, page.charset, meta, extractor)
+    try:
+        if page.kind == "text/plain":
+            return _in_english(decode_page(page.content, page.charset), meta)
+        return _from_html(page.content, page.charset, meta, extractor)
+    except NotTextError as error:
+        return Refusal(error.reason, page.origin, str(error))
 
 
 def _from_html(content: bytes, charset: str | None, meta: dict[str, Any], extractor: Extractor) -> Found:

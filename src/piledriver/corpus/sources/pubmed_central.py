@@ -16,6 +16,7 @@ from piledriver.corpus.text.creative_commons import licence_id
 
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 _ID_NAMES = {"pmc": "pmcid", "pmcid": "pmcid", "pmid": "pmid", "doi": "doi"}
+_COPYRIGHT = re.compile(r"\W*(?:©|\(c\)|copyright\b)", re.IGNORECASE)
 
 
 def _documents(piece: Piece) -> Iterator[Found]:
@@ -67,6 +68,7 @@ def _meta(article: Any) -> dict[str, Any]:
     keywords = [flat(word) for word in front.iterfind("kwd-group/kwd")]
     meta["keywords"] = keywords or None
     meta["licence"] = _licence(front)
+    meta["copyright"] = next(map(flat, front.iterfind("permissions/copyright-statement")), None)
     return {name: value for name, value in meta.items() if value}
 
 
@@ -81,7 +83,10 @@ def _date(front: Any) -> str | None:
 
 
 def _licence(front: Any) -> str | None:
-    """Return the licence by the URL of its element, by URLs and words in it, else by its text or the copyright line."""
+    """Return the licence that the licence element names by URL or in words, else its text; `None` without one.
+
+    A line of copyright is no licence, unless it names one: the licence is then "unknown".
+    """
     statements: list[str] = []
     for licence in front.iterfind("permissions/license"):
         statements += [value for name, value in licence.attrib.items() if name.endswith("href")]
@@ -94,7 +99,8 @@ def _licence(front: Any) -> str | None:
     for statement in [*statements, *plain]:
         if found := licence_id(statement):
             return found
-    return next((re.sub(r"\s+", " ", text)[:300] for text in [*statements, *plain] if text), None)
+    named = [text[:300] for text in statements if text and not _COPYRIGHT.match(text)]
+    return named[0] if named else "unknown" if statements or plain else None
 
 
 SOURCE = Source(

@@ -15,6 +15,7 @@ from piledriver.corpus.raw.limits import damage_refusal, read_all
 from piledriver.corpus.raw.partial_reads import DAMAGE, peek_head
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import Found, Piece, Source, ends_with
+from piledriver.corpus.text.normalise import NotTextError, is_binary
 
 MAX_DAY_BYTES = 1 << 26
 # Days of one week are joined if no more than this lies between them in the input.
@@ -54,6 +55,8 @@ def _pieces(streams: Iterator[RawStream]) -> Iterator[Piece | Refusal]:
         content = None
         try:
             head, opened = peek_head(stream.file, 1 << 16)
+            if is_binary(head):
+                raise NotTextError("binary content")
             if stream.path is None:
                 content = read_all(opened, MAX_DAY_BYTES)
         except DAMAGE as error:

@@ -44,6 +44,8 @@ _DISAMBIGUATION = re.compile(
 )
 
 _named_like_a_page = ends_with(".xml", ".wikitext", ".mediawiki", ".wiki", ".txt")
+# Large dumps come in parts: enwiki-20240101-pages-articles1.xml-p1p41242.bz2.
+_PART = re.compile(r"\.xml-p\d+p\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +61,8 @@ class _Part:
 def _wants(name: str) -> bool:
     """Return whether it is a dump or a page; the index, titles and checksums published beside a dump are not."""
     lowered = name.lower()
-    return _named_like_a_page(name) and not any(
-        word in lowered for word in ("-index", "sums.txt", "-abstract", "all-titles")
-    )
+    beside = any(word in lowered for word in ("-index", "sums.txt", "-abstract", "all-titles"))
+    return not beside and (_named_like_a_page(name) or _PART.search(lowered) is not None)
 
 
 def _split(stream: RawStream) -> Iterator[Piece | Refusal]:

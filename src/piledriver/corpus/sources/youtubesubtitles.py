@@ -93,7 +93,8 @@ def _documents(piece: Piece) -> Iterator[Found]:
         return
     meta: dict[str, Any] = {"origin": piece.origin, "languages": languages, "generated": generated}
     meta |= {key: value for key, value in told.items() if value}
-    if (number := told.get("video_id") or video_id(video)) is not None:
+    of_file = not files[0][0].replace("!", "/").startswith(f"{video}/")
+    if (number := told.get("video_id") or video_id(video, of_file=of_file)) is not None:
         meta["video_id"] = number
         meta["url"] = f"https://www.youtube.com/watch?v={number}"
     yield Document(_merged(tracks, video), meta=meta)

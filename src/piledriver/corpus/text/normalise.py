@@ -5,6 +5,15 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from piledriver.corpus.document import RejectedError
+
+_BINARY_HEAD_BYTES = 8192
+_BINARY_BYTES = bytes((*range(7), *range(0x0E, 0x1B), *range(0x1C, 0x20), 0x7F))
+_SIGNATURES = (
+    *(b"%PDF-", b"PK\x03\x04", b"\x1f\x8b", b"\xfd7zXZ", b"7z\xbc\xaf", b"Rar!\x1a", b"\x28\xb5\x2f\xfd", b"BZh91AY"),
+    *(b"\x89PNG", b"GIF8", b"\xff\xd8\xff", b"OggS", b"ID3\x03", b"ID3\x04", b"\x7fELF", b"\xd0\xcf\x11\xe0"),
+)
+
 # Characters that no text needs: C0 controls but tab and newline, soft hyphen, byte order mark, non-characters. The C1
 # controls are separate, because mojibake consists of them until it is repaired.
 _CONTROLS = re.compile("[\x00-\x08\x0e-\x1f\x7f\xad\ufeff\ufffe\uffff]")
@@ -31,20 +40,40 @@ _NOT_WESTERN = re.compile("[a-z][¡-§©¬®-´¶¸¹»-¿×÷][a-z]|[\xc0-\xff]
 _MOJIBAKE_HINT = re.compile("[\xc2-\xf4][\x80-\xbf\u0152-\u0192\u02c6\u02dc\u2013-\u203a\u20ac\u2122]")
 
 
+class NotTextError(RejectedError):
+    """Binary content where text is expected."""
+
+    reason = "not text"
+
+
+def is_binary(content: bytes) -> bool:
+    """Return whether bytes are not text in UTF-8 or a one-byte encoding, by their first bytes.
+
+    Binary formats are recognised by their signature, other data by NUL bytes and many control characters. Any byte
+    string can be decoded in a one-byte encoding, so this test precedes every guess of one.
+
+    >>> is_binary(b"%PDF-1.4 ..."), is_binary(b"a\\x00b"), is_binary(b"na\\xefve\\r\\n\\tcaf\\xe9")
+    (True, True, False)
+    """
+    head = content[:_BINARY_HEAD_BYTES]
+    controls = len(head) - len(head.translate(None, _BINARY_BYTES))
+    return head.startswith(_SIGNATURES) or b"\x00" in head or controls * 20 > len(head)
+
+
 def decode_text(content: bytes, declared: str | None = None) -> str:
     """Decode by byte order mark, UTF-8, the declared encoding, a detector, and Windows-1252 as the last resort.
+
+    Raise `NotTextError` where the content is binary.
 
     >>> decode_text("naïve".encode("latin-1"))
     'naïve'
     """
-    for mark, name in (
-        (b"\xef\xbb\xbf", "utf-8"),
-        (b"\xff\xfe\x00\x00", "utf-32"),
-        (b"\xff\xfe", "utf-16"),
-        (b"\xfe\xff", "utf-16"),
-    ):
-        if content.startswith(mark):
-            return content.decode(name, "replace").removeprefix("\ufeff")
+    if name := _wide_encoding(content):
+        return content.decode(name, "replace").removeprefix("\ufeff")
+    if is_binary(content):
+        raise NotTextError("binary content")
+    if content.startswith(b"\xef\xbb\xbf"):
+        return content[3:].decode("utf-8", "replace")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:
@@ -60,6 +89,20 @@ def decode_text(content: bytes, declared: str | None = None) -> str:
         except (UnicodeDecodeError, LookupError):
             continue
     return content.decode("cp1252", "replace")
+
+
+def _wide_encoding(content: bytes) -> str | None:
+    """Return UTF-16 or UTF-32 by the byte order mark, or UTF-16 by the NUL in every second byte of Latin text."""
+    if content.startswith((b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff")):
+        return "utf-32"
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16"
+    head = content[:_BINARY_HEAD_BYTES]
+    for name, first in (("utf-16-le", 1), ("utf-16-be", 0)):
+        zeros, others = head[first::2].count(0), head[1 - first :: 2].count(0)
+        if zeros * 10 > 4 * len(head) and not others:
+            return name
+    return None
 
 
 def _detected(content: bytes) -> str | None:

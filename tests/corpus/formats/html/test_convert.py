@@ -170,3 +170,32 @@ def test_linked_titles_of_entries_are_kept_and_lists_of_links_are_not() -> None:
     assert text.count(title) == 4
     assert "arXiv" not in text
     assert "you may like" not in text
+
+
+def wiki_page(content: str) -> str:
+    """A page of MediaWiki with its menus, languages and footer."""
+    menu = "".join(f'<li class="mw-list-item"><a href="x">Menu {number}</a></li>' for number in range(40))
+    boxes = f'<div role="navigation" class="navbox"><ul>{menu}</ul></div><div class="printfooter">Retrieved</div>'
+    footer = "<li>Text is available under a licence; additional terms may apply. By using this site, you agree.</li>"
+    return (
+        f'<body><header><nav><ul>{menu}</ul></nav></header><div id="p-lang-btn" class="vector-dropdown"><ul>{menu}</ul>'
+        f'</div><main id="content"><h1>T</h1><div id="mw-content-text"><div class="mw-parser-output">'
+        f'<div class="hatnote">Main article: <a href="x">Other</a></div>{content}{boxes}</div></div>'
+        f'<div class="catlinks"><a href="x">Categories</a></div></main><footer><ul>{footer}</ul></footer></body>'
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "wanted"),
+    [
+        ("<p>T is a town, on a river, with a long history of trade.</p>" * 3, "T is a town"),
+        ("<p>T is a town.</p>", "T is a town."),
+        ("<ul>" + "".join(f'<li><a href="x">Entry {n}</a></li>' for n in range(30)) + "</ul>", "- Entry 0\n- Entry 1"),
+    ],
+    ids=["prose", "a short page", "a list of links"],
+)
+def test_a_page_of_mediawiki_keeps_its_content_and_no_navigation(content: str, wanted: str) -> None:
+    text = page_to_text(wiki_page(content))
+    assert text.startswith(wanted)
+    for word in ("Menu", "Main article", "Retrieved", "Categories", "additional terms"):
+        assert word not in text

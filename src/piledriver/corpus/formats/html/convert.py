@@ -41,6 +41,7 @@ _CLASSES = re.compile(rb"class\s{0,9}=\s{0,9}(\"[^\"]*|'[^']*|[^\s<>]*)")
 _styled = etree.XPath("//@style/..")
 _hidden = etree.XPath("//@hidden/.. | //@aria-hidden/..")
 _drawn = etree.XPath("//mjx-math")
+_mediawiki_content = etree.XPath("//*[@id='mw-content-text']")
 _CONTROL_BYTES = bytes((*range(9), 11, *range(14, 32)))
 
 
@@ -199,9 +200,12 @@ def page_to_text(html: str) -> str:
     if tree is None:
         return ""
     body = tree.find("body")
-    if body is None:
-        body = tree
-    content, unwanted = main_content(body)
+    # MediaWiki marks its content, also of pages without prose, where the footer would have the best sum.
+    marked = _mediawiki_content(tree) if "mw-content-text" in html else []
+    if marked:
+        content, unwanted = main_content(marked[0], is_content=True)
+    else:
+        content, unwanted = main_content(tree if body is None else body)
     for element in unwanted:
         remove_element(element)
     # A page without prose (a list, a form, a picture) has no content to select: return all of its text.

@@ -37,7 +37,7 @@ _ROLES = word_set(
     "navigation banner complementary contentinfo menu menubar dialog alertdialog search toolbar tablist alert"
 )
 _BOILERPLATE = re.compile(
-    r"(?:^|[\s_-])(?:ad|ads|adv|advert\w*|adsense|banner|bread-?crumbs?|byline-?social|cookies?|consent|dropdown|footer|footnav|foot|gdpr|global-?nav|hidden|legal|login|masthead|"
+    r"(?:^|[\s_-])(?:ad|ads|adv|advert\w*|adsense|banner|bread-?crumbs?|byline-?social|cookies?|consent|dropdown|footer|footnav|foot|gdpr|global-?nav|hatnote|hidden|legal|login|masthead|"
     r"menu|meta-?nav|modal|nav|navbar|navbox|navigation|newsletter|noprint|outbrain|overlay|pager|pagination|paywall|"
     r"popup|print-?only|promo\w*|recirc\w*|recommend\w*|related\w*|rss|share|sharing|sharedaddy|"
     r"shoutbox|side-?bar|sidebar\w*|signup|sign-?up|skip-?link|social\w*|sponsor\w*|subscri\w*|taboola\w*|tag-?list|"
@@ -59,8 +59,11 @@ _CONTENT = re.compile(
 )
 
 
-def main_content(body: Any) -> tuple[Any, list[Any]]:
-    """Return the element that holds the content, and the elements inside it that do not belong to it."""
+def main_content(body: Any, *, is_content: bool = False) -> tuple[Any, list[Any]]:
+    """Return the element that holds the content, and the elements inside it that do not belong to it.
+
+    `is_content` tells that `body` is the content; only the elements inside it are to be found.
+    """
     # Pages spend most of their time in this loop: it skips the inside of excluded elements, counts inline elements for
     # the block around them, and calls nothing for white space, which is most of the text nodes.
     # An element's place is twice the number of its block, and one more inside a link.
@@ -107,7 +110,13 @@ def main_content(body: Any) -> tuple[Any, list[Any]]:
             cards[index] = 1
     weights = [_weight(elements[i].tag, text[i], linked[i], stops[i]) if text[i] else 0.0 for i in range(count)]
     dropped = _dropped(parents, weights, suspect, cards)
+    if is_content:
+        return body, _outermost(elements, parents, dropped)
     return _best(elements, parents, text, linked, weights, dropped)
+
+
+def _outermost(elements: list[Any], parents: list[int], dropped: list[bool]) -> list[Any]:
+    return [elements[index] for index in range(1, len(elements)) if dropped[index] and not dropped[parents[index]]]
 
 
 def _dropped(parents: list[int], weights: list[float], suspect: list[float], cards: list[int]) -> list[bool]:
@@ -158,7 +167,8 @@ def _best(
         if total >= sums[best] and not dropped[index]:
             best = index
     if sums[best] <= 0:
-        return elements[0], []
+        # Without prose (a list, a form) everything is content, except what names and roles exclude.
+        return elements[0], _outermost(elements, parents, dropped)
     # A notice far from the text makes their common ancestor slightly better: take the tightest with nearly the sum.
     for index in range(best + 1, count):
         if not dropped[index] and sums[index] >= _NEARLY_ALL * sums[best] and parents[index] >= best:

@@ -20,7 +20,7 @@ from piledriver.corpus.formats.mail.transfer import (
     without_scrubbed,
     without_uuencoded,
 )
-from piledriver.corpus.text.normalise import decode_text
+from piledriver.corpus.text.normalise import NotTextError, decode_text
 
 MAX_DEPTH = 12
 MAX_PARTS = 2000
@@ -144,12 +144,19 @@ def _texts(message: MimePart) -> list[str]:
                 continue
             found.append(forwarded_heading(inside.headers))
             stack.append((inside, depth + 1, "text/plain"))
-        elif kind == "text/html":
-            content = transfer_decoded(part.content, part.headers.get("content-transfer-encoding", ""))
-            found.append(fragment_to_text(decode_text(content, parameters.get("charset"))).strip())
-        elif kind in ("text/plain", "text") or (kind.startswith("text/") and not depth):
-            found.append(_plain(part.content, parameters, part.headers))
+        elif kind == "text/html" or kind in ("text/plain", "text") or (kind.startswith("text/") and not depth):
+            try:
+                found.append((_html if kind == "text/html" else _plain)(part.content, parameters, part.headers))
+            except NotTextError:
+                # A file that is declared as text; of a message of one part it is the whole body.
+                if not depth:
+                    raise
     return found
+
+
+def _html(content: bytes, parameters: dict[str, str], headers: dict[str, str]) -> str:
+    content = transfer_decoded(content, headers.get("content-transfer-encoding", ""))
+    return fragment_to_text(decode_text(content, parameters.get("charset"))).strip()
 
 
 def _plain(content: bytes, parameters: dict[str, str], headers: dict[str, str]) -> str:
@@ -215,9 +222,9 @@ def _header_text(text: str) -> str:
 
     try:
         parts = decode_header(text)
+        return "".join(part if isinstance(part, str) else decode_text(part, charset) for part, charset in parts)
     except (HeaderParseError, ValueError):
         return text
-    return "".join(part if isinstance(part, str) else decode_text(part, charset) for part, charset in parts)
 
 
 def _unflowed(text: str, delete_space: bool) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from piledriver.core.errors import MissingDependencyError
+from piledriver.corpus.document import RejectedError
 
 MAX_PAGES = 10_000
 MAX_CHARACTERS = 50_000_000
@@ -37,13 +38,8 @@ class Line:
     hyphenated: bool = False
 
 
-class UnreadablePdfError(ValueError):
-    """A PDF that cannot be opened; `reason` tells damage from a missing password."""
-
-    @property
-    def reason(self) -> str:
-        """The reason of the refusal."""
-        return "encrypted pdf" if "assword" in str(self) else "damaged pdf"
+class UnreadablePdfError(RejectedError):
+    """A PDF that cannot be opened: damaged, or encrypted."""
 
 
 def pdf_pages(content: bytes) -> Iterator[tuple[list[Line], float]]:
@@ -52,7 +48,8 @@ def pdf_pages(content: bytes) -> Iterator[tuple[list[Line], float]]:
     try:
         document = pdfium.PdfDocument(content)
     except pdfium.PdfiumError as error:
-        raise UnreadablePdfError(str(error)) from error
+        reason = "encrypted pdf" if "assword" in str(error) else "damaged pdf"
+        raise UnreadablePdfError(str(error), reason) from error
     characters = 0
     try:
         for number in range(min(len(document), MAX_PAGES)):

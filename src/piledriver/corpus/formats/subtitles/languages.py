@@ -24,7 +24,11 @@ _BY_NAME |= {"bengali": "bn", "norwegian": "no", "hebrew": "he"}
 
 _SUFFIX = re.compile(r"\.(?:vtt|srt|sbv|ttml|xml|srv[123]|json3?|json)(?:\.gz)?$", re.IGNORECASE)
 _CODE_AT_END = re.compile(r"^(.+?)[._-]([a-z]{2,3}(?:-[A-Za-z0-9]{2,8}){0,2})$")
-_VIDEO = re.compile(r"\[([\w-]{11})\]|^([\w-]{11})$|-([\w-]{11})$")
+# YouTube's ids are 64 bits in base64: eleven characters, of which the last has sixteen values. yt-dlp writes them in
+# brackets, youtube-dl after a hyphen at the end of a file's name.
+_ID = r"[A-Za-z0-9_-]{10}[AEIMQUYcgkosw048]"
+_VIDEO = re.compile(rf"\[({_ID})\]")
+_VIDEO_AT_END = re.compile(rf"(?:^|-)({_ID})$")
 
 
 class CaptionFile(msgspec.Struct, frozen=True):
@@ -61,10 +65,22 @@ def describe(origin: str) -> CaptionFile:
     return CaptionFile(os.path.join(folder, stem), "", "")
 
 
-def video_id(video: str) -> str | None:
-    """Return YouTube's id of a video, eleven characters, where its name has one."""
-    found = _VIDEO.search(os.path.basename(video))
-    return next(group for group in found.groups() if group) if found else None
+def video_id(video: str, *, of_file: bool) -> str | None:
+    """Return YouTube's id of a video where its name has one: in brackets, or at the end of the name of a file.
+
+    >>> video_id("Moser [YtkIWDE36qU]", of_file=False), video_id("Moser-YtkIWDE36qU", of_file=True)
+    ('YtkIWDE36qU', 'YtkIWDE36qU')
+    >>> video_id("talks/mathematics", of_file=True), video_id("talks/my-YtkIWDE36qU", of_file=False)
+    (None, None)
+    """
+    name = os.path.basename(video)
+    if found := _VIDEO.search(name):
+        return found[1]
+    found = _VIDEO_AT_END.search(name) if of_file else None
+    letters = found[1].replace("-", "") if found else ""
+    # A word is no id.
+    is_word = letters.isalpha() and (letters.islower() or letters.istitle() or letters.isupper())
+    return found[1] if found and not is_word else None
 
 
 def _code_of(name: str) -> str | None:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from piledriver.corpus.document import Document, Refusal
-from piledriver.corpus.formats.epub import EpubError, read_epub
+from piledriver.corpus.formats.epub import read_epub
 from piledriver.corpus.formats.gutenberg import without_boilerplate
 from piledriver.corpus.formats.html.fast.convert import compile_scanner
 from piledriver.corpus.sources.base import Documents, Found, Piece, Source, ends_with, one_piece, per_file
@@ -35,11 +35,7 @@ def book_source(*, before: str = "", after: str = "", **card: Any) -> Source:
 
 def _documents(piece: Piece, *, compiled: bool = False) -> Iterator[Found]:
     """Yield the book of an EPUB file as one document, or the refusal."""
-    try:
-        book = read_epub(piece.read(), compiled=compiled)
-    except EpubError as error:
-        yield Refusal(error.reason, piece.origin, str(error))
-        return
+    book = read_epub(piece.read(), compiled=compiled)
     text = without_boilerplate("\n\n".join(chapter for chapter in book.chapters if chapter.strip()))
     if text.strip():
         yield Document(text, meta={"origin": piece.origin, **book.meta})

@@ -15,6 +15,7 @@ from piledriver.corpus.raw.lines import bounded_lines
 from piledriver.corpus.raw.partial_reads import DAMAGE, peek_head
 from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import Found, Piece, ends_with, group_by_size, stop_at_damage
+from piledriver.corpus.text.normalise import NotTextError
 
 BATCH_MESSAGES = 200
 BATCH_BYTES = 1 << 20
@@ -162,7 +163,10 @@ def read_message(raw: bytes, origin: str) -> Found:
         return Refusal("not a message", origin, str(error))
     if part.headers.get("subject", "").upper().endswith("FOLDER INTERNAL DATA"):
         return Refusal("folder data", origin, "a record that mail programs keep in their mbox files")
-    text = body_text(part)
+    try:
+        text = body_text(part)
+    except NotTextError as error:
+        return Refusal(error.reason, origin, str(error))
     if not text.strip():
         return Refusal("no text in the body", origin)
     meta: dict[str, Any] = {"origin": origin, **meta_of(part.headers)}

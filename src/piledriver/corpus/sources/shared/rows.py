@@ -8,7 +8,7 @@ from typing import Any
 
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.sources.base import Found
-from piledriver.corpus.text.normalise import decode_text
+from piledriver.corpus.text.normalise import NotTextError, decode_text
 
 TEXT_FIELDS = ("text", "content", "raw_content", "body", "document", "article", "maintext", "plain_text", "message")
 _META_FIELDS = ("meta", "metadata")
@@ -31,7 +31,10 @@ def record_document(record: Any, origin: str) -> Found:
     text = record[field]
     if isinstance(text, bytes):
         # Some programs write text to Parquet columns of bytes.
-        text = decode_text(text)
+        try:
+            text = decode_text(text)
+        except NotTextError as error:
+            return Refusal(error.reason, origin, field)
     if isinstance(text, list):
         # lm_dataformat writes lists of paragraphs.
         if not all(isinstance(paragraph, str) for paragraph in text):

@@ -107,7 +107,7 @@ def _pages_in_part(piece: Piece) -> Iterator[WebPage | Refusal]:
         raw = piece.open_raw()
         # Also a single gzip stream, because fastwarc loses everything before a damaged byte; it decompresses archives
         # that are compressed by record itself.
-        packed = raw.read(6).startswith((b"BZh", b"\xfd7zXZ", _GZIP))
+        packed = raw.read(6).startswith((b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", _GZIP))
         raw.seek(0)
         yield from _pages(decompressed(raw, piece.origin) if packed else raw, piece.origin)
         return
@@ -129,10 +129,15 @@ def _pages_in_part(piece: Piece) -> Iterator[WebPage | Refusal]:
                     reached, first = position, False
                     if page is not None:
                         yield page
-                    if isinstance(page, Refusal) and page.reason == _WRONG_LENGTH:
-                        # It may include other records: search for them from its beginning.
+                    if not isinstance(page, Refusal):
+                        continue
+                    if page.reason == _WRONG_LENGTH or (compressed and page.reason == LimitError.reason):
+                        # A wrong length may include other records, and a compressed record that is too large may be a
+                        # bomb: search for the next record from its beginning instead of reading it to its end.
                         break
                 else:
+                    if reached == 0 and first:
+                        yield Refusal("no records", piece.origin)
                     return
             except (OSError, ValueError, RuntimeError) as error:
                 where = f"{piece.origin}#{reached}" if first else f"{piece.origin}#after {reached}"
@@ -183,10 +188,14 @@ def _inflates_to_record(content: bytes) -> bool:
 
 
 def _pages(stream: BinaryIO, origin: str) -> Iterator[WebPage | Refusal]:
+    found = False
     try:
         for _, page in _records(stream, origin, 0):
+            found = True
             if page is not None:
                 yield page
+        if not found:
+            yield Refusal("no records", origin)
     except (OSError, ValueError, RuntimeError) as error:
         yield damage_refusal(origin, error, "damaged archive")
 
@@ -247,7 +256,8 @@ class _Forward(io.BufferedIOBase):
 def _page(record: Any, origin: str) -> WebPage | Refusal | None:
     kind = str(record.record_type)
     if kind not in ("response", "resource", "conversion"):
-        return None
+        too_large = record.content_length > MAX_PAGE_BYTES
+        return Refusal(LimitError.reason, origin, f"{record.content_length} bytes of {kind}") if too_large else None
     headers = record.headers
     url = (headers.get("WARC-Target-URI") or "").strip("<> ")
     origin = f"{origin} {url}" if url else origin
@@ -259,6 +269,9 @@ def _page(record: Any, origin: str) -> WebPage | Refusal | None:
         declared = headers.get("Content-Type") or ""
         media, found = declared.partition(";")[0], _CHARSET.search(declared)
         charset = found[1] if found else None
+    if kind == "resource" and "html" not in media.lower():
+        # Crawlers keep their logs and arguments in resources of plain text.
+        return Refusal("not a page", origin, media[:80])
     content = record.reader.read(MAX_PAGE_BYTES + 1)
     cut = len(content) < record.content_length <= MAX_PAGE_BYTES
     if cut or b"\r\n\r\nWARC/1." in content or _RUNS_ON.search(content):
@@ -286,11 +299,13 @@ def _page(record: Any, origin: str) -> WebPage | Refusal | None:
 def _arc_pages(stream: BinaryIO, origin: str) -> Iterator[WebPage | Refusal]:
     """Yield the records of an ARC: a line `url ip date type length`, then the bytes. URLs may contain spaces."""
     place = 0
+    found = False
     while line := stream.readline(1 << 16):
         start, place = place, place + len(line)
         fields = line.decode("latin-1").strip().rsplit(" ", 4)
         if len(fields) < 5:
             continue
+        found = True
         url, _, date, kind, size = fields
         where = f"{origin}#{start} {url}"
         if not size.isascii() or not size.isdecimal():
@@ -312,6 +327,8 @@ def _arc_pages(stream: BinaryIO, origin: str) -> Iterator[WebPage | Refusal]:
             yield Refusal(LimitError.reason, where, f"{length} bytes")
         elif not url.startswith(("filedesc:", "dns:")):
             yield _arc_page(where, url, date, kind, content)
+    if not found:
+        yield Refusal("no records", origin)
 
 
 def _arc_page(origin: str, url: str, date: str, kind: str, content: bytes) -> WebPage:

@@ -28,6 +28,11 @@ _SCORE, _DATE, _BODY, _USER, _USER_NAME, _TITLE, _TAGS, _LICENCE = (
     for name in str.split("Score CreationDate Body OwnerUserId OwnerDisplayName Title Tags ContentLicense")
 )
 _VERSION = re.compile(r"CC[ -]BY-SA[ -](\d\.\d)", re.IGNORECASE)
+# The hosts of the network; any other name of a folder is no address.
+_SITE = re.compile(
+    r"(?:[a-z0-9-]+\.){1,2}stackexchange\.com|(?:[a-z]{2,4}\.){0,2}stackoverflow\.com|(?:meta\.)?(?:superuser\.com"
+    r"|serverfault\.com|askubuntu\.com|mathoverflow\.net)|stackapps\.com"
+)
 
 
 def _wants(name: str) -> bool:
@@ -39,7 +44,9 @@ def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
     """Yield whole threads, several to a piece, by the number of the question."""
     site = site_of(stream.origin) or _site_of_folder(stream.path)
     with PostThreads() as threads:
+        found = False
         for row in stop_at_damage(stream.origin, read_rows(stream.file, stream.origin)):
+            found = True
             if isinstance(row, Refusal):
                 yield row
                 continue
@@ -51,6 +58,8 @@ def _split(stream: RawStream) -> Iterator[Piece | Refusal]:
                 yield Refusal("neither question nor answer", f"{stream.origin}#{number}", f"post type {kind}")
             else:
                 threads.add(question, row.replace(b"\x00", b""))
+        if not found:
+            yield Refusal("no rows", stream.origin)
         for batch in group_by_size(threads, lambda thread: sum(map(len, thread)), _PIECE_BYTES):
             if not isinstance(batch, Refusal):
                 size = sum(len(row) for thread in batch for row in thread)
@@ -63,7 +72,7 @@ def site_of(origin: str) -> str:
     >>> site_of("stackoverflow.com-Posts.7z!Posts.xml"), site_of("dump/french.meta/Posts.xml")
     ('stackoverflow.com', 'french.meta')
     """
-    *parts, file = re.split(r"[!/\\]", origin)
+    *parts, file = [part for part in re.split(r"[!/\\]", origin) if part != "."]
     if (named := _POSTS.fullmatch(bare_name(file))) and named[1]:
         return file[: len(named[1])]
     if not parts:
@@ -120,7 +129,7 @@ def _thread(row: bytes, answer_rows: list[bytes], piece: Piece, compiled: bool) 
         "score": _score(row),
         "date": _value(row, _DATE) or None,
         "authors": [_value(post, _USER) or _value(post, _USER_NAME) for post in used],
-        "url": f"https://{site}/q/{number}" if "." in site and not site.endswith(".meta") else None,
+        "url": f"https://{site}/q/{number}" if _SITE.fullmatch(site) else None,
     }
     return Document("\n\n".join(parts) + "\n", meta={name: value for name, value in meta.items() if value is not None})
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from piledriver.corpus.text.data_table import word_set
-from piledriver.corpus.text.normalise import decode_text
+from piledriver.corpus.text.normalise import NotTextError, decode_text, is_binary
 
 MAX_CHARACTERS = 100_000
 MAX_BYTES = 4 * MAX_CHARACTERS
@@ -41,7 +39,6 @@ _NAMES = {
     "makefile": "Makefile", "dockerfile": "Dockerfile", "cmakelists.txt": "CMake", "rakefile": "Ruby",
     "gemfile": "Ruby",
 }  # fmt: skip
-_CONTROL = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f]")
 
 
 def why_not_by_name(path: str) -> str | None:
@@ -67,17 +64,16 @@ def code_text(content: bytes) -> tuple[str, str | None]:
     """Return the text of a file, and why it is rejected or `None`."""
     if not content.strip():
         return "", "empty file"
-    head = content[:8192]
-    wide = head.startswith((b"\xff\xfe", b"\xfe\xff"))
-    if not wide and (b"\x00" in head or len(_CONTROL.findall(head)) * 20 > len(head)):
-        return "", "not text"
     if len(content) > MAX_BYTES:
-        return "", "100000 characters or more"
-    text = decode_text(content)
+        return "", "not text" if is_binary(content) else "100000 characters or more"
+    try:
+        text = decode_text(content)
+    except NotTextError as error:
+        return "", error.reason
     if len(text) >= MAX_CHARACTERS:
         return text, "100000 characters or more"
     if text.count("\ufffd") * 50 > len(text):
-        return text, "not text"
+        return text, NotTextError.reason
     if sum(map(text.count, "0123456789")) > MAX_DIGIT_SHARE * len(text):
         return text, "mostly digits"
     if len(text) > MAX_MEAN_LINE * (text.count("\n") + (not text.endswith("\n"))):
