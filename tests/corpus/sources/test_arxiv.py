@@ -317,3 +317,19 @@ def test_inputs_are_found_in_an_archive_of_a_folder_as_in_the_archive_itself(pre
     assert [document.text for document in in_folder] == [document.text for document in by_path]
     assert "The first section." in in_folder[0].text
     assert "The second section." in in_folder[0].text
+
+
+def test_the_label_in_an_unknown_command_is_a_reference_and_no_word() -> None:
+    body = "\\begin{theorem}\\label{thm:main}It holds.\\end{theorem} By \\thmlink{thm:main} and \\proofin{prop:lost}."
+    text = text_of(body, "\\newtheorem{theorem}{Theorem}")
+    assert "By 1 and" in text
+    assert "prop:lost" not in text
+    assert "A \\emph" not in text_of("A \\mystery{word} and \\mystery{two words: here}.")
+    assert "word and two words: here" in text_of("A \\mystery{word} and \\mystery{two words: here}.")
+
+
+def test_a_list_with_authors_and_years_has_no_numbers() -> None:
+    entries = "\\bibitem[Knuth(1984)]{k} Knuth. \\bibitem{x} Anon. \\bibitem[Lamport(1986)]{l} Lamport."
+    text = text_of(f"See \\citet{{k}}.\\begin{{thebibliography}}{{9}}{entries}\\end{{thebibliography}}")
+    assert "See Knuth (1984)." in text
+    assert "[2]" not in text

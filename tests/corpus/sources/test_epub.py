@@ -131,3 +131,16 @@ def test_the_number_of_a_note_stays_apart_from_the_word() -> None:
         epub.chapter_text(chapter('<p>Once<a epub:type="noteref" href="#n">1</a> upon a time.</p>').encode())
         == "Once[1] upon a time."
     )
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_of_the_forms_of_a_switch_one_is_read(compiled: bool) -> None:
+    math = '<math xmlns="http://www.w3.org/1998/Math/MathML"><mi>x</mi></math>'
+    forms = "<epub:case required-namespace='n'>{}</epub:case><epub:default>an x</epub:default>"
+
+    def text(case: str) -> str:
+        body = f"<p>Let <epub:switch>{forms.format(case)}</epub:switch> be.</p>"
+        return epub.chapter_text(chapter(body).encode(), compiled=compiled)
+
+    assert text(math) == "Let $x$ be."
+    assert text("<cml/>") == "Let an x be."

@@ -153,11 +153,12 @@ def test_a_damaged_record_costs_itself() -> None:
 @pytest.mark.skipif(not (SAMPLES / "pile-cc").exists(), reason="no raw samples here")
 def test_samples() -> None:
     documents, refusals = extract_paths("pile-cc", SAMPLES / "pile-cc")
-    assert len(documents) >= 40
+    assert len(documents) >= 39
     assert all("<div" not in document.text for document in documents)
     lineage = next(document for document in documents if "lineage" in document.meta.get("url", ""))
     assert "| 1 | Nazli Goharian |" in lineage.text
-    assert {refusal.reason for refusal in refusals} <= {"not english", "bad record length", "not html", "no text"}
+    reasons = {"not english", "bad record length", "not html", "no text", "not a page"}
+    assert {refusal.reason for refusal in refusals} <= reasons
 
 
 VALID = gzip.compress(record(PAGE.encode())) * 2

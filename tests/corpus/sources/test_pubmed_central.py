@@ -109,6 +109,15 @@ def test_mathml_becomes_latex_and_a_display_keeps_its_label() -> None:
     assert text_of(body) == "So\n\n$$\\sigma_{2} = \\sqrt{x}$$ (3)\n\nholds."
 
 
+def test_a_long_division_is_one_formula_and_an_abstract_has_a_heading() -> None:
+    rows = "<msrow><mn>1306</mn></msrow><msgroup><msrow><mn>12</mn></msrow></msgroup>"
+    division = f"<mml:math><mml:mlongdiv><mml:mn>3</mml:mn><mml:mn>435</mml:mn>{rows}</mml:mlongdiv></mml:math>"
+    assert text_of(f"<p><inline-formula>{division}</inline-formula></p>") == "$1306 \\div 3 = 435$"
+    front = FRONT.replace("<abstract>", "<abstract><title/>")
+    documents, _ = extract_bytes("pubmed-central", "a.nxml", article("<p>Body.</p>", front=front))
+    assert documents[0].text == "# A title\n\n## Abstract\n\nShort.\n\nBody."
+
+
 def test_figures_give_their_captions_and_references_are_left_out() -> None:
     body = "<fig><label>Fig 1</label><caption><title>Growth</title><p>By day.</p></caption><graphic/></fig>"
     back = "<ack><p>Thanks.</p></ack><ref-list><ref><mixed-citation>Nobody 1999</mixed-citation></ref></ref-list>"

@@ -128,7 +128,7 @@ def test_languages_of_one_video_stand_side_by_side_by_the_minute(tmp_path: Path)
     minutes = both.text.split("\n\n")
     assert sorted(minutes[:2]) == ["English:\none", "French:\nun"]
     assert sorted(minutes[2:]) == ["English:\ntwo", "French:\ndeux"]
-    assert documents[1].text == "eins"
+    assert documents[1].text == "German:\neins"
 
 
 @given(st.sampled_from(sorted(FORMATS)), st.binary(max_size=60), st.integers(0, 200), st.integers(0, 30))

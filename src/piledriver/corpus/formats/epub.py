@@ -189,6 +189,11 @@ def chapter_text(content: bytes, *, compiled: bool = False) -> str:
         elif "noteref" in kinds and not len(element) and (element.text or "").strip().isdigit():
             # Brackets keep the number of a note apart from the word before it.
             element.text = f"[{element.text.strip()}]"
+    for switch in root.iter("switch"):
+        # The same content several times: formulas as MathML, which is read here, or a fallback.
+        readable = switch.find("case//math") is not None
+        for element in switch.findall("default" if readable else "case"):
+            remove_element(element)
     remove_unseen(root, content)
     body = root.find("body")
     return render(root if body is None else body)

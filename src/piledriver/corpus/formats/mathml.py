@@ -197,6 +197,12 @@ def _multiscripts(element: Any, depth: int) -> str:
     return before + out
 
 
+def _long_division(element: Any, depth: int) -> str:
+    """Return `dividend \\div divisor = result`; the rows of the calculation are left out."""
+    divisor, result, dividend = (_argument(element, index, depth) for index in range(3))
+    return f"{dividend} \\div {divisor} = {result}"
+
+
 def _root(element: Any, depth: int) -> str:
     return f"\\sqrt[{_argument(element, 1, depth)}]{{{_argument(element, 0, depth)}}}"
 
@@ -241,4 +247,5 @@ _LAYOUTS: dict[str, Callable[[Any, int], str]] = {
     "mfenced": _fenced,
     "mtable": _table,
     "mmultiscripts": _multiscripts,
+    "mlongdiv": _long_division,
 }

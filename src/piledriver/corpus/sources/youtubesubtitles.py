@@ -122,7 +122,8 @@ def _merged(tracks: dict[str, list[Cue]], video: str) -> str:
         for cue in cues:
             minutes.setdefault(int(cue.end // 60), {}).setdefault(name, []).extend(cue.lines)
     if len(tracks) == 1:
-        return "\n".join(line for minute in sorted(minutes) for lines in minutes[minute].values() for line in lines)
+        lines = [line for minute in sorted(minutes) for lines in minutes[minute].values() for line in lines]
+        return "\n".join(lines if "Captions" in tracks else [f"{next(iter(tracks))}:", *lines])
     order = Stream(0, "youtube captions", video)
     blocks: list[str] = []
     for minute in sorted(minutes):
@@ -141,8 +142,8 @@ SOURCE = Source(
     treatment=(
         "The files of one video are told together by name (`Title [id].en.vtt`) or folder (`video/english.srt`) "
         "and become one document. Cues are put into minutes by their end; in each minute the lines of each "
-        "language stand under its name, in an order that is shuffled anew each minute by the video's name. With "
-        "one language there are no names. Lines of captions that roll up appear once. The original took captions "
+        "language stand under its name, in an order that is shuffled anew each minute by the video's name; with "
+        "one language its name stands once. Lines of captions that roll up appear once. The original took captions "
         "written by people only; files cannot always tell, so that generated ones are kept and marked `generated` "
         "where the format shows it. The title, channel, date and licence come from the .info.json that yt-dlp "
         "writes beside the captions, where there is one."

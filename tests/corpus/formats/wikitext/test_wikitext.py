@@ -126,3 +126,8 @@ def test_hostile_nesting_comes_to_an_end(opening: str) -> None:
 def test_pictures_by_the_names_of_other_wikis() -> None:
     text = "[[Datei:a.png|mini|Ein [[Bild]]]] Text. [[Lêer:b.jpg|thumb|links|Kaart]][[Kategorie:X]] [[Catégorie:Y]]Fin."
     assert wikitext_to_text(text) == "Text. Fin."
+
+
+def test_authors_of_a_citation_in_vancouver_style() -> None:
+    text = wikitext_to_text("* {{cite journal|vauthors=Smith A, Jones B|title=On Tea|year=2001}}")
+    assert text == "- Smith A, Jones B (2001). On Tea."

@@ -47,8 +47,7 @@ def _front(article: Any) -> Iterator[str]:
         for abstract in meta.xpath("abstract | trans-abstract"):
             if abstract.get("abstract-type") in ("graphical", "toc"):
                 continue
-            untitled = abstract.find("title") is None
-            yield heading("Abstract" if untitled else _taken(abstract, "title"), 2)
+            yield heading(_taken(abstract, "title") or "Abstract", 2)
             yield from _children(abstract, 3, 0)
 
 

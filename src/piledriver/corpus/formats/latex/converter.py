@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping
 
 from piledriver.corpus.formats.latex import commands as known
 from piledriver.corpus.formats.latex.comments import Aside
-from piledriver.corpus.formats.latex.labels import Citations, Labels
+from piledriver.corpus.formats.latex.labels import Citations, Labels, reference_mark
 from piledriver.corpus.formats.latex.mathematics import display_math, inline_math
 from piledriver.corpus.formats.latex.tokens import environment, is_paragraph, is_word, join_tokens
 
 MAX_DEPTH = 50
 MAX_OPTIONAL_TOKENS = 400
 
+_LABEL = re.compile(r"[A-Za-z]{1,20}[:_][\w:.+-]{1,80}")
 _SPACE = re.compile(r"[ \t\n]+")
 _AROUND_BREAK = re.compile("[ \t\n]*\x04[ \t\n\x04]*")
 _DIMENSION = re.compile(
@@ -257,8 +258,13 @@ class Converter:
             return self._dimension(index)
         if not is_word(token):
             return index + 1
-        # Unknown: its options are for the typesetter, its arguments are probably text.
+        # Unknown: its options are for the typesetter, its arguments are probably text, or the label of a reference.
         after, _ = self.optional(index + 1)
+        if self.braced(after):
+            end, argument = self.argument(after)
+            if _LABEL.fullmatch(label := self.raw(*argument).strip()):
+                self.inline.append(reference_mark(label, "perhaps"))
+                return end
         return after if after > index + 1 else self.after_word(index)
 
     def after_word(self, index: int) -> int:

@@ -92,10 +92,16 @@ def reference_mark(label: str, style: str) -> str:
 
 
 def resolved(text: str, labels: Labels) -> str:
-    """Return the text with every reference as LaTeX prints it; one to an unknown label as the label in brackets."""
+    """Return the text with every reference as LaTeX prints it; one to an unknown label as the label in brackets.
+
+    The argument of an unknown command is a reference if it is a label (style "perhaps"); else a name with a colon says
+    nothing to a reader, and any other is text.
+    """
 
     def print_(found: re.Match[str]) -> str:
         style, _, names = found[1].partition("\x07")
+        if style == "perhaps" and names not in labels.known:
+            return "" if ":" in names else names
         printed = []
         kind = ""
         for name in names.split(",")[:50]:

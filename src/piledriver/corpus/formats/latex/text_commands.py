@@ -167,8 +167,10 @@ def _bibitem(converter: Converter, index: int) -> int:
     after, key = converter.argument(after)
     converter.flush()
     name = converter.raw(*key).strip()
-    if name not in converter.citations.authors:
-        converter.inline.append(f"[{converter.citations.numbers.get(name, name)}] ")
+    citations = converter.citations
+    # In a list with authors and years an entry without them has no number either.
+    if name not in citations.authors and 2 * len(citations.authors) <= len(citations.numbers):
+        converter.inline.append(f"[{citations.numbers.get(name, name)}] ")
     return after
 
 

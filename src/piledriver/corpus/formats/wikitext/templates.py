@@ -85,6 +85,8 @@ def _people(named: dict[str, str]) -> list[str]:
             person = f"{last}, {first}" if first else last
             if person not in people:
                 people.append(person)
+    if not people and (listed := _first(named, "vauthors", "authors", "people")):
+        return [listed]
     return people or (
         [f"{named['editor-last']}, {named.get('editor-first', '')}".rstrip(", ")] if named.get("editor-last") else []
     )
