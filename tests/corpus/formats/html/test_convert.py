@@ -199,3 +199,11 @@ def test_a_page_of_mediawiki_keeps_its_content_and_no_navigation(content: str, w
     assert text.startswith(wanted)
     for word in ("Menu", "Main article", "Retrieved", "Categories", "additional terms"):
         assert word not in text
+
+
+def test_a_heading_goes_with_the_list_of_links_below_it() -> None:
+    prose = "<p>The town is on a river, has a long history of trade, and lies in the north.</p>" * 4
+    links = "<ul>" + "".join(f'<li><a href="x">A link of some length, number {n}</a></li>' for n in range(9)) + "</ul>"
+    page = f"<div><h2>Town</h2>{prose}<h2>Travel</h2>{links}<h2>More</h2>{prose}<h2>Elsewhere</h2>{links}</div>"
+    text = page_to_text(page)
+    assert [line for line in text.split("\n") if line.startswith("#")] == ["## Town", "## More"]

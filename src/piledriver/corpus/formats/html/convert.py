@@ -16,6 +16,7 @@ from lxml import etree
 from piledriver.corpus.formats.html.fast.convert import scan_to_text
 from piledriver.corpus.formats.html.main_content import main_content
 from piledriver.corpus.formats.html.render import render
+from piledriver.corpus.formats.html.tags import HEADINGS
 from piledriver.corpus.text.data_table import word_set
 
 _TAG = re.compile("</?([a-zA-Z][a-zA-Z0-9]*)[^<>]*>")
@@ -184,6 +185,32 @@ def remove_element(element: Any) -> None:
     element.tag = "span"
 
 
+def _remove_empty_heading(removed: Any) -> None:
+    """Remove the heading before a removed element where no other content of its section follows."""
+    before, after = _neighbour(removed, "getprevious"), _neighbour(removed, "getnext")
+    level = _heading_level(before)
+    ends = after is None or 0 < _heading_level(after) <= level
+    if level and ends and not (before.tail or "").strip() and not (removed.tail or "").strip():
+        remove_element(before)
+
+
+def _neighbour(element: Any, step: str) -> Any:
+    """Return the nearest sibling in a direction that was not removed, or that text follows; `None` without one."""
+    while (element := getattr(element, step)()) is not None and element.tag == "span" and not len(element):
+        if (element.text or "").strip() or (element.tail or "").strip():
+            break
+    return element
+
+
+def _heading_level(element: Any) -> int:
+    """Return the level of a heading, or of an element around nothing but one; else 0."""
+    if element is None:
+        return 0
+    wrapped = len(element) and element.tag == "div" and "heading" in (element.get("class") or "")
+    inner = element[0] if wrapped else element
+    return HEADINGS.get(inner.tag, 0)
+
+
 @functools.cache
 def _parser() -> Any:
     return etree.HTMLParser(
@@ -208,5 +235,7 @@ def page_to_text(html: str) -> str:
         content, unwanted = main_content(tree if body is None else body)
     for element in unwanted:
         remove_element(element)
+    for element in unwanted:
+        _remove_empty_heading(element)
     # A page without prose (a list, a form, a picture) has no content to select: return all of its text.
     return render(content) or fragment_to_text(html)
