@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piledriver.corpus.text.normalise import _MAY_NOT_BE_NFC, decode_text, normalise, normalise_code
+from piledriver.corpus.text.normalise import (
+    _MAY_NOT_BE_NFC,
+    NotTextError,
+    decode_text,
+    is_binary,
+    normalise,
+    normalise_code,
+)
 
 
 @given(st.text())
@@ -17,8 +24,16 @@ def test_normalising_twice_changes_nothing_more(text: str) -> None:
 
 
 @given(st.binary())
-def test_any_bytes_decode(content: bytes) -> None:
-    decode_text(content).encode("utf-8", "surrogatepass")
+def test_any_bytes_decode_or_are_not_text(content: bytes) -> None:
+    try:
+        decode_text(content).encode("utf-8", "surrogatepass")
+    except NotTextError:
+        assert is_binary(content)
+
+
+def test_wide_encodings_without_a_mark_are_text() -> None:
+    for encoding in ("utf-16-le", "utf-16-be"):
+        assert decode_text("Plain Latin text, naïve at that.".encode(encoding)) == "Plain Latin text, naïve at that."
 
 
 @pytest.mark.parametrize(

@@ -261,8 +261,8 @@ class Converter:
         # Unknown: its options are for the typesetter, its arguments are probably text, or the label of a reference.
         after, _ = self.optional(index + 1)
         if self.braced(after):
-            end, argument = self.argument(after)
-            if _LABEL.fullmatch(label := self.raw(*argument).strip()):
+            end, (start, stop) = self.argument(after)
+            if stop - start == 1 and _LABEL.fullmatch(label := self.tokens[start].strip()):
                 self.inline.append(reference_mark(label, "perhaps"))
                 return end
         return after if after > index + 1 else self.after_word(index)
