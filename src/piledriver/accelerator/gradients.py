@@ -14,6 +14,7 @@ from piledriver.accelerator.errors import NotPreparedError, OptionError
 from piledriver.accelerator.options.handlers import AutocastKwargs, ProfileKwargs
 from piledriver.accelerator.state.accumulation import Count, GradientState, ItemMean
 from piledriver.accelerator.state.properties import AcceleratorProperties
+from piledriver.core.errors import UsageError
 from piledriver.data.loaders.prepare import override_even_batches
 from piledriver.engine import state as engine_state
 from piledriver.engine.faults.failed_step import reset_after_failure
@@ -33,6 +34,7 @@ class GradientsMixin(AcceleratorProperties):
     autocast_handler: AutocastKwargs
     profile_handler: ProfileKwargs | None
     _item_mean: ItemMean
+    _joins_uneven_inputs = False
     _last_loss: torch.Tensor | None
     _backwards: int
 
@@ -83,6 +85,11 @@ class GradientsMixin(AcceleratorProperties):
 
     @contextmanager
     def _batch_of_window(self, models: tuple[nn.Module, ...], count: Count | None) -> Iterator[None]:
+        if count is not None and self._joins_uneven_inputs:
+            raise UsageError(
+                "accumulate(count=...) sums counts over all ranks, and a rank that ran out of data does not take part",
+                fix="leave count out within join_uneven_inputs, or give every rank the same number of batches",
+            )
         ends = self.gradient_state.next_batch()
         if count is not None or self._item_mean.batch_weight is not None:
             self._item_mean.begin_batch(
@@ -228,8 +235,12 @@ class GradientsMixin(AcceleratorProperties):
             return
         from piledriver.engine.data_parallel.join import join_uneven_inputs
 
-        with override_even_batches(self._dataloaders, even_batches), join_uneven_inputs(joinables):
-            yield
+        self._joins_uneven_inputs = True
+        try:
+            with override_even_batches(self._dataloaders, even_batches), join_uneven_inputs(joinables):
+                yield
+        finally:
+            self._joins_uneven_inputs = False
 
     @contextmanager
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> Iterator[None]:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from piledriver.accelerator import Accelerator
+from piledriver.core.errors import UsageError
 from piledriver.data.loaders.process_group import group_world
 from piledriver.engine import Layout
 from piledriver.engine.optimizer.nonfinite import NonFiniteError
@@ -68,7 +69,7 @@ class Branches(nn.Module):
         for number, block in enumerate(self.blocks):
             if number == 1 and self.fate == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
-            if number != 1 or self.fate != "around":
+            if number != (2 if self.fate == "around the last" else 1) or not self.fate.startswith("around"):
                 x = block(x)
         return x
 
@@ -112,9 +113,49 @@ def test_a_rank_that_goes_around_a_block_is_named() -> None:
     for each in on_ranks(3, meets_its_fate, "around", Layout(zero=3, debug=True), patience=PATIENCE):
         assert each.startswith("DisagreementError: rank 2 differs from the others in the operation: ")
         assert "the forward of blocks.2, the others the forward of blocks.1" in each
+    # Also where it leaves out the last block, and calls torch's backward at once.
+    for each in on_ranks(2, meets_its_fate, "around the last", Layout(zero=3, debug=True), patience=PATIENCE):
+        assert "the end of the forward, the others the forward of blocks.2" in each
     # Without it the group's patience ends, and whoever notices first breaks it off.
     said = on_ranks(2, meets_its_fate, "around", Layout(zero=3), patience=SHORT, dying=[1])
     assert any("backward number 2 failed because" in each for each in said if each is not None), said
+
+
+def takes_part_no_more(rank: int) -> None:
+    run = Accelerator(world=group_world())
+    model = run.prepare(nn.Linear(4, 4))
+    with run.join_uneven_inputs([model]), pytest.raises(UsageError, match="a rank that ran out of data"):  # noqa: SIM117
+        with run.accumulate(model, count=3):
+            pass
+    run, model = prepared(Layout(zero=1))
+    with pytest.warns(UserWarning, match=r"the model has Layout\(.*zero=1"), run.join_uneven_inputs([model]):
+        pass
+
+
+@pytest.mark.slow
+def test_uneven_inputs_are_refused_where_ranks_would_wait() -> None:
+    on_ranks(2, takes_part_no_more, patience=PATIENCE)
+
+
+@pytest.mark.slow
+def test_the_dead_rank_is_named_and_not_the_first_one_that_noticed() -> None:
+    """Rank 0, which serves the store, ends right after its error: the others still learn who died."""
+    for _ in range(2):
+        said = on_ranks(4, ends_at_once, dying=[2], patience=PATIENCE)
+        for rank in (0, 1, 3):
+            assert "rank 2 is gone" in said[rank], said
+
+
+def ends_at_once(rank: int) -> str:
+    run, model = prepared(Layout(zero=3))
+    run.backward(model(torch.ones(2, 4)).square().mean())
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        run.backward(model(torch.ones(2, 4)).square().mean())
+    except LostPeerError as error:
+        return str(error)
+    return "nothing was noticed"
 
 
 def stays_behind(rank: int) -> str:

@@ -17,11 +17,14 @@ from piledriver.engine.state import state_of
 @contextmanager
 def join_uneven_inputs(things: Iterable[Any]) -> Iterator[None]:
     """Run torch's `Join` over the DDP reducers of prepared models, and over anything else that is joinable."""
+    things = list(things)
     joinables = [joinable for joinable in map(_joinable, things) if joinable is not None]
     if not joinables:
+        layouts = [known.mesh.layout for thing in things if isinstance(thing, nn.Module) and (known := state_of(thing))]
+        found = f"the model has {layouts[0]}" if layouts else "nothing given is a prepared model"
         warnings.warn(
-            "Joining uneven inputs is only supported for multi-GPU and multi-CPU training of prepared models; nothing "
-            "given is one, so `join_uneven_inputs` will have no effect.",
+            f"join_uneven_inputs needs a prepared model that torch DDP reduces, and {found}: it has no effect. Fix: "
+            "give every rank the same number of batches, or use Layout(reducer='ddp')",
             UserWarning,
             stacklevel=5,
         )

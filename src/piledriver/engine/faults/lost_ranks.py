@@ -88,7 +88,7 @@ def _poll_ranks_in_time(doing: str, group: dist.ProcessGroup | None) -> tuple[di
     box = [({dist.get_rank(): doing}, list[int]())]
     caller = threading.Thread(target=lambda: box.append(_poll_ranks(doing, group)), daemon=True)
     caller.start()
-    caller.join(POLL_SECONDS + MIN_POLL_SECONDS + 1.0)
+    caller.join(2 * POLL_SECONDS + MIN_POLL_SECONDS)
     return box[-1]
 
 
@@ -106,28 +106,41 @@ def _poll_ranks(doing: str, group: dist.ProcessGroup | None) -> tuple[dict[int, 
         start = time.monotonic()
         while True:
             missing = [rank for rank in ranks if not store.check([keys[rank]])]
-            dead = [rank for rank in missing if _is_dead(store, rank)]
+            dead = [rank for rank in missing if _is_dead(rank)]
             waited = time.monotonic() - start
             if waited > (MIN_POLL_SECONDS if dead or len(missing) <= 1 else POLL_SECONDS):
                 reported = {rank: store.get(keys[rank]).decode() for rank in ranks if rank not in missing}
+                _leave_last(store, keys, me, list(reported))
                 return reported, dead or missing
             time.sleep(0.05)
     except (dist.DistError, RuntimeError):
-        # Rank 0 serves the store: without it there are no reports.
-        return {me: doing}, [0] if 0 in ranks and me != 0 else []
+        # The process that serves the store is gone: there are no reports, only the process table.
+        return {me: doing}, [rank for rank in ranks if rank != me and _is_dead(rank)]
+
+
+def _leave_last(store: Any, keys: dict[int, str], me: int, reporting: list[int]) -> None:
+    """Keep rank 0, which may serve the store, until the other reporting ranks have read it: else it is blamed."""
+    store.set(f"{keys[me]}/read", "")
+    end = time.monotonic() + POLL_SECONDS
+    others = [f"{keys[rank]}/read" for rank in reporting if rank != me]
+    while me == 0 and others and not store.check(others) and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+_PROCESSES: dict[int, tuple[str, int]] = {}
+"""Host and process id of every rank, known before anything fails."""
 
 
 def register_rank() -> None:
-    """Record the host and process id of this rank in the store."""
-    store = default_store()
-    store.set(f"piledriver/where/{dist.get_rank()}", f"{socket.gethostname()} {os.getpid()}")
+    """Exchange the hosts and process ids of all ranks. Collective."""
+    places: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(places, (socket.gethostname(), os.getpid()))
+    _PROCESSES.update(enumerate(places))
 
 
-def _is_dead(store: Any, rank: int) -> bool:
+def _is_dead(rank: int) -> bool:
     """Whether a rank of this machine has exited; False if unknown."""
-    if not store.check([f"piledriver/where/{rank}"]):
-        return False
-    host, pid = store.get(f"piledriver/where/{rank}").decode().split()
+    host, pid = _PROCESSES.get(rank, ("", 0))
     if host != socket.gethostname():
         return False
     try:
@@ -137,7 +150,7 @@ def _is_dead(store: Any, rank: int) -> bool:
     except OSError:
         pass
     try:
-        os.kill(int(pid), 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except OSError:
@@ -178,10 +191,17 @@ class _Announce:
         self.tell(f"the forward of {self.name or 'the model'}")
 
     def __deepcopy__(self, memo: Any) -> _Announce:
-        return _Announce(self.name, _no_check)
+        return type(self)(self.name, _no_check)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Announce, (self.name, _no_check)
+        return type(self), (self.name, _no_check)
+
+
+class _AnnounceEnd(_Announce):
+    """Compares ranks after the model's forward."""
+
+    def __call__(self, _module: nn.Module, _args: Any, _out: Any = None) -> None:
+        self.tell("the end of the forward")
 
 
 def _no_check(_what: str) -> None:
@@ -213,6 +233,8 @@ def watch_forward(model: nn.Module, tell: Callable[[str], None] | None = None) -
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
             _hook(module, _Announce(name, tell))
+    # A rank that leaves out the last modules is found before its backward gathers others.
+    model.register_forward_hook(_AnnounceEnd("", tell))
 
 
 def _hook(module: Any, hook: Callable[..., None]) -> None:
@@ -228,3 +250,6 @@ def unwatch_forward(model: nn.Module) -> None:
         for key, hook in list(module._forward_pre_hooks.items()):
             if isinstance(hook, _Announce):
                 del module._forward_pre_hooks[key]
+    for key, hook in list(model._forward_hooks.items()):
+        if isinstance(hook, _AnnounceEnd):
+            del model._forward_hooks[key]
