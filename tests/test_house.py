@@ -1,6 +1,6 @@
 """The rules of the house that no linter holds: where files lie, what they are called, which words they use.
 
-Exceptions stand beside each rule with their reason. `UNFINISHED` holds rooms and names that still break a rule.
+Exceptions stand beside each rule with their reason.
 """
 
 from __future__ import annotations
@@ -57,18 +57,6 @@ MEASUREMENT = re.compile(
     r"|\d[\d.]*(?:x|%) (?:fast|slow)|\b(?:took|takes?) (?:about )?\d[\d.]* (?:us|ms|s|seconds|minutes)\b"
 )
 
-# Take a room or name out when it is done; the aim is that nothing is left.
-UNFINISHED: dict[str, tuple[str, ...]] = {
-    "modules": (),
-    "prefixes": (),
-    "names": ("damaged",),
-    "words": (
-        "corpus/",
-        "docs/runtime.md",
-    ),
-    "measurements": (),
-}
-
 
 def relative(path: Path) -> str:
     return str(path.relative_to(SOURCE if path.is_relative_to(SOURCE) else ROOT))
@@ -97,7 +85,7 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
 
 def test_a_folder_has_few_modules() -> None:
     wide = {relative(folder) for folder in folders() if len(modules(folder)) > MOST_MODULES} - set(WIDE_FOLDERS)
-    assert wide <= set(UNFINISHED["modules"]), f"more than {MOST_MODULES} modules; make folders"
+    assert not wide, f"more than {MOST_MODULES} modules; make folders"
 
 
 def test_files_that_share_a_prefix_are_a_folder() -> None:
@@ -106,7 +94,7 @@ def test_files_that_share_a_prefix_are_a_folder() -> None:
         names = modules(folder)
         shared = Counter(name.split("_")[0] for name in names)
         found |= {f"{relative(folder)}/{word}" for word, count in shared.items() if count > 1}
-    assert found <= {*SHARED_PREFIXES, *UNFINISHED["prefixes"]}, "files share a prefix; make a folder"
+    assert found <= set(SHARED_PREFIXES), "files share a prefix; make a folder"
 
 
 def test_a_public_name_is_defined_once() -> None:
@@ -116,13 +104,13 @@ def test_a_public_name_is_defined_once() -> None:
             for node in ast.parse(path.read_text(encoding="utf-8")).body:
                 if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
                     where[node.name].add(relative(path))
-    allowed = {*SAME_NAMES, *UNFINISHED["names"]}
+    allowed = set(SAME_NAMES)
     twice = {name: sorted(files) for name, files in where.items() if len(files) > 1 and name not in allowed}
     assert not twice, "defined more than once; rename one"
 
 
 def test_the_words_are_the_fields() -> None:
-    allowed = (*WORDS_ALLOWED, *UNFINISHED["words"])
+    allowed = WORDS_ALLOWED
     found = [
         f"{relative(path)}:{line}: {text.strip()}"
         for path in [*FILES, *PAGES]
@@ -137,7 +125,6 @@ def test_docstrings_hold_no_measurements() -> None:
     found = [
         f"{relative(path)}:{line}: {text.strip()}"
         for path in FILES
-        if not relative(path).startswith(UNFINISHED["measurements"])
         for line, text in prose(path)
         if MEASUREMENT.search(text)
     ]
