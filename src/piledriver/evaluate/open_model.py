@@ -14,7 +14,6 @@ from piledriver.core.errors import (
     CorruptFileError,
     MissingDependencyError,
     StorageError,
-    UnknownNameError,
     UsageError,
 )
 from piledriver.data.tokenizer.open import open_tokenizer
@@ -29,6 +28,7 @@ from piledriver.models.interchange import (
     read_folder_config,
     stored_dtype,
 )
+from piledriver.models.interchange.families import UnknownFamilyError
 
 
 def open_scorer(
@@ -49,7 +49,7 @@ def open_scorer(
         )
     try:
         config, _ = read_folder_config(folder)
-    except (InterchangeError, UnknownNameError, ConfigError) as error:
+    except (InterchangeError, UnknownFamilyError, ConfigError) as error:
         # A family, or an option of one, that is not ours. Other damage to the folder fails in transformers too.
         if layout is not None:
             raise UsageError(

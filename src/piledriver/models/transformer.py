@@ -8,7 +8,7 @@ tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, cast, overload
+from typing import Any, Literal, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,8 @@ class Transformer(nn.Module):
         self.z_loss = 0.0
         self.chunk_tokens: int | None = None
         self.attention_kernel: str | AttentionKernel = "auto"
+        self.generation: dict[str, Any] = {}
+        """Token ids and generation settings that `interchange.save_folder` writes (`eos_token_id`, ...)."""
         self.embedding: nn.Module | None = Embedding(config.vocab_size, config.dim)
         learned = config.positions == "learned"
         self.position_embedding: nn.Module | None = Embedding(config.max_positions, config.dim) if learned else None

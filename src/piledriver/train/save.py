@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections import deque
@@ -12,6 +13,7 @@ from piledriver.checkpoint import Checkpointer, Contents, folder_for, is_complet
 from piledriver.core import storage
 from piledriver.core.config import to_mapping
 from piledriver.core.errors import PiledriverError, StorageError
+from piledriver.data.tokens.token_set import open_tokens
 from piledriver.engine.shards.full_state_dict import full_tensors
 from piledriver.models import ModelConfig
 from piledriver.models.interchange import InterchangeError, save_folder, write_config
@@ -100,8 +102,7 @@ class Saving:
         failure: PiledriverError | None = None
         if self._components.world.is_main:
             try:
-                save_folder(model, folder, weights=weights)
-                self._copy_tokenizer(folder)
+                save_folder(model, folder, weights=weights, extra=publish_tokenizer(self._components.tokens, folder))
             except PiledriverError as error:
                 failure = error
         else:
@@ -110,8 +111,23 @@ class Saving:
         if failure is not None:
             raise failure
 
-    def _copy_tokenizer(self, folder: str) -> None:
-        for name in os.listdir(self._components.tokens):
-            if name.startswith("tokenizer"):
-                content = storage.read_bytes(os.path.join(self._components.tokens, name))
-                storage.write_bytes(os.path.join(folder, name), content)
+
+def publish_tokenizer(tokens: storage.Location, folder: storage.Location) -> dict[str, int]:
+    """Copy the tokenizer of token shards to a model folder; return the token ids for the model's config.
+
+    A `tokenizer.json` gets the `tokenizer_config.json` that `AutoTokenizer` reads. The document boundary is both bos
+    and eos: training puts it between documents, evaluation before them.
+    """
+    opened = open_tokens(tokens)
+    tokenizer, boundary = opened.tokenizer(), opened.boundary
+    storage.write_bytes(storage.join(folder, opened.manifest["tokenizer"]["file"]), tokenizer.content)
+    if tokenizer.suffix == ".json":
+        name = next(name for name, number in tokenizer.specials.items() if number == boundary)
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": name,
+            "eos_token": name,
+            "clean_up_tokenization_spaces": False,
+        }
+        storage.write_text(storage.join(folder, "tokenizer_config.json"), json.dumps(settings, indent=2) + "\n")
+    return {"bos_token_id": boundary, "eos_token_id": boundary}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from piledriver.core.errors import ConfigError, UnknownNameError
-from piledriver.models.interchange.families import FAMILIES, families, family
+from piledriver.core.errors import ConfigError
+from piledriver.models.interchange.families import FAMILIES, UnknownFamilyError, families, family
 
 PLUGIN = """
 from pathlib import Path
@@ -74,5 +74,5 @@ def test_a_family_is_checked_like_any_config(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(FAMILIES._loaded, "wrong", {"extends": "llama", "windw": "all"})
     with pytest.raises(ConfigError, match="did you mean 'window'"):
         family("wrong")
-    with pytest.raises(UnknownNameError, match="did you mean 'llama'"):
+    with pytest.raises(UnknownFamilyError, match=r"model_type 'lama' cannot.* use one of gpt2, "):
         family("lama")

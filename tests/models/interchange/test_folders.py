@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch as safetensors_torch
 import torch
 
-from piledriver.core.errors import CorruptFileError, StorageError, UnknownNameError
+from piledriver.core.errors import ConfigError, CorruptFileError, StorageError
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.interchange import (
     InterchangeError,
@@ -21,6 +21,7 @@ from piledriver.models.interchange import (
     save_folder,
     write_config,
 )
+from piledriver.models.interchange.families import UnknownFamilyError
 from piledriver.models.presets import preset, preset_names
 
 transformers = pytest.importorskip("transformers")
@@ -199,13 +200,13 @@ def test_damaged_folders_are_named(tmp_path: Path) -> None:
     for change, message in [
         ({"num_hidden_layers": 3}, "no tensor model.layers.2"),
         ({"num_hidden_layers": 1}, "not in a llama model of its config, first model.layers.1"),
-        ({"vocab_size": 65}, r"\(64, 128\), but the config implies \(65, 128\)"),
+        ({"vocab_size": 65}, r"\(64, 128\), but config.json implies \(65, 128\)"),
     ]:
         (tmp_path / "config.json").write_text(json.dumps({**settings, **change}))
         with pytest.raises(InterchangeError, match=message):
             load_folder(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**settings, "model_type": "lama"}))
-    with pytest.raises(UnknownNameError, match="did you mean 'llama'"):
+    with pytest.raises(UnknownFamilyError, match="use one of gpt2, "):
         load_folder(tmp_path)
     with pytest.raises(InterchangeError, match="another shape"):
         (tmp_path / "config.json").write_text(json.dumps(settings))
@@ -217,3 +218,93 @@ def test_damaged_folders_are_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(CorruptFileError, match=r"config.json is not JSON"):
         load_folder(tmp_path)
+
+
+NULLABLE = [
+    ("llama", {"num_key_value_heads": None, "head_dim": None, "rope_scaling": None}),
+    ("mistral", {"sliding_window": None, "head_dim": None}),
+    ("mistral", {"sliding_window": 8192, "num_key_value_heads": 2}),
+    ("mistral", {}),
+    ("mixtral", {"sliding_window": None, "head_dim": None}),
+    ("mixtral", {"sliding_window": 8192}),
+    ("qwen2", {"num_key_value_heads": None, "use_sliding_window": True, "sliding_window": None}),
+    ("qwen2", {"use_sliding_window": True, "max_window_layers": 1, "layer_types": None}),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 8192, "max_window_layers": 1}),
+    ("qwen3", {"num_key_value_heads": None, "use_sliding_window": False, "sliding_window": 8192}),
+    ("olmo", {"num_key_value_heads": None, "clip_qkv": None}),
+    ("olmo2", {"num_key_value_heads": None}),
+    ("gpt_neox", {"rope_scaling": None}),
+]
+
+
+@pytest.mark.parametrize(("model_type", "settings"), NULLABLE)
+def test_a_null_is_a_value_and_only_absent_keys_have_defaults(model_type: str, settings: dict[str, Any]) -> None:
+    written = {"model_type": model_type, **SMALL, "max_position_embeddings": 32768, **settings}
+    if model_type in ("mistral", "mixtral", "qwen2"):
+        written.setdefault("num_key_value_heads", 2)
+    ours, theirs = read_config(written), transformers.AutoConfig.for_model(**written)
+    assert ours.kv_heads == getattr(theirs, "num_key_value_heads", ours.heads)
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 8)
+    types = getattr(theirs, "layer_types", None) or ["sliding_attention"] * ours.layers
+    window = getattr(theirs, "sliding_window", None)
+    expected = [window if kind == "sliding_attention" else None for kind in types]
+    assert [ours.window_of(layer) for layer in range(ours.layers)] == expected
+    again = write_config(ours, model_type)
+    assert read_config(again) == ours
+    assert getattr(transformers.AutoConfig.for_model(**again), "sliding_window", None) == (
+        window if any(expected) else None
+    )
+
+
+def test_a_null_inner_width_of_gpt2_is_four_times_the_width() -> None:
+    assert read_config({"model_type": "gpt2", **CASES["gpt2"][1], "n_inner": None}).mlp_dim == 4 * 32
+
+
+def test_errors_of_a_config_name_its_own_keys(tmp_path: Path) -> None:
+    with pytest.raises(InterchangeError, match="no 'hidden_size'"):
+        read_config({"model_type": "llama", **{key: value for key, value in SMALL.items() if key != "hidden_size"}})
+    with pytest.raises(ConfigError, match="'rms_norm_eps' is None"):
+        read_config({"model_type": "llama", **SMALL, "rms_norm_eps": None})
+    with pytest.raises(UnknownFamilyError, match=r"use one of gpt2, .*load it with transformers"):
+        read_config({"model_type": "opt"})
+
+
+def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
+    theirs = their_model("llama-mha")
+    theirs.save_pretrained(tmp_path)
+    tensors = safetensors_torch.load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.self_attn.q_proj.weight"] = torch.zeros(31, 32)
+    safetensors_torch.save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(InterchangeError, match=r"q_proj.weight is \(31, 32\), but config.json implies \(32, 32\)"):
+        load_folder(tmp_path)
+
+
+@pytest.mark.parametrize("given", [{"bos_token_id": 5, "eos_token_id": [6, 7]}, {}])
+def test_token_ids_survive_loading_and_saving(given: dict[str, Any], tmp_path: Path) -> None:
+    theirs = their_model("llama-mha")
+    theirs.save_pretrained(tmp_path / "theirs")
+    config = json.loads((tmp_path / "theirs/config.json").read_text())
+    ids = ("bos_token_id", "eos_token_id", "pad_token_id")
+    config = {key: value for key, value in config.items() if key not in ids} | given
+    (tmp_path / "theirs/config.json").write_text(json.dumps(config))
+    (tmp_path / "theirs/generation_config.json").write_text(
+        json.dumps({"temperature": 0.6, "do_sample": True, **given})
+    )
+    save_folder(load_folder(tmp_path / "theirs"), tmp_path / "ours", model_type="llama")
+    before = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")
+    after = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    for name in ids:
+        assert getattr(after.config, name) == getattr(before.config, name)
+        assert getattr(after.generation_config, name) in (
+            getattr(before.generation_config, name),
+            getattr(before.config, name),
+        )
+    assert after.generation_config.temperature == 0.6
+
+
+def test_a_model_without_token_ids_gets_none_of_llamas(tmp_path: Path) -> None:
+    model = Transformer(ModelConfig(vocab_size=67, dim=32, layers=1, heads=4))
+    save_folder(model, tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert (theirs.config.eos_token_id, theirs.config.bos_token_id) == (None, None)
+    assert (theirs.generation_config.eos_token_id, theirs.generation_config.bos_token_id) == (None, None)

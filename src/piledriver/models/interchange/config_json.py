@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from piledriver.core.config import from_mapping, to_mapping
-from piledriver.core.errors import PiledriverError
+from piledriver.core.errors import ConfigError, PiledriverError
 from piledriver.models.config import ModelConfig
 from piledriver.models.interchange.families import Family, families, family
 
@@ -26,6 +26,10 @@ _ACTIVATIONS = {
     "relu2": "relu_squared",
 }
 _ACTIVATIONS_BACK = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "relu_squared": "relu2"}
+_REQUIRED = ("vocab_size", "dim", "layers", "heads")
+# Fields that `ModelConfig` derives where they are 0, as transformers does where they are null.
+_DERIVED = ("kv_heads", "head_dim", "mlp_dim")
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 class InterchangeError(PiledriverError):
@@ -35,7 +39,7 @@ class InterchangeError(PiledriverError):
 def read_config(theirs: Mapping[str, Any]) -> ModelConfig:
     """Return the `ModelConfig` of the content of a `config.json`."""
     kind = family(str(theirs.get("model_type")))
-    theirs = {**kind.defaults, **{key: value for key, value in theirs.items() if value is not None}}
+    theirs = {**kind.defaults, **theirs}  # null is a value: only keys that are absent have the default
     for key, value in kind.refuses.items():
         if theirs.get(key) == value:
             raise InterchangeError(
@@ -43,12 +47,28 @@ def read_config(theirs: Mapping[str, Any]) -> ModelConfig:
             )
     ours: dict[str, Any] = dict(kind.constants)
     for field, key in kind.config.items():
+        value = theirs.get(key)
+        if field in _REQUIRED and value is None:
+            raise InterchangeError(f"config.json has no {key!r}", fix=f"add it: a {kind.name} checkpoint needs it")
         if key in theirs:
-            _put(ours, field, _ACTIVATIONS.get(theirs[key], theirs[key]) if field == "activation" else theirs[key])
+            value = 0 if field in _DERIVED and value is None else value
+            _put(ours, field, _ACTIVATIONS.get(str(value), value) if field == "activation" else value)
     if ours.get("positions") == "rotary":
         ours |= _read_rope(kind, theirs)
     ours |= _read_window(kind, theirs)
-    return from_mapping(ModelConfig, ours, where="config.json")
+    try:
+        return from_mapping(ModelConfig, ours, where="config.json")
+    except ConfigError as error:
+        what = error.what
+        for field, key in kind.config.items():
+            what = what.replace(repr(field), repr(key))
+        raise ConfigError(what, fix=error.fix) from error
+
+
+def read_token_ids(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the bos, eos and pad token ids of the content of a `config.json`, as transformers reads them."""
+    known = {**family(str(theirs.get("model_type"))).defaults, **theirs}
+    return {key: known.get(key) for key in TOKEN_IDS}
 
 
 def write_config(config: ModelConfig, model_type: str | None = None) -> dict[str, Any]:
@@ -104,9 +124,10 @@ def _get(tree: dict[str, Any], dotted: str) -> Any:
 def _read_rope(kind: Family, theirs: Mapping[str, Any]) -> dict[str, Any]:
     # transformers 5 keeps one dict; before it there were rope_theta, rope_scaling and names of single families.
     rope = {**(theirs.get("rope_scaling") or {}), **(theirs.get("rope_parameters") or {})}
-    old = {field: theirs[key] for field, key in kind.rope_keys.items() if key in theirs}
+    rope = {key: value for key, value in rope.items() if value is not None}
+    old = {field: theirs[key] for field, key in kind.rope_keys.items() if theirs.get(key) is not None}
     ours: dict[str, Any] = {
-        "rope_theta": rope.get("rope_theta", theirs.get("rope_theta", old.get("rope_theta", 10000.0))),
+        "rope_theta": rope.get("rope_theta", theirs.get("rope_theta") or old.get("rope_theta", 10000.0)),
         "rope_fraction": rope.get("partial_rotary_factor", old.get("rope_fraction", 1.0)),
     }
     if ours["rope_fraction"] != 1.0 and not kind.partial_rotary:
@@ -161,7 +182,7 @@ def _read_window(kind: Family, theirs: Mapping[str, Any]) -> dict[str, Any]:
     if kind.window == "all":
         return {"sliding_window": window}
     layers = int(theirs["num_hidden_layers"])
-    first_windowed = int(theirs.get("max_window_layers", 28))
+    first_windowed = int(theirs["max_window_layers"])
     types = theirs.get("layer_types") or ["full_attention"] * min(first_windowed, layers)
     full = [layer for layer, name in enumerate(types) if name == "full_attention"]
     # No block uses the window: it is not a part of the model.

@@ -19,18 +19,27 @@ from piledriver.core import storage
 from piledriver.core.errors import CorruptFileError, StorageError
 from piledriver.core.safetensors import CODES, SafetensorsWriter, TensorEntry
 from piledriver.models.config import ModelConfig
-from piledriver.models.interchange.config_json import InterchangeError, read_config, write_config
+from piledriver.models.interchange.config_json import (
+    TOKEN_IDS,
+    InterchangeError,
+    read_config,
+    read_token_ids,
+    write_config,
+)
 from piledriver.models.interchange.families import Family, family
 from piledriver.models.interchange.tensors import OPERATIONS
 from piledriver.models.transformer import Transformer
 
-_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_WHOLE, _INDEX, _GENERATION = "model.safetensors", "model.safetensors.index.json", "generation_config.json"
 
 
 def load_folder(
     folder: str | os.PathLike[str], *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> Transformer:
-    """Return a model with the weights of a checkpoint folder, in `dtype` (default: that of its embedding)."""
+    """Return a model with the weights of a checkpoint folder, in `dtype` (default: that of its embedding).
+
+    Token ids and generation settings of the folder are kept in `model.generation`, which `save_folder` writes.
+    """
     config, theirs = read_folder_config(folder)
     with torch.device("meta"):
         model = Transformer(config)
@@ -41,6 +50,8 @@ def load_folder(
     _copy(targets[first_name], first)
     for name, tensor in weights:
         _copy(targets[name], tensor)
+    settings = Path(folder) / _GENERATION
+    model.generation = {**read_token_ids(theirs), **(_read_json(settings) if settings.exists() else {})}
     return model
 
 
@@ -83,7 +94,8 @@ def read_weights(
     unread = set(files)
     with ExitStack() as stack:
         handles = {path: stack.enter_context(_open(path)) for path in sorted(set(files.values()))}
-        for name in _parameter_names(config):
+        shapes = _meta_parameters(config)
+        for name in shapes:
             operation, sources = _rule(kind, name, config)
             parts = []
             for source in sources:
@@ -94,6 +106,7 @@ def read_weights(
                 if names is None or name in names:
                     parts.append(handles[files[found]].get_tensor(found))
             if parts:
+                _check_shapes(folder, sources, parts, OPERATIONS[operation].write(shapes[name], config))
                 yield name, OPERATIONS[operation].read(parts, config)
     allowed = [*kind.ignore, *([re.escape(kind.weights["head.weight"][1])] if config.tied else [])]
     left = sorted(key for key in unread if not any(re.search(pattern, key) for pattern in allowed))
@@ -117,10 +130,11 @@ def save_folder(
 ) -> None:
     """Write a folder that `transformers` loads to a model with the same logits, one tensor in memory at a time.
 
-    `extra` is added to config.json, for example eos_token_id, which the model does not know. `weights` yields (name,
-    whole parameter) in any order, for a model of which this rank holds a part
-    (`engine.shards.full_state_dict.full_tensors`). It is consumed to its end even where writing fails, because other
-    ranks take part in gathering each tensor.
+    `extra` is added to config.json; its token ids (`eos_token_id`, ...) replace those of `model.generation`, and go to
+    generation_config.json as well. Unknown ids are null, or transformers would fill in its defaults. `weights` yields
+    (name, whole parameter) in any order, for a model of which this rank holds a part
+    (`engine.shards.full_state_dict.full_tensors`). It is consumed to its end even if writing fails, because other ranks
+    take part in gathering each tensor.
     """
     theirs = write_config(model.config, model_type)
     kind = family(str(theirs["model_type"]))
@@ -133,14 +147,28 @@ def save_folder(
         _write_shards(target, shards, _their_tensors(stream, model.config, kind, dtypes))
     finally:
         deque(stream, maxlen=0)
-    theirs |= {"dtype": str(next(iter(dtypes.values()))).removeprefix("torch."), **(extra or {})}
+    extra = dict(extra or {})
+    generation = {**model.generation, **{key: extra[key] for key in TOKEN_IDS if key in extra}}
+    theirs |= {"dtype": str(next(iter(dtypes.values()))).removeprefix("torch.")}
+    theirs |= {key: generation.get(key) for key in TOKEN_IDS} | extra
+    known = {key: value for key, value in generation.items() if value is not None}
+    storage.write_text(target / _GENERATION, json.dumps(known, indent=2, sort_keys=True) + "\n")
     storage.write_text(target / "config.json", json.dumps(theirs, indent=2, sort_keys=True) + "\n")
 
 
-def _parameter_names(config: ModelConfig) -> list[str]:
-    """Return the name of every parameter of a model of this config."""
+def _meta_parameters(config: ModelConfig) -> dict[str, Tensor]:
+    """Return every parameter of a model of this config, on the meta device."""
     with torch.device("meta"):
-        return [name for name, _ in Transformer(config).named_parameters()]
+        return {name: parameter.detach() for name, parameter in Transformer(config).named_parameters()}
+
+
+def _check_shapes(folder: str | os.PathLike[str], names: list[str], found: list[Tensor], wanted: list[Tensor]) -> None:
+    for name, tensor, like in zip(names, found, wanted, strict=True):
+        if tensor.shape != like.shape:
+            raise InterchangeError(
+                f"{os.fspath(folder)}: {name} is {tuple(tensor.shape)}, but config.json implies {tuple(like.shape)}",
+                fix="check the config.json of the folder",
+            )
 
 
 def _rule(kind: Family, name: str, config: ModelConfig) -> tuple[str, list[str]]:
@@ -165,23 +193,21 @@ def _own_weights(model: Transformer) -> Iterator[tuple[str, Tensor]]:
 
 
 def _dtypes(model: Transformer, dtype: torch.dtype | None) -> dict[str, torch.dtype]:
-    """In what each parameter is written; those that another process holds are as the first one here."""
+    """Return the dtype in which each parameter is written; parameters of other ranks get that of the first one here."""
     here = {name: parameter.dtype for name, parameter in model.named_parameters()}
     usual = dtype or next(iter(here.values()))
-    return {name: dtype or here.get(name, usual) for name in _parameter_names(model.config)}
+    return {name: dtype or here.get(name, usual) for name in _meta_parameters(model.config)}
 
 
 def _plan(
     config: ModelConfig, kind: Family, dtypes: Mapping[str, torch.dtype], max_shard_bytes: int
 ) -> list[list[TensorEntry]]:
-    """Which of their tensors go into which file: shapes follow from the config, so no weight is needed."""
-    with torch.device("meta"):
-        whole = Transformer(config)
+    """Return the tensors of each file; shapes follow from the config, so no weight is needed."""
     shards: list[list[TensorEntry]] = [[]]
     size = 0
-    for name, parameter in whole.named_parameters():
+    for name, parameter in _meta_parameters(config).items():
         operation, names = _rule(kind, name, config)
-        made = OPERATIONS[operation].write(parameter.detach().to(dtypes[name]), config)
+        made = OPERATIONS[operation].write(parameter.to(dtypes[name]), config)
         for their_name, tensor in zip(names, made, strict=True):
             if shards[-1] and size + tensor.nbytes > max_shard_bytes:
                 shards.append([])
@@ -273,11 +299,6 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 @torch.no_grad()
 def _copy(target: Tensor, source: Tensor) -> None:
-    if target.shape != source.shape:
-        raise InterchangeError(
-            f"a tensor is {tuple(source.shape)}, but the config implies {tuple(target.shape)}",
-            fix="check the config.json of the folder",
-        )
     if isinstance(target, DTensor):
         moved = source.to(device=target.device, dtype=target.dtype).contiguous()
         target.copy_(distribute_tensor(moved, target.device_mesh, target.placements, src_data_rank=None))

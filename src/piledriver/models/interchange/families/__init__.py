@@ -1,5 +1,5 @@
 """Families of `transformers` checkpoints as data: one YAML file each, named after its `model_type`."""
 
-from piledriver.models.interchange.families.registry import FAMILIES, Family, families, family
+from piledriver.models.interchange.families.registry import FAMILIES, Family, UnknownFamilyError, families, family
 
-__all__ = ["FAMILIES", "Family", "families", "family"]
+__all__ = ["FAMILIES", "Family", "UnknownFamilyError", "families", "family"]

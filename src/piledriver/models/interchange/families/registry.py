@@ -12,8 +12,18 @@ from typing import Any, Literal
 import yaml
 
 from piledriver.core.config import from_mapping
-from piledriver.core.errors import UnknownNameError
+from piledriver.core.errors import UsageError
 from piledriver.core.registry import Registry
+
+
+class UnknownFamilyError(UsageError):
+    """A `model_type` that no family reads. Similar names are other architectures, so none is suggested."""
+
+    def __init__(self, model_type: str) -> None:
+        super().__init__(
+            f"a transformers checkpoint of model_type {model_type!r} cannot become a Transformer",
+            fix=f"use one of {', '.join(FAMILIES)}, or load it with transformers and train it through an Accelerator",
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,13 +74,13 @@ FAMILIES: Registry[Mapping[str, Any] | Traversable] = Registry("model_family", r
 
 @functools.cache
 def family(model_type: str) -> Family:
-    """Return one family; raises `UnknownNameError` with the nearest name.
+    """Return one family; raises `UnknownFamilyError`, which lists the families.
 
     >>> family("mixtral").architecture
     'MixtralForCausalLM'
     """
     if model_type not in FAMILIES:
-        raise UnknownNameError("model_type of a transformers checkpoint", model_type, FAMILIES)
+        raise UnknownFamilyError(model_type)
     return from_mapping(Family, {"name": model_type, **_fields(model_type)}, where=f"model family {model_type}")
 
 
