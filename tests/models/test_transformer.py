@@ -18,6 +18,7 @@ from piledriver.models import (
     learning_rate_scales,
     parameter_axes,
 )
+from piledriver.models.decoding import cached_logits, decode, most_likely
 from piledriver.models.model_size import parameter_count
 from tests.models.shapes import BASE, SHAPES
 
@@ -222,3 +223,9 @@ def test_wrong_use_is_named() -> None:
     ]:
         with pytest.raises(ConfigError, match=message):
             ModelConfig(**{**BASE, **bad})
+
+
+def test_an_empty_prompt_is_an_error_that_says_what_to_start_with() -> None:
+    model = Transformer(ModelConfig(vocab_size=8, dim=8, layers=1, heads=1))
+    with pytest.raises(UsageError, match=r"the prompt is empty.*document boundary token"):
+        decode(cached_logits(model, 1, 4), torch.empty(1, 0, dtype=torch.long), 4, most_likely)

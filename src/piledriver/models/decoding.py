@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from piledriver.core.errors import UsageError
 from piledriver.models.attention.cache import KVCache
 from piledriver.models.transformer import Transformer
 
@@ -31,6 +32,8 @@ def decode(
     `choose` maps fp32 logits and the position of the next token to token ids [batch]. `is_done` sees all tokens so far
     and ends the loop early.
     """
+    if prompts.shape[1] == 0:
+        raise UsageError("the prompt is empty", fix="start it with the document boundary token of the tokenizer")
     tokens = fresh = prompts
     for _ in range(new_tokens):
         fresh = choose(next_logits(fresh).float(), tokens.shape[1])[:, None]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from contextlib import suppress
 from datetime import timedelta
 
@@ -55,6 +56,25 @@ def connect(world: World, *, timeout: timedelta | None = None, rendezvous_timeou
         ) from error
 
 
+def resolve_host(host: str, patience_seconds: float) -> None:
+    """Wait until a host name resolves, which may take a moment where names are assigned with the job.
+
+    Raises `RendezvousError` after at most 20 seconds; torch would retry for minutes and print frames of C++.
+    """
+    deadline = time.monotonic() + min(patience_seconds, 20.0)
+    while True:
+        try:
+            socket.getaddrinfo(host.strip("[]"), None)
+            return
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise RendezvousError(
+                    f"the host {host!r} cannot be resolved: {error.strerror or error}",
+                    fix="check the rendezvous endpoint (MASTER_ADDR, --rdzv-endpoint), or use an IP address",
+                ) from error
+        time.sleep(0.5)
+
+
 def disconnect() -> None:
     """Destroy the default process group, if there is one."""
     if dist.is_available() and dist.is_initialized():
@@ -77,6 +97,7 @@ def _open_store(world: World, patience: timedelta) -> Store:
     # Under torchrun the agent serves the store; otherwise rank 0 does.
     agent_listens = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     listens = world.is_main and not agent_listens
+    resolve_host(world.address, patience.total_seconds())
     try:
         # Each attempt has its own prefix, so that restarted processes never read keys of an earlier attempt.
         store = TCPStore(world.address, world.port, world.size, listens, timeout=patience, wait_for_workers=False)

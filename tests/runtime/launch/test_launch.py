@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,9 +24,10 @@ from piledriver.cli import config as config_verb
 from piledriver.cli import launch as launch_verb
 from piledriver.cli.main import main
 from piledriver.core.errors import UsageError
-from piledriver.runtime.errors import LaunchError
+from piledriver.runtime.connection import resolve_host
+from piledriver.runtime.errors import LaunchError, RendezvousError
 from piledriver.runtime.hardware import Hardware
-from piledriver.runtime.launch.agent import launch, worker_environment
+from piledriver.runtime.launch.agent import _failure, launch, worker_environment
 from piledriver.runtime.launch.config import LaunchConfig, processes_per_node, resolve_launch_config
 from piledriver.runtime.launch.slurm import slurm_script
 
@@ -286,3 +289,28 @@ def test_a_cut_link_is_an_error_within_the_timeout(two_nodes: list[str], tmp_pat
     said = [node.communicate(timeout=90)[0] for node in nodes]
     assert all(node.returncode != 0 for node in nodes)
     assert any("another process is gone or cannot be reached" in text for text in said), said
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "log_dir", "said", "fix"),
+    [
+        (1, {"message": "ValueError: no data"}, None, r"\(exit code 1\): ValueError: no data", "traceback is above"),
+        (3, "To enable traceback see: https://...", None, r"\(exit code 3\)\.", "without a Python exception"),
+        (-9, "Signal 9 (SIGKILL) received", None, r"\(killed by SIGKILL\)\.", "memory of the machine"),
+        (-9, "Signal 9 (SIGKILL) received", "logs", r"\(killed by SIGKILL\)\.", "read logs"),
+    ],
+)
+def test_a_failure_names_a_traceback_only_where_there_is_one(
+    code: int, message: Any, log_dir: str | None, said: str, fix: str
+) -> None:
+    first = SimpleNamespace(exitcode=code, message=message, signal_name=lambda: "SIGKILL")
+    error = _failure(SimpleNamespace(get_first_failure=lambda: (0, first)), LaunchConfig(log_dir=log_dir))
+    assert re.search(said, str(error))
+    assert error.fix is not None
+    assert fix in error.fix
+
+
+def test_a_host_that_cannot_be_resolved_is_one_line() -> None:
+    with pytest.raises(RendezvousError, match=r"the host 'no\.such\.host\.invalid' cannot be resolved"):
+        resolve_host("no.such.host.invalid", 0.0)
+    resolve_host("localhost", 0.0)

@@ -120,7 +120,13 @@ def _connect(ray: Any, address: str, workers: int) -> None:
     if not address:
         # Results are a few hundred bytes each; tasks write their output to files.
         store = _OBJECT_STORE_BYTES
-        ray.init("local", num_cpus=workers, object_store_memory=store, include_dashboard=False, **quiet)
+        try:
+            ray.init("local", num_cpus=workers, object_store_memory=store, include_dashboard=False, **quiet)
+        except Exception as error:  # Ray raises plain and internal errors alike
+            raise PiledriverError(
+                f"Ray did not start on this machine: {(str(error).strip() or repr(error)).splitlines()[0]}",
+                fix="check free memory, /dev/shm and /tmp/ray, or use the local executor",
+            ) from error
         return
     try:
         _check_port(address)

@@ -59,6 +59,10 @@ def run_agent(wanted: LaunchConfig, count: int, entry: str | Callable[..., Any],
     from torch.distributed.launcher.api import LaunchConfig as ElasticConfig
     from torch.distributed.launcher.api import elastic_launch
 
+    from piledriver.runtime.connection import resolve_host
+
+    if wanted.rdzv_endpoint is not None:
+        resolve_host(wanted.rdzv_endpoint.rpartition(":")[0], wanted.rdzv_timeout_seconds)
     low, high = wanted.node_range()
     fixed_ranks = wanted.node_rank is not None and low == high and high > 1
     rendezvous: dict[str, Any] = {"timeout": int(wanted.rdzv_timeout_seconds)}
@@ -97,12 +101,20 @@ def run_agent(wanted: LaunchConfig, count: int, entry: str | Callable[..., Any],
 
 def _failure(error: Any, wanted: LaunchConfig) -> LaunchError:
     rank, first = error.get_first_failure()
-    said = first.message["message"] if isinstance(first.message, dict) else first.message
-    last = next(iter(str(said).strip().splitlines()), "no message")
+    # Only a Python exception is recorded; a process that exits or is killed leaves no message and no traceback.
+    raised = isinstance(first.message, dict)
+    said = str(first.message["message"]).strip().splitlines() if raised else []
     ended = f"killed by {first.signal_name()}" if first.exitcode < 0 else f"exit code {first.exitcode}"
     tried = f" after {wanted.max_restarts} restart(s)" if wanted.max_restarts else ""
-    where = f"read {wanted.log_dir}" if wanted.log_dir else "its traceback is above"
-    return LaunchError(f"rank {rank} failed{tried} ({ended}): {last}", fix=where)
+    if wanted.log_dir:
+        fix = f"read {wanted.log_dir}"
+    elif raised:
+        fix = "its traceback is above"
+    elif first.exitcode == -signal.SIGKILL:
+        fix = "check the memory of the machine: the system kills processes when it runs out"
+    else:
+        fix = "check its output: it ended without a Python exception"
+    return LaunchError(f"rank {rank} failed{tried} ({ended}){': ' if said else ''}{''.join(said[:1])}", fix=fix)
 
 
 def _rendezvous_failure(error: Exception, wanted: LaunchConfig) -> Exception:
