@@ -169,3 +169,10 @@ def test_the_examples_of_a_page_run_in_order(page: str, tmp_path: Path, monkeypa
     held: dict[str, object] = {"__name__": __name__}
     for code in fenced(ROOT / "docs" / page, "python"):
         exec(compile(code, page, "exec", dont_inherit=True), held)
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=lambda page: page.name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    named = re.findall(r"`((?:src|tests|benchmarks|examples|docs)/[\w/.-]+)`", page.read_text(encoding="utf-8"))
+    # `x.py` stands for a file that the reader adds.
+    assert not [name for name in named if not (ROOT / name).exists() and not name.endswith("/x.py")]
