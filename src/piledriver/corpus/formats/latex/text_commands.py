@@ -2,11 +2,34 @@ r"""Handlers of single commands: titles, captions, notes, citations, references,
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from piledriver.corpus.formats.latex import commands as known
 from piledriver.corpus.formats.latex.converter import Command, Converter
 from piledriver.corpus.formats.latex.labels import reference_mark
 from piledriver.corpus.formats.latex.mathematics import display_math, inline_math
 from piledriver.corpus.formats.markdown import heading, lowered, raised
+
+
+def _writes(text: Callable[[Converter, tuple[int, int]], str]) -> Command:
+    """Return the handler of a command that writes a text made of its argument."""
+
+    def write(converter: Converter, index: int) -> int:
+        after, argument = converter.argument(index + 1)
+        converter.inline.append(text(converter, argument))
+        return after
+
+    return write
+
+
+def _then(act: Callable[[Converter], None]) -> Command:
+    """Return the handler of a command without arguments."""
+
+    def run(converter: Converter, index: int) -> int:
+        act(converter)
+        return converter.after_word(index)
+
+    return run
 
 
 def _section(converter: Converter, index: int) -> int:
@@ -92,11 +115,6 @@ def _in_one_column(converter: Converter, index: int) -> int:
     converter.render(start + 1, at)
     converter.flush()
     return at + 1
-
-
-def _thanks(converter: Converter, index: int) -> int:
-    converter.block(heading("Acknowledgments", 2))
-    return converter.after_word(index)
 
 
 def _spanning_rows(converter: Converter, index: int) -> int:
@@ -186,12 +204,6 @@ def _link(converter: Converter, index: int) -> int:
     return after
 
 
-def _url(converter: Converter, index: int) -> int:
-    after, url = converter.argument(index + 1)
-    converter.inline.append(_url_text(converter, url))
-    return after
-
-
 def _url_text(converter: Converter, url: tuple[int, int]) -> str:
     return converter.raw(*url).replace("\\", "").strip()
 
@@ -208,12 +220,6 @@ def _math(converter: Converter, index: int) -> int:
     return close + 1
 
 
-def _ensure_math(converter: Converter, index: int) -> int:
-    after, body = converter.argument(index + 1)
-    converter.inline.append(inline_math(converter.tokens[slice(*body)]))
-    return after
-
-
 def _script(converter: Converter, index: int) -> int:
     after, body = converter.argument(index + 1)
     text = converter.text(*body)
@@ -226,12 +232,6 @@ def _literal_text(converter: Converter, index: int) -> int:
     outer, converter.literal = converter.literal, True
     converter.inline.append(converter.sub(*body))
     converter.literal = outer
-    return after
-
-
-def _quoted(converter: Converter, index: int) -> int:
-    after, body = converter.argument(index + 1)
-    converter.inline.append(f"“{converter.text(*body)}”")
     return after
 
 
@@ -295,30 +295,10 @@ def _new_theorem(converter: Converter, index: int) -> int:
     return after
 
 
-def _appendix(converter: Converter, index: int) -> int:
-    converter.labels.appendix()
-    return index + 1
-
-
 def _line_break(converter: Converter, index: int) -> int:
     converter.inline.append(known.LINE_BREAK)
     after, _ = converter.optional(index + 1)
     return after
-
-
-def _end_paragraph(converter: Converter, index: int) -> int:
-    converter.flush()
-    return converter.after_word(index)
-
-
-def _new_block(converter: Converter, index: int) -> int:
-    converter.inline.append(" ")
-    return converter.after_word(index)
-
-
-def _algorithm_line(converter: Converter, index: int) -> int:
-    converter.inline.append(known.LINE_BREAK if converter.in_algorithm else " ")
-    return index + 1
 
 
 def _number(source: str) -> str:
@@ -338,30 +318,33 @@ COMMANDS: dict[str, Command] = {
     "\\label": _label,
     "\\bibitem": _bibitem,
     "\\href": _link,
-    **dict.fromkeys(("\\url", "\\path", "\\nolinkurl", "\\doi"), _url),
+    **dict.fromkeys(("\\url", "\\path", "\\nolinkurl", "\\doi"), _writes(_url_text)),
     **dict.fromkeys(("\\(", "\\["), _math),
-    "\\ensuremath": _ensure_math,
+    "\\ensuremath": _writes(lambda converter, body: inline_math(converter.tokens[slice(*body)])),
     **dict.fromkeys(("\\textsuperscript", "\\textsubscript"), _script),
     **dict.fromkeys(("\\texttt", "\\code", "\\lstinline", "\\pkg", "\\file"), _literal_text),
-    **dict.fromkeys(("\\enquote", "\\mkbibquote"), _quoted),
+    **dict.fromkeys(("\\enquote", "\\mkbibquote"), _writes(lambda converter, body: f"“{converter.text(*body)}”")),
     **dict.fromkeys(("\\hyperref", "\\makebox", "\\framebox"), _second_argument),
     "\\texorpdfstring": _first_argument,
     "\\xspace": _space_if_word,
     **dict.fromkeys(("\\SI", "\\si", "\\num", "\\qty", "\\unit", "\\SIrange", "\\qtyrange", "\\ang"), _quantity),
     **dict.fromkeys(("\\newtheorem", "\\newtheorem*", "\\spnewtheorem"), _new_theorem),
-    **dict.fromkeys(("\\appendix", "\\appendices"), _appendix),
+    **dict.fromkeys(("\\appendix", "\\appendices"), _then(lambda converter: converter.labels.appendix())),
     **dict.fromkeys(
         str.split(
             "\\par \\medskip \\bigskip \\smallskip \\newpage \\clearpage \\cleardoublepage \\pagebreak \\maketitle "
             "\\endgraf \\vfill \\vfil \\endproclaim \\enddemo \\enddefinition \\endremark \\endexample \\endref"
         ),
-        _end_paragraph,
+        _then(Converter.flush),
     ),
-    "\\newblock": _new_block,
+    "\\newblock": _then(lambda converter: converter.inline.append(" ")),
     "\\twocolumn": _in_one_column,
     "\\multirow": _spanning_rows,
-    **dict.fromkeys(("\\acknowledgments", "\\acknowledgements", "\\acknowledgment"), _thanks),
+    **dict.fromkeys(
+        ("\\acknowledgments", "\\acknowledgements", "\\acknowledgment"),
+        _then(lambda converter: converter.block(heading("Acknowledgments", 2))),
+    ),
     **dict.fromkeys(("\\proclaim", "\\demo", "\\definition", "\\remark", "\\example"), _proclaim),
-    "\\;": _algorithm_line,
+    "\\;": _then(lambda converter: converter.inline.append(known.LINE_BREAK if converter.in_algorithm else " ")),
     **dict.fromkeys(("\\\\", "\\newline", "\\linebreak", "\\tabularnewline"), _line_break),
 }

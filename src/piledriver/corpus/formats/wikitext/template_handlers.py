@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from piledriver.corpus.formats.wikitext.marks import EQUALS, LINE_BREAK
@@ -43,8 +43,30 @@ class Call:
         return [value for value in self.positional if value]
 
 
+def _words(*parts: str, by: str = " ") -> str:
+    return by.join(part for part in parts if part)
+
+
 Handler = Callable[[Call], str]
-_FUNCTIONS: dict[str, Handler] = {}
+_CODE = re.compile(r"[a-z]{2,3}(?:-[A-Za-z]{2,8}){0,2}")
+_SOUND_SWITCHES = word_set("us uk uslang uklang us: local en lang pron audio ipa rp ga also")
+_FUNCTIONS: dict[str, Handler] = {
+    "annotated_link": lambda call: call.at(1) or call.named.get("link", ""),
+    "chemical": lambda call: "".join(f"<sub>{part}</sub>" if part.isdigit() else part for part in call.positional),
+    "circa": lambda call: "c. " + " – c. ".join(call.given()) if call.given() else "c.",
+    "convert": lambda call: convert_to_text(call.positional),
+    "height": lambda call: height_to_text(call.named),
+    "in_language": lambda call: call.at(2) if _CODE.fullmatch(call.at(1)) else call.at(1),
+    "items": lambda call: _listed("*", [item.lstrip("* ") for item in call.given()]),
+    "last": lambda call: call.given()[-1] if call.given() else "",
+    "numbered": lambda call: _listed("#", call.given()),
+    "page_title": lambda call: call.named.get("title") or call.title,
+    "paragraph": lambda call: f"\n\n{call.at(1)}\n\n" if call.at(1) else "",
+    "poem": lambda call: call.at(1).replace("\n", LINE_BREAK),
+    "sort_name": lambda call: _words(call.at(1), call.at(2)),
+    "value": lambda call: value_to_text(call.positional, call.named),
+    "web_address": lambda call: call.at(2) or call.at(1) or call.named.get("1", ""),
+}
 _MONTHS = str.split("January February March April May June July August September October November December")
 
 
@@ -53,22 +75,19 @@ def _function(handler: Handler) -> Handler:
     return handler
 
 
-def _argument(index: int) -> Handler:
-    return lambda call: call.at(index)
-
-
-def _formatted(pattern: str) -> Handler:
-    before, _, after = pattern.partition("{}")
-    return lambda call: f"{before}{call.at(1)}{after}" if call.at(1) else ""
+def _listed(mark: str, items: list[str]) -> str:
+    return "\n" + "\n".join(f"{mark} {item}" for item in items) + "\n" if items else ""
 
 
 @_function
-def _last(call: Call) -> str:
-    return call.given()[-1] if call.given() else ""
+def _pronunciation(call: Call) -> str:
+    sounds = "".join(part for part in call.positional if part.lower() not in _SOUND_SWITCHES)
+    return f"/{sounds}/" if sounds else ""
 
 
-def _joined(separator: str) -> Handler:
-    return lambda call: separator.join(call.given())
+@_function
+def _ship(call: Call) -> str:
+    return _words(call.at(1), call.at(2)) if call.name == "ship" else _words(call.name.upper(), call.at(1))
 
 
 @_function
@@ -76,18 +95,8 @@ def _quote(call: Call) -> str:
     text = call.at(1) or call.named.get("text", "") or call.named.get("quote", "")
     author = call.named.get("author", "") or call.named.get("sign", "") or call.at(2)
     source = call.named.get("source", "") or call.named.get("title", "")
-    said = ", ".join(part for part in (author, source) if part)
-    return f"\n\n{text}\n\n" + (f"— {said}\n\n" if said and text else "") if text else ""
-
-
-@_function
-def _items(call: Call) -> str:
-    return "\n" + "\n".join(f"* {item.lstrip('* ')}" for item in call.given()) + "\n" if call.given() else ""
-
-
-@_function
-def _numbered(call: Call) -> str:
-    return "\n" + "\n".join(f"# {item}" for item in call.given()) + "\n" if call.given() else ""
+    credit = _words(author, source, by=", ")
+    return f"\n\n{text}\n\n" + (f"— {credit}\n\n" if credit else "") if text else ""
 
 
 @_function
@@ -130,13 +139,8 @@ def _as_of(call: Call) -> str:
 
 
 @_function
-def _circa(call: Call) -> str:
-    return "c. " + " – c. ".join(call.given()) if call.given() else "c."
-
-
-@_function
 def _nihongo(call: Call) -> str:
-    inside = ", ".join(part for part in (call.at(2), call.at(3)) if part)
+    inside = _words(call.at(2), call.at(3), by=", ")
     return f"{call.at(1)} ({inside})" if inside and call.at(1) else call.at(1) or inside
 
 
@@ -144,15 +148,6 @@ def _nihongo(call: Call) -> str:
 def _chinese(call: Call) -> str:
     keys = ("c", "s", "t", "p", "w", "j", "tp", "hanja", "l")
     return "; ".join(call.named[key] for key in keys if call.named.get(key)) or call.at(1)
-
-
-@_function
-def _pronunciation(call: Call) -> str:
-    sounds = "".join(part for part in call.positional if part.lower() not in _SOUND_SWITCHES)
-    return f"/{sounds}/" if sounds else ""
-
-
-_SOUND_SWITCHES = word_set("us uk uslang uklang us: local en lang pron audio ipa rp ga also")
 
 
 @_function
@@ -165,11 +160,6 @@ def _phonetic(call: Call) -> str:
 
 
 @_function
-def _in_language(call: Call) -> str:
-    return call.at(2) if _CODE.fullmatch(call.at(1)) else call.at(1)
-
-
-@_function
 def _tracks(call: Call) -> str:
     """Return the songs of an album as a numbered list."""
     lines = []
@@ -178,43 +168,28 @@ def _tracks(call: Call) -> str:
         if title is None:
             break
         length = call.named.get(f"length{number}", "")
-        lines.append(f"# {title}" + (f" ({length})" if length else ""))
-    return "\n" + "\n".join(lines) + "\n" if lines else ""
+        lines.append(title + (f" ({length})" if length else ""))
+    return _listed("#", lines)
 
 
 @_function
 def _episode(call: Call) -> str:
     """Return the title and the summary of a row in a list of episodes."""
     title, summary = call.named.get("title", ""), call.named.get("shortsummary", "")
-    shown = "\n\n".join(part for part in (title, summary) if part)
+    shown = _words(title, summary, by="\n\n")
     return f"\n\n{shown}\n\n" if shown else ""
 
 
 @_function
 def _squad_player(call: Call) -> str:
     parts = (call.named.get(key, "") for key in ("no", "pos", "name", "other"))
-    return "\n* " + " ".join(part for part in parts if part) + "\n" if call.named.get("name") else ""
-
-
-@_function
-def _paragraph(call: Call) -> str:
-    return f"\n\n{call.at(1) or call.named.get('1', '')}\n\n" if call.at(1) else ""
+    return _listed("*", [_words(*parts)]) if call.named.get("name") else ""
 
 
 @_function
 def _event(call: Call) -> str:
     when, what = call.named.get("date", "") or call.at(1), call.named.get("event", "") or call.at(2)
     return f"\n* {when}: {what}\n" if when and what else ""
-
-
-@_function
-def _sort_name(call: Call) -> str:
-    return " ".join(part for part in (call.at(1), call.at(2)) if part)
-
-
-@_function
-def _ship(call: Call) -> str:
-    return _sort_name(call) if call.name == "ship" else f"{call.name.upper()} {call.at(1)}".strip()
 
 
 @_function
@@ -225,68 +200,21 @@ def _fraction(call: Call) -> str:
     return "/".join(numbers) if len(numbers) == 2 else f"1/{numbers[0]}" if numbers else ""
 
 
-@_function
-def _web_address(call: Call) -> str:
-    return call.at(2) or call.at(1) or call.named.get("1", "")
-
-
-def _money(sign: str) -> Handler:
-    return lambda call: f"{sign}{call.at(1)}" if call.at(1) else sign
-
-
-@_function
-def _height(call: Call) -> str:
-    return height_to_text(call.named)
-
-
-@_function
-def _value(call: Call) -> str:
-    return value_to_text(call.positional, call.named)
-
-
-@_function
-def _convert(call: Call) -> str:
-    return convert_to_text(call.positional)
-
-
-@_function
-def _page_title(call: Call) -> str:
-    return call.named.get("title") or call.title
-
-
-@_function
-def _annotated_link(call: Call) -> str:
-    return call.at(1) or call.named.get("link", "")
-
-
-@_function
-def _poem(call: Call) -> str:
-    return call.at(1).replace("\n", LINE_BREAK)
-
-
-@_function
-def _chemical(call: Call) -> str:
-    return "".join(f"<sub>{part}</sub>" if part.isdigit() else part for part in call.positional)
-
-
-def _handlers() -> Iterator[tuple[str, Handler]]:
-    makers: dict[str, Callable[[Any], Handler]] = {
-        "argument": _argument,
-        "join": _joined,
-        "format": _formatted,
-        "money": _money,
-        "function": _FUNCTIONS.__getitem__,
-    }
-    for kind, maker in makers.items():
-        for value, names in _TABLES[kind].items():
-            handler = maker(value)
-            for name in names.split(","):
-                yield name.strip(), handler
-
-
-_CODE = re.compile(r"[a-z]{2,3}(?:-[A-Za-z]{2,8}){0,2}")
+_MAKERS: dict[str, Callable[[Any], Handler]] = {
+    "argument": lambda index: lambda call: call.at(index),
+    "join": lambda separator: lambda call: separator.join(call.given()),
+    "format": lambda pattern: lambda call: pattern.replace("{}", call.at(1), 1) if call.at(1) else "",
+    "money": lambda sign: lambda call: f"{sign}{call.at(1)}",
+    "function": _FUNCTIONS.__getitem__,
+}
 _TABLES = data_table(__package__, "templates.yaml")
-HANDLERS: dict[str, Handler] = dict(_handlers())
+HANDLERS: dict[str, Handler] = {
+    name: handler
+    for kind, maker in _MAKERS.items()
+    for value, names in _TABLES[kind].items()
+    for handler in [maker(value)]
+    for name in map(str.strip, names.split(","))
+}
 SYMBOLS: dict[str, str] = {
     name: {"<br>": LINE_BREAK, "=": EQUALS}.get(text, text) for name, text in _TABLES["text"].items()
 }
