@@ -18,6 +18,7 @@ CONTENTS = {
     "pdf": pdf([(72, 700, 10, "A line of text in a file under another name.")] * 60),
     "prose and a nul": PROSE[:300] + b"\x00" + PROSE,
     "nul bytes": bytes(5000),
+    "one nul byte": bytes(1),
     "picture": b"\x89PNG\r\n\x1a\n" + PROSE,
 }
 # Further names that a source takes for its raw data, each read by another reader.

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -109,3 +111,10 @@ def test_any_text_ends_in_a_document_or_a_refusal(text: str, noise: bytes) -> No
     assert isinstance(without_boilerplate(text), str)
     documents, refusals = extract_bytes("gutenberg-pg-19", "1.txt", FRAMES["credits"][0].encode() + noise)
     assert len(documents) + len(refusals) == 1
+
+
+def test_books_are_found_in_a_folder_under_the_names_they_are_served_by(tmp_path: Path) -> None:
+    for name in ("2701.txt", "2702.txt.utf-8", "pg2703.txt.utf8"):
+        (tmp_path / name).write_text("Call me Ishmael. Some years ago I went to sea.\n")
+    documents, _ = extract_paths("gutenberg-pg-19", tmp_path)
+    assert [document.meta["gutenberg_id"] for document in documents] == [2701, 2702, 2703]

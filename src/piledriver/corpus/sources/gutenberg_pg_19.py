@@ -47,7 +47,8 @@ SOURCE = Source(
         "differ. PG-19's replacement of offensive words is not repeated."
     ),
     citation="Rae et al. 2019, Compressive Transformers, arXiv:1911.05507; Project Gutenberg, gutenberg.org",
-    wants=ends_with(".txt"),
+    # Project Gutenberg serves books as `2701.txt.utf-8`.
+    wants=ends_with(".txt", ".txt.utf-8", ".txt.utf8"),
     pieces=per_file(one_piece),
     documents=_documents,
 )

@@ -100,7 +100,7 @@ def _wide_encoding(content: bytes) -> str | None:
     head = content[:_BINARY_HEAD_BYTES]
     for name, first in (("utf-16-le", 1), ("utf-16-be", 0)):
         zeros, others = head[first::2].count(0), head[1 - first :: 2].count(0)
-        if zeros * 10 > 4 * len(head) and not others:
+        if zeros >= 8 and zeros * 10 > 4 * len(head) and not others:
             return name
     return None
 
