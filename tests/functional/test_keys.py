@@ -164,14 +164,14 @@ def test_sixteen_bit_uniforms_stay_below_one(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: F.key(1.5), r"1\.5 is no whole number"),
-        (lambda: F.key("seed"), "'seed' is no whole number"),
+        (lambda: F.key(1.5), r"1\.5 is not a whole number"),
+        (lambda: F.key("seed"), "'seed' is not a whole number"),
         (lambda: F.fold_in(F.key(0), 1.5), r"cannot fold 1\.5"),
         (lambda: F.split(F.key(0), (2, 3)), r"into \(2, 3\)"),
         (lambda: F.uniform(0, (2,)), r"a int where its key belongs.*key\(0\)"),
         (lambda: F.uniform(F.key(0), 3), "the shape 3"),
         (lambda: F.uniform(F.key(0), (-1,)), r"the shape \(-1,\)"),
-        (lambda: F.bernoulli(F.key(0), 1.5), r"1\.5 is no probability"),
+        (lambda: F.bernoulli(F.key(0), 1.5), r"1\.5 is not a probability"),
     ],
 )
 def test_what_is_no_key_seed_or_shape_is_named(call: Any, said: str) -> None:

@@ -170,7 +170,7 @@ def test_wide_gradients_leave_the_state_in_its_dtype(optimizer: F.Optimizer) -> 
 def test_groups_of_nothing_and_masks_with_holes() -> None:
     nothing = F.masked(F.clip_by_global_norm(0.1), lambda *_: False)
     assert nothing.update(GRADS, nothing.init(PARAMS))[0] is GRADS
-    with pytest.raises(TreeStructureError, match=r"the mask says nothing about 'dense\.bias'"):
+    with pytest.raises(TreeStructureError, match=r"the mask does not cover 'dense\.bias'"):
         run(F.adamw(0.1, mask={"dense": {"kernel": True}}), 1)
     with pytest.raises(UsageError, match="accumulate over 0"):
         F.accumulate(F.sgd(0.1), 0)

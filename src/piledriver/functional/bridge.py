@@ -44,7 +44,7 @@ def from_torch(module: nn.Module) -> FromTorch:
 
 
 class FromTorch(Module):
-    """What `from_torch` returns. `init` hands out the module's own tensors, so nothing is copied and no key is used."""
+    """What `from_torch` returns. `init` returns the module's own tensors, without a copy, and uses no key."""
 
     module: nn.Module
 

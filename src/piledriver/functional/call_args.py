@@ -1,4 +1,4 @@
-"""What `init` and `apply` are given, as modules use it: what is in the wrong place is named here, with its fix."""
+"""Arguments of `init` and `apply`: converted for modules, with an error for what is in the wrong place."""
 
 from __future__ import annotations
 

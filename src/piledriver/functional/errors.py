@@ -1,6 +1,6 @@
-"""What can go wrong with a functional module, one class per cause; each message names the module path and the fix.
+"""Errors of functional modules, one class per cause; each message names the module path and the fix.
 
-`path` in a message is the way from the root module to the one at fault: `decoder.layers_3.attention`, or `(root)`.
+`path` in a message leads from the root module to the one at fault: `decoder.layers_3.attention`, or `(root)`.
 """
 
 from __future__ import annotations

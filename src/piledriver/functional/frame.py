@@ -1,7 +1,7 @@
-"""Where a module stands during one call: its place in the variables, its names, its random streams.
+"""Frames: the path of a module during one call, with its variables, names and random streams.
 
 A `Context` lives for one `init` or `apply`; a `Frame` is one module's place in it. Both are private to the call, which
-is what makes `apply` pure: whatever a module writes goes to the context and comes back as a new tree.
+makes `apply` pure: what a module writes goes to the context and is returned as a new tree.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Variable:
 
 @dataclass_transform(frozen_default=True)
 class Module:
-    """The base of functional modules. Subclasses become frozen dataclasses by themselves.
+    """The base of functional modules. Every subclass becomes a frozen dataclass.
 
     >>> class Scale(Module):
     ...     def __call__(self, x):
@@ -120,7 +120,7 @@ class Module:
                 setattr(cls, name, _entered(member, name))
         dataclasses.dataclass(frozen=True, eq=False)(cls)
         cls.__init__ = _explained(cls.__init__, cls)  # type: ignore[method-assign]
-        # The generated ones raise FrozenInstanceError, which teaches nothing.
+        # In place of the generated ones, whose error names no alternative.
         cls.__setattr__ = Module.__setattr__  # type: ignore[method-assign]
         cls._fields = tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
         cls.__delattr__ = Module.__setattr__  # type: ignore[method-assign, assignment]
@@ -136,7 +136,7 @@ class Module:
         return all(mine.get(name) == theirs.get(name) for name in self._fields)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without the frame: what is pickled or copied is the module, not the variables of a call.
+        # Without the frame: a pickle or a copy holds the module, not the variables of a call.
         state = {name: value for name, value in vars(self).items() if name != "_frame"}
         return {name: getattr(value, "recipe", value) for name, value in state.items()}
 
@@ -424,7 +424,7 @@ def _entered(method: Callable[..., Any], name: str) -> Callable[..., Any]:
                 return hook(self, method, args, kwargs)
             return method(self, *args, **kwargs)
         except Exception as error:
-            # Torch's own errors do not know the module; the innermost one says where they happened.
+            # Torch's errors do not name the module: the innermost one adds its path.
             if not getattr(error, "__notes__", None):
                 error.add_note(f"in {type(self).__name__} at {dotted(frame.path)}")
             raise
@@ -447,5 +447,5 @@ def _chosen(bound: Module, method: Method | None) -> Callable[..., Any]:
                 fix=f"did you mean {close!r}?" if close else f"it has {', '.join(own) or 'only `__call__`'}",
             )
         return found  # type: ignore[no-any-return]
-    # `method=model.encode` is the method of a module without variables: what is meant is this one's.
+    # `method=model.encode` belongs to a module without variables: take its function and bind this module.
     return functools.partial(getattr(method, "__func__", method), bound)

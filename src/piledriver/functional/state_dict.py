@@ -92,10 +92,10 @@ def _leaf(target: Any, state: Any, path: str) -> Any:
             f"{path} is {value.dtype} in the file and {target.dtype} here",
             fix="cast the target: this would lose numbers",
         )
-    return laid_like(value, target)
+    return placed_like(value, target)
 
 
-def laid_like(value: Tensor, target: Tensor) -> Tensor:
+def placed_like(value: Tensor, target: Tensor) -> Tensor:
     """Return a value that every rank holds in full with the target's dtype, device and placements."""
     if not hasattr(target, "placements"):
         return value.to(dtype=target.dtype, device="cpu" if target.is_meta else target.device)

@@ -19,7 +19,7 @@ def static(**kwargs: Any) -> Any:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(static, dataclasses.field))
 def tree_dataclass(cls: type[T]) -> type[T]:
-    """Make a frozen, keyword-only dataclass and register it as a torch pytree; its subclasses become one by themselves.
+    """Make a frozen, keyword-only dataclass and register it as a torch pytree; subclasses are registered too.
 
     >>> import torch
     >>> @tree_dataclass
@@ -32,7 +32,7 @@ def tree_dataclass(cls: type[T]) -> type[T]:
     if "tree_fields" in vars(cls):
         return cls  # a subclass that was decorated too
     made = dataclasses.dataclass(frozen=True, kw_only=True, eq=False)(cls)
-    # The generated ones raise FrozenInstanceError, which teaches nothing.
+    # In place of the generated ones, whose error names no alternative.
     made.__setattr__ = made.__delattr__ = _refuse_assignment  # type: ignore[method-assign]
     made.__init_subclass__ = classmethod(_decorated)  # type: ignore[method-assign, assignment]
     fields = dataclasses.fields(made)  # type: ignore[arg-type]
@@ -62,7 +62,7 @@ def tree_dataclass(cls: type[T]) -> type[T]:
 
 
 def _decorated(cls: type[Any], /, **kwargs: Any) -> None:
-    # Without it a new field would be no part of the tree, and no one would say so.
+    # Otherwise a new field would silently not be part of the tree.
     tree_dataclass(cls)
 
 

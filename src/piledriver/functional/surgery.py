@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from piledriver.functional.errors import TreeStructureError
-from piledriver.functional.state_dict import laid_like
+from piledriver.functional.state_dict import placed_like
 from piledriver.functional.tree import Path, Tree, flatten, map_with_path, unflatten
 
 Filter = Callable[[Path, Any], bool]
@@ -73,7 +73,7 @@ def is_chosen(mask: Mask, path: Path, leaf: Tensor) -> bool:
             break
         if name not in node:
             raise TreeStructureError(
-                f"the mask says nothing about {'.'.join(path)!r}", fix="give it, or what it lies in, True or False"
+                f"the mask does not cover {'.'.join(path)!r}", fix="set it, or a mapping above it, to True or False"
             )
         node = node[name]
     return bool(node)
@@ -201,7 +201,7 @@ def transfer(
         else:
             mismatched.append((name, tuple(value.shape), tuple(leaf.shape)))
             continue
-        filled[name] = laid_like(value, leaf)
+        filled[name] = placed_like(value, leaf)
     report = TransferReport(
         tuple(matched), tuple(reshaped), tuple(missing), tuple(sorted(set(renamed) - used)), tuple(mismatched)
     )

@@ -33,7 +33,7 @@ _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 
 @dataclass(frozen=True)
 class Row:
-    """One call of one module. `parameters` and `bytes` are the module's own, `flops` include what is inside it.
+    """One call of one module. `parameters` and `bytes` are the module's own, `flops` include its children.
 
     In another call of the same module (`is_again`) the parameters are the same ones: add them up once.
     """

@@ -99,7 +99,7 @@ def _check(
         raise InputShapeError(
             path,
             f"an attention mask of {mask.dtype}",
-            "pass booleans, `mask > 0`; what is added to the scores is bias=",
+            "pass booleans, `mask > 0`; pass numbers to add to the scores as bias=",
         )
     wanted = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
     for name, one in (("mask", mask), ("bias", bias)):

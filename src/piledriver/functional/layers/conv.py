@@ -1,7 +1,6 @@
 """Convolutions with channels last: inputs are (..., *positions, channels), kernels (*window, inputs, features).
 
-Torch wants channels before positions; the permutation is a view that its kernels know as the channels-last layout, so
-nothing is copied.
+torch takes channels before positions; the permutation is a view in torch's channels-last layout, so nothing is copied.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Dropout from a key: the mask is a pure function of the key and the position, whatever the device or the sharding."""
+"""Dropout from a key: the mask is a pure function of key and position, on every device and in every sharding."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Dropout(Module):
         quiet = self.deterministic if deterministic is None else deterministic
         if quiet is None:
             raise InputShapeError(
-                self.path, "Dropout was not told whether to drop", "pass deterministic=True (evaluation) or False"
+                self.path, "Dropout has no `deterministic`", "pass deterministic=True (evaluation) or False"
             )
         if quiet or self.rate == 0.0:
             return x

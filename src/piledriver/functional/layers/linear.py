@@ -50,7 +50,7 @@ class Dense(Module):
 class DenseGeneral(Module):
     """A linear map from the dimensions `dims` of the input to new trailing dimensions `features`.
 
-    The kernel has the contracted dimensions in the input's order, whatever the order of `dims`.
+    The kernel has the contracted dimensions in the input's order, not in that of `dims`.
     """
 
     features: int | tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Normalisation. Statistics are computed in fp32 whatever the input is; the result has the layer's `dtype`."""
+"""Normalisation. Statistics are computed in fp32 for every input dtype; the result has the layer's `dtype`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RMSNorm(Module):
 class GroupNorm(Module):
     """Mean 0 and variance 1 over groups of channels and all positions (Wu and He, 2018). Channels come last.
 
-    `group_size` says how many channels a group has instead of how many groups there are; 1 is an instance norm.
+    `group_size` gives the channels of a group instead of the number of groups; 1 is an instance norm.
     """
 
     groups: int = 32
@@ -83,7 +83,7 @@ class GroupNorm(Module):
         scale = self.param("scale", self.scale_init, (channels,), self.param_dtype) if self.use_scale else None
         bias = self.param("bias", self.bias_init, (channels,), self.param_dtype) if self.use_bias else None
         wide, wide_scale, wide_bias = _wide(x, scale, bias)
-        # Not `F.group_norm`, which refuses groups of one number; their result is the bias.
+        # Not `F.group_norm`, which rejects groups of one number; their result is the bias.
         out = torch.group_norm(wide.movedim(-1, 1), groups, wide_scale, wide_bias, self.epsilon)
         return out.movedim(1, -1).to(_result(self.dtype, x, scale, bias))
 
@@ -111,7 +111,7 @@ class BatchNorm(Module):
         if use_running is None:
             raise InputShapeError(
                 self.path,
-                "BatchNorm was not told whether to use the running averages",
+                "BatchNorm has no use_running_average",
                 "pass use_running_average=True (evaluation) or False (training)",
             )
         channels = x.shape[-1]

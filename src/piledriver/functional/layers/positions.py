@@ -1,4 +1,4 @@
-"""Where a token stands: sinusoidal, rotary and learned encodings, and ALiBi."""
+"""Position encodings: sinusoidal, rotary, learned, and ALiBi."""
 
 from __future__ import annotations
 

@@ -21,11 +21,8 @@ from piledriver.functional.transforms.control import scan
 _LECUN, _ORTHOGONAL = lecun_normal(), orthogonal()
 
 
-class LSTMCell(Module):
-    """One step of an LSTM (Hochreiter and Schmidhuber, 1997); the carry is (cell, hidden).
-
-    Each gate has its own parameters (`ii`, `hi`, `if`, `hf`, ...); the eight products run as two.
-    """
+class _Cell(Module):
+    """The fields of cells on (batch, features), and layers from their input and their hidden state."""
 
     features: int
     dtype: torch.dtype | None = None
@@ -33,6 +30,25 @@ class LSTMCell(Module):
     kernel_init: Initialiser = _LECUN
     recurrent_init: Initialiser = _ORTHOGONAL
     bias_init: Initialiser = zeros
+
+    def initial_carry(self, batch: tuple[int, ...], like: Tensor) -> Any:
+        """Return zeros for these batch dimensions; `like` is one step of the input."""
+        return _zeros((*batch, self.features), self.dtype, like)
+
+    def _from_input(self, name: str, x: Tensor) -> Tensor:
+        layer = Dense(self.features, True, self.dtype, self.param_dtype, self.kernel_init, self.bias_init)
+        return self.child(name, layer)(x)
+
+    def _from_hidden(self, name: str, hidden: Tensor, use_bias: bool = False) -> Tensor:
+        layer = Dense(self.features, use_bias, self.dtype, self.param_dtype, self.recurrent_init, self.bias_init)
+        return self.child(name, layer)(hidden)
+
+
+class LSTMCell(_Cell):
+    """One step of an LSTM (Hochreiter and Schmidhuber, 1997); the carry is (cell, hidden).
+
+    Each gate has its own parameters (`ii`, `hi`, `if`, `hf`, ...); the eight products run as two.
+    """
 
     def __call__(self, carry: tuple[Tensor, Tensor], x: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
         cell, hidden = carry
@@ -55,63 +71,34 @@ class LSTMCell(Module):
         return (cell, hidden), hidden
 
     def initial_carry(self, batch: tuple[int, ...], like: Tensor) -> tuple[Tensor, Tensor]:
-        zero = _zeros((*batch, self.features), self.dtype, like)
+        zero = super().initial_carry(batch, like)
         return zero, zero
 
 
-class GRUCell(Module):
+class GRUCell(_Cell):
     """One step of a gated recurrent unit (Cho et al., 2014); the carry is the hidden state."""
 
-    features: int
-    dtype: torch.dtype | None = None
-    param_dtype: torch.dtype = torch.float32
-    kernel_init: Initialiser = _LECUN
-    recurrent_init: Initialiser = _ORTHOGONAL
-    bias_init: Initialiser = zeros
-
     def __call__(self, carry: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        r = torch.sigmoid(self._from_input("ir", x) + self._from_hidden("hr", carry, False))
-        z = torch.sigmoid(self._from_input("iz", x) + self._from_hidden("hz", carry, False))
+        r = torch.sigmoid(self._from_input("ir", x) + self._from_hidden("hr", carry))
+        z = torch.sigmoid(self._from_input("iz", x) + self._from_hidden("hz", carry))
         n = torch.tanh(self._from_input("in", x) + r * self._from_hidden("hn", carry, True))
         hidden = (1.0 - z) * n + z * carry
         return hidden, hidden
 
-    def initial_carry(self, batch: tuple[int, ...], like: Tensor) -> Tensor:
-        return _zeros((*batch, self.features), self.dtype, like)
 
-    def _from_input(self, name: str, x: Tensor) -> Tensor:
-        layer = Dense(self.features, True, self.dtype, self.param_dtype, self.kernel_init, self.bias_init)
-        return self.child(name, layer)(x)
-
-    def _from_hidden(self, name: str, hidden: Tensor, use_bias: bool) -> Tensor:
-        layer = Dense(self.features, use_bias, self.dtype, self.param_dtype, self.recurrent_init, self.bias_init)
-        return self.child(name, layer)(hidden)
-
-
-class SimpleCell(Module):
+class SimpleCell(_Cell):
     """One step of a plain recurrent network (Elman, 1990); the carry is the hidden state.
 
     `residual` adds the carry before the activation.
     """
 
-    features: int
     activation: Callable[[Tensor], Tensor] = torch.tanh
-    dtype: torch.dtype | None = None
-    param_dtype: torch.dtype = torch.float32
-    kernel_init: Initialiser = _LECUN
-    recurrent_init: Initialiser = _ORTHOGONAL
-    bias_init: Initialiser = zeros
     residual: bool = False
 
     def __call__(self, carry: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        inputs = Dense(self.features, True, self.dtype, self.param_dtype, self.kernel_init, self.bias_init)
-        recurrent = Dense(self.features, False, self.dtype, self.param_dtype, self.recurrent_init)
-        hidden = self.child("i", inputs)(x) + self.child("h", recurrent)(carry)
+        hidden = self._from_input("i", x) + self._from_hidden("h", carry)
         hidden = self.activation(hidden + carry if self.residual else hidden)
         return hidden, hidden
-
-    def initial_carry(self, batch: tuple[int, ...], like: Tensor) -> Tensor:
-        return _zeros((*batch, self.features), self.dtype, like)
 
 
 class ConvLSTMCell(Module):
@@ -152,8 +139,8 @@ class RNN(Module):
     step of the input; carry and output may be trees. A cell whose steps have more than one trailing dimension says how
     many in `feature_rank`. Every step draws its own random numbers, as every application of a shared module does.
 
-    `lengths` says where each example ends. What lies behind has no effect: the carry stays as it is there (with
-    `reverse` the scan starts at the example's own end), and the outputs are zeros.
+    `lengths` are the lengths of the examples. Later steps have no effect: they keep the carry (with `reverse` the scan
+    starts at the example's own end), and their outputs are zeros.
     """
 
     cell: Module

@@ -79,9 +79,8 @@ def rmsprop(
 
     `eps` is added under the root, and momentum sums steps rather than gradients, as in optax.
     """
-    scaled = scale_by_stddev(decay, eps) if centered else scale_by_rms(decay, eps)
     last = stateless(lambda leaves: leaves) if momentum is None else trace(momentum, nesterov)
-    return chain(scaled, scale_by_rate(rate), last)
+    return chain(scale_by_rms(decay, eps, centered), scale_by_rate(rate), last)
 
 
 def adagrad(rate: Rate, initial_accumulator: float = 0.1, eps: float = 1e-7) -> Optimizer:
@@ -132,30 +131,24 @@ def adafactor(
     return chain(*parts, scale(-1.0))
 
 
-def scale_by_rms(decay: float = 0.9, eps: float = 1e-8) -> Optimizer:
-    """Divide gradients by the root of their mean square."""
+def scale_by_rms(decay: float = 0.9, eps: float = 1e-8, centered: bool = False) -> Optimizer:
+    """Divide gradients by the root of their mean square, or by their standard deviation if `centered`."""
 
-    def move(leaves: Leaves, state: RmsState, _: Any, tree: Any) -> tuple[Leaves, RmsState]:
+    def init(params: Any) -> RmsState | StddevState:
+        return StddevState(zeros(params), zeros(params)) if centered else RmsState(zeros(params))
+
+    def move(leaves: Leaves, state: Any, _: Any, tree: Any) -> tuple[Leaves, RmsState | StddevState]:
         held = leaves_of(state.nu)
         leaves = as_held(leaves, held)
-        nu = torch._foreach_addcmul(torch._foreach_mul(held, decay), leaves, leaves, value=1.0 - decay)
-        return _times_rsqrt(leaves, torch._foreach_add(nu, eps)), RmsState(rebuild(tree, nu))
+        nu = variance = torch._foreach_addcmul(torch._foreach_mul(held, decay), leaves, leaves, value=1.0 - decay)
+        new: RmsState | StddevState = RmsState(rebuild(tree, nu))
+        if centered:
+            mu = torch._foreach_add(torch._foreach_mul(leaves_of(state.mu), decay), leaves, alpha=1.0 - decay)
+            variance = torch._foreach_addcmul(nu, mu, mu, value=-1.0)
+            new = StddevState(rebuild(tree, mu), new.nu)
+        return torch._foreach_div(leaves, torch._foreach_sqrt(torch._foreach_add(variance, eps))), new
 
-    return on_leaves(lambda params: RmsState(zeros(params)), move)
-
-
-def scale_by_stddev(decay: float = 0.9, eps: float = 1e-8) -> Optimizer:
-    """Divide gradients by their running standard deviation."""
-
-    def move(leaves: Leaves, state: StddevState, _: Any, tree: Any) -> tuple[Leaves, StddevState]:
-        leaves = as_held(leaves, leaves_of(state.nu))
-        mu = torch._foreach_add(torch._foreach_mul(leaves_of(state.mu), decay), leaves, alpha=1.0 - decay)
-        nu = torch._foreach_addcmul(torch._foreach_mul(leaves_of(state.nu), decay), leaves, leaves, value=1.0 - decay)
-        variance = torch._foreach_addcmul(nu, mu, mu, value=-1.0)
-        moved = _times_rsqrt(leaves, torch._foreach_add(variance, eps))
-        return moved, StddevState(rebuild(tree, mu), rebuild(tree, nu))
-
-    return on_leaves(lambda params: StddevState(zeros(params), zeros(params)), move)
+    return on_leaves(init, move)
 
 
 def scale_by_sum_of_squares(initial_accumulator: float = 0.1, eps: float = 1e-7) -> Optimizer:
@@ -248,10 +241,6 @@ def _by_parameter(function: Callable[[Tensor, Tensor], Tensor]) -> Optimizer:
         return [function(update, own) for update, own in zip(leaves, params, strict=True)], state
 
     return on_leaves(no_state, move)
-
-
-def _times_rsqrt(leaves: Leaves, squares: Leaves) -> Leaves:
-    return torch._foreach_div(leaves, torch._foreach_sqrt(squares))
 
 
 def _rms(leaf: Tensor) -> Tensor:

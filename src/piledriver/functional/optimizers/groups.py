@@ -1,4 +1,4 @@
-"""Optimizers made of others: for some parameters, for each kind its own, for several batches one."""
+"""Optimizers around optimizers: for some parameters, one per label, or one update for several batches."""
 
 from __future__ import annotations
 

@@ -87,7 +87,9 @@ def key(seed: int) -> Key:
     try:
         seed = operator.index(seed)
     except TypeError:
-        raise UsageError(f"the seed {seed!r} is no whole number", fix="`key(0)`; names go in with `fold_in`") from None
+        raise UsageError(
+            f"the seed {seed!r} is not a whole number", fix="`key(0)`; names go in with `fold_in`"
+        ) from None
     if not -(1 << 63) <= seed < 1 << 64:
         raise UsageError(f"the seed {seed} does not fit in 64 bits", fix="use a number below 2**64")
     return Key(torch.tensor(seed - (1 << 64) if seed >= 1 << 63 else seed, dtype=torch.int64))
@@ -175,7 +177,7 @@ def bernoulli(
 ) -> Tensor:
     """Draw True with the given probability, to 2**-32."""
     if not 0.0 <= probability <= 1.0:
-        raise UsageError(f"{probability} is no probability", fix="give a number from 0 to 1")
+        raise UsageError(f"{probability} is not a probability", fix="give a number from 0 to 1")
     threshold = round(float(probability) * 2**32)
     return _drawn(key, shape, torch.bool, device, lambda words: words < threshold)
 

@@ -62,7 +62,7 @@ def joined(low_word: Word, high_word: Word) -> Word:
 def random_words(key: Word, lane: int, start: int, stop: int, device: torch.device | str) -> Tensor:
     """Return the words number `start` (a multiple of 4) to `stop`, rounded up to whole blocks, in int64.
 
-    Number i is word i % 4 of the block with counter (i // 4, lane), whatever the range that was asked for.
+    Number i is word i % 4 of the block with counter (i // 4, lane), for every range.
     """
     if isinstance(key, int) and _is_plain_cpu(device):
         return _words_by_numpy(key, lane, start // 4, (stop + 3) // 4)

@@ -1,6 +1,6 @@
 """Donated memory: a step's new state is written into the tensors of the old one.
 
-A result in the wrong place would be wrong numbers without a word, so everything that does not fit is refused.
+A result in the wrong place would be silently wrong, so everything that does not fit is an error.
 """
 
 from __future__ import annotations

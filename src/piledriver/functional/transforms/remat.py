@@ -1,6 +1,6 @@
-"""Recomputation: keep a function's inputs, forget what is inside, compute it again in the backward pass.
+"""Recomputation: keep a function's inputs and compute its intermediate values again in the backward pass.
 
-`torch.utils.checkpoint` hooks saved tensors, which `torch.func` refuses. This is an autograd function whose backward
+`torch.utils.checkpoint` hooks saved tensors, which `torch.func` does not allow. This is an autograd function whose backward
 pass is the vector-Jacobian product of the function itself, so it works under `grad`, `vmap` and each of the other.
 """
 
@@ -120,7 +120,7 @@ def _plain_vjp(function: Flat, inputs: list[Tensor], cotangents: tuple[Tensor, .
 
 def _while_compiling(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     # In a graph of its own forward and backward, torch's checkpoint marks what the partitioner must recompute. In one
-    # graph of a whole step (`jit(grad(f))`) there is no such boundary, and the compiler schedules as it sees fit.
+    # graph of a whole step (`jit(grad(f))`) there is no such boundary, and the compiler decides what to keep.
     if not only_autograd_surrounds():
         return function(*args, **kwargs)
     from torch.utils.checkpoint import checkpoint

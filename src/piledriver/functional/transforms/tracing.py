@@ -1,4 +1,4 @@
-"""What surrounds the code that is running: nested gradients, functorch transforms, a compiler.
+"""Which transforms surround the running code: nested gradients, functorch transforms, a compiler.
 
 Some operators have no rule for some transforms (fused attention has no second derivative, no forward mode); the layers
 ask here which path to take.

@@ -88,7 +88,7 @@ def _by_functorch(
     grads, value = counted("gradient", torch.func.grad_and_value(inner, chosen, has_aux))(*args, **kwargs)
     if not has_aux:
         return value, grads
-    # `torch.func` takes nothing but tensors beside the value; what else there is (a count, a name) goes round it.
+    # `torch.func` accepts only tensors as aux: other values (a count, a name) bypass it.
     (aux, leaves), tensors = aside[0], iter(value[1])
     filled = [next(tensors) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     return (value[0], rebuild(aux, filled) if leaves else aux), grads
@@ -101,7 +101,7 @@ def _by_autograd(
     if not all(-len(args) <= i < len(args) for i in chosen):
         raise TransformError(
             f"argnums {argnums} with {len(args)} arguments by position",
-            fix="count from 0, and pass what is differentiated unnamed",
+            fix="count from 0, and pass the differentiated arguments by position",
         )
     depth = gradient_depth()  # an inner gradient must leave a graph for the outer one
     leaves, structure = pytree.tree_flatten(tuple(args[i] for i in chosen))
@@ -110,7 +110,7 @@ def _by_autograd(
             what = f"a tensor of {leaf.dtype}" if isinstance(leaf, Tensor) else f"a {type(leaf).__name__}"
             raise TransformError(f"cannot differentiate with respect to {what}", fix="choose other argnums")
     with one_more_gradient(), torch.enable_grad():
-        # Nested, the leaves stay in the outer graph; outermost, they are cut from whatever made them.
+        # Nested, the leaves stay in the outer graph; outermost, they are detached.
         fresh = [one.view_as(one) if depth and one.requires_grad else one.detach().requires_grad_() for one in leaves]
         filled = list(args)
         for i, tree in zip(chosen, pytree.tree_unflatten(fresh, structure), strict=True):
@@ -144,18 +144,18 @@ def _gradients(value: Tensor, inputs: Sequence[Tensor], create_graph: bool) -> l
         return [torch.zeros_like(one) for one in inputs]
     found = torch.autograd.grad(value, inputs, create_graph=create_graph, allow_unused=True)
     return [
-        torch.zeros_like(one) if grad is None else _laid_out_like(one, grad)
+        torch.zeros_like(one) if grad is None else _redistributed(one, grad)
         for one, grad in zip(inputs, found, strict=True)
     ]
 
 
-def _laid_out_like(parameter: Tensor, gradient: Tensor) -> Tensor:
+def _redistributed(parameter: Tensor, gradient: Tensor) -> Tensor:
     """Redistribute the gradient to the parameter's placements, so that the update is not left `Partial`."""
     placements = getattr(parameter, "placements", None)
     if placements is None or not hasattr(gradient, "placements") or any(one.is_partial() for one in placements):
         return gradient
-    laid: Tensor = gradient.redistribute(parameter.device_mesh, placements)  # type: ignore[attr-defined]
-    return laid
+    placed: Tensor = gradient.redistribute(parameter.device_mesh, placements)  # type: ignore[attr-defined]
+    return placed
 
 
 def vmap(function: Any, in_axes: Any = 0, out_axes: Any = 0, chunk_size: int | None = None) -> Callable[..., Any]:
@@ -222,9 +222,9 @@ def jit(
 ) -> Callable[..., Any]:
     """Compile a pure function over trees. Pass steps and keys as tensors; a plain number compiles once per value.
 
-    With `donate` the first argument's memory is taken over by the first result, which must have the same structure
+    With `donate` the first result is written into the first argument's memory; both must have the same structure
     (`state, loss = step(state, batch)`): no second copy of parameters and moments. What comes back is the tree that was
-    passed, with the new numbers in it: whatever else refers to it sees them too.
+    passed, with the new numbers in it, which other references to that tree see too.
 
     `@jit` and `@jit(donate=True)` both decorate.
     """
@@ -255,7 +255,7 @@ def jit(
 
 
 def _raise_own_error(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise what the function itself would have said: a compiler that meets an error tells of its own troubles."""
+    """Raise the error that the function itself raises on stand-ins; the compiler's error would hide it."""
     try:
         eval_shape(function, *args, **kwargs)
     except PiledriverError as error:

@@ -1,4 +1,4 @@
-"""What an attention kernel is: a class that computes softmax(q k^T) v and says which masks and scores it supports."""
+"""Attention kernels: classes that compute softmax(q k^T) v and declare which masks and scores they support."""
 
 from __future__ import annotations
 
