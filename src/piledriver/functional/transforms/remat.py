@@ -1,7 +1,7 @@
 """Recomputation: keep a function's inputs and compute its intermediate values again in the backward pass.
 
-`torch.utils.checkpoint` hooks saved tensors, which `torch.func` does not allow. This is an autograd function whose backward
-pass is the vector-Jacobian product of the function itself, so it works under `grad`, `vmap` and each of the other.
+`torch.utils.checkpoint` hooks saved tensors, which `torch.func` does not allow. This is an autograd function whose
+backward pass is the vector-Jacobian product of the function itself, so it works under `grad`, `vmap` and their nesting.
 """
 
 from __future__ import annotations
