@@ -265,8 +265,11 @@ def test_every_application_draws_anew(wrap: Any) -> None:
     x, rngs = torch.ones(1, 64), {"dropout": F.key(0)}
     masks = Thrice().apply({"params": {}}, x, rngs=rngs)
     assert len({tuple(mask.flatten().tolist()) for mask in masks}) == 3
-    for first, second in zip(masks, Thrice().apply({"params": {}}, x, rngs=rngs), strict=True):
+    again = Thrice().apply({"params": {}}, x, rngs=rngs)
+    compiled = F.jit(lambda x, key: Thrice().apply({"params": {}}, x, rngs={"dropout": key}), backend="eager")
+    for first, second, third in zip(masks, again, compiled(x, F.key(0)), strict=True):
         assert first.equal(second)
+        assert first.equal(third)
     steps = F.RNN(Carried()).apply({"params": {}}, x.expand(1, 5, 64), rngs=rngs)[0]
     assert len({tuple(mask.tolist()) for mask in steps}) == 5
 
