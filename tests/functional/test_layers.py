@@ -253,7 +253,9 @@ class Carried(F.Module):
         return like
 
 
-@pytest.mark.parametrize("wrap", [lambda m: m, F.Remat, lambda m: F.Scanned(m, 1), lambda m: F.Vmapped(m, 1)])
+@pytest.mark.parametrize(
+    "wrap", [lambda m: m, lambda m: F.Remat(m), lambda m: F.Scanned(m, 1), lambda m: F.Vmapped(m, 1)]
+)
 def test_every_application_draws_anew(wrap: Any) -> None:
     """A block that is applied three times has three masks, and each is a function of the key; so has every step."""
 
