@@ -105,7 +105,7 @@ def ours(shard: Path, folder: Path) -> Pairs:
     """`corpus dedup`, every file synced."""
     executor = InProcess(str(folder / "out" / ".work"))
     with mock.patch.object(deduplicate, "open_executor", return_value=nullcontext(executor)):
-        deduplicate.deduplicate([str(shard)], str(folder / "out"), "near", {})
+        deduplicate.deduplicate([str(shard)], str(folder / "out"), "near", {}, keep_work=True)
     labels = next(task for task in executor.tasks if task.function.endswith(":write_clusters"))
     clusters = open_array(os.path.join(executor.work, labels.key[:2], labels.key), "clusters")
     return [(first, member) for member, first in clusters.tolist() if first != member]

@@ -41,13 +41,25 @@ def test_a_broken_line_is_left_out_by_the_command_that_is_advised(
     ] * 2
 
 
+def test_a_recipe_without_its_raw_files_says_what_to_put_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["corpus", "build", "open", "-o", "out"]) == 1
+    *missing, error = capsys.readouterr().err.splitlines()
+    assert len(missing) == 14
+    assert any(line.startswith("missing: raw/arxiv: ") and "https://info.arxiv.org" in line for line in missing)
+    assert "raw/pubmed-central does not exist" in error
+    assert not (tmp_path / "out").exists()
+
+
 RECIPE = "sources: [{source: text, paths: [a.txt]}]\ntotal_tokens: 10\nname: few\ntokenizer: "
 
 
 @pytest.mark.parametrize(
     ("files", "given", "said"),
     [
-        (["vocab.json", "merges.txt"], "tok", "tok holds merges.txt, vocab.json, no tokenizer.json"),
+        (["vocab.txt"], "tok", "tok holds vocab.txt, no tokenizer.json"),
         (["spiece.model"], "tok", "tok holds spiece.model, no tokenizer.json"),
         (["spiece.model"], "tok/spiece.model", "spiece.model is not a tokenizer.json"),
         (["config.json"], "tok", "tok holds no tokenizer.json"),

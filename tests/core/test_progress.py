@@ -30,6 +30,18 @@ def test_tracking_gives_every_item(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
+def test_an_interrupted_bar_is_erased() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    with pytest.raises(KeyboardInterrupt), progress("read", total=2, stream=terminal) as bar:
+        bar.advance()
+        raise KeyboardInterrupt
+    assert terminal.getvalue().endswith("\x1b[1A\x1b[2K"), "one line up, and erased"
+
+
 def test_a_terminal_gets_a_live_bar() -> None:
     parent, child = pty.openpty()
     code = "from piledriver.core.progress import progress\nwith progress('build', total=2) as bar:\n  bar.advance(2)"

@@ -74,7 +74,11 @@ def _bar(label: str, total: float | None, unit: str, stream: TextIO) -> Iterator
             def note(self, text: str) -> None:
                 rich.update(task, note=text.replace("[", r"\["))
 
-        yield Bar()
+        try:
+            yield Bar()
+        except KeyboardInterrupt:
+            rich.live.transient = True  # an interrupted job leaves no bar behind
+            raise
 
 
 @contextmanager

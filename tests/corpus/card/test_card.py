@@ -16,12 +16,13 @@ import yaml
 
 from piledriver.cli.main import main
 from piledriver.corpus import read_shards
+from piledriver.corpus.card import facts as facts_module
 from piledriver.corpus.card.facts import card_facts
 from piledriver.corpus.card.html import card_page
 from piledriver.corpus.card.readme import card_header, card_readme, size_category
 from piledriver.corpus.document import make_document
 from piledriver.corpus.pipeline.build import build_corpus
-from piledriver.corpus.pipeline.manifest import verify_corpus
+from piledriver.corpus.pipeline.manifest import load_manifest, verify_corpus
 from piledriver.corpus.pipeline.recipe import load_recipe
 from piledriver.corpus.shards.writer import ShardFileWriter
 
@@ -110,6 +111,33 @@ def test_the_readme_has_a_header_that_the_hub_takes(corpus: Path) -> None:
     assert all(line.count("|") - line.count(r"\|") in (3, 4, 6) for line in rows)
 
 
+def test_numbers_do_not_break_on_a_small_screen(corpus: Path) -> None:
+    style = card_page(card_facts(corpus)).partition("</style>")[0]
+    rules = [line for line in style.splitlines() if line.startswith((".bars", ".plain"))]
+    breaking = [line for line in rules if "overflow-wrap: anywhere" in line]
+    assert [line.partition("{")[0] for line in breaking] == [".plain th:first-child, .plain td:first-child "]
+    assert ".wide { overflow-x: auto; }" in style
+
+
+def test_the_header_names_what_is_there(corpus: Path) -> None:
+    facts = card_facts(corpus)
+    facts.licences = {"public-domain": 2, "CC0-1.0": 1}
+    facts.languages = Counter({"en": 994, "de": 4, "la": 2})
+    assert card_header(facts)["license"] == ["cc0-1.0", "other"], "a text in the public domain has no licence"
+    assert card_header(facts)["language"] == ["en"], "a few documents may be errors of the detector"
+
+
+def test_evaluation_texts_are_one_row_for_each_file(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = load_manifest(corpus)
+    hits = {"lambada.jsonl#1": 2, "lambada.jsonl#7": 1, "a.txt": 4}
+    manifest.stages.append({"stage": "decontaminate", "sources": {"One": {"dropped": {}, "hits": hits}}})
+    with monkeypatch.context() as patched:
+        patched.setattr(facts_module, "load_manifest", lambda _: manifest)
+        patched.setattr(facts_module, "_last", lambda _: {})
+        found = card_facts(corpus).taken_out
+    assert found == {"decontaminate: hits": {"lambada.jsonl": 3, "a.txt": 4}}
+
+
 @pytest.mark.skipif(importlib.util.find_spec("huggingface_hub") is None, reason="huggingface_hub is not installed")
 def test_the_hubs_own_library_reads_the_card(corpus: Path) -> None:
     from huggingface_hub import DatasetCard, DatasetCardData
@@ -120,7 +148,7 @@ def test_the_hubs_own_library_reads_the_card(corpus: Path) -> None:
     card = DatasetCard(card_readme(facts))
     assert isinstance(card.data, DatasetCardData)
     assert card.data.to_dict() == card_header(facts)
-    assert card.data.license == ["cc-by-4.0", "gpl-2.0", "other", "pddl"]
+    assert card.data.license == ["cc-by-4.0", "gpl-2.0", "other"]
     assert card.data.language == ["en", "he"]
     assert card.data.license_name == "per-document"
     assert card.text.strip().startswith("# A \\<b\\>bold")

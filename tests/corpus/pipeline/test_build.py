@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections import Counter
@@ -16,6 +17,7 @@ from piledriver.corpus.pipeline.build import build_corpus
 from piledriver.corpus.pipeline.manifest import load_manifest, verify_corpus
 from piledriver.corpus.pipeline.recipe import load_recipe
 from piledriver.corpus.pipeline.tasks import Task, execute_task
+from piledriver.corpus.text.token_counts import TokenCounter
 
 pytestmark = pytest.mark.slow
 
@@ -97,6 +99,11 @@ def test_a_budget_in_tokens(place: Path) -> None:
     assert manifest.mix["One"] == {"asked_tokens": 30_000, "got_tokens": got, "got_bytes": size}
     assert abs(got - 30_000) <= max(len(text.split()) for text in mine), "within one document"
     assert manifest.recipe["tokenizer"] == "tokenizer", "no path of the machine"
+    pair = place / "gpt2"
+    pair.mkdir()
+    (pair / "vocab.json").write_text(json.dumps({"w": 0, "o": 1, "wo": 2, "<|endoftext|>": 3}))
+    (pair / "merges.txt").write_text("#version: 0.2\nw o\n")
+    assert [TokenCounter(str(path)).count("wowo") for path in (pair, pair / "vocab.json")] == [2, 2]
     damaged = place / "tokenizer" / "tokenizer.json"
     damaged.write_text("{}")
     with pytest.raises(PiledriverError, match="is not a tokenizer"):
@@ -140,17 +147,17 @@ def test_only_what_a_change_touches_runs_again(place: Path, tmp_path: Path) -> N
     out = tmp_path / "corpus"
     raw_files(tmp_path / "raw")
     (tmp_path / "recipe.yaml").write_text(RECIPE.format(seed=7))
-    build_corpus(load_recipe(tmp_path / "recipe.yaml"), str(out))
+    build_corpus(load_recipe(tmp_path / "recipe.yaml"), str(out), keep_work=True)
     before = _tasks(out)
-    build_corpus(load_recipe(tmp_path / "recipe.yaml"), str(out))
+    build_corpus(load_recipe(tmp_path / "recipe.yaml"), str(out), keep_work=True)
     assert _tasks(out) == before, "nothing changed, nothing ran"
     (tmp_path / "recipe.yaml").write_text(RECIPE.format(seed=8))
-    build_corpus(load_recipe(tmp_path / "recipe.yaml"), str(out))
+    build_corpus(load_recipe(tmp_path / "recipe.yaml"), str(out), keep_work=True)
     shuffled = _tasks(out) - before
     assert shuffled
     assert len(shuffled) < len(before) / 2, "another seed touches the mix alone"
     (tmp_path / "raw" / "one" / "new.txt").write_text(" ".join(WORDS[:300]))
-    build_corpus(load_recipe(tmp_path / "recipe.yaml"), str(out))
+    build_corpus(load_recipe(tmp_path / "recipe.yaml"), str(out), keep_work=True)
     assert any("word299" in document.text and "word0 " in document.text for document in read_shards(out / "train"))
     assert verify_corpus(out) == []
 

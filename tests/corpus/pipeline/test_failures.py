@@ -7,9 +7,11 @@ import json
 import os
 import random
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,7 +51,7 @@ def recipe(folder: Path, stages_yaml: str) -> None:
 
 
 def build(folder: Path, out: str = "out") -> Path:
-    build_corpus(load_recipe(folder / "recipe.yaml"), str(folder / out))
+    build_corpus(load_recipe(folder / "recipe.yaml"), str(folder / out), keep_work=True)
     assert verify_corpus(folder / out) == []
     return folder / out
 
@@ -67,7 +69,7 @@ def tasks(corpus: Path, function: str) -> set[str]:
     return {path.parent.name for path in (corpus / ".work").glob(f"*/*/{function}")}
 
 
-@pytest.mark.parametrize("most_bytes", [3_000, 30_000])
+@pytest.mark.parametrize("most_bytes", [3_000, 12_000])
 def test_no_space_left_is_said_and_the_next_run_goes_on(place: Path, most_bytes: int) -> None:
     """A limit on the size of files stands for a full disk: the same writes fail, at the same places."""
 
@@ -158,15 +160,29 @@ def test_shards_that_change_or_move_between_two_runs(tmp_path: Path) -> None:
                 shard.write(Document(each, f"{number:032x}", "S"))
 
     write(tmp_path / "in.jsonl.zst", [text(i % 15) for i in range(20)])
-    deduplicate([str(tmp_path / "in.jsonl.zst")], str(tmp_path / "out"), "near", {}, chunk_documents=7)
+    deduplicate([str(tmp_path / "in.jsonl.zst")], str(tmp_path / "out"), "near", {}, chunk_documents=7, keep_work=True)
     assert [d.text for d in read_shards(tmp_path / "out" / "train")] == [text(i) for i in range(15)]
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "in.jsonl.zst").rename(tmp_path / "elsewhere" / "in.jsonl.zst")
     before = tasks(tmp_path / "out", "result.json")
-    deduplicate([str(tmp_path / "elsewhere" / "in.jsonl.zst")], str(tmp_path / "out"), "near", {}, chunk_documents=7)
+    deduplicate(
+        [str(tmp_path / "elsewhere" / "in.jsonl.zst")],
+        str(tmp_path / "out"),
+        "near",
+        {},
+        chunk_documents=7,
+        keep_work=True,
+    )
     assert tasks(tmp_path / "out", "result.json") == before, "the same shard at another place"
     write(tmp_path / "elsewhere" / "in.jsonl.zst", [text(i) for i in range(100, 104)])
-    deduplicate([str(tmp_path / "elsewhere" / "in.jsonl.zst")], str(tmp_path / "out"), "near", {}, chunk_documents=7)
+    deduplicate(
+        [str(tmp_path / "elsewhere" / "in.jsonl.zst")],
+        str(tmp_path / "out"),
+        "near",
+        {},
+        chunk_documents=7,
+        keep_work=True,
+    )
     assert [d.text for d in read_shards(tmp_path / "out" / "train")] == [text(i) for i in range(100, 104)]
     assert verify_corpus(tmp_path / "out") == []
 
@@ -182,6 +198,71 @@ def test_shards_that_others_wrote_give_the_same_as_ours(tmp_path: Path) -> None:
         (str(i + 12), str(i)) for i in range(8)
     ]
     assert {row["detail"] for row in read_ledger(tmp_path / "out")} == {"similarity about 1.00"}
+
+
+@pytest.mark.parametrize("method", ["exact", "near", "paragraphs", "substring"])
+def test_fields_of_shards_that_others_wrote_are_kept(method: str, tmp_path: Path) -> None:
+    """As in C4, FineWeb and OSCAR."""
+    rows = [
+        {
+            "text": text(i % 6),
+            "url": f"https://a.org/{i}",
+            "timestamp": "2019-04-25T12:57Z",
+            "score": i / 9,
+            "tags": [i],
+        }
+        for i in range(8)
+    ]
+    (tmp_path / "theirs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    deduplicate([str(tmp_path / "theirs.jsonl")], str(tmp_path / "out"), method, {})
+    kept = [document.meta for document in read_shards(tmp_path / "out" / "train")][:6]
+    assert kept == [{name: value for name, value in row.items() if name != "text"} for row in rows[:6]]
+
+
+def test_the_work_folder_goes_at_the_end_and_a_finished_corpus_is_recognised(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe_ = load_recipe(place / "recipe.yaml")
+    made = build_corpus(recipe_, str(place / "out"))
+    assert not (place / "out" / ".work").exists()
+    with monkeypatch.context() as patched:
+        patched.setattr(build_module, "mix", None)
+        assert build_corpus(recipe_, str(place / "out")) == made
+    (place / "out" / made.outputs[0]["path"]).unlink()
+    assert build_corpus(recipe_, str(place / "out")) == made
+    assert verify_corpus(place / "out") == []
+    (place / "raw" / "07.txt").write_text(text(7)[::-1])
+    assert build_corpus(recipe_, str(place / "out")) != made
+
+
+def test_a_finished_corpus_is_built_again_where_a_file_of_a_stage_changed(place: Path) -> None:
+    (place / "blocked").write_text("a.org\n")
+    recipe(place, "{use: urls, settings: {domains: blocked}}")
+    first = build_corpus(load_recipe(place / "recipe.yaml"), str(place / "out"))
+    (place / "blocked").write_text("b.org\n")
+    assert build_corpus(load_recipe(place / "recipe.yaml"), str(place / "out")).key != first.key
+
+
+@pytest.mark.parametrize("wrong", ["raw: nothing to read", "raw: missing"])
+def test_an_early_error_leaves_nothing(wrong: str, place: Path) -> None:
+    shutil.rmtree(place / "raw")
+    if wrong != "raw: missing":
+        (place / "raw").mkdir()
+    with pytest.raises(PiledriverError):
+        build_corpus(load_recipe(place / "recipe.yaml"), str(place / "out"))
+    assert not (place / "out").exists()
+
+
+def test_a_corpus_that_is_removed_during_the_build_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = build_module.mix
+
+    def remove_and_mix(*arguments: Any) -> Any:
+        shutil.rmtree(place / "out")
+        return real(*arguments)
+
+    monkeypatch.setattr(build_module, "mix", remove_and_mix)
+    with pytest.raises(PiledriverError, match=r"out was removed during the build"):
+        build_corpus(load_recipe(place / "recipe.yaml"), str(place / "out"))
 
 
 def test_no_documents_at_all_is_an_error(tmp_path: Path) -> None:

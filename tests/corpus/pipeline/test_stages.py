@@ -88,6 +88,9 @@ def test_a_document_that_would_fall_into_too_many_pieces_goes(tmp_path: Path) ->
     kept = built(tmp_path, texts, stage)
     assert [d.meta["origin"] for d in kept] == ["raw/less.txt"] * 10
     assert {row["reason"] for row in ledger(tmp_path)} == {"evaluation text", "cut around evaluation text"}
+    counts = load_manifest(tmp_path / "out").stages[-1]["sources"]["One"]
+    assert counts["dropped"] == {"decontaminate: evaluation text": 1}
+    assert counts["removed"] == {"documents cut around evaluation text": 1}
 
 
 def test_another_evaluation_text_of_the_same_name_is_not_taken_for_the_old_one(tmp_path: Path) -> None:

@@ -26,16 +26,26 @@ def configure(parser: Parser) -> None:
         help="what runs the tasks: local processes (default), a new local Ray, or a running Ray cluster",
     )
     add_workers(parser)
+    parser.add_argument(
+        "--keep-work",
+        action="store_true",
+        help="keep the intermediate files, so that a build with a changed recipe runs only what changed",
+    )
     parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
 
 
 def run(args: argparse.Namespace) -> None:
     """Build, and print what each stage kept and dropped."""
-    from piledriver.corpus.pipeline.build import build_corpus
+    from piledriver.corpus.pipeline.build import build_corpus, missing_inputs
     from piledriver.corpus.pipeline.recipe import load_recipe
 
     recipe = load_recipe(args.recipe, args.overrides)
-    manifest = build_corpus(recipe, args.out, executor_name=args.executor, workers=args.workers)
+    for path, missing in missing_inputs(recipe):
+        where = f" ({missing.citation})" if missing.citation else ""
+        print(f"missing: {path}: {missing.title}: {missing.raw_format}{where}", file=sys.stderr)
+    manifest = build_corpus(
+        recipe, args.out, executor_name=args.executor, workers=args.workers, keep_work=args.keep_work
+    )
     if args.json:
         print(json.dumps(dataclasses.asdict(manifest), indent=2, ensure_ascii=False))
         return

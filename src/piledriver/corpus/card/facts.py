@@ -72,7 +72,8 @@ def card_facts(folder: storage.Location, *, read_documents: int = 100_000) -> Ca
                 drops[use, reason] += count
             for kind in ("removed", "hits"):
                 for name, count in account.get(kind, {}).items():
-                    taken_out[f"{stage['stage']}: {kind}"][name] += count
+                    # A file of evaluation texts is one row: the texts are named file#number.
+                    taken_out[f"{stage['stage']}: {kind}"][name.rpartition("#")[0] or name] += count
     for account in _last(manifest).values():
         for name, count in account.get("replaced", {}).items():
             taken_out["pii: replaced"][name] += count

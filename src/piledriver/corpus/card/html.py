@@ -108,7 +108,7 @@ def _bars(rows: Sequence[Row]) -> str:
         f"<td>{escape(shown)}</td></tr>"
         for name, value, shown in rows
     )
-    return f"<table class=bars>{made}</table>" if rows else "<p>None.</p>"
+    return f"<div class=wide><table class=bars>{made}</table></div>" if rows else "<p>None.</p>"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -117,7 +117,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
         "<tr>" + "".join(f"<td>{escape(f'{v:,}' if isinstance(v, int) else str(v))}</td>" for v in row) + "</tr>"
         for row in rows
     )
-    return f"<table class=plain><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div class=wide><table class=plain><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 def _sorted(drops: dict[tuple[str, str], int]) -> list[tuple[tuple[str, str], int]]:

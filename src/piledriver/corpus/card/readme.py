@@ -13,9 +13,11 @@ import yaml
 from piledriver.corpus.card.facts import CardFacts
 
 # Our names of licences to the Hub's.
-_CALLED = {"public-domain": "pddl", "odc-by-1.0": "odc-by", "odbl-1.0": "odbl", "pddl-1.0": "pddl", "gfdl-1.3": "gfdl"}
+_CALLED = {"odc-by-1.0": "odc-by", "odbl-1.0": "odbl", "pddl-1.0": "pddl", "gfdl-1.3": "gfdl"}
 # Obsolete codes of the detector to current ISO codes.
 _LANGUAGES = {"iw": "he", "jw": "jv", "mo": "ro", "in": "id", "ji": "yi"}
+# Languages of a smaller share of the documents are as likely errors of the detector.
+_LANGUAGE_SHARE = 0.01
 _SIZES = (("n<1K", 10**3), ("1K<n<10K", 10**4), ("10K<n<100K", 10**5), ("100K<n<1M", 10**6), ("1M<n<10M", 10**7))
 _MORE_SIZES = (("10M<n<100M", 10**8), ("100M<n<1B", 10**9), ("1B<n<10B", 10**10), ("10B<n<100B", 10**11))
 
@@ -23,7 +25,8 @@ _MORE_SIZES = (("10M<n<100M", 10**8), ("100M<n<1B", 10**9), ("1B<n<10B", 10**10)
 def card_header(facts: CardFacts) -> dict[str, Any]:
     """Return the metadata: languages, licences, size, and the files of each split."""
     licences = sorted({hub_licence(licence) for licence in facts.licences}) or ["other"]
-    codes = [_LANGUAGES.get(code, code) for code, _ in facts.languages.most_common()]
+    least = _LANGUAGE_SHARE * sum(facts.languages.values())
+    codes = [_LANGUAGES.get(code, code) for code, count in facts.languages.most_common() if count >= least]
     languages = list(dict.fromkeys(code for code in codes if re.fullmatch("[a-z]{2,3}", code)))
     documents = sum(facts.splits.values())
     made: dict[str, Any] = {"pretty_name": facts.manifest.name}
@@ -44,7 +47,7 @@ def hub_licence(licence: str) -> str:
     """Return the Hub's name of a licence.
 
     >>> hub_licence("CC-BY-4.0"), hub_licence("public-domain"), hub_licence("yours")
-    ('cc-by-4.0', 'pddl', 'other')
+    ('cc-by-4.0', 'other', 'other')
     """
     # Our names are SPDX identifiers, which have "or-later" and "only" where the Hub's do not.
     name = re.sub(r"(?:-or-later|-only|\+)$", "", "-".join(licence.lower().split()))

@@ -9,29 +9,31 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from typing import Any, TextIO
 
 from piledriver.core import storage
 from piledriver.core.config import to_mapping
-from piledriver.core.errors import PiledriverError, UnknownNameError, UsageError
+from piledriver.core.errors import MissingFileError, PiledriverError, UnknownNameError, UsageError
 from piledriver.core.progress import Progress, progress
 from piledriver.corpus.filters import FILTERS
 from piledriver.corpus.pipeline.chunks import DOCUMENTS
 from piledriver.corpus.pipeline.executors import Executor, open_executor
 from piledriver.corpus.pipeline.ledger import write_ledger
-from piledriver.corpus.pipeline.manifest import MANIFEST, Manifest, versions
+from piledriver.corpus.pipeline.manifest import MANIFEST, Manifest, finished_manifest, versions
 from piledriver.corpus.pipeline.recipe import Recipe, StageEntry, source_name
 from piledriver.corpus.pipeline.stage_registry import StageInput, StageOutcome, file_settings, make_stage
 from piledriver.corpus.pipeline.stages.extract import InputFile, checksum_inputs, extract_source
 from piledriver.corpus.pipeline.stages.filter import run_filters
 from piledriver.corpus.pipeline.stages.mix import mix
-from piledriver.corpus.pipeline.tasks import Task, TaskResult, remove_partial_tasks
+from piledriver.corpus.pipeline.tasks import Task, TaskResult, has_documents, remove_partial_tasks
+from piledriver.corpus.raw.streams import local_files
 from piledriver.corpus.sources import resolve
-from piledriver.corpus.text.token_counts import TokenCounter, tokenizer_file
+from piledriver.corpus.sources.base import Source
+from piledriver.corpus.text.token_counts import TokenCounter, tokenizer_checksum
 
 WORK = ".work"
 CHUNK_BYTES = 32 << 20
@@ -40,22 +42,37 @@ _COUNTS = ("dropped", "licences", "replaced", "removed", "hits")
 
 
 def build_corpus(
-    recipe: Recipe, out: str, *, executor_name: str = "local", workers: int = 1, chunk_bytes: int = CHUNK_BYTES
+    recipe: Recipe,
+    out: str,
+    *,
+    executor_name: str = "local",
+    workers: int = 1,
+    chunk_bytes: int = CHUNK_BYTES,
+    keep_work: bool = False,
 ) -> Manifest:
     """Build a corpus in the folder `out`, or resume a build that was interrupted there.
 
     The published bytes are the same for any executor, number of workers, `chunk_bytes` (raw data that one task reads)
-    and history of interruptions. An invalid recipe raises before any work.
+    and history of interruptions. An invalid recipe raises before any work. A finished corpus is returned as it is if
+    recipe and raw files are unchanged. `keep_work` keeps the intermediate files, so that a build with another recipe
+    or more raw files runs only what changed.
     """
     check_recipe(recipe)
-    storage.make_folder(out)
+    for path, source in missing_inputs(recipe):
+        raise MissingFileError(path, fix=f"put there {source.raw_format}, or change the paths of {source.slug}")
     with (
-        lock_corpus(out),
+        lock_corpus(out) as lock,
+        work_in(out, keep=keep_work) as work,
         progress(f"build {recipe.name}", unit="tasks") as bar,
-        open_executor(executor_name, work_in(out), workers) as opened,
+        open_executor(executor_name, work, workers) as opened,
     ):
         executor = CountedExecutor(opened, bar)
-        inputs, extracted = _extract(executor, recipe, chunk_bytes, bar)
+        inputs = {source_name(entry): checksum_inputs(executor, source_name(entry), entry) for entry in recipe.sources}
+        key = _build_key(recipe, inputs)
+        manifest = finished_manifest(out, key)
+        if manifest is not None:
+            return manifest
+        extracted = _extract(executor, recipe, inputs, chunk_bytes, bar)
         outcomes = [extracted]
         for outcome in _run_stages(StageInput(executor, extracted.chunks, recipe.memory_bytes), recipe, bar):
             outcomes.append(outcome)
@@ -66,19 +83,51 @@ def build_corpus(
         storage.remove_file(os.path.join(out, MANIFEST))
         published = publish_shards(out, shards)
         ledger = write_ledger(out, outcomes)
-    manifest = Manifest(
-        name=recipe.name,
-        versions=versions(),
-        recipe=_portable(recipe),
-        inputs=[
-            {"source": file.source, "origin": file.origin, "size": file.size, "sha256": file.sha256} for file in inputs
-        ],
-        stages=[account(outcome) for outcome in outcomes],
-        mix={name: share.account() for name, share in shares.items()},
-        outputs=[*published, ledger],
-    )
-    manifest.save(out)
+        manifest = Manifest(
+            name=recipe.name,
+            versions=versions(),
+            recipe=_portable(recipe),
+            inputs=[
+                {"source": file.source, "origin": file.origin, "size": file.size, "sha256": file.sha256}
+                for files in inputs.values()
+                for file in files
+            ],
+            stages=[account(outcome) for outcome in outcomes],
+            mix={name: share.account() for name, share in shares.items()},
+            outputs=[*published, ledger],
+            key=key,
+        )
+        lock.check()
+        manifest.save(out)
     return manifest
+
+
+def _build_key(recipe: Recipe, inputs: Mapping[str, Sequence[InputFile]]) -> str:
+    """Return a hash of everything that determines the corpus: recipe, versions, and the content of all files."""
+    files = [[name, file.origin, file.sha256] for name, found in inputs.items() for file in found]
+    read_by_stages = [
+        [origin, storage.sha256(path)]
+        for stage in recipe.stages
+        for path, origin, _ in local_files(_stage_files(stage))
+    ]
+    counter = None if recipe.tokenizer is None else tokenizer_checksum(recipe.tokenizer)
+    return (
+        Task("build", {"recipe": _portable(recipe), "versions": versions(), "files": files}).key
+        + Task("files", {"stages": read_by_stages, "tokenizer": counter}).key
+    )
+
+
+def _stage_files(stage: StageEntry) -> list[str]:
+    """Return the paths of the files that a stage's settings name."""
+    made = make_stage(stage.use, stage.settings)
+    given = [getattr(made, name) for name in file_settings(stage.use)]
+    return [path for value in given if value is not None for path in (value if isinstance(value, list) else [value])]
+
+
+def missing_inputs(recipe: Recipe) -> list[tuple[str, Source]]:
+    """Return (path, source) of raw files and folders of a recipe that do not exist."""
+    entries = ((path, entry) for entry in recipe.sources for path in entry.paths)
+    return [(path, resolve(entry.source)) for path, entry in entries if not os.path.lexists(path)]
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -87,33 +136,28 @@ def check_recipe(recipe: Recipe) -> None:
     for source in recipe.sources:
         resolve(source.source)
     if recipe.tokenizer is not None:
-        TokenCounter(tokenizer_file(recipe.tokenizer))
+        TokenCounter(recipe.tokenizer)
     for stage in recipe.stages:
-        made = make_stage(stage.use, stage.settings)
-        for name in file_settings(stage.use):
-            given = getattr(made, name)
-            for path in given if isinstance(given, list) else [given] if given is not None else []:
-                if not os.path.exists(path):
-                    raise UsageError(f"stage {stage.use}: {path} does not exist", fix=f"check its setting {name}")
+        for path in _stage_files(stage):
+            if not os.path.exists(path):
+                names_of = ", ".join(file_settings(stage.use))
+                raise UsageError(f"stage {stage.use}: {path} does not exist", fix=f"check its setting {names_of}")
         for name in stage.sources:
             if name not in names:
                 raise UnknownNameError(f"source in stage {stage.use!r}:", name, names)
 
 
 def _extract(
-    executor: Executor, recipe: Recipe, chunk_bytes: int, bar: Progress
-) -> tuple[list[InputFile], StageOutcome]:
-    inputs: list[InputFile] = []
+    executor: Executor, recipe: Recipe, inputs: Mapping[str, Sequence[InputFile]], chunk_bytes: int, bar: Progress
+) -> StageOutcome:
     whole = StageOutcome("extract")
     for entry in recipe.sources:
         name = source_name(entry)
         bar.note(f"extract {name}")
-        files = checksum_inputs(executor, name, entry)
-        inputs += files
-        outcome = extract_source(executor, name, entry, files, chunk_bytes)
+        outcome = extract_source(executor, name, entry, inputs[name], chunk_bytes)
         whole.chunks.extend(outcome.chunks)
         whole.results.extend(outcome.results)
-    return inputs, whole
+    return whole
 
 
 def _run_stages(corpus: StageInput, recipe: Recipe, bar: Progress) -> Iterator[StageOutcome]:
@@ -226,19 +270,52 @@ class CountedExecutor:
             yield result
 
 
-def work_in(out: str) -> str:
-    """Return the work folder of a corpus, without what interrupted tasks left. The corpus is locked."""
+@contextmanager
+def work_in(out: str, *, keep: bool = False) -> Iterator[str]:
+    """Yield the work folder of a locked corpus, without what interrupted tasks left.
+
+    It is removed at the end, unless `keep`, and after an error that came before any document was read.
+    """
     work = os.path.join(os.path.abspath(out), WORK)
     remove_partial_tasks(work)
-    return work
+    try:
+        yield work
+    except BaseException:
+        if not has_documents(work):
+            shutil.rmtree(work, ignore_errors=True)
+        raise
+    if not keep:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+class CorpusLock:
+    """The lock of a corpus folder, which also tells whether the folder is still there."""
+
+    def __init__(self, out: str, file: TextIO) -> None:
+        self._out, self._file = out, file
+
+    def check(self, error: BaseException | None = None) -> None:
+        """Raise if the corpus folder was removed."""
+        if not os.fstat(self._file.fileno()).st_nlink:
+            raise PiledriverError(f"{self._out} was removed during the build", fix="run the build again") from error
 
 
 @contextmanager
-def lock_corpus(out: str) -> Iterator[None]:
-    """Keep other builds from writing the same corpus."""
-    with open(os.path.join(out, ".lock"), "w") as lock:
+def lock_corpus(out: str) -> Iterator[CorpusLock]:
+    """Keep other builds from writing the same corpus. A folder that is made and stays empty is removed again."""
+    path, is_new = os.path.join(out, ".lock"), not os.path.exists(out)
+    storage.make_folder(out)
+    with open(path, "w") as file:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(f"another build is writing {out}", fix="wait for it, or choose another folder") from None
-        yield
+        lock = CorpusLock(out, file)
+        try:
+            yield lock
+        except Exception as error:
+            lock.check(error)
+            raise
+        finally:
+            if is_new and os.path.exists(out) and os.listdir(out) == [".lock"]:
+                shutil.rmtree(out, ignore_errors=True)

@@ -17,7 +17,7 @@ from piledriver.corpus.pipeline.build import CountedExecutor, account, lock_corp
 from piledriver.corpus.pipeline.chunks import DOCUMENTS, register_shard, write_shard_part
 from piledriver.corpus.pipeline.executors import Executor, open_executor
 from piledriver.corpus.pipeline.ledger import write_ledger
-from piledriver.corpus.pipeline.manifest import MANIFEST, Manifest, load_manifest, versions
+from piledriver.corpus.pipeline.manifest import MANIFEST, Manifest, finished_manifest, load_manifest, versions
 from piledriver.corpus.pipeline.recipe import StageEntry
 from piledriver.corpus.pipeline.stage_registry import StageInput, StageOutcome, make_stage, stage_outcome
 from piledriver.corpus.pipeline.tasks import Task
@@ -39,6 +39,7 @@ def deduplicate(
     shard_bytes: int = 1 << 30,
     workers: int = 1,
     chunk_documents: int = CHUNK_DOCUMENTS,
+    keep_work: bool = False,
 ) -> Manifest:
     """Write the documents of some shards without duplicates to `out/train`, with ledger and manifest.
 
@@ -51,16 +52,22 @@ def deduplicate(
         raise UsageError(f"the input {out} cannot be the output too", fix="choose another folder for the output")
     if os.path.exists(os.path.join(out, MANIFEST)) and load_manifest(out).mix:
         raise UsageError(f"{out} holds a corpus that was built from a recipe", fix="choose another folder")
-    storage.make_folder(out)
     with (
-        lock_corpus(out),
+        lock_corpus(out) as lock,
+        work_in(out, keep=keep_work) as work,
         progress(f"dedup {method}", unit="tasks") as bar,
-        open_executor("local", work := work_in(out), workers) as opened,
+        open_executor("local", work, workers) as opened,
     ):
         before = [_state(path) for path in paths]
         described = [{"origin": os.path.basename(path), "sha256": storage.sha256(path)} for path in paths]
+        checksums = [file["sha256"] for file in described]
+        arguments = {"settings": dict(settings), "inputs": checksums, "shards": shard_bytes, "versions": versions()}
+        key = Task(f"dedup {method}", arguments).key
+        finished = finished_manifest(out, key)
+        if finished is not None:
+            return finished
         executor = CountedExecutor(opened, bar)
-        read = read_shards_as_chunks(executor, work, paths, [file["sha256"] for file in described], chunk_documents)
+        read = read_shards_as_chunks(executor, work, paths, checksums, chunk_documents)
         if not read.chunks:
             raise PiledriverError("the shards have no documents", fix="check the input")
         cleaned = run_stage(StageInput(executor, read.chunks, memory_bytes, _LEVEL), entry)
@@ -70,16 +77,18 @@ def deduplicate(
         storage.remove_file(os.path.join(out, MANIFEST))
         published = _publish_in_order(out, cleaned, shard_bytes)
         ledger = write_ledger(out, [read, cleaned])
-    manifest = Manifest(
-        name=os.path.basename(os.path.abspath(out)),
-        versions=versions(),
-        recipe={"stages": [{"use": method, "settings": dict(settings), "sources": []}]},
-        inputs=described,
-        stages=[account(read), account(cleaned)],
-        mix={},
-        outputs=[*published, ledger],
-    )
-    manifest.save(out)
+        manifest = Manifest(
+            name=os.path.basename(os.path.abspath(out)),
+            versions=versions(),
+            recipe={"stages": [{"use": method, "settings": dict(settings), "sources": []}]},
+            inputs=described,
+            stages=[account(read), account(cleaned)],
+            mix={},
+            outputs=[*published, ledger],
+            key=key,
+        )
+        lock.check()
+        manifest.save(out)
     return manifest
 
 

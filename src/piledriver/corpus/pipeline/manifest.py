@@ -31,6 +31,8 @@ class Manifest:
     """For each source: bytes or tokens asked for and got."""
     outputs: list[dict[str, Any]]
     """Shards and ledger: path below the corpus, split, documents, bytes, sha256."""
+    key: str = ""
+    """Hash of everything that determines the corpus; empty in version 0.1."""
 
     def save(self, folder: storage.Location) -> None:
         """Write the manifest, which marks a corpus as finished."""
@@ -51,6 +53,16 @@ def load_manifest(folder: storage.Location) -> Manifest:
         return Manifest(**json.loads(storage.read_text(path)))
     except (TypeError, ValueError) as error:
         raise CorruptFileError(f"{path} is damaged: {error}", fix="run the build again") from error
+
+
+def finished_manifest(folder: storage.Location, key: str) -> Manifest | None:
+    """Return the manifest of a finished corpus with this key whose files have their sizes, or None."""
+    if not storage.exists(storage.join(folder, MANIFEST)):
+        return None
+    manifest = load_manifest(folder)
+    sizes = {storage.join(folder, *entry["path"].split("/")): entry["bytes"] for entry in manifest.outputs}
+    whole = all(storage.exists(path) and storage.size(path) == size for path, size in sizes.items())
+    return manifest if manifest.key == key and whole else None
 
 
 def verify_corpus(folder: storage.Location) -> list[str]:

@@ -100,6 +100,17 @@ def remove_partial_tasks(work: str) -> None:
             folders.clear()
 
 
+def has_documents(work: str) -> bool:
+    """Return whether a finished task of a build has read a document."""
+    found = (entry.path for top in _folders(work) for entry in _folders(top.path))
+    results = (finished_task(work, os.path.basename(path)) for path in found)
+    return any(result is not None and result.values.get("documents") for result in results)
+
+
+def _folders(path: str) -> list[os.DirEntry[str]]:
+    return [entry for entry in os.scandir(path) if entry.is_dir()] if os.path.isdir(path) else []
+
+
 def work_folder(folder: str) -> str:
     """Return the work folder of a build, from the folder that one of its tasks fills."""
     return os.path.dirname(os.path.dirname(folder))

@@ -147,7 +147,7 @@ def normalise(text: str) -> str:
 
 def normalise_code(text: str) -> str:
     """Return code unchanged, except for surrogates and NUL, which no text may hold, and `\\n` line breaks."""
-    return _SURROGATES.sub("\ufffd", text.replace("\r\n", "\n").replace("\x00", ""))
+    return _SURROGATES.sub("?", text.replace("\r\n", "\n").replace("\x00", ""))
 
 
 def _unicode_form(text: str, odd: bytes) -> str:
@@ -155,7 +155,7 @@ def _unicode_form(text: str, odd: bytes) -> str:
     while odd:
         before = text
         if b"\xed" in odd:
-            text = _SURROGATES.sub("\ufffd", text)
+            text = _SURROGATES.sub("?", text)
         if _MAY_NOT_BE_NFC.search(odd) and not unicodedata.is_normalized("NFC", text):
             text = unicodedata.normalize("NFC", text)
             odd = _odd_bytes(text)

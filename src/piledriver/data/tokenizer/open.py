@@ -7,13 +7,13 @@ ranks, SentencePiece `*.model`.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from piledriver.core import storage
 from piledriver.core.errors import UsageError
+from piledriver.corpus.text.token_counts import gpt2_tokenizer
 from piledriver.data.tokenizer.formats.sentencepiece import from_sentencepiece
 from piledriver.data.tokenizer.formats.tiktoken import from_tiktoken
-from piledriver.data.tokenizer.formats.tokenizer_json import from_json, gpt2_json
+from piledriver.data.tokenizer.formats.tokenizer_json import from_json
 from piledriver.data.tokenizer.tokenizer import Tokenizer
 
 
@@ -45,7 +45,7 @@ def _open_folder(folder: str, encoder: str | None) -> Tokenizer:
     if "tokenizer.json" in files:
         return open_tokenizer(storage.join(folder, "tokenizer.json"), encoder=encoder)
     if {"vocab.json", "merges.txt"} <= files:
-        return from_json(gpt2_json(Path(folder)), encoder=encoder, name=folder)
+        return from_json(gpt2_tokenizer(folder).encode("utf-8"), encoder=encoder, name=folder)
     for name in sorted(files):
         if name.endswith((".tiktoken", ".model")):
             return open_tokenizer(storage.join(folder, name), encoder=encoder)

@@ -94,7 +94,11 @@ def _panel(label: str, first_step: int, total_steps: int, stream: TextIO) -> Ite
     console = Console(file=stream)
     panel = _Panel(label, first_step, total_steps, console)
     with Live(panel, console=console, refresh_per_second=4) as live:
-        yield panel
+        try:
+            yield panel
+        except KeyboardInterrupt:
+            live.transient = True  # an interrupted run leaves no panel behind
+            raise
         live.refresh()
 
 

@@ -22,6 +22,7 @@ from piledriver.corpus.raw.streams import local_files
 from piledriver.corpus.shards.reader import read_texts
 
 _NAMES = "names.json"
+_CUT = "cut around evaluation text"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +101,10 @@ def decontaminate_chunk(folder: str, chunk: str, index: str, settings: dict[str,
     ngrams = contamination.NgramIndex(indexed, rules.words)
     names = json.loads(storage.read_text(os.path.join(indexed, _NAMES)))
     hits: Counter[str] = Counter()
+    cut = 0
 
     def judged() -> Iterator[Document | Dropped]:
+        nonlocal cut
         for document in read_chunk(folder, chunk):
             spans, owners = ngrams.hits(document.text)
             if not spans:
@@ -111,12 +114,17 @@ def decontaminate_chunk(folder: str, chunk: str, index: str, settings: dict[str,
             hits.update(found)
             detail = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
             pieces = _pieces(document, spans, rules)
-            reason = "cut around evaluation text" if pieces else "evaluation text"
+            cut += bool(pieces)
             kept = pieces[0].id if pieces else ""
+            reason = _CUT if pieces else "evaluation text"
             yield Dropped(document.id, document.source, "decontaminate", reason, detail, kept)
             yield from pieces
 
-    return {**write_chunk(folder, judged()), "hits": dict(sorted(hits.items()))}
+    counts = write_chunk(folder, judged())
+    # In the ledger with the piece that is kept, but not dropped.
+    counts["dropped"].pop(f"decontaminate: {_CUT}", None)
+    removed = {"removed": {f"documents {_CUT}": cut}} if cut else {}
+    return {**counts, **removed, "hits": dict(sorted(hits.items()))}
 
 
 def _pieces(document: Document, spans: list[tuple[int, int]], rules: Decontaminate) -> list[Document]:

@@ -14,22 +14,21 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import zstandard
 
-from piledriver.core import storage
 from piledriver.core.random import Stream
 from piledriver.corpus.dedup.arrays import open_array, write_arrays
 from piledriver.corpus.dedup.clusters import cluster_rows
 from piledriver.corpus.document import to_line
 from piledriver.corpus.pipeline.catalogue import Catalogue, store_catalogue
-from piledriver.corpus.pipeline.chunks import DOCUMENTS, number_chunks, read_chunk
+from piledriver.corpus.pipeline.chunks import DOCUMENTS, LEVEL, number_chunks, read_chunk
 from piledriver.corpus.pipeline.mixture import Share, budget_unit, compute_shares
 from piledriver.corpus.pipeline.recipe import Recipe, source_name
 from piledriver.corpus.pipeline.stage_registry import StageInput
-from piledriver.corpus.pipeline.stages.filter import check_unchanged
 from piledriver.corpus.pipeline.stages.near import duplicate_clusters
 from piledriver.corpus.pipeline.tasks import Task, TaskResult, sibling_folder, work_folder
 from piledriver.corpus.shards.writer import ShardFileWriter
-from piledriver.corpus.text.token_counts import TokenCounter, tokenizer_file
+from piledriver.corpus.text.token_counts import TokenCounter, tokenizer_checksum
 
 SPLITS = ("train", "validation", "test")
 
@@ -73,13 +72,12 @@ def mix(corpus: StageInput, recipe: Recipe) -> tuple[dict[str, list[TaskResult]]
 
 def _measure_tasks(recipe: Recipe, corpus: StageInput, labels: str | None) -> Iterator[Task]:
     splits = {"validation": recipe.splits.validation, "test": recipe.splits.test, "seed": recipe.seed}
-    tokenizer = None if recipe.tokenizer is None else tokenizer_file(recipe.tokenizer)
-    checksum = {} if tokenizer is None else {"tokenizer": storage.sha256(tokenizer)}
+    checksum = {} if recipe.tokenizer is None else {"tokenizer": tokenizer_checksum(recipe.tokenizer)}
     counted = {source_name(entry) for entry in recipe.sources if budget_unit(recipe, entry) == "tokens"}
     for chunk in number_chunks(corpus.chunks):
         common = {"chunk": chunk.key, "first": chunk.first, "labels": labels, **splits}
         if chunk.source in counted:
-            yield Task.call(measure_chunk, **common, **checksum, payload=tokenizer)
+            yield Task.call(measure_chunk, **common, **checksum, payload=recipe.tokenizer)
         else:
             yield Task.call(measure_chunk, **common)
 
@@ -99,7 +97,7 @@ def measure_chunk(
 
     With a `tokenizer` (its checksum, and its path as the payload) also the number of tokens of each.
     """
-    counter = None if tokenizer is None else TokenCounter(check_unchanged(str(payload), tokenizer))
+    counter = None if tokenizer is None else TokenCounter(str(payload), tokenizer)
     sizes, tokens, identities = [], [], []
     for document in read_chunk(folder, chunk):
         text = document.text.encode("utf-8", "replace")
@@ -143,8 +141,10 @@ def scatter_chunk(
     bounds = [0, *ends, len(order)]
     with open(os.path.join(folder, "lines"), "wb") as out:
         offsets = [0]
+        compressor = zstandard.ZstdCompressor(level=LEVEL)
         for low, high in pairwise(bounds):
-            out.write(b"".join(lines[which[i]] for i in order[low:high]))
+            if low < high:
+                out.write(compressor.compress(b"".join([lines[which[i]] for i in order[low:high]])))
             offsets.append(out.tell())
     write_arrays(folder, keys=keys[order], bounds=np.array(bounds), offsets=np.array(offsets))
     return {"documents": len(which)}
@@ -160,7 +160,8 @@ def gather_shard(folder: str, scattered: str, shard: int) -> dict[str, Any]:
         keys.append(np.array(open_array(run.folder, "keys")[low:high]))
         with open(os.path.join(run.folder, "lines"), "rb") as part:
             part.seek(begin)
-            lines += part.read(end - begin).splitlines(keepends=True)
+            if begin < end:
+                lines += zstandard.decompress(part.read(end - begin)).splitlines(keepends=True)
     order = np.argsort(np.concatenate(keys), kind="stable")
     with ShardFileWriter(os.path.join(folder, DOCUMENTS)) as writer:
         for at in order:

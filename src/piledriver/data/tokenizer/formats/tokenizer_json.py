@@ -1,10 +1,9 @@
-"""`tokenizer.json` of Hugging Face `tokenizers`, and GPT-2's pair of files."""
+"""`tokenizer.json` of Hugging Face `tokenizers`."""
 
 from __future__ import annotations
 
 import json
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from piledriver.core.errors import CorruptFileError, MissingDependencyError
@@ -84,19 +83,3 @@ def byte_characters() -> list[str]:
     plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
     shifted = iter(range(256, 512))
     return [chr(byte) if byte in plain else chr(next(shifted)) for byte in range(256)]
-
-
-def gpt2_json(folder: Path) -> bytes:
-    """Return the `tokenizer.json` of GPT-2's `vocab.json` and `merges.txt`."""
-    library = encoders.import_tokenizers()
-    try:
-        model = library.models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
-    except Exception as error:  # the library raises plain Exception
-        raise CorruptFileError(
-            f"{folder}: vocab.json or merges.txt is damaged: {error}", fix="fetch them again"
-        ) from error
-    made = library.Tokenizer(model)
-    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = library.decoders.ByteLevel()
-    made.add_special_tokens([name for name in BOUNDARY_NAMES[:1] if made.token_to_id(name) is not None])
-    return str(made.to_str()).encode("utf-8")
