@@ -255,6 +255,18 @@ def test_repair_keeps_every_intact_document_with_its_meta(tmp_path: Path) -> Non
         repair_shards(tmp_path / "in", tmp_path / "in")
 
 
+def test_repair_of_one_long_frame_keeps_what_is_before_the_damage(tmp_path: Path) -> None:
+    lines = "".join(json.dumps({"text": os.urandom(500).hex(), "id": i}) + "\n" for i in range(2000)).encode()
+    whole = bytearray(zstandard.ZstdCompressor().compress(lines))
+    whole[len(whole) // 2 : -1000] = b"\xff" * (len(whole) - len(whole) // 2 - 1000)
+    (tmp_path / "a.jsonl.zst").write_bytes(whole)
+    assert 500 < repair_shards(tmp_path / "a.jsonl.zst", tmp_path / "out.jsonl.zst").documents < 1000
+    (tmp_path / "a.jsonl.zst").write_bytes(whole[:100])
+    with pytest.raises(CorruptFileError, match="no document can be read"):
+        repair_shards(tmp_path / "a.jsonl.zst", tmp_path / "none.jsonl.zst")
+    assert not (tmp_path / "none.jsonl.zst").exists()
+
+
 def test_hidden_folders_are_not_read(tmp_path: Path) -> None:
     top = tmp_path / ".cache" / "corpus"
     for name in ("a.jsonl", "sub/b.jsonl", ".work/c.jsonl", "sub/.old/d.jsonl", ".e.jsonl"):

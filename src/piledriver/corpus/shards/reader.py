@@ -24,7 +24,7 @@ from piledriver.corpus.document import Document, document_id, replace_surrogates
 from piledriver.corpus.shards.seek_table import REPAIR, SeekTable, read_frame, read_table
 
 MAX_LINE_BYTES = 1 << 28
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES, _COMPRESSED_BYTES = 1 << 20, 1 << 16
 _SUFFIXES = (".jsonl.zst", ".json.zst", ".jsonl.gz", ".json.gz", ".jsonl", ".ndjson")
 
 OnBad = Callable[[str, int, str], None]
@@ -290,7 +290,8 @@ class _ZstdStream:
     def read(self, size: int) -> bytes:
         """Return the content of about `size` compressed bytes; empty only at the end of the file."""
         while True:
-            raw = self._rest or self._file.read(size)
+            # In small parts: what is decompressed before damage in a part would be lost with it.
+            raw = self._rest or self._file.read(min(size, _COMPRESSED_BYTES))
             if not raw:
                 if self._begun:
                     raise EOFError("the file ends inside a zstd frame")

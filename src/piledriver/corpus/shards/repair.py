@@ -57,5 +57,7 @@ def repair_shards(
                     shard.write(document)
                     documents += 1
         if not documents:
+            for target in targets:
+                storage.remove_file(target)
             raise CorruptFileError(f"{location}: no document can be read", fix="copy or build it again")
     return RepairSummary(len(paths), documents, bad)
