@@ -5,49 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from piledriver.corpus.text.data_table import data_table, word_set
+
 MAX_DEPTH = 60
 
-_GREEK = str.split(
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi o pi rho varsigma sigma tau upsilon "
-    "varphi chi psi omega"
-)
-_SYMBOLS = {
-    **{chr(0x3B1 + index): f"\\{name}" for index, name in enumerate(_GREEK) if name != "o"},
-    "Γ": r"\Gamma", "Δ": r"\Delta", "Θ": r"\Theta", "Λ": r"\Lambda", "Ξ": r"\Xi", "Π": r"\Pi", "Σ": r"\Sigma",
-    "Υ": r"\Upsilon", "Φ": r"\Phi", "Ψ": r"\Psi", "Ω": r"\Omega", "ϕ": r"\phi", "ϵ": r"\epsilon", "ϑ": r"\vartheta",
-    "ϱ": r"\varrho", "ϖ": r"\varpi", "∂": r"\partial", "∇": r"\nabla", "∞": r"\infty", "∑": r"\sum", "∏": r"\prod",
-    "∫": r"\int", "∮": r"\oint", "×": r"\times", "⋅": r"\cdot", "·": r"\cdot", "±": r"\pm", "∓": r"\mp", "÷": r"\div",
-    "≤": r"\leq", "≥": r"\geq", "⩽": r"\leqslant", "⩾": r"\geqslant", "≠": r"\neq", "≈": r"\approx", "≃": r"\simeq",
-    "≅": r"\cong", "∼": r"\sim", "≡": r"\equiv", "∝": r"\propto", "≪": r"\ll", "≫": r"\gg", "∈": r"\in",
-    "∉": r"\notin", "∋": r"\ni", "⊂": r"\subset", "⊆": r"\subseteq", "⊃": r"\supset", "⊇": r"\supseteq",
-    "∪": r"\cup", "∩": r"\cap", "∅": r"\emptyset", "∀": r"\forall", "∃": r"\exists", "¬": r"\neg", "∧": r"\wedge",
-    "∨": r"\vee", "→": r"\to", "←": r"\leftarrow", "↔": r"\leftrightarrow", "⇒": r"\Rightarrow", "⇐": r"\Leftarrow",
-    "⇔": r"\Leftrightarrow", "↦": r"\mapsto", "…": r"\ldots", "⋯": r"\cdots", "⋮": r"\vdots", "⋱": r"\ddots",
-    "′": "'", "″": "''", "°": r"^{\circ}", "∘": r"\circ", "⊗": r"\otimes", "⊕": r"\oplus", "†": r"\dagger",
-    "∗": "*", "−": "-", "–": "-", "〈": r"\langle", "〉": r"\rangle", "⟨": r"\langle", "⟩": r"\rangle",
-    "⌈": r"\lceil", "⌉": r"\rceil", "⌊": r"\lfloor", "⌋": r"\rfloor", "∥": r"\|", "‖": r"\|", "∣": "|",
-    "ℏ": r"\hbar", "ℓ": r"\ell", "ℜ": r"\Re", "ℑ": r"\Im", "ℝ": r"\mathbb{R}", "ℕ": r"\mathbb{N}", "ℤ": r"\mathbb{Z}",
-    "ℂ": r"\mathbb{C}", "ℚ": r"\mathbb{Q}", "{": r"\{", "}": r"\}", "%": r"\%", "&": r"\&", "#": r"\#", "$": r"\$",
-    "_": r"\_", "⊥": r"\perp", "∠": r"\angle", "√": r"\surd", "µ": r"\mu", "\u2061": "", "\u2062": "", "\u2063": "",
-    "\u2064": "", "\u200b": "", "\u2009": " ", "\u200a": " ", "\u2003": " ", "\u2002": " ", "\u2005": " ",
-    "\u205f": " ", "\xa0": " ",
-}  # fmt: skip
-_FUNCTIONS = frozenset(
-    str.split(
-        "arccos arcsin arctan arg cos cosh cot csc deg det dim exp gcd inf ker lim ln log max min sec sin sinh sup tan "
-        "tanh Pr"
-    )
-)
-_ACCENTS = {
-    "^": "hat", "ˆ": "hat", "ˇ": "check", "~": "tilde", "˜": "tilde", "∼": "tilde", "¯": "bar", "‾": "overline",
-    "→": "vec", "⃗": "vec", "˙": "dot", ".": "dot", "¨": "ddot", "‥": "ddot", "_": "underline",
-    "\u0304": "bar", "\u0302": "hat", "\u0303": "tilde", "\u0307": "dot", "\u0308": "ddot", "\u0305": "overline",
-    "⏞": "overbrace", "⏟": "underbrace", "︷": "overbrace", "︸": "underbrace", "―": "overline", "-": "bar", "–": "bar",
-}  # fmt: skip
-_VARIANTS = {
-    "bold": "mathbf", "bold-italic": "boldsymbol", "double-struck": "mathbb", "script": "mathcal",
-    "fraktur": "mathfrak", "sans-serif": "mathsf", "monospace": "mathtt", "bold-script": "mathcal",
-}  # fmt: skip
+_TABLES = data_table(__package__, "mathml.yaml")
+_SYMBOLS: dict[str, str] = _TABLES["symbols"]
+_FUNCTIONS = word_set(_TABLES["functions"])
+_ACCENTS: dict[str, str] = _TABLES["accents"]
+_VARIANTS: dict[str, str] = _TABLES["variants"]
 
 
 def to_latex(math: Any) -> str:

@@ -9,29 +9,15 @@ from typing import Any
 from piledriver.corpus.formats.markdown import lowered, raised
 from piledriver.corpus.formats.mathml import to_latex
 from piledriver.corpus.formats.xml.parse import entity_text
+from piledriver.corpus.text.data_table import data_table, word_set
 
 MAX_DEPTH = 80
 MAX_SPAN = 50
 
 SPACE = re.compile(r"\s+")
 _ONLY_NUMBERS = re.compile(r"[\d\s,;–—-]+")
-# Elements without text, and those that are blocks.
-DROPPED = frozenset(
-    str.split(
-        "ref-list object-id graphic inline-graphic alt-text long-desc contrib-group aff author-notes bio pub-date "
-        "permissions index-term x hr milestone-start milestone-end sig-block processing-meta related-object kwd-group "
-        "history article-id self-uri counts custom-meta-group funding-group conference colgroup col"
-    )
-)
-BLOCKS = frozenset(
-    str.split(
-        "p sec disp-formula disp-formula-group list def-list table-wrap table-wrap-group fig fig-group boxed-text "
-        "disp-quote verse-group code preformat statement supplementary-material speech fn-group fn glossary ack app "
-        "app-group notes title array table-wrap-foot caption chem-struct-wrap question answer explanation abstract "
-        "trans-abstract body back floats-group floats-wrap table attrib media answer-set question-wrap "
-        "block-alternatives"
-    )
-)
+_TAGS = data_table(__package__, "tags.yaml")
+DROPPED, BLOCKS = word_set(_TAGS["dropped"]), word_set(_TAGS["blocks"])
 
 
 def inline(element: Any, depth: int = 0) -> str:

@@ -7,18 +7,9 @@ import re
 
 import msgspec
 
-_CODES = """af Afrikaans|ak Akan|am Amharic|ar Arabic|as Assamese|az Azerbaijani|be Belarusian|bg Bulgarian|bn Bangla
-|bs Bosnian|ca Catalan|ceb Cebuano|cs Czech|cy Welsh|da Danish|de German|el Greek|en English|eo Esperanto|es Spanish
-|et Estonian|eu Basque|fa Persian|fi Finnish|fil Filipino|fr French|fy Frisian|ga Irish|gd Gaelic|gl Galician
-|gu Gujarati|ha Hausa|haw Hawaiian|he Hebrew|iw Hebrew|hi Hindi|hmn Hmong|hr Croatian|ht Haitian|hu Hungarian
-|hy Armenian|id Indonesian|ig Igbo|is Icelandic|it Italian|ja Japanese|jv Javanese|ka Georgian|kk Kazakh|km Khmer
-|kn Kannada|ko Korean|ku Kurdish|ky Kyrgyz|la Latin|lb Luxembourgish|lo Lao|lt Lithuanian|lv Latvian|mg Malagasy
-|mi Maori|mk Macedonian|ml Malayalam|mn Mongolian|mr Marathi|ms Malay|mt Maltese|my Burmese|ne Nepali|nl Dutch
-|no Norwegian|nb Norwegian|nn Nynorsk|ny Nyanja|or Odia|pa Punjabi|pl Polish|ps Pashto|pt Portuguese|ro Romanian
-|ru Russian|sd Sindhi|si Sinhala|sk Slovak|sl Slovenian|sm Samoan|sn Shona|so Somali|sq Albanian|sr Serbian
-|st Sesotho|su Sundanese|sv Swedish|sw Swahili|ta Tamil|te Telugu|tg Tajik|th Thai|tk Turkmen|tr Turkish|tt Tatar
-|ug Uyghur|uk Ukrainian|ur Urdu|uz Uzbek|vi Vietnamese|xh Xhosa|yi Yiddish|yo Yoruba|zh Chinese|zu Zulu"""
-LANGUAGES = dict(entry.split(" ", 1) for entry in _CODES.replace("\n", "").split("|"))
+from piledriver.corpus.text.data_table import data_table
+
+LANGUAGES: dict[str, str] = data_table(__package__, "languages.yaml")["languages"]
 _BY_NAME = {name.lower(): code for code, name in LANGUAGES.items()}
 _BY_NAME |= {"bengali": "bn", "norwegian": "no", "hebrew": "he"}
 

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import re
 
+from piledriver.corpus.text.data_table import data_table
+
 _NUMBER = re.compile(r"[-+−–±]?[.,]?\d[\d.,/+⁄ e-]{0,40}")
-_RANGE_WORDS = {
-    "-": "–", "–": "–", "to": " to ", "and": " and ", "or": " or ", "by": " by ", "x": " × ", "×": " × ",
-    "to(-)": " to ", "+/-": " ± ", "±": " ± ", "and(-)": " and ", "xx": " × ", "*": " × ", "to about": " to about ",
-    "/": "/", "&": " & ",
-}  # fmt: skip
-_UNITS = {
-    "km2": "km²", "m2": "m²", "mi2": "sq mi", "sqmi": "sq mi", "ft2": "sq ft", "sqft": "sq ft", "sqkm": "km²",
-    "cm2": "cm²", "in2": "sq in", "m3": "m³", "cm3": "cm³", "km3": "km³", "ft3": "cu ft", "cuft": "cu ft",
-    "cuin": "cu in", "cumi": "cu mi", "c": "°C", "f": "°F", "k": "K", "kph": "km/h", "kmh": "km/h", "m/s2": "m/s²",
-    "ftin": "ft", "acre": "acres", "mile": "miles", "foot": "feet", "inch": "inches", "ha": "ha", "hp": "hp",
-    "lbf": "lbf", "l": "L", "usgal": "US gal", "impgal": "imp gal", "/km2": "/km²", "/sqkm": "/km²", "/sqmi": "/sq mi",
-    "pd/sqmi": "/sq mi", "pd/km2": "/km²", "oz": "oz", "long ton": "long tons", "st": "st", "nmi": "nmi", "kn": "kn",
-}  # fmt: skip
+_TABLES = data_table(__package__, "measures.yaml")
+_RANGE_WORDS: dict[str, str] = _TABLES["ranges"]
+_UNITS: dict[str, str] = _TABLES["units"]
+_PAIRS = {(first, second) for first, second in _TABLES["pairs"]}
 
 
 def unit_name(unit: str) -> str:
@@ -54,12 +47,6 @@ def convert_to_text(arguments: list[str]) -> str:
             return argument
         at += 1
     return shown
-
-
-_PAIRS = {
-    ("ft", "in"), ("lb", "oz"), ("st", "lb"), ("mi", "ch"), ("mi", "yd"), ("yd", "ft"), ("m", "cm"),
-    ("long ton", "cwt"),
-}  # fmt: skip
 
 
 def height_to_text(named: dict[str, str]) -> str:

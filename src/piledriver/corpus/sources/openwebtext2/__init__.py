@@ -14,30 +14,13 @@ from piledriver.corpus.raw.streams import RawStream
 from piledriver.corpus.sources.base import Found, Piece, Source, ends_with, stop_at_damage
 from piledriver.corpus.sources.openwebtext2.reddit import Submissions, url_key
 from piledriver.corpus.sources.shared.warc import MAX_PAGE_BYTES, archive_pieces, is_web_archive, pages_of
-from piledriver.corpus.text.data_table import word_set
+from piledriver.corpus.text.data_table import data_table, word_set
 from piledriver.corpus.text.language import language_of
 
 MIN_SCORE = 3
-# Pictures, films, music, code and social media, or text that the Pile has from another source.
-EXCLUDED_DOMAINS = word_set(
-    "500px.com amazon.co.uk amazon.com amzn.to bandcamp.com battle.net bestbuy.com bit.ly craigslist.org deviantart.com"
-    " discord.gg discord.com ebay.com etsy.com facebook.com fb.me flickr.com gfycat.com giphy.com gist.github.com"
-    " github.com gofundme.com goo.gl gyazo.com imgflip.com imgur.com instagr.am instagram.com itunes.apple.com"
-    " kickstarter.com linkedin.com liveleak.com mixcloud.com netflix.com newegg.com open.spotify.com pastebin.com"
-    " patreon.com photobucket.com pinterest.com play.google.com postimg.org prnt.sc quickmeme.com quora.com"
-    " redbubble.com redd.it reddit.com reddituploads.com soundcloud.com spotify.com steamcommunity.com steampowered.com"
-    " store.steampowered.com strawpoll.me streamable.com surveymonkey.com t.co t.me tinypic.com tumblr.com twitch.tv"
-    " twitter.com vimeo.com vine.co walmart.com wikipedia.org x.com xhamster.com pornhub.com youtu.be youtube.com"
-    " yt.com"
-)
-EXCLUDED_EXTENSIONS = tuple(
-    f".{extension}"
-    for extension in word_set(
-        "7z aac avi apk bin bmp csv dmg doc docx eps epub exe flac flv gif gifv gz ico iso jpeg jpg m4a m4v mkv mov mp3"
-        " mp4 mpeg mpg ogg ogv opus pdf png ppt pptx ps rar svg tar tgz tif tiff torrent wav webm webp wma wmv xls xlsx"
-        " xml zip zst"
-    )
-)
+_EXCLUDED = data_table(__package__, "excluded.yaml")
+EXCLUDED_DOMAINS = word_set(_EXCLUDED["domains"])
+EXCLUDED_EXTENSIONS = tuple(f".{extension}" for extension in _EXCLUDED["extensions"].split())
 _is_page = ends_with(".html", ".htm", ".xhtml")
 _is_json_lines = ends_with(".jsonl", ".ndjson")
 _DUMP_NAME = re.compile(r"^RS_|_submissions\b", re.IGNORECASE)

@@ -6,27 +6,12 @@ import re
 from collections.abc import Iterator
 
 from piledriver.corpus.formats.markdown import lowered, raised
+from piledriver.corpus.text.data_table import data_table
 
-_GREEK_NAMES = str.split(
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau upsilon phi chi "
-    "psi omega"
-)
-_GREEK = dict(zip(_GREEK_NAMES, "αβγδεζηθικλμνξοπρστυφχψω", strict=True))
-_NAMED = {
-    **_GREEK,
-    **{name.upper(): letter.upper() for name, letter in _GREEK.items()},
-    "degree": "°", "times": "×", "+-": "±", "-+": "∓", "gtoreq": "≥", "ltoreq": "≤", "gtoreg": "≥", "about": "~",
-    "apprxeq": "≈", "apprch": "≈", "noteq": "≠", "ident": "≡", "infin": "∞", "fwdarw": "→", "rarw": "←", "revarw": "←",
-    "multidot": "·", "cndot": "·", "cndot.": "·", "div": "÷", "sctn": "§", "COPYRGT": "©", "RTM": "®", "TM": "™",
-    "ANG": "Å",
-    "ANGSTROM": "Å", "perp": "⊥", "intg": "∫", "differential": "∂", "gradient": "∇", "sqroot": "√", "angle": "∠",
-    "paragraph": "¶", "dagger": "†", "vertline": "|", "multidot.": "·", "thrfore": "∴", "varies": "∝", "epsilon.": "ε",
-    "quadrature": "□", "diameter": "⌀", "uparw": "↑", "dwnarw": "↓", "hoarfrost": "", "circle": "○", "largecircle": "○",
-    "o slashed": "ø", "phi.": "φ", "parallel": "∥", "cuberoot": "∛", "half": "½", "1/2": "½", "1/4": "¼", "3/4": "¾",
-    "PHI": "Φ",
-    "cent": "¢", "pound": "£", "female": "♀", "male": "♂", "prime": "′", "andgate": "∧", "orgate": "∨", "BECAUSE": "∵",
-    "SIGMA": "Σ", "sigma": "σ", "euro": "€", "yen": "¥", "omicron": "ο", "union": "∪", "intersection": "∩",
-}  # fmt: skip
+_TABLES = data_table(__package__, "aps.yaml")
+_GREEK: dict[str, str] = _TABLES["greek"]
+_CAPITALS = {name.upper(): letter.upper() for name, letter in _GREEK.items()}
+_NAMED: dict[str, str] = {**_GREEK, **_CAPITALS, **_TABLES["characters"]}
 _NAME = re.compile(r"\.(?!sub\.|sup\.)([A-Za-z+\-][A-Za-z0-9/+\- ]{0,15})\.")
 _SCRIPT = re.compile(
     r"\.(sub|sup)\.([A-Za-z0-9+\-−'=*]{1,12}(?:\.\d{1,4}(?![\d.]))?)( (?=[A-Z(][a-z]?(?![a-z])|-[A-Z(]))?"
