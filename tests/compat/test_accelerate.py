@@ -116,3 +116,14 @@ def test_nested_structures_keep_their_types() -> None:
     assert moved.b[0].device.type == "meta"
     with pytest.raises(TypeError, match="Unsupported types"):
         recursively_apply(torch.abs, [1], error_on_other_type=True)
+
+
+def test_a_loss_repeated_to_the_batch_size_counts_each_sample_once() -> None:
+    from piledriver.compat.accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(range(10), batch_size=4))
+    assert [len(accelerator.gather_for_metrics(torch.ones(4))) for _ in loader] == [4, 4, 2]
+    assert [len(accelerator.gather_for_metrics(list("abcd"))) for _ in loader] == [4, 4, 2]
+    even = accelerator.prepare(DataLoader(range(8), batch_size=4))
+    assert [len(accelerator.gather_for_metrics(torch.ones(6))) for _ in even] == [6, 6]

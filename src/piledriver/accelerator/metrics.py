@@ -32,7 +32,7 @@ def gather_for_metrics(
     as_objects = use_gather_object or not all(isinstance(leaf, torch.Tensor) for _, leaf in leaves(data))
     if not state.end_of_dataloader and readers is None:
         return _objects(world, data) if as_objects else gather(world, data)
-    counts = _valid_counts(world, state)
+    counts = _valid_counts(world, state, world.size if readers is None else len(readers))
     if readers is not None:
         counts = [count if rank in readers else 0 for rank, count in enumerate(counts)]
     if as_objects:
@@ -45,10 +45,13 @@ def gather_for_metrics(
     return map_tensors(lambda tensor: _real_rows(tensor, counts), gather(world, data))
 
 
-def _valid_counts(world: World, state: GradientState) -> list[int | None]:
+def _valid_counts(world: World, state: GradientState, shares: int) -> list[int | None]:
     """Return for each rank how many of its samples are real; None where all are."""
     loader = state.active_dataloader
     mine = getattr(loader, "valid_count", None) if state.end_of_dataloader else None
+    if mine is None and shares == 1 and state.end_of_dataloader and state.remainder > 0:
+        # Also an unpadded batch: a loss repeated to the full batch size counts as often as there are samples.
+        mine = state.remainder
     return gather_object(world, mine) if world.is_distributed else [mine]
 
 

@@ -389,3 +389,42 @@ def test_iterable_shard_shows_plain_samples_to_others():
     assert isinstance(loader.dataset, IterableDatasetShard)
     assert list(loader.dataset) == [2, 3, 1, 2]
     assert real(loader) == [[2, 3], []]
+
+
+@pytest.mark.parametrize("kind", [DataLoaderShard, DataLoaderDispatcher])
+def test_skipping_uses_up_a_position_that_was_loaded(kind):
+    def make():
+        return kind(list(range(16)), batch_size=2)
+
+    interrupted = iter(loader := make())
+    for _ in range(5):
+        next(interrupted)
+    again = make()
+    again.load_state_dict(loader.state_dict())
+    rest = iter(skip_first_batches(again, 5))
+    assert next(rest).tolist() == [10, 11]
+    third = make()
+    third.load_state_dict(again.state_dict())  # of the loader that a checkpoint knows
+    assert [batch.tolist() for batch in third] == [[12, 13], [14, 15]]
+    assert len(list(rest)) == 2
+    assert len(list(again)) == 8
+    assert again.iteration == 2
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_a_resumed_shuffle_draws_the_later_epochs_again(skips):
+    def make():
+        return prepare_data_loader(DataLoader(range(16), batch_size=2, shuffle=True))
+
+    torch.manual_seed(5)
+    loader = make()
+    seen, states = [], []
+    for _ in range(3):
+        for batch in loader:
+            seen.append(batch.tolist())
+            states.append((loader.state_dict(), torch.get_rng_state()))
+    again = make()
+    again.load_state_dict(states[4][0])
+    torch.set_rng_state(states[4][1])
+    first = skip_first_batches(again, 5) if skips else again
+    assert [batch.tolist() for part in (first, again, again) for batch in part] == seen[5:]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
@@ -96,6 +96,14 @@ class DataLoaderAdapter:
 
     iteration: int = 0
     """The epoch that is read, or is read next."""
+    _entry: dict[str, Any] | None = None
+    """Saved position at which the next iteration begins."""
+    _rest: Any = None
+    """The copy that `skip_first_batches` made to finish this epoch: its position is this loader's."""
+    _skips_for: Any = None
+    """The loader that this one is a copy of."""
+    _resumes: bool = False
+    """Whether this one finishes an epoch that another process began."""
 
     def __init__(
         self,
@@ -168,15 +176,36 @@ class DataLoaderAdapter:
         if entry is not None and entry["sampler"] is not None and hasattr(sampler, "load_state_dict"):
             sampler.load_state_dict(entry["sampler"])
         if entry is None or entry["batches"] == 0:
-            return iter(self.base_dataloader)
+            return _same_draws(self.base_dataloader) if self._resumes else iter(self.base_dataloader)
         if not self._is_iterable:
             at = SamplerPosition(batches=entry["batches"], samples=entry["samples"])
-            return iter(self._loader_with(RemainingBatches(self._batches, at)))
+            return _same_draws(self._loader_with(RemainingBatches(self._batches, at)))
         source = self._stateful_dataset()
         if source is not None and entry["dataset"] is not None:
             source.load_state_dict(entry["dataset"])
-            return iter(self.base_dataloader)
-        return islice(iter(self.base_dataloader), entry["batches"], None)
+            return _same_draws(self.base_dataloader)
+        return islice(_same_draws(self.base_dataloader), entry["batches"], None)
+
+    def hand_over(self, rest: Any) -> None:
+        """Let `rest`, a copy that skips batches, finish the epoch; a position that was loaded is used up by it.
+
+        The next iteration of this loader is then the next epoch, as if the epoch had not been interrupted.
+        """
+        entry, self._entry = self._entry, None
+        sampler = get_sampler(self.base_dataloader)
+        if entry is not None and entry["sampler"] is not None and hasattr(sampler, "load_state_dict"):
+            sampler.load_state_dict(entry["sampler"])
+        if self.use_stateful_dataloader:
+            # What torchdata's loader would resume from.
+            cast(Any, self.base_dataloader).next_iter_state = None
+        self._rest, rest._skips_for, rest._resumes = rest, self, entry is not None and entry["batches"] > 0
+
+    def _finish_epoch(self, epoch: int) -> None:
+        """Continue with the next epoch, also in the loader that this one is a copy of."""
+        self.iteration, self._rest, self._resumes = epoch, None, False
+        skips_for, self._skips_for = self._skips_for, None
+        if skips_for is not None:
+            skips_for._finish_epoch(epoch)
 
     def _position(self, taken: int, entry: Mapping[str, Any] | None) -> SamplerPosition:
         """Return the position of all ranks after `taken` batches of the wrapped loader, which began at `entry`."""
@@ -213,6 +242,15 @@ class DataLoaderAdapter:
         if sampler_is_batch_sampler(self.base_dataloader):
             return DataLoader(self.base_dataloader.dataset, sampler=batches, batch_size=None, **kept)
         return DataLoader(self.base_dataloader.dataset, batch_sampler=batches, **kept)
+
+
+def _same_draws(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Begin to iterate without advancing the generator: the interrupted epoch drew its seed of workers before."""
+    generator = loader.generator if loader.generator is not None else torch.default_generator
+    before = generator.get_state()
+    batches = iter(loader)
+    generator.set_state(before)
+    return batches
 
 
 def _restore(kind: type[Any], attributes: dict[str, Any]) -> Any:

@@ -55,11 +55,10 @@ class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
         self.iteration = iteration
         self.device = device
         self.process_index, self.num_processes = current_rank()
-        self._entry: dict[str, Any] | None = None
         self._state: dict[str, Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        entry, self._entry = self._entry, None
+        entry, self._entry, self._rest = self._entry, None, None
         self.begin()
         try:
             self.set_epoch(self.iteration)
@@ -79,7 +78,7 @@ class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
                 if index > self.skip_batches:
                     yield self._own_part(batch, first)
                 batch = ahead
-            self.iteration += 1
+            self._finish_epoch(self.iteration + 1)
         finally:
             self.end()
 
@@ -91,15 +90,17 @@ class DataLoaderDispatcher(DataLoaderAdapter, DataLoaderStateMixin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the current round; the same on every rank."""
+        if self._rest is not None:
+            return self._rest.state_dict()  # type: ignore[no-any-return]
         if self._state is not None:
             return self._state
         if self.use_stateful_dataloader:
             return dict(cast(Any, self.base_dataloader).state_dict())
-        return self._entry if self._entry is not None else self._saved_position(self.iteration, SamplerPosition())
+        return self._entry or self._saved_position(self.iteration, self._position(self.skip_batches, None))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from a saved position at the next iteration."""
-        self._state = None
+        self._state = self._rest = None
         if self.use_stateful_dataloader:
             # Until the next batch this is the state; torchdata would read up to it to return the same.
             self._state = dict(state_dict)

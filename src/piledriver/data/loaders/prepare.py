@@ -107,6 +107,9 @@ def prepare_data_loader(
 def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
     """Return the same loader without its first batches in every epoch. Map-style data in them is not read.
 
+    Batches are counted from the start of the epoch, also after `load_state_dict`, whose position is used up: the loader
+    itself continues with the next epoch.
+
     >>> [batch.tolist() for batch in skip_first_batches(DataLoader(range(6), batch_size=2), 2)]
     [[4, 5]]
     """
@@ -130,6 +133,8 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Dat
     kept += ["split_batches", "slice_fn"] if kind is DataLoaderDispatcher else ["rng_types", "synchronized_generator"]
     made = kind(dataloader.dataset, **{name: getattr(dataloader, name) for name in kept}, **copied)
     made.gradient_state = dataloader.gradient_state  # type: ignore[attr-defined]
+    prepared: Any = dataloader
+    prepared.hand_over(made)
     return made  # type: ignore[no-any-return]
 
 

@@ -70,7 +70,6 @@ class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin):
         self._non_blocking = _non_blocking
         self.torch_device_mesh = torch_device_mesh
         self.iteration = iteration
-        self._entry: dict[str, Any] | None = None
         self._at: tuple[int, Mapping[str, Any] | None, bool] | None = None
         self._state: dict[str, Any] | None = None
 
@@ -86,7 +85,7 @@ class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin):
         return inner.collate if isinstance(inner, MarkedCollate) else inner
 
     def __iter__(self) -> Iterator[Any]:
-        entry, self._entry = self._entry, None
+        entry, self._entry, self._rest = self._entry, None, None
         if self.rng_types is not None:
             synchronise_rng(group_world(self.device or "cpu"), self.rng_types, self.synchronized_generator)
         self.begin()
@@ -115,13 +114,15 @@ class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin):
                 if taken > self.skip_batches:
                     yield batch
                 batch = ahead
-            self.iteration += 1
+            self._finish_epoch(self.iteration + 1)
             self._at = self._state = None
         finally:
             self.end()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the current batch."""
+        if self._rest is not None:
+            return self._rest.state_dict()  # type: ignore[no-any-return]
         if self.use_stateful_dataloader:
             state = self._state if self._state is not None else dict(cast(Any, self.base_dataloader).state_dict())
             return {**state, _ITERATION: self.iteration} if self.iteration else state
@@ -129,12 +130,12 @@ class DataLoaderShard(DataLoaderAdapter, DataLoaderStateMixin):
             return self._state
         if self._at is not None:
             return self._state_after(*self._at)
-        return self._entry if self._entry is not None else self._saved_position(self.iteration, SamplerPosition())
+        return self._entry or self._saved_position(self.iteration, self._position(self.skip_batches, None))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from a saved position at the next iteration."""
         state = dict(state_dict)
-        self._at = self._state = None
+        self._at = self._state = self._rest = None
         if self.use_stateful_dataloader:
             self.iteration = state.pop(_ITERATION, 0)
             if state.get("_iterator_finished"):
