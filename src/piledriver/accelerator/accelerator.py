@@ -13,6 +13,7 @@ The names and arguments are those of Hugging Face Accelerate; docs/accelerate.md
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,7 +39,7 @@ from piledriver.accelerator.options.handlers import (
     ProjectConfiguration,
     TorchDynamoPlugin,
 )
-from piledriver.accelerator.options.plugins import layout_from_plugins
+from piledriver.accelerator.options.plugins import fsdp_from_environment, layout_from_plugins
 from piledriver.accelerator.options.resolve import (
     Handlers,
     engine_options,
@@ -66,6 +67,8 @@ if TYPE_CHECKING:
     from piledriver.engine.memory import MemoryReport
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class Accelerator(GradientsMixin, CheckpointMixin):
@@ -116,10 +119,11 @@ class Accelerator(GradientsMixin, CheckpointMixin):
             raise OptionError("both dynamo_plugin and dynamo_backend were given", fix="give one of them")
         self.dynamo_plugin = dynamo_plugin or TorchDynamoPlugin(backend=dynamo_backend)
         self._enter_world(cpu, handlers.process_group, mixed_precision, world)
+        fsdp_plugin, parallelism_config = self._default_plugins(layout, fsdp_plugin, parallelism_config)
         layout = layout_from_plugins(
             layout,
             self.world,
-            fsdp_plugin=self._fsdp_plugin(fsdp_plugin),
+            fsdp_plugin=fsdp_plugin,
             torch_tp_plugin=torch_tp_plugin,
             parallelism=parallelism_config,
         )
@@ -155,6 +159,7 @@ class Accelerator(GradientsMixin, CheckpointMixin):
         self._item_mean = ItemMean()
         self._last_loss: torch.Tensor | None = None
         self._backwards = 0
+        self._warned_of_schedule = False
         self._trigger = Trigger(self.world)
         self._saver = StateSaver()
         self._tracking = self._make_trackers(log_with)
@@ -168,9 +173,9 @@ class Accelerator(GradientsMixin, CheckpointMixin):
         self.state: Any = RunState(self.world, self._mixed_precision)
         connect(self.world, timeout=process_group.timeout if process_group is not None else None)
 
-    def _fsdp_plugin(self, given: Any) -> Any:
-        """Return the plugin; the compatible subclass falls back to the environment."""
-        return given
+    def _default_plugins(self, layout: Layout | None, fsdp: Any, parallelism: Any) -> tuple[Any, Any]:
+        """Return the plugins given, or what `accelerate launch` left in the environment; a layout overrules these."""
+        return fsdp if fsdp is not None or layout is not None else fsdp_from_environment(), parallelism
 
     def _make_gradient_state(self, plugin: GradientAccumulationPlugin) -> GradientState:
         return GradientState(plugin)
@@ -196,7 +201,18 @@ class Accelerator(GradientsMixin, CheckpointMixin):
             for index, thing in sorted(enumerate(args), key=lambda pair: prepare.turn(pair[1]))
         }
         result = tuple(ready[index] for index in range(len(args)))
+        if self._steps_once:
+            warning = prepare.undivided_schedule(args, result, self.gradient_state.num_steps)
+            if warning is not None and not self._warned_of_schedule:
+                self._warned_of_schedule = True
+                _log.warning(warning)
         return result if len(result) > 1 else result[0] if result else result
+
+    @property
+    def _steps_once(self) -> bool:
+        """Return whether schedulers step once per optimizer step on several ranks that divide the batches."""
+        per_step = self.scheduler_steps_per_optimizer_step
+        return per_step == 1 and self.world.is_main and self.step_scheduler_with_optimizer and not self.split_batches
 
     def _prepare_one(self, thing: Any, placement: bool | None) -> Any:
         match prepare.preparer_of(thing):

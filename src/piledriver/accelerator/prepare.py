@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -145,6 +146,45 @@ def prepare_scheduler(prepared: Prepared, scheduler: Any, **options: Any) -> Pre
     return PreparedScheduler(
         scheduler, followed or list(prepared.optimizers), gradient_state=prepared.gradient_state, **options
     )
+
+
+def schedule_length(scheduler: Any) -> int | None:
+    """Return the steps after which a schedule ends, where the scheduler tells.
+
+    >>> optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
+    >>> schedule_length(torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10))
+    10
+    """
+    for name in ("total_steps", "T_max", "total_iters"):
+        if isinstance(getattr(scheduler, name, None), int):
+            return int(getattr(scheduler, name))
+    for function in getattr(scheduler, "lr_lambdas", ()):
+        # transformers binds the length as a keyword, diffusers in a closure.
+        held = getattr(function, "keywords", None) or (
+            inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
+        )
+        if isinstance(held.get("num_training_steps"), int):
+            return int(held["num_training_steps"])
+    return None
+
+
+def undivided_schedule(given: Sequence[Any], ready: Sequence[Any], batches_per_step: int) -> str | None:
+    """Return a warning if a schedule has the length of a loader before it was divided between ranks, else None."""
+    loaders = [(a, b) for a, b in zip(given, ready, strict=True) if isinstance(a, DataLoader) and a is not b]
+    for before, after in loaders:
+        try:
+            whole, share = (-(-len(loader) // batches_per_step) for loader in (before, after))
+        except TypeError:
+            continue
+        for length in map(schedule_length, filter(is_scheduler, given)):
+            if length and share < whole and length % whole == 0:
+                return (
+                    f"a scheduler was made for {length} steps, {length // whole} x {whole} steps of the loader before "
+                    f"prepare; an epoch on this many ranks has {share}, so the schedule would not reach its end. Fix: "
+                    "make it from len(loader) after prepare, or use piledriver.compat.accelerate, which steps it once "
+                    "per rank"
+                )
+    return None
 
 
 def prepare_loader(

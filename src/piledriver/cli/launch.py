@@ -1,4 +1,7 @@
-"""`piledriver launch SCRIPT`: start a script on all processes of one or more nodes."""
+"""`piledriver launch SCRIPT`: start a script on all processes of one or more nodes.
+
+The flags and the config file of `accelerate launch` are accepted too (`runtime/launch/accelerate_flags.py`).
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ import argparse
 import math
 import os
 import sys
+from typing import Any
 
 from piledriver.cli.counts import processes
 from piledriver.core.errors import UsageError
+from piledriver.runtime.launch.accelerate_flags import add_accelerate_flags, given_accelerate_flags
 
 EXAMPLE = "piledriver launch --nproc 8 train.py --epochs 3"
 
@@ -16,9 +21,14 @@ EXAMPLE = "piledriver launch --nproc 8 train.py --epochs 3"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments; omitted ones come from the config file, then from the defaults."""
     add_flags(parser)
+    add_accelerate_flags(parser)
     parser.add_argument(
-        "--config", metavar="FILE", help="launch config (default: the one that 'piledriver config' writes)"
+        "--config",
+        metavar="FILE",
+        help="launch config, also one of Accelerate's (default: that of 'piledriver config')",
     )
+    for spelled in ("--config_file", "--config-file"):
+        parser.add_argument(spelled, dest="config", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.add_argument("--print-config", action="store_true", help="print the resolved config and exit")
     parser.add_argument("--slurm", action="store_true", help="print a Slurm batch script for this command and exit")
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module name, as in python -m")
@@ -27,10 +37,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add one flag per field of `LaunchConfig`; a flag that is not given sets no attribute."""
+    """Add one flag per field of `LaunchConfig`, also with `_` for `-`; one that is not given sets no attribute."""
 
-    def add(*names: str, **options: object) -> None:
-        parser.add_argument(*names, default=argparse.SUPPRESS, **options)  # type: ignore[arg-type]
+    def add(name: str, **options: object) -> None:
+        parser.add_argument(name, default=argparse.SUPPRESS, **options)  # type: ignore[arg-type]
+        other = "--" + name.removeprefix("--").replace("-", "_")
+        if other != name:
+            hidden: Any = {**options, "help": argparse.SUPPRESS}
+            parser.add_argument(other, default=argparse.SUPPRESS, **hidden)
 
     add("--nproc", type=_count, metavar="N|auto", help="processes per node (default auto: one per accelerator)")
     add("--nnodes", metavar="N|MIN:MAX", help="nodes (default 1)")
@@ -67,6 +81,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="make 'import accelerate' import piledriver.compat.accelerate (default no)",
     )
+    add(
+        "--env",
+        action="append",
+        type=_variable,
+        metavar="NAME=VALUE",
+        help="environment variable of the processes; may be repeated",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -81,7 +102,7 @@ def run(args: argparse.Namespace) -> None:
     if args.slurm:
         # The first node of the allocation, which Slurm chooses, is the endpoint.
         flags.setdefault("rdzv_endpoint", ENDPOINT)
-    wanted, source = resolve_launch_config(args.config, flags)
+    wanted, source = resolve_launch_config(args.config, flags, given_accelerate_flags(args))
     if args.print_config:
         print(f"# from {source}, then flags")
         print(config.to_yaml(wanted), end="")
@@ -105,7 +126,8 @@ def chosen_flags(args: argparse.Namespace) -> dict[str, object]:
     from piledriver.runtime.launch.config import LaunchConfig
 
     names = {field.name for field in dataclasses.fields(LaunchConfig)}
-    return {name: value for name, value in vars(args).items() if name in names}
+    flags = {name: value for name, value in vars(args).items() if name in names}
+    return flags | ({"env": dict(flags["env"])} if "env" in flags else {})
 
 
 def _count(text: str) -> int | str:
@@ -114,6 +136,13 @@ def _count(text: str) -> int | str:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor auto")
     return processes(text) if int(text) else 0  # which LaunchConfig rejects with the reason
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, given, value = text.partition("=")
+    if not given or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
 
 
 def _endpoint(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from piledriver.accelerator.errors import OptionError
 from piledriver.engine.layout import Layout, Precision
+from piledriver.runtime import environment
 from piledriver.runtime.world import World
 
 Zero = Literal[0, 1, 2, 3]
@@ -24,6 +25,45 @@ _STRATEGIES: dict[str, tuple[Zero, bool]] = {
 }
 """FSDP's sharding strategies: the zero stage, and whether copies are kept per node."""
 _NUMBERS = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+
+
+class FullyShardedDataParallelPlugin:
+    """FSDP options, converted to a `Layout`; defaults come from the variables of `accelerate launch`."""
+
+    def __init__(self, **options: Any) -> None:
+        environ = environment.snapshot()
+        self.fsdp_version = int(environ.get("FSDP_VERSION", "1"))
+        self.sharding_strategy: Any = environ.get("FSDP_SHARDING_STRATEGY")
+        self.reshard_after_forward: Any = environ.get("FSDP_RESHARD_AFTER_FORWARD")
+        self.cpu_offload: Any = _true(environ.get("FSDP_OFFLOAD_PARAMS"))
+        self.activation_checkpointing: Any = _true(environ.get("FSDP_ACTIVATION_CHECKPOINTING"))
+        self.forward_prefetch: Any = _true(environ.get("FSDP_FORWARD_PREFETCH"))
+        self.state_dict_type: Any = environ.get("FSDP_STATE_DICT_TYPE")
+        self.mixed_precision_policy: Any = None
+        # The engine decides these: blocks are wrapped one by one, every rank ends with the weights of rank 0.
+        self.auto_wrap_policy: Any = None
+        self.ignored_modules: Any = None
+        self.backward_prefetch: Any = None
+        self.param_init_fn: Any = None
+        self.limit_all_gathers = self.use_orig_params = self.sync_module_states = True
+        self.cpu_ram_efficient_loading = False
+        self.__dict__.update(options)
+        if self.state_dict_type is None:
+            self.state_dict_type = "SHARDED_STATE_DICT" if int(self.fsdp_version) == 2 else "FULL_STATE_DICT"
+
+    def set_auto_wrap_policy(self, model: Any) -> None:
+        """Do nothing: the engine shards block by block."""
+
+    def set_mixed_precision(self, mixed_precision: Any, buffer_autocast: bool = False, override: bool = False) -> None:
+        """Set the type that parameters are gathered in."""
+        if override or self.mixed_precision_policy is None:
+            self.mixed_precision_policy = mixed_precision
+
+
+def fsdp_from_environment() -> FullyShardedDataParallelPlugin | None:
+    """Return the plugin that the variables of `accelerate launch --use_fsdp` describe, or None."""
+    wanted = _true(environment.snapshot().get("ACCELERATE_USE_FSDP"))
+    return FullyShardedDataParallelPlugin() if wanted else None
 
 
 def layout_from_plugins(

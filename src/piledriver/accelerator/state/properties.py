@@ -127,6 +127,11 @@ class AcceleratorProperties(ProcessInfo):
         return "ENGINE" if self.layout.precision.startswith("fp8") else None
 
     @property
+    def fp8_recipe_handler(self) -> Any:
+        """Return None: `Layout(precision="fp8")` needs no recipe of another library."""
+        return None
+
+    @property
     def deepspeed_plugin(self) -> Any:
         """Return None: `Layout(zero=...)` covers its stages."""
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any
 
@@ -14,15 +15,18 @@ from piledriver.accelerator.options.handlers import (
     ProjectConfiguration,
 )
 from piledriver.accelerator.tracking import Trackers
+from piledriver.compat.accelerate.parallelism_config import ParallelismConfig
 from piledriver.compat.accelerate.state import AcceleratorState, GradientState, PartialState, RankOutlivesReset
 from piledriver.compat.accelerate.utils.imports import is_bitsandbytes_multi_backend_available, is_xpu_available
+from piledriver.engine import state as engine_state
+from piledriver.engine.layout import Layout
 from piledriver.runtime import environment
 from piledriver.runtime.world import World
 
 # The name that Accelerate's users configure.
 logger = logging.getLogger("accelerate.accelerator")
 
-# Restores Accelerate's stepping for scripts that multiplied their schedule by the world size.
+# "once": one scheduler step per optimizer step, as piledriver's own Accelerator; default: one per process.
 SCHEDULER_STEPS = "PILEDRIVER_ACCELERATE_SCHEDULER"
 
 
@@ -39,13 +43,15 @@ class Accelerator(RankOutlivesReset, _Accelerator):
             mixed_precision=precision, cpu=cpu, _from_accelerator=True, **options
         )
 
-    def _fsdp_plugin(self, given: Any) -> Any:
-        """Return the plugin given, or the one that the variables of `accelerate launch --use_fsdp` describe."""
-        if given is not None or environment.snapshot().get("ACCELERATE_USE_FSDP", "").lower() != "true":
-            return given
-        from piledriver.compat.accelerate.utils.dataclasses import FullyShardedDataParallelPlugin
-
-        return FullyShardedDataParallelPlugin()
+    def _default_plugins(self, layout: Layout | None, fsdp: Any, parallelism: Any) -> tuple[Any, Any]:
+        """Return the plugins given or described by the environment, and record them where Accelerate's users look."""
+        fsdp, parallelism = super()._default_plugins(layout, fsdp, parallelism)
+        wanted = environment.parse_bool(environment.snapshot().get("ACCELERATE_USE_PARALLELISM_CONFIG", ""))
+        if parallelism is None and layout is None and wanted:
+            parallelism = ParallelismConfig()
+        if fsdp is not None:
+            self.state.set_fsdp_plugin(fsdp)
+        return fsdp, parallelism
 
     def _make_gradient_state(self, plugin: GradientAccumulationPlugin) -> GradientState:
         return GradientState(plugin)
@@ -77,6 +83,17 @@ class Accelerator(RankOutlivesReset, _Accelerator):
 
     @property
     def scheduler_steps_per_optimizer_step(self) -> int:  # type: ignore[override]
-        """Return 1, or the world size if the environment asks for Accelerate's stepping."""
-        found = environment.snapshot().get(SCHEDULER_STEPS, "once")
-        return self.num_processes if found == "per_process" else 1
+        """Return the world size, as in Accelerate, or 1 if the environment asks for one step per optimizer step."""
+        found = environment.snapshot().get(SCHEDULER_STEPS, "per_process")
+        return 1 if found == "once" else self.num_processes
+
+    @property
+    def distributed_type(self) -> Any:
+        return self.state.distributed_type
+
+    def prepare_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        """Prepare a model; of several ranks it has a method `no_sync`, as Accelerate's wrapper does."""
+        model = super().prepare_model(model, *args, **kwargs)
+        if self.use_distributed and not hasattr(model, "no_sync"):
+            model.no_sync = functools.partial(engine_state.no_sync, model)
+        return model

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from piledriver.accelerator.options.handlers import GradientAccumulationPlugin
+from piledriver.accelerator.options.handlers import DistributedType, GradientAccumulationPlugin
 from piledriver.accelerator.options.resolve import resolve_precision
 from piledriver.accelerator.state.accumulation import GradientState as _GradientState
 from piledriver.accelerator.state.process_info import ProcessInfo, distributed_type
@@ -186,7 +186,9 @@ class AcceleratorState(RankOutlivesReset, _SettableType):
         if self.initialized:
             self._check_initialized(mixed_precision, cpu)
             return
-        self.__dict__.update(_cpu=cpu, _mixed_precision=resolve_precision(mixed_precision), dynamo_plugin=dynamo_plugin)
+        self.__dict__.update(
+            _cpu=cpu, _mixed_precision=resolve_precision(mixed_precision), dynamo_plugin=dynamo_plugin, fsdp_plugin=None
+        )
         # The device must fit, also if the processes were connected before.
         if cpu and partial.device.type != "cpu":
             self._shared_state.clear()
@@ -229,6 +231,12 @@ class AcceleratorState(RankOutlivesReset, _SettableType):
         """Return whether ranks compare each collective before it runs."""
         return self.world.debug
 
+    def set_fsdp_plugin(self, plugin: Any) -> None:
+        """Record the FSDP plugin; the distributed type is then FSDP, as in Accelerate."""
+        self.__dict__["fsdp_plugin"] = plugin
+        if self.use_distributed:
+            self.distributed_type = DistributedType.FSDP
+
     @property
     def deepspeed_plugin(self) -> Any:
         """Return None: `Layout(zero=...)` replaces DeepSpeed's stages."""
@@ -236,8 +244,8 @@ class AcceleratorState(RankOutlivesReset, _SettableType):
 
     @property
     def is_fsdp2(self) -> bool:
-        """Return False: a `Layout` shards parameters."""
-        return False
+        """Return whether an FSDP plugin of version 2 is set."""
+        return int(getattr(self.__dict__.get("fsdp_plugin"), "fsdp_version", 1)) == 2
 
     @property
     def fork_launched(self) -> bool:

@@ -49,7 +49,7 @@ def worker_environment(wanted: LaunchConfig, count: int, cores: int) -> dict[str
     if "OMP_NUM_THREADS" not in environment.snapshot():
         # Otherwise every process starts as many threads as there are cores.
         variables["OMP_NUM_THREADS"] = str(max(1, cores // count))
-    return variables
+    return variables | wanted.env
 
 
 def run_agent(wanted: LaunchConfig, count: int, entry: str | Callable[..., Any], arguments: Sequence[Any]) -> Any:

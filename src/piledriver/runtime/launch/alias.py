@@ -7,8 +7,11 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 
 def install_alias(name: str, target: str) -> None:
@@ -36,6 +39,32 @@ class _AliasFinder(importlib.abc.MetaPathFinder):
             return None
         package = found.submodule_search_locations is not None
         return importlib.machinery.ModuleSpec(fullname, _AliasLoader(real), origin=found.origin, is_package=package)
+
+    def find_distributions(self, context: Any = None) -> Iterator[metadata.Distribution]:
+        """Yield a distribution of the alias, so that a package that asks `importlib.metadata` finds it installed."""
+        if getattr(context, "name", None) in (None, self.name):
+            yield _AliasDistribution(self.name, self.target)
+
+
+class _AliasDistribution(metadata.Distribution):
+    """Metadata of an aliased package: its name, its top-level module and the version that the target mirrors."""
+
+    def __init__(self, alias: str, target: str) -> None:
+        self.alias = alias
+        self.target = target
+
+    def read_text(self, filename: str) -> str | None:
+        """Return the content of a metadata file."""
+        if filename == "top_level.txt":
+            return f"{self.alias}\n"
+        if filename not in ("METADATA", "PKG-INFO"):
+            return None
+        version = importlib.import_module(self.target).__version__
+        return f"Metadata-Version: 2.1\nName: {self.alias}\nVersion: {version}\n"
+
+    def locate_file(self, path: Any) -> Any:
+        """Return a path beside the target's package."""
+        return Path(importlib.import_module(self.target).__path__[0]).parent / path
 
 
 class _AliasLoader(importlib.abc.Loader):

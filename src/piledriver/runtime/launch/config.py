@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from piledriver.core import config, storage
+from piledriver.core.config.yaml_tree import parse_yaml
 from piledriver.core.errors import UsageError
 from piledriver.runtime import environment
 from piledriver.runtime.hardware import Hardware
+from piledriver.runtime.launch.accelerate_flags import flags_from_config, is_accelerate_config, launch_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,8 @@ class LaunchConfig:
     """verify before every collective that all ranks call the same one"""
     alias_accelerate: bool = False
     """`import accelerate` gives piledriver's compatible modules"""
+    env: dict[str, str] = field(default_factory=dict)
+    """environment variables of the processes"""
 
     def __post_init__(self) -> None:
         if self.nproc != "auto" and self.nproc < 1:
@@ -86,11 +91,27 @@ def default_path() -> Path:
     return base / "piledriver" / "launch.yaml"
 
 
-def resolve_launch_config(file: str | None, flags: dict[str, Any]) -> tuple[LaunchConfig, str]:
-    """Return the config of defaults, a file (default: `default_path`, if it exists) and flags, and its origin."""
+def resolve_launch_config(
+    file: str | None, flags: Mapping[str, Any], accelerate_flags: Mapping[str, Any] | None = None
+) -> tuple[LaunchConfig, str]:
+    """Return the config of defaults, a file (default: `default_path`, if it exists) and flags, and its origin.
+
+    The file may be a config of Accelerate's; `accelerate_flags` are those of `accelerate launch`.
+    """
     path = file if file is not None else str(default_path()) if storage.exists(default_path()) else None
-    base = config.load_config(LaunchConfig, path)
-    return dataclasses.replace(base, **flags), path or "defaults"
+    if path is None:
+        base = LaunchConfig()
+    else:
+        tree = parse_yaml(storage.read_text(path), path)
+        theirs = is_accelerate_config(tree.data)
+        base = (
+            config.from_mapping(LaunchConfig, launch_fields(flags_from_config(tree.data)), path)
+            if theirs
+            else (config.build(LaunchConfig, tree))
+        )
+    chosen = {**launch_fields(accelerate_flags or {}, base.node_range()[1]), **flags}
+    chosen["env"] = {**base.env, **chosen.get("env", {})}
+    return dataclasses.replace(base, **chosen), path or "defaults"
 
 
 def processes_per_node(wanted: LaunchConfig, hardware: Hardware) -> tuple[int, str]:

@@ -69,6 +69,8 @@ def _further_flags(wanted: LaunchConfig) -> list[str]:
     for name in ("log_dir", "mixed_precision", "gradient_accumulation_steps"):
         value = getattr(wanted, name)
         flags += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
+    for name, value in wanted.env.items():
+        flags += ["--env", f"{name}={value}"]
     if wanted.rdzv_timeout_seconds != LaunchConfig().rdzv_timeout_seconds:
         flags += ["--rdzv-timeout-seconds", str(wanted.rdzv_timeout_seconds)]
     return flags

@@ -19,6 +19,8 @@ _MODULES = (
     "offload",
     "tqdm",
     "launch",
+    "fsdp_utils",
+    "deepspeed",
 )
 
 

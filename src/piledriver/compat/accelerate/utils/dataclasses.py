@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -26,7 +26,7 @@ from piledriver.accelerator.options.handlers import (
     RNGType,
     TorchDynamoPlugin,
 )
-from piledriver.runtime import environment
+from piledriver.accelerator.options.plugins import FullyShardedDataParallelPlugin
 
 BaseEnum = NamedEnum
 
@@ -109,23 +109,9 @@ class DeepSpeedSequenceParallelConfig(_Given):
     """DeepSpeed's sequence parallelism; use `Layout(cp=...)`."""
 
 
-class FullyShardedDataParallelPlugin:
-    """FSDP options, converted to a `Layout`; defaults come from the variables of `accelerate launch`."""
-
-    _from_environment: ClassVar[dict[str, str]] = {
-        "fsdp_version": "FSDP_VERSION",
-        "sharding_strategy": "FSDP_SHARDING_STRATEGY",
-        "reshard_after_forward": "FSDP_RESHARD_AFTER_FORWARD",
-        "cpu_offload": "FSDP_OFFLOAD_PARAMS",
-        "activation_checkpointing": "FSDP_ACTIVATION_CHECKPOINTING",
-        "forward_prefetch": "FSDP_FORWARD_PREFETCH",
-    }
-
-    def __init__(self, **options: Any) -> None:
-        environ = environment.snapshot()
-        for name, variable in self._from_environment.items():
-            setattr(self, name, environ.get(variable))
-        self.__dict__.update(options)
+def get_module_class_from_name(module: torch.nn.Module, name: str) -> type[torch.nn.Module] | None:
+    """Return the class of the first module below `module` whose class has this name."""
+    return next((type(one) for one in module.modules() if type(one).__name__ == name), None)
 
 
 class MegatronLMPlugin(_Given):

@@ -1,0 +1,1 @@
+"""`accelerate.commands`: the launcher, for programs that start it themselves (TRL's command line does)."""
