@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import logging
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -252,3 +255,58 @@ def test_an_accelerator_can_be_pickled_with_what_it_prepared() -> None:
     accelerator.prepare(DataLoader(TensorDataset(torch.arange(4.0))))
     (loader,) = pickle.loads(pickle.dumps(accelerator))._dataloaders
     assert [batch[0].item() for batch in loader] == [0.0, 1.0, 2.0, 3.0]
+
+
+def _two_ranks(folder: str) -> None:
+    accelerator = Accelerator(cpu=True)
+    model, _, loader, _ = _parts()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler: Any = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=3 * len(loader))
+    with _logged() as lines:
+        model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    assert any("steps of the loader before prepare" in line for line in lines) == accelerator.is_main_process
+
+    def save_hook(models: list[Any], weights: list[Any], folder: str) -> None:
+        if accelerator.is_main_process:
+            torch.save(models[0].state_dict(), f"{folder}/own.pt")
+            weights.pop()
+
+    def load_hook(models: list[Any], folder: str) -> None:
+        models.pop().load_state_dict(torch.load(f"{folder}/own.pt"))
+
+    accelerator.register_save_state_pre_hook(save_hook)
+    accelerator.register_load_state_pre_hook(load_hook)
+    for x, y in loader:
+        accelerator.backward(nn.functional.mse_loss(model(x), y))
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    accelerator.save_state(folder)
+    before = [value.clone() for value in model.state_dict().values()]
+    moments = [state["momentum_buffer"].clone() for state in optimizer.state.values()]
+    with torch.no_grad():
+        _ = [value.zero_() for value in model.parameters()]
+        _ = [state["momentum_buffer"].zero_() for state in optimizer.state.values()]
+    accelerator.load_state(folder)
+    assert all(map(torch.equal, before, model.state_dict().values()))
+    assert all(map(torch.equal, moments, [state["momentum_buffer"] for state in optimizer.state.values()]))
+
+
+@contextmanager
+def _logged() -> Iterator[list[str]]:
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("piledriver.accelerator")
+    logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+
+
+@pytest.mark.slow
+def test_hooks_that_save_on_the_main_process_and_a_schedule_for_the_undivided_loader(tmp_path: Path) -> None:
+    from piledriver.runtime.launch.function import run_on_processes
+
+    run_on_processes(_two_ranks, (str(tmp_path),), 2, fork=True)

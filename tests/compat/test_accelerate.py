@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import subprocess
 import sys
 from collections import namedtuple
@@ -21,7 +22,8 @@ NAMES = {
     "utils": "set_seed gather gather_object broadcast broadcast_object_list reduce pad_across_processes send_to_device "
     "recursively_apply find_batch_size concatenate release_memory ProjectConfiguration GradientAccumulationPlugin "
     "LoggerType patch_environment is_bf16_available extract_model_from_parallel compile_regions tqdm "
-    "compute_module_sizes find_tied_parameters OffloadedWeightsLoader write_basic_config DeepSpeedPlugin",
+    "compute_module_sizes find_tied_parameters OffloadedWeightsLoader write_basic_config DeepSpeedPlugin "
+    "save_fsdp_model load_fsdp_optimizer DummyOptim DummyScheduler is_peft_available is_wandb_available",
     "state": "PartialState AcceleratorState GradientState is_initialized",
     "data_loader": "prepare_data_loader DataLoaderShard DataLoaderDispatcher BatchSamplerShard IterableDatasetShard "
     "SeedableRandomSampler SkipBatchSampler SkipDataLoader skip_first_batches",
@@ -35,6 +37,14 @@ NAMES = {
     "checkpointing": "save_accelerator_state load_accelerator_state save_custom_state load_custom_state",
     "utils.operations": "honor_type is_namedtuple DistributedOperationException",
     "utils.modeling": "set_module_tensor_to_device infer_auto_device_map load_checkpoint_in_model align_module_device",
+    "utils.fsdp_utils": "save_fsdp_model load_fsdp_model save_fsdp_optimizer load_fsdp_optimizer "
+    "get_parameters_from_modules",
+    "utils.constants": "FSDP_MODEL_NAME FSDP_SHARDING_STRATEGY FSDP_AUTO_WRAP_POLICY FSDP_STATE_DICT_TYPE",
+    "utils.dataclasses": "get_module_class_from_name FullyShardedDataParallelPlugin",
+    "utils.deepspeed": "DummyOptim DummyScheduler DeepSpeedSchedulerWrapper",
+    "utils.launch": "prepare_multi_gpu_env PrepareForLaunch",
+    "commands.launch": "launch_command launch_command_parser",
+    "commands.config": "default_config_file load_config_from_file",
     "utils.memory": "clear_device_cache find_executable_batch_size",
 }
 
@@ -127,3 +137,101 @@ def test_a_loss_repeated_to_the_batch_size_counts_each_sample_once() -> None:
     assert [len(accelerator.gather_for_metrics(list("abcd"))) for _ in loader] == [4, 4, 2]
     even = accelerator.prepare(DataLoader(range(8), batch_size=4))
     assert [len(accelerator.gather_for_metrics(torch.ones(6))) for _ in even] == [6, 6]
+
+
+def test_the_schedule_is_theirs_and_can_be_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    from piledriver.compat.accelerate import Accelerator
+    from piledriver.compat.accelerate.accelerator import SCHEDULER_STEPS
+
+    accelerator = Accelerator(cpu=True)
+    monkeypatch.setattr(type(accelerator), "num_processes", 4)
+    assert accelerator.scheduler_steps_per_optimizer_step == 4
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 8)
+    model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
+    accelerator.backward(model(torch.ones(1, 1)).sum())
+    optimizer.step()
+    schedule.step()
+    assert schedule.get_last_lr() == [0.5]
+    monkeypatch.setenv(SCHEDULER_STEPS, "once")
+    assert accelerator.scheduler_steps_per_optimizer_step == 1
+
+
+def test_a_plugin_is_where_trainers_look_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from piledriver.compat.accelerate import Accelerator
+
+    assert Accelerator(cpu=True).state.fsdp_plugin is None
+    _ = [kind._reset_state() for kind in _states()]
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.state.fsdp_plugin.state_dict_type == "SHARDED_STATE_DICT"
+    assert accelerator.layout.zero == 3
+    assert accelerator.state.is_fsdp2
+
+
+def _states() -> list[Any]:
+    from piledriver.compat.accelerate.state import AcceleratorState, GradientState
+
+    return [AcceleratorState, GradientState]
+
+
+def test_their_launch_parser() -> None:
+    from piledriver.compat.accelerate.commands.config import load_config_from_file
+    from piledriver.compat.accelerate.commands.launch import launch_command_parser
+
+    args = launch_command_parser().parse_args(["--num_processes", "2", "--mixed-precision", "bf16", "a.py", "--x", "1"])
+    assert (args.num_processes, args.mixed_precision, args.training_script_args) == (2, "bf16", ["--x", "1"])
+    assert load_config_from_file(None).to_dict()["nnodes"] == "1"
+
+
+TRAINER = """
+import json, sys, torch, transformers
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+transformers.logging.set_verbosity_error()
+out, fsdp = sys.argv[1], sys.argv[2:] == ["fsdp"]
+numbers = torch.Generator().manual_seed(1)
+rows = [{"input_ids": (x := torch.randint(0, 50, (8,), generator=numbers)), "labels": x} for _ in range(22)]
+
+def trainer():
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=8)
+    model = GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+    arguments = TrainingArguments(
+        output_dir=out, per_device_train_batch_size=2, per_device_eval_batch_size=4, num_train_epochs=1, seed=3,
+        learning_rate=1e-2, logging_steps=1, eval_strategy="steps", eval_steps=3, save_steps=3, report_to=[],
+        use_cpu=True, disable_tqdm=True, **({"fsdp": "full_shard"} if fsdp else {}),
+    )
+    return Trainer(model, arguments, train_dataset=rows[:12], eval_dataset=rows[12:])
+
+def told(one):
+    keys = ("loss", "eval_loss", "learning_rate")
+    return [{k: round(v, 5) for k, v in entry.items() if k in keys} for entry in one.state.log_history]
+
+first = trainer()
+first.train()
+again = trainer()
+again.train(resume_from_checkpoint=out + "/checkpoint-3")
+assert told(first) == told(again), (told(first), told(again))
+if first.accelerator.is_main_process:
+    open(out + "/told.json", "w").write(json.dumps(told(first)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "words"), [(1, []), (2, ["fsdp"])])
+def test_transformers_trainer_trains_evaluates_and_resumes(tmp_path: Path, count: int, words: list[str]) -> None:
+    pytest.importorskip("transformers")
+    script = tmp_path / "trainer.py"
+    script.write_text(TRAINER)
+    from piledriver.runtime.launch.agent import launch
+    from piledriver.runtime.launch.config import LaunchConfig
+
+    launch(LaunchConfig(nproc=count, cpu=True, alias_accelerate=True), str(script), [str(tmp_path), *words])
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert [entry["learning_rate"] for entry in told if "learning_rate" in entry][:2] == [
+        0.01,
+        round(0.01 * (1 - count / 6), 5),
+    ]
+    assert sum("eval_loss" in entry for entry in told) == (2 if count == 1 else 1)

@@ -22,6 +22,8 @@ class Contents:
     """
 
     models: Sequence[nn.Module] = ()
+    named_by: Sequence[nn.Module] = ()
+    """Models whose parameters name the states of the optimizers, if not `models`: some may be saved elsewhere."""
     optimizers: Sequence[Any] = ()
     schedulers: Sequence[Any] = ()
     loaders: Sequence[Any] = ()
@@ -42,7 +44,7 @@ def is_torch_optimizer(optimizer: Any) -> bool:
 
 def collect_shared(contents: Contents) -> tuple[dict[str, list[state_tree.Json]], dict[str, torch.Tensor]]:
     """Return the trees and tensors of the objects that all ranks share."""
-    names = parameter_names.names_by_id(contents.models)
+    names = parameter_names.names_by_id(contents.named_by or contents.models)
     states: dict[str, list[Any]] = {
         "models": [parameter_names.model_state(model) for model in contents.models],
         "optimizers": [_optimizer_state(optimizer, names) for optimizer in contents.optimizers],

@@ -157,5 +157,12 @@ def verify(folder: storage.Location, *, part: int = 0, parts: int = 1) -> Header
     return header
 
 
+def verified(path: Path, *, part: int = 0, parts: int = 1) -> Path:
+    """Return a path after `verify`, if it is a folder with checksums; other weights have none to compare."""
+    if (path / HEADER).is_file():
+        verify(path, part=part, parts=parts)
+    return path
+
+
 def _digest(fields: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

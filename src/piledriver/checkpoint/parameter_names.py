@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 # Added to keys by torch.compile and by torch's activation checkpoint wrapper.
+UNNAMED = "unnamed."
+"""Start of the name of a parameter that no model has, before its position."""
 _INFIXES = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 
@@ -65,7 +67,7 @@ def named_parameters_of(optimizer: Any, names: Mapping[int, str]) -> Iterator[tu
     position = 0
     for group_index, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
-            yield group_index, position, names.get(id(parameter), f"unnamed.{position}"), parameter
+            yield group_index, position, names.get(id(parameter), f"{UNNAMED}{position}"), parameter
             position += 1
 
 

@@ -391,3 +391,52 @@ class TestCommandLine:
 def test_an_unknown_format(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'safetensors'"):
         convert(tmp_path, tmp_path / "x", "safetensor")
+
+
+@pytest.mark.parametrize("to", ["piledriver", "safetensors", "dcp", "torch"])
+def test_what_convert_writes_is_read_back(tmp_path: Path, to: str) -> None:
+    model = tied(1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.tensor([1, 2])).sum().backward()
+    optimizer.step()
+    save(tmp_path / "saved", Contents(models=[model], optimizers=[optimizer]), step=3)
+    out = convert(tmp_path / "saved", tmp_path / "out", to=to)
+    again = tied(2)
+    load_model(again, out)
+    assert same(model, again)
+    if to == "torch":
+        held = torch.load(out, weights_only=True)
+        assert held["step"] == 3
+        assert torch.equal(held["models"][0]["1.weight"], model[1].weight)
+        torch.save({"epoch": 1, "state_dict": model.state_dict()}, tmp_path / "loop.pt")
+        load_model(tied(3), tmp_path / "loop.pt")
+
+
+def test_flipped_weights_are_not_merged(tmp_path: Path) -> None:
+    save(tmp_path / "saved", Contents(models=[tied(1)]))
+    file = next((tmp_path / "saved").glob("data-*/rank-*.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    for read in (
+        lambda: merge(tmp_path / "saved", tmp_path / "out"),
+        lambda: convert(tmp_path / "saved", tmp_path / "out", to="torch"),
+        lambda: load_model(tied(2), tmp_path / "saved"),
+    ):
+        with pytest.raises(IncompleteCheckpointError, match="checksum differs"):
+            read()
+
+
+def test_parts_of_a_checkpoint_are_named(tmp_path: Path) -> None:
+    save(tmp_path / "saved", Contents(models=[tied(1)]))
+    (tmp_path / "saved" / "header.json").unlink()
+    with pytest.raises(IncompleteCheckpointError, match=r"no header.json: its save was interrupted"):
+        load_model(tied(2), tmp_path / "saved")
+    save_model(tied(1), tmp_path / "shards", max_shard_size=150)
+    (tmp_path / "shards" / "model.safetensors.index.json").unlink()
+    with pytest.raises(IncompleteCheckpointError, match="no index of shards"):
+        load_model(tied(2), tmp_path / "shards")
+    (tmp_path / "dcp").mkdir()
+    (tmp_path / "dcp" / "__0_0.distcp").touch()
+    with pytest.raises(IncompleteCheckpointError, match=r"no \.metadata"):
+        load_model(tied(2), tmp_path / "dcp")

@@ -58,6 +58,49 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
     assert args.script_args == ["--nproc", "7"]
 
 
+def test_accelerates_spellings_and_its_config_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "default_config.yaml"
+    file.write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmixed_precision: bf16\nnum_machines: 2\n"
+        "machine_rank: 1\nmain_process_ip: node0\nmain_process_port: 29400\nnum_processes: 8\nuse_cpu: false\n"
+        "downcast_bf16: 'no'\nfsdp_config:\n  fsdp_sharding_strategy: SHARD_GRAD_OP\n  fsdp_offload_params: true\n"
+        "dynamo_config:\n  dynamo_backend: INDUCTOR\n"
+    )
+    words = (
+        "--config_file",
+        str(file),
+        "--num-processes",
+        "4",
+        "--gpu_ids",
+        "0,1",
+        "--gradient_accumulation_steps",
+        "3",
+    )
+    args = _parsed(launch_verb, *words, "--env", "A=b", "train.py", "--num_processes", "7")
+    wanted, _ = resolve_launch_config(
+        args.config, launch_verb.chosen_flags(args), launch_verb.given_accelerate_flags(args)
+    )
+    assert (wanted.nproc, wanted.nnodes, wanted.node_rank, wanted.rdzv_endpoint) == (2, "2", 1, "node0:29400")
+    assert (wanted.mixed_precision, wanted.gradient_accumulation_steps) == ("bf16", 3)
+    assert worker_environment(wanted, 2, 4) == {
+        "PILEDRIVER_MIXED_PRECISION": "bf16",
+        "PILEDRIVER_GRADIENT_ACCUMULATION_STEPS": "3",
+        **({} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "2"}),
+        "ACCELERATE_USE_FSDP": "true",
+        "FSDP_SHARDING_STRATEGY": "SHARD_GRAD_OP",
+        "FSDP_OFFLOAD_PARAMS": "true",
+        "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "A": "b",
+    }
+    assert args.script_args == ["--num_processes", "7"]
+    assert main(["launch", "--use_deepspeed", "--num_processes", "2", "train.py"]) == 2
+    assert "Layout(zero=" in capsys.readouterr().err
+    assert main(["launch", "--num_processes", "3", "--num_machines", "2", "train.py"]) == 2
+    file.write_text("distributed_type: 'NO'\nmixed_precision: no\n")
+    assert resolve_launch_config(str(file), {})[0] == LaunchConfig(mixed_precision="no")
+
+
 def test_config_asks_and_writes_what_launch_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "sub" / "launch.yaml"
     answers = iter(["2", "1", "10.0.0.1:29400", "many", "4", "no", "bf16", "3"])
@@ -160,6 +203,10 @@ def test_alias_runs_a_script_that_imports_accelerate(tmp_path: Path) -> None:
             from accelerate.utils import gather_object, set_seed
             from accelerate import Accelerator
             accelerator = Accelerator()
+            import importlib.metadata, importlib.util
+            assert importlib.metadata.version("accelerate") == accelerate.__version__
+            assert "accelerate" in importlib.metadata.packages_distributions()
+            assert importlib.util.find_spec("accelerate") is not None
             found = gather_object([accelerator.process_index])
             if accelerator.is_main_process:
                 open({str(tmp_path / "out")!r}, "w").write(f"{{accelerate.__name__}} {{found}}")

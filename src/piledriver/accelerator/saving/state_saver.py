@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,8 +125,8 @@ class StateSaver:
         for hook in self.load_hooks.values():
             hook(models, str(source))
         report = self.checkpointer.load(source, self._contents(prepared, models), strict=strict)
-        step = report.extra.get("accumulation_step", 0) if isinstance(report.extra, Mapping) else 0
-        prepared.gradient_state.step = int(step)
+        # Accelerate's folders keep it as their step.
+        prepared.gradient_state.step = int(report.extra.get("accumulation_step", report.step or 0))
         return report
 
     def close(self) -> None:
@@ -146,16 +146,19 @@ class StateSaver:
             target.mkdir(parents=True, exist_ok=True)
         barrier(world, name="save_state")
         weights = [model.state_dict() for model in models]
-        left = list(weights)
+        passed, left = list(models), list(weights)
         for hook in self.save_hooks.values():
-            hook(models, left, str(target))
-        return [model for model, one in zip(models, weights, strict=True) if any(one is other for other in left)]
+            hook(passed, left, str(target))
+        # Hooks often remove them on the main process only, which is the one that writes in Accelerate.
+        kept = broadcast_object(world, [any(one is other for other in left) for one in weights])
+        return [model for model, stays in zip(models, kept, strict=True) if stays]
 
     def _contents(self, prepared: Prepared, models: list[Any]) -> Contents:
         from piledriver.checkpoint import Contents
 
         return Contents(
             models=models,
+            named_by=prepared.models,
             optimizers=prepared.optimizers,
             schedulers=prepared.schedulers,
             loaders=prepared.loaders,

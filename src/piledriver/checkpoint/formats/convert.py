@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import warnings
-from pathlib import Path
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path, PurePath
 from typing import Any
 
+import numpy as np
 import torch
 
 from piledriver.checkpoint import folders
 from piledriver.checkpoint.errors import CheckpointError
 from piledriver.checkpoint.formats.merge import merge
 from piledriver.checkpoint.formats.open import open_any
+from piledriver.checkpoint.header import verified
 from piledriver.checkpoint.opened_checkpoint import OpenedCheckpoint
 from piledriver.checkpoint.saving import commit, planning
 from piledriver.checkpoint.saving.rank_group import RankGroup
@@ -28,11 +33,12 @@ FORMATS = ("piledriver", "safetensors", "dcp", "torch")
 def convert(source: Location, target: Location, to: str = "piledriver", **options: Any) -> Path:
     """Convert any folder or file that `load` or `load_model` reads, with the whole state in memory.
 
-    `piledriver` and `torch` keep everything (optimizers and so on), `safetensors` and `dcp` the tensors only.
+    `piledriver` and `torch` keep everything (optimizers and so on), `safetensors` and `dcp` the tensors only. In a
+    torch file arrays become tensors and sets lists, for `torch.load(weights_only=True)`. `load_model` reads every one.
     """
     if to not in FORMATS:
         raise UnknownNameError("checkpoint format", to, FORMATS)
-    path, out = folders.resolve_checkpoint(source), folders.local_path(target)
+    path, out = verified(folders.resolve_checkpoint(source)), folders.local_path(target)
     if path.resolve() == out.resolve():
         raise CheckpointError(f"{path} is both source and target", fix="choose another target")
     if to == "safetensors":
@@ -85,4 +91,21 @@ def _to_torch(opened: OpenedCheckpoint, tensors: dict[str, torch.Tensor], out: P
     state["own"] = {name: rebuild_state(item, tensor_from_inline) for name, item in opened.own.items()}
     state |= {"step": opened.step, "layout": opened.layout, "extra": dict(opened.extra)}
     with atomic_write(out) as file:
-        torch.save(state, file)
+        torch.save(_plain(state), file)
+
+
+def _plain(value: Any) -> Any:
+    """Return a state of tensors, containers, numbers and text only, which `torch.load(weights_only=True)` accepts."""
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.astype(np.int64) if value.dtype == np.uint64 else value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, torch.Size | torch.Tensor):
+        return value
+    if isinstance(value, list | range | deque | set | frozenset):
+        return [_plain(item) for item in value]
+    if isinstance(value, tuple):
+        return tuple(_plain(item) for item in value)
+    return str(value) if isinstance(value, PurePath | datetime.datetime) else value

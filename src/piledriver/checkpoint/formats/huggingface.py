@@ -18,6 +18,7 @@ from piledriver.checkpoint.contents import Contents
 from piledriver.checkpoint.errors import CheckpointError
 from piledriver.checkpoint.folder_kinds import INDEX_ENDING
 from piledriver.checkpoint.formats.open import open_model
+from piledriver.checkpoint.header import verified
 from piledriver.checkpoint.loading.match import KeyMap, load_matching
 from piledriver.checkpoint.loading.report import LoadReport
 from piledriver.checkpoint.safetensors_file import write_safetensors
@@ -66,7 +67,9 @@ def load_model(
     source = folders.local_path(path)
     ranks = RankGroup()
     try:
-        opened = ranks.run_checked("reading the weights", lambda: open_model(source, index))
+        opened = ranks.run_checked(
+            "reading the weights", lambda: open_model(verified(source, part=ranks.rank, parts=ranks.size), index)
+        )
         return load_matching(opened, Contents(models=[model], rng=False), ranks, strict=strict, key_map=key_map)
     finally:
         ranks.close()

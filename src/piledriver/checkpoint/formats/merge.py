@@ -11,6 +11,7 @@ import torch
 from piledriver.checkpoint import folders
 from piledriver.checkpoint.formats.huggingface import Fetch, local_folder, write_shards
 from piledriver.checkpoint.formats.open import open_model
+from piledriver.checkpoint.header import verified
 from piledriver.checkpoint.saving.rank_group import RankGroup
 from piledriver.checkpoint.state_tree import mapping_items, tensor_keys
 from piledriver.checkpoint.tensor_index import TensorIndex, read_tensor
@@ -34,7 +35,7 @@ def merge(
     wanted: Any = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
     if wanted is not None and not (isinstance(wanted, torch.dtype) and wanted.is_floating_point):
         raise UsageError(f"dtype {wanted} is not a floating-point type", fix="use bfloat16, float16 or float32")
-    opened = open_model(folders.resolve_checkpoint(checkpoint), model)
+    opened = open_model(verified(folders.resolve_checkpoint(checkpoint)), model)
     first_name: dict[str, str] = {}
     aliases: dict[str, str] = {}
     plan: list[tuple[str, int, Fetch]] = []

@@ -10,7 +10,7 @@ from piledriver.checkpoint.folder_kinds import is_accelerate_folder, is_dcp_fold
 from piledriver.checkpoint.formats.accelerate import open_accelerate
 from piledriver.checkpoint.formats.dcp import open_dcp
 from piledriver.checkpoint.formats.published_weights import open_weights
-from piledriver.checkpoint.header import HEADER
+from piledriver.checkpoint.header import DATA, HEADER
 from piledriver.checkpoint.opened_checkpoint import OpenedCheckpoint, open_checkpoint
 from piledriver.checkpoint.tensor_index import TensorIndex
 
@@ -29,7 +29,7 @@ def open_any(path: Path) -> OpenedCheckpoint:
 
 def open_model(path: Path, number: int = 0) -> OpenedCheckpoint:
     """Open one model of a checkpoint, or the weights in a folder or file of any format."""
-    if path.is_dir() and (folders.is_loadable(path) or (path / HEADER).exists()):
+    if path.is_dir() and (folders.is_loadable(path) or (path / HEADER).exists() or any(path.glob(f"{DATA}*"))):
         opened = open_folder(path, 0)
         models = opened.shared.get("models", [])
         if number >= len(models):
@@ -38,7 +38,11 @@ def open_model(path: Path, number: int = 0) -> OpenedCheckpoint:
     index: TensorIndex
     aliases: dict[str, str] = {}
     if path.is_dir() and is_dcp_folder(path):
-        index = open_dcp(path)
+        found = open_dcp(path)
+        # `convert --to dcp` keeps the keys of a checkpoint, which may hold several models and optimizers.
+        prefix = f"models/{number}/"
+        ours = {key.removeprefix(prefix): tensor for key, tensor in found.items() if key.startswith(prefix)}
+        index = ours or found
     else:
         index, aliases = open_weights(path, number)
     named = {name: name for name in index} | aliases

@@ -13,7 +13,7 @@ from torch import nn
 from piledriver.checkpoint import parameter_names, state_tree
 from piledriver.checkpoint.contents import Contents, is_torch_optimizer
 from piledriver.checkpoint.errors import CheckpointError
-from piledriver.checkpoint.loading.optimizer import OptimizerMatch, match_optimizer
+from piledriver.checkpoint.loading.optimizer import OptimizerMatch, match_optimizer, model_shapes
 from piledriver.checkpoint.loading.report import LoadReport
 from piledriver.checkpoint.opened_checkpoint import OpenedCheckpoint
 from piledriver.checkpoint.saving.rank_group import RankGroup
@@ -108,8 +108,10 @@ def match_state(
     if "models" in wanted:
         _each(match, "models", contents.models, functools.partial(_model, key_map=key_map))
     if "optimizers" in wanted:
-        names = parameter_names.names_by_id(contents.models)
-        _each(match, "optimizers", contents.optimizers, functools.partial(_optimizer, names))
+        names = parameter_names.names_by_id(contents.named_by or contents.models)
+        # Where models are missing from the checkpoint, the numbers of those in it say nothing about names.
+        shapes = {} if len(contents.named_by) > len(contents.models) else model_shapes(opened)
+        _each(match, "optimizers", contents.optimizers, functools.partial(_optimizer, names, shapes))
     for kind, things in (
         ("schedulers", contents.schedulers),
         ("custom", contents.custom),
@@ -200,12 +202,19 @@ def _by_prefix(prefixes: Mapping[str, str], key: str) -> str:
     return key if fitting is None else prefixes[fitting] + key[len(fitting) :]
 
 
-def _optimizer(names: Mapping[int, str], match: StateMatch, index: int, optimizer: Any, saved: state_tree.Json) -> None:
+def _optimizer(
+    names: Mapping[int, str],
+    shapes: Mapping[str, tuple[int, ...]],
+    match: StateMatch,
+    index: int,
+    optimizer: Any,
+    saved: state_tree.Json,
+) -> None:
     inner = parameter_names.unwrap_optimizer(optimizer)
     if not is_torch_optimizer(inner):
         _stateful("optimizers", match, index, optimizer, saved)
         return
-    found: OptimizerMatch = match_optimizer(inner, names, saved, match.opened)
+    found: OptimizerMatch = match_optimizer(inner, names, saved, match.opened, shapes)
     prefix = f"optimizers/{index}/"
     match.reads += found.reads
     match.on_loaded.append(found.load)

@@ -12,7 +12,7 @@ from torch.distributed.tensor import empty as empty_dtensor
 
 from piledriver.checkpoint import state_tree
 from piledriver.checkpoint.opened_checkpoint import OpenedCheckpoint
-from piledriver.checkpoint.parameter_names import named_parameters_of
+from piledriver.checkpoint.parameter_names import UNNAMED, named_parameters_of
 
 Placed = tuple[int, int, str, torch.Tensor]
 """Group, position over all groups, name and parameter."""
@@ -30,16 +30,19 @@ class OptimizerMatch:
 
 
 def match_optimizer(
-    optimizer: Any, parameter_names: Mapping[int, str], saved: state_tree.Json, opened: OpenedCheckpoint
+    optimizer: Any,
+    parameter_names: Mapping[int, str],
+    saved: state_tree.Json,
+    opened: OpenedCheckpoint,
+    saved_shapes: Mapping[str, tuple[int, ...]],
 ) -> OptimizerMatch:
     """Match states by name; targets are allocated like the parameters, so that a rank reads only its shards."""
     current = list(named_parameters_of(optimizer, parameter_names))
     groups = [dict(state_tree.mapping_items(group)) for group in saved["param_groups"]]
     states = dict(state_tree.mapping_items(saved["state"]))
-    if any(isinstance(name, int) for group in groups for name in group["params"]):
+    if any(isinstance(name, int) or name.startswith(UNNAMED) for group in groups for name in group["params"]):
         groups, states = _by_name(groups, states, [name for _, _, name, _ in current])
     group_of = {name: number for number, group in enumerate(groups) for name in group["params"]}
-    saved_shapes = _model_shapes(opened)
     reads: list[tuple[str, torch.Tensor]] = []
     loaded: dict[int, dict[str, Any]] = {}
     matched: list[str] = []
@@ -155,7 +158,8 @@ def _by_name(
     return named, {name_of.get(number, str(number)): state for number, state in states.items()}
 
 
-def _model_shapes(opened: OpenedCheckpoint) -> dict[str, tuple[int, ...]]:
+def model_shapes(opened: OpenedCheckpoint) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the saved weights by the names that optimizer states have."""
     shapes: dict[str, tuple[int, ...]] = {}
     for index, model in enumerate(opened.shared.get("models", [])):
         for name, found in state_tree.mapping_items(model):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from piledriver.core import config, storage
-from piledriver.core.config.yaml_tree import parse_yaml
+from piledriver.core.config.yaml_tree import ConfigTree, parse_yaml
 from piledriver.core.errors import UsageError
 from piledriver.runtime import environment
 from piledriver.runtime.hardware import Hardware
@@ -99,19 +99,13 @@ def resolve_launch_config(
     The file may be a config of Accelerate's; `accelerate_flags` are those of `accelerate launch`.
     """
     path = file if file is not None else str(default_path()) if storage.exists(default_path()) else None
-    if path is None:
-        base = LaunchConfig()
-    else:
-        tree = parse_yaml(storage.read_text(path), path)
-        theirs = is_accelerate_config(tree.data)
-        base = (
-            config.from_mapping(LaunchConfig, launch_fields(flags_from_config(tree.data)), path)
-            if theirs
-            else (config.build(LaunchConfig, tree))
-        )
-    chosen = {**launch_fields(accelerate_flags or {}, base.node_range()[1]), **flags}
-    chosen["env"] = {**base.env, **chosen.get("env", {})}
-    return dataclasses.replace(base, **chosen), path or "defaults"
+    tree = parse_yaml(storage.read_text(path), path) if path is not None else ConfigTree({}, {}, "defaults")
+    if is_accelerate_config(tree.data):
+        tree = ConfigTree(launch_fields(flags_from_config(tree.data)), {}, tree.default_origin)
+    base = config.build(LaunchConfig, tree)
+    theirs = launch_fields(accelerate_flags or {}, base.node_range()[1])
+    env = {**base.env, **theirs.get("env", {}), **flags.get("env", {})}
+    return dataclasses.replace(base, **{**theirs, **flags, "env": env}), path or "defaults"
 
 
 def processes_per_node(wanted: LaunchConfig, hardware: Hardware) -> tuple[int, str]:
