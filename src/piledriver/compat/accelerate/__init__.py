@@ -13,6 +13,8 @@ from typing import Any
 
 # The version of Accelerate whose names are mirrored.
 __version__ = "1.15.0"
+# Where packages that check the origin of a distribution expect it to come from.
+__url__ = "https://github.com/huggingface/accelerate"
 
 _FACE = {
     "Accelerator": "accelerator",

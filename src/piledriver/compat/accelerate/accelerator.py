@@ -71,6 +71,17 @@ class Accelerator(RankOutlivesReset, _Accelerator):
         held = get_state_dict_offloaded_model(model) if any(map(has_offloaded_params, model.modules())) else model
         super().save_model(held, save_directory, max_shard_size, safe_serialization)
 
+    def load_state(self, input_dir: Any = None, load_kwargs: dict[str, Any] | None = None, **options: Any) -> Any:
+        """Load a checkpoint; warn that loaders continue at their saved batch, which Accelerate does not restore."""
+        report = super().load_state(input_dir, load_kwargs, **options)
+        entries = [getattr(loader, "_entry", None) or {} for loader in self._dataloaders]
+        if any(entry.get("batches") for entry in entries) and self.is_main_process:
+            logger.warning(
+                "load_state restored the position of the data loader: iterating over it starts there. "
+                "skip_first_batches counts from the start of the epoch; do not skip batches in the loop yourself"
+            )
+        return report
+
     @property
     def world(self) -> World:  # type: ignore[override]
         """Return the world of the shared state."""

@@ -59,8 +59,9 @@ class _AliasDistribution(metadata.Distribution):
             return f"{self.alias}\n"
         if filename not in ("METADATA", "PKG-INFO"):
             return None
-        version = importlib.import_module(self.target).__version__
-        return f"Metadata-Version: 2.1\nName: {self.alias}\nVersion: {version}\n"
+        target = importlib.import_module(self.target)
+        origin = f"Home-page: {target.__url__}\n" if hasattr(target, "__url__") else ""
+        return f"Metadata-Version: 2.1\nName: {self.alias}\nVersion: {target.__version__}\n{origin}"
 
     def locate_file(self, path: Any) -> Any:
         """Return a path beside the target's package."""
