@@ -236,6 +236,23 @@ def test_small_layers_by_their_formulas() -> None:
     assert out[:, -1].equal(hidden)
 
 
+class Small(F.Module):
+    """The small layers, made inside a call as a compiler meets them."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = self.child("row", F.Sequential([F.Dense(5), torch.tanh, F.Dense(4)]))(x)
+        x = self.child("weight", F.WeightNorm(F.Dense(4)))(self.child("slope", F.PReLU())(x))
+        x = self.child("spectral", F.SpectralNorm(F.Dense(4)))(x, update_stats=False)
+        return self.child("recurrent", F.RNN(F.SimpleCell(3)))(x)
+
+
+def test_small_layers_compile() -> None:
+    x = F.normal(F.key(0), (2, 3, 4))
+    variables = Small().init(F.key(1), x)
+    compiled = F.jit(lambda variables, x: Small().apply(variables, x), backend="eager")
+    torch.testing.assert_close(compiled(variables, x), Small().apply(variables, x))
+
+
 class Drop(F.Module):
     """A block with a dropout below it."""
 

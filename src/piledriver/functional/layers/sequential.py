@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from piledriver.functional.errors import TransformError, dotted
-from piledriver.functional.initialisers import constant
+from piledriver.functional.initialisers import constant, zeros
 from piledriver.functional.module import Module
 
 
@@ -23,7 +23,7 @@ class Sequential(Module):
     layers: Sequence[Callable[..., Any]]
 
     def __post_init__(self) -> None:
-        vars(self)["layers"] = tuple(self.layers)  # so that the module has a hash
+        object.__setattr__(self, "layers", tuple(self.layers))  # so that the module has a hash
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.layers:
@@ -44,5 +44,6 @@ class PReLU(Module):
     negative_slope_init: float = 0.01
 
     def __call__(self, x: Tensor) -> Tensor:
-        slope = self.param("negative_slope", constant(self.negative_slope_init), (), self.param_dtype)
+        init = constant(self.negative_slope_init) if self.is_initialising else zeros
+        slope = self.param("negative_slope", init, (), self.param_dtype)
         return torch.where(x >= 0, x, slope.to(x.dtype) * x)
