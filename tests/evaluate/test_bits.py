@@ -158,7 +158,7 @@ def brute_force_prefix(model: Transformer, tokenizer: Tokenizer, context: str, a
 
 
 def test_the_interval_covers_with_few_documents_of_different_lengths() -> None:
-    """Nominal 95%: percentiles of the resampled figure cover 0.87 of these draws."""
+    """Nominal 95%: percentiles of the resampled figure cover 0.88 of such draws."""
     draws, documents, hits = np.random.default_rng(0), 12, 0
     population = np.random.default_rng(1)
     true = _rates_and_sizes(population, 2_000_000)

@@ -8,7 +8,7 @@ import torch
 from piledriver.core.errors import UnknownNameError
 from piledriver.models import Transformer
 from piledriver.models.model_size import active_parameter_count, cache_bytes_per_token, flops_per_token, parameter_count
-from piledriver.models.presets import preset, preset_names
+from piledriver.models.presets import learning_rate, preset, preset_names
 
 PUBLISHED = {
     "gpt2": 124_439_808,
@@ -74,3 +74,11 @@ def test_mixture_counts_what_a_token_meets() -> None:
 def test_unknown_preset_is_named() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'llama-3-8b'"):
         preset("llama-3-8bb")
+
+
+def test_every_preset_has_a_learning_rate_and_small_ones_a_large_one() -> None:
+    rates = {name: learning_rate(name) for name in preset_names()}
+    assert all(5e-5 <= rate <= 4e-3 for rate in rates.values())
+    assert rates["1m"] == learning_rate(preset("1m")) == 0.0029
+    assert (rates["pythia-1.4b"], rates["llama-2-70b"]) == (2e-4, 1.5e-4)
+    assert [round(parameter_count(preset(name)) / 1e6, 1) for name in ("1m", "10m")] == [1.1, 10.0]

@@ -23,22 +23,26 @@ def run(args: argparse.Namespace) -> None:
         return
     width = max(len(row["preset"]) for row in rows)
     columns = list(rows[0])[1:]
-    print(f"{'preset':<{width}}" + "".join(f"  {column:>13}" for column in columns))
+    widths = [max(len(column), 9) for column in columns]
+    print(f"{'preset':<{width}}" + "".join(f"  {name:>{size}}" for name, size in zip(columns, widths, strict=True)))
     for row in rows:
         cells = [short_count(row[column]) if "parameters" in column else str(row[column]) for column in columns]
-        print(f"{row['preset']:<{width}}" + "".join(f"  {cell:>13}" for cell in cells))
+        print(
+            f"{row['preset']:<{width}}" + "".join(f"  {cell:>{size}}" for cell, size in zip(cells, widths, strict=True))
+        )
 
 
 def list_presets() -> list[dict[str, Any]]:
-    """Return name, parameters, active parameters (of a mixture of experts) and shape of every preset."""
+    """Return name, parameters, active parameters (of a mixture of experts), shape and peak learning rate of each."""
     from piledriver.models.model_size import active_parameter_count, parameter_count
-    from piledriver.models.presets import preset, preset_names
+    from piledriver.models.presets import learning_rate, preset, preset_names
 
     rows = []
     for name in preset_names():
         config = preset(name)
         counts = {"parameters": parameter_count(config), "active_parameters": active_parameter_count(config)}
-        rows.append({"preset": name, **counts, **{key: getattr(config, key) for key in _SHAPE}})
+        shape = {key: getattr(config, key) for key in _SHAPE}
+        rows.append({"preset": name, **counts, **shape, "learning_rate": learning_rate(name)})
     return rows
 
 

@@ -57,7 +57,7 @@ def run_demo(
     with _timed(seconds, "corpus"):
         manifest = build_corpus(_recipe(domains), os.path.join(out, "corpus"), workers=workers)
     train_split = os.path.join(out, "corpus", "train")
-    test = list(read_shards(os.path.join(out, "corpus", "test")))
+    test, reserve = _reserve(list(read_shards(os.path.join(out, "corpus", "test"))))
     with _timed(seconds, "tokenizer"):
         tokenizer = _tokenizer(out, train_split)
         tokens = tokenize_corpus(
@@ -67,7 +67,7 @@ def run_demo(
     with _timed(seconds, "bits per byte before training"):
         assert isinstance(config.model, ModelConfig)
         before = _scored(Transformer(config.model, seed=config.seed), tokenizer, test)
-    held_out = _few(read_shards(os.path.join(out, "corpus", "validation")))
+    held_out = _few([*read_shards(os.path.join(out, "corpus", "validation")), *reserve])
     with _timed(seconds, "training"):
         summary = _trained(config, on_documents(held_out, tokenizer))
     model = load_folder(os.path.join(out, "run", "model"))
@@ -119,6 +119,15 @@ def _trained(config: TrainConfig, validate: Any) -> RunSummary:
     except ConfigError as error:
         # The folder holds a run with other settings, such as another --minutes.
         raise UsageError(error.what, fix="choose another folder with --out, or remove it") from error
+
+
+def _reserve(documents: list[Document]) -> tuple[list[Document], list[Document]]:
+    """Split off the last document of each domain with several, so that validation has every domain."""
+    last = {document.source: number for number, document in enumerate(documents)}
+    several = {source for source in last if sum(document.source == source for document in documents) > 1}
+    reserved = {number for source, number in last.items() if source in several}
+    kept = [document for number, document in enumerate(documents) if number not in reserved]
+    return kept, [documents[number] for number in sorted(reserved)]
 
 
 def _few(documents: Iterable[Document], each: int = 2, characters: int = 1500) -> list[Document]:

@@ -20,6 +20,7 @@ SHARED = ("betas", "eps", "momentum", "seed")
 """Keys that reach every optimizer with an argument of that name."""
 # Set by the parameter groups, from keys of the config.
 _BY_GROUP = ("lr", "weight_decay")
+_DEFAULT_LR = 3e-4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,8 +33,8 @@ class OptimizerConfig:
     kind: str = dataclasses.field(default="adamw", metadata={"choices": lambda: list(OPTIMIZERS)})
     """adamw; muon; lion; adamw8bit and adamw_bf16 (small moments, bf16 weights rounded stochastically); adamw_split and
     adamw_split_bf16 (the lower half of bf16 weights is a state, so updates are fp32's); or one of another package."""
-    lr: float = 3e-4
-    """Peak learning rate."""
+    lr: float | None = None
+    """Peak learning rate; null: `piledriver train` takes the preset's, or one by size; elsewhere 3e-4."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay rates of the first and second moment (Lion: of update and momentum)."""
     eps: float = 1e-8
@@ -114,16 +115,17 @@ def build_optimizer(
     """
     from piledriver.optim.groups import parameter_groups
 
+    lr = _DEFAULT_LR if config.lr is None else config.lr
     groups = parameter_groups(
         model,
-        lr=config.lr,
+        lr=lr,
         weight_decay=config.weight_decay,
         embedding_weight_decay=config.embedding_weight_decay,
         lr_scales=lr_scales,
     )
     make = OPTIMIZERS[config.kind]
     shared = {name: getattr(config, name) for name in SHARED if name in inspect.signature(make).parameters}
-    return make(groups, config.lr, **shared, **own_settings(config))
+    return make(groups, lr, **shared, **own_settings(config))
 
 
 def own_settings(config: OptimizerConfig) -> dict[str, Any]:

@@ -167,7 +167,7 @@ class TrainConfig:
                 raise ConfigError(f"{name} is {value}", fix="it must be positive")
         if self.data.seq_len is not None and self.data.seq_len <= 0:
             raise ConfigError(f"data.seq_len is {self.data.seq_len}", fix="it must be positive")
-        if not 0 < self.optimizer.lr < math.inf:
+        if self.optimizer.lr is not None and not 0 < self.optimizer.lr < math.inf:
             raise ConfigError(f"optimizer.lr is {self.optimizer.lr}", fix="it must be positive")
         if not 0 <= self.z_loss < math.inf:
             raise ConfigError(f"z_loss is {self.z_loss}", fix="it must be 0 or more")

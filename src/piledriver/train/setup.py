@@ -19,6 +19,7 @@ from piledriver.engine import Layout
 from piledriver.engine.layout import SPLIT_BACKWARD
 from piledriver.models import ModelConfig, Transformer, initialise
 from piledriver.models.model_size import parameter_count
+from piledriver.models.presets import learning_rate
 from piledriver.observe.flops import peak_flops
 from piledriver.observe.trackers import choose_trackers
 from piledriver.runtime.seeds import set_seed
@@ -27,6 +28,9 @@ from piledriver.train.batching import Batching, cut_batch
 from piledriver.train.config import TrainConfig
 from piledriver.train.resume import check_same_run, last_checkpoint, shape_of
 from piledriver.train.text import make_tokens
+
+# Peak learning rates relative to AdamW's: Lion's updates are larger, Muon's are normalised.
+_RATE_FACTORS = {"lion": 0.2, "muon": 4.0}
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ def build_components(config: TrainConfig) -> RunComponents:
     _check_out(config.out)
     shape = shape_of(config)
     _check_length(config, shape)
+    config = _with_learning_rate(config)
     checkpoint = last_checkpoint(config.out)
     check_same_run(config, checkpoint)
     accelerator = Accelerator(layout=_with_compile_chosen(config.layout))
@@ -94,6 +99,14 @@ def build_components(config: TrainConfig) -> RunComponents:
     tokens = make_tokens(config, shape.vocab_size, world)
     stream = _open_stream(config, tokens, shape, batching)
     return RunComponents(config, accelerator, shape, batching, tokens, stream, checkpoint)
+
+
+def _with_learning_rate(config: TrainConfig) -> TrainConfig:
+    """Return the config with a learning rate: the given one, or that of the model, scaled for the optimizer."""
+    if config.optimizer.lr is not None:
+        return config
+    rate = learning_rate(config.model) * _RATE_FACTORS.get(config.optimizer.kind, 1.0)
+    return replace(config, optimizer=replace(config.optimizer, lr=float(f"{rate:.1e}")))
 
 
 def _check_out(out: str) -> None:

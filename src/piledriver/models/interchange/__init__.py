@@ -2,6 +2,7 @@
 
 from piledriver.models.interchange.config_json import InterchangeError, read_config, write_config
 from piledriver.models.interchange.folder import (
+    copy_model_files,
     load_folder,
     load_weights,
     read_folder_config,
@@ -12,6 +13,7 @@ from piledriver.models.interchange.folder import (
 
 __all__ = [
     "InterchangeError",
+    "copy_model_files",
     "load_folder",
     "load_weights",
     "read_config",

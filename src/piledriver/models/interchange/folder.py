@@ -31,6 +31,7 @@ from piledriver.models.interchange.tensors import OPERATIONS
 from piledriver.models.transformer import Transformer
 
 _WHOLE, _INDEX, _GENERATION = "model.safetensors", "model.safetensors.index.json", "generation_config.json"
+_MODEL_FILES = (".json", ".txt", ".model", ".tiktoken", ".jinja")
 
 
 def load_folder(
@@ -154,6 +155,16 @@ def save_folder(
     known = {key: value for key, value in generation.items() if value is not None}
     storage.write_text(target / _GENERATION, json.dumps(known, indent=2, sort_keys=True) + "\n")
     storage.write_text(target / "config.json", json.dumps(theirs, indent=2, sort_keys=True) + "\n")
+
+
+def copy_model_files(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> list[Path]:
+    """Copy config, generation settings and tokenizer of a checkpoint folder, without its weights; return the copies."""
+    copies = []
+    for path in sorted(Path(source).iterdir()):
+        if path.is_file() and path.suffix in _MODEL_FILES and not path.name.endswith("index.json"):
+            copies.append(Path(folder) / path.name)
+            storage.write_bytes(copies[-1], path.read_bytes())
+    return copies
 
 
 def _meta_parameters(config: ModelConfig) -> dict[str, Tensor]:

@@ -1,5 +1,5 @@
 """Presets: published model shapes by name, as data. One YAML file per family of shapes."""
 
-from piledriver.models.presets.registry import PRESETS, preset, preset_names
+from piledriver.models.presets.registry import PRESETS, learning_rate, preset, preset_names
 
-__all__ = ["PRESETS", "preset", "preset_names"]
+__all__ = ["PRESETS", "learning_rate", "preset", "preset_names"]

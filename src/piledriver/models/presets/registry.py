@@ -11,6 +11,9 @@ import yaml
 from piledriver.core.config import from_mapping
 from piledriver.core.registry import Registry
 from piledriver.models.config import ModelConfig
+from piledriver.models.model_size import parameter_count
+
+_LEARNING_RATE = "learning_rate"
 
 
 def _read_table() -> dict[str, Mapping[str, Any]]:
@@ -23,7 +26,10 @@ def _read_table() -> dict[str, Mapping[str, Any]]:
 
 
 PRESETS: Registry[Mapping[str, Any]] = Registry("model_preset", read_table=_read_table)
-"""The fields of a `ModelConfig` by preset. A file has what its shapes share (`common`) and what differs (`sizes`)."""
+"""The fields of a `ModelConfig` by preset, and the published peak `learning_rate` if known.
+
+A file has what its shapes share (`common`) and what differs (`sizes`).
+"""
 
 
 def preset_names() -> list[str]:
@@ -37,4 +43,20 @@ def preset(name: str, **changes: Any) -> ModelConfig:
     >>> preset("gpt2").layers, preset("gpt2", layers=2).layers
     (12, 2)
     """
-    return from_mapping(ModelConfig, {**PRESETS[name], **changes}, where=f"preset {name}")
+    fields = {key: value for key, value in PRESETS[name].items() if key != _LEARNING_RATE}
+    return from_mapping(ModelConfig, {**fields, **changes}, where=f"preset {name}")
+
+
+def learning_rate(model: str | ModelConfig) -> float:
+    """Return the peak learning rate of AdamW for a preset or a shape: the published one, or one by size.
+
+    Without a published rate it falls with the cube root of the parameters, from 3e-3 at a million: within a third of
+    those that GPT-3 used from 125M to 13B (Brown et al., 2020, table 2.1).
+
+    >>> learning_rate("tiny"), learning_rate("gpt2-124m"), learning_rate("llama-3-8b")
+    (0.0027, 0.0006, 0.0003)
+    """
+    if isinstance(model, str) and _LEARNING_RATE in PRESETS[model]:
+        return float(PRESETS[model][_LEARNING_RATE])
+    shape = preset(model) if isinstance(model, str) else model
+    return float(f"{3e-3 * (parameter_count(shape) / 1e6) ** (-1 / 3):.1e}")

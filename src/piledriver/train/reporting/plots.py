@@ -56,9 +56,9 @@ def loss_plot(rows: Rows) -> Any:
         axes.plot(xs, ys, "x", color=_RED, markersize=6, label="update skipped")
         axes.legend(frameon=False)
     if means:
-        # A first loss of ten or a spike of a thousand must not flatten the rest.
+        # A spike of a thousand must not flatten the rest; the first loss is always inside.
         ordered = sorted(losses)
-        high = max(ordered[int(0.995 * (len(ordered) - 1))], means[-1], ordered[min(1, len(ordered) - 1)])
+        high = max(ordered[int(0.995 * (len(ordered) - 1))], means[-1], learned[0][1])
         span = max(high - ordered[0], 1e-6)
         axes.set_ylim(ordered[0] - 0.05 * span, high + 0.05 * span)
         axes.annotate(
