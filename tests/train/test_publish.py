@@ -41,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_default_rate_learns_and_every_value_is_recorded(run: Path) -> None:
     losses = [row["loss"] for row in read_metrics(run)]
-    assert losses[0] - sum(losses[-4:]) / 4 > 0.5, "with 3e-4 it falls by 0.1"
+    assert losses[0] - sum(losses[-4:]) / 4 > 0.5
     resolved = yaml.safe_load((run / "resolved.yaml").read_text())
     assert resolved["optimizer"]["lr"] == yaml.safe_load((run / "config.yaml").read_text())["optimizer"]["lr"] > 1e-3
     assert resolved["run"]["steps"] == 24

@@ -102,11 +102,11 @@ class Saving:
         failure: PiledriverError | None = None
         if self._components.world.is_main:
             try:
-                save_folder(model, folder, weights=weights, extra=publish_tokenizer(self._components.tokens, folder))
+                extra = publish_tokenizer(self._components.tokens, folder)
+                save_folder(model, folder, weights=weights, extra=extra)
             except PiledriverError as error:
                 failure = error
-        else:
-            deque(weights, maxlen=0)
+        deque(weights, maxlen=0)  # every rank takes part in gathering each tensor, also after a failure on rank 0
         failure = broadcast_object(self._components.world, failure)
         if failure is not None:
             raise failure
