@@ -12,17 +12,26 @@ from torch import Tensor
 
 from piledriver.checkpoint import folders
 from piledriver.checkpoint.formats.open import open_model
+from piledriver.checkpoint.header import verified
 from piledriver.checkpoint.state_tree import mapping_items, tensor_keys
 from piledriver.checkpoint.tensor_index import read_tensor
 from piledriver.core import storage
 from piledriver.core.byte_size import parse_size
 from piledriver.core.config import load_config
+from piledriver.core.errors import UsageError
 from piledriver.models import Transformer
 from piledriver.models.interchange import save_folder
 from piledriver.train.config import TrainConfig
 from piledriver.train.resume import CHECKPOINTS, CONFIG, shape_of
 from piledriver.train.save import publish_tokenizer, why_not_published
 from piledriver.train.text import TOKENS, tokens_folder
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise UsageError(f"dtype {name} is not a floating-point type", fix="use bfloat16, float16 or float32")
+    return found
 
 
 def run_of(checkpoint: storage.Location) -> Path | None:
@@ -50,7 +59,7 @@ def publish_checkpoint(
     shape = shape_of(config)
     if why_not_published(shape) is not None:
         return []
-    opened = open_model(folders.resolve_checkpoint(checkpoint))
+    opened = open_model(verified(folders.resolve_checkpoint(checkpoint)))
     keys = {
         name: tensor_keys(found)[0]
         for name, found in mapping_items(opened.shared["models"][0])
@@ -63,7 +72,7 @@ def publish_checkpoint(
 
     stored = opened.index[next(iter(keys.values()))].dtype
     with torch.device("meta"):
-        model = Transformer(shape).to(getattr(torch, dtype) if dtype is not None else stored)
+        model = Transformer(shape).to(_dtype(dtype) if dtype is not None else stored)
     places = (tokens_folder(config), run / TOKENS)
     tokens = next((place for place in places if os.path.isdir(place)), None)
     storage.make_folder(out)
