@@ -25,7 +25,7 @@ CONFIG = f"""
 model: {SHAPE}
 data: {{tokens: %s}}
 batch_tokens: 128
-budget_tokens: 256
+budget_tokens: 128
 optimizer: {{lr: 0.001}}
 trackers: []
 plots: false
@@ -68,7 +68,7 @@ def test_a_model_larger_than_one_process_trains_validates_and_publishes(tmp_path
     tokens = make_tokens(tmp_path, documents=40)
     config = tmp_path / "config.yaml"
     config.write_text(CONFIG % tokens)
-    words = [str(config), "--validation", str(tmp_path / "clean.jsonl.zst"), "--validation-documents", "4"]
+    words = [str(config), "--validation", str(tmp_path / "clean.jsonl.zst"), "--validation-documents", "1"]
     alone = train(tmp_path, ROOM, *words, f"out={tmp_path / 'alone'}", processes=1)
     assert alone.returncode != 0, "one process has room for the whole model: the limit proves nothing"
     assert "not enough memory" in alone.stderr, alone.stderr
@@ -82,7 +82,7 @@ def test_a_model_larger_than_one_process_trains_validates_and_publishes(tmp_path
     }
     figures = {name: [(row["loss"], row["validation/all"]) for row in rows[name]] for name in runs}
     assert figures["limited"] == figures["free"]
-    assert len(figures["free"]) == 2
+    assert len(figures["free"]) == 1
     published = {path.name: path.read_bytes() for path in (tmp_path / "free" / "model").iterdir()}
     assert {path.name: path.read_bytes() for path in (tmp_path / "limited" / "model").iterdir()} == published
     assert "model.safetensors" in published

@@ -198,10 +198,16 @@ def test_trackers_and_monitors_that_nobody_ends_leave_nothing(tmp_path: Path) ->
 
 
 def test_a_save_in_the_background_leaves_no_copy_of_what_it_saved(tmp_path: Path) -> None:
+    # What the first save of a process opens for good does not count.
+    accelerator, *things = prepared(ALONE[0])
+    accelerator.save_state(str(tmp_path / "first"), asynchronous=True)
+    accelerator.free_memory(*things)
+    del accelerator, things
+    gc.collect()
     before = belongings()
     accelerator, model, optimizer, scheduler = prepared(ALONE[0])
     accelerator.save_state(str(tmp_path / "saved"), asynchronous=True)
-    accelerator._saver.wait()
+    accelerator._saver.checkpointer.wait()
     copies = [weakref.ref(copy) for copy in accelerator._saver.checkpointer._staging._buffers.values()]
     things = watched(accelerator, model, optimizer) | {f"copy {number}": copy for number, copy in enumerate(copies)}
     del things["accelerator"]

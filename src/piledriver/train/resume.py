@@ -48,17 +48,23 @@ def damaged(folder: Path, what: str) -> CorruptFileError:
     return CorruptFileError(what, fix=f"restore it from a copy, or remove {folder}: the run then {instead}")
 
 
-def check_same_run(config: TrainConfig, checkpoint: Path | None) -> None:
-    """Raise `ConfigError` if the run folder has a checkpoint of a run with another model, optimizer or batches."""
-    path = os.path.join(config.out, CONFIG)
+def saved_config(out: str, checkpoint: Path | None) -> TrainConfig | None:
+    """Return the config of the run that has this checkpoint; None where there is nothing to resume."""
+    path = os.path.join(out, CONFIG)
     if checkpoint is None or not os.path.exists(path):
-        return
+        return None
     try:
-        before = load_config(TrainConfig, path)
+        return load_config(TrainConfig, path)
     except (ConfigError, StorageError) as error:
         raise CorruptFileError(
             f"{path} is not the config of a run: {error.what}", fix="remove it to resume without this check"
         ) from error
+
+
+def check_same_run(config: TrainConfig, before: TrainConfig | None) -> None:
+    """Raise `ConfigError` if the run to resume has another model, optimizer or batches."""
+    if before is None:
+        return
     for name, old, new in _differences(_fixed(before), _fixed(config)):
         raise ConfigError(
             f"{config.out} holds a run with {name}={old}, not {new}",

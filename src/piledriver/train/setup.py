@@ -26,7 +26,7 @@ from piledriver.runtime.seeds import set_seed
 from piledriver.runtime.world import World, detect_world
 from piledriver.train.batching import Batching, cut_batch
 from piledriver.train.config import TrainConfig
-from piledriver.train.resume import check_same_run, last_checkpoint, shape_of
+from piledriver.train.resume import check_same_run, last_checkpoint, saved_config, shape_of
 from piledriver.train.text import make_tokens
 
 # Peak learning rates relative to AdamW's: Lion's updates are larger, Muon's are normalised.
@@ -80,9 +80,10 @@ def build_components(config: TrainConfig) -> RunComponents:
     _check_out(config.out)
     shape = shape_of(config)
     _check_length(config, shape)
-    config = _with_learning_rate(config)
     checkpoint = last_checkpoint(config.out)
-    check_same_run(config, checkpoint)
+    before = saved_config(config.out, checkpoint)
+    config = _with_learning_rate(config, before)
+    check_same_run(config, before)
     accelerator = Accelerator(layout=_with_compile_chosen(config.layout))
     set_seed(config.seed)
     torch.use_deterministic_algorithms(config.deterministic, warn_only=not config.deterministic)
@@ -101,10 +102,15 @@ def build_components(config: TrainConfig) -> RunComponents:
     return RunComponents(config, accelerator, shape, batching, tokens, stream, checkpoint)
 
 
-def _with_learning_rate(config: TrainConfig) -> TrainConfig:
-    """Return the config with a learning rate: the given one, or that of the model, scaled for the optimizer."""
+def _with_learning_rate(config: TrainConfig, before: TrainConfig | None) -> TrainConfig:
+    """Return the config with a learning rate: the given one, that of the run to resume, or that of the model.
+
+    The model's rate is scaled for the optimizer.
+    """
     if config.optimizer.lr is not None:
         return config
+    if before is not None and before.optimizer.lr is not None:
+        return replace(config, optimizer=replace(config.optimizer, lr=before.optimizer.lr))
     rate = learning_rate(config.model) * _RATE_FACTORS.get(config.optimizer.kind, 1.0)
     return replace(config, optimizer=replace(config.optimizer, lr=float(f"{rate:.1e}")))
 

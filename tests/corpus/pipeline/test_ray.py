@@ -45,7 +45,7 @@ if executor.startswith("ray:"):
     ray.init(executor[4:], log_to_driver=False)
     while ray.cluster_resources().get("CPU", 0) < int(cpus):
         time.sleep(0.2)
-build_corpus(load_recipe(recipe), out, executor_name=executor, workers=1, chunk_bytes=20_000)
+build_corpus(load_recipe(recipe), out, executor_name=executor, workers=1, chunk_bytes=20_000, keep_work=True)
 """
 # Patience for a busy machine; and a cluster takes work from those alone that know this run's token.
 _SETTINGS = {
