@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from piledriver.kernels.attention import Mask
-from piledriver.models.attention.cache import KVCache
+from piledriver.models.attention.cache import AttentionCache
 from piledriver.models.attention.layer import Attention
 from piledriver.models.config import ModelConfig
 from piledriver.models.feed_forward.mlp import GatedMLP, PlainMLP
@@ -35,7 +35,7 @@ class Block(nn.Module):
         x: Tensor,
         rotary: Tensor | None,
         mask: Mask,
-        cache: KVCache | None = None,
+        cache: AttentionCache | None = None,
         positions: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the new residual stream, and the load-balance loss of a mixture of experts (else None)."""

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from piledriver.core.errors import UsageError
-from piledriver.kernels.attention import AttentionKernel, Mask, attention_kernel
-from piledriver.models.attention.cache import KVCache
-from piledriver.models.attention.masks import Masks, cache_mask, make_masks
+from piledriver.kernels.attention import AttentionKernel, attention_kernel
+from piledriver.models.attention.cache import AttentionCache
+from piledriver.models.attention.masks import Masks, make_masks
 from piledriver.models.attention.rotary import Rotary
 from piledriver.models.block import Block
 from piledriver.models.config import ModelConfig
@@ -67,7 +67,7 @@ class Transformer(nn.Module):
         targets: None = None,
         *,
         masks: Masks | None = None,
-        cache: KVCache | None = None,
+        cache: AttentionCache | None = None,
         positions: Tensor | None = None,
     ) -> Tensor: ...
 
@@ -85,7 +85,7 @@ class Transformer(nn.Module):
         targets: Tensor | None = None,
         *,
         masks: Masks | None = None,
-        cache: KVCache | None = None,
+        cache: AttentionCache | None = None,
         positions: Tensor | None = None,
         reduction: Literal["sum", "none"] = "sum",
     ) -> Tensor | LossSums:
@@ -109,7 +109,7 @@ class Transformer(nn.Module):
         tokens: Tensor,
         *,
         masks: Masks | None = None,
-        cache: KVCache | None = None,
+        cache: AttentionCache | None = None,
         positions: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the input of the output layer, and the mean load-balance loss of the blocks (None without experts)."""
@@ -122,7 +122,7 @@ class Transformer(nn.Module):
         *,
         time: int | None = None,
         masks: Masks | None = None,
-        cache: KVCache | None = None,
+        cache: AttentionCache | None = None,
         positions: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Run the parts that are present; return hidden states and the load-balance loss of each block with experts.
@@ -189,15 +189,14 @@ class Transformer(nn.Module):
             x = x + self.position_embedding(places)
         return x if self.compute_dtype is None else x.to(self.compute_dtype)
 
-    def _default_masks(self, time: int, device: torch.device, cache: KVCache | None, positions: Tensor | None) -> Masks:
+    def _default_masks(
+        self, time: int, device: torch.device, cache: AttentionCache | None, positions: Tensor | None
+    ) -> Masks:
         if cache is None or positions is None:
             return make_masks(self.config, time, device, kernel=self.attention_kernel)
-        windows = {cast(Block, block).window for block in self.blocks.values()}
-        made = {w: Mask(dense=cache_mask(self.config, positions, cache.length, w)) for w in windows}
-        windowed = next((mask for window, mask in made.items() if window is not None), Mask())
-        return Masks(made.get(None, Mask()), windowed, positions)
+        return cache.masks(self.config, positions)
 
-    def _check(self, time: int, cache: KVCache | None, positions: Tensor | None) -> None:
+    def _check(self, time: int, cache: AttentionCache | None, positions: Tensor | None) -> None:
         longest = time if cache is None else cache.length
         if longest > self.config.max_positions:
             raise UsageError(

@@ -1,15 +1,46 @@
-"""KV cache with static shapes, for generation.
+"""KV caches: the interface between attention layers and what holds the keys and values of earlier tokens.
 
-Static shapes let one compiled decode step serve every position. Rows of a batch may be at different positions, so that
-sequences of different lengths share a batch.
+A layer gives a cache its new queries, keys and values, and gets the attention over everything that the cache holds for
+their sequences. `KVCache` has static shapes, so that one compiled decode step serves every position; rows of a batch
+may be at different positions. The paged cache of `serve` is another implementation.
 """
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
+from piledriver.kernels.attention import Mask, attend
+from piledriver.models.attention.masks import Masks, cache_mask
 from piledriver.models.config import ModelConfig
+
+
+class AttentionCache(Protocol):
+    """What an attention layer asks of a cache."""
+
+    length: int
+    """Most tokens of one sequence."""
+
+    def masks(self, config: ModelConfig, positions: Tensor) -> Masks:
+        """Return what `attend` will need of tokens at these [batch, time] positions, once for all layers."""
+
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Mask,
+        positions: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        slopes: Tensor | None,
+    ) -> Tensor:
+        """Store [batch, time, kv_heads, head_dim] keys and values; return the attention of the queries over all."""
 
 
 class KVCache:
@@ -29,12 +60,32 @@ class KVCache:
         self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.layers)]
         self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.layers)]
 
-    def update(self, layer: int, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Write [batch, kv_heads, time, head_dim] at [batch, time] positions; return all keys and values of a layer.
+    def masks(self, config: ModelConfig, positions: Tensor) -> Masks:
+        """Return dense masks over the whole length: entries after a position are stale until they are overwritten."""
+        windows = {config.window_of(layer) for layer in range(config.layers)}
+        made = {w: Mask(dense=cache_mask(config, positions, self.length, w)) for w in windows}
+        windowed = next((mask for window, mask in made.items() if window is not None), Mask())
+        return Masks(made.get(None, Mask()), windowed, positions)
 
-        Entries after a row's position are stale: the attention mask hides them until they are overwritten.
-        """
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Mask,
+        positions: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        slopes: Tensor | None,
+    ) -> Tensor:
+        """Write at [batch, time] positions, and attend under the dense mask."""
         rows = torch.arange(k.shape[0], device=k.device)[:, None]
         for store, new in ((self.keys[layer], k), (self.values[layer], v)):
-            store[rows, :, positions] = new.transpose(1, 2).to(store.dtype)
-        return self.keys[layer].to(k.dtype), self.values[layer].to(v.dtype)
+            store[rows, :, positions] = new.to(store.dtype)
+        keys, values = self.keys[layer].to(k.dtype), self.values[layer].to(v.dtype)
+        return attend(q.transpose(1, 2), keys, values, mask, scale=scale, window=window, softcap=softcap).transpose(
+            1, 2
+        )

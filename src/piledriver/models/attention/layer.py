@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from piledriver.kernels.attention import Mask, alibi_slopes, attend
-from piledriver.models.attention.cache import KVCache
+from piledriver.models.attention.cache import AttentionCache
 from piledriver.models.attention.rotary import apply_rotary
 from piledriver.models.config import ModelConfig
 from piledriver.models.layers import Linear, RMSNorm
@@ -37,7 +37,7 @@ class Attention(nn.Module):
         x: Tensor,
         rotary: Tensor | None,
         mask: Mask,
-        cache: KVCache | None = None,
+        cache: AttentionCache | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
         """Return attention over [batch, time, dim]; `positions` are the cache positions of these tokens."""
@@ -57,21 +57,32 @@ class Attention(nn.Module):
         if v.is_cuda and torch.is_grad_enabled():
             # A view would keep the whole projection alive for backward, besides the rotated queries and keys.
             v = v.contiguous()
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if cache is not None:
             assert positions is not None
-            k, v = cache.update(self.layer, k, v, positions)
-        out = self.kernel(
-            q,
-            k,
-            v,
-            mask,
-            scale=config.attention_scale,
-            window=self.window,
-            softcap=config.attention_softcap,
-            slopes=self._slopes(q) if mask.block is not None else None,
-        )
-        mixed: Tensor = self.out(out.transpose(1, 2).reshape(batch, time, -1))
+            out = cache.attend(
+                self.layer,
+                q,
+                k,
+                v,
+                mask,
+                positions,
+                scale=config.attention_scale,
+                window=self.window,
+                softcap=config.attention_softcap,
+                slopes=self._slopes(q),
+            )
+        else:
+            out = self.kernel(
+                q.transpose(1, 2),
+                k.transpose(1, 2),
+                v.transpose(1, 2),
+                mask,
+                scale=config.attention_scale,
+                window=self.window,
+                softcap=config.attention_softcap,
+                slopes=self._slopes(q) if mask.block is not None else None,
+            ).transpose(1, 2)
+        mixed: Tensor = self.out(out.reshape(batch, time, -1))
         return mixed
 
     def _normalise(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

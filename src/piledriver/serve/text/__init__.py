@@ -1,0 +1,1 @@
+"""Tokens to text, piece by piece: incremental detokenisation and stop strings."""
