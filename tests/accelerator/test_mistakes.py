@@ -13,8 +13,8 @@ from torch import nn
 from piledriver.accelerator import Accelerator
 from piledriver.checkpoint.errors import CheckpointError
 from piledriver.core.errors import PiledriverError
-from piledriver.data.loaders.process_group import group_world
 from piledriver.engine import Layout, LayoutError
+from piledriver.runtime.world import group_world
 from tests.checkpoint.processes import run as on_ranks
 from tests.laws.test_layouts import make_model
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from piledriver.accelerator import Accelerator
-from piledriver.data.loaders.process_group import group_world
 from piledriver.engine import Layout
 from piledriver.engine.errors import EngineError, LayoutError
+from piledriver.runtime.world import group_world
 from tests.checkpoint.processes import run
 
 pytest.importorskip("transformers")

@@ -1,7 +1,7 @@
 """The rows of the parity matrix: add one for each layout that must train like one process.
 
-`tests/laws/test_layouts.py` runs each row for 20 steps through `Accelerator(layout=...)` and compares the loss of every
-step and the final weights with one process; then it loads the checkpoint that the row before saved at step 10 and goes
+`tests/laws/test_layouts.py` runs each row for 8 steps through `Accelerator(layout=...)` and compares the loss of every
+step and the final weights with one process; then it loads the checkpoint that the row before saved at step 4 and goes
 on from there. To run some of them: LAYOUTS="zero3 zero3-plain" pytest tests/laws/test_layouts.py.
 """
 
@@ -117,7 +117,7 @@ ROWS += [
     Row(name="zero3-offload", layout=Layout(zero=3, offload="optimizer"), accumulate=2),
     Row(name="zero3-offload-parameters", layout=Layout(zero=3, offload="parameters"), model="tied"),
     Row(name="zero3-8bit", layout=Layout(zero=3), optimizer="compact", loss=2e-3, weight=5e-2),
-    # The tolerance of bf16: 8 bits, added up over the blocks and 20 steps.
+    # The tolerance of bf16: 8 bits, added up over the blocks and steps.
     Row(name="zero2-bf16", layout=Layout(zero=2, precision="bf16"), loss=5e-3, weight=2e-2),
     Row(name="zero3-bf16", layout=Layout(zero=3, precision="bf16"), model="plain", loss=5e-3, weight=2e-2),
     # Others have no loss scale to go on from.

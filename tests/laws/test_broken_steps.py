@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from piledriver.accelerator import Accelerator
-from piledriver.data.loaders.process_group import group_world
 from piledriver.engine import EngineError, Layout
 from piledriver.runtime.errors import LostPeerError
+from piledriver.runtime.world import group_world
 from tests.checkpoint.processes import run as on_ranks
 from tests.laws.test_layouts import VOCAB, make_model
 

@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from piledriver.accelerator import Accelerator, DataLoaderConfiguration, DistributedDataParallelKwargs
 from piledriver.accelerator.errors import NotPreparedError
 from piledriver.accelerator.options.handlers import DDPCommunicationHookType
-from piledriver.data.loaders.process_group import group_world
 from piledriver.engine.data_parallel.local_sgd import LocalSGD
 from piledriver.engine.state import state_of
 from piledriver.runtime.collectives.operations import gather_object
@@ -72,7 +71,7 @@ def _train(accelerator: Accelerator, ready: tuple[Any, ...], save: dict[int, str
 
 
 def _accelerator(**options: Any) -> Accelerator:
-    return Accelerator(world=group_world(), dataloader_config=DataLoaderConfiguration(split_batches=True), **options)
+    return Accelerator(dataloader_config=DataLoaderConfiguration(split_batches=True), **options)
 
 
 def _weights(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -135,7 +134,7 @@ def _exact_windows(processes: int) -> None:
     torch.manual_seed(0)
     reference = TwoTowers()
     reference(torch.cat(items)).square().mean().backward()
-    accelerator = Accelerator(world=group_world(), gradient_accumulation_steps=2)
+    accelerator = Accelerator(gradient_accumulation_steps=2)
     torch.manual_seed(0)
     model = accelerator.prepare(TwoTowers())
     for window in range(2):
@@ -149,6 +148,7 @@ def _exact_windows(processes: int) -> None:
 def _only_with_two() -> None:
     accelerator = _accelerator()
     rank = accelerator.process_index
+    assert accelerator.num_processes == 2, "the group that a script created itself, without a launcher's environment"
     with pytest.raises(NotPreparedError):
         accelerator.backward(torch.ones(1, requires_grad=True).sum())
     with pytest.raises(DisagreementError, match="rank 1 differs from the others in prepare"):
@@ -157,7 +157,7 @@ def _only_with_two() -> None:
     for hook in (DDPCommunicationHookType.FP16, DDPCommunicationHookType.POWER_SGD):
         handler = DistributedDataParallelKwargs(comm_hook=hook)
         torch.manual_seed(0)
-        model = Accelerator(world=group_world(), kwargs_handlers=[handler]).prepare(nn.Linear(3, 1))
+        model = Accelerator(kwargs_handlers=[handler]).prepare(nn.Linear(3, 1))
         model(torch.full((1, 3), float(rank))).sum().backward()
         torch.testing.assert_close(model.weight.grad, torch.full((1, 3), 0.5), atol=1e-3, rtol=1e-3)
     # Local steps drift apart and are averaged.
@@ -170,7 +170,7 @@ def _only_with_two() -> None:
     biases = gather_object(accelerator.world, model.bias.item())
     assert biases[0] == biases[1]
     # One process has more data than the other.
-    uneven = Accelerator(world=group_world())
+    uneven = Accelerator()
     joined = uneven.prepare(nn.Linear(1, 1))
     with uneven.join_uneven_inputs([joined]):
         for _ in range(2 + rank):

@@ -23,13 +23,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from piledriver.accelerator import Accelerator, DataLoaderConfiguration, GradientAccumulationPlugin
-from piledriver.data.loaders.process_group import group_world
 from piledriver.models import ModelConfig, MoEConfig, Transformer
 from piledriver.optim import CompactAdamW, Lion, Muon, parameter_groups
+from piledriver.runtime.world import group_world
 from tests.checkpoint.processes import run as on_ranks
 from tests.laws.layouts import ROWS, Row
 
-STEPS, HALF = 20, 10
+STEPS, HALF = 8, 4
 BATCH, TIME, VOCAB = 8, 16, 64
 PATIENCE = timedelta(seconds=120)
 EXACT = 1e-3

@@ -19,11 +19,11 @@ import torch.distributed as dist
 from torch import nn
 
 from piledriver.accelerator import Accelerator
-from piledriver.data.loaders.process_group import group_world
 from piledriver.engine import Layout
 from piledriver.models.loss import LossSums
 from piledriver.observe.monitor import SystemMonitor
 from piledriver.observe.trackers.jsonl import read_jsonl
+from piledriver.runtime.world import group_world
 from tests.checkpoint.processes import run as on_ranks
 from tests.laws.test_layouts import VOCAB, make_model
 

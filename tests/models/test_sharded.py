@@ -6,21 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from piledriver.models import Transformer, initialise
 from piledriver.models.interchange import load_folder, load_weights, save_folder
 from piledriver.models.presets import preset
+from tests.checkpoint.processes import run as on_ranks
 
 CONFIG = preset("tiny-moe", layers=2, vocab_size=64, dim=32, heads=4, mlp_dim=48)
 
 
 def process(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    torch.set_num_threads(1)
     with torch.device("meta"):
         sharded = Transformer(CONFIG)
     for block in sharded.blocks.values():
@@ -44,7 +41,6 @@ def process(rank: int, folder: str) -> None:
     same(sharded, load_folder(f"{folder}/checkpoint"))
     save_folder(sharded, f"{folder}/rank{rank}")
     same(sharded, load_folder(f"{folder}/rank{rank}"))
-    dist.destroy_process_group()
 
 
 def same(sharded: Transformer, whole: Transformer) -> None:
@@ -56,4 +52,4 @@ def same(sharded: Transformer, whole: Transformer) -> None:
 @pytest.mark.slow
 def test_born_sharded(tmp_path: Path) -> None:
     save_folder(Transformer(CONFIG, seed=9), tmp_path / "checkpoint")
-    mp.spawn(process, args=(str(tmp_path),), nprocs=2)
+    on_ranks(2, process, str(tmp_path))

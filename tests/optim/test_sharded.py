@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from piledriver.optim import Muon, OptimizerConfig, build_optimizer, clip_gradients, parameter_groups
+from tests.checkpoint.processes import run as on_ranks
 from tests.optim.problems import Net, batch
 
 # The last bit of a gradient may round a small state the other way: by a level of its own precision, times the rate.
@@ -38,9 +36,7 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: range
     return norms
 
 
-def process(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    torch.set_num_threads(1)
+def process(rank: int) -> None:
     for kind in KINDS:
         whole, sharded = Net(), Net()
         fully_shard(sharded.up)
@@ -64,9 +60,8 @@ def process(rank: int, folder: str) -> None:
                 if key != "step":
                     assert isinstance(value, DTensor), f"{kind} {name} {key}"
                     assert value.full_tensor().shape == reference.state[theirs][key].shape
-    dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_sharded_equals_whole(tmp_path: Path) -> None:
-    mp.spawn(process, args=(str(tmp_path),), nprocs=2)
+def test_sharded_equals_whole() -> None:
+    on_ranks(2, process)

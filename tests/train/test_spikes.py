@@ -38,6 +38,7 @@ checkpoint_steps: 24
 optimizer: {{lr: 0.01}}
 deterministic: true
 trackers: []
+plots: false
 spikes: {{action: rollback, factor: 1.0, warmup_steps: 40, snapshot_steps: 4}}
 """
 

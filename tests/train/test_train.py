@@ -35,6 +35,7 @@ checkpoint_steps: 4
 optimizer: {{lr: 0.01}}
 deterministic: true
 trackers: []
+plots: false
 """
 
 
@@ -60,7 +61,7 @@ def test_kill_9_anywhere_and_resume_is_the_same_run(tokens: Path, undisturbed: P
     out, luck, kills = tmp_path / "run", random.Random(3), 0
     while True:
         process, wanted = begin(tokens, out), luck.randint(1, STEPS - 2) * (kills + 1) // 2
-        if kills == 4 or not kill_when(process, lambda wanted=wanted: lines_of(out) >= wanted):  # type: ignore[misc]
+        if kills == 3 or not kill_when(process, lambda wanted=wanted: lines_of(out) >= wanted):  # type: ignore[misc]
             assert finish(process) == 0
             break
         kills += 1

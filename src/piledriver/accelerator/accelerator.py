@@ -61,7 +61,7 @@ from piledriver.engine.precision import check_device
 from piledriver.runtime.collectives.operations import gather, pad_across_processes, reduce
 from piledriver.runtime.collectives.trigger import Trigger
 from piledriver.runtime.connection import connect
-from piledriver.runtime.world import World, detect_world
+from piledriver.runtime.world import World, current_world
 
 if TYPE_CHECKING:
     from piledriver.engine.memory import MemoryReport
@@ -168,7 +168,7 @@ class Accelerator(GradientsMixin, CheckpointMixin):
         self, cpu: bool, process_group: InitProcessGroupKwargs | None, precision: Any, world: World | None
     ) -> None:
         """Detect the world and connect. The compatible subclass uses its shared state."""
-        self.world = world if world is not None else detect_world(device="cpu" if cpu else None)
+        self.world = world if world is not None else current_world(device="cpu" if cpu else None)
         self._mixed_precision = resolve_precision(precision)
         self.state: Any = RunState(self.world, self._mixed_precision)
         connect(self.world, timeout=process_group.timeout if process_group is not None else None)

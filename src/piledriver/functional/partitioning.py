@@ -30,8 +30,8 @@ from piledriver.functional.module import Module, Spec
 from piledriver.functional.random.keys import Key
 from piledriver.functional.torch_private import shard_row_offset
 from piledriver.functional.tree import Path, Tree, flatten, unflatten
-from piledriver.runtime import detect_world
 from piledriver.runtime.collectives.operations import gather
+from piledriver.runtime.world import current_world
 
 Rules = Mapping[str, str | None]
 
@@ -184,7 +184,7 @@ def merge_processes(metric: Any, mesh: DeviceMesh | HasDeviceMesh | None = None)
     """Return a metric merged over the ranks of a mesh (all ranks if there is none); every rank gets the same result."""
     leaves, structure = pytree.tree_flatten(whole(metric))
     if mesh is None:
-        gathered = gather(detect_world(), [leaf[None] for leaf in leaves])
+        gathered = gather(current_world(), [leaf[None] for leaf in leaves])
     else:
         ranks = as_device_mesh(mesh)
         one_each = [Shard(0)] * ranks.ndim

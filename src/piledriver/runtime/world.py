@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+import torch.distributed as dist
 
 from piledriver.runtime import environment
 from piledriver.runtime.detect_launcher import RankInfo, detect_launcher
@@ -79,6 +80,30 @@ class World:
     def with_debug(self, debug: bool = True) -> World:
         """Return the same world with or without checks before every collective."""
         return replace(self, debug=debug)
+
+
+def current_world(*, device: str | torch.device | None = None, backend: str | None = None) -> World:
+    """Return the detected world, or that of the process group if a script connected its processes itself.
+
+    Such a script (with `torch.multiprocessing.spawn`, say) sets no launcher's environment variables; without this rule
+    each of its processes would run alone.
+    """
+    found = detect_world(device=device, backend=backend)
+    if found.is_distributed or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return found
+    chosen = found.device
+    if chosen.type == "cuda" and device is None:
+        chosen = torch.device("cuda", torch.cuda.current_device())
+    note = ("process group", f"rank {dist.get_rank()} of {dist.get_world_size()}", "the script created it")
+    return replace(group_world(chosen), debug=found.debug, reasons=(*found.reasons, note))
+
+
+def group_world(device: torch.device | str = "cpu") -> World:
+    """Return the `World` of the connected process group, or that of a single process."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return World()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return World(rank=rank, size=size, device=torch.device(device), backend=dist.get_backend())
 
 
 def detect_world(

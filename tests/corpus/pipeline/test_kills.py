@@ -19,7 +19,7 @@ from piledriver.corpus.pipeline.manifest import load_manifest
 from piledriver.corpus.pipeline.recipe import load_recipe
 from tests.corpus.pipeline.test_build import WORDS, content, raw_files
 
-# Two dozen deaths and restarts: minutes where the machine is busy.
+# Ten deaths and restarts: minutes where the machine is busy.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 RECIPE = """
@@ -48,7 +48,7 @@ build_corpus(load_recipe(sys.argv[1]), sys.argv[2], workers=2, chunk_bytes=20_00
 """
 
 
-KILLS = 24
+KILLS = 10
 
 
 @pytest.fixture(scope="module")

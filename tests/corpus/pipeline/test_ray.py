@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (extra `ray`)"),
 ]
 
-# Small chunks: some hundred tasks to die in. The build begins when the nodes are there.
+# Small chunks: a hundred tasks to die in. The build begins when the nodes are there.
 _BUILD = """
 import sys, time
 from piledriver.corpus.pipeline.build import build_corpus
@@ -45,7 +45,7 @@ if executor.startswith("ray:"):
     ray.init(executor[4:], log_to_driver=False)
     while ray.cluster_resources().get("CPU", 0) < int(cpus):
         time.sleep(0.2)
-build_corpus(load_recipe(recipe), out, executor_name=executor, workers=1, chunk_bytes=20_000, keep_work=True)
+build_corpus(load_recipe(recipe), out, executor_name=executor, workers=1, chunk_bytes=40_000, keep_work=True)
 """
 # Patience for a busy machine; and a cluster takes work from those alone that know this run's token.
 _SETTINGS = {

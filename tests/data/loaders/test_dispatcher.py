@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.utils.data import DataLoader, IterableDataset
 
 from piledriver.data import prepare_data_loader
+from tests.checkpoint.processes import run as on_ranks
 
 
 class Stream(IterableDataset):
@@ -69,22 +67,15 @@ def _resumed_dispatch_reads_nothing_twice():
     assert [batch[again.valid_mask(len(batch))].tolist() for batch in again] == rest
 
 
-def _process(rank: int, world: int, port: int) -> None:
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
-    try:
-        for length, batch_size, split in [(7, 2, False), (12, 2, False), (7, 6, True), (1, 3, True), (0, 2, False)]:
-            rounds = _read(length, batch_size, split)
-            assert [x for parts in rounds for seen, _ in parts for x in seen] == list(range(length))
-            assert all(len({size for _, size in parts}) == 1 for parts in rounds), "every rank gets as much"
-        _shuffled_ranks_agree()
-        _resumed_dispatch_reads_nothing_twice()
-    finally:
-        dist.destroy_process_group()
+def _process(rank: int) -> None:
+    for length, batch_size, split in [(7, 2, False), (12, 2, False), (7, 6, True), (1, 3, True), (0, 2, False)]:
+        rounds = _read(length, batch_size, split)
+        assert [x for parts in rounds for seen, _ in parts for x in seen] == list(range(length))
+        assert all(len({size for _, size in parts}) == 1 for parts in rounds), "every rank gets as much"
+    _shuffled_ranks_agree()
+    _resumed_dispatch_reads_nothing_twice()
 
 
 @pytest.mark.slow
 def test_dispatched_parts_make_up_the_stream():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(_process, args=(3, port), nprocs=3)
+    on_ranks(3, _process)

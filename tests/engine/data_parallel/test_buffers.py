@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from piledriver.accelerator import Accelerator
-from piledriver.data.loaders.process_group import group_world
 from piledriver.engine import Layout, LayoutError
 from piledriver.engine.data_parallel import sync_buffers
 from piledriver.runtime.collectives.operations import gather_object
+from piledriver.runtime.world import group_world
 from tests.checkpoint.processes import run as on_ranks
 
 

@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader
 
 from piledriver.accelerator import Accelerator, GradientAccumulationPlugin
 from piledriver.checkpoint import load_model, save_model
-from piledriver.data.loaders.process_group import group_world
 from piledriver.engine import Layout
 from piledriver.engine.activations.saved_bytes import HeldBytes
 from piledriver.engine.apply import apply
@@ -26,6 +25,7 @@ from piledriver.engine.memory import expected_bytes
 from piledriver.engine.mesh import make_mesh
 from piledriver.models import ModelConfig, Transformer
 from piledriver.optim import CompactAdamW
+from piledriver.runtime.world import group_world
 from tests.checkpoint.processes import run as on_ranks
 
 CONFIG = ModelConfig(vocab_size=256, dim=64, layers=4, heads=4, mlp_dim=128, max_positions=32, tied=False)

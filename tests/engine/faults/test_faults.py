@@ -13,10 +13,10 @@ from torch import nn
 
 from piledriver.accelerator import Accelerator
 from piledriver.core.errors import UsageError
-from piledriver.data.loaders.process_group import group_world
 from piledriver.engine import Layout
 from piledriver.engine.optimizer.nonfinite import NonFiniteError
 from piledriver.runtime.errors import DisagreementError, LostPeerError
+from piledriver.runtime.world import group_world
 from tests.checkpoint.processes import run as on_ranks
 
 PATIENCE, SHORT = timedelta(seconds=60), timedelta(seconds=4)

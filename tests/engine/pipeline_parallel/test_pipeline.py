@@ -5,16 +5,12 @@ One launch per number of processes holds many cases: starting processes costs mo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from piledriver.engine import Layout
@@ -28,6 +24,7 @@ from piledriver.engine.state import state_of
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.config import MoEConfig
 from piledriver.models.model_size import parameter_count
+from tests.checkpoint.processes import run as on_ranks
 
 STEPS, TIME, CPU = 3, 8, torch.device("cpu")
 
@@ -145,20 +142,7 @@ def _train(case: Case) -> None:
         torch.testing.assert_close(got[name], value, rtol=1e-4, atol=2e-5, msg=lambda m, n=name: f"{case} {n}: {m}")
 
 
-def _process(rank: int, work: Callable[..., None], count: int, folder: str, args: tuple[object, ...]) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", count)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=timedelta(seconds=60))
-    work(*args)
-    dist.destroy_process_group()
-
-
-def on_processes(count: int, folder: Path, work: Callable[..., None], *args: object) -> None:
-    """Run a function on several processes that are connected. Not forked: other tests leave threads in this one."""
-    mp.start_processes(_process, (work, count, str(folder), args), nprocs=count, start_method="forkserver")
-
-
-def _train_all(cases: list[Case]) -> None:
+def _train_all(rank: int, cases: list[Case]) -> None:
     for case in cases:
         _train(case)
 
@@ -197,12 +181,12 @@ ON_FOUR = [
 
 
 @pytest.mark.slow
-def test_two_processes_train_like_one(tmp_path: Path) -> None:
+def test_two_processes_train_like_one() -> None:
     """Every schedule, tied or not, with experts, recomputation, accumulation and rows that do not divide."""
-    on_processes(2, tmp_path, _train_all, ON_TWO)
+    on_ranks(2, _train_all, ON_TWO, timeout_s=240)
 
 
 @pytest.mark.slow
-def test_four_processes_train_like_one(tmp_path: Path) -> None:
+def test_four_processes_train_like_one() -> None:
     """Replicas, every stage of zero and tensor parallel inside a stage; four stages on four ranks."""
-    on_processes(4, tmp_path, _train_all, ON_FOUR)
+    on_ranks(4, _train_all, ON_FOUR, timeout_s=240)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +28,7 @@ from piledriver.engine.shards.full_state_dict import full_state_dict
 from piledriver.engine.state import state_of
 from piledriver.models import ModelConfig, Transformer
 from piledriver.runtime.errors import LostPeerError
-from tests.engine.pipeline_parallel.test_pipeline import on_processes
+from tests.checkpoint.processes import run as on_ranks
 
 CPU = torch.device("cpu")
 
@@ -198,7 +197,7 @@ def _own_model(schedule: Schedule) -> None:
         torch.testing.assert_close(joined[name], value)
 
 
-def _on_two() -> None:
+def _on_two(rank: int) -> None:
     _own_model("1f1b")
     _own_model("zbv")
     _user_stack()
@@ -208,7 +207,7 @@ def _on_two() -> None:
 
 
 @pytest.mark.slow
-def test_other_models_and_batches(tmp_path: Path) -> None:
+def test_other_models_and_batches() -> None:
     """Stacks, Hugging Face's decoders, packed documents, new shapes, wrong shapes."""
     # Imported before the processes are, so that it is once.
     transformers = pytest.importorskip("transformers")
@@ -217,28 +216,27 @@ def test_other_models_and_batches(tmp_path: Path) -> None:
         scaled = transformers.GraniteForCausalLM(transformers.GraniteConfig(**HUGGING_FACE, embedding_multiplier=2.0))
     with pytest.raises(LayoutError, match="GraniteModel changes hidden states outside its layers"):
         units_of(scaled)
-    on_processes(2, tmp_path, _on_two)
+    on_ranks(2, _on_two)
 
 
-def _one_dies() -> None:
+def _one_dies(rank: int) -> None:
     layout = Layout(pp=3, microbatches=3)
     mesh = make_mesh(layout, "cpu")
     pipeline = Pipeline(split_stages(_stack(), mesh), mesh, device=CPU)
     x, y = _batch(6, 4)
     run_batch(pipeline, x, y, _mean)
-    if dist.get_rank() == 1:
+    if rank == 1:
         os._exit(0)
     with pytest.raises(LostPeerError, match="rank 1 is gone"):
         for _ in range(100):
             run_batch(pipeline, x, y, _mean)
             time.sleep(0.01)
-    os._exit(0)
 
 
 @pytest.mark.slow
-def test_a_rank_that_dies_is_named_by_the_others(tmp_path: Path) -> None:
+def test_a_rank_that_dies_is_named_by_the_others() -> None:
     """Also by those who do not talk to it."""
-    on_processes(3, tmp_path, _one_dies)
+    on_ranks(3, _one_dies, dying=[1])
 
 
 def test_a_model_that_is_no_chain_is_refused() -> None:

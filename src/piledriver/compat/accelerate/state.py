@@ -14,7 +14,7 @@ from piledriver.accelerator.options.resolve import resolve_precision
 from piledriver.accelerator.state.accumulation import GradientState as _GradientState
 from piledriver.accelerator.state.process_info import ProcessInfo, distributed_type
 from piledriver.runtime.connection import connect, disconnect
-from piledriver.runtime.world import World, detect_world
+from piledriver.runtime.world import World, current_world, detect_world
 
 
 def is_initialized() -> bool:
@@ -85,7 +85,7 @@ class PartialState(_SettableType):
         self.__dict__ = self._shared_state
         if self.initialized:
             return
-        world = detect_world(device="cpu" if cpu else None, backend=kwargs.get("backend"))
+        world = current_world(device="cpu" if cpu else None, backend=kwargs.get("backend"))
         connect(world, timeout=kwargs.get("timeout"))
         self.__dict__.update(
             _world=world,

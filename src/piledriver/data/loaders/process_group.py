@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from piledriver.runtime.collectives.nested import map_tensors, tensors
 from piledriver.runtime.collectives.operations import broadcast_object
-from piledriver.runtime.world import World, detect_world
+from piledriver.runtime.world import current_world, group_world
 
 # Prefixes of mesh axes along which ranks read different data.
 _DATA_AXES = ("dp", "data", "fsdp", "zero", "replicate", "shard")
@@ -17,16 +17,8 @@ _DATA_AXES = ("dp", "data", "fsdp", "zero", "replicate", "shard")
 
 def current_rank() -> tuple[int, int]:
     """Return (rank, world size): of the process group if there is one, else from the environment."""
-    world = group_world() if _has_group() else detect_world()
+    world = group_world() if dist.is_initialized() else current_world()
     return world.rank, world.size
-
-
-def group_world(device: torch.device | str = "cpu") -> World:
-    """Return the `World` of the connected process group, or that of a single process."""
-    if not _has_group():
-        return World()
-    rank, size = dist.get_rank(), dist.get_world_size()
-    return World(rank=rank, size=size, device=torch.device(device), backend=dist.get_backend())
 
 
 def data_parallel_rank(mesh: Any) -> tuple[int, int]:
@@ -67,7 +59,3 @@ class _TensorShape:
 
     def empty(self, device: torch.device | str) -> torch.Tensor:
         return torch.empty(self.shape, dtype=self.dtype, device=device)
-
-
-def _has_group() -> bool:
-    return dist.is_available() and dist.is_initialized()

@@ -11,11 +11,11 @@ from torch.utils.data.dataloader import default_collate, default_convert
 
 from piledriver.data.loaders.base import DataLoaderAdapter, DataLoaderStateMixin
 from piledriver.data.loaders.iterable_shard import IterableDatasetShard, Marked, MarkedCollate
-from piledriver.data.loaders.process_group import group_world
 from piledriver.data.loaders.samplers.batch import RemainingBatches, padding_of, position_after
 from piledriver.data.loaders.samplers.position import SamplerPosition
 from piledriver.runtime.collectives.nested import send_to_device
 from piledriver.runtime.seeds import synchronise_rng
+from piledriver.runtime.world import group_world
 
 _ITERATION = "piledriver_iteration"
 
