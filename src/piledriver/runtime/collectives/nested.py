@@ -50,8 +50,8 @@ def map_tensors(
         return function(data, *args, **kwargs)
     if strict:
         raise TypeError(
-            f"Unsupported types ({type(data)}): only nested lists, tuples and dictionaries of objects that are valid "
-            f"for `{test.__name__}` can be used"
+            f"Unsupported types ({type(data)}) passed to `{function.__name__}`. Only nested list/tuple/dicts of "
+            f"objects that are valid for `{test.__name__}` should be passed."
         )
     return data
 

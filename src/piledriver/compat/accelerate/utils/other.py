@@ -13,11 +13,25 @@ import torch
 from torch import nn
 
 from piledriver.accelerator.saving.files import save_object, without_shared
-from piledriver.accelerator.unwrap import unwrap_module as extract_model_from_parallel
+from piledriver.accelerator.unwrap import unwrap_module
 from piledriver.compat.accelerate.state import PartialState
 from piledriver.engine.blocks import is_repeated, repeated_blocks
 
 _log = logging.getLogger("accelerate.utils.other")
+
+
+def extract_model_from_parallel(
+    model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True, recursive: bool = False
+) -> Any:
+    """Return the module inside wrappers; without `keep_fp32_wrapper`, with the forward that callers kept for it."""
+    inner = unwrap_module(model, keep_fp32_wrapper, keep_torch_compile, recursive)
+    original = None if keep_fp32_wrapper else vars(inner).pop("_original_forward", None)
+    if original is not None:
+        forward = inner.forward
+        while forward != original and hasattr(forward, "__wrapped__"):
+            forward = forward.__wrapped__
+        inner.forward = forward
+    return inner
 
 
 def is_compiled_module(module: nn.Module) -> bool:
