@@ -5,7 +5,8 @@ def peer(content: bytes) -> str:
     from bs4 import BeautifulSoup
 
     sentences = BeautifulSoup(content, "lxml-xml").find_all("s")
-    return "\n".join(s.get_text().replace("\n", "").replace("\t", "").strip().strip("-").strip("/") for s in sentences)
+    stripped = (s.get_text().replace("\n", "").replace("\t", "").strip().strip("-").strip("/") for s in sentences)
+    return " ".join(f'"{sentence}"' for sentence in stripped)
 
 
 CASES = ["opensubtitles/example.xml"]

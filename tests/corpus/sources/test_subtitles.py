@@ -6,13 +6,17 @@ import gzip
 import io
 import zipfile
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from piledriver.corpus.document import Document
+from piledriver.corpus.extraction import extract_files
 from piledriver.corpus.formats.subtitles.formats import read_captions
 from piledriver.corpus.formats.subtitles.transcript import plain_transcript
+from piledriver.corpus.sources import SOURCES
 from tests.corpus.sources.extracting import SAMPLES, extract_bytes, extract_paths
 
 OPUS = b"""<?xml version="1.0" encoding="utf-8"?>
@@ -25,22 +29,39 @@ TOKENS = b"""<document><s id="1"><w id="1.1">I</w> <w id="1.2">do</w> <w id="1.3
 <w id="1.5">.</w></s></document>"""
 
 
-def test_opus_sentences_are_lines() -> None:
+def test_opus_sentences_are_quoted_on_one_line_as_in_the_pile() -> None:
     documents, refusals = extract_bytes("opensubtitles", "42.xml", OPUS)
     assert refusals == []
-    assert documents[0].text == "Hello & welcome.\nBye"
+    assert documents[0].text == '"Hello & welcome." "Bye"'
     assert documents[0].meta["year"] == "1933"
+
+
+def test_opus_sentences_as_lines(tmp_path: Path) -> None:
+    (tmp_path / "42.xml").write_bytes(OPUS)
+    (found,) = extract_files(SOURCES["opensubtitles"].with_settings(form="lines"), [str(tmp_path / "42.xml")])
+    assert isinstance(found, Document)
+    assert found.text == "Hello & welcome.\nBye"
+
+
+@pytest.mark.skipif(not (SAMPLES / "opensubtitles").exists(), reason="the shared raw samples are not here")
+def test_a_film_is_the_original_but_for_its_stray_spaces() -> None:
+    """Compare with the rule of the original: text of each <s>, no line breaks, spaces, dashes, slashes off, quoted."""
+    films, _ = extract_paths("opensubtitles", SAMPLES / "opensubtitles")
+    raw = ElementTree.fromstring((SAMPLES / "opensubtitles" / "example.xml").read_bytes())
+    said = ["".join(element.itertext()) for element in raw.iter("s")]
+    stripped = [one.replace("\n", "").replace("\t", "").strip().strip("-").strip("/") for one in said]
+    assert films[0].text == " ".join('"' + " ".join(one.split()) + '"' for one in stripped)
 
 
 def test_opus_tokens_are_put_together() -> None:
     documents, _ = extract_bytes("opensubtitles", "42.xml", TOKENS)
-    assert documents[0].text == "I don't know."
+    assert documents[0].text == '"I don\'t know."'
 
 
 def test_french_tokens_are_put_together() -> None:
     words = "".join(f"<w>{word}</w> " for word in ("L'", "homme", "qu'", "il", "voit", ",", "dit-il", "."))
     documents, _ = extract_bytes("opensubtitles", "fr.xml", f"<document><s>{words}</s></document>".encode())
-    assert documents[0].text == "L'homme qu'il voit, dit-il."
+    assert documents[0].text == "\"L'homme qu'il voit, dit-il.\""
 
 
 def test_a_zip_of_gzipped_files_says_which_film() -> None:
@@ -56,7 +77,7 @@ def test_srt_joins_sentences_and_drops_formatting() -> None:
     srt = "1\r\n00:00:01,000 --> 00:00:02,000\r\n"
     srt += "{\\an8}<i>I was\r\n\r\n2\r\n00:00:02,000 --> 00:00:03,000\r\nhere</i>\r\n- Really?\r\n"
     documents, _ = extract_bytes("opensubtitles", "a.srt", srt.encode("utf-16"))
-    assert documents[0].text == "I was here\nReally?"
+    assert documents[0].text == '"I was here" "Really?"'
 
 
 def test_entities_of_a_bomb_are_not_expanded() -> None:
@@ -149,7 +170,7 @@ def test_samples() -> None:
     assert len(documents) == 4
     assert len(documents[-1].meta["languages"]) == 6
     films, _ = extract_paths("opensubtitles", SAMPLES / "opensubtitles")
-    assert films[0].text.startswith("When I get to heaven gonna sit down\n")
+    assert films[0].text.startswith('"When I get to heaven gonna sit down" "Walk right in')
     assert "<" not in films[0].text
 
 

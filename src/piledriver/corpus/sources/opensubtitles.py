@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from piledriver.corpus.document import Document, Refusal
 from piledriver.corpus.formats.subtitles.formats import read_captions
@@ -23,8 +23,8 @@ _META = {
 }
 
 
-def _documents(piece: Piece) -> Iterator[Found]:
-    """Yield the sentences of one file as one document."""
+def _documents(piece: Piece, *, form: Literal["quoted", "lines"] = "quoted") -> Iterator[Found]:
+    """Yield the sentences of one file as one document: quoted on one line, as in The Pile, or one sentence a line."""
     content = piece.read(1 << 26)
     meta: dict[str, Any] = {"origin": piece.origin, **_from_place(piece.origin)}
     if content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
@@ -47,7 +47,9 @@ def _documents(piece: Piece) -> Iterator[Found]:
         except ValueError as error:
             yield Refusal("no timed text", piece.origin, str(error))
             return
-    yield Document("\n".join(line for raw in lines if (line := undecorated(raw))), meta=meta)
+    sentences = [sentence for raw in lines if (sentence := undecorated(raw))]
+    text = " ".join(f'"{sentence}"' for sentence in sentences) if form == "quoted" else "\n".join(sentences)
+    yield Document(text, meta=meta)
 
 
 def _sentence(element: Any) -> str:
@@ -72,11 +74,13 @@ SOURCE = Source(
     licence="none: the subtitles belong to their authors and the films' owners",
     consent="none",
     treatment=(
-        "One file is one document, one sentence a line, without the dashes and slashes that mark speakers. Tokens "
-        "are put together again (do n't, he said .). The original set each sentence in double quotes on one "
-        "endless line; here there are none. In srt files, formatting is removed and "
-        "sentences that run over several cues are joined. Language, year, genre and the film's number go to the "
-        "meta where the file or its place says them."
+        "One file is one document: each sentence in double quotes, without the dashes and slashes that mark speakers, "
+        "joined by spaces to one line, as in the original; from Python, form='lines' of with_settings gives one "
+        "sentence a line without quotes. Tokens are put together again (do n't, he said .). The original removed line "
+        "breaks inside a sentence, which glued words or left runs of spaces, and kept empty sentences; here each run of "
+        "white space is one space, and empty sentences are left out. In srt files, formatting is removed and sentences "
+        "that run over several cues are joined. Language, year, genre and the film's number go to the meta where the "
+        "file or its place says them."
     ),
     citation="Lison and Tiedemann, OpenSubtitles2016, LREC 2016; https://opus.nlpl.eu/OpenSubtitles",
     wants=ends_with(".xml", ".srt"),
