@@ -77,7 +77,7 @@ SOURCE = Source(
         "One file is one document: each sentence in double quotes, without the dashes and slashes that mark speakers, "
         "joined by spaces to one line, as in the original; from Python, form='lines' of with_settings gives one "
         "sentence a line without quotes. Tokens are put together again (do n't, he said .). The original removed line "
-        "breaks inside a sentence, which glued words or left runs of spaces, and kept empty sentences; here each run of "
+        "breaks inside a sentence, which glued words or left runs of spaces, and kept empty sentences; here a run of "
         "white space is one space, and empty sentences are left out. In srt files, formatting is removed and sentences "
         "that run over several cues are joined. Language, year, genre and the film's number go to the meta where the "
         "file or its place says them."
