@@ -86,6 +86,26 @@ def test_a_member_of_an_archive_has_the_same(archive: str, bomb: bytes) -> None:
     assert reasons("text", archive, content) == {"compression bomb"}
 
 
+@pytest.mark.parametrize("archive", ["a.zip", "a.7z", "a.tar", "nested.zip"])
+def test_many_small_members_are_summed(archive: str, bomb: bytes) -> None:
+    """Each member is below the limit; together they are a bomb, and the rest of the archive is not unpacked."""
+    part = bomb[: 1 << 19]
+    names = [f"{number}.txt" for number in range(16)]
+    if archive == "a.zip":
+        content = zipped(**dict.fromkeys(names, part))
+    elif archive == "a.7z":
+        content = seven_zipped(dict.fromkeys(names, part))
+    elif archive == "a.tar":
+        content = tarred({f"{name}.gz": gzip.compress(part) for name in names})
+    else:
+        content = zipped(**{f"{name}.zip": zipped(**{name: part}) for name in names})
+    found = hold("text", {archive: content})
+    refused = [item for item in found if isinstance(item, Refusal)]
+    assert [item.reason for item in refused] == ["compression bomb"]
+    assert "in all members together" in str(refused[0].detail)
+    assert 0 < len(found) - len(refused) < 6
+
+
 def test_a_bomb_is_not_unpacked_before_its_reason_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     squeeze = zlib.compressobj(9, zlib.DEFLATED, 31)

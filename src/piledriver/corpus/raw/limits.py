@@ -6,6 +6,7 @@ rejected before it fills memory or a disk.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import BinaryIO
 
 from piledriver.corpus.document import Refusal, RejectedError
@@ -32,6 +33,28 @@ class CompressionBombError(LimitError):
 def is_bomb(length: int, packed: int) -> bool:
     """Return whether `packed` bytes that expand to `length` are more than text can."""
     return length > min(max(EXPANSION_GRACE_BYTES, MAX_EXPANSION * packed), MAX_STREAM_BYTES)
+
+
+@dataclass
+class Expansion:
+    """What the members of one file, in archives at any depth, expand to together.
+
+    A bomb may have many members of which none is one, all of them made of the same compressed bytes. So the sum is
+    compared with the bytes of the file itself, not with the compressed sizes that its members declare.
+    """
+
+    packed: int
+    unpacked: int = 0
+
+    @property
+    def is_bomb(self) -> bool:
+        """Whether the members read so far are more than text can expand to."""
+        return is_bomb(self.unpacked, self.packed)
+
+    def add(self, length: int) -> None:
+        """Count a member, unless it is a bomb by itself: that one was rejected alone, and the others are read."""
+        if not is_bomb(length, self.packed):
+            self.unpacked += length
 
 
 def read_at_most(file: BinaryIO, limit_bytes: int) -> bytes:

@@ -191,6 +191,7 @@ class _Content(io.RawIOBase):
     def __init__(self, events: queue.Queue[tuple[str, Any]]) -> None:
         self._events = events
         self._rest = b""
+        self._given = 0
         self.next_event: tuple[str, Any] = ("", None)
 
     def readable(self) -> bool:
@@ -204,7 +205,12 @@ class _Content(io.RawIOBase):
         given = self._rest[: len(buffer)]
         buffer[: len(given)] = given
         self._rest = self._rest[len(given) :]
+        self._given += len(given)
         return len(given)
+
+    def tell(self) -> int:
+        """Return how many bytes were read."""
+        return self._given
 
     def drain(self) -> None:
         """Discard the rest of this member, so that the next one can begin."""

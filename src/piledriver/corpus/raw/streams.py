@@ -27,7 +27,7 @@ import zstandard
 from piledriver.core.errors import MissingFileError, StorageError, UsageError
 from piledriver.corpus.document import Refusal
 from piledriver.corpus.raw.gzip import GzipReader
-from piledriver.corpus.raw.limits import CompressionBombError, damage_refusal, is_bomb
+from piledriver.corpus.raw.limits import CompressionBombError, Expansion, damage_refusal, is_bomb
 from piledriver.corpus.raw.partial_reads import DAMAGE, PartialRaw, PartialReader
 
 MAX_DEPTH = 4
@@ -64,6 +64,11 @@ class RawStream:
         assert self.path is not None, "a stream has either a path or content"
         return open(self.path, "rb")
 
+    def bytes_read(self) -> int:
+        """Return how many bytes were read, after decompression."""
+        opened = (self.__dict__[name] for name in ("file", "raw") if name in self.__dict__)
+        return max((file.tell() for file in opened if not file.closed), default=0)
+
     def close(self) -> None:
         """Close the files that were opened."""
         for name in ("file", "raw"):
@@ -80,8 +85,9 @@ def raw_streams(
     wanted.
     """
     for path, origin, named in local_files(paths):
+        size = _size(path)
         if on_bytes is not None:
-            on_bytes(_size(path))
+            on_bytes(size)
         kind = archive_kind(path)
         if kind is not None and not (named and wants(os.path.basename(path))):
             try:
@@ -90,7 +96,7 @@ def raw_streams(
                 yield Refusal("unreadable file", origin, str(error))
                 continue
             with file:
-                yield from _archive(file, kind, origin, wants, depth=1)
+                yield from _archive(file, kind, origin, wants, Expansion(size))
         elif named or wants(os.path.basename(path)):
             # A file that the user names is read whatever its name; in a folder the name decides.
             stream = RawStream(origin, os.path.basename(path), path)
@@ -150,7 +156,9 @@ def archive_kind(name: str) -> str | None:
     return "zip" if lowered.endswith(".zip") else "7z" if lowered.endswith(".7z") else None
 
 
-def _archive(file: BinaryIO, kind: str, origin: str, wants: Wants, depth: int) -> Iterator[RawStream | Refusal]:
+def _archive(
+    file: BinaryIO, kind: str, origin: str, wants: Wants, expansion: Expansion, depth: int = 1
+) -> Iterator[RawStream | Refusal]:
     members = {"tar": _tar_members, "zip": _zip_members, "7z": _seven_zip_members}[kind]
     seen = 0
     try:
@@ -165,12 +173,21 @@ def _archive(file: BinaryIO, kind: str, origin: str, wants: Wants, depth: int) -
             inner = archive_kind(member.name)
             if wants(member.name):
                 yield member
+                expansion.add(member.bytes_read())
                 member.close()
+                if expansion.is_bomb:
+                    detail = (
+                        f"{expansion.packed} bytes expand to more than {expansion.unpacked} in all members together"
+                    )
+                    yield Refusal(CompressionBombError.reason, origin, detail)
+                    return
             elif inner is not None:
                 if depth >= MAX_DEPTH:
                     yield Refusal("archives nested too deeply", member.origin, f"more than {MAX_DEPTH} levels")
                 else:
-                    yield from _archive(member.raw, inner, member.origin, wants, depth + 1)
+                    yield from _archive(member.raw, inner, member.origin, wants, expansion, depth + 1)
+                    if expansion.is_bomb:
+                        return
         if not seen:
             yield Refusal("empty archive", origin)
     except DAMAGE as error:
