@@ -1,0 +1,244 @@
+"""Published runs as layouts that the planner predicts: one row of the tables to a model, a layout, a cluster, a batch.
+
+The tables are CSV files with one schema; see docs/plan.md for the columns.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from piledriver.core.errors import PiledriverError
+from piledriver.engine.layout import Layout
+from piledriver.models.config import ModelConfig
+from piledriver.plan.blocks.parameters import even_stages
+from piledriver.plan.blocks.setting import Traits
+from piledriver.plan.hardware.catalog import make_cluster
+from piledriver.plan.hardware.cluster import Cluster
+from piledriver.plan.time.rates import Efficiency
+from piledriver.plan.time.step import step_time
+
+GIB = 2**30
+_OLD = Traits(
+    name="megatron",
+    flash_attention=False,
+    causal=False,
+    fused_gate=False,
+    chunked_loss=False,
+    overlap=0.0,
+    memory_passes=1.3,
+    dropout=True,
+    fp32_gradients=False,
+    master_copy=True,
+)
+SOFTWARE = {
+    "vtrain": _OLD,
+    "megatron-2022": _OLD,
+    "bigscience": replace(_OLD, fp32_gradients=True),
+    "megatron": replace(
+        _OLD, flash_attention=True, causal=True, dropout=False, overlap=1.0, overlap_tp=0.6, fp32_gradients=True
+    ),
+    "llm-foundry": Traits(
+        name="llm-foundry", fused_gate=False, chunked_loss=False, overlap=1.0, memory_passes=1.6, dropout=False
+    ),
+    "torchtitan": Traits(name="torchtitan", fused_gate=False, chunked_loss=False, overlap=1.0),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published run."""
+
+    id: str
+    group: str
+    """Model shape and accelerator: hold-outs leave out whole groups."""
+    software: str
+    config: ModelConfig
+    layout: Layout
+    cluster: Cluster
+    length: int
+    sequences: int
+    accumulation: int
+    compiled: bool
+    seconds: float | None
+    memory: float | None
+    memory_kind: str
+    notes: str
+
+    def predict(self, efficiency: Efficiency) -> float:
+        """Return the predicted seconds of a step."""
+        return step_time(
+            self.config,
+            self.layout,
+            self.cluster,
+            length=self.length,
+            sequences=self.sequences,
+            accumulation=self.accumulation,
+            compiled=self.compiled,
+            traits=SOFTWARE[self.software],
+            efficiency=efficiency,
+            stages=even_stages(self.config, self.layout.stages),
+        ).total
+
+
+def read_rows(folder: Path, name: str) -> list[Row]:
+    """Return the rows of one table that can be expressed as a layout."""
+    path = folder / f"{name}.csv"
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8") as file:
+        found = [_row(name, raw) for raw in csv.DictReader(file)]
+    return [row for row in found if row is not None]
+
+
+def _row(table: str, raw: dict[str, str]) -> Row | None:
+    number: Callable[[str, int], int] = lambda key, default: int(float(raw[key])) if raw.get(key) else default  # noqa: E731
+    if raw["status"] != "ok" or not raw["layers"] or not raw["seq_len"] or not raw["hidden"]:
+        return None
+    software = _software(table, raw)
+    count, length = number("n_accelerators", 0), number("seq_len", 0)
+    tp, pp, cp, ep = (number(key, 1) for key in ("tp", "pp", "cp", "ep"))
+    if not count or count % (tp * pp * cp):
+        return None
+    dp = count // (tp * pp * cp)
+    batch = number("global_batch", 0)
+    micro = number("micro_batch", 0)
+    if not batch:
+        batch = dp * (micro or 1) * (1 if pp == 1 else 2 * pp)
+    try:
+        config = _config(raw, length)
+        layout = _layout(raw, tp, pp, cp, ep, number("vpp", 1)).on(count)
+        cluster = make_cluster(
+            raw["accelerator"],
+            count,
+            **({"node_size": number("node_size", 8)} if raw["node_size"] else {}),
+            **_network(raw),
+        )
+    except PiledriverError:
+        return None
+    if not micro:
+        micro = _best_micro_batch(batch // dp, config, software)
+    micro = min(micro, max(1, batch // dp))
+    accumulation = max(1, round(batch / dp / micro))
+    seconds = _seconds(raw, config, count, batch, length, layout)
+    return Row(
+        raw["id"],
+        f"{raw['model']} {raw['accelerator']}",
+        software,
+        config,
+        layout,
+        cluster,
+        length,
+        micro,
+        accumulation,
+        raw["compile"] == "yes",
+        seconds,
+        float(raw["memory_gib"]) if raw["memory_gib"] else None,
+        raw["memory_kind"],
+        raw["notes"],
+    )
+
+
+def _software(table: str, raw: dict[str, str]) -> str:
+    if table.startswith("vtrain"):
+        return "vtrain"
+    if table == "megatron":
+        return "megatron" if raw["accelerator"].startswith("h") else "megatron-2022"
+    return {"llm_foundry": "llm-foundry"}.get(table, table)
+
+
+def _network(raw: dict[str, str]) -> dict[str, object]:
+    accelerator = raw["accelerator"]
+    if accelerator.startswith("a100") and raw["framework"].startswith("megatron-lm"):
+        return {"network": "infiniband-hdr-8"}  # Selene: eight HDR adapters a node
+    if "800 Gb/s" in raw["interconnect"]:
+        return {"network": {"gigabytes": 12.5, "microseconds": 12}}
+    return {}
+
+
+def _config(raw: dict[str, str], length: int) -> ModelConfig:
+    dim, heads = int(raw["hidden"]), int(raw["heads"])
+    ffn = int(raw["ffn"]) if raw["ffn"] else 4 * dim
+    vocab = int(raw["vocab"]) if raw["vocab"] else 51200
+    llama = "llama" in raw["model"] or "mistral" in raw["model"]
+    common = {
+        "vocab_size": vocab,
+        "dim": dim,
+        "layers": int(raw["layers"]),
+        "heads": heads,
+        "kv_heads": int(raw["kv_heads"]) if raw["kv_heads"] else heads,
+        "mlp_dim": ffn,
+        "max_positions": length,
+    }
+    if llama:
+        return ModelConfig(**common, tied=False)
+    bias = not raw["model"].startswith("mpt")
+    return ModelConfig(
+        **common,
+        positions="learned",
+        norm="layer",
+        norm_bias=bias,
+        mlp="plain",
+        activation="gelu",
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=bias,
+    )
+
+
+def _layout(raw: dict[str, str], tp: int, pp: int, cp: int, ep: int, vpp: int) -> Layout:
+    zero = int(raw["zero_stage"]) if raw["zero_stage"] else 0
+    policy = {"full": "full", "selective": "selective"}.get(raw["recompute"], "keep")
+    precision = {"fp8": "fp8", "fp16": "fp16", "fp32": "fp32"}.get(raw["precision"], "bf16")
+    sequence = "no sequence parallelism" not in raw["notes"] and raw["framework"] != "megatron-deepspeed"
+    several = {"schedule": "interleaved-1f1b", "stages_per_rank": vpp} if pp > 1 and vpp > 1 else {}
+    if ep > 1 and zero in (1, 2):
+        zero = 0
+    return Layout(
+        zero=zero,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        precision=precision,
+        activations=policy,
+        sequence_parallel=sequence,
+        **several,
+    )
+
+
+def _best_micro_batch(batch: int, config: ModelConfig, software: str) -> int:
+    """The source does not say: what these runs used at that width (arXiv 2104.04473, figure 7)."""
+    wanted = 8 if config.dim <= 4096 else 4 if config.dim <= 8192 else 2 if config.dim <= 12288 else 1
+    return max(size for size in (1, 2, 4, 8) if size <= wanted and batch % size == 0)
+
+
+def _seconds(
+    raw: dict[str, str], config: ModelConfig, count: int, batch: int, length: int, layout: Layout
+) -> float | None:
+    if raw["step_time_s"]:
+        return float(raw["step_time_s"])
+    tokens = batch * length
+    if raw["tokens_per_s_per_device"]:
+        return tokens / (count * float(raw["tokens_per_s_per_device"]))
+    if raw["tflops_per_device"] and "hardware FLOPs" in raw["notes"]:
+        return hardware_flops(config, tokens, length) / (count * float(raw["tflops_per_device"]) * 1e12)
+    if raw["mfu"] and raw["tflops_per_device"]:
+        flops = 0.75 * hardware_flops(config, tokens, length)
+        return flops / (count * float(raw["tflops_per_device"]) * 1e12)
+    return None
+
+
+def hardware_flops(config: ModelConfig, tokens: int, length: int) -> float:
+    """Return 96 B s l h^2 (1 + s / 6h + V / 16lh), as arXiv 2104.04473 counts (recomputation included)."""
+    h, layers = config.dim, config.layers
+    return 96 * tokens * layers * h * h * (1 + length / (6 * h) + config.vocab_size / (16 * layers * h))
+
+
+@functools.cache
+def tables() -> tuple[str, ...]:
+    """Return the tables that are compared by time."""
+    return ("vtrain_single", "vtrain_multi", "llm_foundry", "megatron", "torchtitan")

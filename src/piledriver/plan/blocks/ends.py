@@ -1,0 +1,97 @@
+"""The cost of the ends of a model: the embedding, the output layer and the loss."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from piledriver.kernels.cross_entropy import default_chunk_tokens
+from piledriver.models.config import ModelConfig
+from piledriver.plan.blocks.operators import Exchange, Kept, Operator, matmul, moved
+from piledriver.plan.blocks.setting import BlockSetting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndCost:
+    """The cost of an end for one micro-batch on one rank."""
+
+    operators: tuple[Operator, ...]
+    """Forward and backward together."""
+    kept: tuple[Kept, ...] = ()
+    """Alive from the forward to the backward."""
+    forward_peak: tuple[Kept, ...] = ()
+    """Alive while the forward runs, besides `kept`."""
+    backward_peak: tuple[Kept, ...] = ()
+    """Alive while the backward of this end runs, besides `kept`."""
+    exchanges: tuple[Exchange, ...] = ()
+
+
+@functools.lru_cache(maxsize=1024)
+def loss_cost(config: ModelConfig, setting: BlockSetting, weight_size: int = 4, kind: str = "cuda") -> EndCost:
+    """Return the cost of the final norm, the output layer and the loss; `weight_size` is that of the weight."""
+    tokens, size = setting.tokens, setting.itemsize
+    tp = setting.tp if setting.loss_parallel else 1
+    rows, dim = config.vocab_size / tp, config.dim
+    product = matmul("output layer", tokens, rows, dim, size)
+    operators = [
+        moved("final norm", 6 * tokens * dim * size),
+        product,
+        matmul("output layer, input gradient", tokens, dim, rows, size),
+        matmul("output layer, weight gradient", rows, dim, tokens, size),
+        moved("loss", (3 if setting.traits.chunked_loss else 8) * tokens * rows * size),
+    ]
+    hidden = Kept("input of the output layer", tokens * dim * size)
+    whole = tokens * dim * size
+    exchanges = (
+        (Exchange("all-gather", "tp", whole), Exchange("reduce-scatter", "tp", whole))
+        if setting.sequence_parallel
+        else (Exchange("all-reduce", "tp", whole),)
+        if setting.tp > 1
+        else ()
+    )
+    if not setting.traits.chunked_loss:
+        logits = tokens * rows
+        return EndCost(
+            operators=tuple(operators),
+            kept=(hidden, Kept("logits", logits * size)),
+            forward_peak=(Kept("fp32 logits", logits * 4),),
+            backward_peak=(Kept("fp32 logits and their gradient", logits * (8 + size)),),
+            exchanges=exchanges,
+        )
+    chunk = min(tokens, default_chunk_tokens(round(rows), kind))
+    weight = rows * dim
+    cast = 0.0 if weight_size == size else weight * size
+    operators.append(moved("weight gradient of chunks", 2 * weight * weight_size * max(1.0, tokens / chunk)))
+    operators.append(moved("scale of the loss gradients", 3 * weight * weight_size + 4 * whole))
+    return EndCost(
+        operators=tuple(operators),
+        kept=(
+            hidden,
+            Kept("hidden gradient of the loss", whole),
+            Kept("weight gradient of the loss", weight * weight_size),
+        ),
+        forward_peak=(Kept("logits of a chunk", chunk * rows * size), Kept("output weight, cast", cast)),
+        backward_peak=(
+            Kept("scaled weight gradient", weight * weight_size),
+            Kept("scaled hidden gradient", whole * (1 + 4 / size)),
+        ),
+        exchanges=exchanges,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def embedding_cost(config: ModelConfig, setting: BlockSetting, weight_size: int = 4) -> EndCost:
+    """Return the cost of the embedding: a look-up, and a dense gradient of the table."""
+    tokens, size = setting.tokens, setting.itemsize
+    tp = setting.tp if setting.loss_parallel else 1
+    table = config.vocab_size * config.dim / tp * weight_size
+    whole = tokens * config.dim * size
+    operators = (moved("embedding", 3 * whole), moved("embedding gradient", 2 * table + 3 * whole))
+    kind = "reduce-scatter" if setting.sequence_parallel else "all-reduce"
+    exchanges = (Exchange(kind, "tp", whole, 2),) if setting.tp > 1 else ()
+    return EndCost(
+        operators=operators,
+        kept=(Kept("tokens and targets", tokens * 16),),
+        backward_peak=(Kept("embedding gradient", table),),
+        exchanges=exchanges,
+    )

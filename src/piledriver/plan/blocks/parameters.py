@@ -1,0 +1,180 @@
+"""The parameter tensors of a model by part, and this rank's share of each under a layout."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+
+from piledriver.engine.layout import Layout
+from piledriver.engine.pipeline_parallel.balance import balanced
+from piledriver.engine.pipeline_parallel.costs import Cost, weights
+from piledriver.models import Transformer
+from piledriver.models.axes import parameter_axes
+from piledriver.models.config import ModelConfig
+from piledriver.models.model_size import mean_context
+from piledriver.plan.errors import PlanError
+
+# The length by which the engine balances stages, at most.
+_LONGEST = 4096
+_SPLIT = frozenset({"heads", "kv_heads", "mlp", "vocab"})
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterShape:
+    """One parameter: its name inside its part, shape, and the names of its axes."""
+
+    name: str
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+
+    @property
+    def is_expert(self) -> bool:
+        """Whether expert parallelism shards it."""
+        return self.axes[:1] == ("experts",)
+
+    def local(self, layout: Layout) -> tuple[int, ...]:
+        """Return the shape on one rank after tp and ep."""
+        split = _SPLIT if layout.loss_parallel else _SPLIT - {"vocab"}
+        sizes = list(self.shape)
+        dims = [dim for dim, axis in enumerate(self.axes) if axis in split]
+        if layout.tp > 1 and dims:
+            sizes[dims[0]] = math.ceil(sizes[dims[0]] / layout.tp)
+        if layout.ep > 1 and self.is_expert:
+            sizes[0] = math.ceil(sizes[0] / layout.ep)
+        return tuple(sizes)
+
+    def elements(self, layout: Layout) -> int:
+        """Return the elements on one rank after tp and ep, before ZeRO."""
+        return math.prod(self.local(layout))
+
+    def shard(self, layout: Layout) -> int:
+        """Return the elements of one rank's ZeRO shard, the largest of them: rows are divided in even chunks."""
+        local = self.local(layout)
+        ranks = shard_ranks(layout, expert=self.is_expert)
+        if not local:
+            return 1
+        return math.ceil(local[0] / ranks) * math.prod(local[1:])
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    """The parameters of a model: of one block, and of the parts outside, with the number of blocks."""
+
+    block: tuple[ParameterShape, ...]
+    embedding: tuple[ParameterShape, ...]
+    """The first pipeline unit's own."""
+    head: tuple[ParameterShape, ...]
+    """The last pipeline unit's own: final norm and output layer; a tied output layer has none."""
+    layers: int
+    tied: bool
+
+    @property
+    def count(self) -> int:
+        """Number of parameters, tied ones once."""
+        blocks = self.layers * sum(math.prod(one.shape) for one in self.block)
+        return blocks + sum(math.prod(one.shape) for one in (*self.embedding, *self.head))
+
+
+@functools.lru_cache(maxsize=64)
+def parts_of(config: ModelConfig) -> ModelParts:
+    """Return the parameters of our `Transformer` by part; one block is built, on the meta device."""
+    from dataclasses import replace
+
+    one_layer = replace(config, layers=1, full_attention_layers=())
+    with torch.device("meta"):
+        model = Transformer(one_layer)
+    axes = parameter_axes(model)
+    found: dict[str, list[ParameterShape]] = {"block": [], "embedding": [], "head": []}
+    for name, parameter in model.named_parameters():
+        shape = ParameterShape(name.removeprefix("blocks.0."), tuple(parameter.shape), axes[name])
+        part = "block" if name.startswith("blocks.") else "embedding" if "embedding" in name else "head"
+        found[part].append(shape)
+    return ModelParts(
+        tuple(found["block"]), tuple(found["embedding"]), tuple(found["head"]), config.layers, config.tied
+    )
+
+
+def shard_ranks(layout: Layout, *, expert: bool = False) -> int:
+    """Return over how many ranks ZeRO shards a parameter."""
+    if not layout.zero:
+        return 1
+    ranks = (layout.dp_shard or 1) * layout.cp
+    return max(1, ranks // layout.ep) if expert else ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What one pipeline stage holds: its blocks, and whether it has the embedding or the output layer."""
+
+    blocks: range
+    first: bool
+    last: bool
+
+
+@functools.lru_cache(maxsize=1024)
+def stages_of_model(config: ModelConfig, stages: int, speeds: tuple[float, ...] = ()) -> tuple[Stage, ...]:
+    """Return the stages that the engine cuts a model into; `speeds` (one per stage) cuts unevenly, by relative speed."""
+    if stages == 1:
+        return (Stage(range(config.layers), True, True),)
+    if stages > config.layers + 1:
+        raise PlanError(
+            f"{stages} pipeline stages of a model with {config.layers + 1} units (blocks, and the output layer)",
+            fix=f"use at most {config.layers + 1} stages",
+        )
+    shares = weights(_unit_costs(config))
+    cuts = balanced(shares, stages) if not speeds else _by_speed(shares, speeds)
+    return tuple(
+        Stage(range(cut.start, min(cut.stop, config.layers)), cut.start == 0, cut.stop > config.layers) for cut in cuts
+    )
+
+
+def even_stages(config: ModelConfig, stages: int) -> tuple[Stage, ...]:
+    """Return stages with the same number of blocks, as other frameworks cut; the ends come on top."""
+    edges = [round(config.layers * number / stages) for number in range(stages + 1)]
+    return tuple(
+        Stage(range(begin, end), number == 0, number == stages - 1)
+        for number, (begin, end) in enumerate(zip(edges[:-1], edges[1:], strict=True))
+    )
+
+
+def _by_speed(shares: list[float], speeds: tuple[float, ...]) -> list[range]:
+    """Cut costs into contiguous parts whose largest cost over speed is smallest (dynamic programming)."""
+    units, parts = len(shares), len(speeds)
+    before = [0.0]
+    for share in shares:
+        before.append(before[-1] + share)
+    best = [0.0] + [math.inf] * units
+    cuts: list[list[int]] = []
+    for speed in speeds:
+        row, chosen = [math.inf] * (units + 1), [0] * (units + 1)
+        for end in range(1, units + 1):
+            for begin in range(end):
+                value = max(best[begin], (before[end] - before[begin]) / speed)
+                if value < row[end]:
+                    row[end], chosen[end] = value, begin
+        best = row
+        cuts.append(chosen)
+    ends = [units]
+    for part in range(parts - 1, -1, -1):
+        ends.append(cuts[part][ends[-1]])
+    ends.reverse()
+    return [range(begin, end) for begin, end in zip(ends[:-1], ends[1:], strict=True)]
+
+
+def _unit_costs(config: ModelConfig) -> list[Cost]:
+    parts = parts_of(config)
+    length = min(config.max_positions, _LONGEST)
+    size = sum(math.prod(one.shape) for one in parts.block)
+    units = []
+    for layer in range(config.layers):
+        flops = 4.0 * config.heads * config.head_dim * mean_context(length, config.window_of(layer))
+        for one in parts.block:
+            share = config.moe.experts_per_token / config.moe.experts if config.moe and one.is_expert else 1.0
+            flops += 2.0 * share * math.prod(one.shape) * (len(one.shape) > 1)
+        units.append(Cost(flops, size))
+    units[0] = units[0] + Cost(0.0, sum(math.prod(one.shape) for one in parts.embedding))
+    output = config.vocab_size * config.dim
+    return [*units, Cost(2.0 * output, output)]

@@ -1,0 +1,114 @@
+"""`Cluster`: the devices that a plan is made for, as a value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A link between devices, as one device sees it."""
+
+    name: str
+    bytes_per_second: float
+    """One direction."""
+    latency: float
+    """Seconds of one hop of a collective."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """One device's share of its node: host memory, the link to it, disk, and CPU optimizer speed."""
+
+    name: str
+    memory: float
+    link: float
+    disk: float
+    adam: float
+    """Parameters per second of the fused AdamW on the host."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One accelerator: rates in operations and bytes per second, memory in bytes."""
+
+    name: str
+    memory: float
+    bandwidth: float
+    peaks: Mapping[str, float]
+    tile: int
+    """Matrix tiles that run at once (SMs, compute units)."""
+    watts: float
+    dollars: float
+    """Price of one device for an hour."""
+    efficiency: Mapping[str, float]
+    """Share of the peak that each kernel class reaches."""
+    kind: str = "cuda"
+    measured: Mapping[str, object] = field(default_factory=dict)
+    """Rates that `calibrate` measured, with their date; empty without a calibration."""
+
+    def peak(self, precision: str) -> float:
+        """Return the peak of a dtype; a device without it computes in the next wider one."""
+        wider = {"fp8": ("fp8", "bf16", "fp16", "fp32"), "bf16": ("bf16", "fp16", "fp32"), "fp16": ("fp16", "fp32")}
+        for name in wider.get(precision, (precision, "fp32")):
+            if name in self.peaks:
+                return self.peaks[name]
+        return self.peaks["fp32"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Devices with their links. `devices` may differ in speed and memory: `slower` holds the other kinds."""
+
+    device: Device
+    count: int
+    node_size: int
+    link: Link
+    """Inside a node."""
+    network: Link
+    """Between nodes, for one device."""
+    host: Host
+    others: tuple[tuple[int, Device], ...] = ()
+    """Further (count, device) groups of a heterogeneous cluster; `count` includes them."""
+
+    @property
+    def name(self) -> str:
+        """The cluster as one word, such as `64xh100-80g`."""
+        first = self.count - sum(count for count, _ in self.others)
+        return "+".join(f"{count}x{device.name}" for count, device in ((first, self.device), *self.others))
+
+    @property
+    def slowest(self) -> Device:
+        """The device with the lowest bf16 peak, which a uniform layout waits for."""
+        return min((self.device, *(device for _, device in self.others)), key=lambda one: one.peak("bf16"))
+
+    @property
+    def smallest_memory(self) -> float:
+        """Bytes of the device with the least memory."""
+        return min(device.memory for device in (self.device, *(device for _, device in self.others)))
+
+    def devices(self) -> list[Device]:
+        """Return one device for each rank, in order."""
+        first = self.count - sum(count for count, _ in self.others)
+        return [device for count, device in ((first, self.device), *self.others) for _ in range(count)]
+
+    def resized(self, count: int) -> Cluster:
+        """Return a cluster of the same devices with another count."""
+        return replace(self, count=count, others=())
+
+    def group(self, size: int, stride: int) -> tuple[Link, int]:
+        """Return the link that limits a group of ranks `stride` apart, and how many of it share a node."""
+        inside = max(1, min(size, self.node_size // max(stride, 1)))
+        if inside >= size:
+            return self.link, size
+        # Every group of the node sends at once: each gets the share of its members.
+        rate = min(self.link.bytes_per_second, self.network.bytes_per_second * inside)
+        latency = self.network.latency
+        return Link(name=self.network.name, bytes_per_second=rate, latency=latency), inside
+
+
+def nodes_of(cluster: Cluster) -> int:
+    """Return the number of nodes."""
+    return math.ceil(cluster.count / cluster.node_size)

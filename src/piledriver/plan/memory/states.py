@@ -1,0 +1,152 @@
+"""Bytes of weights, gradients and optimizer states on one rank, tensor by tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from piledriver.engine.layout import Layout
+from piledriver.models.config import ModelConfig
+from piledriver.optim.adamw.quantise import block_size
+from piledriver.plan.blocks.parameters import ParameterShape, Stage, parts_of
+from piledriver.plan.blocks.setting import PILEDRIVER, Traits
+from piledriver.plan.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Bytes on the device and on the host, for some parameters of one rank."""
+
+    weights: float = 0.0
+    gradients: float = 0.0
+    states: float = 0.0
+    host: float = 0.0
+    elements: float = 0.0
+    """Parameters that this rank computes with, after tp and ep."""
+    owned: float = 0.0
+    """Parameters that this rank's optimizer steps on."""
+
+    def __add__(self, other: StateBytes) -> StateBytes:
+        return StateBytes(
+            weights=self.weights + other.weights,
+            gradients=self.gradients + other.gradients,
+            states=self.states + other.states,
+            host=self.host + other.host,
+            elements=self.elements + other.elements,
+            owned=self.owned + other.owned,
+        )
+
+
+OPTIMIZERS_KNOWN = ("adamw", "muon", "lion", "adamw8bit", "adamw_bf16", "adamw_split", "adamw_split_bf16", "sgd")
+
+
+def state_bytes_of(shape: tuple[int, ...], optimizer: str, weight_size: int, *, is_table: bool = False) -> float:
+    """Return the optimizer's bytes for each element of a parameter of this shape.
+
+    >>> state_bytes_of((64, 64), "adamw", 4), state_bytes_of((64,), "adamw_bf16", 4)
+    (8.0, 8.0)
+    """
+    matrix = len(shape) > 1
+    if optimizer == "adamw":
+        return 8.0
+    if optimizer == "lion":
+        return float(weight_size)
+    if optimizer == "sgd":
+        return 0.0
+    if optimizer == "muon":
+        return float(weight_size) if matrix and not is_table else 8.0
+    if optimizer in ("adamw_split", "adamw_split_bf16"):
+        low = 2.0 if weight_size == 2 else 0.0
+        return low + (4.0 if optimizer.endswith("bf16") and matrix else 8.0)
+    if optimizer == "adamw_bf16":
+        return 4.0 if matrix else 8.0
+    if optimizer == "adamw8bit":
+        block = block_size(shape[-1]) if matrix else None
+        return 8.0 if block is None else 2.0 + 8.0 / block
+    raise PlanError(
+        f"the states of optimizer {optimizer!r} are unknown", fix=f"plan with one of {', '.join(OPTIMIZERS_KNOWN)}"
+    )
+
+
+def weight_size_of(layout: Layout) -> int:
+    """Return the bytes of one weight as the model holds it."""
+    return 2 if layout.has_bf16_weights else 4
+
+
+def bytes_of(
+    shapes: Iterable[ParameterShape], layout: Layout, optimizer: str, traits: Traits = PILEDRIVER
+) -> StateBytes:
+    """Return the bytes of some parameters on one rank."""
+    total = StateBytes()
+    size = weight_size_of(layout)
+    for one in shapes:
+        full, shard = one.elements(layout), one.shard(layout)
+        if traits.master_copy:
+            total += _megatron(full, shard, layout, traits)
+            continue
+        owned = shard if layout.zero else full
+        per = state_bytes_of(one.shape, optimizer, size, is_table="vocab" in one.axes or "positions" in one.axes)
+        held = full if layout.zero < 3 else shard
+        gradients = full if layout.zero < 2 else shard
+        step = 4.0  # torch's step counter
+        if layout.offloads:
+            matrix = len(one.shape) > 1 and layout.precision not in ("fp32", "fp16")
+            small = 2 if matrix and shard == full else size
+            on_device = 0.0 if layout.offload == "parameters" else small * held
+            total += StateBytes(
+                weights=on_device,
+                gradients=small * min(gradients, 1 << 26),
+                host=owned * (4 + 4 + per) + (small * held if layout.offload == "parameters" else 0),
+                elements=full,
+                owned=owned,
+            )
+            continue
+        total += StateBytes(
+            weights=size * held, gradients=size * gradients, states=owned * per + step, elements=full, owned=owned
+        )
+    return total
+
+
+def _megatron(full: float, shard: float, layout: Layout, traits: Traits) -> StateBytes:
+    """16-bit weights, a gradient buffer, and fp32 masters with two moments (the distributed optimizer shards them)."""
+    gradient = 4.0 if traits.fp32_gradients else 2.0
+    owned = shard if layout.zero else full
+    return StateBytes(weights=2 * full, gradients=gradient * full, states=12 * owned, elements=full, owned=owned)
+
+
+def stage_states(
+    config: ModelConfig, stage: Stage, layout: Layout, optimizer: str, traits: Traits = PILEDRIVER
+) -> dict[str, StateBytes]:
+    """Return the bytes of one block, of the embedding and of the output layer, as one stage holds them."""
+    parts = parts_of(config)
+    ends: dict[str, StateBytes] = {"block": bytes_of(parts.block, layout, optimizer, traits)}
+    ends["embedding"] = bytes_of(parts.embedding, layout, optimizer, traits) if stage.first else StateBytes()
+    ends["head"] = bytes_of(parts.head, layout, optimizer, traits) if stage.last else StateBytes()
+    if parts.tied and stage.last and not stage.first:
+        # The last stage borrows the embedding: a weight with a gradient, without states.
+        table = next(one for one in parts.embedding if one.axes[0] == "vocab")
+        borrowed = bytes_of([table], layout, "sgd")
+        ends["head"] += StateBytes(
+            weights=borrowed.weights, gradients=borrowed.gradients, elements=borrowed.elements
+        )
+    return ends
+
+
+def stage_total(config: ModelConfig, stage: Stage, layout: Layout, optimizer: str) -> StateBytes:
+    """Return the bytes of all parameters of one stage."""
+    ends = stage_states(config, stage, layout, optimizer)
+    total = ends["embedding"] + ends["head"]
+    for _ in stage.blocks:
+        total += ends["block"]
+    return total
+
+
+def largest_block(config: ModelConfig, layout: Layout) -> float:
+    """Return the elements of one block on one rank after tp and ep."""
+    return float(sum(one.elements(layout) for one in parts_of(config).block))
+
+
+def expert_elements(config: ModelConfig, layout: Layout) -> float:
+    """Return the expert elements of one block on one rank after tp and ep."""
+    return float(sum(math.prod(one.local(layout)) for one in parts_of(config).block if one.is_expert))

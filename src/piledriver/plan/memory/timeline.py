@@ -1,0 +1,352 @@
+"""The memory of one step as a timeline: phases, each with the bytes of every category, on one kind of rank.
+
+The phases follow the engine: weights and states at rest, kept activations growing through the forward, the loss, the
+backward from the last block to the first while gradients replace activations, the optimizer step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from piledriver.engine.layout import Layout
+from piledriver.engine.shards.owned_rows import BUCKET_BYTES
+from piledriver.models.config import ModelConfig
+from piledriver.plan.blocks.ends import EndCost, embedding_cost, loss_cost
+from piledriver.plan.blocks.operators import BlockCost
+from piledriver.plan.blocks.parameters import Stage, shard_ranks, stages_of_model
+from piledriver.plan.blocks.setting import PILEDRIVER, Traits, setting_of
+from piledriver.plan.blocks.transformer import block_cost
+from piledriver.plan.memory.states import StateBytes, stage_states, weight_size_of
+
+CATEGORIES = (
+    "weights",
+    "gradients",
+    "optimizer states",
+    "kept activations",
+    "gathered parameters",
+    "communication buffers",
+    "loss",
+    "workspace",
+)
+_GIB = 2**30
+# What torch's allocator reserves beyond the allocated peak: rounding of blocks, and gaps between them.
+_RESERVED_SHARE, _RESERVED_BYTES = 0.03, 0.25 * _GIB
+# The CUDA context with its libraries' code, and one communicator's buffers, which no allocator counts.
+_CONTEXT_BYTES, _COMMUNICATOR_BYTES = 0.55 * _GIB, 0.35 * _GIB
+# cuBLAS workspaces, which torch allocates.
+_LIBRARY_BYTES = 0.05 * _GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Bytes with a name and a category."""
+
+    category: str
+    name: str
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A moment of the step with everything that is allocated then."""
+
+    name: str
+    owners: tuple[Owner, ...]
+
+    @property
+    def bytes(self) -> float:
+        """Bytes allocated."""
+        return sum(owner.bytes for owner in self.owners)
+
+    def by_category(self) -> dict[str, float]:
+        """Return the bytes of each category."""
+        found = dict.fromkeys(CATEGORIES, 0.0)
+        for owner in self.owners:
+            found[owner.category] += owner.bytes
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """The memory of one step on one kind of rank."""
+
+    rank: str
+    """Which rank: `every rank`, `first stage`, `last stage` or `stage n`."""
+    phases: tuple[Phase, ...]
+    host: float
+    """Bytes of host memory for one rank."""
+    communicators: int
+
+    @property
+    def peak(self) -> Phase:
+        """The phase with the most bytes."""
+        return max(self.phases, key=lambda phase: phase.bytes)
+
+    @property
+    def allocated(self) -> float:
+        """Largest bytes that tensors take."""
+        return self.peak.bytes
+
+    @property
+    def reserved(self) -> float:
+        """Bytes that torch's allocator holds at the peak."""
+        return self.allocated * (1 + _RESERVED_SHARE) + _RESERVED_BYTES
+
+    @property
+    def driver(self) -> float:
+        """Bytes that the driver shows: the allocator's, the context and the communicators'."""
+        return self.reserved + _CONTEXT_BYTES + self.communicators * _COMMUNICATOR_BYTES
+
+    def largest(self, count: int = 5) -> list[Owner]:
+        """Return the largest owners at the peak."""
+        return sorted(self.peak.owners, key=lambda owner: -owner.bytes)[:count]
+
+
+def step_timelines(
+    config: ModelConfig,
+    layout: Layout,
+    *,
+    length: int,
+    sequences: int,
+    accumulation: int,
+    optimizer: str = "adamw",
+    compiled: bool = True,
+    traits: Traits = PILEDRIVER,
+    kind: str = "cuda",
+    stages: tuple[Stage, ...] | None = None,
+) -> list[Timeline]:
+    """Return the timeline of each kind of rank: one without pp, else those of the distinct pipeline ranks."""
+    stages = stages or stages_of_model(config, layout.stages)
+    if layout.pp == 1:
+        made = _Rank(config, layout, [stages[0]], length, sequences, accumulation, optimizer, compiled, traits, kind)
+        return [made.timeline("every rank")]
+    from piledriver.engine.pipeline_parallel.schedules import stages_of_rank
+
+    found = []
+    for rank in _distinct(layout):
+        own = [stages[index] for index in stages_of_rank(layout, rank)]
+        made = _Rank(config, layout, own, length, sequences, accumulation, optimizer, compiled, traits, kind, rank)
+        name = "first stage" if rank == 0 else "last stage" if rank == layout.pp - 1 else f"stage {rank}"
+        found.append(made.timeline(name))
+    return found
+
+
+def _distinct(layout: Layout) -> list[int]:
+    """First, second, middle and last rank: the others lie between them."""
+    return sorted({0, 1, layout.pp // 2, layout.pp - 1})
+
+
+class _Rank:
+    """One rank of a layout."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layout: Layout,
+        stages: list[Stage],
+        length: int,
+        sequences: int,
+        accumulation: int,
+        optimizer: str,
+        compiled: bool,
+        traits: Traits,
+        kind: str,
+        rank: int = 0,
+    ) -> None:
+        self.config, self.layout, self.stages, self.rank = config, layout, stages, rank
+        self.accumulation, self.optimizer, self.traits = accumulation, optimizer, traits
+        self.setting = setting_of(layout, sequences=sequences, length=length, compiled=compiled, traits=traits)
+        self.weight_size = weight_size_of(layout)
+        self.kind = kind
+        self.layers = sum(len(stage.blocks) for stage in stages)
+        self.first, self.last = any(one.first for one in stages), any(one.last for one in stages)
+        ends = [stage_states(config, stage, layout, optimizer, traits) for stage in stages]
+        self.block: StateBytes = ends[0]["block"]
+        self.ends = sum((one["embedding"] + one["head"] for one in ends), StateBytes())
+        windows = [config.window_of(layer) for stage in stages for layer in stage.blocks]
+        self.cost: BlockCost = block_cost(config, windows[0] if windows else None, self.setting)
+        self.kept_by_block = self._kept(windows)
+        self.loss: EndCost = loss_cost(config, self.setting, self.weight_size, kind)
+        self.embedding: EndCost = embedding_cost(config, self.setting, self.weight_size)
+
+    def _kept(self, windows: list[int | None]) -> float:
+        """Bytes that the blocks of one micro-batch keep, every n-th recomputed."""
+        layout = self.layout
+        kept = self.cost.kept_bytes
+        if layout.activations in ("full", "selective") and layout.activation_every > 1:
+            from dataclasses import replace
+
+            plain = block_cost(self.config, None, replace(self.setting, activations="keep")).kept_bytes
+            share = 1 / layout.activation_every
+            kept = share * kept + (1 - share) * plain
+        if layout.activation_offload and len(windows) > 1:
+            kept = 2 * kept / len(windows)  # the block at work and the next one are on the device
+        return kept
+
+    def timeline(self, name: str) -> Timeline:
+        """Return the phases of this rank."""
+        phases = [self._start(), self._forward()]
+        if self.last:
+            phases.append(self._loss())
+        phases += [self._backward(first=False), self._backward(first=True)]
+        if self.first:
+            phases.append(self._embedding_backward())
+        phases.append(self._step())
+        host = self.block.host * self.layers + self.ends.host
+        if self.layout.activation_offload:
+            host += max(0, self.layers - 1) * self.cost.kept_bytes
+        groups = sum(size > 1 for size in (self.layout.tp, self.layout.pp, self.layout.cp, self.layout.ep))
+        groups += shard_ranks(self.layout) > 1
+        groups += (self.layout.dp_replicate or 1) > 1
+        return Timeline(rank=name, phases=tuple(phases), host=host, communicators=groups)
+
+    def _fixed(self, *, gradients: float = 0.0) -> list[Owner]:
+        layers = self.layers
+        found = [
+            Owner("weights", "weights of blocks", layers * self.block.weights),
+            Owner("weights", "weights of embedding and output", self.ends.weights),
+            Owner("optimizer states", f"{self.optimizer} states", layers * self.block.states + self.ends.states),
+            Owner("workspace", "library workspaces", _LIBRARY_BYTES if self.kind == "cuda" else 0.0),
+        ]
+        if gradients:
+            found.append(Owner("gradients", "gradients", gradients))
+        return found
+
+    @property
+    def _all_gradients(self) -> float:
+        return self.layers * self.block.gradients + self.ends.gradients
+
+    def _earlier_gradients(self) -> float:
+        """Gradients that are alive when a later micro-batch begins."""
+        if self.traits.master_copy:
+            return self._all_gradients  # a buffer that always exists
+        return self._all_gradients if self.accumulation > 1 else 0.0
+
+    @property
+    def _in_flight(self) -> float:
+        """Micro-batches whose activations are alive at once on this rank, in units of all its blocks."""
+        layout, count = self.layout, self.accumulation
+        if layout.pp == 1:
+            return 1.0
+        after = layout.pp - self.rank
+        if layout.schedule == "gpipe":
+            return float(count)
+        if layout.schedule == "1f1b":
+            return float(min(count, after))
+        per = layout.stages // layout.pp
+        if layout.schedule == "looped-bfs":
+            return float(count)
+        if layout.schedule in ("zbv", "dualpipev"):
+            return min(count, layout.pp)
+        chunks = (after - 1) * 2 + (per - 1) * layout.pp + 1
+        return min(float(count), chunks / per)
+
+    def _gathered(self, blocks: int, *, root: bool = True) -> list[Owner]:
+        """Zero 3: blocks gathered in the compute dtype, the copy that the collective fills, and the root's."""
+        if self.layout.zero != 3 or shard_ranks(self.layout) == 1:
+            return []
+        size = self.setting.itemsize
+        block = self.block.elements * size
+        found = [
+            Owner("gathered parameters", f"{blocks} gathered blocks", blocks * block),
+            Owner("communication buffers", "all-gather output", block * (1 + 1 / shard_ranks(self.layout))),
+        ]
+        if root:
+            found.append(Owner("gathered parameters", "gathered embedding and output", self.ends.elements * size))
+        return found
+
+    def _reduce_buffers(self) -> list[Owner]:
+        layout = self.layout
+        if layout.zero == 3 and shard_ranks(layout) > 1:
+            # Gradients in the compute dtype, then fp32 input and output of the reduce-scatter.
+            size = self.setting.itemsize
+            extra = 4 if size != 4 else 4
+            block = self.block.elements
+            return [
+                Owner("gradients", "gradients of a gathered block", block * size),
+                Owner("communication buffers", "reduce-scatter input", block * extra),
+            ]
+        ranks = (layout.dp_replicate or 1) * (layout.dp_shard or 1) * layout.cp
+        if ranks == 1:
+            return []
+        bucket = max(BUCKET_BYTES, self.weight_size * self.block.elements / 3)
+        return [Owner("communication buffers", "gradient buckets", 2.0 * bucket)]
+
+    def _kept_owners(self, share: float) -> list[Owner]:
+        """The kept activations of `share` micro-batches: by tensor, over all blocks."""
+        if not share:
+            return []
+        scale = share * self.layers * self.kept_by_block / max(self.cost.kept_bytes, 1.0)
+        found = [
+            Owner("kept activations", f"{one.name} of {self.layers} blocks", scale * one.bytes)
+            for one in self.cost.kept
+        ]
+        if self.first:
+            found.append(
+                Owner("kept activations", "tokens", share * sum(one.bytes for one in self.embedding.kept))
+            )
+        return found
+
+    def _start(self) -> Phase:
+        gradients = self._all_gradients if self.traits.master_copy else 0.0
+        return Phase("before the forward", tuple(self._fixed(gradients=gradients)))
+
+    def _forward(self) -> Phase:
+        owners = self._fixed(gradients=self._earlier_gradients())
+        owners += self._kept_owners(self._in_flight)
+        owners += self._gathered(2)
+        owners.append(Owner("workspace", "temporaries of a block's forward", self.cost.forward_workspace))
+        return Phase("forward, last block", tuple(owners))
+
+    def _loss(self) -> Phase:
+        owners = self._fixed(gradients=self._earlier_gradients())
+        owners += self._kept_owners(self._in_flight)
+        owners += self._gathered(1)
+        both = max(self.loss.forward_peak, self.loss.backward_peak, key=lambda many: sum(one.bytes for one in many))
+        owners += [Owner("loss", one.name, one.bytes) for one in (*self.loss.kept, *both)]
+        return Phase("loss", tuple(owners))
+
+    def _backward(self, *, first: bool) -> Phase:
+        """The backward of the last block (all activations alive) or of the first one (all gradients alive)."""
+        head = self.ends.gradients if self.last else 0.0
+        gradients = self._all_gradients if first else self.block.gradients + head
+        gradients = max(gradients, self._earlier_gradients())
+        owners = self._fixed(gradients=gradients)
+        alive = self._in_flight - 1.0 + (1.0 / max(self.layers, 1) if first else 1.0)
+        owners += self._kept_owners(max(alive, 0.0))
+        owners += self._gathered(2)
+        owners += self._reduce_buffers()
+        owners.append(Owner("workspace", "temporaries of a block's backward", self.cost.backward_workspace))
+        if self.accumulation > 1 and self.layout.zero < 2:
+            # A new gradient exists beside the sum that it is added to.
+            owners.append(Owner("gradients", "gradients of one block", self.block.gradients))
+        return Phase("backward, first block" if first else "backward, last block", tuple(owners))
+
+    def _embedding_backward(self) -> Phase:
+        owners = self._fixed(gradients=self._all_gradients)
+        owners += self._kept_owners(max(self._in_flight - 1.0, 0.0))
+        owners += self._gathered(0)
+        owners += self._reduce_buffers()
+        if self.config.tied and self.last:
+            # Beside the output layer's gradient of the same weight.
+            owners += [Owner("gradients", one.name, one.bytes) for one in self.embedding.backward_peak]
+        return Phase("backward, embedding", tuple(owners))
+
+    def _step(self) -> Phase:
+        owners = self._fixed(gradients=self._all_gradients)
+        owners += _optimizer_workspace(self.optimizer, self.layout, self.block, self.ends, self.layers)
+        return Phase("optimizer step", tuple(owners))
+
+
+def _optimizer_workspace(
+    optimizer: str, layout: Layout, block: StateBytes, ends: StateBytes, layers: int
+) -> Iterable[Owner]:
+    owned = layers * block.owned + ends.owned
+    if layout.zero in (1, 2) and shard_ranks(layout) > 1:
+        yield Owner("communication buffers", "gathered rows", 2.0 * max(BUCKET_BYTES, 4 * ends.elements / 2))
+    if layout.has_bf16_weights and optimizer in ("adamw", "muon", "lion", "sgd"):
+        # fp32 copies of a bucket of weights and gradients.
+        yield Owner("workspace", "fp32 copies of a bucket", 12.0 * min(owned, max(1 << 26, ends.owned)))
+    if optimizer == "muon":
+        yield Owner("workspace", "Newton-Schulz iterations", 8 * 3 * 2.0 * block.elements / 4)

@@ -1,0 +1,1 @@
+"""Predict the time of one step: operators on rates, collectives on links, overlap, bubbles, optimizer, offload."""

@@ -1,0 +1,318 @@
+"""Seconds of one optimizer step on a layout: compute, communication that is not hidden, bubbles, optimizer, offload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from piledriver.engine.layout import MANY_STAGES_A_RANK, SPLIT_BACKWARD, TWO_STAGES_A_RANK, Layout
+from piledriver.models.config import ModelConfig
+from piledriver.plan.blocks.ends import EndCost, embedding_cost, loss_cost
+from piledriver.plan.blocks.operators import BlockCost, Exchange
+from piledriver.plan.blocks.parameters import Stage, parts_of, shard_ranks, stages_of_model
+from piledriver.plan.blocks.setting import PILEDRIVER, BlockSetting, Traits, setting_of
+from piledriver.plan.blocks.transformer import block_cost
+from piledriver.plan.hardware.cluster import Cluster, Device
+from piledriver.plan.memory.states import StateBytes, bytes_of, stage_states, weight_size_of
+from piledriver.plan.time.links import Axis, axes_of_layout, collective_seconds
+from piledriver.plan.time.rates import Efficiency, Rates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Seconds of one optimizer step by cause; they add up to `total`."""
+
+    compute: float
+    """Matrix products, attention and elementwise kernels of the slowest stage."""
+    recompute: float
+    """Activations computed again."""
+    tensor: float
+    """Collectives of tp, cp and ep inside blocks."""
+    data: float
+    """Data-parallel communication that the backward does not hide."""
+    bubble: float
+    """Idle time of the pipeline."""
+    send: float
+    """Activations between stages."""
+    optimizer: float
+    offload: float
+    host: float
+    """Launches that the device waits for."""
+
+    @property
+    def total(self) -> float:
+        """Seconds of the step."""
+        return sum(getattr(self, name) for name in PARTS)
+
+
+PARTS = ("compute", "recompute", "tensor", "data", "bubble", "send", "optimizer", "offload", "host")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BlockSeconds:
+    forward: float
+    backward: float
+    recompute: float
+    tensor_forward: float
+    tensor_backward: float
+    host: float
+
+
+def step_time(
+    config: ModelConfig,
+    layout: Layout,
+    cluster: Cluster,
+    *,
+    length: int,
+    sequences: int,
+    accumulation: int,
+    optimizer: str = "adamw",
+    compiled: bool = True,
+    traits: Traits = PILEDRIVER,
+    efficiency: Efficiency | None = None,
+    stages: tuple[Stage, ...] | None = None,
+) -> StepTime:
+    """Return the seconds of one step: `accumulation` micro-batches of `sequences` on each data-parallel rank.
+
+    With pp, `accumulation` counts the micro-batches that flow through the pipeline in one step.
+    """
+    efficiency = efficiency or Efficiency()
+    setting = setting_of(layout, sequences=sequences, length=length, compiled=compiled, traits=traits)
+    stages = stages or stages_of_model(config, layout.stages)
+    axes = axes_of_layout(layout)
+    timer = _Timer(config, layout, cluster, setting, axes, efficiency, optimizer)
+    devices = _stage_devices(cluster, layout)
+    costs = [timer.stage(stage, device) for stage, device in zip(stages, devices, strict=True)]
+    slowest = max(costs, key=lambda one: one.seconds)
+    micro, rounds = slowest.seconds, accumulation
+    bubble = 0.0
+    send = 0.0
+    if layout.pp > 1:
+        bubble, send = timer.pipeline(costs, rounds)
+        micro = max(sum(costs[index].seconds for index in own) for own in _own_stages(layout))
+    factor = rounds
+    if layout.pp > 1:
+        per = layout.stages // layout.pp
+        own = max(_own_stages(layout), key=lambda many: sum(costs[index].seconds for index in many))
+        parts = [sum(getattr(costs[index], name) for index in own) for name in ("compute", "recompute", "tensor", "host")]
+        del per, micro
+    else:
+        parts = [getattr(slowest, name) for name in ("compute", "recompute", "tensor", "host")]
+    compute, recompute, tensor, host = (factor * one for one in parts)
+    data = timer.data_parallel(stages, costs, rounds)
+    optimizer_seconds, offload = timer.optimizer_step(stages)
+    return StepTime(
+        compute=compute,
+        recompute=recompute,
+        tensor=tensor,
+        data=data,
+        bubble=bubble,
+        send=send,
+        optimizer=optimizer_seconds,
+        offload=offload,
+        host=host + efficiency.step,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StageSeconds:
+    compute: float
+    recompute: float
+    tensor: float
+    host: float
+    backward: float
+    """Seconds of the backward, which hides data-parallel communication."""
+
+    @property
+    def seconds(self) -> float:
+        return self.compute + self.recompute + self.tensor + self.host
+
+
+class _Timer:
+    """Seconds of the parts of a step on one layout."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layout: Layout,
+        cluster: Cluster,
+        setting: BlockSetting,
+        axes: dict[str, Axis],
+        efficiency: Efficiency,
+        optimizer: str,
+    ) -> None:
+        self.config, self.layout, self.cluster, self.setting = config, layout, cluster, setting
+        self.axes, self.efficiency, self.optimizer = axes, efficiency, optimizer
+        self.weight_size = 2 if setting.traits.master_copy else weight_size_of(layout)
+
+    def stage(self, stage: Stage, device: Device) -> _StageSeconds:
+        """Return the seconds of one micro-batch on one stage."""
+        rates = Rates(device, self.setting.matmul_precision, self.efficiency)
+        windows = [self.config.window_of(layer) for layer in stage.blocks]
+        compute = recompute = tensor = host = backward = 0.0
+        for window in set(windows):
+            many = windows.count(window)
+            one = self._block(block_cost(self.config, window, self.setting), rates)
+            compute += many * (one.forward + one.backward)
+            recompute += many * one.recompute
+            tensor += many * (one.tensor_forward + one.tensor_backward)
+            host += many * one.host
+            backward += many * (one.backward + one.recompute + one.tensor_backward)
+        for end, there in ((self._embedding(), stage.first), (self._loss(), stage.last)):
+            if there:
+                seconds = rates.total(end.operators)
+                compute += seconds
+                backward += 2 / 3 * seconds
+                tensor += self._exchanges(end.exchanges)
+        return _StageSeconds(compute=compute, recompute=recompute, tensor=tensor, host=host, backward=backward)
+
+    def _block(self, cost: BlockCost, rates: Rates) -> _BlockSeconds:
+        forward, backward, again = rates.total(cost.forward), rates.total(cost.backward), rates.total(cost.recompute)
+        if self.setting.casts and not self.setting.traits.master_copy:
+            # fp32 weights are cast in the forward and again in the backward.
+            forward += rates.move(6 * self._block_elements())
+            backward += rates.move(6 * self._block_elements())
+        hidden = 1.0 - self.setting.traits.overlap_tp
+        there, back = self._exchanges(cost.forward_exchanges), self._exchanges(cost.backward_exchanges)
+        launched = self.efficiency.launch
+        first, second = cost.kernels
+        if cost.recompute and self.setting.activations == "full":
+            second += first
+        host = max(0.0, first * launched - forward - there) + max(0.0, second * launched - backward - again - back)
+        return _BlockSeconds(
+            forward=forward,
+            backward=backward,
+            recompute=again,
+            tensor_forward=hidden * there,
+            tensor_backward=hidden * back,
+            host=host,
+        )
+
+    def _block_elements(self) -> float:
+        return float(sum(one.elements(self.layout) for one in parts_of(self.config).block if len(one.shape) > 1))
+
+    def _exchanges(self, exchanges: tuple[Exchange, ...]) -> float:
+        return sum(
+            one.count * collective_seconds(one.kind, one.bytes, self.axes[one.axis], self.cluster, self.efficiency)
+            for one in exchanges
+        )
+
+    def _embedding(self) -> EndCost:
+        return embedding_cost(self.config, self.setting, self.weight_size)
+
+    def _loss(self) -> EndCost:
+        return loss_cost(self.config, self.setting, self.weight_size)
+
+    def pipeline(self, costs: list[_StageSeconds], microbatches: int) -> tuple[float, float]:
+        """Return the seconds of the bubble, and of activations between stages."""
+        layout = self.layout
+        per = layout.stages // layout.pp
+        own = [sum(costs[index].seconds for index in many) for many in _own_stages(layout)]
+        slowest, everything = max(own), sum(own)
+        # The first micro-batch passes every stage; looped schedules start after one of their `per` parts.
+        fill = (everything - slowest) / (per if layout.schedule in MANY_STAGES_A_RANK else 1)
+        if layout.schedule in SPLIT_BACKWARD:
+            # Weight gradients fill most of the bubble.
+            fill *= 1 / 3 if layout.schedule == "interleaved-zero-bubble" else 1 / 6
+        if layout.schedule in TWO_STAGES_A_RANK:
+            fill /= 2
+        size = self.setting.tokens * self.config.dim * self.setting.itemsize
+        hop = collective_seconds("send", size, self.axes["pp"], self.cluster, self.efficiency)
+        # Forward and backward of each stage border; a steady pipeline hides none of a blocking exchange.
+        return fill, 2 * hop * (microbatches * per + layout.pp - 1)
+
+    def data_parallel(self, stages: tuple[Stage, ...], costs: list[_StageSeconds], rounds: int) -> float:
+        """Return the seconds of data-parallel communication that are not hidden, on the stage with the most."""
+        return max(self._stage_data(stage, cost, rounds) for stage, cost in zip(stages, costs, strict=True))
+
+    def _stage_data(self, stage: Stage, cost: _StageSeconds, rounds: int) -> float:
+        layout, traits = self.layout, self.setting.traits
+        states = stage_states(self.config, stage, layout, self.optimizer)
+        block = states["block"].elements
+        ends = states["embedding"].elements + states["head"].elements
+        total = block * len(stage.blocks) + ends
+        gradient_size = 4.0 if traits.fp32_gradients or not traits.master_copy else 2.0
+        if layout.has_bf16_weights and layout.zero < 3:
+            gradient_size = 4.0  # reduced in fp32
+        hybrid = self._time("all-reduce", "dp_replicate", total * gradient_size / shard_ranks(layout))
+        if layout.zero == 3 and self.axes["dp_shard"].size > 1:
+            return hybrid * (1 - traits.overlap) + self._fully_sharded(block, ends, stage, cost, rounds)
+        if layout.zero in (1, 2):
+            kind = "reduce-scatter" if layout.zero == 2 or traits.master_copy else "all-reduce"
+            reduce = self._time(kind, "dp_shard", total * gradient_size) + hybrid
+            gather = self._time("all-gather", "dp_shard", total * self.weight_size)
+            return self._exposed(reduce, cost.backward, block / max(total, 1.0)) + gather * (
+                1.0 - (traits.overlap if traits.master_copy else 0.0)
+            )
+        return self._exposed(hybrid, cost.backward, block / max(total, 1.0))
+
+    def _exposed(self, seconds: float, backward: float, last: float) -> float:
+        """Return what the backward does not hide: all beyond its length, and the last bucket."""
+        overlap = self.setting.traits.overlap
+        hidden = overlap * min(seconds * (1 - last), 0.9 * backward)
+        return seconds - hidden
+
+    def _fully_sharded(self, block: float, ends: float, stage: Stage, cost: _StageSeconds, rounds: int) -> float:
+        """Zero 3: gather each block before its forward and its backward, reduce its gradients after."""
+        layers = max(1, len(stage.blocks))
+        size = self.setting.itemsize
+        gather = self._time("all-gather", "dp_shard", block * size)
+        reduce = self._time("reduce-scatter", "dp_shard", block * 4)
+        root = self._time("all-gather", "dp_shard", ends * size) + self._time("reduce-scatter", "dp_shard", ends * 4)
+        backward = cost.backward / layers
+        forward = (cost.seconds - cost.backward) / layers
+        overlap = self.setting.traits.overlap
+        exposed = max(0.0, gather - overlap * forward) + max(0.0, gather + reduce - overlap * backward)
+        return rounds * (layers * exposed + gather + root)
+
+    def _time(self, kind: str, axis: str, size: float) -> float:
+        return collective_seconds(kind, size, self.axes[axis], self.cluster, self.efficiency)
+
+    def optimizer_step(self, stages: tuple[Stage, ...]) -> tuple[float, float]:
+        """Return the seconds of the optimizer and of offload, on the stage with the most."""
+        found = [self._stage_step(stage) for stage in stages]
+        return max(found, key=sum)
+
+    def _stage_step(self, stage: Stage) -> tuple[float, float]:
+        states = stage_states(self.config, stage, self.layout, self.optimizer, self.setting.traits)
+        total = sum((states["block"] for _ in stage.blocks), states["embedding"] + states["head"])
+        rates = Rates(self.cluster.device, self.setting.matmul_precision, self.efficiency)
+        host = self.cluster.host
+        if self.layout.offloads:
+            out = total.owned * (2 if self.layout.precision != "fp32" else 4)
+            moves = 2 * out / host.link
+            if self.layout.offload == "parameters":
+                moves += 2 * total.elements * 2 / host.link
+            return 0.0, moves + total.owned / host.adam
+        # Read gradient, weight and states, write weight and states; the norm reads the gradients once more.
+        share = total.owned / max(total.elements, 1.0) if self.layout.zero else 1.0
+        traffic = 2 * total.states + 2 * total.weights * min(1.0, share if self.layout.zero < 3 else 1.0)
+        traffic += 3 * total.gradients
+        return rates.move(traffic), 0.0
+
+
+def _own_stages(layout: Layout) -> list[list[int]]:
+    from piledriver.engine.pipeline_parallel.schedules import stages_of_rank
+
+    return [stages_of_rank(layout, rank) for rank in range(layout.pp)]
+
+
+def _stage_devices(cluster: Cluster, layout: Layout) -> list[Device]:
+    """Return the device of each stage; every rank of a stage waits for its slowest."""
+    if not cluster.others:
+        return [cluster.device] * layout.stages
+    ranks = cluster.devices()
+    per = len(ranks) // layout.pp
+    own = [min(ranks[rank * per : (rank + 1) * per], key=lambda one: one.peak("bf16")) for rank in range(layout.pp)]
+    from piledriver.engine.pipeline_parallel.schedules import rank_of_stage
+
+    return [own[rank_of_stage(layout, stage)] for stage in range(layout.stages)]
+
+
+def total_states(config: ModelConfig, layout: Layout, optimizer: str) -> StateBytes:
+    """Return the bytes of all parameters of an unsplit model on one rank."""
+    parts = parts_of(config)
+    block = bytes_of(parts.block, layout, optimizer)
+    total = bytes_of((*parts.embedding, *parts.head), layout, optimizer)
+    for _ in range(parts.layers):
+        total += block
+    return total
