@@ -24,6 +24,7 @@ VERBS: Verbs = {
     "tokenizer": ("piledriver.cli.tokenizer", "train a tokenizer"),
     "tokenize": ("piledriver.cli.tokenize", "convert text shards to token shards"),
     "presets": ("piledriver.cli.presets", "list the model shapes that a config can name"),
+    "plan": ("piledriver.cli.plan", "predict memory and time of a model on hardware, and choose its layout"),
     "train": ("piledriver.cli.train", "pretrain a model, or resume a run"),
     "evaluate": ("piledriver.cli.evaluate", "measure a model: bits per byte by source, or tasks"),
     "trace": ("piledriver.cli.trace", "list the documents that a training step saw, or the steps that saw a document"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from piledriver.engine.layout import Layout
 from piledriver.models.config import ModelConfig
@@ -35,6 +36,18 @@ class StateBytes:
             host=self.host + other.host,
             elements=self.elements + other.elements,
             owned=self.owned + other.owned,
+        )
+
+
+    def times(self, count: int) -> StateBytes:
+        """Return the bytes of `count` such parts."""
+        return StateBytes(
+            weights=count * self.weights,
+            gradients=count * self.gradients,
+            states=count * self.states,
+            host=count * self.host,
+            elements=count * self.elements,
+            owned=count * self.owned,
         )
 
 
@@ -115,10 +128,25 @@ def _megatron(full: float, shard: float, layout: Layout, traits: Traits) -> Stat
     return StateBytes(weights=2 * full, gradients=gradient * full, states=12 * owned, elements=full, owned=owned)
 
 
+_STATES: dict[Any, dict[str, StateBytes]] = {}
+
+
 def stage_states(
     config: ModelConfig, stage: Stage, layout: Layout, optimizer: str, traits: Traits = PILEDRIVER
 ) -> dict[str, StateBytes]:
     """Return the bytes of one block, of the embedding and of the output layer, as one stage holds them."""
+    place = (layout.zero, layout.tp, layout.ep, layout.cp, layout.dp_shard, layout.loss_parallel)
+    key = (config, stage.first, stage.last, place, layout.precision, layout.offload, optimizer, traits)
+    if key not in _STATES:
+        if len(_STATES) > 8192:
+            _STATES.clear()
+        _STATES[key] = _stage_states(config, stage, layout, optimizer, traits)
+    return _STATES[key]
+
+
+def _stage_states(
+    config: ModelConfig, stage: Stage, layout: Layout, optimizer: str, traits: Traits
+) -> dict[str, StateBytes]:
     parts = parts_of(config)
     ends: dict[str, StateBytes] = {"block": bytes_of(parts.block, layout, optimizer, traits)}
     ends["embedding"] = bytes_of(parts.embedding, layout, optimizer, traits) if stage.first else StateBytes()
@@ -136,10 +164,7 @@ def stage_states(
 def stage_total(config: ModelConfig, stage: Stage, layout: Layout, optimizer: str) -> StateBytes:
     """Return the bytes of all parameters of one stage."""
     ends = stage_states(config, stage, layout, optimizer)
-    total = ends["embedding"] + ends["head"]
-    for _ in stage.blocks:
-        total += ends["block"]
-    return total
+    return ends["block"].times(len(stage.blocks)) + ends["embedding"] + ends["head"]
 
 
 def largest_block(config: ModelConfig, layout: Layout) -> float:

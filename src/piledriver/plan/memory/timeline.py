@@ -6,6 +6,7 @@ backward from the last block to the first while gradients replace activations, t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -53,11 +54,8 @@ class Phase:
 
     name: str
     owners: tuple[Owner, ...]
-
-    @property
-    def bytes(self) -> float:
-        """Bytes allocated."""
-        return sum(owner.bytes for owner in self.owners)
+    bytes: float
+    """Bytes allocated."""
 
     def by_category(self) -> dict[str, float]:
         """Return the bytes of each category."""
@@ -65,6 +63,10 @@ class Phase:
         for owner in self.owners:
             found[owner.category] += owner.bytes
         return found
+
+
+def _phase(name: str, owners: list[Owner]) -> Phase:
+    return Phase(name, tuple(owners), math.fsum([owner.bytes for owner in owners]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +79,8 @@ class Timeline:
     host: float
     """Bytes of host memory for one rank."""
     communicators: int
-
-    @property
-    def peak(self) -> Phase:
-        """The phase with the most bytes."""
-        return max(self.phases, key=lambda phase: phase.bytes)
+    peak: Phase
+    """The phase with the most bytes."""
 
     @property
     def allocated(self) -> float:
@@ -199,7 +198,8 @@ class _Rank:
         groups = sum(size > 1 for size in (self.layout.tp, self.layout.pp, self.layout.cp, self.layout.ep))
         groups += shard_ranks(self.layout) > 1
         groups += (self.layout.dp_replicate or 1) > 1
-        return Timeline(rank=name, phases=tuple(phases), host=host, communicators=groups)
+        peak = max(phases, key=lambda phase: phase.bytes)
+        return Timeline(rank=name, phases=tuple(phases), host=host, communicators=groups, peak=peak)
 
     def _fixed(self, *, gradients: float = 0.0) -> list[Owner]:
         layers = self.layers
@@ -221,7 +221,13 @@ class _Rank:
         """Gradients that are alive when a later micro-batch begins."""
         if self.traits.master_copy:
             return self._all_gradients  # a buffer that always exists
-        return self._all_gradients if self.accumulation > 1 else 0.0
+        if self.accumulation == 1:
+            return 0.0
+        if self.layout.zero < 2:
+            return self._all_gradients
+        # Until the last micro-batch gradients are local sums, not sharded; zero 3 sums them in fp32.
+        size = max(self.weight_size, 4 if self.layout.zero == 3 else self.weight_size)
+        return size * (self.layers * self.block.elements + self.ends.elements)
 
     @property
     def _in_flight(self) -> float:
@@ -290,14 +296,14 @@ class _Rank:
 
     def _start(self) -> Phase:
         gradients = self._all_gradients if self.traits.master_copy else 0.0
-        return Phase("before the forward", tuple(self._fixed(gradients=gradients)))
+        return _phase("before the forward", self._fixed(gradients=gradients))
 
     def _forward(self) -> Phase:
         owners = self._fixed(gradients=self._earlier_gradients())
         owners += self._kept_owners(self._in_flight)
         owners += self._gathered(2)
         owners.append(Owner("workspace", "temporaries of a block's forward", self.cost.forward_workspace))
-        return Phase("forward, last block", tuple(owners))
+        return _phase("forward, last block", owners)
 
     def _loss(self) -> Phase:
         owners = self._fixed(gradients=self._earlier_gradients())
@@ -305,7 +311,7 @@ class _Rank:
         owners += self._gathered(1)
         both = max(self.loss.forward_peak, self.loss.backward_peak, key=lambda many: sum(one.bytes for one in many))
         owners += [Owner("loss", one.name, one.bytes) for one in (*self.loss.kept, *both)]
-        return Phase("loss", tuple(owners))
+        return _phase("loss", owners)
 
     def _backward(self, *, first: bool) -> Phase:
         """The backward of the last block (all activations alive) or of the first one (all gradients alive)."""
@@ -321,7 +327,7 @@ class _Rank:
         if self.accumulation > 1 and self.layout.zero < 2:
             # A new gradient exists beside the sum that it is added to.
             owners.append(Owner("gradients", "gradients of one block", self.block.gradients))
-        return Phase("backward, first block" if first else "backward, last block", tuple(owners))
+        return _phase("backward, first block" if first else "backward, last block", owners)
 
     def _embedding_backward(self) -> Phase:
         owners = self._fixed(gradients=self._all_gradients)
@@ -331,12 +337,12 @@ class _Rank:
         if self.config.tied and self.last:
             # Beside the output layer's gradient of the same weight.
             owners += [Owner("gradients", one.name, one.bytes) for one in self.embedding.backward_peak]
-        return Phase("backward, embedding", tuple(owners))
+        return _phase("backward, embedding", owners)
 
     def _step(self) -> Phase:
         owners = self._fixed(gradients=self._all_gradients)
         owners += _optimizer_workspace(self.optimizer, self.layout, self.block, self.ends, self.layers)
-        return Phase("optimizer step", tuple(owners))
+        return _phase("optimizer step", owners)
 
 
 def _optimizer_workspace(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from piledriver.engine.layout import MANY_STAGES_A_RANK, SPLIT_BACKWARD, TWO_STAGES_A_RANK, Layout
+from piledriver.engine.pipeline_parallel.schedules import rank_of_stage
 from piledriver.models.config import ModelConfig
 from piledriver.plan.blocks.ends import EndCost, embedding_cost, loss_cost
 from piledriver.plan.blocks.operators import BlockCost, Exchange
@@ -70,35 +72,28 @@ def step_time(
     traits: Traits = PILEDRIVER,
     efficiency: Efficiency | None = None,
     stages: tuple[Stage, ...] | None = None,
+    memo: dict[Any, Any] | None = None,
 ) -> StepTime:
     """Return the seconds of one step: `accumulation` micro-batches of `sequences` on each data-parallel rank.
 
-    With pp, `accumulation` counts the micro-batches that flow through the pipeline in one step.
+    With pp, `accumulation` counts the micro-batches that flow through the pipeline in one step. `memo` keeps the
+    seconds of blocks between calls for one model, cluster and efficiency.
     """
     efficiency = efficiency or Efficiency()
     setting = setting_of(layout, sequences=sequences, length=length, compiled=compiled, traits=traits)
     stages = stages or stages_of_model(config, layout.stages)
     axes = axes_of_layout(layout)
-    timer = _Timer(config, layout, cluster, setting, axes, efficiency, optimizer)
+    timer = _Timer(config, layout, cluster, setting, axes, efficiency, optimizer, {} if memo is None else memo)
     devices = _stage_devices(cluster, layout)
     costs = [timer.stage(stage, device) for stage, device in zip(stages, devices, strict=True)]
-    slowest = max(costs, key=lambda one: one.seconds)
-    micro, rounds = slowest.seconds, accumulation
-    bubble = 0.0
-    send = 0.0
+    bubble = send = 0.0
+    own = max(_own_stages(layout), key=lambda many: sum(costs[index].seconds for index in many))
     if layout.pp > 1:
-        bubble, send = timer.pipeline(costs, rounds)
-        micro = max(sum(costs[index].seconds for index in own) for own in _own_stages(layout))
-    factor = rounds
-    if layout.pp > 1:
-        per = layout.stages // layout.pp
-        own = max(_own_stages(layout), key=lambda many: sum(costs[index].seconds for index in many))
-        parts = [sum(getattr(costs[index], name) for index in own) for name in ("compute", "recompute", "tensor", "host")]
-        del per, micro
-    else:
-        parts = [getattr(slowest, name) for name in ("compute", "recompute", "tensor", "host")]
-    compute, recompute, tensor, host = (factor * one for one in parts)
-    data = timer.data_parallel(stages, costs, rounds)
+        bubble, send = timer.pipeline(costs, accumulation)
+    names = ("compute", "recompute", "tensor", "host")
+    parts = [accumulation * sum(getattr(costs[index], name) for index in own) for name in names]
+    compute, recompute, tensor, host = parts
+    data = timer.data_parallel(stages, costs, accumulation)
     optimizer_seconds, offload = timer.optimizer_step(stages)
     return StepTime(
         compute=compute,
@@ -139,19 +134,39 @@ class _Timer:
         axes: dict[str, Axis],
         efficiency: Efficiency,
         optimizer: str,
+        memo: dict[Any, Any],
     ) -> None:
         self.config, self.layout, self.cluster, self.setting = config, layout, cluster, setting
         self.axes, self.efficiency, self.optimizer = axes, efficiency, optimizer
         self.weight_size = 2 if setting.traits.master_copy else weight_size_of(layout)
+        self.memo = memo
+        self.own: dict[Any, Any] = {}
+        windows = {config.window_of(layer) for layer in range(config.layers)}
+        self.uniform = len(windows) == 1
+
+    def _key(self, stage: Stage) -> Any:
+        """Stages alike cost the same."""
+        blocks: Any = len(stage.blocks) if self.uniform else stage.blocks
+        return blocks, stage.first, stage.last
 
     def stage(self, stage: Stage, device: Device) -> _StageSeconds:
         """Return the seconds of one micro-batch on one stage."""
+        key = (self._key(stage), device.name)
+        if key not in self.own:
+            self.own[key] = self._stage(stage, device)
+        found: _StageSeconds = self.own[key]
+        return found
+
+    def _stage(self, stage: Stage, device: Device) -> _StageSeconds:
         rates = Rates(device, self.setting.matmul_precision, self.efficiency)
         windows = [self.config.window_of(layer) for layer in stage.blocks]
         compute = recompute = tensor = host = backward = 0.0
         for window in set(windows):
             many = windows.count(window)
-            one = self._block(block_cost(self.config, window, self.setting), rates)
+            key = (self.setting, self.weight_size, window, device.name)
+            if key not in self.memo:
+                self.memo[key] = self._block(block_cost(self.config, window, self.setting), rates)
+            one: _BlockSeconds = self.memo[key]
             compute += many * (one.forward + one.backward)
             recompute += many * one.recompute
             tensor += many * (one.tensor_forward + one.tensor_backward)
@@ -159,10 +174,13 @@ class _Timer:
             backward += many * (one.backward + one.recompute + one.tensor_backward)
         for end, there in ((self._embedding(), stage.first), (self._loss(), stage.last)):
             if there:
-                seconds = rates.total(end.operators)
+                place = (self.setting, self.weight_size, end is self._embedding(), device.name)
+                if place not in self.memo:
+                    self.memo[place] = rates.total(end.operators), self._exchanges(end.exchanges)
+                seconds, exchanged = self.memo[place]
                 compute += seconds
                 backward += 2 / 3 * seconds
-                tensor += self._exchanges(end.exchanges)
+                tensor += exchanged
         return _StageSeconds(compute=compute, recompute=recompute, tensor=tensor, host=host, backward=backward)
 
     def _block(self, cost: BlockCost, rates: Rates) -> _BlockSeconds:
@@ -222,7 +240,8 @@ class _Timer:
 
     def data_parallel(self, stages: tuple[Stage, ...], costs: list[_StageSeconds], rounds: int) -> float:
         """Return the seconds of data-parallel communication that are not hidden, on the stage with the most."""
-        return max(self._stage_data(stage, cost, rounds) for stage, cost in zip(stages, costs, strict=True))
+        alike = {self._key(stage): (stage, cost) for stage, cost in zip(stages, costs, strict=True)}
+        return max(self._stage_data(stage, cost, rounds) for stage, cost in alike.values())
 
     def _stage_data(self, stage: Stage, cost: _StageSeconds, rounds: int) -> float:
         layout, traits = self.layout, self.setting.traits
@@ -257,24 +276,29 @@ class _Timer:
         size = self.setting.itemsize
         gather = self._time("all-gather", "dp_shard", block * size)
         reduce = self._time("reduce-scatter", "dp_shard", block * 4)
-        root = self._time("all-gather", "dp_shard", ends * size) + self._time("reduce-scatter", "dp_shard", ends * 4)
+        ends_gather = self._time("all-gather", "dp_shard", ends * size)
+        ends_reduce = self._time("reduce-scatter", "dp_shard", ends * 4)
         backward = cost.backward / layers
         forward = (cost.seconds - cost.backward) / layers
         overlap = self.setting.traits.overlap
-        exposed = max(0.0, gather - overlap * forward) + max(0.0, gather + reduce - overlap * backward)
-        return rounds * (layers * exposed + gather + root)
+        there = max(0.0, gather - overlap * forward)
+        # Gradients are reduced in the last micro-batch only.
+        back = max(0.0, gather - overlap * backward)
+        last = max(0.0, gather + reduce - overlap * backward)
+        rounded = rounds * (layers * there + gather) + (rounds - 1) * layers * back + layers * last
+        return rounded + rounds * ends_gather + ends_reduce
 
     def _time(self, kind: str, axis: str, size: float) -> float:
         return collective_seconds(kind, size, self.axes[axis], self.cluster, self.efficiency)
 
     def optimizer_step(self, stages: tuple[Stage, ...]) -> tuple[float, float]:
         """Return the seconds of the optimizer and of offload, on the stage with the most."""
-        found = [self._stage_step(stage) for stage in stages]
-        return max(found, key=sum)
+        alike = {self._key(stage): stage for stage in stages}
+        return max((self._stage_step(stage) for stage in alike.values()), key=sum)
 
     def _stage_step(self, stage: Stage) -> tuple[float, float]:
         states = stage_states(self.config, stage, self.layout, self.optimizer, self.setting.traits)
-        total = sum((states["block"] for _ in stage.blocks), states["embedding"] + states["head"])
+        total = states["block"].times(len(stage.blocks)) + states["embedding"] + states["head"]
         rates = Rates(self.cluster.device, self.setting.matmul_precision, self.efficiency)
         host = self.cluster.host
         if self.layout.offloads:
@@ -291,9 +315,13 @@ class _Timer:
 
 
 def _own_stages(layout: Layout) -> list[list[int]]:
-    from piledriver.engine.pipeline_parallel.schedules import stages_of_rank
-
-    return [stages_of_rank(layout, rank) for rank in range(layout.pp)]
+    """The stages of each pipeline rank."""
+    if layout.pp == 1:
+        return [[0]]
+    found: list[list[int]] = [[] for _ in range(layout.pp)]
+    for stage in range(layout.stages):
+        found[rank_of_stage(layout, stage)].append(stage)
+    return found
 
 
 def _stage_devices(cluster: Cluster, layout: Layout) -> list[Device]:
@@ -303,8 +331,6 @@ def _stage_devices(cluster: Cluster, layout: Layout) -> list[Device]:
     ranks = cluster.devices()
     per = len(ranks) // layout.pp
     own = [min(ranks[rank * per : (rank + 1) * per], key=lambda one: one.peak("bf16")) for rank in range(layout.pp)]
-    from piledriver.engine.pipeline_parallel.schedules import rank_of_stage
-
     return [own[rank_of_stage(layout, stage)] for stage in range(layout.stages)]
 
 
@@ -312,7 +338,4 @@ def total_states(config: ModelConfig, layout: Layout, optimizer: str) -> StateBy
     """Return the bytes of all parameters of an unsplit model on one rank."""
     parts = parts_of(config)
     block = bytes_of(parts.block, layout, optimizer)
-    total = bytes_of((*parts.embedding, *parts.head), layout, optimizer)
-    for _ in range(parts.layers):
-        total += block
-    return total
+    return bytes_of((*parts.embedding, *parts.head), layout, optimizer) + block.times(parts.layers)

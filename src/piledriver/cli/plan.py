@@ -1,0 +1,151 @@
+"""`piledriver plan CONFIG.yaml|MODEL_FOLDER|PRESET --hardware 64xh100-80g`: predict memory and time, choose a layout."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from piledriver.cli.counts import positive
+from piledriver.cli.parser import Parser
+
+EXAMPLE = "piledriver plan llama-3-8b --hardware 8xh100-80g"
+
+
+def configure(parser: Parser) -> None:
+    """Add the verb's arguments."""
+    parser.add_argument("model", nargs="?", help="training config (YAML), model folder with a config.json, or preset")
+    parser.add_argument(
+        "--hardware", default="here", metavar="HARDWARE", help="64xh100-80g, a YAML file, or here (default)"
+    )
+    parser.add_argument("--batch-tokens", type=positive, metavar="N", help="tokens of one step over all devices")
+    parser.add_argument("--length", type=positive, metavar="N", help="tokens of a sequence (default: the model's longest)")
+    parser.add_argument("--optimizer", metavar="KIND", help="adamw, adamw_split_bf16, adamw8bit, muon, lion, ...")
+    parser.add_argument("--precisions", metavar="LIST", help="precisions to consider, such as bf16,fp8 (default: bf16)")
+    parser.add_argument("--budget-tokens", type=float, metavar="N", help="print days and price of this many tokens")
+    parser.add_argument("--explain", metavar="LAYOUT", help="predict one layout, such as zero=3,tp=2,activations=full")
+    parser.add_argument("--micro-batch", type=positive, metavar="N", help="with --explain: sequences of a micro-batch")
+    parser.add_argument("--exact", action="store_true", help="check the chosen layout through the engine, on fake ranks")
+    parser.add_argument("--picture", metavar="FILE.png", help="draw memory by phase, and throughput against devices")
+    parser.add_argument("--calibrate", action="store_true", help="measure this machine's rates and keep them")
+    parser.add_argument("--learn", nargs="+", metavar="RUN", help="refit rates to the measured steps of finished runs")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print the plan."""
+    import json
+
+    if args.calibrate:
+        _calibrate(args)
+        return
+    if args.learn:
+        _learn(args)
+        return
+    if args.model is None:
+        from piledriver.plan.errors import PlanError
+
+        raise PlanError("no model was given", fix="name a config, a model folder or a preset (piledriver presets)")
+    given = _given(args)
+    if args.explain is not None:
+        _explain(args, given)
+        return
+    from piledriver.plan.entry import plan
+    from piledriver.plan.report.table import plan_text
+
+    made = plan(given.pop("model"), **given)
+    if args.picture:
+        from piledriver.plan.report.picture import save_picture
+
+        save_picture(made, args.picture)
+    if args.json:
+        print(json.dumps(made.as_mapping(), indent=2))
+        return
+    print(plan_text(made, budget_tokens=args.budget_tokens))
+    if args.exact:
+        from piledriver.plan.exact import compare_with_engine
+
+        print(compare_with_engine(made.best))
+    if args.picture:
+        print(f"\n{args.picture}")
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `plan`: from the command line, then from the training config."""
+    from piledriver.plan.search.candidates import Wishes
+
+    found: dict[str, Any] = {"model": args.model, "hardware": args.hardware}
+    if args.model.endswith((".yaml", ".yml")):
+        found |= _of_config(args.model)
+    batch_tokens = args.batch_tokens or found.pop("batch_tokens", None)
+    found.pop("batch_tokens", None)
+    if args.length:
+        found["length"] = args.length
+    if args.optimizer:
+        found["optimizer"] = args.optimizer
+    if args.precisions:
+        found["wishes"] = Wishes(precisions=tuple(args.precisions.split(",")))
+    if batch_tokens:
+        from piledriver.plan.entry import config_of
+
+        length = found.get("length") or config_of(found["model"])[0].max_positions
+        found["batch"] = max(1, batch_tokens // length)
+    return found
+
+
+def _of_config(path: str) -> dict[str, Any]:
+    from piledriver.core.config import load_config
+    from piledriver.models.presets import preset
+    from piledriver.train.config import TrainConfig
+
+    config = load_config(TrainConfig, path)
+    model = preset(config.model) if isinstance(config.model, str) else config.model
+    return {
+        "model": model,
+        "length": config.data.seq_len or model.max_positions,
+        "batch_tokens": config.batch_tokens,
+        "optimizer": config.optimizer.kind,
+    }
+
+
+def _explain(args: argparse.Namespace, given: dict[str, Any]) -> None:
+    import json
+
+    from piledriver.core.config import from_mapping
+    from piledriver.core.config.yaml_tree import parse_override
+    from piledriver.engine.layout import Layout
+    from piledriver.plan.entry import explain
+    from piledriver.plan.report.table import prediction_lines
+    from piledriver.plan.result import prediction_mapping
+
+    text = args.explain.strip()
+    text = text.removeprefix("Layout(").removesuffix(")") if text.startswith("Layout(") else text
+    fields = dict(parse_override(part.strip()) for part in text.split(",") if part.strip())
+    layout = from_mapping(Layout, {"precision": "auto", **fields}, "--explain")
+    given.pop("wishes", None)
+    made = explain(given.pop("model"), layout, sequences=args.micro_batch, **given)
+    if args.json:
+        print(json.dumps(prediction_mapping(made), indent=2))
+    else:
+        print("\n".join(prediction_lines(made)))
+        if not made.fits:
+            from piledriver.plan.search.choose import reason_too_large
+
+            print(f"does not fit: {reason_too_large(made)}")
+
+
+def _calibrate(args: argparse.Namespace) -> None:
+    import json
+
+    from piledriver.plan.hardware.calibrate import calibrate
+
+    path, rates = calibrate()
+    print(json.dumps(rates, indent=2) if args.json else f"{path}\n" + "\n".join(f"  {k}: {v}" for k, v in rates.items()))
+
+
+def _learn(args: argparse.Namespace) -> None:
+    import json
+
+    from piledriver.plan.learn import learn_from_runs
+
+    found = learn_from_runs(args.learn)
+    print(json.dumps(found, indent=2) if args.json else "\n".join(f"{name}: {value}" for name, value in found.items()))

@@ -1,0 +1,170 @@
+"""`plan`: choose the layout of a model on hardware. `auto_layout`: the layout alone, for `Layout.auto`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+from piledriver.engine.layout import Layout
+from piledriver.models.config import ModelConfig
+from piledriver.models.presets import preset
+from piledriver.plan.errors import PlanError
+from piledriver.plan.hardware.catalog import parse_hardware
+from piledriver.plan.hardware.cluster import Cluster
+from piledriver.plan.prediction import Prediction, Workload, predict
+from piledriver.plan.result import Plan
+from piledriver.plan.search.candidates import Wishes, with_micro_batches
+from piledriver.plan.search.choose import reason_too_large, search_layouts, smallest_changes
+from piledriver.plan.time.rates import Efficiency
+
+_GIB = 2**30
+# Tokens of one optimizer step where none are given.
+_BATCH_TOKENS = 2**19
+_SHOWN = 5
+
+
+def plan(
+    model: Any,
+    batch: int | None = None,
+    hardware: str | Cluster = "here",
+    *,
+    length: int | None = None,
+    optimizer: str = "adamw",
+    wishes: Wishes | None = None,
+    efficiency: Efficiency | None = None,
+) -> Plan:
+    """Return the fastest layout that fits, with its prediction.
+
+    `model` is a `ModelConfig`, a preset, a folder of a Hugging Face model, or a `Transformer`; `batch` counts the
+    sequences of one optimizer step over all ranks (default: about half a million tokens), `length` their tokens.
+    Raises `PlanError` if nothing fits, with the smallest changes that do.
+
+    >>> made = plan("llama-3-8b", batch=64, hardware="8xh100-80g")
+    >>> made.layout.zero, made.best.fits
+    (3, True)
+    """
+    config, name = config_of(model)
+    cluster = parse_hardware(hardware) if isinstance(hardware, str) else hardware
+    workload = make_workload(config, batch, cluster, length=length, optimizer=optimizer)
+    wishes = wishes or Wishes(precisions=("fp32",) if cluster.device.kind == "cpu" else ("bf16",))
+    found = search_layouts(workload, cluster, wishes, efficiency=efficiency)
+    if not found.fitting:
+        nearest = found.too_large[0] if found.too_large else None
+        raise PlanError(_nothing_fits(name, cluster, workload, nearest), fix=_changes(workload, cluster, wishes))
+    best, *others = found.fitting
+    return Plan(
+        name=name,
+        best=best,
+        others=tuple(_distinct(others, best)[: _SHOWN - 1]),
+        losers=tuple(found.losers()),
+        counted=found.counted,
+    )
+
+
+def explain(
+    model: Any,
+    layout: Layout,
+    batch: int | None = None,
+    hardware: str | Cluster = "here",
+    *,
+    length: int | None = None,
+    optimizer: str = "adamw",
+    sequences: int | None = None,
+) -> Prediction:
+    """Return the prediction of one layout; `sequences` of a micro-batch default to the largest that fits."""
+    config, _ = config_of(model)
+    cluster = parse_hardware(hardware) if isinstance(hardware, str) else hardware
+    workload = make_workload(config, batch, cluster, length=length, optimizer=optimizer)
+    resolved = layout.on(cluster.count)
+    if workload.batch % resolved.data_size:
+        raise PlanError(
+            f"a batch of {workload.batch} sequences is not a multiple of {resolved.data_size} data-parallel ranks",
+            fix=f"use {max(1, round(workload.batch / resolved.data_size)) * resolved.data_size}",
+        )
+    if sequences is not None:
+        return predict(workload, with_micro_batches(resolved, workload, sequences), cluster, sequences=sequences)
+    wishes = Wishes(precisions=(layout.precision,), fixed=layout)
+    found = search_layouts(workload, cluster, replace(wishes, offloads=("none",)))
+    if found.fitting:
+        return found.fitting[0]
+    return predict(workload, with_micro_batches(resolved, workload, 1), cluster, sequences=1)
+
+
+def auto_layout(model: Any, **settings: Any) -> Layout:
+    """Return the layout of `plan`: what `Layout.auto` calls."""
+    return plan(model, **settings).layout
+
+
+def make_workload(
+    config: ModelConfig,
+    batch: int | None,
+    cluster: Cluster,
+    *,
+    length: int | None = None,
+    optimizer: str = "adamw",
+) -> Workload:
+    """Return the workload with its defaults: the model's longest sequence, and about half a million tokens a step."""
+    length = config.max_positions if length is None else length
+    if length > config.max_positions and config.positions == "learned":
+        raise PlanError(
+            f"sequences of {length} tokens are longer than the model's max_positions {config.max_positions}",
+            fix=f"use {config.max_positions}",
+        )
+    if batch is None:
+        batch = max(1, _BATCH_TOKENS // length // cluster.count) * cluster.count
+    if batch < 1 or length < 1:
+        raise PlanError(f"a batch of {batch} sequences of {length} tokens is empty", fix="give 1 or more of both")
+    return Workload(config=config, length=length, batch=batch, optimizer=optimizer)
+
+
+def config_of(model: Any) -> tuple[ModelConfig, str]:
+    """Return the config and the name of a model: a config, a preset, a folder with a config.json, a `Transformer`."""
+    if isinstance(model, ModelConfig):
+        return model, "model"
+    if isinstance(model, str | os.PathLike):
+        if os.path.isdir(model):
+            from piledriver.models.interchange.folder import read_folder_config
+
+            return read_folder_config(model)[0], os.path.basename(os.path.abspath(model))
+        return preset(os.fspath(model)), os.fspath(model)
+    found = getattr(model, "config", None)
+    if isinstance(found, ModelConfig):
+        return found, type(model).__name__
+    if found is not None and hasattr(found, "to_dict"):
+        from piledriver.models.interchange.config_json import read_config
+
+        return read_config(found.to_dict()), type(model).__name__
+    raise PlanError(
+        f"cannot read the shape of a {type(model).__name__}",
+        fix="give a ModelConfig, a preset or a model folder; for any other nn.Module use plan_module with an example input",
+    )
+
+
+def _distinct(others: list[Prediction], best: Prediction) -> list[Prediction]:
+    """Return predictions whose meshes differ: of one mesh the fastest."""
+    found, seen = [], {_mesh(best)}
+    for one in others:
+        if _mesh(one) not in seen:
+            seen.add(_mesh(one))
+            found.append(one)
+    return found
+
+
+def _mesh(one: Prediction) -> tuple[Any, ...]:
+    layout = one.layout
+    return layout.zero, layout.tp, layout.pp, layout.cp, layout.ep, layout.dp_shard, layout.activations, layout.offload
+
+
+def _nothing_fits(name: str, cluster: Cluster, workload: Workload, nearest: Prediction | None) -> str:
+    if nearest is None:
+        return (
+            f"no layout of {name} divides {cluster.count} devices and a batch of {workload.batch} sequences; "
+            "the number of data-parallel ranks must divide the batch"
+        )
+    return f"{name} does not fit on {cluster.name}: the nearest is {nearest.layout!r}, {reason_too_large(nearest)}"
+
+
+def _changes(workload: Workload, cluster: Cluster, wishes: Wishes) -> str:
+    changes = smallest_changes(workload, cluster, wishes)
+    return "; or ".join(changes) or f"use a batch that is a multiple of {cluster.count}"

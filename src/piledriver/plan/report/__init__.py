@@ -1,0 +1,1 @@
+"""A plan as a terminal table and as a picture."""

@@ -1,0 +1,209 @@
+"""Rank candidates by predicted time among those that fit; say of every other one why it lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from piledriver.core.errors import PiledriverError
+from piledriver.engine.layout import Layout
+from piledriver.plan.errors import PlanError
+from piledriver.plan.hardware.cluster import Cluster
+from piledriver.plan.prediction import Prediction, Workload, predict_memory, with_time
+from piledriver.plan.search.candidates import Wishes, meshes, micro_batches, variants, with_micro_batches
+from piledriver.plan.time.rates import Efficiency
+
+_GIB = 2**30
+# A simpler layout is chosen unless another is faster by more than this share.
+_TIE = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Loser:
+    """A layout that was not chosen, and the reason with its number."""
+
+    layout: Layout
+    sequences: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """The outcome of a search: what fits, fastest first, and what does not, smallest first."""
+
+    fitting: list[Prediction]
+    too_large: list[Prediction]
+    """The smallest micro-batch of each layout that does not fit, without its time."""
+    counted: int
+    """Layouts and micro-batches that were looked at."""
+
+    def losers(self, count: int | None = None) -> list[Loser]:
+        """Return every layout but the best with its reason, the nearest first."""
+        found = []
+        for one in self.fitting[1:count]:
+            found.append(Loser(one.layout, one.sequences, reason_slower(one, self.fitting[0])))
+        for one in self.too_large[: None if count is None else max(0, count - len(found))]:
+            found.append(Loser(one.layout, one.sequences, reason_too_large(one)))
+        return found
+
+
+def reason_slower(one: Prediction, best: Prediction) -> str:
+    """Return why a layout that fits is slower: the part of the step that costs more."""
+    from piledriver.plan.time.step import PARTS
+
+    more = {name: getattr(one.time, name) - getattr(best.time, name) for name in PARTS}
+    part = max(more, key=lambda name: more[name])
+    share = one.time.total / best.time.total - 1
+    return f"{100 * share:.1f}% slower: {NAMES[part]} takes {1e3 * more[part]:+.1f} ms a step"
+
+
+NAMES = {
+    "compute": "compute",
+    "recompute": "recomputation",
+    "tensor": "tp, cp and ep communication",
+    "data": "data-parallel communication",
+    "bubble": "the pipeline bubble",
+    "send": "sends between stages",
+    "optimizer": "the optimizer",
+    "offload": "offload",
+    "host": "the host",
+}
+
+
+def reason_too_large(one: Prediction) -> str:
+    """Return by how much a layout does not fit, and what takes the most."""
+    timeline = one.worst
+    if one.missing <= 0:
+        return f"needs {timeline.host / _GIB:.0f} GiB of host memory a device, which has {one.cluster.host.memory / _GIB:.0f}"
+    owner = timeline.largest(1)[0]
+    return (
+        f"{one.missing / _GIB:.1f} GiB too large on {timeline.rank} in phase '{timeline.peak.name}' "
+        f"({owner.name}: {owner.bytes / _GIB:.1f} GiB)"
+    )
+
+
+def search_layouts(
+    workload: Workload, cluster: Cluster, wishes: Wishes | None = None, *, efficiency: Efficiency | None = None
+) -> Search:
+    """Return every layout that the model, the batch and the cluster allow, ranked."""
+    wishes = wishes or Wishes()
+    if "none" in wishes.offloads and len(wishes.offloads) > 1:
+        # Offload costs time and saves memory: it is looked at only where nothing fits without.
+        found = search_layouts(workload, cluster, replace(wishes, offloads=("none",)), efficiency=efficiency)
+        if found.fitting:
+            return found
+        more = replace(wishes, offloads=tuple(one for one in wishes.offloads if one != "none"))
+        other = search_layouts(workload, cluster, more, efficiency=efficiency)
+        too_large = sorted([*found.too_large, *other.too_large], key=lambda one: one.missing)
+        return replace(other, too_large=too_large, counted=found.counted + other.counted)
+    fitting: list[Prediction] = []
+    too_large = []
+    counted = 0
+    memo: dict[Any, Any] = {}
+    for layout in _layouts(workload, cluster, wishes):
+        sizes = micro_batches(workload, layout, wishes)
+        if not sizes:
+            continue
+        # Memory grows with the micro-batch: stop at the first that does not fit.
+        for position, size in enumerate(sizes):
+            counted += 1
+            placed = with_micro_batches(layout, workload, size)
+            memory = predict_memory(workload, placed, cluster, sequences=size)
+            if not memory.fits:
+                if position == 0:
+                    too_large.append(memory)
+                break
+            fitting.append(with_time(memory, efficiency=efficiency, memo=memo))
+    fitting.sort(key=lambda one: (one.time.total, complexity(one.layout)))
+    too_large.sort(key=lambda one: one.missing)
+    return Search(fitting=_simplest_first(fitting), too_large=too_large, counted=counted)
+
+
+def _layouts(workload: Workload, cluster: Cluster, wishes: Wishes) -> Iterator[Layout]:
+    kind = cluster.device.kind
+    if wishes.fixed is not None:
+        yield wishes.fixed.on(cluster.count)
+        return
+    for mesh in meshes(workload, cluster, wishes):
+        for layout in variants(mesh, wishes, kind):
+            try:
+                yield layout.on(cluster.count)
+            except PiledriverError:
+                continue
+
+
+def complexity(layout: Layout) -> tuple[int, ...]:
+    """Return a key that is smaller for simpler layouts: of two equally fast ones, the simpler is chosen."""
+    return (
+        layout.pp > 1,
+        layout.ep > 1,
+        layout.cp > 1,
+        layout.tp > 1,
+        layout.offload != "none",
+        {"keep": 0, "selective": 1, "budget": 2, "full": 3}[layout.activations] + layout.recompute_norms,
+        layout.zero,
+        layout.pp,
+        layout.tp,
+    )
+
+
+def _simplest_first(fitting: list[Prediction]) -> list[Prediction]:
+    if not fitting:
+        return fitting
+    limit = fitting[0].time.total * (1 + _TIE)
+    near = [one for one in fitting if one.time.total <= limit]
+    best = min(near, key=lambda one: complexity(one.layout))
+    return [best, *(one for one in fitting if one is not best)]
+
+
+def smallest_changes(workload: Workload, cluster: Cluster, wishes: Wishes, count: int = 3) -> list[str]:
+    """Return the smallest changes that make a model fit where nothing does: batch, length, devices, optimizer, offload."""
+    found: list[str] = []
+
+    def tries(description: str, changed: Workload, on: Cluster, allowed: Wishes) -> bool:
+        try:
+            fits = any_fits(changed, on, allowed)
+        except PlanError:
+            return False
+        if fits:
+            found.append(description)
+        return fits
+
+    if "bf16-pure" not in wishes.precisions:
+        pure = replace(wishes, precisions=(*wishes.precisions, "bf16-pure"))
+        small = replace(workload, optimizer="adamw_split_bf16")
+        tries("optimizer adamw_split_bf16 with precision bf16-pure", small, cluster, pure)
+    length = workload.length // 2
+    while length >= 256:
+        if tries(f"sequences of {length} tokens", replace(workload, length=length), cluster, wishes):
+            break
+        length //= 2
+    factor = 2
+    while factor <= 4096:
+        more = cluster.resized(cluster.count * factor)
+        batch = workload.batch if workload.batch >= more.count else more.count
+        if tries(f"{more.name} ({factor} times the devices)", replace(workload, batch=batch), more, wishes):
+            break
+        factor *= 2
+    if len(found) < count:
+        small = replace(workload, optimizer="adamw8bit")
+        tries("optimizer adamw8bit", small, cluster, wishes)
+    if len(found) < count:
+        needed = min((one.missing for one in smallest_memory(workload, cluster, wishes)), default=0.0)
+        memory = (cluster.smallest_memory + max(0.0, needed)) / _GIB
+        found.append(f"devices with {memory:.0f} GiB instead of {cluster.smallest_memory / _GIB:.0f}")
+    return found[:count]
+
+
+def any_fits(workload: Workload, cluster: Cluster, wishes: Wishes) -> bool:
+    """Return whether some layout fits with its smallest micro-batch."""
+    return any(one.fits for one in smallest_memory(workload, cluster, wishes))
+
+
+def smallest_memory(workload: Workload, cluster: Cluster, wishes: Wishes) -> Iterator[Prediction]:
+    """Yield the memory of every layout with its smallest micro-batch."""
+    for layout in _layouts(workload, cluster, wishes):
+        for size in micro_batches(workload, layout, wishes)[:1]:
+            placed = with_micro_batches(layout, workload, size)
+            yield predict_memory(workload, placed, cluster, sequences=size)
