@@ -25,6 +25,7 @@ VERBS: Verbs = {
     "tokenize": ("piledriver.cli.tokenize", "convert text shards to token shards"),
     "presets": ("piledriver.cli.presets", "list the model shapes that a config can name"),
     "plan": ("piledriver.cli.plan", "predict memory and time of a model on hardware, and choose its layout"),
+    "estimate-memory": ("piledriver.cli.estimate_memory", "bytes of a model by dtype, with Accelerate's arguments"),
     "train": ("piledriver.cli.train", "pretrain a model, or resume a run"),
     "evaluate": ("piledriver.cli.evaluate", "measure a model: bits per byte by source, or tasks"),
     "trace": ("piledriver.cli.trace", "list the documents that a training step saw, or the steps that saw a document"),

@@ -1,4 +1,4 @@
-"""`piledriver plan CONFIG.yaml|MODEL_FOLDER|PRESET --hardware 64xh100-80g`: predict memory and time, choose a layout."""
+"""`piledriver plan MODEL --hardware 64xh100-80g`: predict memory and time, choose a layout."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ def configure(parser: Parser) -> None:
         "--hardware", default="here", metavar="HARDWARE", help="64xh100-80g, a YAML file, or here (default)"
     )
     parser.add_argument("--batch-tokens", type=positive, metavar="N", help="tokens of one step over all devices")
-    parser.add_argument("--length", type=positive, metavar="N", help="tokens of a sequence (default: the model's longest)")
+    parser.add_argument(
+        "--length", type=positive, metavar="N", help="tokens of a sequence (default: the model's longest)"
+    )
     parser.add_argument("--optimizer", metavar="KIND", help="adamw, adamw_split_bf16, adamw8bit, muon, lion, ...")
     parser.add_argument("--precisions", metavar="LIST", help="precisions to consider, such as bf16,fp8 (default: bf16)")
     parser.add_argument("--budget-tokens", type=float, metavar="N", help="print days and price of this many tokens")
     parser.add_argument("--explain", metavar="LAYOUT", help="predict one layout, such as zero=3,tp=2,activations=full")
     parser.add_argument("--micro-batch", type=positive, metavar="N", help="with --explain: sequences of a micro-batch")
-    parser.add_argument("--exact", action="store_true", help="check the chosen layout through the engine, on fake ranks")
+    parser.add_argument(
+        "--exact", action="store_true", help="check the chosen layout through the engine, on fake ranks"
+    )
     parser.add_argument("--picture", metavar="FILE.png", help="draw memory by phase, and throughput against devices")
     parser.add_argument("--calibrate", action="store_true", help="measure this machine's rates and keep them")
     parser.add_argument("--learn", nargs="+", metavar="RUN", help="refit rates to the measured steps of finished runs")
@@ -139,7 +143,9 @@ def _calibrate(args: argparse.Namespace) -> None:
     from piledriver.plan.hardware.calibrate import calibrate
 
     path, rates = calibrate()
-    print(json.dumps(rates, indent=2) if args.json else f"{path}\n" + "\n".join(f"  {k}: {v}" for k, v in rates.items()))
+    print(
+        json.dumps(rates, indent=2) if args.json else f"{path}\n" + "\n".join(f"  {k}: {v}" for k, v in rates.items())
+    )
 
 
 def _learn(args: argparse.Namespace) -> None:

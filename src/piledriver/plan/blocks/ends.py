@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from piledriver.kernels.cross_entropy import default_chunk_tokens
 from piledriver.models.config import ModelConfig
-from piledriver.plan.blocks.operators import Exchange, Kept, Operator, matmul, moved
+from piledriver.plan.blocks.operators import CollectiveKind, Exchange, Kept, Operator, matmul, moved
 from piledriver.plan.blocks.setting import BlockSetting
 
 
@@ -87,7 +87,7 @@ def embedding_cost(config: ModelConfig, setting: BlockSetting, weight_size: int 
     table = config.vocab_size * config.dim / tp * weight_size
     whole = tokens * config.dim * size
     operators = (moved("embedding", 3 * whole), moved("embedding gradient", 2 * table + 3 * whole))
-    kind = "reduce-scatter" if setting.sequence_parallel else "all-reduce"
+    kind: CollectiveKind = "reduce-scatter" if setting.sequence_parallel else "all-reduce"
     exchanges = (Exchange(kind, "tp", whole, 2),) if setting.tp > 1 else ()
     return EndCost(
         operators=operators,

@@ -67,7 +67,9 @@ class BlockCost:
         return sum(one.bytes for one in self.kept)
 
 
-def matmul(name: str, m: float, n: float, k: float, itemsize: float, *, groups: int = 1, precision: str = "") -> Operator:
+def matmul(
+    name: str, m: float, n: float, k: float, itemsize: float, *, groups: int = 1, precision: str = ""
+) -> Operator:
     """Return a product [m, k] @ [k, n] with its operations and the bytes of its three matrices."""
     return Operator(
         name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -116,7 +117,7 @@ class Stage:
 
 @functools.lru_cache(maxsize=1024)
 def stages_of_model(config: ModelConfig, stages: int, speeds: tuple[float, ...] = ()) -> tuple[Stage, ...]:
-    """Return the stages that the engine cuts a model into; `speeds` (one per stage) cuts unevenly, by relative speed."""
+    """Return the stages that the engine splits a model into; with `speeds` (one per stage), in proportion to them."""
     if stages == 1:
         return (Stage(range(config.layers), True, True),)
     if stages > config.layers + 1:
@@ -136,7 +137,7 @@ def even_stages(config: ModelConfig, stages: int) -> tuple[Stage, ...]:
     edges = [round(config.layers * number / stages) for number in range(stages + 1)]
     return tuple(
         Stage(range(begin, end), number == 0, number == stages - 1)
-        for number, (begin, end) in enumerate(zip(edges[:-1], edges[1:], strict=True))
+        for number, (begin, end) in enumerate(itertools.pairwise(edges))
     )
 
 
@@ -161,7 +162,7 @@ def _by_speed(shares: list[float], speeds: tuple[float, ...]) -> list[range]:
     for part in range(parts - 1, -1, -1):
         ends.append(cuts[part][ends[-1]])
     ends.reverse()
-    return [range(begin, end) for begin, end in zip(ends[:-1], ends[1:], strict=True)]
+    return [range(begin, end) for begin, end in itertools.pairwise(ends)]
 
 
 def _unit_costs(config: ModelConfig) -> list[Cost]:

@@ -1,4 +1,4 @@
-"""`BlockSetting`: everything besides the shape that the cost of a block depends on. Hashable, so that costs are cached."""
+"""`BlockSetting`: everything besides the shape that the cost of a block depends on; hashable, for caches."""
 
 from __future__ import annotations
 

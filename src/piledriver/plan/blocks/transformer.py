@@ -1,7 +1,7 @@
 """The cost of a block of our `Transformer`, from its config alone.
 
-The kept tensors are those that autograd saves (eager) or that the compiler's min-cut partitioner saves (compiled); tests
-compare both lists with traces on fake tensors. Milliseconds instead of a trace: the search asks for thousands.
+The kept tensors are those that autograd saves (eager) or that the compiler's min-cut partitioner saves (compiled);
+tests compare both lists with traces on fake tensors. The search asks for thousands of them, which traces would slow.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class _Block:
 
     def _kept_attention(self) -> list[Kept]:
         config = self.config
-        found = [self._norm_input("block input")] if not config.norm_placement == "post" else []
+        found = [self._norm_input("block input")] if config.norm_placement != "post" else []
         found += self._linear_input("attention input")
         if config.qk_norm != "none":
             found.append(self._keep("queries and keys before their norm", self.q + self.kv))

@@ -27,7 +27,7 @@ def parse_hardware(text: str) -> Cluster:
     (16, 8, 'nvlink4')
     >>> parse_hardware("8xh10-80g")
     Traceback (most recent call last):
-    piledriver.core.errors.UnknownNameError: unknown accelerator 'h10-80g'. Fix: did you mean h100-80g, h20-96g, a10-24g?
+    piledriver.core.errors.UnknownNameError: unknown accelerator 'h10-80g'. Fix: did you mean 'h100-80g'?
     """
     if text == "here":
         from piledriver.plan.hardware.here import detect_cluster

@@ -36,7 +36,7 @@ def detect_cluster(count: int | None = None) -> Cluster:
     changes = {
         "memory": memory,
         "bandwidth": rates["bandwidth"] / 1e12,
-        "peaks": {dtype: rates["flops"] / 1e12 for dtype in ("fp32", "bf16", "fp16")},
+        "peaks": dict.fromkeys(("fp32", "bf16", "fp16"), rates["flops"] / 1e12),
         "efficiency": {"matmul": 1.0, "attention": 0.5, "memory": 1.0, "link": 0.7, "network": 0.7},
         "host": {"memory": memory},
         "measured": load_calibration("cpu"),

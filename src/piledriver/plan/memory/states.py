@@ -38,7 +38,6 @@ class StateBytes:
             owned=self.owned + other.owned,
         )
 
-
     def times(self, count: int) -> StateBytes:
         """Return the bytes of `count` such parts."""
         return StateBytes(
@@ -109,7 +108,7 @@ def bytes_of(
             on_device = 0.0 if layout.offload == "parameters" else small * held
             total += StateBytes(
                 weights=on_device,
-                gradients=small * min(gradients, 1 << 26),
+                # Gradients leave for the host as they arrive; the timeline counts those of one block.
                 host=owned * (4 + 4 + per) + (small * held if layout.offload == "parameters" else 0),
                 elements=full,
                 owned=owned,
@@ -155,9 +154,7 @@ def _stage_states(
         # The last stage borrows the embedding: a weight with a gradient, without states.
         table = next(one for one in parts.embedding if one.axes[0] == "vocab")
         borrowed = bytes_of([table], layout, "sgd")
-        ends["head"] += StateBytes(
-            weights=borrowed.weights, gradients=borrowed.gradients, elements=borrowed.elements
-        )
+        ends["head"] += StateBytes(weights=borrowed.weights, gradients=borrowed.gradients, elements=borrowed.elements)
     return ends
 
 

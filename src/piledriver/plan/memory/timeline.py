@@ -267,11 +267,10 @@ class _Rank:
         if layout.zero == 3 and shard_ranks(layout) > 1:
             # Gradients in the compute dtype, then fp32 input and output of the reduce-scatter.
             size = self.setting.itemsize
-            extra = 4 if size != 4 else 4
             block = self.block.elements
             return [
                 Owner("gradients", "gradients of a gathered block", block * size),
-                Owner("communication buffers", "reduce-scatter input", block * extra),
+                Owner("communication buffers", "reduce-scatter input", block * 4),
             ]
         ranks = (layout.dp_replicate or 1) * (layout.dp_shard or 1) * layout.cp
         if ranks == 1:
@@ -289,9 +288,7 @@ class _Rank:
             for one in self.cost.kept
         ]
         if self.first:
-            found.append(
-                Owner("kept activations", "tokens", share * sum(one.bytes for one in self.embedding.kept))
-            )
+            found.append(Owner("kept activations", "tokens", share * sum(one.bytes for one in self.embedding.kept)))
         return found
 
     def _start(self) -> Phase:
@@ -324,6 +321,12 @@ class _Rank:
         owners += self._gathered(2)
         owners += self._reduce_buffers()
         owners.append(Owner("workspace", "temporaries of a block's backward", self.cost.backward_workspace))
+        if self.layout.offloads:
+            size = 2 * self.weight_size if self.accumulation > 1 else self.weight_size
+            owners.append(Owner("gradients", "gradients on their way to the host", size * self.block.elements))
+            if self.layout.offload == "parameters":
+                both = 2 * self.setting.itemsize * self.block.elements
+                owners.append(Owner("gathered parameters", "two blocks' weights on the device", both))
         if self.accumulation > 1 and self.layout.zero < 2:
             # A new gradient exists beside the sum that it is added to.
             owners.append(Owner("gradients", "gradients of one block", self.block.gradients))

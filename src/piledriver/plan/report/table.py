@@ -25,7 +25,8 @@ def plan_text(plan: Plan, *, budget_tokens: float | None = None) -> str:
     if plan.losers:
         lines += ["", "why others lost:"]
         lines += [
-            f"  {_short(one.layout)} x{one.sequences}: {one.reason}" for one in _spread(list(plan.losers), _SHOWN_LOSERS)
+            f"  {_short(one.layout)} x{one.sequences}: {one.reason}"
+            for one in _spread(list(plan.losers), _SHOWN_LOSERS)
         ]
     if budget_tokens is not None:
         days = budget_tokens / plan.tokens_per_second / 86400

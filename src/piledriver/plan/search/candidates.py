@@ -66,7 +66,7 @@ def _data_parallel(workload: Workload, cluster: Cluster, tp: int, cp: int, pp: i
                 if zero == 2 and pp > 1:
                     continue  # the schedule sums whole gradients anyway: zero 1 is the same with fewer collectives
                 for shard in _shards(zero, left, cluster.node_size // (tp * cp)):
-                    replicas = {} if shard is None else {"dp_shard": shard}
+                    replicas: dict[str, Any] = {} if shard is None else {"dp_shard": shard}
                     yield Layout(**sizes, **schedule, **replicas, ep=ep, zero=zero)
 
 
@@ -76,9 +76,7 @@ def variants(layout: Layout, wishes: Wishes, kind: str) -> Iterator[Layout]:
         for policy in wishes.activations:
             if policy == "norms" and kind != "cuda":
                 continue  # only compiled blocks recompute norms
-            policies: dict[str, Any] = (
-                {"recompute_norms": True} if policy == "norms" else {"activations": policy}
-            )
+            policies: dict[str, Any] = {"recompute_norms": True} if policy == "norms" else {"activations": policy}
             for offload in wishes.offloads:
                 alone = layout.zero == 0 and layout.tp == layout.cp == layout.ep == 1
                 if offload != "none" and (layout.pp > 1 or not (layout.zero == 3 or alone)):
@@ -128,7 +126,9 @@ def _schedules(config: ModelConfig, pp: int) -> Iterator[dict[str, Any]]:
 def _experts(config: ModelConfig, ranks: int) -> Iterator[int]:
     yield 1
     if config.moe is not None:
-        yield from (size for size in _sizes(config.moe.experts) if size > 1 and config.moe.experts % size == 0 == ranks % size)
+        yield from (
+            size for size in _sizes(config.moe.experts) if size > 1 and config.moe.experts % size == 0 == ranks % size
+        )
 
 
 def _shards(zero: int, left: int, node: int) -> Iterator[int | None]:

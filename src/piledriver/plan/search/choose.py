@@ -75,7 +75,8 @@ def reason_too_large(one: Prediction) -> str:
     """Return by how much a layout does not fit, and what takes the most."""
     timeline = one.worst
     if one.missing <= 0:
-        return f"needs {timeline.host / _GIB:.0f} GiB of host memory a device, which has {one.cluster.host.memory / _GIB:.0f}"
+        there = one.cluster.host.memory / _GIB
+        return f"needs {timeline.host / _GIB:.0f} GiB of host memory a device, which has {there:.0f}"
     owner = timeline.largest(1)[0]
     return (
         f"{one.missing / _GIB:.1f} GiB too large on {timeline.rank} in phase '{timeline.peak.name}' "
@@ -158,7 +159,7 @@ def _simplest_first(fitting: list[Prediction]) -> list[Prediction]:
 
 
 def smallest_changes(workload: Workload, cluster: Cluster, wishes: Wishes, count: int = 3) -> list[str]:
-    """Return the smallest changes that make a model fit where nothing does: batch, length, devices, optimizer, offload."""
+    """Return the smallest changes that make a model fit where nothing does: optimizer, length, devices."""
     found: list[str] = []
 
     def tries(description: str, changed: Workload, on: Cluster, allowed: Wishes) -> bool:
@@ -190,10 +191,27 @@ def smallest_changes(workload: Workload, cluster: Cluster, wishes: Wishes, count
         small = replace(workload, optimizer="adamw8bit")
         tries("optimizer adamw8bit", small, cluster, wishes)
     if len(found) < count:
-        needed = min((one.missing for one in smallest_memory(workload, cluster, wishes)), default=0.0)
-        memory = (cluster.smallest_memory + max(0.0, needed)) / _GIB
-        found.append(f"devices with {memory:.0f} GiB instead of {cluster.smallest_memory / _GIB:.0f}")
+        found += _larger_machines(workload, cluster, wishes)
+    layers = workload.config.layers // 2
+    while len(found) < count and layers >= 1:
+        fewer = replace(workload.config, layers=layers, full_attention_layers=())
+        if tries(f"a model with {layers} layers", replace(workload, config=fewer), cluster, wishes):
+            break
+        layers //= 2
     return found[:count]
+
+
+def _larger_machines(workload: Workload, cluster: Cluster, wishes: Wishes) -> Iterator[str]:
+    """Yield the memory of a device, and of a host, that would be enough."""
+    every = list(smallest_memory(workload, cluster, wishes))
+    device = [one for one in every if one.layout.offload == "none"]
+    if device:
+        memory = (cluster.smallest_memory + max(0.0, min(one.missing for one in device))) / _GIB
+        yield f"devices with {memory:.0f} GiB instead of {cluster.smallest_memory / _GIB:.0f}"
+    host = [one.worst.host for one in every if one.layout.offload != "none" and one.missing <= 0]
+    if host:
+        there = cluster.host.memory / _GIB
+        yield f"hosts with {min(host) / _GIB:.0f} GiB a device instead of {there:.0f}, and offload"
 
 
 def any_fits(workload: Workload, cluster: Cluster, wishes: Wishes) -> bool:

@@ -43,7 +43,7 @@ class StepTime:
     @property
     def total(self) -> float:
         """Seconds of the step."""
-        return sum(getattr(self, name) for name in PARTS)
+        return float(sum(getattr(self, name) for name in PARTS))
 
 
 PARTS = ("compute", "recompute", "tensor", "data", "bubble", "send", "optimizer", "offload", "host")

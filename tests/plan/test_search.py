@@ -1,0 +1,109 @@
+"""Laws of the search: what fits is chosen by time, every loser has a reason with a number, bad input is one line."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from piledriver.core.errors import UnknownNameError
+from piledriver.engine.layout import Layout
+from piledriver.models.presets import preset
+from piledriver.plan import PlanError, Wishes, Workload, explain, parse_hardware, plan, predict
+from piledriver.plan.result import Plan
+
+
+@pytest.fixture(scope="module")
+def made() -> Plan:
+    return plan("llama-3-8b", batch=64, hardware="8xh100-80g")
+
+
+def test_the_choice_fits_and_is_the_fastest(made: Plan) -> None:
+    assert made.best.fits
+    assert all(made.best.time.total <= 1.006 * other.time.total for other in made.others)
+
+
+def test_every_loser_has_a_reason_with_a_number(made: Plan) -> None:
+    assert len(made.losers) > 100
+    assert all(re.search(r"\d", loser.reason) for loser in made.losers)
+
+
+def test_parts_of_time_and_memory_add_up(made: Plan) -> None:
+    phase = made.best.worst.peak
+    assert sum(phase.by_category().values()) == pytest.approx(phase.bytes)
+    assert made.as_mapping()["time"]["step_seconds"] == pytest.approx(sum(made.as_mapping()["time"]["parts"].values()))
+    assert len(made.best.worst.largest()) == 5
+
+
+def test_more_sharding_takes_less_memory() -> None:
+    cluster = parse_hardware("8xh100-80g")
+    workload = Workload(config=preset("llama-3-8b"), length=2048, batch=8)
+    sizes = [
+        predict(workload, Layout(zero=zero, precision="bf16"), cluster, sequences=1).worst.allocated  # type: ignore[arg-type]
+        for zero in (0, 1, 2, 3)
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_recomputation_trades_time_for_memory() -> None:
+    cluster = parse_hardware("1xh200")
+    workload = Workload(config=preset("llama-1.2b"), length=2048, batch=8)
+    made = [
+        predict(workload, Layout(precision="bf16", activations=policy), cluster, sequences=8)  # type: ignore[arg-type]
+        for policy in ("keep", "selective", "full")
+    ]
+    memory, seconds = [one.worst.allocated for one in made], [one.time.total for one in made]
+    assert memory == sorted(memory, reverse=True)
+    assert seconds == sorted(seconds)
+
+
+def test_a_model_that_cannot_fit_says_by_how_much_and_what_would() -> None:
+    with pytest.raises(PlanError) as error:
+        plan("llama-3-70b", batch=1, hardware="1xrtx-4090", length=2048)
+    text = str(error.value)
+    assert re.search(r"[\d.]+ GiB too large|GiB of host memory", text)
+    assert len(text.split("; or ")) == 3
+    assert "\n" not in text
+
+
+def test_the_changes_that_a_refusal_names_do_fit() -> None:
+    config = preset("llama-3-8b")
+    wishes = Wishes(offloads=("none",))
+    with pytest.raises(PlanError) as error:
+        plan(config, batch=2, hardware="2xl4", length=2048, wishes=wishes)
+    found = re.search(r"(\d+)xl4-24g \(", str(error.value))
+    assert found is not None
+    count = int(found[1])
+    assert plan(config, batch=count, hardware=f"{count}xl4", length=2048, wishes=wishes).best.fits
+    with pytest.raises(PlanError):
+        plan(config, batch=count, hardware=f"{count // 2}xl4", length=2048, wishes=wishes)
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("8xh10-80g", "h100-80g"), ("4xb2000", "b200")])
+def test_an_unknown_device_names_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(UnknownNameError, match=nearest):
+        parse_hardware(name)
+
+
+def test_a_batch_that_ranks_do_not_divide_is_refused() -> None:
+    with pytest.raises(PlanError, match="use 8"):
+        explain("gpt2", Layout(), batch=7, hardware="8xa100-80g")
+
+
+def test_scaling_loses_efficiency_but_not_throughput(made: Plan) -> None:
+    curve = made.scaling()
+    rates = [point["tokens_per_second"] for point in curve]
+    assert rates == sorted(rates)
+    assert curve[-1]["mfu"] <= curve[0]["mfu"] + 0.05
+
+
+def test_hardware_files_and_mixed_clusters(tmp_path: object) -> None:
+    file = tmp_path / "mine.yaml"  # type: ignore[operator]
+    file.write_text("device: {like: h100-80g, memory: 40}\ncount: 4\nnetwork: ethernet-25g\n")
+    cluster = parse_hardware(str(file))
+    assert (cluster.count, round(cluster.smallest_memory / 2**30)) == (4, 40)
+    mixed = parse_hardware("4xh100-80g+4xa100-40g")
+    assert mixed.slowest.name == "a100-40g"
+    assert mixed.count == len(mixed.devices()) == 8
+    assert replace(mixed, count=8).name == "4xh100-80g+4xa100-40g"
