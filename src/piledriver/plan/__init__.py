@@ -16,7 +16,7 @@ from piledriver.core.lazy import lazy_names
 if TYPE_CHECKING:
     from piledriver.plan.entry import explain, plan
     from piledriver.plan.errors import PlanError
-    from piledriver.plan.hardware.catalog import parse_hardware
+    from piledriver.plan.hardware.parse import parse_hardware
     from piledriver.plan.prediction import Prediction, Workload, predict
     from piledriver.plan.result import Plan
     from piledriver.plan.search.candidates import Wishes
@@ -42,7 +42,7 @@ __getattr__, __dir__ = lazy_names(
         "Wishes": "search.candidates",
         "Workload": "prediction",
         "explain": "entry",
-        "parse_hardware": "hardware.catalog",
+        "parse_hardware": "hardware.parse",
         "plan": "entry",
         "predict": "prediction",
     },

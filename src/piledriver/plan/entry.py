@@ -10,8 +10,8 @@ from piledriver.engine.layout import Layout
 from piledriver.models.config import ModelConfig
 from piledriver.models.presets import preset
 from piledriver.plan.errors import PlanError
-from piledriver.plan.hardware.catalog import parse_hardware
 from piledriver.plan.hardware.cluster import Cluster
+from piledriver.plan.hardware.parse import parse_hardware
 from piledriver.plan.prediction import Prediction, Workload, predict
 from piledriver.plan.result import Plan
 from piledriver.plan.search.candidates import Wishes, with_micro_batches

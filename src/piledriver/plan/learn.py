@@ -16,8 +16,8 @@ from piledriver.engine.layout import Layout
 from piledriver.models.config import ModelConfig
 from piledriver.plan.errors import PlanError
 from piledriver.plan.hardware.calibration_file import load_calibration, save_calibration
-from piledriver.plan.hardware.catalog import parse_hardware
 from piledriver.plan.hardware.cluster import Cluster
+from piledriver.plan.hardware.parse import parse_hardware
 from piledriver.plan.prediction import Prediction, Workload, predict
 from piledriver.plan.result import prediction_mapping
 from piledriver.plan.time.fit import fit_efficiency

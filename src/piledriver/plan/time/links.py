@@ -41,7 +41,7 @@ def axes_of_layout(layout: Layout) -> dict[str, Axis]:
 def collective_seconds(kind: str, size: float, axis: Axis, cluster: Cluster, efficiency: Efficiency) -> float:
     """Return the seconds of one collective; `size` is the bytes of its larger side on one rank.
 
-    >>> from piledriver.plan.hardware.catalog import parse_hardware
+    >>> from piledriver.plan.hardware.parse import parse_hardware
     >>> machine = parse_hardware("16xh100-80g")
     >>> inside = collective_seconds("all-reduce", 1e9, Axis(8, 1), machine, Efficiency())
     >>> across = collective_seconds("all-reduce", 1e9, Axis(2, 8), machine, Efficiency())

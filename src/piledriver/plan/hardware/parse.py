@@ -1,0 +1,82 @@
+"""Parse hardware: names such as `64xh100-80g`, YAML files, or `here`."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import yaml
+
+from piledriver.core.errors import MissingFileError, UnknownNameError
+from piledriver.plan.errors import PlanError
+from piledriver.plan.hardware.catalog import device_of, entry_of, known_name, make_cluster
+from piledriver.plan.hardware.cluster import Cluster
+
+_NAME = re.compile(r"(?:(\d+)\s*x\s*)?([a-z0-9][a-z0-9.\-_]*)", re.IGNORECASE)
+
+
+def parse_hardware(text: str) -> Cluster:
+    """Return the cluster that a name, a file or `here` describes.
+
+    >>> cluster = parse_hardware("16xh100-80g")
+    >>> cluster.count, cluster.node_size, cluster.link.name
+    (16, 8, 'nvlink4')
+    >>> parse_hardware("8xh10-80g")
+    Traceback (most recent call last):
+    piledriver.core.errors.UnknownNameError: unknown accelerator 'h10-80g'. Fix: did you mean 'h100-80g'?
+    """
+    if text == "here":
+        from piledriver.plan.hardware.here import detect_cluster
+
+        return detect_cluster()
+    if text.endswith((".yaml", ".yml")) or os.path.sep in text:
+        return _read_file(text)
+    parts = [_parse_part(part, text) for part in text.split("+")]
+    count, name = parts[0]
+    cluster = make_cluster(name, count)
+    if len(parts) == 1:
+        return cluster
+    others = tuple((more, device_of(kind)) for more, kind in parts[1:])
+    return Cluster(
+        device=cluster.device,
+        count=sum(more for more, _ in parts),
+        node_size=cluster.node_size,
+        link=cluster.link,
+        network=cluster.network,
+        host=cluster.host,
+        others=others,
+    )
+
+
+def _parse_part(part: str, text: str) -> tuple[int, str]:
+    match = _NAME.fullmatch(part.strip())
+    if match is None:
+        raise PlanError(
+            f"hardware {text!r} is not a count and a device", fix="write it as 64xh100-80g, a YAML file, or here"
+        )
+    count = int(match[1] or 1)
+    if count < 1:
+        raise PlanError(f"hardware {text!r} has no device", fix="give a count of 1 or more")
+    return count, known_name(match[2].lower())
+
+
+def _read_file(path: str) -> Cluster:
+    if not os.path.exists(path):
+        raise MissingFileError(path, fix="name a YAML file of hardware, or write it as 64xh100-80g")
+    with open(path, encoding="utf-8") as file:
+        given = yaml.safe_load(file)
+    if not isinstance(given, dict) or "device" not in given:
+        raise PlanError(f"{path} names no device", fix="write device: h100-80g and count: 64, or its own figures")
+    allowed = {"device", "count", "node_size", "link", "network", "host"}
+    for key in given:
+        if key not in allowed:
+            raise UnknownNameError(f"key of {path}:", str(key), allowed)
+    device = given["device"]
+    changes = {key: value for key, value in given.items() if key not in ("device", "count")}
+    base = device if isinstance(device, str) else str(device.get("like", "h100-80g"))
+    if isinstance(device, dict):
+        own = {key: value for key, value in device.items() if key != "like"}
+        if "efficiency" in own:
+            own["efficiency"] = {**entry_of(base)["efficiency"], **own["efficiency"]}
+        changes.update(own)
+    return make_cluster(base, int(given.get("count", 1)), **changes)
