@@ -19,7 +19,7 @@ def make_cluster(name: str, count: int, **changes: Any) -> Cluster:
     """Return `count` devices of a kind with its usual links and host; `changes` override fields of the tables."""
     known = {**entry_of(name), **changes}
     return Cluster(
-        device=device_of(name, known),
+        device=make_device(name, known),
         count=count,
         node_size=max(1, min(int(known["node_size"]), count)),
         link=link_of(known["link"]),
@@ -33,7 +33,7 @@ def device_names() -> list[str]:
     return list(_tables()["accelerators"])
 
 
-def device_of(name: str, known: Mapping[str, Any] | None = None) -> Device:
+def make_device(name: str, known: Mapping[str, Any] | None = None) -> Device:
     """Return one accelerator of the table."""
     known = entry_of(name) if known is None else known
     return Device(

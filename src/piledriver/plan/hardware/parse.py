@@ -9,7 +9,7 @@ import yaml
 
 from piledriver.core.errors import MissingFileError, UnknownNameError
 from piledriver.plan.errors import PlanError
-from piledriver.plan.hardware.catalog import device_of, entry_of, known_name, make_cluster
+from piledriver.plan.hardware.catalog import entry_of, known_name, make_cluster, make_device
 from piledriver.plan.hardware.cluster import Cluster
 
 _NAME = re.compile(r"(?:(\d+)\s*x\s*)?([a-z0-9][a-z0-9.\-_]*)", re.IGNORECASE)
@@ -36,7 +36,7 @@ def parse_hardware(text: str) -> Cluster:
     cluster = make_cluster(name, count)
     if len(parts) == 1:
         return cluster
-    others = tuple((more, device_of(kind)) for more, kind in parts[1:])
+    others = tuple((more, make_device(kind)) for more, kind in parts[1:])
     return Cluster(
         device=cluster.device,
         count=sum(more for more, _ in parts),
