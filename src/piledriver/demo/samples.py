@@ -7,12 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-import torch
-
 from piledriver.corpus import Document
 from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.models import Transformer
-from piledriver.serve import Sampling, generate
+from piledriver.serve import SamplingParams, generate
 
 _TOKENS = 80
 _PROMPT_WORDS, _PROMPT_CHARACTERS = 16, 120
@@ -57,8 +55,8 @@ def _sample(model: Transformer, tokenizer: Tokenizer, document: Document) -> Sam
     prompt = first_words(document.text)
     # Unusual characters may be one token per byte: keep the prompt within the context.
     ids = [tokenizer.boundary(), *tokenizer.encode(prompt).tolist()][: model.config.max_positions - _TOKENS]
-    drawn = generate(model, torch.tensor([ids]), _TOKENS, Sampling(temperature=0.7, top_k=40))[0, len(ids) :].tolist()
-    end = drawn.index(tokenizer.boundary()) if tokenizer.boundary() in drawn else len(drawn)
-    written = tokenizer.decode(drawn[:end])
+    params = SamplingParams(max_tokens=_TOKENS, temperature=0.7, top_k=40)
+    [output] = generate(model, [ids], params, tokenizer=tokenizer)
+    written = output.completions[0].text
     length = max(len(written), _PROMPT_CHARACTERS)
     return Sample(document.source, prompt, written, document.text[len(prompt) :][:length])

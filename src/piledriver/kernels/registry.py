@@ -63,6 +63,22 @@ _BUILT_IN = {
         "triton": "piledriver.kernels.gated_mlp.triton:TritonGate",
         "reference": "piledriver.kernels.gated_mlp.reference:ReferenceGate",
     },
+    "paged_attention": {
+        "triton": "piledriver.kernels.paged_attention.triton:TritonPagedAttention",
+        "reference": "piledriver.kernels.paged_attention.reference:ReferencePagedAttention",
+    },
+    "sampling": {
+        "triton": "piledriver.kernels.sampling.triton:TritonSampling",
+        "reference": "piledriver.kernels.sampling.reference:ReferenceSampling",
+    },
+    "linear": {
+        "triton": "piledriver.kernels.linear.triton:TritonLinear",
+        "reference": "piledriver.kernels.linear.reference:ReferenceLinear",
+    },
+    "decode": {
+        "triton": "piledriver.kernels.decode.triton:TritonDecode",
+        "reference": "piledriver.kernels.decode.reference:ReferenceDecode",
+    },
     "adamw": {
         "triton": "piledriver.kernels.adamw.triton:TritonAdamW",
         "reference": "piledriver.kernels.adamw.reference:ReferenceAdamW",

@@ -70,6 +70,14 @@ class Scheduler:
             self._admit(chunks, budget)
         return Step(chunks, preempted)
 
+    def preempt_all(self) -> list[Sequence]:
+        """Release the blocks of all running sequences and queue them again; return them."""
+        preempted = self.running[::-1]
+        self.running.clear()
+        for sequence in preempted:
+            self._preempt(sequence)
+        return preempted
+
     def accepted(self, sequence: Sequence, tokens: list[int]) -> None:
         """Append sampled tokens that were read from the device; cut `computed` back to what they confirm."""
         sequence.tokens += tokens

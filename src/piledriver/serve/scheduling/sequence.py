@@ -34,6 +34,8 @@ class Sequence:
     """Prompt tokens that were found in the prefix cache when the sequence first ran."""
     slot: int = -1
     """Row of the device's tables while the sequence runs."""
+    owner: object = None
+    """What the engine keeps beside the sequence."""
 
     @property
     def known(self) -> int:

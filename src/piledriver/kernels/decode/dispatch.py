@@ -1,0 +1,42 @@
+"""Which kernels of the decode step run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from piledriver.kernels.registry import fastest_kernel
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """Return x / sqrt(mean(x^2) + eps) * weight of [rows, dim], reduced in fp32."""
+    kernel: Any = fastest_kernel("decode", x.device)
+    out: Tensor = kernel.rms_norm(x, weight, eps)
+    return out
+
+
+def rotate_and_store(
+    projected: Tensor,
+    table: Tensor | None,
+    positions: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    *,
+    group: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """Split [tokens, kv_heads * (group + 2) * head_dim], rotate, store keys and values; return the queries.
+
+    Rows of the projection are grouped by key-value head: `group` queries, the key, the value. `q_norm` and `k_norm` are
+    the weights of a norm of each head before the rotation. `table` ([positions, rotary_dim]) holds cosines, then sines;
+    None for no rotation. Queries are [tokens, kv_heads * group, head_dim].
+    """
+    kernel: Any = fastest_kernel("decode", projected.device)
+    out: Tensor = kernel.rotate_and_store(
+        projected, table, positions, keys, values, slots, group=group, q_norm=q_norm, k_norm=k_norm, eps=eps
+    )
+    return out

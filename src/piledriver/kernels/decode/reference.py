@@ -1,0 +1,51 @@
+"""The elementwise parts of a decode step in plain torch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from piledriver.kernels.paged_attention import write_pages
+from piledriver.kernels.registry import Kernel
+
+
+class ReferenceDecode(Kernel):
+    """The formulas."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        return F.rms_norm(x.float(), (x.shape[-1],), None if weight is None else weight.float(), eps).to(x.dtype)
+
+    def rotate_and_store(
+        self,
+        projected: Tensor,
+        table: Tensor | None,
+        positions: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        slots: Tensor,
+        *,
+        group: int,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 0.0,
+    ) -> Tensor:
+        tokens, dim = projected.shape[0], keys.shape[-1]
+        q, k, v = projected.view(tokens, -1, group + 2, dim).split([group, 1, 1], dim=2)
+        q, k, v = q.reshape(tokens, -1, dim), k.squeeze(2), v.squeeze(2)
+        if q_norm is not None:
+            q = self.rms_norm(q, q_norm, eps)
+        if k_norm is not None:
+            k = self.rms_norm(k, k_norm, eps)
+        if table is not None:
+            rows = table[positions]
+            q, k = _rotate(q, rows), _rotate(k, rows)
+        write_pages(keys, values, k, v, slots)
+        return q
+
+
+def _rotate(x: Tensor, rows: Tensor) -> Tensor:
+    half = rows.shape[-1] // 2
+    cos, sin = rows[:, None, :half], rows[:, None, half:]
+    first, second, rest = x.float().split([half, half, x.shape[-1] - 2 * half], dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(x.dtype)

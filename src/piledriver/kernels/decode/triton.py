@@ -1,0 +1,114 @@
+# mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,untyped-decorator,misc,name-defined"
+# ruff: noqa: N803
+"""The elementwise parts of a decode step as GPU kernels: one program per row, or per token and key-value head."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from piledriver.kernels.registry import TritonKernel
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+if triton is not None:
+
+    @triton.jit
+    def _rms_norm(x, weight, out, dim, stride, eps, WEIGHT: tl.constexpr, BLOCK: tl.constexpr):
+        row = tl.program_id(0).to(tl.int64)
+        columns = tl.arange(0, BLOCK)
+        inside = columns < dim
+        value = tl.load(x + row * stride + columns, mask=inside, other=0.0).to(tl.float32)
+        value = value * tl.rsqrt(tl.sum(value * value, axis=0) / dim + eps)
+        if WEIGHT:
+            value = value * tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out + row * dim + columns, value.to(out.dtype.element_ty), mask=inside)
+
+    @triton.jit
+    def _rotate_and_store(
+        projected, table, positions, keys, values, slots, queries, q_norm, k_norm, eps, stride,
+        block_stride, head_stride, kv_heads, ROTARY: tl.constexpr, NORM: tl.constexpr, GROUP: tl.constexpr,
+        MEMBERS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr,
+    ):  # fmt: skip
+        token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+        member = tl.arange(0, MEMBERS)[:, None]
+        dims = tl.arange(0, PADDED)[None, :]
+        base = projected + token * stride + head * (GROUP + 2) * DIM
+        there = (member < GROUP + 2) & (dims < DIM)
+        x = tl.load(base + member * DIM + dims, mask=there, other=0.0).to(tl.float32)
+        turned = member <= GROUP  # queries and the key
+        if ROTARY > 0:
+            half: tl.constexpr = ROTARY // 2
+            # Dimension i turns with i + half: the partner is read again, from the first-level cache.
+            partner = tl.where(dims < half, dims + half, tl.where(dims < ROTARY, dims - half, dims))
+            other = tl.load(base + member * DIM + partner, mask=there & turned, other=0.0).to(tl.float32)
+        if NORM:
+            factor = tl.rsqrt(tl.sum(x * x, axis=1) / DIM + eps)[:, None]
+            gain = tl.load(q_norm + dims, mask=dims < DIM, other=0.0).to(tl.float32)
+            key_gain = tl.load(k_norm + dims, mask=dims < DIM, other=0.0).to(tl.float32)
+            scale = tl.where(member < GROUP, gain, key_gain) * factor
+            x = tl.where(turned, x * scale, x)
+            if ROTARY > 0:
+                gain = tl.load(q_norm + partner, mask=dims < DIM, other=0.0).to(tl.float32)
+                key_gain = tl.load(k_norm + partner, mask=dims < DIM, other=0.0).to(tl.float32)
+                other = other * tl.where(member < GROUP, gain, key_gain) * factor
+        if ROTARY > 0:
+            row = table + tl.load(positions + token).to(tl.int64) * ROTARY
+            angle = tl.where(dims < half, dims, dims - half)
+            rotated = dims < ROTARY
+            cos = tl.load(row + angle, mask=rotated, other=1.0)
+            sin = tl.load(row + half + angle, mask=rotated, other=0.0)
+            sign = tl.where(dims < half, -1.0, 1.0)
+            x = tl.where(turned & rotated, x * cos + sign * other * sin, x)
+        place = queries + token * kv_heads * GROUP * DIM + head * GROUP * DIM
+        tl.store(place + member * DIM + dims, x.to(queries.dtype.element_ty), mask=(member < GROUP) & (dims < DIM))
+        slot = tl.load(slots + token)
+        page = (slot // SIZE) * block_stride + head * head_stride + (slot % SIZE) * DIM
+        tl.store(keys + page + dims + member * 0, x.to(keys.dtype.element_ty), mask=(member == GROUP) & (dims < DIM))
+        is_value = (member == GROUP + 1) & (dims < DIM)
+        tl.store(values + page + dims + member * 0, x.to(values.dtype.element_ty), mask=is_value)
+
+
+class TritonDecode(TritonKernel):
+    """One kernel for each."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        rows, dim = x.shape
+        out = torch.empty(rows, dim, dtype=x.dtype, device=x.device)
+        block = triton.next_power_of_2(dim)
+        _rms_norm[(rows,)](
+            x, x if weight is None else weight, out, dim, x.stride(0), eps,
+            WEIGHT=weight is not None, BLOCK=block, num_warps=4 if block <= 4096 else 8,
+        )  # fmt: skip
+        return out
+
+    def rotate_and_store(
+        self,
+        projected: Tensor,
+        table: Tensor | None,
+        positions: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        slots: Tensor,
+        *,
+        group: int,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 0.0,
+    ) -> Tensor:
+        tokens, (kv_heads, size, dim) = projected.shape[0], keys.shape[1:]
+        queries = torch.empty(tokens, kv_heads * group, dim, dtype=projected.dtype, device=projected.device)
+        norm = q_norm is not None and k_norm is not None
+        _rotate_and_store[(tokens, kv_heads)](
+            projected, positions if table is None else table, positions, keys, values, slots, queries,
+            q_norm if norm else projected, k_norm if norm else projected, eps, projected.stride(0),
+            keys.stride(0), keys.stride(1), kv_heads,
+            ROTARY=0 if table is None else table.shape[1], NORM=norm, GROUP=group,
+            MEMBERS=triton.next_power_of_2(group + 2), DIM=dim, PADDED=triton.next_power_of_2(dim), SIZE=size,
+            num_warps=1 if dim * group <= 512 else 4,
+        )  # fmt: skip
+        return queries

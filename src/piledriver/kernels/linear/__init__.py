@@ -1,0 +1,11 @@
+"""Linear layers of inference: plain or quantised weights, batch-invariant products, fused epilogues.
+
+`linear` computes x @ weight.T and, in the same kernel, a bias, silu(gate) * up, or the sum with a residual. Weights are
+16-bit, int8 or fp8 with a scale for each row, or int4 with a scale for each group of a row (`QuantisedWeight`). Each
+row of the result is computed in one order whatever the number of rows. `triton` runs on a GPU, `reference` everywhere.
+"""
+
+from piledriver.kernels.linear.dispatch import linear
+from piledriver.kernels.linear.weights import GROUP, QuantisedWeight, WeightKind, dequantise_weight, quantise_weight
+
+__all__ = ["GROUP", "QuantisedWeight", "WeightKind", "dequantise_weight", "linear", "quantise_weight"]

@@ -1,0 +1,49 @@
+"""Which linear kernel runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from piledriver.kernels.linear.weights import QuantisedWeight, dequantise_weight
+from piledriver.kernels.registry import fastest_kernel
+
+_MOST_ROWS = 64
+"""Up to this many rows a product is bound by reading the weight; beyond, torch's own kernels are faster."""
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor | QuantisedWeight,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    gate_block: int = 0,
+    invariant: bool = False,
+) -> Tensor:
+    """Return x @ weight.T (+ bias) of [rows, columns], then silu(gate) * up if `gate_block`, then + residual.
+
+    With `gate_block`, rows of the weight alternate in blocks of that size: gate, up, gate, up. `invariant` promises
+    that a row's bits do not depend on the number of rows.
+    """
+    kernel: Any = fastest_kernel("linear", x.device)
+    if x.is_cuda and len(x) > _MOST_ROWS and not invariant:
+        return _large(x, weight, bias, residual, gate_block)
+    out: Tensor = kernel(x, weight, bias=bias, residual=residual, gate_block=gate_block, invariant=invariant)
+    return out
+
+
+def _large(
+    x: Tensor, weight: Tensor | QuantisedWeight, bias: Tensor | None, residual: Tensor | None, gate_block: int
+) -> Tensor:
+    plain = dequantise_weight(weight, x.dtype) if isinstance(weight, QuantisedWeight) else weight
+    if gate_block:
+        out: Tensor = fastest_kernel("gated_mlp", x.device).forward(F.linear(x, plain, bias), gate_block)
+        return out if residual is None else out + residual
+    if residual is not None and bias is None:
+        return torch.addmm(residual, x, plain.t())
+    out = F.linear(x, plain, bias)
+    return out if residual is None else out + residual

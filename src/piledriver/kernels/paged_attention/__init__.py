@@ -1,0 +1,10 @@
+"""Attention over a paged KV cache: new keys and values are written to their slots, queries read through block tables.
+
+One call serves prefill, decode and anything between: each row of a `PagedBatch` is a sequence with one or more new
+tokens at the end of its context. `triton` runs on a GPU, `reference` everywhere.
+"""
+
+from piledriver.kernels.paged_attention.batch import PagedBatch
+from piledriver.kernels.paged_attention.dispatch import paged_attention, write_pages
+
+__all__ = ["PagedBatch", "paged_attention", "write_pages"]

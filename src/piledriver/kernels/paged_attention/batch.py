@@ -1,0 +1,28 @@
+"""The sequences of a step, as paged attention reads them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class PagedBatch(NamedTuple):
+    """New tokens of several sequences, flattened, and where each sequence's cache blocks are."""
+
+    tables: Tensor
+    """[rows, blocks] int32: the cache blocks of each sequence in order."""
+    starts: Tensor
+    """[rows + 1] int32: where the new tokens of each sequence begin among all new tokens, then their number."""
+    contexts: Tensor
+    """[rows] int32: tokens of each sequence, the new ones included."""
+    slots: Tensor
+    """[tokens] int64: block * block_size + offset at which each new token's key and value are stored."""
+    max_new: int
+    """At least the most new tokens of one sequence."""
+    max_context: int
+    """At least the longest context; a bound, so that captured graphs need not change with it."""
+    spans: tuple[tuple[int, int], ...] = ()
+    """(new tokens, context) of each row on the host, for the reference."""
+    invariant: bool = False
+    """Compute every row in the same order whatever the other rows are."""

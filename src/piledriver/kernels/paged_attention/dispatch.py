@@ -1,0 +1,41 @@
+"""Write new keys and values to their pages; attend with the fastest kernel that runs on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from piledriver.kernels.paged_attention.batch import PagedBatch
+from piledriver.kernels.registry import fastest_kernel
+
+
+def write_pages(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
+    """Store [tokens, kv_heads, head_dim] in [blocks, kv_heads, block_size, head_dim] pages at the given slots."""
+    size = keys.shape[2]
+    blocks, offsets = slots // size, slots % size
+    keys[blocks, :, offsets] = k.to(keys.dtype)
+    values[blocks, :, offsets] = v.to(values.dtype)
+
+
+def paged_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    batch: PagedBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Return the attention of [tokens, heads, head_dim] queries over the pages of their own sequences, causally.
+
+    `slopes` ([heads]) are ALiBi's; `sinks` ([heads]) are logits that take part in the softmax without a value.
+    """
+    kernel: Any = fastest_kernel("paged_attention", q.device)
+    out: Tensor = kernel(
+        q, keys, values, batch, scale=scale, window=window, softcap=softcap, slopes=slopes, sinks=sinks
+    )
+    return out

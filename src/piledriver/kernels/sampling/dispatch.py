@@ -1,0 +1,21 @@
+"""Draw tokens with the fastest kernel that runs on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from piledriver.kernels.registry import fastest_kernel
+from piledriver.kernels.sampling.rows import Drawn, RowSettings
+
+
+def draw_tokens(logits: Tensor, settings: RowSettings, raw: Tensor | None = None) -> Drawn:
+    """Return one token for each row of [rows, vocab] logits, with its log-probability.
+
+    Log-probabilities are those of `raw`, the logits before penalties and masks, where it is given. Each row is computed
+    in an order that does not depend on the others.
+    """
+    kernel: Any = fastest_kernel("sampling", logits.device)
+    drawn: Drawn = kernel(logits, settings, logits if raw is None else raw)
+    return drawn

@@ -1,0 +1,54 @@
+"""Sampling in plain torch, row by row, by inverting the cumulative distribution over tokens in order of their ids."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from piledriver.kernels.registry import Kernel
+from piledriver.kernels.sampling.rows import Drawn, RowSettings
+
+
+class ReferenceSampling(Kernel):
+    """The formulas. One row at a time: then its bits do not depend on how many rows there are."""
+
+    def __call__(self, logits: Tensor, settings: RowSettings, raw: Tensor) -> Drawn:
+        columns = (settings.temperature, settings.uniform, settings.top_k, settings.top_p, settings.min_p)
+        rows = list(zip(*(column.tolist() for column in columns), strict=True))
+        tokens, logprobs = [], []
+        for row, before, (temperature, uniform, top_k, top_p, min_p) in zip(logits, raw, rows, strict=True):
+            token = draw_row(row.float(), temperature, uniform, int(top_k), top_p, min_p)
+            tokens.append(token)
+            logprobs.append(before[token].float() - before.float().logsumexp(dim=-1))
+        return Drawn(torch.tensor(tokens, device=logits.device), torch.stack(logprobs))
+
+
+def draw_row(logits: Tensor, temperature: float, uniform: float, top_k: int, top_p: float, min_p: float) -> int:
+    """Return one token of [vocab] fp32 logits."""
+    if temperature == 0:
+        return int(logits.argmax())
+    kept = truncate_row(logits / temperature, top_k, top_p, min_p)
+    masses = (kept - kept.max()).exp()
+    cumulative = masses.double().cumsum(dim=-1)
+    point = uniform * float(cumulative[-1])
+    token = int(torch.searchsorted(cumulative, point, right=True))
+    # Rounding may put the point on the very end: the last token that has any mass.
+    return token if token < len(masses) else int(masses.nonzero()[-1])
+
+
+def truncate_row(scaled: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
+    """Return [vocab] logits with -inf for what top-k, top-p and min-p cut off, applied in this order.
+
+    Equal logits are kept or cut together, so that the result does not depend on how a sort orders them.
+    """
+    if 0 < top_k < len(scaled):
+        scaled = scaled.masked_fill(scaled < scaled.topk(top_k).values[-1], -torch.inf)
+    if top_p < 1.0:
+        ordered = scaled.softmax(dim=-1).sort(descending=True).values
+        before = ordered.double().cumsum(dim=-1) - ordered
+        least = ordered[before < top_p][-1]
+        scaled = scaled.masked_fill(scaled.softmax(dim=-1) < least, -torch.inf)
+    if min_p > 0.0:
+        probabilities = scaled.softmax(dim=-1)
+        scaled = scaled.masked_fill(probabilities < min_p * probabilities.max(), -torch.inf)
+    return scaled

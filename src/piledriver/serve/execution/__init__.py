@@ -1,0 +1,1 @@
+"""Run a scheduled step: cache pages, the forward pass, sampling, CUDA graphs."""

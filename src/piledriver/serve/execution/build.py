@@ -1,0 +1,56 @@
+"""Build the runner of an engine: size the cache, choose the forward pass."""
+
+from __future__ import annotations
+
+import torch
+
+from piledriver.models import Transformer
+from piledriver.serve.config import EngineConfig
+from piledriver.serve.errors import ServeError
+from piledriver.serve.execution.forward import Forward, ModuleForward, TiledForward
+from piledriver.serve.execution.inputs import BlockTables
+from piledriver.serve.execution.pages import PagedCache, block_bytes
+from piledriver.serve.execution.runner import Runner
+
+_CPU_CONTEXTS = 16
+_WORKSPACE_BYTES = 2 << 30
+"""GPU memory left for activations, logits and graphs."""
+
+
+def build_runner(model: Transformer, config: EngineConfig) -> tuple[Runner, int]:
+    """Return the runner of a model and the number of its cache blocks."""
+    weight = next(model.parameters())
+    context = min(config.max_context or model.config.max_positions, model.config.max_positions)
+    dtype = model.compute_dtype or weight.dtype
+    if config.kv_dtype == "fp8":
+        dtype = torch.float8_e4m3fn
+    blocks = _cache_blocks(model, config, context, dtype, weight.device)
+    cache = PagedCache(model.config, blocks, config.block_size, length=context, device=weight.device, dtype=dtype)
+    width = -(-context // config.block_size)
+    tables = BlockTables(config.max_sequences, width, cache.scratch_block)
+    forward: Forward = ModuleForward(model, cache)
+    if config.deterministic and weight.device.type == "cpu":
+        forward = TiledForward(model, cache)
+    return Runner(model, forward, cache, tables, invariant=config.deterministic), blocks
+
+
+def _cache_blocks(
+    model: Transformer, config: EngineConfig, context: int, dtype: torch.dtype, device: torch.device
+) -> int:
+    size = block_bytes(model.config, config.block_size, dtype)
+    per_context = -(-context // config.block_size)
+    if config.cache_tokens:
+        blocks = -(-config.cache_tokens // config.block_size)
+    elif device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        blocks = (free - int(total * (1 - config.memory_fraction)) - _WORKSPACE_BYTES) // size
+    else:
+        blocks = _CPU_CONTEXTS * per_context
+    blocks = min(blocks, config.max_sequences * per_context)
+    if blocks < per_context:
+        longest = max(blocks, 0) * config.block_size
+        raise ServeError(
+            f"the cache holds {longest} tokens ({blocks} blocks of {size} bytes), less than one context of {context}",
+            fix=f"set max_context to at most {longest}, or raise cache_tokens or memory_fraction",
+        )
+    return blocks

@@ -1,0 +1,107 @@
+"""The forward pass of a step: the trained module itself, with a paged cache in place of its attention mask.
+
+`ModuleForward` runs the tokens of a step at once. `TiledForward` runs them in tiles of one fixed shape: on a CPU, where
+the order of a product's sums depends on its shape, this makes every token's bits independent of the others.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from piledriver.kernels.paged_attention import PagedBatch
+from piledriver.models import Transformer
+from piledriver.models.feed_forward.moe import Experts, MoE, Routing
+from piledriver.serve.execution.pages import PagedCache
+
+TILE = 16
+"""Rows of a product from which on, and in multiples of which, CPU kernels compute each row in the same order."""
+
+
+class Forward(Protocol):
+    """Computes hidden states of a step's tokens, and logits of some of them."""
+
+    def hidden(self, tokens: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
+        """Return [tokens, dim] for flattened tokens at these positions of their sequences."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return [rows, vocab]."""
+
+
+class ModuleForward:
+    """The module's own forward over all tokens at once."""
+
+    def __init__(self, model: Transformer, cache: PagedCache) -> None:
+        self.model, self.cache = model, cache
+
+    def hidden(self, tokens: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
+        """See `Forward`."""
+        self.cache.batch = batch
+        return self.model.run(tokens[None], cache=self.cache, positions=positions[None])[0][0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `Forward`."""
+        return self.model.logits(hidden)
+
+
+class TiledForward:
+    """The module's forward over `TILE` tokens at a time, in order: later tokens find earlier ones in the cache."""
+
+    def __init__(self, model: Transformer, cache: PagedCache) -> None:
+        self.model, self.cache = model, cache
+        self._experts = [module for module in model.modules() if isinstance(module, MoE)]
+
+    def hidden(self, tokens: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
+        """See `Forward`."""
+        count, missing = len(tokens), -len(tokens) % TILE
+        scratch = self.cache.scratch_block * self.cache.block_size
+        tokens, positions = F.pad(tokens, (0, missing)), F.pad(positions, (0, missing))
+        slots = F.pad(batch.slots, (0, missing), value=scratch)
+        usual = [moe.dispatch for moe in self._experts]
+        for moe in self._experts:
+            moe.dispatch = dispatch_densely
+        try:
+            parts = []
+            for begin in range(0, count, TILE):
+                self.cache.batch = _window(batch, begin, slots[begin : begin + TILE])
+                tile = slice(begin, begin + TILE)
+                # Memory of its own: kernels may choose by alignment.
+                here, places = tokens[tile].clone()[None], positions[tile].clone()[None]
+                parts.append(self.model.run(here, cache=self.cache, positions=places)[0][0])
+        finally:
+            for moe, dispatch in zip(self._experts, usual, strict=True):
+                moe.dispatch = dispatch
+        return torch.cat(parts)[:count]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `Forward`."""
+        padded = F.pad(hidden, (0, 0, 0, -len(hidden) % TILE))
+        return torch.cat([self.model.logits(tile.clone()) for tile in torch.split(padded, TILE)])[: len(hidden)]
+
+
+def _window(batch: PagedBatch, begin: int, slots: Tensor) -> PagedBatch:
+    """Return the part of a batch that tokens `begin` to `begin` + `TILE` make up."""
+    rows, spans, start = [], [], 0
+    for row, (count, context) in enumerate(batch.spans):
+        first, last = max(start, begin), min(start + count, begin + len(slots))
+        if first < last:
+            rows.append(row)
+            spans.append((last - first, context - (start + count - last)))
+        start += count
+    return batch._replace(tables=batch.tables[rows], slots=slots, spans=tuple(spans))
+
+
+def dispatch_densely(experts: Experts, tokens: Tensor, routing: Routing) -> Tensor:
+    """Apply every expert to every token and keep what was routed: products of one shape, whatever the routing."""
+    kept = tokens.new_zeros(tokens.shape[0], experts.count)
+    kept.scatter_(1, routing.experts, routing.weights.to(tokens.dtype))
+    ends = torch.arange(1, experts.count + 1, device=tokens.device, dtype=torch.int32) * len(tokens)
+    copies = tokens.repeat(experts.count, 1)
+    done = experts(copies, ends).view(experts.count, *tokens.shape)
+    out = torch.zeros_like(tokens)
+    for expert in range(experts.count):  # in this order, whatever was chosen
+        out = out + done[expert] * kept[:, expert, None]
+    return out

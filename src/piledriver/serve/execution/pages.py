@@ -1,0 +1,65 @@
+"""The paged KV cache: pages of every layer, and the attention layer's view of them during a step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from piledriver.kernels.attention import Mask
+from piledriver.kernels.paged_attention import PagedBatch, paged_attention, write_pages
+from piledriver.models import Masks, ModelConfig
+
+
+class PagedCache:
+    """[blocks, kv_heads, block_size, head_dim] keys and values of each layer; an `AttentionCache`.
+
+    One block more than the scheduler knows is the scratch block, which padding tokens write to.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        blocks: int,
+        block_size: int,
+        *,
+        length: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        shape = (blocks + 1, config.kv_heads, block_size, config.head_dim)
+        self.length, self.block_size, self.scratch_block = length, block_size, blocks
+        self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.layers)]
+        self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.layers)]
+        self.batch: PagedBatch | None = None
+        """The sequences of the step that is running."""
+
+    def masks(self, config: ModelConfig, positions: Tensor) -> Masks:
+        """Return positions only: the kernel masks by position."""
+        return Masks(positions=positions)
+
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Mask,
+        positions: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        slopes: Tensor | None,
+    ) -> Tensor:
+        """Write [1, tokens, kv_heads, head_dim] to the pages of this step's sequences, then attend over them."""
+        assert self.batch is not None, "set `batch` before the forward pass"
+        keys, values = self.keys[layer], self.values[layer]
+        write_pages(keys, values, k[0], v[0], self.batch.slots)
+        return paged_attention(
+            q[0], keys, values, self.batch, scale=scale, window=window, softcap=softcap, slopes=slopes
+        )[None]
+
+
+def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Return the bytes of one block over all layers."""
+    return 2 * config.layers * config.kv_heads * block_size * config.head_dim * dtype.itemsize

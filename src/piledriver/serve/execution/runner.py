@@ -1,0 +1,158 @@
+"""The runner: a scheduled step to sampled tokens. Launching does not wait for the device; reading does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from piledriver.kernels.paged_attention import PagedBatch
+from piledriver.models import Transformer
+from piledriver.serve.execution.forward import Forward
+from piledriver.serve.execution.inputs import BlockTables, SampleRow, StepInputs, step_inputs
+from piledriver.serve.execution.pages import PagedCache
+from piledriver.serve.execution.sampler import AnswerSampler, Sampled, prompt_logprobs, sample
+from piledriver.serve.request import TokenLogprob
+from piledriver.serve.scheduling.scheduler import Step
+from piledriver.serve.scheduling.sequence import Sequence
+
+_PROMPT_ROWS = 64
+
+
+@dataclass
+class Launched:
+    """A step that runs on the device, or has run."""
+
+    step: Step
+    samples: list[SampleRow]
+    sampled: Sampled | None
+    prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    """By the number of the sequence: log-probabilities of the prompt tokens after those of this step."""
+    host: tuple[Tensor, Tensor] | None = None
+    ready: Any = None
+
+
+@dataclass(frozen=True)
+class Token:
+    """A sampled token as the host sees it."""
+
+    row: SampleRow
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+class Runner:
+    """Runs steps on one device."""
+
+    def __init__(
+        self, model: Transformer, forward: Forward, cache: PagedCache, tables: BlockTables, *, invariant: bool
+    ) -> None:
+        self.model, self.forward, self.cache, self.tables, self.invariant = model, forward, cache, tables, invariant
+        self.device = cache.keys[0].device
+        self._last_tokens = torch.zeros(len(tables.array), dtype=torch.int64, device=self.device)
+        self._tables = torch.from_numpy(tables.array).to(self.device)
+
+    @torch.inference_mode()
+    def launch(self, step: Step) -> Launched:
+        """Start a step; on a GPU this returns before it is done."""
+        changed = [self.tables.update(chunk.sequence) for chunk in step.chunks]
+        if any(changed):
+            self._tables = self._send(self.tables.array.copy())
+        inputs = step_inputs(step)
+        hidden = self._hidden(inputs)
+        prompts = self._prompt_logprobs(step, inputs, hidden)
+        if not inputs.samples:
+            return Launched(step, [], None, prompts)
+        logits = self.forward.logits(hidden[self._send(inputs.rows)])
+        answers = [_answer(row.sequence) for row in inputs.samples]
+        sampled = sample(logits, inputs.samples, answers)
+        launched = Launched(step, inputs.samples, sampled, prompts)
+        self._keep_tokens(launched)
+        return launched
+
+    def read(self, launched: Launched) -> list[Token]:
+        """Wait for a step and return its tokens, in the order of its rows."""
+        if launched.sampled is None:
+            return []
+        if launched.ready is not None:
+            launched.ready.synchronize()
+        assert launched.host is not None
+        tokens, logprobs = (tensor.tolist() for tensor in launched.host)
+        tops = launched.sampled.tops
+        found = zip(launched.samples, tokens, logprobs, strict=True)
+        return [
+            Token(row, token, logprob, tuple(tops[at] or ()) if tops is not None else ())
+            for at, (row, token, logprob) in enumerate(found)
+        ]
+
+    def release(self, sequence: Sequence) -> None:
+        """Free the table row of a sequence that ended or was preempted."""
+        self.tables.release(sequence)
+
+    def _hidden(self, inputs: StepInputs) -> Tensor:
+        tokens, positions = self._send(inputs.tokens).long(), self._send(inputs.positions).long()
+        if (inputs.from_slot >= 0).any():
+            source = self._send(inputs.from_slot).long()
+            tokens = torch.where(source >= 0, self._last_tokens[source], tokens)
+        rows, starts = self._send(inputs.slots).long(), self._send(inputs.starts)
+        tables = self._tables[rows]
+        owners = self._send(np.repeat(np.arange(len(inputs.slots)), np.diff(inputs.starts)))
+        size = self.cache.block_size
+        slots = tables[owners, positions // size].long() * size + positions % size
+        longest = max(context for _, context in inputs.spans)
+        batch = PagedBatch(
+            tables,
+            starts,
+            self._send(inputs.contexts),
+            slots,
+            max(count for count, _ in inputs.spans),
+            longest,
+            inputs.spans,
+            self.invariant,
+        )
+        return self.forward.hidden(tokens, positions, batch)
+
+    def _prompt_logprobs(self, step: Step, inputs: StepInputs, hidden: Tensor) -> dict[int, list[TokenLogprob]]:
+        found: dict[int, list[TokenLogprob]] = {}
+        for chunk, start in zip(step.chunks, inputs.starts[:-1].tolist(), strict=True):
+            sequence = chunk.sequence
+            count = _answer(sequence).params.prompt_logprobs
+            end = min(chunk.start + chunk.count, sequence.prompt_length - 1)
+            if count is None or chunk.start >= end:
+                continue
+            # A few rows at a time: the logits of a long prompt would not fit.
+            rows: list[TokenLogprob] = []
+            for begin in range(chunk.start, end, _PROMPT_ROWS):
+                stop = min(begin + _PROMPT_ROWS, end)
+                logits = self.forward.logits(hidden[start + begin - chunk.start : start + stop - chunk.start])
+                rows += prompt_logprobs(logits, sequence.tokens[begin + 1 : stop + 1], count)
+            found[sequence.number] = rows
+        return found
+
+    def _keep_tokens(self, launched: Launched) -> None:
+        assert launched.sampled is not None
+        drawn = launched.sampled.drawn
+        if self.device.type != "cuda":
+            launched.host = drawn.tokens, drawn.logprobs
+            return
+        slots = self._send(np.array([row.sequence.slot for row in launched.samples], dtype=np.int64))
+        self._last_tokens[slots] = drawn.tokens
+        launched.host = tuple(tensor.to("cpu", non_blocking=True) for tensor in (drawn.tokens, drawn.logprobs))  # type: ignore[assignment]
+        launched.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        launched.ready.record()
+
+    def _send(self, array: Any) -> Tensor:
+        host = torch.from_numpy(array)
+        if self.device.type != "cuda":
+            return host
+        return host.pin_memory().to(self.device, non_blocking=True)
+
+
+def _answer(sequence: Sequence) -> AnswerSampler:
+    owner: Any = sequence.owner
+    sampler: AnswerSampler = owner.sampler
+    return sampler

@@ -1,0 +1,55 @@
+"""`generate`: continue prompts with a model, offline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from piledriver.core import storage
+from piledriver.data.tokenizer.open import open_tokenizer
+from piledriver.data.tokenizer.tokenizer import Tokenizer
+from piledriver.models import Transformer
+from piledriver.models.interchange import load_folder
+from piledriver.serve.engine import Engine
+from piledriver.serve.request import RequestOutput, SamplingParams
+
+
+def generate(
+    model: Transformer | storage.Location,
+    prompts: Sequence[str | Sequence[int]],
+    params: SamplingParams | Sequence[SamplingParams] | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+    **settings: Any,
+) -> list[RequestOutput]:
+    """Continue prompts (texts, or lists of token ids) with a model or a model folder; one output for each.
+
+    `settings` are fields of `EngineConfig`. To serve more than once, make an `Engine`.
+
+    >>> from piledriver.models import ModelConfig
+    >>> model = Transformer(ModelConfig(vocab_size=32, dim=16, layers=1, heads=2))
+    >>> [output] = generate(model, [[1, 2, 3]], SamplingParams(max_tokens=4, temperature=0))
+    >>> len(output.completions[0].token_ids)
+    4
+    """
+    if isinstance(model, Transformer):
+        engine = Engine(model, tokenizer, **settings)
+    else:
+        engine = open_engine(model, tokenizer=tokenizer, **settings)
+    return engine.generate(prompts, params)
+
+
+def open_engine(
+    folder: storage.Location,
+    *,
+    tokenizer: Tokenizer | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    **settings: Any,
+) -> Engine:
+    """Return an engine for a model folder (config.json and safetensors) with its tokenizer."""
+    place = device or torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    model = load_folder(folder, device=place, dtype=dtype)
+    return Engine(model, tokenizer or open_tokenizer(folder), **settings)
