@@ -21,7 +21,7 @@ class QuantisedWeight(NamedTuple):
 
     kind: WeightKind
     data: Tensor
-    """int8 or float8_e4m3fn [rows, columns]; uint8 [rows, columns / 2] where byte j of a group has columns j, j + 64."""
+    """int8 or float8_e4m3fn [rows, columns]; uint8 [rows, columns / 2] byte j of a group has columns j, j + 64."""
     scales: Tensor
     """[rows, 1], or [rows, columns / GROUP] for int4."""
 
