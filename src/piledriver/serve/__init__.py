@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         SamplingParams,
         TokenLogprob,
     )
+    from piledriver.serve.teacher_forcing import deterministic
 
 __all__ = [
     "Completion",
@@ -40,6 +41,7 @@ __all__ = [
     "SamplingParams",
     "ServeError",
     "TokenLogprob",
+    "deterministic",
     "generate",
     "open_engine",
 ]
@@ -58,6 +60,7 @@ __getattr__, __dir__ = lazy_names(
         "RequestOutput": "request",
         "SamplingParams": "request",
         "TokenLogprob": "request",
+        "deterministic": "teacher_forcing",
         "generate": "offline",
         "open_engine": "offline",
     },

@@ -31,6 +31,7 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = _qk_norms(config)
         # Context parallelism replaces the kernel: a rank then holds a part of the heads or of the sequence.
         self.kernel: Callable[..., Tensor] = attend
+        self._alibi: Tensor | None = None
 
     def forward(
         self,
@@ -93,9 +94,12 @@ class Attention(nn.Module):
         return self.q_norm(q.flatten(2)).view_as(q), self.k_norm(k.flatten(2)).view_as(k)
 
     def _slopes(self, q: Tensor) -> Tensor | None:
-        return (
-            torch.tensor(alibi_slopes(self.config.heads), device=q.device) if self.config.positions == "alibi" else None
-        )
+        """Return ALiBi's slopes on the queries' device, made once: a captured graph cannot copy from the host."""
+        if self.config.positions != "alibi":
+            return None
+        if self._alibi is None or self._alibi.device != q.device:
+            self._alibi = torch.tensor(alibi_slopes(self.config.heads), device=q.device)
+        return self._alibi
 
 
 def _qk_norms(config: ModelConfig) -> tuple[RMSNorm | None, RMSNorm | None]:

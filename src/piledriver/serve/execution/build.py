@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from piledriver.kernels.registry import HAS_TRITON
 from piledriver.models import Transformer
 from piledriver.serve.config import EngineConfig
 from piledriver.serve.errors import ServeError
-from piledriver.serve.execution.forward import Forward, ModuleForward, TiledForward
+from piledriver.serve.execution.forward import Forward, InvariantForward, ModuleForward, TiledForward
+from piledriver.serve.execution.fused import FusedForward
 from piledriver.serve.execution.inputs import BlockTables
 from piledriver.serve.execution.pages import PagedCache, block_bytes
 from piledriver.serve.execution.runner import Runner
@@ -28,10 +30,26 @@ def build_runner(model: Transformer, config: EngineConfig) -> tuple[Runner, int]
     cache = PagedCache(model.config, blocks, config.block_size, length=context, device=weight.device, dtype=dtype)
     width = -(-context // config.block_size)
     tables = BlockTables(config.max_sequences, width, cache.scratch_block)
-    forward: Forward = ModuleForward(model, cache)
-    if config.deterministic and weight.device.type == "cpu":
-        forward = TiledForward(model, cache)
-    return Runner(model, forward, cache, tables, invariant=config.deterministic), blocks
+    forward = choose_forward(model, cache, deterministic=config.deterministic, fused=config.fused)
+    graphs = config.cuda_graphs and weight.is_cuda
+    return Runner(model, forward, cache, tables, invariant=config.deterministic, graphs=graphs), blocks
+
+
+def choose_forward(model: Transformer, cache: PagedCache, *, deterministic: bool, fused: bool = True) -> Forward:
+    """Return the fastest forward pass that supports a model where it is."""
+    weight = next(model.parameters())
+    if weight.device.type == "cpu":
+        return TiledForward(model, cache) if deterministic else ModuleForward(model, cache)
+    if fused and FusedForward.supports(model):
+        return FusedForward(model, cache, invariant=deterministic)
+    if not deterministic:
+        return ModuleForward(model, cache)
+    if (model.compute_dtype or weight.dtype) not in (torch.bfloat16, torch.float16) or not HAS_TRITON:
+        raise ServeError(
+            f"deterministic mode on {weight.device} needs Triton and 16-bit weights, not {weight.dtype}",
+            fix="load the model with dtype=torch.bfloat16",
+        )
+    return InvariantForward(model, cache)
 
 
 def _cache_blocks(

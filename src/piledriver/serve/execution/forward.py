@@ -6,15 +6,20 @@ the order of a product's sums depends on its shape, this makes every token's bit
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from piledriver.kernels.linear.invariant_mode import InvariantProducts
 from piledriver.kernels.paged_attention import PagedBatch
 from piledriver.models import Transformer
+from piledriver.models.feed_forward.mlp import gate
 from piledriver.models.feed_forward.moe import Experts, MoE, Routing
+from piledriver.models.layers import activate
 from piledriver.serve.execution.pages import PagedCache
 
 TILE = 16
@@ -47,12 +52,25 @@ class ModuleForward:
         return self.model.logits(hidden)
 
 
+class InvariantForward(ModuleForward):
+    """The module's own forward on a GPU, with products that compute each row in one order."""
+
+    def hidden(self, tokens: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
+        """See `Forward`."""
+        with InvariantProducts(), dense_experts(self.model):
+            return super().hidden(tokens, positions, batch)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `Forward`."""
+        with InvariantProducts():
+            return super().logits(hidden)
+
+
 class TiledForward:
     """The module's forward over `TILE` tokens at a time, in order: later tokens find earlier ones in the cache."""
 
     def __init__(self, model: Transformer, cache: PagedCache) -> None:
         self.model, self.cache = model, cache
-        self._experts = [module for module in model.modules() if isinstance(module, MoE)]
 
     def hidden(self, tokens: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         """See `Forward`."""
@@ -60,20 +78,14 @@ class TiledForward:
         scratch = self.cache.scratch_block * self.cache.block_size
         tokens, positions = F.pad(tokens, (0, missing)), F.pad(positions, (0, missing))
         slots = F.pad(batch.slots, (0, missing), value=scratch)
-        usual = [moe.dispatch for moe in self._experts]
-        for moe in self._experts:
-            moe.dispatch = dispatch_densely
-        try:
-            parts = []
+        parts = []
+        with dense_experts(self.model):
             for begin in range(0, count, TILE):
                 self.cache.batch = _window(batch, begin, slots[begin : begin + TILE])
                 tile = slice(begin, begin + TILE)
                 # Memory of its own: kernels may choose by alignment.
                 here, places = tokens[tile].clone()[None], positions[tile].clone()[None]
                 parts.append(self.model.run(here, cache=self.cache, positions=places)[0][0])
-        finally:
-            for moe, dispatch in zip(self._experts, usual, strict=True):
-                moe.dispatch = dispatch
         return torch.cat(parts)[:count]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -94,14 +106,28 @@ def _window(batch: PagedBatch, begin: int, slots: Tensor) -> PagedBatch:
     return batch._replace(tables=batch.tables[rows], slots=slots, spans=tuple(spans))
 
 
+@contextmanager
+def dense_experts(model: Transformer) -> Iterator[None]:
+    """Within it, mixtures of experts compute every expert for every token."""
+    mixtures = [module for module in model.modules() if isinstance(module, MoE)]
+    usual = [moe.dispatch for moe in mixtures]
+    for moe in mixtures:
+        moe.dispatch = dispatch_densely
+    try:
+        yield
+    finally:
+        for moe, dispatch in zip(mixtures, usual, strict=True):
+            moe.dispatch = dispatch
+
+
 def dispatch_densely(experts: Experts, tokens: Tensor, routing: Routing) -> Tensor:
     """Apply every expert to every token and keep what was routed: products of one shape, whatever the routing."""
     kept = tokens.new_zeros(tokens.shape[0], experts.count)
     kept.scatter_(1, routing.experts, routing.weights.to(tokens.dtype))
-    ends = torch.arange(1, experts.count + 1, device=tokens.device, dtype=torch.int32) * len(tokens)
-    copies = tokens.repeat(experts.count, 1)
-    done = experts(copies, ends).view(experts.count, *tokens.shape)
     out = torch.zeros_like(tokens)
     for expert in range(experts.count):  # in this order, whatever was chosen
-        out = out + done[expert] * kept[:, expert, None]
+        hidden = F.linear(tokens, experts.gate_up[expert].to(tokens.dtype))
+        gated = experts.gated
+        hidden = gate(hidden, experts.activation, experts.block) if gated else activate(experts.activation, hidden)
+        out = out + F.linear(hidden, experts.down[expert].to(tokens.dtype)) * kept[:, expert, None]
     return out

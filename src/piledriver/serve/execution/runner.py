@@ -12,6 +12,7 @@ from torch import Tensor
 from piledriver.kernels.paged_attention import PagedBatch
 from piledriver.models import Transformer
 from piledriver.serve.execution.forward import Forward
+from piledriver.serve.execution.graphs import DecodeGraphs
 from piledriver.serve.execution.inputs import BlockTables, SampleRow, StepInputs, step_inputs
 from piledriver.serve.execution.pages import PagedCache
 from piledriver.serve.execution.sampler import AnswerSampler, Sampled, prompt_logprobs, sample
@@ -49,25 +50,48 @@ class Runner:
     """Runs steps on one device."""
 
     def __init__(
-        self, model: Transformer, forward: Forward, cache: PagedCache, tables: BlockTables, *, invariant: bool
+        self,
+        model: Transformer,
+        forward: Forward,
+        cache: PagedCache,
+        tables: BlockTables,
+        *,
+        invariant: bool,
+        graphs: bool = False,
     ) -> None:
         self.model, self.forward, self.cache, self.tables, self.invariant = model, forward, cache, tables, invariant
         self.device = cache.keys[0].device
         self._last_tokens = torch.zeros(len(tables.array), dtype=torch.int64, device=self.device)
-        self._tables = torch.from_numpy(tables.array).to(self.device)
+        self._tables = torch.from_numpy(tables.array.copy()).to(self.device)
+        self._graphs: DecodeGraphs | None = None
+        if graphs:
+            self._graphs = DecodeGraphs(
+                forward,
+                self._tables,
+                self._last_tokens,
+                block_size=cache.block_size,
+                max_context=cache.length,
+                max_sequences=len(tables.array) - 1,
+                padding_slot=tables.padding_slot,
+                invariant=invariant,
+            )
 
     @torch.inference_mode()
     def launch(self, step: Step) -> Launched:
         """Start a step; on a GPU this returns before it is done."""
         changed = [self.tables.update(chunk.sequence) for chunk in step.chunks]
         if any(changed):
-            self._tables = self._send(self.tables.array.copy())
+            self._tables.copy_(self._send(self.tables.array.copy()))
         inputs = step_inputs(step)
-        hidden = self._hidden(inputs)
-        prompts = self._prompt_logprobs(step, inputs, hidden)
-        if not inputs.samples:
-            return Launched(step, [], None, prompts)
-        logits = self.forward.logits(hidden[self._send(inputs.rows)])
+        prompts: dict[int, list[TokenLogprob]] = {}
+        if self._graphs is not None and self._graphs.fits(inputs):
+            logits = self._graphs.logits(inputs)
+        else:
+            hidden = self._hidden(inputs)
+            prompts = self._prompt_logprobs(step, inputs, hidden)
+            if not inputs.samples:
+                return Launched(step, [], None, prompts)
+            logits = self.forward.logits(hidden[self._send(inputs.rows)])
         answers = [_answer(row.sequence) for row in inputs.samples]
         sampled = sample(logits, inputs.samples, answers)
         launched = Launched(step, inputs.samples, sampled, prompts)

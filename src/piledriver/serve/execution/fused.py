@@ -1,0 +1,147 @@
+"""The fused forward pass: a block in eight kernels over the trained module's own parameters.
+
+It covers the Llama-like shapes (pre-norm RMSNorm, rotary positions, gated silu MLP, optional query-key norm, window and
+soft-cap) on a GPU in 16 bits; other models run through `ModuleForward`. Every kernel treats a token's row by itself; in
+invariant mode also in an order that does not depend on the number of rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from piledriver.kernels.decode import rms_norm, rotate_and_store
+from piledriver.kernels.linear import QuantisedWeight, linear
+from piledriver.kernels.paged_attention import PagedBatch, paged_attention
+from piledriver.kernels.registry import HAS_TRITON
+from piledriver.models import ModelConfig, Transformer
+from piledriver.models.block import Block
+from piledriver.models.feed_forward.mlp import GatedMLP
+from piledriver.models.layers import Embedding, Linear, RMSNorm
+from piledriver.models.loss import project
+from piledriver.models.quantised import QuantisedLinear, project_quantised
+from piledriver.serve.execution.pages import PagedCache
+
+# Fields whose values do not matter here, or are handled. Any other field must have its default.
+_HANDLED = frozenset(
+    {
+        *("vocab_size", "dim", "layers", "heads", "kv_heads", "head_dim", "mlp_dim", "max_positions", "tied"),
+        *("rope_theta", "rope_fraction", "rope_scaling", "norm_eps", "qkv_bias", "out_bias", "mlp_bias", "qk_norm"),
+        *("attention_softcap", "logit_softcap", "sliding_window", "full_attention_layers", "init_std"),
+    }
+)
+
+
+class FusedForward:
+    """A `Forward` that runs fused kernels over the parameters of a module."""
+
+    def __init__(self, model: Transformer, cache: PagedCache, *, invariant: bool) -> None:
+        self.model, self.cache, self.invariant = model, cache, invariant
+
+    @staticmethod
+    def supports(model: Transformer) -> bool:
+        """Return whether the kernels cover every part of this model."""
+        config, weight = model.config, next(model.parameters())
+        dtype = model.compute_dtype or weight.dtype
+        shapes = (
+            HAS_TRITON
+            and weight.is_cuda
+            and weight.dtype == dtype
+            and dtype in (torch.bfloat16, torch.float16)
+            and config.qk_norm in ("none", "head")
+            and _has_defaults(config)
+        )
+        if not shapes or type(model.embedding) is not Embedding or type(model.norm) is not RMSNorm:
+            return False
+        return all(_is_plain(cast(Block, block)) for block in model.blocks.values()) and _head(model) is not None
+
+    def hidden(self, tokens: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
+        """See `Forward`."""
+        model, config, cache = self.model, self.model.config, self.cache
+        eps, invariant = config.norm_eps, self.invariant
+        assert model.embedding is not None
+        assert model.rotary is not None
+        assert model.norm is not None
+        x = F.embedding(tokens, cast(Tensor, model.embedding.weight))
+        table = model.rotary.table
+        for layer, module in enumerate(model.blocks.values()):
+            block: Any = module
+            attention, mlp = block.attention, block.mlp
+            keys, values = cache.keys[layer], cache.values[layer]
+            q_norm, k_norm = attention.q_norm, attention.k_norm
+            normed = rms_norm(x, block.attention_norm.weight, eps)
+            projected = linear(normed, _weight(attention.qkv), bias=attention.qkv.bias, invariant=invariant)
+            queries = rotate_and_store(
+                projected,
+                table,
+                positions,
+                keys,
+                values,
+                batch.slots,
+                group=attention.group,
+                q_norm=None if q_norm is None else q_norm.weight,
+                k_norm=None if k_norm is None else k_norm.weight,
+                eps=eps,
+            )
+            mixed = paged_attention(
+                queries,
+                keys,
+                values,
+                batch,
+                scale=config.attention_scale,
+                window=attention.window,
+                softcap=config.attention_softcap,
+            )
+            out, down = attention.out, mlp.down
+            x = linear(mixed.flatten(1), _weight(out), bias=out.bias, residual=x, invariant=invariant)
+            normed = rms_norm(x, block.mlp_norm.weight, eps)
+            gated = linear(
+                normed, _weight(mlp.gate_up), bias=mlp.gate_up.bias, gate_block=mlp.block, invariant=invariant
+            )
+            x = linear(gated, _weight(down), bias=down.bias, residual=x, invariant=invariant)
+        return rms_norm(x, cast(Tensor, model.norm.weight), eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `Forward`."""
+        head = _head(self.model)
+        assert head is not None
+        logits, cap = linear(hidden, head, invariant=self.invariant), self.model.config.logit_softcap
+        return logits if cap is None else (cap * torch.tanh(logits.float() / cap)).to(logits.dtype)
+
+
+def _has_defaults(config: ModelConfig) -> bool:
+    """Return whether every field that the kernels do not handle has its default, new fields included."""
+    for field in dataclasses.fields(config):
+        if field.name not in _HANDLED and getattr(config, field.name) != field.default:
+            return False
+    return True
+
+
+def _is_plain(block: Block) -> bool:
+    attention, mlp = block.attention, block.mlp
+    if not isinstance(mlp, GatedMLP) or mlp.activation != "silu":
+        return False
+    norms: list[nn.Module] = [block.attention_norm, block.mlp_norm]
+    linears: list[nn.Module] = [attention.qkv, attention.out, mlp.gate_up, mlp.down]
+    return all(type(norm) is RMSNorm and norm.weight is not None for norm in norms) and all(
+        type(layer) in (Linear, QuantisedLinear) for layer in linears
+    )
+
+
+def _weight(layer: Any) -> Tensor | QuantisedWeight:
+    return layer.quantised if isinstance(layer, QuantisedLinear) else cast(Tensor, layer.weight)
+
+
+def _head(model: Transformer) -> Tensor | QuantisedWeight | None:
+    """Return the output weight, or None if the projection is not a plain product."""
+    chosen: Any = model.project
+    if chosen is project:
+        return model.output_weight()
+    if getattr(chosen, "func", None) is project_quantised:
+        quantised: QuantisedWeight = chosen.keywords["quantised"]
+        return quantised
+    return None
