@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -26,3 +27,8 @@ class PagedBatch(NamedTuple):
     """(new tokens, context) of each row on the host, for the reference."""
     invariant: bool = False
     """Compute every row in the same order whatever the other rows are."""
+
+
+def as_bytes(x: Tensor) -> Tensor:
+    """Return fp8 numbers as bytes, which torch can index on every device; other tensors as they are."""
+    return x.view(torch.uint8) if x.dtype.itemsize == 1 else x

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from piledriver.kernels.paged_attention.batch import PagedBatch
+from piledriver.kernels.paged_attention.batch import PagedBatch, as_bytes
 from piledriver.kernels.registry import fastest_kernel
 
 
@@ -14,8 +14,9 @@ def write_pages(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, slots: Tenso
     """Store [tokens, kv_heads, head_dim] in [blocks, kv_heads, block_size, head_dim] pages at the given slots."""
     size = keys.shape[2]
     blocks, offsets = slots // size, slots % size
-    keys[blocks, :, offsets] = k.to(keys.dtype)
-    values[blocks, :, offsets] = v.to(values.dtype)
+    for pages, new in ((keys, k), (values, v)):
+        raw = as_bytes(pages)
+        raw[blocks, :, offsets] = as_bytes(new.to(pages.dtype)) if raw is not pages else new.to(pages.dtype)
 
 
 def paged_attention(

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from piledriver.kernels.paged_attention.batch import PagedBatch
+from piledriver.kernels.paged_attention.batch import PagedBatch, as_bytes
 from piledriver.kernels.registry import Kernel
 
 _TILE_ROWS, _TILE_KEYS = 16, 64
@@ -54,7 +54,8 @@ def _gather(keys: Tensor, values: Tensor, table: Tensor, first: int, context: in
     unit = max(size, _TILE_KEYS)
     first = first // unit * unit
     blocks = table[first // size : -(-context // size)].long()
-    k, v = (x[blocks].transpose(0, 1).flatten(1, 2)[:, : context - first] for x in (keys, values))
+    pages = (as_bytes(x)[blocks].view(x.dtype) for x in (keys, values))
+    k, v = (x.transpose(0, 1).flatten(1, 2)[:, : context - first] for x in pages)
     return k, v, first
 
 

@@ -21,7 +21,6 @@ except ImportError:
     triton = None
 
 _TILE = 4096
-_LOWEST = -3.0e38
 
 if triton is not None:
 
@@ -42,7 +41,8 @@ if triton is not None:
         row = tl.program_id(0)
         temperature = tl.load(temperatures + row)
         top_k, top_p, min_p = tl.load(top_ks + row), tl.load(top_ps + row), tl.load(min_ps + row)
-        threshold = -3.0e38
+        lowest = tl.full([], -3.0e38, tl.float32)
+        threshold = lowest
         if (temperature > 0.0) & ((top_k > 0) | (top_p < 1.0) | (min_p > 0.0)):
             base = logits + row.to(tl.int64) * stride
             offsets = tl.arange(0, TILE)
@@ -52,7 +52,7 @@ if triton is not None:
                 highest = tl.maximum(highest, x / temperature)
             top = tl.max(highest, axis=0)
             if (top_k > 0) & (top_k < vocab):
-                low, high = _order(-3.0e38), _order(top)
+                low, high = _order(lowest), _order(top)
                 while low < high:  # the largest key that at least k logits reach
                     middle = (low >> 1) + (high >> 1) + ((low | high) & 1)
                     count = tl.zeros([TILE], tl.int32)
@@ -91,7 +91,7 @@ if triton is not None:
     @triton.jit
     def _reduce_tiles(
         logits, raw, temperatures, thresholds, best, place, mass, raw_best, raw_mass, stride, raw_stride, vocab,
-        tiles, TRUNCATES: tl.constexpr, SAME: tl.constexpr, TILE: tl.constexpr,
+        tiles, TRUNCATES: tl.constexpr, TILE: tl.constexpr,
     ):  # fmt: skip
         row, tile = tl.program_id(0), tl.program_id(1)
         offsets = tile * TILE + tl.arange(0, TILE)
@@ -175,7 +175,7 @@ class TritonSampling(TritonKernel):
         _reduce_tiles[(rows, tiles)](
             logits, raw, settings.temperature, thresholds, best, place, mass, raw_best, raw_mass,
             logits.stride(0), raw.stride(0), vocab, tiles,
-            TRUNCATES=settings.truncates, SAME=raw is logits, TILE=_TILE, num_warps=8,
+            TRUNCATES=settings.truncates, TILE=_TILE, num_warps=8,
         )  # fmt: skip
         _choose[(rows,)](
             logits, raw, settings.temperature, settings.uniform, thresholds, best, place, mass, raw_best, raw_mass,

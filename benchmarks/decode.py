@@ -1,0 +1,231 @@
+"""Decoding with the engine beside `transformers`, in the same run: random weights of one shape, random prompts.
+
+    python benchmarks/decode.py                     # CUDA: the 1.2B shape in bf16; CPU: a 124M shape in fp32
+    python benchmarks/decode.py --rows batch1,batch32,deterministic --no-peer
+
+Tokens per second are new tokens over wall time, the prompts' prefill included. The peer is `generate` with a static
+cache. One JSON line per row: `ours`, `peer`, and `limit` where reading the weights and the cache bounds it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from piledriver.models import ModelConfig, Transformer
+from piledriver.models.interchange import save_folder
+from piledriver.models.presets import preset
+from piledriver.models.quantised import quantise_linears
+from piledriver.serve import Engine, SamplingParams
+
+COPY_BYTES_PER_SECOND = 4.24e12  # one H200, read and write together
+PROMPT, NEW = 128, 256
+
+
+def prompts(config: ModelConfig, count: int, length: int, seed: int = 0) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(config.vocab_size, (count, length), generator=generator).tolist()
+
+
+def greedy(new: int) -> SamplingParams:
+    return SamplingParams(max_tokens=new, temperature=0, ignore_eos=True)
+
+
+def timed(run: Callable[[], object], repeats: int = 3) -> float:
+    """Return the median seconds of a call after two that warm up (compile, then capture)."""
+    for _ in range(2):
+        run()
+    seconds = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds)
+
+
+def decode_rate(engine: Engine, count: int, prompt: int = PROMPT, new: int = NEW, repeats: int = 3) -> float:
+    """Return new tokens per second of `count` requests at once."""
+    asked = prompts(engine.model.config, count, prompt)
+    return count * new / timed(lambda: engine.generate(asked, greedy(new)), repeats)
+
+
+def fresh(config: ModelConfig, device: str, dtype: torch.dtype) -> Transformer:
+    with torch.device("meta"):
+        model = Transformer(config)
+    model.to(dtype).to_empty(device=device)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    return model.requires_grad_(False)
+
+
+def make_engine(model: Transformer, **settings: Any) -> Engine:
+    return Engine(model, **{"max_context": 4096, "prefix_cache": False, "memory_fraction": 0.6, **settings})
+
+
+def say(row: str, **figures: Any) -> None:
+    print(json.dumps({"row": row, **figures}), flush=True)
+
+
+def release() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def peer_model(model: Transformer, folder: str) -> Any:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    save_folder(model, folder)
+    dtype = next(model.parameters()).dtype
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    return loaded.to(next(model.parameters()).device).eval()
+
+
+@torch.inference_mode()
+def peer_rate(peer: Any, config: ModelConfig, count: int, *, static: bool, repeats: int = 1) -> float:
+    tokens = torch.tensor(prompts(config, count, PROMPT), device=peer.device)
+    options = {"do_sample": False, "min_new_tokens": NEW, "max_new_tokens": NEW, "pad_token_id": 0}
+    if static:
+        options["cache_implementation"] = "static"
+    mask = torch.ones_like(tokens)
+    return count * NEW / timed(lambda: peer.generate(tokens, attention_mask=mask, **options), repeats)
+
+
+def gpu_rows(wanted: set[str], with_peer: bool) -> None:
+    config = preset("llama-1.2b", max_positions=4096)
+    model = fresh(config, "cuda", torch.bfloat16)
+    weight_bytes = sum(parameter.numel() for parameter in model.parameters()) * 2
+    limits = {1: COPY_BYTES_PER_SECOND / weight_bytes, 32: 49_500.0, 256: 194_000.0}
+    rates: dict[int, float] = {}
+    if wanted & {"batch1", "batch32", "batch256", "deterministic", "prefill"}:
+        engine = make_engine(model)
+        for count in (1, 32, 256):
+            if f"batch{count}" in wanted or (count < 256 and "deterministic" in wanted):
+                rates[count] = decode_rate(engine, count)
+                say(f"decode batch {count}", ours=round(rates[count]), limit=round(limits[count]))
+        if "prefill" in wanted:
+            asked = prompts(config, 32, 2048)
+            seconds = timed(lambda: engine.generate(asked, greedy(1)))
+            say("prefill of 2048-token prompts", ours=round(32 * 2048 / seconds), limit=372_000)
+        del engine
+        release()
+    if "deterministic" in wanted:
+        engine = make_engine(model, deterministic=True)
+        for count in (1, 32):
+            rate = decode_rate(engine, count)
+            say(f"deterministic batch {count}", ours=round(rate), share_of_default=round(rate / rates[count], 3))
+        del engine
+        release()
+    if "prefix" in wanted:
+        shared = prompts(config, 1, 2048)[0]
+        found = {}
+        for reuse in (False, True):
+            engine = make_engine(model, prefix_cache=reuse)
+            counter = iter(range(10**6))
+
+            def asked_for(engine: Engine = engine, counter: Any = counter) -> None:
+                own = prompts(config, 64, 228, seed=next(counter))
+                engine.generate([[*shared, *tokens] for tokens in own], greedy(32))
+
+            found[reuse] = 64 / timed(asked_for)
+            del engine
+            release()
+        say("requests/s with a shared 2k prefix", ours=round(found[True], 1), without_reuse=round(found[False], 1))
+    if with_peer:
+        with tempfile.TemporaryDirectory() as folder:
+            peer = peer_model(model, folder)
+            for count in (1, 32, 256):
+                if f"batch{count}" in wanted:
+                    say(f"peer batch {count}", peer=round(peer_rate(peer, config, count, static=True)))
+            del peer
+            release()
+    if "start" in wanted:
+        with tempfile.TemporaryDirectory() as folder:
+            save_folder(model, folder)
+            say("first token after start", seconds=round(start_seconds(folder), 1))
+    for kind in ("int8", "int4"):
+        if kind in wanted:
+            small = quantise_linears(fresh(config, "cuda", torch.bfloat16), kind, head="int8")  # type: ignore[arg-type]
+            engine = make_engine(small)
+            for count in (1, 32):
+                say(f"{kind} blocks, int8 head, batch {count}", ours=round(decode_rate(engine, count)))
+            del engine, small
+            release()
+    if "fp8" in wanted:
+        small = quantise_linears(fresh(config, "cuda", torch.bfloat16), "fp8", head="fp8")
+        engine = make_engine(small, kv_dtype="fp8")
+        for count in (1, 32):
+            say(f"fp8 weights and cache, batch {count}", ours=round(decode_rate(engine, count)))
+
+
+def start_seconds(folder: str) -> float:
+    """Return the seconds from starting Python to the first token, with empty compile caches."""
+    script = (
+        "import sys; from piledriver.models.interchange import load_folder; from piledriver.serve import Engine, "
+        "SamplingParams; e = Engine(load_folder(sys.argv[1], device='cuda'), max_context=4096); "
+        "e.generate([list(range(100))], SamplingParams(max_tokens=1, temperature=0))"
+    )
+    with tempfile.TemporaryDirectory() as caches:
+        path = str(Path(__file__).resolve().parents[1] / "src")
+        places = {"TRITON_CACHE_DIR": caches, "TORCHINDUCTOR_CACHE_DIR": caches, "PYTHONPATH": path}
+        begin = time.perf_counter()
+        subprocess.run([sys.executable, "-c", script, folder], check=True, env={**os.environ, **places}, timeout=120)
+        return time.perf_counter() - begin
+
+
+def cpu_rows(with_peer: bool, new: int) -> None:
+    """124M in fp32: one prompt, and 8 prompts of different lengths and answers of different lengths."""
+    config = preset("gpt2-124m", vocab_size=50304)
+    model = fresh(config, "cpu", torch.float32)
+    engine = Engine(model, max_context=1024, prefix_cache=False)
+    lengths = [16, 40, 64, 96, 128, 192, 256, 320]
+    news = [new * (at + 1) // 8 for at in range(8)][::-1]
+    one, ragged = prompts(config, 1, 64), [prompts(config, 1, length)[0] for length in lengths]
+    asked = [greedy(max(count, 1)) for count in news]
+    ours_one = new / timed(lambda: engine.generate(one, greedy(new)), 1)
+    ours_many = sum(news) / timed(lambda: engine.generate(ragged, asked), 1)
+    figures: dict[str, Any] = {"ours": {"one prompt": ours_one, "8 ragged prompts": ours_many}}
+    if with_peer:
+        with tempfile.TemporaryDirectory() as folder:
+            peer = peer_model(model, folder)
+            longest = max(lengths)
+            padded = torch.tensor([[0] * (longest - len(tokens)) + tokens for tokens in ragged])
+            mask = torch.tensor([[0] * (longest - len(tokens)) + [1] * len(tokens) for tokens in ragged])
+            options = {"do_sample": False, "min_new_tokens": new, "max_new_tokens": new, "pad_token_id": 0}
+            row = torch.tensor(one)
+            first = new / timed(lambda: peer.generate(row, attention_mask=torch.ones_like(row), **options), 1)
+            many = sum(news) / timed(lambda: peer.generate(padded, attention_mask=mask, **options), 1)
+            figures["peer"] = {"one prompt": first, "8 ragged prompts": many}
+    say("decode on CPU, 124M fp32", threads=torch.get_num_threads(), **figures)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    every = "batch1,batch32,batch256,prefill,deterministic,prefix,start,int8,int4,fp8"
+    parser.add_argument("--rows", default=every, help=f"rows on a GPU, of {every}")
+    parser.add_argument("--no-peer", action="store_true", help="without transformers")
+    parser.add_argument("--new", type=int, default=64, help="new tokens on a CPU")
+    args = parser.parse_args()
+    if torch.cuda.is_available():
+        gpu_rows(set(args.rows.split(",")), not args.no_peer)
+    else:
+        cpu_rows(not args.no_peer, args.new)
+
+
+if __name__ == "__main__":
+    main()
