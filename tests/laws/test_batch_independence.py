@@ -15,11 +15,11 @@ from piledriver.core.random import Stream
 from piledriver.models import ModelConfig, MoEConfig, Transformer
 from piledriver.serve import Engine, RequestOutput, SamplingParams, deterministic
 
-SHAPE = {"vocab_size": 31, "dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "mlp_dim": 32, "max_positions": 64}
+SHAPE = {"vocab_size": 31, "dim": 32, "layers": 1, "heads": 4, "kv_heads": 2, "mlp_dim": 32, "max_positions": 64}
 MODELS = {
-    "grouped": ModelConfig(**SHAPE),
+    "grouped": ModelConfig(**{**SHAPE, "layers": 2}),
     "windowed": ModelConfig(
-        **SHAPE,
+        **{**SHAPE, "layers": 2},
         sliding_window=9,
         full_attention_layers=(1,),
         attention_softcap=5.0,
@@ -54,10 +54,10 @@ def pool(stream: Stream) -> list[Asked]:
     shared = [stream.below(31, 1000 + i) for i in range(24)]
     asked = []
     for at in range(7):
-        own = [stream.below(31, 100 * at + i) for i in range(1 + stream.below(18, 5000 + at))]
+        own = [stream.below(31, 100 * at + i) for i in range(1 + stream.below(12, 5000 + at))]
         prompt = (*(shared[: 8 * (at % 4)]), *own)
         params = SamplingParams(
-            max_tokens=3 + at,
+            max_tokens=2 + at // 2,
             temperature=(0.0, 1.0, 0.7)[at % 3],
             top_k=(0, 5)[at % 2],
             top_p=(1.0, 0.9)[at // 2 % 2],
@@ -108,17 +108,17 @@ def run_schedule(
         speculate_tokens=1 + below(4),
         **settings,
     )
-    waiting = stream.shuffled([at for at in range(len(asked)) for _ in range(1 + (below(3) == 0))])
+    waiting = stream.shuffled([*range(len(asked)), *range(len(asked))])[: 2 + below(4)]
     ids: dict[str, int] = {}
     cancelled: list[str] = []
     done: dict[str, RequestOutput] = {}
     while waiting or engine.busy:
-        for _ in range(below(4)):
+        for _ in range(1 + below(3)):
             if waiting:
                 at = waiting.pop()
                 ids[engine.add_request(asked[at].prompt, asked[at].params)] = at
         if below(12) == 0:
-            other = engine.add_request(asked[below(7)].prompt, SamplingParams(max_tokens=20, temperature=2.0))
+            other = engine.add_request(asked[below(7)].prompt, SamplingParams(max_tokens=9, temperature=2.0))
             cancelled.append(other)
         if cancelled and below(3) == 0:
             engine.abort(cancelled.pop())

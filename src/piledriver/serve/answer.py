@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.serve.execution.sampler import AnswerSampler
@@ -105,17 +105,21 @@ class AnswerGroup:
     request: Request
     answers: list[Answer]
     on_output: Callable[[RequestOutput], None] | None = None
+    only_final: bool = False
+    """Make no event before the request is finished."""
     prompt_logprobs: list[TokenLogprob | None] | None = None
     error: str | None = None
-    _sent_prompt: bool = field(default=False, init=False)
 
     @property
     def finished(self) -> bool:
-        return all(answer.completion.finished for answer in self.answers)
+        """Whether every answer has ended."""
+        return all(answer.completion.finish_reason is not None for answer in self.answers)
 
     def event(self) -> RequestOutput | None:
         """Return what is new since the last event, or None."""
         params, finished = self.request.params, self.finished
+        if self.only_final and not finished:
+            return None
         all_shown = params.draws == params.n
         deltas = [delta for answer in self.answers if (delta := answer.delta()) is not None] if all_shown else []
         if not deltas and not finished:

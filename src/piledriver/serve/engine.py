@@ -23,7 +23,8 @@ from piledriver.serve.answer import Answer, AnswerGroup
 from piledriver.serve.config import EngineConfig
 from piledriver.serve.errors import ServeError
 from piledriver.serve.execution.build import build_runner
-from piledriver.serve.execution.runner import Launched, Token
+from piledriver.serve.execution.inputs import SampleRow
+from piledriver.serve.execution.runner import Launched
 from piledriver.serve.execution.sampler import AnswerSampler
 from piledriver.serve.request import Constraint, Request, RequestError, RequestOutput, SamplingParams
 from piledriver.serve.scheduling.blocks import BlockPool
@@ -76,6 +77,7 @@ class Engine:
         self._numbers, self._ids = itertools.count(), itertools.count()
         self._taken: set[str] = set()
         self._in_flight: Launched | None = None
+        self._host_bound = 0  # answers whose logits depend on tokens that the host must read first
         self._changed: dict[str, AnswerGroup] = {}
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -94,10 +96,12 @@ class Engine:
         cache_salt: str = "",
         constraints: Sequence[Constraint] = (),
         on_output: OnOutput | None = None,
+        only_final: bool = False,
     ) -> str:
         """Queue a request and return its id; raise `RequestError` if it cannot be served.
 
-        `on_output` gets the events of this request, in the thread that steps; it must not block.
+        `on_output` gets the events of this request, in the thread that steps; it must not block. With `only_final`
+        there is one event, at the end.
         """
         if self.failure is not None:
             raise ServeError(f"the engine has stopped: {self.failure}", fix="start a new one") from self.failure
@@ -117,7 +121,7 @@ class Engine:
             if identity in self._taken:
                 raise RequestError(f"request id {identity!r} is in use", fix="choose another", parameter="request_id")
             self._taken.add(identity)
-            self._inbox.append(lambda: self._begin(request, on_output))
+            self._inbox.append(lambda: self._begin(AnswerGroup(request, [], on_output, only_final)))
             self._wake.notify()
         return identity
 
@@ -163,8 +167,9 @@ class Engine:
                 "there must be one constraint for each answer", fix=f"give {params.draws}", parameter="constraints"
             )
 
-    def _begin(self, request: Request, on_output: OnOutput | None) -> None:
-        params, answers = request.params, []
+    def _begin(self, group: AnswerGroup) -> None:
+        request, answers = group.request, group.answers
+        params = request.params
         limit = min(len(request.prompt) + (params.max_tokens or self.max_context), self.max_context)
         ends = (frozenset() if params.ignore_eos else self.eos) | set(params.stop_token_ids)
         for index in range(params.draws):
@@ -183,20 +188,21 @@ class Engine:
             )
             sequence.owner = answer
             answers.append(answer)
-        group = AnswerGroup(request, answers, on_output)
         if params.prompt_logprobs is not None:
             group.prompt_logprobs = [None]
         for answer in answers:
             answer.group = group
             self.scheduler.add(answer.sequence)
+            self._host_bound += answer.sampler.changes_logits
         self._groups[request.id] = group
 
     def _cancel(self, request_id: str) -> None:
         group = self._groups.get(request_id)
         if group is not None:
             for answer in group.answers:
-                answer.end("abort")
-                self._drop(answer.sequence)
+                if not answer.completion.finished:
+                    answer.end("abort")
+                    self._drop(answer.sequence)
             self._changed[request_id] = group
 
     # Steps
@@ -231,7 +237,7 @@ class Engine:
         """Whether the next step can be scheduled before the last one is read."""
         if not self._overlap or self._speculator is not None:
             return False
-        return not any(_answer(sequence).sampler.changes_logits for sequence in self.scheduler.running)
+        return self._host_bound == 0
 
     def _finish(self) -> None:
         launched, self._in_flight = self._in_flight, None
@@ -244,30 +250,51 @@ class Engine:
             known = answer.group.prompt_logprobs
             if logprobs and known is not None and answer is answer.group.answers[0]:
                 known[chunk.start + 1 : chunk.start + 1 + len(logprobs)] = logprobs
-        tokens = self.runner.read(launched)
-        position = 0
-        while position < len(tokens):
-            sequence = tokens[position].row.sequence
-            end = position + 1
-            while end < len(tokens) and tokens[end].row.sequence is sequence:
+        rows = launched.samples
+        tokens, logprobs, tops = self.runner.read(launched)
+        if self._speculator is None:
+            for at, row in enumerate(rows):
+                answer: Any = row.sequence.owner
+                completion = answer.completion
+                if completion.finish_reason is None:
+                    ended = answer.push(tokens[at], logprobs[at], () if tops is None else tops[at])
+                    row.sequence.tokens.append(tokens[at])
+                    row.sequence.pending = 0
+                    group = answer.group
+                    if ended or not group.only_final:
+                        self._changed[group.request.id] = group
+                    if ended:
+                        self._drop(row.sequence)
+            return
+        begin = 0
+        while begin < len(rows):
+            end = begin + 1
+            while end < len(rows) and rows[end].draft:
                 end += 1
-            self._take(sequence, tokens[position:end])
-            position = end
+            self._verify(
+                rows[begin].sequence, rows[begin:end], tokens[begin:end], logprobs[begin:end], tops and tops[begin:end]
+            )
+            begin = end
 
-    def _take(self, sequence: Decoded, tokens: list[Token]) -> None:
-        """Accept the first token, and each further one as long as the draft before it was right."""
+    def _verify(
+        self,
+        sequence: Decoded,
+        rows: list[SampleRow],
+        tokens: list[int],
+        logprobs: list[float],
+        tops: list[tuple[tuple[int, float], ...]] | None,
+    ) -> None:
+        """Accept the first token, and each further one as long as the draft token before it was right."""
         answer = _answer(sequence)
         if answer.completion.finished:
             return
         accepted: list[int] = []
         ended = False
         for at, token in enumerate(tokens):
-            if at and tokens[at].row.draft[-1] != accepted[-1]:
+            if ended or (at and rows[at].draft[-1] != accepted[-1]):
                 break
-            accepted.append(token.token)
-            ended = answer.push(token.token, token.logprob, token.top)
-            if ended:
-                break
+            accepted.append(token)
+            ended = answer.push(token, logprobs[at], () if tops is None else tops[at])
         if self._speculator is not None and len(tokens) > 1:
             self._speculator.observe(sequence, proposed=len(tokens) - 1, accepted=len(accepted) - 1)
         self.scheduler.accepted(sequence, accepted)
@@ -284,6 +311,7 @@ class Engine:
                 sequence.draft = self._speculator.propose(sequence, min(room, self.config.speculate_tokens))
 
     def _drop(self, sequence: Decoded) -> None:
+        self._host_bound -= _answer(sequence).sampler.changes_logits
         self.scheduler.remove(sequence)
         self.runner.release(sequence)
         if self._speculator is not None:
@@ -312,7 +340,10 @@ class Engine:
         each = [params or SamplingParams()] * len(prompts) if not isinstance(params, Sequence) else list(params)
         done: dict[str, RequestOutput] = {}
         events: SimpleQueue[RequestOutput] = SimpleQueue()
-        ids = [self.add_request(prompt, one, on_output=events.put) for prompt, one in zip(prompts, each, strict=True)]
+        ids = [
+            self.add_request(prompt, one, on_output=events.put, only_final=True)
+            for prompt, one in zip(prompts, each, strict=True)
+        ]
         while len(done) < len(ids):
             if self._thread is None:
                 self.step()

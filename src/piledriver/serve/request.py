@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from piledriver.core.errors import UsageError
 
@@ -154,8 +154,7 @@ class Request:
     """One for each drawn answer; empty for free text."""
 
 
-@dataclass(frozen=True)
-class TokenLogprob:
+class TokenLogprob(NamedTuple):
     """The log-probability of a token, and of the most likely tokens at its place."""
 
     token: int
@@ -183,7 +182,7 @@ class Completion:
         return self.finish_reason is not None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Delta:
     """What is new in one answer since the event before."""
 
@@ -195,7 +194,7 @@ class Delta:
     stop_reason: int | str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class RequestOutput:
     """One event of a request. The texts of all deltas of an answer concatenate to its full text."""
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from piledriver.kernels.paged_attention import PagedBatch
+from piledriver.kernels.sampling import token_logprobs
 from piledriver.models import Transformer
 from piledriver.serve.execution.build import choose_forward
 from piledriver.serve.execution.pages import PagedCache
@@ -49,12 +50,9 @@ def deterministic(model: Transformer) -> Iterator[Transformer]:
             model.logits = logits  # type: ignore[method-assign]
 
     def losses(hidden: Tensor, weight: Tensor, targets: Tensor, **_: Any) -> Tensor:
-        rows = logits(hidden).flatten(0, -2)
-        found = [
-            row.new_zeros((), dtype=torch.float32) if goal < 0 else row.float().logsumexp(dim=-1) - row[goal].float()
-            for row, goal in zip(rows, targets.flatten().tolist(), strict=True)
-        ]
-        return torch.stack(found).view_as(targets)
+        goals = targets.flatten()
+        found = -token_logprobs(logits(hidden).flatten(0, -2), goals.clamp(min=0))
+        return found.masked_fill(goals < 0, 0.0).view_as(targets)
 
     usual = model.token_losses
     model.run, model.logits, model.token_losses = run, logits, losses  # type: ignore[method-assign]

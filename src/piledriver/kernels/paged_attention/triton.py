@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from piledriver.kernels.early_launch import early_launch
 from piledriver.kernels.paged_attention.batch import PagedBatch
 from piledriver.kernels.registry import TritonKernel
 
@@ -85,7 +86,11 @@ if triton is not None:
         GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
         ROWS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
         SLOPES: tl.constexpr, SINKS: tl.constexpr, SHARED: tl.constexpr, DECODE: tl.constexpr,
+        EARLY: tl.constexpr,
     ):  # fmt: skip
+        if EARLY:
+            tl.extra.cuda.gdc_launch_dependents()
+            tl.extra.cuda.gdc_wait()
         tile, kv_head, program = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         programs = tl.num_programs(2)
         if DECODE:
@@ -185,6 +190,7 @@ class TritonPagedAttention(TritonKernel):
 
     def __init__(self) -> None:
         self._workspaces: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self._kept: list[Tensor] = []
 
     def __call__(
         self,
@@ -256,6 +262,7 @@ class TritonPagedAttention(TritonKernel):
             DECODE=decode,
             num_warps=warps,
             num_stages=stages,
+            **early_launch(q.device),
         )
         return out
 
@@ -265,7 +272,7 @@ class TritonPagedAttention(TritonKernel):
         if partial.numel() < floats or counts.numel() < counters:
             partial = torch.empty(max(floats, 1 << 20, partial.numel()), dtype=torch.float32, device=device)
             counts = torch.zeros(max(counters, 1 << 14, counts.numel()), dtype=torch.int32, device=device)
-            self._kept = [*getattr(self, "_kept", []), partial, counts]
+            self._kept += [partial, counts]
             self._workspaces[device] = partial, counts
         return partial, counts
 
@@ -283,7 +290,7 @@ def _programs(device: torch.device, tiles: int, context: int, keys: int) -> int:
     """Return how many programs share the context of a tile: enough to fill the device."""
     if device.type != "cuda":
         return 4  # the interpreter
-    wanted = 2 * _multiprocessors(device) // max(tiles, 1)
+    wanted = 3 * _multiprocessors(device) // max(tiles, 1)
     return max(1, min(wanted, _MAX_SPLITS, -(-context // (2 * keys))))
 
 

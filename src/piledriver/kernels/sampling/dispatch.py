@@ -19,3 +19,10 @@ def draw_tokens(logits: Tensor, settings: RowSettings, raw: Tensor | None = None
     kernel: Any = fastest_kernel("sampling", logits.device)
     drawn: Drawn = kernel(logits, settings, logits if raw is None else raw)
     return drawn
+
+
+def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Return the log-probability of one token for each row of [rows, vocab] logits, bit for bit as `draw_tokens`."""
+    kernel: Any = fastest_kernel("sampling", logits.device)
+    found: Tensor = kernel.token_logprobs(logits, tokens)
+    return found

@@ -15,12 +15,17 @@ class ReferenceSampling(Kernel):
     def __call__(self, logits: Tensor, settings: RowSettings, raw: Tensor) -> Drawn:
         columns = (settings.temperature, settings.uniform, settings.top_k, settings.top_p, settings.min_p)
         rows = list(zip(*(column.tolist() for column in columns), strict=True))
-        tokens, logprobs = [], []
-        for row, before, (temperature, uniform, top_k, top_p, min_p) in zip(logits, raw, rows, strict=True):
-            token = draw_row(row.float(), temperature, uniform, int(top_k), top_p, min_p)
-            tokens.append(token)
-            logprobs.append(before[token].float() - before.float().logsumexp(dim=-1))
-        return Drawn(torch.tensor(tokens, device=logits.device), torch.stack(logprobs))
+        drawn = [draw_row(logits[at].float(), *row[:2], int(row[2]), *row[3:]) for at, row in enumerate(rows)]
+        tokens = torch.tensor(drawn, device=logits.device)
+        return Drawn(tokens, self.token_logprobs(raw, tokens))
+
+    def token_logprobs(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """Return the log-probability of one token for each row."""
+        found = [
+            row[token].float() - row.float().logsumexp(dim=-1)
+            for row, token in zip(logits, tokens.tolist(), strict=True)
+        ]
+        return torch.stack(found)
 
 
 def draw_row(logits: Tensor, temperature: float, uniform: float, top_k: int, top_p: float, min_p: float) -> int:

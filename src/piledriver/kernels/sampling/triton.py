@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from piledriver.kernels.early_launch import early_launch
 from piledriver.kernels.registry import TritonKernel
 from piledriver.kernels.sampling.rows import Drawn, RowSettings
 
@@ -91,8 +92,11 @@ if triton is not None:
     @triton.jit
     def _reduce_tiles(
         logits, raw, temperatures, thresholds, best, place, mass, raw_best, raw_mass, stride, raw_stride, vocab,
-        tiles, TRUNCATES: tl.constexpr, TILE: tl.constexpr,
+        tiles, TRUNCATES: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
     ):  # fmt: skip
+        if EARLY:
+            tl.extra.cuda.gdc_launch_dependents()
+            tl.extra.cuda.gdc_wait()
         row, tile = tl.program_id(0), tl.program_id(1)
         offsets = tile * TILE + tl.arange(0, TILE)
         inside = offsets < vocab
@@ -116,8 +120,12 @@ if triton is not None:
     @triton.jit
     def _choose(
         logits, raw, temperatures, uniforms, thresholds, best, place, mass, raw_best, raw_mass, tokens, logprobs,
-        stride, raw_stride, vocab, tiles, TRUNCATES: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
+        stride, raw_stride, vocab, tiles, TRUNCATES: tl.constexpr, GIVEN: tl.constexpr, TILES: tl.constexpr,
+        TILE: tl.constexpr, EARLY: tl.constexpr,
     ):  # fmt: skip
+        if EARLY:
+            tl.extra.cuda.gdc_launch_dependents()
+            tl.extra.cuda.gdc_wait()
         row = tl.program_id(0)
         index = tl.arange(0, TILES)
         there = index < tiles
@@ -148,7 +156,10 @@ if triton is not None:
             # A token without mass is skipped: the next one that has some.
             later = tl.min(tl.where((masses > 0.0) & (within >= token - tile * TILE), within, TILE), axis=0)
             token = tile * TILE + later
-        tl.store(tokens + row, token.to(tl.int64))
+        if GIVEN:
+            token = tl.load(tokens + row).to(tl.int32)
+        else:
+            tl.store(tokens + row, token.to(tl.int64))
         tops = tl.load(raw_best + row * tiles + index, mask=there, other=-3.0e38)
         highest = tl.max(tops, axis=0)
         sums = tl.load(raw_mass + row * tiles + index, mask=there, other=0.0) * tl.exp(tops - highest)
@@ -160,13 +171,21 @@ class TritonSampling(TritonKernel):
     """Two kernels; a third one finds thresholds if any row cuts off a part of its distribution."""
 
     def __call__(self, logits: Tensor, settings: RowSettings, raw: Tensor) -> Drawn:
+        tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+        return self._launch(logits, settings, raw, tokens, given=False)
+
+    def token_logprobs(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """Return the log-probability of one token for each row."""
+        greedy = torch.zeros(len(logits), device=logits.device)
+        settings = RowSettings(greedy, greedy, greedy, greedy, greedy, False)
+        return self._launch(logits, settings, logits, tokens, given=True).logprobs
+
+    def _launch(self, logits: Tensor, settings: RowSettings, raw: Tensor, tokens: Tensor, *, given: bool) -> Drawn:
         rows, vocab = logits.shape
         tiles = triton.cdiv(vocab, _TILE)
         best, mass, raw_best, raw_mass = torch.empty(4, rows, tiles, dtype=torch.float32, device=logits.device)
         place = torch.empty(rows, tiles, dtype=torch.int32, device=logits.device)
-        thresholds = torch.empty(rows, dtype=torch.float32, device=logits.device)
-        tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-        logprobs = torch.empty(rows, dtype=torch.float32, device=logits.device)
+        thresholds, logprobs = torch.empty(2, rows, dtype=torch.float32, device=logits.device)
         if settings.truncates:
             _thresholds[(rows,)](
                 logits, settings.temperature, settings.top_k, settings.top_p, settings.min_p, thresholds,
@@ -174,12 +193,12 @@ class TritonSampling(TritonKernel):
             )  # fmt: skip
         _reduce_tiles[(rows, tiles)](
             logits, raw, settings.temperature, thresholds, best, place, mass, raw_best, raw_mass,
-            logits.stride(0), raw.stride(0), vocab, tiles,
-            TRUNCATES=settings.truncates, TILE=_TILE, num_warps=8,
+            logits.stride(0), raw.stride(0), vocab, tiles, TRUNCATES=settings.truncates, TILE=_TILE, num_warps=8,
+            **early_launch(logits.device),
         )  # fmt: skip
         _choose[(rows,)](
             logits, raw, settings.temperature, settings.uniform, thresholds, best, place, mass, raw_best, raw_mass,
-            tokens, logprobs, logits.stride(0), raw.stride(0), vocab, tiles,
-            TRUNCATES=settings.truncates, TILES=triton.next_power_of_2(tiles), TILE=_TILE, num_warps=8,
+            tokens, logprobs, logits.stride(0), raw.stride(0), vocab, tiles, TRUNCATES=settings.truncates, GIVEN=given,
+            TILES=triton.next_power_of_2(tiles), TILE=_TILE, num_warps=8, **early_launch(logits.device),
         )  # fmt: skip
         return Drawn(tokens, logprobs)

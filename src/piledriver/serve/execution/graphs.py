@@ -6,14 +6,14 @@ to a few sizes; padding rows write to the scratch block. All inputs come from on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from piledriver.kernels.paged_attention import PagedBatch
+from piledriver.kernels.sampling import Drawn, RowSettings, draw_tokens
 from piledriver.serve.execution.forward import Forward
 from piledriver.serve.execution.inputs import StepInputs
 
@@ -21,13 +21,21 @@ _SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 _STEP = 32
 _SHORTEST_BOUND = 1024
 _RING = 4
-_FIELDS = 4
+_FIELDS = 6
+_PADDING = np.array([0, -1, 0, 0, 0, 0], dtype=np.int32)
 
 
-@dataclass
-class _Graph:
-    graph: Any
+class DecodeResult(NamedTuple):
+    """What a decode step computes, padded to the size of its graph."""
+
     logits: Tensor
+    drawn: Drawn
+    """Tokens sampled by temperature alone; they are also the last tokens of their slots."""
+
+
+class _Graph(NamedTuple):
+    graph: Any
+    result: DecodeResult
 
 
 class DecodeGraphs:
@@ -46,7 +54,7 @@ class DecodeGraphs:
         invariant: bool,
     ) -> None:
         self._forward, self._tables, self._last_tokens = forward, tables, last_tokens
-        self._block_size, self._max_context, self._padding_slot = block_size, max_context, padding_slot
+        self._block_size, self._max_context = block_size, max_context
         self._invariant = invariant
         self._sizes = [size for size in _SIZES if size < max_sequences]
         self._sizes += [*range(96, max_sequences, _STEP), max_sequences]
@@ -54,6 +62,8 @@ class DecodeGraphs:
         self._inputs = torch.zeros(_FIELDS, max_sequences, dtype=torch.int32, device=device)
         # A host buffer is reused after its copy is long done: the engine runs at most one step ahead.
         self._host = [torch.zeros(_FIELDS, max_sequences, dtype=torch.int32).pin_memory() for _ in range(_RING)]
+        self._padding = _PADDING[:, None].copy()
+        self._padding[3] = padding_slot
         self._turn = 0
         self._graphs: dict[tuple[int, int], _Graph | None] = {}
         self._pool: Any = None
@@ -63,35 +73,41 @@ class DecodeGraphs:
         """Return whether a step is a plain decode step."""
         return len(inputs.tokens) == len(inputs.slots) == len(inputs.samples)
 
-    def logits(self, inputs: StepInputs) -> Tensor:
-        """Return [sequences, vocab] logits of a decode step."""
+    def run(self, inputs: StepInputs, temperatures: list[float], uniforms: list[float]) -> DecodeResult:
+        """Run a decode step: logits, and tokens sampled from them at these temperatures and uniform numbers."""
         count = len(inputs.slots)
         size = next(size for size in self._sizes if size >= count)
         longest = int(inputs.contexts.max())
         bound = min(max(_SHORTEST_BOUND, 1 << (longest - 1).bit_length()), self._max_context)
-        self._fill(inputs, count, size)
+        self._fill(inputs, temperatures, uniforms, count, size)
         key = size, bound
         if key not in self._graphs:
             # The first use runs eagerly: kernels are compiled and workspaces allocated outside the capture.
             self._graphs[key] = None
-            return self._run(size, bound)[:count]
+            return self._run(size, bound)
         found = self._graphs[key]
         if found is None:
             found = self._graphs[key] = self._capture(size, bound)
         found.graph.replay()
-        return found.logits[:count]
+        return found.result
 
-    def _fill(self, inputs: StepInputs, count: int, size: int) -> None:
+    def _fill(
+        self, inputs: StepInputs, temperatures: list[float], uniforms: list[float], count: int, size: int
+    ) -> None:
         host = self._host[self._turn]
         self._turn = (self._turn + 1) % _RING
         rows = host.numpy()
         for row, values in enumerate((inputs.tokens, inputs.from_slot, inputs.positions, inputs.slots)):
             rows[row, :count] = values
-        rows[:, count:size] = np.array([0, -1, 0, self._padding_slot], dtype=np.int32)[:, None]
+        numbers = rows[4:].view(np.float32)
+        numbers[0, :count], numbers[1, :count] = temperatures, uniforms
+        if count < size:
+            rows[:, count:size] = self._padding
         self._inputs.copy_(host, non_blocking=True)
 
-    def _run(self, size: int, bound: int) -> Tensor:
-        tokens, from_slot, positions, rows = self._inputs[:, :size].long()
+    def _run(self, size: int, bound: int) -> DecodeResult:
+        tokens, from_slot, positions, rows = self._inputs[:4, :size].long()
+        temperature, uniform = self._inputs[4:, :size].view(torch.float32)
         tokens = torch.where(from_slot >= 0, self._last_tokens[from_slot], tokens)
         blocks = self._tables[rows, positions // self._block_size].long()
         batch = PagedBatch(
@@ -104,7 +120,10 @@ class DecodeGraphs:
             (),
             self._invariant,
         )
-        return self._forward.logits(self._forward.hidden(tokens, positions, batch))
+        logits = self._forward.logits(self._forward.hidden(tokens, positions, batch))
+        drawn = draw_tokens(logits, RowSettings(temperature, uniform, rows, temperature, temperature, False))
+        self._last_tokens[rows] = drawn.tokens
+        return DecodeResult(logits, drawn)
 
     def _capture(self, size: int, bound: int) -> _Graph:
         graph = torch.cuda.CUDAGraph()
@@ -112,5 +131,5 @@ class DecodeGraphs:
             self._pool = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits = self._run(size, bound)
-        return _Graph(graph, logits)
+            result = self._run(size, bound)
+        return _Graph(graph, result)

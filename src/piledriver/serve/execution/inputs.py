@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,8 +43,7 @@ class BlockTables:
             sequence.slot = -1
 
 
-@dataclass(frozen=True)
-class SampleRow:
+class SampleRow(NamedTuple):
     """One row of logits from which a token is drawn."""
 
     sequence: Sequence
@@ -89,6 +88,16 @@ def step_inputs(step: Step) -> StepInputs:
     samples: list[SampleRow] = []
     for chunk, start in zip(chunks, starts[:-1].tolist(), strict=True):
         sequence = chunk.sequence
+        if chunk.count == 1 and chunk.samples and not chunk.draft:  # a decode step
+            known = sequence.tokens
+            if sequence.pending:
+                from_slot[start] = sequence.slot
+                tokens.append(0)
+            else:
+                tokens.append(known[-1])
+            rows.append(start)
+            samples.append(SampleRow(sequence, len(known) + sequence.pending - sequence.prompt_length))
+            continue
         _chunk_tokens(chunk, tokens, from_slot)
         if not chunk.samples:
             continue
@@ -112,13 +121,6 @@ def step_inputs(step: Step) -> StepInputs:
 
 def _chunk_tokens(chunk: Chunk, tokens: list[int], from_slot: Any) -> None:
     sequence, end = chunk.sequence, chunk.start + chunk.count
-    if chunk.count == 1 and not chunk.draft:
-        if chunk.start < len(sequence.tokens):
-            tokens.append(sequence.tokens[chunk.start])
-        else:
-            from_slot[len(tokens)] = sequence.slot
-            tokens.append(0)
-        return
     known = len(sequence.tokens)
     tokens.extend(sequence.tokens[chunk.start : min(end, known)])
     if end > known:

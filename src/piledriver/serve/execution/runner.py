@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from piledriver.kernels.paged_attention import PagedBatch
+from piledriver.kernels.sampling import Drawn
 from piledriver.models import Transformer
 from piledriver.serve.execution.forward import Forward
 from piledriver.serve.execution.graphs import DecodeGraphs
 from piledriver.serve.execution.inputs import BlockTables, SampleRow, StepInputs, step_inputs
 from piledriver.serve.execution.pages import PagedCache
-from piledriver.serve.execution.sampler import AnswerSampler, Sampled, prompt_logprobs, sample
+from piledriver.serve.execution.sampler import ALMOST_ONE, AnswerSampler, Sampled, prompt_logprobs, sample
 from piledriver.serve.request import TokenLogprob
 from piledriver.serve.scheduling.scheduler import Step
 from piledriver.serve.scheduling.sequence import Sequence
@@ -23,27 +24,18 @@ from piledriver.serve.scheduling.sequence import Sequence
 _PROMPT_ROWS = 64
 
 
-@dataclass
+@dataclass(slots=True)
 class Launched:
     """A step that runs on the device, or has run."""
 
     step: Step
     samples: list[SampleRow]
-    sampled: Sampled | None
+    host: Drawn | None = None
+    """Tokens and log-probabilities, or where they will be once `ready`."""
+    tops: list[list[tuple[int, float]] | None] | None = None
     prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     """By the number of the sequence: log-probabilities of the prompt tokens after those of this step."""
-    host: tuple[Tensor, Tensor] | None = None
     ready: Any = None
-
-
-@dataclass(frozen=True)
-class Token:
-    """A sampled token as the host sees it."""
-
-    row: SampleRow
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
 
 
 class Runner:
@@ -83,35 +75,58 @@ class Runner:
         if any(changed):
             self._tables.copy_(self._send(self.tables.array.copy()))
         inputs = step_inputs(step)
-        prompts: dict[int, list[TokenLogprob]] = {}
-        if self._graphs is not None and self._graphs.fits(inputs):
-            logits = self._graphs.logits(inputs)
-        else:
-            hidden = self._hidden(inputs)
-            prompts = self._prompt_logprobs(step, inputs, hidden)
-            if not inputs.samples:
-                return Launched(step, [], None, prompts)
-            logits = self.forward.logits(hidden[self._send(inputs.rows)])
         answers = [_answer(row.sequence) for row in inputs.samples]
+        if self._graphs is not None and self._graphs.fits(inputs):
+            return self._launch_graph(step, inputs, answers)
+        hidden = self._hidden(inputs)
+        prompts = self._prompt_logprobs(step, inputs, hidden)
+        if not inputs.samples:
+            return Launched(step, [], prompt_logprobs=prompts)
+        logits = self.forward.logits(hidden[self._send(inputs.rows)])
         sampled = sample(logits, inputs.samples, answers)
-        launched = Launched(step, inputs.samples, sampled, prompts)
-        self._keep_tokens(launched)
-        return launched
+        self._keep_last(inputs, sampled.drawn)
+        return self._on_the_way(step, inputs, sampled, prompts)
 
-    def read(self, launched: Launched) -> list[Token]:
-        """Wait for a step and return its tokens, in the order of its rows."""
-        if launched.sampled is None:
-            return []
+    def read(self, launched: Launched) -> tuple[list[int], list[float], list[tuple[tuple[int, float], ...]] | None]:
+        """Wait for a step; return tokens, log-probabilities and most likely tokens in the order of its rows."""
+        if launched.host is None:
+            return [], [], None
         if launched.ready is not None:
             launched.ready.synchronize()
-        assert launched.host is not None
-        tokens, logprobs = (tensor.tolist() for tensor in launched.host)
-        tops = launched.sampled.tops
-        found = zip(launched.samples, tokens, logprobs, strict=True)
-        return [
-            Token(row, token, logprob, tuple(tops[at] or ()) if tops is not None else ())
-            for at, (row, token, logprob) in enumerate(found)
+        count = len(launched.samples)
+        tokens, logprobs = (tensor[:count].tolist() for tensor in launched.host)
+        tops = None if launched.tops is None else [tuple(top or ()) for top in launched.tops]
+        return tokens, logprobs, tops
+
+    def _launch_graph(self, step: Step, inputs: StepInputs, answers: list[AnswerSampler]) -> Launched:
+        assert self._graphs is not None
+        temperatures = [answer.params.temperature for answer in answers]
+        uniforms = [
+            0.0 if temperature == 0 else min(answer.uniform(row.index), ALMOST_ONE)
+            for temperature, answer, row in zip(temperatures, answers, inputs.samples, strict=True)
         ]
+        result = self._graphs.run(inputs, temperatures, uniforms)
+        if all([answer.plain for answer in answers]):  # noqa: C419 - a list is faster here
+            return self._on_the_way(step, inputs, Sampled(result.drawn), {})
+        sampled = sample(result.logits[: len(answers)], inputs.samples, answers)
+        self._keep_last(inputs, sampled.drawn)
+        return self._on_the_way(step, inputs, sampled, {})
+
+    def _keep_last(self, inputs: StepInputs, drawn: Drawn) -> None:
+        """Keep sampled tokens on the device, where the next step finds them before the host has read them."""
+        if self.device.type == "cuda":
+            slots = self._send(np.array([row.sequence.slot for row in inputs.samples], dtype=np.int64))
+            self._last_tokens[slots] = drawn.tokens
+
+    def _on_the_way(
+        self, step: Step, inputs: StepInputs, sampled: Sampled, prompts: dict[int, list[TokenLogprob]]
+    ) -> Launched:
+        launched = Launched(step, inputs.samples, sampled.drawn, sampled.tops, prompts)
+        if self.device.type == "cuda":
+            launched.host = Drawn(*(tensor.to("cpu", non_blocking=True) for tensor in sampled.drawn))
+            launched.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            launched.ready.record()
+        return launched
 
     def release(self, sequence: Sequence) -> None:
         """Free the table row of a sequence that ended or was preempted."""
@@ -156,18 +171,6 @@ class Runner:
                 rows += prompt_logprobs(logits, sequence.tokens[begin + 1 : stop + 1], count)
             found[sequence.number] = rows
         return found
-
-    def _keep_tokens(self, launched: Launched) -> None:
-        assert launched.sampled is not None
-        drawn = launched.sampled.drawn
-        if self.device.type != "cuda":
-            launched.host = drawn.tokens, drawn.logprobs
-            return
-        slots = self._send(np.array([row.sequence.slot for row in launched.samples], dtype=np.int64))
-        self._last_tokens[slots] = drawn.tokens
-        launched.host = tuple(tensor.to("cpu", non_blocking=True) for tensor in (drawn.tokens, drawn.logprobs))  # type: ignore[assignment]
-        launched.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        launched.ready.record()
 
     def _send(self, array: Any) -> Tensor:
         host = torch.from_numpy(array)

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from piledriver.core.random import Stream
-from piledriver.kernels.sampling import Drawn, RowSettings, draw_tokens
+from piledriver.kernels.sampling import Drawn, RowSettings, draw_tokens, token_logprobs
 from piledriver.kernels.sampling.reference import truncate_row
 from piledriver.serve.execution.inputs import SampleRow
 from piledriver.serve.request import Constraint, SamplingParams, TokenLogprob
 
 _UNIFORMS_AT_ONCE = 256
+ALMOST_ONE = 1.0 - 2.0**-24
+"""The largest fp32 number below 1: the nearest fp32 of a uniform number may be 1."""
 
 
 class AnswerSampler:
@@ -32,6 +34,15 @@ class AnswerSampler:
         self.params, self.constraint = params, constraint
         self.end_ids = end_ids
         """Tokens that are not drawn before `min_tokens`."""
+        self.plain = not (
+            params.processed
+            or params.truncated
+            or params.logprobs
+            or params.logprobs_mode != "raw"
+            or params.min_tokens
+            or constraint is not None
+        )
+        """Whether temperature and random number alone decide: then the token is sampled inside the CUDA graph."""
         self.changes_logits = params.processed or constraint is not None or params.min_tokens > 0
         """Whether the logits depend on tokens that the host must know first."""
         self._stream = Stream(params.seed, "generate", index)
@@ -78,8 +89,7 @@ def row_settings(rows: Rows[SampleRow], answers: Rows[AnswerSampler], device: to
         ],
         dtype=np.float32,
     )
-    # The nearest fp32 of a number just below 1 is 1.
-    np.minimum(table[1], np.float32(1.0 - 2.0**-24), out=table[1])
+    np.minimum(table[1], np.float32(ALMOST_ONE), out=table[1])
     moved = _to_device(table, device)
     return RowSettings(
         moved[0], moved[1], moved[2].to(torch.int32), moved[3], moved[4], any(p.truncated for p in params)
@@ -159,9 +169,6 @@ def top_logprobs(row: Tensor, count: int) -> list[tuple[int, float]]:
 
 def prompt_logprobs(logits: Tensor, targets: list[int], count: int) -> list[TokenLogprob]:
     """Return the log-probability of each target under its row of logits, with the most likely tokens."""
-    found = []
-    for row, token in zip(logits, targets, strict=True):
-        wide = row.float()
-        value = float(wide[token] - wide.logsumexp(dim=-1))
-        found.append(TokenLogprob(token, value, tuple(top_logprobs(wide, count))))
-    return found
+    values = token_logprobs(logits, torch.tensor(targets, device=logits.device)).tolist()
+    tops = [top_logprobs(row.float(), count) for row in logits] if count else [[]] * len(targets)
+    return [TokenLogprob(*found[:2], tuple(found[2])) for found in zip(targets, values, tops, strict=True)]

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import bisect
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from piledriver.serve.scheduling.blocks import BlockPool
 from piledriver.serve.scheduling.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Consecutive tokens of one sequence that run in a step."""
 
     sequence: Sequence
@@ -89,13 +89,25 @@ class Scheduler:
 
     def _schedule_running(self, chunks: list[Chunk], preempted: list[Sequence]) -> int:
         budget, running, position = self.token_budget, self.running, 0
+        size, prefix_cache = self.pool.block_size, self.prefix_cache
         while position < len(running) and budget > 0:
             sequence = running[position]
-            count = min(sequence.known + len(sequence.draft) - sequence.computed, budget)
-            if count < 1 or (sequence.pending and sequence.known >= sequence.limit):
-                position += 1  # the last token is on its way
+            computed, known = sequence.computed, len(sequence.tokens) + sequence.pending
+            if computed == known - 1 and not sequence.draft and computed < len(sequence.blocks) * size:
+                if known < sequence.limit or not sequence.pending:  # else the last token is on its way
+                    # A decode step within the last block, the usual case: `_advance` in short.
+                    sequence.computed = known
+                    if prefix_cache and known % size == 0:
+                        self._publish(sequence)
+                    chunks.append(Chunk(sequence, computed, 1, 0, True))
+                    budget -= 1
+                position += 1
                 continue
-            while not self._reserve(sequence, sequence.computed + count):
+            count = min(known + len(sequence.draft) - computed, budget)
+            if count < 1 or (sequence.pending and known >= sequence.limit):
+                position += 1
+                continue
+            while not self._reserve(sequence, computed + count):
                 if sequence.draft:
                     sequence.draft = []
                     count = min(sequence.known - sequence.computed, budget)
