@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,16 +52,15 @@ class Model:
 
 
 def drive(stream: Stream, operations: int, count: int) -> None:
-    model = Model(count)
+    model, numbers = Model(count), iter(stream.bits(np.arange(14 * operations)).tolist())
     for at in range(operations):
-        choice = stream.below(5, 4 * at)
-        if choice < 3:
-            length = stream.below(9, 4 * at + 1)
-            tokens = [stream.below(2, 10**9 + 16 * at + i) for i in range(length)]
-            model.begin(("", "salt")[stream.below(2, 4 * at + 2)], tokens)
+        choice, length, salt, place = (next(numbers) for _ in range(4))
+        if choice % 5 < 3:
+            tokens = [next(numbers) >> 9 & 1 for _ in range(length % 9)]
+            model.begin(("", "salt")[salt % 2], tokens)
         elif model.running:
-            model.end(stream.below(1000, 4 * at + 3))
-        if choice == 4 and at % 997 == 0:
+            model.end(place)
+        if at % 997 == 0:
             model.pool.clear_cache()
         if at % 16 == 0:
             model.check()

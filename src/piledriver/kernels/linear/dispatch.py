@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from piledriver.kernels.decode import rms_norm
+from piledriver.kernels.linear.gemv import fits_gemv, gemv
 from piledriver.kernels.linear.weights import QuantisedWeight, dequantise_weight
-from piledriver.kernels.registry import fastest_kernel
+from piledriver.kernels.registry import HAS_TRITON, fastest_kernel
 
 _MOST_ROWS = 64
 """Up to this many rows a product is bound by reading the weight; beyond, torch's own kernels are faster."""
@@ -22,14 +24,22 @@ def linear(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     gate_block: int = 0,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
     invariant: bool = False,
 ) -> Tensor:
     """Return x @ weight.T (+ bias) of [rows, columns], then silu(gate) * up if `gate_block`, then + residual.
+
+    With `norm`, the weight of an RMS norm with `eps`, x is normalised first.
 
     With `gate_block`, rows of the weight alternate in blocks of that size: gate, up, gate, up. `invariant` promises
     that a row's bits do not depend on the number of rows.
     """
     kernel: Any = fastest_kernel("linear", x.device)
+    if x.is_cuda and not invariant and HAS_TRITON and fits_gemv(x):
+        return gemv(x, weight, bias=bias, residual=residual, gate_block=gate_block, norm=norm, eps=eps)
+    if norm is not None:
+        x = rms_norm(x, norm, eps)
     if x.is_cuda and len(x) > _MOST_ROWS and not invariant:
         return _large(x, weight, bias, residual, gate_block)
     out: Tensor = kernel(x, weight, bias=bias, residual=residual, gate_block=gate_block, invariant=invariant)

@@ -26,7 +26,7 @@ except ImportError:
     triton = None
 
 _LOG2E = 1.4426950408889634
-_INVARIANT_SPLIT = 512
+_INVARIANT_SPLIT = 128
 _MAX_SPLITS = 64
 
 if triton is not None:
@@ -282,7 +282,7 @@ def _tile(invariant: bool, decode: bool, group: int, padded: int) -> tuple[int, 
     if invariant:
         return max(64, group), 64, 4, 2
     if decode:
-        return max(16, group), 64 if padded <= 128 else 32, 4, 3
+        return max(16, group), 128 if padded <= 64 else 64 if padded <= 128 else 32, 4, 3
     return max(128 if padded <= 128 else 64, group), 64 if padded <= 128 else 32, 8 if padded > 64 else 4, 2
 
 
@@ -290,8 +290,10 @@ def _programs(device: torch.device, tiles: int, context: int, keys: int) -> int:
     """Return how many programs share the context of a tile: enough to fill the device."""
     if device.type != "cuda":
         return 4  # the interpreter
-    wanted = 3 * _multiprocessors(device) // max(tiles, 1)
-    return max(1, min(wanted, _MAX_SPLITS, -(-context // (2 * keys))))
+    processors = _multiprocessors(device)
+    if tiles < processors:  # short shares: there is room for all of them at once
+        return max(1, min(processors // tiles, _MAX_SPLITS, -(-context // keys)))
+    return max(1, min(6 * processors // tiles, _MAX_SPLITS, context // (8 * keys)))
 
 
 def _multiprocessors(device: torch.device) -> int:

@@ -73,8 +73,9 @@ class FusedForward:
             attention, mlp = block.attention, block.mlp
             keys, values = cache.keys[layer], cache.values[layer]
             q_norm, k_norm = attention.q_norm, attention.k_norm
-            normed = rms_norm(x, block.attention_norm.weight, eps)
-            projected = linear(normed, _weight(attention.qkv), bias=attention.qkv.bias, invariant=invariant)
+            qkv, gate_up = attention.qkv, mlp.gate_up
+            normed: dict[str, Any] = {"norm": block.attention_norm.weight, "eps": eps, "invariant": invariant}
+            projected = linear(x, _weight(qkv), bias=qkv.bias, **normed)
             queries = rotate_and_store(
                 projected,
                 table,
@@ -98,10 +99,8 @@ class FusedForward:
             )
             out, down = attention.out, mlp.down
             x = linear(mixed.flatten(1), _weight(out), bias=out.bias, residual=x, invariant=invariant)
-            normed = rms_norm(x, block.mlp_norm.weight, eps)
-            gated = linear(
-                normed, _weight(mlp.gate_up), bias=mlp.gate_up.bias, gate_block=mlp.block, invariant=invariant
-            )
+            normed["norm"] = block.mlp_norm.weight
+            gated = linear(x, _weight(gate_up), bias=gate_up.bias, gate_block=mlp.block, **normed)
             x = linear(gated, _weight(down), bias=down.bias, residual=x, invariant=invariant)
         return rms_norm(x, cast(Tensor, model.norm.weight), eps)
 

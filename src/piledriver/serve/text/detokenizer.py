@@ -2,7 +2,7 @@
 
 A character may be split over tokens. Where every token has fixed bytes, an incremental UTF-8 decoder holds back the
 bytes of an unfinished character. Other tokenizers (SentencePiece's, WordPiece) decode a token differently by what
-stands before it: a short window is decoded with and without the new token, and text that may still change is held back.
+stands before it: all tokens are decoded, and text that later tokens may still change is held back.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from piledriver.data.tokenizer.tokenizer import Tokenizer
+from piledriver.serve.text.byte_tokens import byte_tokens
 
 _REPLACEMENT = "\ufffd"
 
@@ -53,15 +54,16 @@ class _Bytes:
 class _Window:
     def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
         self._tokenizer, self._skipped = tokenizer, skipped
+        self._bytes = byte_tokens(tokenizer)
         self._tokens: list[int] = []
         self._emitted = ""
 
     def push(self, tokens: Sequence[int]) -> str:
         self._tokens += [token for token in tokens if token not in self._skipped and token < self._tokenizer.vocab_size]
-        text = self._tokenizer.decode(self._tokens)
-        # Byte-fallback tokens are U+FFFD until their character is complete; spaces may be stripped at the end.
-        stable = text.rstrip(_REPLACEMENT + " ")
-        return self._emit(stable)
+        if not self._tokens or self._tokens[-1] in self._bytes:
+            return ""
+        # An unfinished character is U+FFFD; spaces may be stripped at the end.
+        return self._emit(self._tokenizer.decode(self._tokens).rstrip(_REPLACEMENT + " "))
 
     def finish(self) -> str:
         return self._emit(self._tokenizer.decode(self._tokens) if self._tokens else "")
