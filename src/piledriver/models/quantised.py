@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -87,4 +86,4 @@ def quantise_linears(model: Transformer, kind: WeightKind, *, head: WeightKind |
 def project_quantised(hidden: Tensor, weight: Tensor, *, quantised: QuantisedWeight) -> Tensor:
     """Return logits from a quantised copy of the output weight, in place of `models.loss.project`."""
     out = linear(hidden.flatten(0, -2), quantised)
-    return cast(Tensor, torch.unflatten(out, 0, hidden.shape[:-1]))
+    return torch.unflatten(out, 0, hidden.shape[:-1])

@@ -246,10 +246,10 @@ class Engine:
 
     def _read(self, launched: Launched) -> None:
         for chunk in launched.step.chunks if launched.prompt_logprobs else ():
-            answer, logprobs = _answer(chunk.sequence), launched.prompt_logprobs.get(chunk.sequence.number)
-            known = answer.group.prompt_logprobs
-            if logprobs and known is not None and answer is answer.group.answers[0]:
-                known[chunk.start + 1 : chunk.start + 1 + len(logprobs)] = logprobs
+            first, found = _answer(chunk.sequence), launched.prompt_logprobs.get(chunk.sequence.number)
+            known = first.group.prompt_logprobs
+            if found and known is not None and first is first.group.answers[0]:
+                known[chunk.start + 1 : chunk.start + 1 + len(found)] = found
         rows = launched.samples
         tokens, logprobs, tops = self.runner.read(launched)
         if self._speculator is None:

@@ -46,7 +46,7 @@ def test_every_sequence_is_finished_in_order_of_its_tokens(
         assert len(scheduler.running) <= most
         for chunk in step.chunks:
             sequence = chunk.sequence
-            assert chunk.start + chunk.count == sequence.computed <= len(sequence.blocks) * size
+            assert chunk.start + chunk.size == sequence.computed <= len(sequence.blocks) * size
             assert chunk.samples == (sequence.computed >= sequence.known)
             if chunk.samples:
                 right = below(chunk.draft + 1)

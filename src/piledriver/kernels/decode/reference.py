@@ -31,7 +31,8 @@ class ReferenceDecode(Kernel):
         eps: float = 0.0,
     ) -> Tensor:
         tokens, dim = projected.shape[0], keys.shape[-1]
-        q, k, v = projected.view(tokens, -1, group + 2, dim).split([group, 1, 1], dim=2)
+        grouped = projected.view(tokens, -1, group + 2, dim)
+        q, k, v = torch.split(grouped, [group, 1, 1], dim=2)
         q, k, v = q.reshape(tokens, -1, dim), k.squeeze(2), v.squeeze(2)
         if q_norm is not None:
             q = self.rms_norm(q, q_norm, eps)
@@ -47,5 +48,5 @@ class ReferenceDecode(Kernel):
 def _rotate(x: Tensor, rows: Tensor) -> Tensor:
     half = rows.shape[-1] // 2
     cos, sin = rows[:, None, :half], rows[:, None, half:]
-    first, second, rest = x.float().split([half, half, x.shape[-1] - 2 * half], dim=-1)
+    first, second, rest = torch.split(x.float(), [half, half, x.shape[-1] - 2 * half], dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(x.dtype)

@@ -13,7 +13,7 @@ from piledriver.kernels.registry import fastest_kernel
 _HALF = (torch.bfloat16, torch.float16)
 
 
-class InvariantProducts(TorchDispatchMode):
+class InvariantProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Replaces `mm` and `addmm` of 16-bit GPU matrices by the kernel of `linear`.
 
     A row of a product then has the same bits whatever the number of rows. Other operations of a transformer treat each

@@ -37,4 +37,4 @@ class ReferenceLinear(Kernel):
 
 def _in_tiles(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     padded = F.pad(x, (0, 0, 0, -len(x) % TILE))
-    return torch.cat([F.linear(tile.clone(), weight, bias) for tile in padded.split(TILE)])[: len(x)]
+    return torch.cat([F.linear(tile.clone(), weight, bias) for tile in torch.split(padded, TILE)])[: len(x)]

@@ -15,7 +15,10 @@ class ReferenceSampling(Kernel):
     def __call__(self, logits: Tensor, settings: RowSettings, raw: Tensor) -> Drawn:
         columns = (settings.temperature, settings.uniform, settings.top_k, settings.top_p, settings.min_p)
         rows = list(zip(*(column.tolist() for column in columns), strict=True))
-        drawn = [draw_row(logits[at].float(), *row[:2], int(row[2]), *row[3:]) for at, row in enumerate(rows)]
+        drawn = [
+            draw_row(logits[at].float(), temperature, uniform, int(top_k), top_p, min_p)
+            for at, (temperature, uniform, top_k, top_p, min_p) in enumerate(rows)
+        ]
         tokens = torch.tensor(drawn, device=logits.device)
         return Drawn(tokens, self.token_logprobs(raw, tokens))
 

@@ -57,12 +57,12 @@ class InvariantForward(ModuleForward):
 
     def hidden(self, tokens: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         """See `Forward`."""
-        with InvariantProducts(), dense_experts(self.model):
+        with InvariantProducts(), dense_experts(self.model):  # type: ignore[no-untyped-call]
             return super().hidden(tokens, positions, batch)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Forward`."""
-        with InvariantProducts():
+        with InvariantProducts():  # type: ignore[no-untyped-call]
             return super().logits(hidden)
 
 

@@ -128,7 +128,7 @@ class DecodeGraphs:
     def _capture(self, size: int, bound: int) -> _Graph:
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+            self._pool = torch.cuda.graph_pool_handle()
         torch.cuda.synchronize()
         with torch.cuda.graph(graph, pool=self._pool):
             result = self._run(size, bound)

@@ -47,7 +47,7 @@ class SampleRow(NamedTuple):
     """One row of logits from which a token is drawn."""
 
     sequence: Sequence
-    index: int
+    place: int
     """Which token of the answer it is, from 0."""
     draft: tuple[int, ...] = ()
     """Draft tokens before it, which it depends on."""
@@ -73,7 +73,7 @@ class StepInputs:
 def step_inputs(step: Step) -> StepInputs:
     """Return the arrays of a step whose sequences have slots."""
     chunks = step.chunks
-    counts = np.array([chunk.count for chunk in chunks], dtype=np.int32)
+    counts = np.array([chunk.size for chunk in chunks], dtype=np.int32)
     begins = np.array([chunk.start for chunk in chunks], dtype=np.int32)
     starts = np.zeros(len(chunks) + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])
@@ -88,7 +88,7 @@ def step_inputs(step: Step) -> StepInputs:
     samples: list[SampleRow] = []
     for chunk, start in zip(chunks, starts[:-1].tolist(), strict=True):
         sequence = chunk.sequence
-        if chunk.count == 1 and chunk.samples and not chunk.draft:  # a decode step
+        if chunk.size == 1 and chunk.samples and not chunk.draft:  # a decode step
             known = sequence.tokens
             if sequence.pending:
                 from_slot[start] = sequence.slot
@@ -101,7 +101,7 @@ def step_inputs(step: Step) -> StepInputs:
         _chunk_tokens(chunk, tokens, from_slot)
         if not chunk.samples:
             continue
-        last = start + chunk.count - 1
+        last = start + chunk.size - 1
         first_index = sequence.known - sequence.prompt_length
         for ahead in range(chunk.draft + 1):
             rows.append(last - chunk.draft + ahead)
@@ -120,7 +120,7 @@ def step_inputs(step: Step) -> StepInputs:
 
 
 def _chunk_tokens(chunk: Chunk, tokens: list[int], from_slot: Any) -> None:
-    sequence, end = chunk.sequence, chunk.start + chunk.count
+    sequence, end = chunk.sequence, chunk.start + chunk.size
     known = len(sequence.tokens)
     tokens.extend(sequence.tokens[chunk.start : min(end, known)])
     if end > known:

@@ -102,7 +102,7 @@ class Runner:
         assert self._graphs is not None
         temperatures = [answer.params.temperature for answer in answers]
         uniforms = [
-            0.0 if temperature == 0 else min(answer.uniform(row.index), ALMOST_ONE)
+            0.0 if temperature == 0 else min(answer.uniform(row.place), ALMOST_ONE)
             for temperature, answer, row in zip(temperatures, answers, inputs.samples, strict=True)
         ]
         result = self._graphs.run(inputs, temperatures, uniforms)
@@ -160,7 +160,7 @@ class Runner:
         for chunk, start in zip(step.chunks, inputs.starts[:-1].tolist(), strict=True):
             sequence = chunk.sequence
             count = _answer(sequence).params.prompt_logprobs
-            end = min(chunk.start + chunk.count, sequence.prompt_length - 1)
+            end = min(chunk.start + chunk.size, sequence.prompt_length - 1)
             if count is None or chunk.start >= end:
                 continue
             # A few rows at a time: the logits of a long prompt would not fit.

@@ -82,7 +82,7 @@ def row_settings(rows: Rows[SampleRow], answers: Rows[AnswerSampler], device: to
     table = np.array(
         [
             [p.temperature for p in params],
-            [answer.uniform(row.index) for row, answer in zip(rows, answers, strict=True)],
+            [answer.uniform(row.place) for row, answer in zip(rows, answers, strict=True)],
             [p.top_k for p in params],
             [p.top_p for p in params],
             [p.min_p for p in params],
@@ -118,7 +118,7 @@ def _change(logits: Tensor, row: SampleRow, answer: AnswerSampler) -> None:
     if params.logit_bias:
         places = torch.tensor(list(params.logit_bias), device=logits.device)
         logits[places] += torch.tensor(list(params.logit_bias.values()), device=logits.device)
-    if row.index < params.min_tokens and answer.end_ids:
+    if row.place < params.min_tokens and answer.end_ids:
         logits[torch.tensor(sorted(answer.end_ids), device=logits.device)] = -torch.inf
     if answer.constraint is not None:
         _mask(logits, row, answer.constraint)

@@ -20,7 +20,7 @@ class Chunk(NamedTuple):
 
     sequence: Sequence
     start: int
-    count: int
+    size: int
     draft: int
     """How many of them, at the end, are draft tokens."""
     samples: bool
@@ -36,7 +36,7 @@ class Step:
 
     @property
     def tokens(self) -> int:
-        return sum(chunk.count for chunk in self.chunks)
+        return sum(chunk.size for chunk in self.chunks)
 
 
 class Scheduler:
