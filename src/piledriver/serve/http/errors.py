@@ -1,0 +1,40 @@
+"""Errors as OpenAI's JSON: `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from piledriver.core.errors import PiledriverError
+from piledriver.serve.errors import EngineError
+from piledriver.serve.request import RequestError
+
+
+class ClientError(RequestError):
+    """A request that is rejected with a status other than 400."""
+
+    def __init__(self, status: int, message: str, *, fix: str, parameter: str | None = None, code: str) -> None:
+        super().__init__(message, fix=fix, parameter=parameter, code=code)
+        self.status = status
+
+
+def status_of(error: PiledriverError) -> int:
+    """Return the HTTP status of an error: 400 unless it says otherwise, 503 if the engine has stopped."""
+    if isinstance(error, ClientError):
+        return error.status
+    if isinstance(error, RequestError):
+        return 400
+    return 503 if isinstance(error, EngineError) else 500
+
+
+def error_body(
+    message: str, *, kind: str = "invalid_request_error", parameter: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """Return the body of an error answer."""
+    return {"error": {"message": message, "type": kind, "param": parameter, "code": code}}
+
+
+def body_of(error: PiledriverError) -> dict[str, Any]:
+    """Return the body of the answer to a request that raised `error`."""
+    if isinstance(error, RequestError):
+        return error_body(str(error), parameter=error.parameter, code=error.code)
+    return error_body(str(error), kind="server_error", code="engine_stopped")

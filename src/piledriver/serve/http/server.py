@@ -1,0 +1,58 @@
+"""`serve_http`: run the server until it is told to stop; running requests finish first."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+from piledriver.core.errors import MissingDependencyError, UsageError
+from piledriver.serve.http.config import ServerConfig
+from piledriver.serve.http.served_model import ServedModel
+
+
+def open_socket(config: ServerConfig) -> socket.socket:
+    """Return a bound socket, so that a taken port is an error before the model is loaded."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((config.host, config.port))
+    except OSError as error:
+        listener.close()
+        raise UsageError(
+            f"cannot listen at {config.host}:{config.port}: {error.strerror or error}",
+            fix="choose another --port, or stop the program that uses it",
+        ) from error
+    return listener
+
+
+def serve_http(served: ServedModel, listener: socket.socket, on_ready: Callable[[str], None] | None = None) -> None:
+    """Serve requests until SIGTERM or SIGINT; then accept none, let running ones finish, and return."""
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise MissingDependencyError("uvicorn", extra="serve", purpose="the HTTP server") from error
+    from piledriver.serve.http.app import make_app
+
+    settings = uvicorn.Config(
+        make_app(served),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=served.config.drain_seconds,
+        server_header=False,
+    )
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if on_ready is not None:
+                host, port = listener.getsockname()[:2]
+                on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+
+    served.engine.start()
+    try:
+        Server(settings).run(sockets=[listener])
+    finally:
+        served.engine.stop()
+        listener.close()
