@@ -54,7 +54,8 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def missing(_: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse(error_body(str(error.detail), code=str(error.status_code)), error.status_code)
+        code = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}.get(error.status_code)
+        return JSONResponse(error_body(str(error.detail), code=code), error.status_code)
 
     @app.exception_handler(Exception)
     async def failed(_: Request, error: Exception) -> JSONResponse:
@@ -73,25 +74,22 @@ def _add_completions(app: FastAPI, served: ServedModel) -> None:
                 fix=f"did you mean {close!r}?" if close else "leave it out, or start with --ignore-unknown-fields",
                 parameter=unknown[0],
             )
-        if served.bridge.open >= served.config.max_queue:
-            raise ClientError(
-                429,
-                f"{served.bridge.open} requests are being served or wait",
-                fix="try again later, or raise --max-queue",
-                code="queue_full",
-            )
 
     @app.post("/v1/completions")
     async def completions(body: CompletionBody, request: Request) -> Response:
         check(body)
         task = CompletionTask(served, body)
-        return _streamed(task.stream()) if body.stream else JSONResponse(await _unless_gone(request, task.answer()))
+        if body.stream:
+            return await _streamed(request, task.stream())
+        return JSONResponse(await _unless_gone(request, task.answer()))
 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatBody, request: Request) -> Response:
         check(body)
         task = ChatTask(served, body)
-        return _streamed(task.stream()) if body.stream else JSONResponse(await _unless_gone(request, task.answer()))
+        if body.stream:
+            return await _streamed(request, task.stream())
+        return JSONResponse(await _unless_gone(request, task.answer()))
 
 
 def _add_tokens(app: FastAPI, served: ServedModel) -> None:
@@ -176,22 +174,28 @@ def _add_status(app: FastAPI, served: ServedModel) -> None:
         return Response(text, media_type=kind)
 
 
-def _streamed(chunks: AsyncIterator[dict[str, Any]]) -> StreamingResponse:
-    """Return server-sent events; an error after the first chunk is a last event of its own."""
+async def _streamed(request: Request, chunks: AsyncIterator[dict[str, Any]]) -> StreamingResponse:
+    """Return server-sent events. An error before the first chunk has a status; a later one is an event of its own."""
+    first = await _unless_gone(request, anext(chunks))
 
     async def lines() -> AsyncIterator[bytes]:
+        yield _event(first)
         try:
             async for chunk in chunks:
-                yield b"data: " + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+                yield _event(chunk)
         except* PiledriverError as group:
-            first = group.exceptions[0]
-            while isinstance(first, BaseExceptionGroup):
-                first = first.exceptions[0]
-            assert isinstance(first, PiledriverError)
-            yield b"data: " + json.dumps(body_of(first)).encode() + b"\n\n"
+            error: BaseException = group
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            assert isinstance(error, PiledriverError)
+            yield _event(body_of(error))
         yield b"data: [DONE]\n\n"
 
     return StreamingResponse(lines(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+def _event(content: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 async def _unless_gone(request: Request, answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:

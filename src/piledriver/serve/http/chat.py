@@ -93,9 +93,9 @@ class ChatTask:
         """Yield the chunks of a streamed answer."""
         usage, observer = Usage(), self.served.metrics.observer()
         parsers = [ToolParser(self.tools) for _ in range(self.params.n)]
-        for index in range(self.params.n):
-            yield self._chunk(index, {"role": "assistant", "content": ""})
         async with self._submit() as stream:
+            for index in range(self.params.n):
+                yield self._chunk(index, {"role": "assistant", "content": ""})
             async for events in stream.batches():
                 for event in events:
                     observer.see(event)

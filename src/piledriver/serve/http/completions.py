@@ -41,7 +41,7 @@ class CompletionTask:
 
     def _encode(self, prompt: str | list[str] | list[int] | list[list[int]]) -> list[list[int]]:
         special = self.body.add_special_tokens is not False
-        many: list[Any] = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt  # type: ignore[list-item, assignment]
+        many: list[Any] = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
         if not 1 <= len(many) <= MAX_PROMPTS:
             raise RequestError(
                 f"there are {len(many)} prompts", fix=f"send 1 to {MAX_PROMPTS} prompts", parameter="prompt"
@@ -158,7 +158,9 @@ class CompletionTask:
             choice |= {"token_ids": completion.token_ids, "prompt_token_ids": list(final.prompt_token_ids)}
         if self.body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = [
-                None if entry is None else {str(token): value for token, value in ((entry.token, entry.logprob), *entry.top)}
+                None
+                if entry is None
+                else {str(token): value for token, value in ((entry.token, entry.logprob), *entry.top)}
                 for entry in final.prompt_logprobs or ()
             ]
         return choice

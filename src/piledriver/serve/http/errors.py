@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from piledriver.core.errors import PiledriverError
-from piledriver.serve.errors import EngineError
+from piledriver.serve.errors import ServeError
 from piledriver.serve.request import RequestError
 
 
@@ -23,7 +23,7 @@ def status_of(error: PiledriverError) -> int:
         return error.status
     if isinstance(error, RequestError):
         return 400
-    return 503 if isinstance(error, EngineError) else 500
+    return 503 if isinstance(error, ServeError) else 500
 
 
 def error_body(

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from piledriver.serve.engine import Engine
+from piledriver.serve.http.errors import ClientError
 from piledriver.serve.request import RequestOutput, SamplingParams
 from piledriver.serve.structured.grammar import Grammar
 
@@ -19,8 +20,8 @@ from piledriver.serve.structured.grammar import Grammar
 class EventBridge:
     """Submits requests to an engine that runs in its own thread and returns their events to the event loop."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, max_open: int) -> None:
+        self.engine, self.max_open = engine, max_open
         self.open = 0
         """Requests that are being served or wait."""
         self._arrived: deque[tuple[EventStream, RequestOutput]] = deque()
@@ -36,7 +37,14 @@ class EventBridge:
         priority: int = 0,
         cache_salt: str = "",
     ) -> EventStream:
-        """Queue a request and return its events; raise `RequestError` if it cannot be served."""
+        """Queue a request and return its events; raise `RequestError` if it cannot be served or the queue is full."""
+        if self.open >= self.max_open:
+            raise ClientError(
+                429,
+                f"{self.open} requests are being served or wait",
+                fix="try again later, or raise --max-queue",
+                code="queue_full",
+            )
         self._loop = asyncio.get_running_loop()
         stream = EventStream(self)
         stream.request_id = self.engine.add_request(

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
 
+from starlette.exceptions import HTTPException
+
 from piledriver.serve.http.config import ServerConfig
 from piledriver.serve.http.errors import error_body
 
@@ -51,13 +53,10 @@ class Guards:
             message = await receive()
             seen += len(message.get("body", b""))
             if seen > limit:  # sent in chunks, without a declared length
-                raise BodyTooLargeError
+                raise HTTPException(413, f"the body exceeds {limit} bytes")
             return message
 
-        try:
-            await self._app(scope, counted, numbered)
-        except BodyTooLargeError:
-            await _answer(numbered, 413, f"the body exceeds {limit} bytes", "invalid_request_error", "body_too_large")
+        await self._app(scope, counted, numbered)
 
     def _has_key(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
         given = headers.get(b"authorization", b"")
@@ -65,10 +64,6 @@ class Guards:
         if not sent and scope["path"] == "/":  # a browser cannot add a header to the address of the page
             sent = parse_qs(scope.get("query_string", b"")).get(b"key", [b""])[0]
         return hmac.compare_digest(sent, self._config.api_key.encode())
-
-
-class BodyTooLargeError(Exception):
-    """A body without a declared length has passed the limit."""
 
 
 async def _answer(send: Send, status: int, message: str, kind: str, code: str) -> None:

@@ -16,6 +16,8 @@ class _Body(BaseModel):
 
 
 class StreamOptions(BaseModel):
+    """What a stream sends beside the answer."""
+
     model_config = ConfigDict(extra="forbid")
 
     include_usage: bool = False
@@ -79,6 +81,8 @@ class CompletionBody(SamplingBody):
 
 
 class ResponseFormat(BaseModel):
+    """Form of a chat answer: free text, any JSON object, or JSON of a schema."""
+
     model_config = ConfigDict(extra="allow")
 
     type: Literal["text", "json_object", "json_schema"]

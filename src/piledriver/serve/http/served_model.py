@@ -37,7 +37,7 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        self.bridge = EventBridge(self.engine)
+        self.bridge = EventBridge(self.engine, self.config.max_queue)
         self.metrics = ServerMetrics(self.name, self.engine)
         self.grammars = GrammarCompiler(self.tokenizer, self.engine.model.config.vocab_size, self.engine.eos)
 
@@ -87,14 +87,12 @@ def open_served_model(engine: Engine, folder: str | Path, config: ServerConfig) 
     bos_name = bos.get("content") if isinstance(bos, dict) else bos
     # Only a tokenizer that adds the token itself was used so in training; others name one and never add it.
     start = engine.tokenizer.specials.get(bos_name) if bos_name and _adds_bos(engine.tokenizer, settings) else None
+    template = find_chat_template(folder)
     if config.chat_template:
         source = Path(config.chat_template)
         if not source.exists():
             raise UsageError(f"{source} does not exist", fix="give the path of a Jinja chat template")
-        found = find_chat_template(folder)
-        template = ChatTemplate(source.read_text("utf-8"), found.tokens if found else {}, name=str(source))
-    else:
-        template = find_chat_template(folder)
+        template = ChatTemplate(source.read_text("utf-8"), template.tokens if template else {}, name=str(source))
     return ServedModel(
         engine=engine,
         config=config,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import threading
 from collections.abc import Callable
 
 from piledriver.core.errors import MissingDependencyError, UsageError
@@ -50,9 +52,15 @@ def serve_http(served: ServedModel, listener: socket.socket, on_ready: Callable[
                 host, port = listener.getsockname()[:2]
                 on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        # uvicorn raises the signal again when it has stopped; a server that was asked to stop and did ends with 0.
+        before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
     served.engine.start()
     try:
         Server(settings).run(sockets=[listener])
     finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
         served.engine.stop()
         listener.close()

@@ -1,7 +1,7 @@
 """Tools: which calls an answer makes.
 
-With `tool_choice` "required" or a named function, a grammar makes the answer a JSON list of calls. With "auto" the model
-writes calls in the form that its chat template taught it; the usual forms are recognised.
+With `tool_choice` "required" or a named function, a grammar makes the answer a JSON list of calls. With "auto" the
+model writes calls in the form that its chat template taught it; the usual forms are recognised.
 """
 
 from __future__ import annotations
@@ -65,13 +65,14 @@ def tool_use(body: ChatBody) -> ToolUse:
     names = []
     for number, tool in enumerate(body.tools or ()):
         function = tool.get("function")
-        if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        named = isinstance(function, dict) and isinstance(function.get("name"), str)
+        if tool.get("type") != "function" or not named:
             raise RequestError(
                 f"tools[{number}] is not a function",
                 fix='send {"type": "function", "function": {"name": ..., "parameters": {...}}}',
                 parameter="tools",
             )
-        names.append(function["name"])
+        names.append(str(tool["function"]["name"]))
     choice: Any = body.tool_choice if body.tool_choice is not None else ("auto" if names else "none")
     if isinstance(choice, dict):
         choice = (choice.get("function") or {}).get("name")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from piledriver.core.errors import PiledriverError
-from piledriver.serve.errors import EngineError
+from piledriver.serve.errors import ServeError
 from piledriver.serve.request import RequestError, RequestOutput
 
 
@@ -39,4 +39,4 @@ def failure_of(event: RequestOutput) -> PiledriverError | None:
     reason = event.error or "the engine gave no reason"
     if reason.startswith("RequestError: "):
         return RequestError(reason.removeprefix("RequestError: "), fix="change the request")
-    return EngineError(f"the request failed: {reason}", fix="try again; the server's log has the cause")
+    return ServeError(f"the request failed: {reason}", fix="try again; the server's log has the cause")

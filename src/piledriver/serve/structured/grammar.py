@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     import llguidance
 
 
+# A model that is unsure may write blanks for ever where JSON allows any number of them.
+_WHITESPACE = {"whitespace_pattern": r"[ \n\t]{0,16}"}
+
+
 class GrammarCompiler:
     """Compiles grammars for one tokenizer."""
 
@@ -26,7 +30,7 @@ class GrammarCompiler:
     def json_schema(self, schema: dict[str, Any] | bool, parameter: str = "response_format") -> Grammar:
         """Return the grammar of JSON texts that are valid against a schema."""
         try:
-            source = _llguidance().LLMatcher.grammar_from_json_schema(json.dumps(schema))
+            source = _llguidance().LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_WHITESPACE)
         except ValueError as error:
             raise _refused("schema", str(error), parameter) from error
         return self._checked(source, "schema", parameter)
@@ -59,12 +63,14 @@ class GrammarCompiler:
     def tokens(self) -> llguidance.LLTokenizer:
         """The vocabulary in llguidance's form; made once, because its prefix tree takes a moment."""
         library = _llguidance()
+        made: llguidance.LLTokenizer
         if self._tokenizer.suffix == ".json":
             text = self._tokenizer.content.decode("utf-8")
-            return library.LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos or None)
-        return library.LLTokenizer(
-            library.TokenizerWrapper(_Vocabulary(self._tokenizer, self._eos)), n_vocab=self._vocab_size
-        )
+            made = library.LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos or None)
+        else:
+            words = library.TokenizerWrapper(_Vocabulary(self._tokenizer, self._eos))
+            made = library.LLTokenizer(words, n_vocab=self._vocab_size)
+        return made
 
 
 class Grammar:

@@ -1,0 +1,95 @@
+"""`piledriver serve MODEL`: an OpenAI-compatible server, with a page for the browser."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from piledriver.cli.counts import positive
+
+EXAMPLE = "piledriver serve runs/tiny/model --port 8000"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
+    parser.add_argument("model", metavar="MODEL", help="model folder: config.json, safetensors and a tokenizer")
+    parser.add_argument("--host", default="127.0.0.1", metavar="H", help="address to listen at (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8000, metavar="P", help="port; 0 for any free one (default 8000)")
+    parser.add_argument("--name", default="", metavar="NAME", help="model name for clients (default: the folder's)")
+    parser.add_argument("--api-key-file", metavar="FILE", help="file with the key that every request must send")
+    parser.add_argument("--chat-template", default="", metavar="FILE", help="Jinja file instead of the model's own")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16"), help="dtype of the weights (default: theirs)"
+    )
+    parser.add_argument("--deterministic", action="store_true", help="answers do not depend on other requests")
+    parser.add_argument(
+        "--max-context", type=positive, default=0, metavar="N", help="longest prompt and answer together"
+    )
+    parser.add_argument("--max-sequences", type=positive, default=256, metavar="N", help="most answers at once")
+    parser.add_argument("--cache-tokens", type=positive, default=0, metavar="N", help="tokens in the KV cache")
+    parser.add_argument("--kv-dtype", choices=("auto", "fp8"), default="auto", help="dtype of the KV cache")
+    parser.add_argument("--speculate", choices=("none", "ngram"), default="none", help="guess tokens ahead by n-grams")
+    parser.add_argument(
+        "--max-queue", type=positive, default=1024, metavar="N", help="most open requests (default 1024)"
+    )
+    parser.add_argument("--drain-seconds", type=int, default=30, metavar="S", help="time to finish after SIGTERM")
+    parser.add_argument("--ignore-unknown-fields", action="store_true", help="ignore fields that are not known")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Serve until SIGTERM or Ctrl-C."""
+    from piledriver.core.errors import MissingFileError, UsageError
+    from piledriver.serve.http.config import ServerConfig
+    from piledriver.serve.http.server import open_socket, serve_http
+
+    if not Path(args.model).is_dir():
+        raise MissingFileError(args.model, fix="give a model folder, such as RUN/model")
+    key = ""
+    if args.api_key_file:
+        if not Path(args.api_key_file).exists():
+            raise MissingFileError(args.api_key_file)
+        key = Path(args.api_key_file).read_text("utf-8").strip()
+        if not key:
+            raise UsageError(f"{args.api_key_file} is empty", fix="write the key into it")
+    config = ServerConfig(
+        host=args.host,
+        port=args.port,
+        model_name=args.name,
+        api_key=key,
+        max_queue=args.max_queue,
+        ignore_unknown_fields=args.ignore_unknown_fields,
+        chat_template=args.chat_template,
+        drain_seconds=args.drain_seconds,
+    )
+    listener = open_socket(config)  # before torch is imported: a taken port is an error at once
+    try:
+        import torch
+
+        from piledriver.serve.http.served_model import open_served_model
+        from piledriver.serve.offline import open_engine
+
+        engine = open_engine(
+            args.model,
+            dtype=getattr(torch, args.dtype) if args.dtype else None,
+            deterministic=args.deterministic,
+            max_context=args.max_context,
+            max_sequences=args.max_sequences,
+            cache_tokens=args.cache_tokens,
+            kv_dtype=args.kv_dtype,
+            speculate=args.speculate,
+        )
+        served = open_served_model(engine, args.model, config)
+    except BaseException:
+        listener.close()
+        raise
+    serve_http(served, listener, on_ready=lambda url: _announce(url, served.name, bool(key)))
+
+
+def _announce(url: str, name: str, guarded: bool) -> None:
+    header = " -H 'Authorization: Bearer KEY'" if guarded else ""
+    print(f"{name}: {url} (page), {url}/v1 (OpenAI API)", flush=True)
+    print(
+        f"  curl {url}/v1/completions{header} -H 'Content-Type: application/json' "
+        f'-d \'{{"prompt": "Once", "max_tokens": 32}}\'',
+        flush=True,
+    )
