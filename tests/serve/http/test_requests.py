@@ -62,6 +62,7 @@ BAD: list[tuple[str, dict[str, Any], str, str | None]] = [
     (CHAT, {"messages": [{"role": "king", "content": "a"}]}, "messages[0].role is 'king'", "messages"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'image_url'", "messages"),
     (CHAT, {"messages": [{"role": "user", "content": 5}]}, "is not a text", "messages"),
+    (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "tool_calls is malformed", "messages"),
     (CHAT, {"messages": HELLO, "top_logprobs": 2}, "top_logprobs needs logprobs", "top_logprobs"),
     (CHAT, {"messages": HELLO, "tool_choice": "required"}, "without tools", "tool_choice"),
     (CHAT, {"messages": HELLO, "tools": [{}]}, "tools[0] is not a function", "tools"),

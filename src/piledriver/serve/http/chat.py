@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -216,4 +217,21 @@ def _plain(number: int, message: dict[str, Any]) -> dict[str, Any]:
             f"messages[{number}].content is not a text", fix="send a string or text parts", parameter="messages"
         )
     role = "system" if message["role"] == "developer" else message["role"]
-    return {**message, "role": role, "content": content if content is not None else ""}
+    plain = {**message, "role": role, "content": content if content is not None else ""}
+    if message.get("tool_calls"):
+        plain["tool_calls"] = [_with_arguments(number, call) for call in message["tool_calls"]]
+    return plain
+
+
+def _with_arguments(number: int, call: Any) -> Any:
+    """Return a tool call with its arguments as an object: clients send them as JSON text, templates expect values."""
+    try:
+        function = call["function"]
+        given = function["arguments"]
+        return {**call, "function": {**function, "arguments": json.loads(given) if isinstance(given, str) else given}}
+    except (KeyError, TypeError, ValueError) as error:
+        raise RequestError(
+            f"messages[{number}].tool_calls is malformed: {error}",
+            fix='send {"type": "function", "function": {"name": ..., "arguments": "{...}"}}',
+            parameter="messages",
+        ) from error
