@@ -9,6 +9,7 @@ from typing import Any
 import pydantic
 import pytest
 
+from piledriver.cli.main import main
 from tests.serve.http.conftest import Server
 
 openai = pytest.importorskip("openai", reason="the official client is not installed")
@@ -137,3 +138,14 @@ def test_errors_are_the_clients_own(client: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="the context holds 1024") as error:
         client.completions.create(model="tiny", prompt="a", max_tokens=10_000)
     assert error.value.code == "context_length_exceeded"
+
+
+def test_a_load_of_both_kinds_is_measured(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--prompt-tokens", "16", "--answer-tokens", "4", "--requests", "6", "--json"]
+    for words in (["--clients", "3"], ["--rate", "50", "--shared-prefix", "0.5"]):
+        assert main(["bench", "serve", "--url", server.url, *sizes, *words]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["requests"], found["errors"]) == (6, 0)
+        assert found["tokens_per_s"] * found["seconds"] == pytest.approx(24, rel=0.01)
+    assert main(["bench", "serve", "--url", "http://127.0.0.1:1"]) == 2
+    assert "start `piledriver serve MODEL` first" in capsys.readouterr().err
