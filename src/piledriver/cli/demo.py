@@ -38,3 +38,4 @@ def run(args: argparse.Namespace) -> None:
         print(f"{sample.domain:<{width}}  {end} ... {written[:60]}")
     print()
     print(f"{os.path.join(args.out, 'report.html')} has the plots; {sum(result.seconds.values()):.0f} s in total")
+    print(f"To talk to the model: piledriver serve {os.path.join(args.out, 'run', 'model')}")

@@ -195,5 +195,5 @@ def _percentiles(values: list[float]) -> dict[str, float]:
     ordered = sorted(values)
     if not ordered:
         return {}
-    at = lambda share: round(1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3)  # noqa: E731
-    return {"p50": at(0.5), "p90": at(0.9), "p99": at(0.99)}
+    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+    return {name: round(1000 * ordered[int(share * len(ordered))], 3) for name, share in shares.items()}
