@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from piledriver.cli.counts import positive
@@ -87,9 +88,10 @@ def run(args: argparse.Namespace) -> None:
 
 def _announce(url: str, name: str, guarded: bool) -> None:
     header = " -H 'Authorization: Bearer KEY'" if guarded else ""
-    print(f"{name}: {url} (page), {url}/v1 (OpenAI API)", flush=True)
-    print(
+    # One write: a program that starts the server may close the pipe after the first line.
+    sys.stdout.write(
+        f"{name}: {url} (page), {url}/v1 (OpenAI API)\n"
         f"  curl {url}/v1/completions{header} -H 'Content-Type: application/json' "
-        f'-d \'{{"prompt": "Once", "max_tokens": 32}}\'',
-        flush=True,
+        f'-d \'{{"prompt": "Once", "max_tokens": 32}}\'\n'
     )
+    sys.stdout.flush()
