@@ -118,7 +118,7 @@ class ToolParser:
         return shown
 
     def finish(self) -> tuple[str, list[dict[str, Any]]]:
-        """Return the rest of the text, and the calls. What looked like a call and is none is text."""
+        """Return the rest of the text, and the calls. A text that only looks like a call is returned as text."""
         if not self._held.strip() or not self._use.offered:
             return self._held, []
         names = {tool["function"]["name"] for tool in self._use.tools}
