@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-import piledriver
 from piledriver.core.errors import PiledriverError, UsageError, nearest
 from piledriver.serve.http.chat import ChatTask, encode_chat
 from piledriver.serve.http.completions import CompletionTask
@@ -30,7 +30,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 def make_app(served: ServedModel) -> Any:
     """Return the ASGI application of a served model."""
-    app = FastAPI(title="piledriver", version=piledriver.__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="piledriver", version=version("piledriver"), docs_url=None, redoc_url=None)
     _add_errors(app)
     _add_completions(app, served)
     _add_tokens(app, served)
@@ -165,8 +165,8 @@ def _add_status(app: FastAPI, served: ServedModel) -> None:
         return JSONResponse({"status": "ok"})
 
     @app.get("/version")
-    async def version() -> dict[str, str]:
-        return {"version": piledriver.__version__}
+    async def server_version() -> dict[str, str]:
+        return {"version": version("piledriver")}
 
     @app.get("/metrics")
     async def metrics() -> Response:
