@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from piledriver.train.config import TrainConfig
 
     config = load_config(TrainConfig, args.config, args.overrides)
-    if isinstance(config.model, str):
+    if isinstance(config.model, str) and config.model_folder is None:
         preset(config.model)
     # Only now what imports torch: a wrong config is reported at once.
     from piledriver.train.loop import Trainer

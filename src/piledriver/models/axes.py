@@ -13,22 +13,44 @@ from piledriver.core.errors import UsageError
 
 Axes = tuple[str, ...]
 
+_NORM: dict[str, Axes] = {"weight": ("embed",), "bias": ("embed",)}
+_MLP: dict[str, dict[str, Axes]] = {
+    "gate_up": {"weight": ("mlp", "embed"), "bias": ("mlp",)},
+    "up": {"weight": ("mlp", "embed"), "bias": ("mlp",)},
+    "down": {"weight": ("embed", "mlp"), "bias": ("embed",)},
+    "xielu": dict.fromkeys(("alpha_p", "alpha_n", "beta", "eps"), ("activation",)),
+}
 AXES: dict[str, dict[str, Axes]] = {
     "embedding": {"weight": ("vocab", "embed")},
     "position_embedding": {"weight": ("positions", "embed")},
-    "head": {"weight": ("vocab", "embed")},
+    "head": {"weight": ("vocab", "embed"), "bias": ("vocab",)},
+    "attention": {"sinks": ("heads",)},
     "attention.qkv": {"weight": ("kv_heads", "embed"), "bias": ("kv_heads",)},
     "attention.out": {"weight": ("embed", "heads"), "bias": ("embed",)},
-    "attention.q_norm": {"weight": ("heads_or_head_dim",)},
-    "attention.k_norm": {"weight": ("kv_heads_or_head_dim",)},
-    "mlp.gate_up": {"weight": ("mlp", "embed"), "bias": ("mlp",)},
-    "mlp.up": {"weight": ("mlp", "embed"), "bias": ("mlp",)},
-    "mlp.down": {"weight": ("embed", "mlp"), "bias": ("embed",)},
-    "mlp.router.score": {"weight": ("router", "embed")},
-    "mlp.experts": {"gate_up": ("experts", "mlp", "embed"), "down": ("experts", "embed", "mlp")},
-    "attention_norm": {"weight": ("embed",), "bias": ("embed",)},
-    "mlp_norm": {"weight": ("embed",), "bias": ("embed",)},
-    "norm": {"weight": ("embed",), "bias": ("embed",)},
+    "attention.q_norm": {"weight": ("heads_or_head_dim",), "bias": ("heads_or_head_dim",)},
+    "attention.k_norm": {"weight": ("kv_heads_or_head_dim",), "bias": ("kv_heads_or_head_dim",)},
+    "attention.q_a": {"weight": ("latent", "embed"), "bias": ("latent",)},
+    "attention.q_a_norm": {"weight": ("latent",)},
+    "attention.q_b": {"weight": ("heads", "latent")},
+    "attention.kv_a": {"weight": ("latent", "embed"), "bias": ("latent",)},
+    "attention.kv_a_norm": {"weight": ("latent",)},
+    "attention.kv_b": {"weight": ("heads", "latent")},
+    **{f"{mlp}.{name}": axes for mlp in ("mlp", "shared_mlp") for name, axes in _MLP.items()},
+    "shared_gate": {"weight": ("gate", "embed")},
+    "mlp": {"down_bias": ("router", "embed")},
+    "mlp.router": {"correction_bias": ("router",)},
+    "mlp.router.score": {"weight": ("router", "embed"), "bias": ("router",)},
+    "mlp.experts": {
+        "gate_up": ("experts", "mlp", "embed"),
+        "down": ("experts", "embed", "mlp"),
+        "gate_up_bias": ("experts", "mlp"),
+    },
+    "attention_norm": _NORM,
+    "attention_post_norm": _NORM,
+    "mlp_norm": _NORM,
+    "mlp_post_norm": _NORM,
+    "embedding_norm": _NORM,
+    "norm": _NORM,
 }
 
 
@@ -51,9 +73,9 @@ def axes_of(name: str) -> Axes:
 def parameter_axes(model: nn.Module) -> dict[str, Axes]:
     """Return the axes of every parameter by name; those of QK-norm weights depend on what they span in this model."""
     axes = {name: axes_of(name) for name, _ in model.named_parameters()}
-    config = getattr(model, "config", None)
-    span_heads = getattr(config, "qk_norm", "head") == "full"
+    kind = getattr(getattr(model, "config", None), "qk_norm", "head")
     for name, found in axes.items():
         if found[0].endswith("_or_head_dim"):
-            axes[name] = (found[0].removesuffix("_or_head_dim") if span_heads else "head_dim",)
+            heads = found[0].removesuffix("_or_head_dim")
+            axes[name] = {"head": ("head_dim",), "per_head": (heads, "head_dim")}.get(kind, (heads,))
     return axes

@@ -17,19 +17,20 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from piledriver.core.random import Stream
 from piledriver.models.axes import axes_of
 from piledriver.models.config import ModelConfig
+from piledriver.models.layers import XIELU
 
 
 def initial_std(config: ModelConfig, name: str) -> float | None:
-    """Return the standard deviation of one weight, or None for constants (norms and biases).
+    """Return the standard deviation of one weight, or None for constants (norms, biases, sinks).
 
     Projections that write to the residual stream shrink with depth (Radford et al., GPT-2, 2019). Under muP hidden
     matrices shrink with the square root of the width; embeddings and output keep theirs.
     """
     axes = axes_of(name)
-    if len(axes) < 2:
+    if not _is_matrix(name):
         return None
     std = config.init_std
-    hidden = not {"vocab", "positions", "router"} & set(axes)
+    hidden = not {"vocab", "positions", "router", "gate"} & set(axes)
     if hidden:
         std /= math.sqrt(config.width_multiplier)
     if hidden and axes[-2] == "embed":
@@ -42,7 +43,7 @@ def learning_rate_scales(model: nn.Module) -> dict[str, float]:
     config: ModelConfig = model.config  # type: ignore[assignment]
     hidden = {"kv_heads", "heads", "mlp"}
     return {
-        name: 1.0 / config.width_multiplier if len(axes_of(name)) > 1 and hidden & set(axes_of(name)) else 1.0
+        name: 1.0 / config.width_multiplier if _is_matrix(name) and hidden & set(axes_of(name)) else 1.0
         for name, _ in model.named_parameters()
     }
 
@@ -59,7 +60,9 @@ def initialise(model: nn.Module, seed: int = 0, *, draw_on: torch.device | None 
         drawn = []
         for name, parameter in model.named_parameters():
             key = Stream(seed, "initialise", name).below(2**63, 0)
-            job = partial(_set, parameter, name, initial_std(config, name), key, draw_on or parameter.device)
+            std = initial_std(config, name)
+            constant = _constant(config, name) if std is None else None
+            job = partial(_set, parameter, std, constant, key, draw_on or parameter.device)
             if parameter.device.type == "cpu" and not isinstance(parameter, DTensor):
                 drawn.append(pool.submit(job))
             else:
@@ -68,10 +71,25 @@ def initialise(model: nn.Module, seed: int = 0, *, draw_on: torch.device | None 
             one.result()
 
 
+def _is_matrix(name: str) -> bool:
+    return len(axes_of(name)) > 1 and not name.endswith("bias")
+
+
+def _constant(config: ModelConfig, name: str) -> float:
+    """Return the initial value of a parameter that is not drawn."""
+    *_, module, leaf = name.split(".")
+    if module == "xielu":
+        return XIELU.initial(leaf)
+    # The latent norms have no offset.
+    is_scale = leaf == "weight" and not (config.norm_unit_offset and not module.endswith("_a_norm"))
+    return 1.0 if is_scale else 0.0
+
+
 @torch.no_grad()
-def _set(parameter: Tensor, name: str, std: float | None, key: int, draw_on: torch.device) -> None:
+def _set(parameter: Tensor, std: float | None, constant: float | None, key: int, draw_on: torch.device) -> None:
     if std is None:
-        parameter.fill_(1.0 if name.endswith("weight") else 0.0)
+        assert constant is not None
+        parameter.fill_(constant)
         return
     generator = torch.Generator(draw_on)
     generator.manual_seed(key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from piledriver.models.config import ModelConfig
+from piledriver.models.config import LatentAttentionConfig, ModelConfig, MoEConfig
 
 
 def parameter_count(config: ModelConfig) -> int:
@@ -20,8 +20,11 @@ def active_parameter_count(config: ModelConfig) -> int:
 
 
 def _parameters(config: ModelConfig, experts: int) -> int:
-    block = _attention(config) + _norms(config) + experts * _mlp(config) + _router(config)
-    return _outside(config) + config.layers * block
+    dense = config.layers - config.expert_layers
+    feed_forward = dense * _mlp(config, config.mlp_dim)
+    if config.moe is not None:
+        feed_forward += config.expert_layers * _moe(config, config.moe, experts)
+    return _outside(config) + config.layers * (_attention(config) + _block_norms(config)) + feed_forward
 
 
 def flops_per_token(config: ModelConfig, length: int, *, training: bool = True) -> float:
@@ -30,12 +33,11 @@ def flops_per_token(config: ModelConfig, length: int, *, training: bool = True) 
     Training costs three forward passes; recomputation is not counted (model FLOPs, as MFU is defined). An embedding
     that is only looked up costs nothing; one that is tied to the output layer counts once.
     """
-    looked_up = (config.max_positions * config.dim if config.positions == "learned" else 0) + (
-        0 if config.tied else config.vocab_size * config.dim
-    )
+    looked_up = _positions(config) + (0 if config.tied else config.vocab_size * config.dim)
     forward = 2.0 * (active_parameter_count(config) - looked_up)
     for layer in range(config.layers):
-        forward += 4.0 * config.heads * config.head_dim * mean_context(length, config.window_of(layer))
+        context = mean_context(length, config.window_of(layer))
+        forward += 2.0 * config.heads * (config.head_dim + config.value_dim) * context
     return forward * (3.0 if training else 1.0)
 
 
@@ -52,34 +54,54 @@ def mean_context(length: int, window: int | None) -> float:
 
 def cache_bytes_per_token(config: ModelConfig, bytes_per_value: int = 2) -> int:
     """Return the KV-cache bytes of one token over all blocks."""
-    return 2 * config.layers * config.kv_heads * config.head_dim * bytes_per_value
+    heads, width = config.cache_shape
+    return 2 * config.layers * heads * width * bytes_per_value
 
 
 def _outside(config: ModelConfig) -> int:
-    embeddings = config.vocab_size * config.dim * (1 if config.tied else 2)
-    positions = config.max_positions * config.dim if config.positions == "learned" else 0
-    return embeddings + positions + _norm(config)
+    embeddings = config.vocab_size * (config.dim * (1 if config.tied else 2) + config.head_bias)
+    return embeddings + _positions(config) + (1 + config.embedding_norm) * _norm(config)
+
+
+def _positions(config: ModelConfig) -> int:
+    return (config.max_positions + config.position_offset) * config.dim if config.positions == "learned" else 0
 
 
 def _norm(config: ModelConfig) -> int:
     return config.dim * (config.norm_weight + (config.norm_bias and config.norm == "layer"))
 
 
-def _norms(config: ModelConfig) -> int:
-    widths = {"none": 0, "head": 2 * config.head_dim, "full": (config.heads + config.kv_heads) * config.head_dim}
-    return 2 * _norm(config) + widths[config.qk_norm]
+def _block_norms(config: ModelConfig) -> int:
+    return _norm(config) * (1 if config.shared_norm else 2) * (2 if config.norm_placement == "both" else 1)
 
 
 def _attention(config: ModelConfig) -> int:
+    out = config.dim * (config.heads * config.value_dim + config.out_bias)
+    if config.latent is not None:
+        return out + _latent(config, config.latent)
     rows = (config.heads + 2 * config.kv_heads) * config.head_dim
-    out = config.heads * config.head_dim * config.dim
-    return rows * (config.dim + config.qkv_bias) + out + config.dim * config.out_bias
+    heads = config.heads + config.kv_heads
+    biases = config.norm == "layer" and config.norm_bias
+    norms = {"head": 2 * (1 + biases), "per_head": heads, "full": heads}.get(config.qk_norm, 0) * config.head_dim
+    return rows * (config.dim + config.qkv_bias) + out + norms + config.heads * config.attention_sinks
 
 
-def _mlp(config: ModelConfig) -> int:
-    rows = config.mlp_dim * (2 if config.mlp == "gated" else 1)
-    return rows * (config.dim + config.mlp_bias) + config.dim * (config.mlp_dim + config.mlp_bias)
+def _latent(config: ModelConfig, latent: LatentAttentionConfig) -> int:
+    per_input = config.dim + config.qkv_bias
+    into_q = 0 if latent.q_rank is None else latent.q_rank * (per_input + 1)
+    into_kv = (latent.kv_rank + latent.rope_dim) * per_input + latent.kv_rank
+    keys_and_values = config.head_dim - latent.rope_dim + latent.value_dim
+    heads = (latent.q_rank or config.dim) * config.head_dim + latent.kv_rank * keys_and_values
+    return into_q + into_kv + config.heads * heads
 
 
-def _router(config: ModelConfig) -> int:
-    return 0 if config.moe is None else config.moe.experts * config.dim
+def _mlp(config: ModelConfig, width: int) -> int:
+    rows = width * (2 if config.mlp == "gated" else 1)
+    learned = 4 if config.activation == "xielu" else 0
+    return rows * (config.dim + config.mlp_bias) + config.dim * (width + config.mlp_bias) + learned
+
+
+def _moe(config: ModelConfig, moe: MoEConfig, experts: int) -> int:
+    router = moe.experts * (config.dim + moe.router_bias + moe.correction_bias)
+    shared = _mlp(config, moe.shared_dim) + config.dim * moe.shared_gate if moe.shared_dim else 0
+    return router + experts * _mlp(config, moe.expert_dim) + shared

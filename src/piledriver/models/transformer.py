@@ -7,10 +7,11 @@ tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, cast, overload
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from piledriver.core.errors import UsageError
@@ -18,6 +19,7 @@ from piledriver.kernels.attention import AttentionKernel, attention_kernel
 from piledriver.models.attention.cache import AttentionCache
 from piledriver.models.attention.masks import Masks, make_masks
 from piledriver.models.attention.rotary import Rotary
+from piledriver.models.attention.temperature import QueryTemperature
 from piledriver.models.block import Block
 from piledriver.models.config import ModelConfig
 from piledriver.models.initial_weights import initialise
@@ -46,13 +48,20 @@ class Transformer(nn.Module):
         self.generation: dict[str, Any] = {}
         """Token ids and generation settings that `interchange.save_folder` writes (`eos_token_id`, ...)."""
         self.embedding: nn.Module | None = Embedding(config.vocab_size, config.dim)
-        learned = config.positions == "learned"
-        self.position_embedding: nn.Module | None = Embedding(config.max_positions, config.dim) if learned else None
-        self.rotary = Rotary(config) if config.positions == "rotary" else None
+        self.source_config: dict[str, Any] | None = None
+        """Content of the config.json that the model was loaded from; `interchange.save_folder` keeps its keys."""
+        rows = config.max_positions + config.position_offset if config.positions == "learned" else 0
+        self.position_embedding: nn.Module | None = Embedding(rows, config.dim) if rows else None
+        self.embedding_norm: nn.Module | None = make_norm(config) if config.embedding_norm else None
+        kinds = {config.rope_of(layer) for layer in range(config.layers)}
+        self.rotary = Rotary(config) if "full" in kinds else None
+        self.sliding_rotary = Rotary(config, "sliding") if "sliding" in kinds else None
+        self.temperature = QueryTemperature(config) if config.temperature_scale else None
         # A dict, so that blocks keep their names in a pipeline stage that holds some of them.
         self.blocks = nn.ModuleDict({str(layer): Block(config, layer) for layer in range(config.layers)})
         self.norm: nn.Module | None = make_norm(config)
-        self.head: nn.Module | None = None if config.tied else Linear(config.dim, config.vocab_size, bias=False)
+        head = None if config.tied else Linear(config.dim, config.vocab_size, bias=config.head_bias)
+        self.head: nn.Module | None = head
         # Tensor and context parallelism replace these: a rank then holds a part of the vocabulary or the sequence.
         self.project: Callable[[Tensor, Tensor], Tensor] = project
         self.cross_entropy: Callable[..., LossSums] = linear_cross_entropy
@@ -101,7 +110,7 @@ class Transformer(nn.Module):
         if targets is None:
             return self.logits(x)
         if reduction == "none":
-            return self.token_losses(x, self.output_weight(), targets, softcap=self.config.logit_softcap)
+            return self.losses_by_token(x, targets)
         return self.loss(x, targets, balance)
 
     def hidden(
@@ -134,29 +143,32 @@ class Transformer(nn.Module):
         if masks is None:
             masks = self._default_masks(time, tokens.device, cache, positions)
         x = self._embed(tokens, masks.positions)
-        rotary = None if self.rotary is None else self.rotary(time, masks.positions)
+        rotary = self._rotary_tables(time, masks.positions)
+        temperature = None if self.temperature is None else self.temperature(time, masks.positions, x.device)
         balances: list[Tensor] = []
-        for block in self.blocks.values():
-            x, balance = block(x, rotary, masks.of(cast(Block, block).window), cache, masks.positions)
+        for block in cast(Iterable[Block], self.blocks.values()):
+            warm = temperature if block.rope is None else None
+            x, balance = block(x, rotary[block.rope], masks.of(block.window), cache, masks.positions, warm)
             if balance is not None:
                 balances.append(balance)
         if self.norm is not None:
             x = self.norm(x)
-            if self.config.mup_base_dim is not None:
-                x = x / self.config.width_multiplier
+            scale = self.config.logit_scale / self.config.width_multiplier
+            x = x if scale == 1.0 else x * scale
         return x, balances
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of hidden states."""
-        logits = self.project(hidden, self.output_weight())
+        logits = self.project(*self._output_operands(hidden))
         cap = self.config.logit_softcap
         return logits if cap is None else (cap * torch.tanh(logits.float() / cap)).to(logits.dtype)
 
     def loss(self, hidden: Tensor, targets: Tensor, balance: Tensor | None = None) -> LossSums:
         """Return the loss sums of hidden states, computed in chunks unless `chunk_tokens` is 0."""
+        hidden, weight = self._output_operands(hidden)
         sums = self.cross_entropy(
             hidden,
-            self.output_weight(),
+            weight,
             targets,
             z_loss=self.z_loss,
             softcap=self.config.logit_softcap,
@@ -169,12 +181,39 @@ class Transformer(nn.Module):
         total = sums.total + self.config.moe.balance_coefficient * weighted
         return LossSums(total, sums.cross_entropy, sums.z_loss, weighted.detach(), sums.tokens)
 
+    def losses_by_token(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Return the negative log-likelihood of every target, fp32, without gradients."""
+        hidden, weight = self._output_operands(hidden)
+        return self.token_losses(hidden, weight, targets, softcap=self.config.logit_softcap)
+
     def output_weight(self) -> Tensor:
         """Return [vocab, dim]: the output projection, or the embedding that it is tied to."""
         source = self.embedding if self.head is None else self.head
         if source is None:
             raise UsageError("this pipeline stage has no output layer", fix="use the last stage, which holds the head")
         return cast(Tensor, source.weight)
+
+    def _output_operands(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return hidden states and output weight whose product are the logits; a bias is one more column of both.
+
+        So every way of computing the loss supports a bias. Columns of zeros keep the width a multiple of 8.
+        """
+        weight = self.output_weight()
+        bias = None if self.head is None else self.head.bias
+        if bias is None:
+            return hidden, weight
+        one = hidden.new_ones(*hidden.shape[:-1], 1)
+        hidden = torch.cat((hidden, F.pad(one, (0, 7))), dim=-1)
+        column = cast(Tensor, bias).unsqueeze(1)
+        return hidden, torch.cat((weight, column, *[torch.zeros_like(column)] * 7), dim=1)
+
+    def _rotary_tables(self, time: int, positions: Tensor | None) -> dict[str | None, Tensor | None]:
+        """Return the rotary table of each kind of block (`Block.rope`)."""
+        tables: dict[str | None, Tensor | None] = {None: None}
+        for kind, rotary in (("full", self.rotary), ("sliding", self.sliding_rotary)):
+            if rotary is not None:
+                tables[kind] = rotary(time, positions)
+        return tables
 
     def use_attention_kernel(self, name: str) -> None:
         """Compute attention with the kernel registered under `name`; `auto` is the fastest that fits the mask."""
@@ -184,9 +223,13 @@ class Transformer(nn.Module):
         if self.embedding is None:
             return tokens
         x: Tensor = self.embedding(tokens)
+        if self.config.embedding_scale != 1.0:
+            x = x * self.config.embedding_scale
         if self.position_embedding is not None:
             places = torch.arange(tokens.shape[1], device=tokens.device) if positions is None else positions
-            x = x + self.position_embedding(places)
+            x = x + self.position_embedding(places + self.config.position_offset)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
         return x if self.compute_dtype is None else x.to(self.compute_dtype)
 
     def _default_masks(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -102,7 +103,8 @@ class TrainConfig:
     """One training run."""
 
     model: str | ModelConfig
-    """A preset by name, or a model config."""
+    """A preset by name, a model config, or the path of a Hugging Face folder, whose weights and tokenizer are then the
+    initial ones."""
     data: DataConfig
     batch_tokens: int
     """Tokens in one optimizer step, over all ranks."""
@@ -157,6 +159,13 @@ class TrainConfig:
         if given is None or isinstance(given, Mapping):
             data["layout"] = {"precision": "auto", **(given or {}), **moved}
         return data
+
+    @property
+    def model_folder(self) -> str | None:
+        """The Hugging Face folder that `model` names; None for a preset or a model config."""
+        if isinstance(self.model, str) and (os.path.sep in self.model or os.path.isdir(self.model)):
+            return self.model
+        return None
 
     def __post_init__(self) -> None:
         if (self.budget_tokens is None) == (self.budget_minutes is None):

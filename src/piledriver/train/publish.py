@@ -22,6 +22,7 @@ from piledriver.core.errors import UsageError
 from piledriver.models import Transformer
 from piledriver.models.interchange import save_folder
 from piledriver.train.config import TrainConfig
+from piledriver.train.pretrained import describe_source
 from piledriver.train.resume import CHECKPOINTS, CONFIG, shape_of
 from piledriver.train.save import publish_tokenizer, why_not_published
 from piledriver.train.text import TOKENS, tokens_folder
@@ -73,9 +74,10 @@ def publish_checkpoint(
     stored = opened.index[next(iter(keys.values()))].dtype
     with torch.device("meta"):
         model = Transformer(shape).to(_dtype(dtype) if dtype is not None else stored)
+    describe_source(model, config)
     places = (tokens_folder(config), run / TOKENS)
     tokens = next((place for place in places if os.path.isdir(place)), None)
     storage.make_folder(out)
-    extra: dict[str, Any] = {} if tokens is None else dict(publish_tokenizer(tokens, out))
+    extra: dict[str, Any] = {} if tokens is None else dict(publish_tokenizer(config, tokens, out))
     save_folder(model, out, max_shard_bytes=parse_size(max_shard_size), extra=extra, weights=weights())
     return sorted(Path(out).iterdir())

@@ -16,15 +16,20 @@ from piledriver.checkpoint.header import HEADER
 from piledriver.core.config import load_config, to_mapping
 from piledriver.core.errors import ConfigError, CorruptFileError, StorageError
 from piledriver.models.config import ModelConfig
+from piledriver.models.interchange import read_folder_config
 from piledriver.models.presets import preset
 from piledriver.train.config import TrainConfig
+from piledriver.train.pretrained import check_folder
 
 CHECKPOINTS, CONFIG = "checkpoints", "config.yaml"
 _MISSING = object()
 
 
 def shape_of(config: TrainConfig) -> ModelConfig:
-    """Return the model's config, looking up presets by name."""
+    """Return the model's config: of a preset by name, of a Hugging Face folder, or as given."""
+    if config.model_folder is not None:
+        check_folder(config.model_folder)
+        return read_folder_config(config.model_folder)[0]
     return preset(config.model) if isinstance(config.model, str) else config.model
 
 

@@ -18,6 +18,8 @@ from piledriver.engine.shards.full_state_dict import full_tensors
 from piledriver.models import ModelConfig
 from piledriver.models.interchange import InterchangeError, save_folder, write_config
 from piledriver.runtime.collectives.operations import broadcast_object
+from piledriver.train.config import TrainConfig
+from piledriver.train.pretrained import copy_tokenizer_files
 from piledriver.train.resume import CHECKPOINTS, damaged
 from piledriver.train.setup import RunComponents
 from piledriver.train.step import TrainStep
@@ -102,7 +104,7 @@ class Saving:
         failure: PiledriverError | None = None
         if self._components.world.is_main:
             try:
-                extra = publish_tokenizer(self._components.tokens, folder)
+                extra = publish_tokenizer(self._components.config, self._components.tokens, folder)
                 save_folder(model, folder, weights=weights, extra=extra)
             except PiledriverError as error:
                 failure = error
@@ -112,12 +114,15 @@ class Saving:
             raise failure
 
 
-def publish_tokenizer(tokens: storage.Location, folder: storage.Location) -> dict[str, int]:
+def publish_tokenizer(config: TrainConfig, tokens: storage.Location, folder: storage.Location) -> dict[str, int]:
     """Copy the tokenizer of token shards to a model folder; return the token ids for the model's config.
 
+    A model from a Hugging Face folder keeps the files and ids of that folder if its tokenizer is that of the shards.
     A `tokenizer.json` gets the `tokenizer_config.json` that `AutoTokenizer` reads. The document boundary is both bos
     and eos: training puts it between documents, evaluation before them.
     """
+    if copy_tokenizer_files(config, tokens, folder):
+        return {}
     opened = open_tokens(tokens)
     tokenizer, boundary = opened.tokenizer(), opened.boundary
     storage.write_bytes(storage.join(folder, opened.manifest["tokenizer"]["file"]), tokenizer.content)

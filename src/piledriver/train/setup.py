@@ -26,6 +26,7 @@ from piledriver.runtime.seeds import set_seed
 from piledriver.runtime.world import World, detect_world
 from piledriver.train.batching import Batching, cut_batch
 from piledriver.train.config import TrainConfig
+from piledriver.train.pretrained import describe_source, weights_of
 from piledriver.train.resume import check_same_run, last_checkpoint, saved_config, shape_of
 from piledriver.train.text import make_tokens
 
@@ -71,6 +72,7 @@ class RunComponents:
     def name(self) -> str:
         """The model's name for display."""
         name = self.config.model if isinstance(self.config.model, str) else "model"
+        name = name if self.config.model_folder is None else Path(name).name
         return f"{name} ({parameter_count(self.shape) / 1e6:.1f}M)"
 
 
@@ -82,7 +84,7 @@ def build_components(config: TrainConfig) -> RunComponents:
     _check_length(config, shape)
     checkpoint = last_checkpoint(config.out)
     before = saved_config(config.out, checkpoint)
-    config = _with_learning_rate(config, before)
+    config = _with_learning_rate(config, shape, before)
     check_same_run(config, before)
     accelerator = Accelerator(layout=_with_compile_chosen(config.layout))
     set_seed(config.seed)
@@ -102,7 +104,7 @@ def build_components(config: TrainConfig) -> RunComponents:
     return RunComponents(config, accelerator, shape, batching, tokens, stream, checkpoint)
 
 
-def _with_learning_rate(config: TrainConfig, before: TrainConfig | None) -> TrainConfig:
+def _with_learning_rate(config: TrainConfig, shape: ModelConfig, before: TrainConfig | None) -> TrainConfig:
     """Return the config with a learning rate: the given one, that of the run to resume, or that of the model.
 
     The model's rate is scaled for the optimizer.
@@ -111,7 +113,8 @@ def _with_learning_rate(config: TrainConfig, before: TrainConfig | None) -> Trai
         return config
     if before is not None and before.optimizer.lr is not None:
         return replace(config, optimizer=replace(config.optimizer, lr=before.optimizer.lr))
-    rate = learning_rate(config.model) * _RATE_FACTORS.get(config.optimizer.kind, 1.0)
+    preset_or_shape = config.model if config.model_folder is None else shape
+    rate = learning_rate(preset_or_shape) * _RATE_FACTORS.get(config.optimizer.kind, 1.0)
     return replace(config, optimizer=replace(config.optimizer, lr=float(f"{rate:.1e}")))
 
 
@@ -170,16 +173,20 @@ def make_model(components: RunComponents) -> Transformer:
     with torch.device("meta"):
         model = Transformer(components.shape)
     model.z_loss = components.config.z_loss
+    describe_source(model, components.config)
     return model
 
 
 def materialise(components: RunComponents, model: Transformer) -> Transformer:
-    """Apply the layout to a model on the meta device and initialise it from the seed of the run.
+    """Apply the layout to a model on the meta device and initialise it: from the seed of the run, or from a folder.
 
     The values are drawn on the CPU, each parameter's from the seed and its name, so that they depend on neither the
-    layout nor the device.
+    layout nor the device. A run that resumes does not read the folder: its checkpoint has the weights.
     """
+    folder = components.config.model_folder
     fill = partial(initialise, seed=components.config.seed, draw_on=torch.device("cpu"))
+    if folder is not None and components.checkpoint is None:
+        fill = weights_of(folder)
     with _explained_out_of_memory(components.shape):
         return cast(Transformer, components.accelerator.prepare_model(model, weights=fill))
 

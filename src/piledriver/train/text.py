@@ -10,6 +10,7 @@ from piledriver.runtime.hardware import find_hardware
 from piledriver.runtime.process_order import main_process_first
 from piledriver.runtime.world import World
 from piledriver.train.config import TrainConfig
+from piledriver.train.pretrained import tokenizer_of
 
 TOKENS, TOKENIZER = "tokens", "tokenizer.json"
 
@@ -28,8 +29,8 @@ def split_of(corpus: storage.Location, name: str) -> str | None:
 def make_tokens(config: TrainConfig, vocab_size: int, world: World) -> str:
     """Return the folder of token shards; rank 0 writes them into the run folder if the config names a corpus.
 
-    Without a tokenizer in the config, one of the model's vocabulary size is trained on the corpus. Files of an
-    interrupted start are reused.
+    Without a tokenizer in the config or in the model's folder, one of the model's vocabulary size is trained on the
+    corpus. Files of an interrupted start are reused.
     """
     folder, corpus = tokens_folder(config), config.data.corpus
     if corpus is None:
@@ -47,15 +48,16 @@ def make_tokens(config: TrainConfig, vocab_size: int, world: World) -> str:
         raise UsageError(
             f"{text} holds no documents", fix="check the step that wrote it: it may have dropped every document"
         )
-    if config.data.tokenizer is not None and (ids := open_tokenizer(config.data.tokenizer).vocab_size) > vocab_size:
+    given = tokenizer_of(config)
+    if given is not None and (ids := open_tokenizer(given).vocab_size) > vocab_size:
         raise ConfigError(
-            f"the model has {vocab_size} ids, the tokenizer {config.data.tokenizer} uses {ids}",
+            f"the model has {vocab_size} ids, the tokenizer {given} uses {ids}",
             fix=f"set model.vocab_size to {ids} or more, or use another tokenizer",
         )
     with main_process_first(world):
         if world.is_main:
-            tokenizer = config.data.tokenizer or os.path.join(config.out, TOKENIZER)
-            if config.data.tokenizer is None and not storage.exists(tokenizer):
+            tokenizer = given or os.path.join(config.out, TOKENIZER)
+            if given is None and not storage.exists(tokenizer):
                 learned = train_tokenizer(text, TokenizerTraining(vocab_size=vocab_size))
                 storage.write_bytes(tokenizer, learned.content)
             tokenize_corpus(text, tokenizer, folder, workers=find_hardware().cores)

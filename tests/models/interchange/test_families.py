@@ -74,5 +74,5 @@ def test_a_family_is_checked_like_any_config(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(FAMILIES._loaded, "wrong", {"extends": "llama", "windw": "all"})
     with pytest.raises(ConfigError, match="did you mean 'window'"):
         family("wrong")
-    with pytest.raises(UnknownFamilyError, match=r"model_type 'lama' cannot.* use one of gpt2, "):
+    with pytest.raises(UnknownFamilyError, match=r"model_type 'lama' cannot.* use one of apertus, "):
         family("lama")

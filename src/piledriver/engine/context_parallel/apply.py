@@ -32,6 +32,7 @@ from piledriver.engine.shards.collectives import Group, all_reduce_sum
 from piledriver.engine.tensor_parallel.transformer import LocalHeads
 from piledriver.kernels.attention import Mask
 from piledriver.models import LossSums, ModelConfig, Transformer
+from piledriver.models.attention.latent import LatentAttention
 from piledriver.models.attention.layer import Attention
 
 
@@ -51,7 +52,7 @@ def shard_sequences(model: nn.Module, mesh: Mesh) -> nn.Module:
     balanced = model.config.moe is not None and model.config.moe.balance_coefficient != 0
     sharding = SequenceSharding(Group.of(mesh.cp), zigzag=zigzag, may_pad=not balanced)
     for module in model.modules():
-        if isinstance(module, Attention):
+        if isinstance(module, Attention | LatentAttention):
             _replace_kernel(module, sharding)
     _hook(model, sharding)
     return model
@@ -72,6 +73,8 @@ def check_model(config: ModelConfig, layout: Layout) -> None:
         "ALiBi": config.positions == "alibi",
         "a soft cap on scores": config.attention_softcap is not None,
         "a sliding window": config.sliding_window is not None,
+        "attention sinks": config.attention_sinks,
+        "latent attention": config.latent is not None,
     }
     for reason, there in reasons.items():
         if there:
@@ -98,7 +101,7 @@ def _refuse_cache(q: Tensor, k: Tensor) -> None:
         raise EngineError("a key-value cache is not sharded over cp", fix="generate with cp=1")
 
 
-def _replace_kernel(attention: Attention, sharding: SequenceSharding) -> None:
+def _replace_kernel(attention: Attention | LatentAttention, sharding: SequenceSharding) -> None:
     """Replace the attention kernel, inside of `LocalHeads` where tp shards the heads."""
     holder: Any = attention.kernel if isinstance(attention.kernel, LocalHeads) else None
     inner: Callable[..., Tensor] = attention.kernel if holder is None else holder.inner
@@ -115,8 +118,9 @@ def _hook(model: Transformer, sharding: SequenceSharding) -> None:
     elif model.blocks:
         first = next(iter(model.blocks.values()))
         first.register_forward_pre_hook(lambda _, args: _note_length(sharding, args[0]), prepend=True)
-    if model.rotary is not None:
-        model.rotary.register_forward_hook(lambda _, args, table: _rows(sharding, args[0], table), prepend=True)
+    for by_position in (model.rotary, model.sliding_rotary, model.temperature):
+        if by_position is not None:
+            by_position.register_forward_hook(lambda _, args, table: _rows(sharding, args[0], table), prepend=True)
     if model.position_embedding is not None:
         model.position_embedding.register_forward_pre_hook(
             lambda _, args: (sharding.shard(args[0], -1), *args[1:]), prepend=True

@@ -25,14 +25,25 @@ class UlyssesAttention:
         self.inner, self.sharding = inner, sharding
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, *, slopes: Tensor | None = None, **options: Any
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Mask,
+        *,
+        slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
+        **options: Any,
     ) -> Tensor:
         if q.shape[2] != k.shape[2]:
             raise EngineError("a key-value cache is not sharded over cp", fix="generate with cp=1")
         group, time = self.sharding.group, q.shape[2]
         k, v = (with_enough_heads(x, q.shape[1], group.size) for x in (k, v))
         q, k, v = (to_heads(x, group).narrow(2, 0, self.sharding.length) for x in (q, k, v))
-        mask, slopes = heads_of(mask, slopes, group.rank * q.shape[1], q.shape[1])
+        first, heads = group.rank * q.shape[1], q.shape[1]
+        mask, slopes = heads_of(mask, slopes, first, heads)
+        if sinks is not None:
+            options["sinks"] = sinks.narrow(0, first, heads)
         out = self.inner(q, k, v, mask, slopes=slopes, **options)
         return to_sequence(pad_to_multiple(out, 2, time * group.size), group)
 

@@ -25,7 +25,7 @@ from piledriver.engine.shards.owned_rows import is_expert
 from piledriver.engine.tensor_parallel.transformer import ExpertTensorParallel
 from piledriver.models.feed_forward.moe import Experts, MoE
 
-_TP_DIM = {"gate_up": 1, "down": 2}
+_TP_DIM = {"gate_up": 1, "down": 2, "gate_up_bias": 1}
 """The dimension of each stacked weight that tp shards: the width of the expert."""
 
 
@@ -45,6 +45,11 @@ def shard_experts(model: nn.Module, mesh: Mesh) -> nn.Module:
             mixture.router.average = average
     if layout.ep == 1 and layout.expert_capacity is None:
         return model
+    if layout.expert_capacity is not None and mixtures[0].down_bias is not None:
+        raise LayoutError(
+            f"expert_capacity {layout.expert_capacity}, but experts with biases add them to dropped choices too",
+            fix="leave out expert_capacity",
+        )
     group = Group("", 1, 0) if layout.ep == 1 or mesh.alone else Group.of(mesh.ep)
     placed: dict[nn.Parameter, nn.Parameter] = {}
     for mixture in mixtures:

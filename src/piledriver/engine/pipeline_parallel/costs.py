@@ -44,7 +44,8 @@ def cost_of(module: nn.Module, sequence_length: int) -> Cost:
     for part in module.modules():
         if isinstance(part, Block):
             config = part.attention.config
-            flops += 4.0 * config.heads * config.head_dim * mean_context(sequence_length, part.window)
+            context = mean_context(sequence_length, part.window)
+            flops += 2.0 * config.heads * (config.head_dim + config.value_dim) * context
             flops += _flops_per_token(part)
         elif not isinstance(part, nn.Embedding) and not isinstance(module, Block):
             flops += sum(2.0 * p.numel() for p in part.parameters(recurse=False) if p.dim() > 1)

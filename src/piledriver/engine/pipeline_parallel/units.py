@@ -100,7 +100,8 @@ def _shallow(module: nn.Module) -> nn.Module:
 def _transformer(model: Transformer, length: int) -> PipelineUnits:
     blocks = [f"blocks.{key}" for key in model.blocks]
     units = [Unit((name,), cost_of(model.get_submodule(name), length)) for name in blocks]
-    ends = [name for name in ("embedding", "position_embedding") if getattr(model, name) is not None]
+    names = ("embedding", "position_embedding", "embedding_norm")
+    ends = [name for name in names if getattr(model, name) is not None]
     first = sum((cost_of(model.get_submodule(name), length) for name in ends), Cost(0.0, 0))
     units[0] = Unit((*ends, *units[0].names), units[0].cost + first)
     units.append(Unit(("norm", "head"), output_cost(model)))

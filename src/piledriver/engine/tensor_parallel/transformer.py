@@ -38,13 +38,17 @@ from piledriver.engine.tensor_parallel.vocab_parallel_loss import (
 )
 from piledriver.kernels.attention import Mask
 from piledriver.models import LossSums, ModelConfig, Transformer, parameter_axes
+from piledriver.models.attention.latent import LatentAttention
 from piledriver.models.attention.layer import Attention
 from piledriver.models.axes import Axes
+from piledriver.models.config import gate_block_of
 from piledriver.models.feed_forward.moe import Experts, MoE, Routing
 from piledriver.models.loss import linear_cross_entropy, token_losses
 
 SPLIT_AXES = frozenset({"heads", "kv_heads", "mlp", "vocab"})
 """The axes that tp shards; all others are replicated."""
+_OF_STREAM = frozenset({"embed", "latent", "gate"})
+"""The axes of parameters that read the residual stream as it is: a shard of it with sequence parallelism."""
 
 
 def split_transformer(model: Transformer, mesh: DeviceMesh, layout: Layout) -> None:
@@ -55,8 +59,8 @@ def split_transformer(model: Transformer, mesh: DeviceMesh, layout: Layout) -> N
     stream = SequenceParallelHooks(Group.of(mesh), by_sequence=layout.sequence_parallel)
     placed: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
-        if isinstance(module, Attention):
-            _split_heads(module, stream.group)
+        if isinstance(module, Attention | LatentAttention):
+            _split_heads(module, stream)
         elif isinstance(module, MoE):
             _split_experts(module, stream)
     axes = parameter_axes(model)
@@ -81,14 +85,19 @@ def placement_of(axes: Axes, split: frozenset[str]) -> Placement:
 def check_tp_divisible(config: ModelConfig, tp: int) -> None:
     """Raise `LayoutError` if tp does not divide the heads or the blocks of gate rows."""
     check_heads(config.heads, config.kv_heads, tp)
-    step = config.gate_block if config.mlp == "gated" else 1
-    if config.mlp_dim % (tp * step):
-        parts = config.mlp_dim // step
-        nearest = max(n for n in range(1, tp + 1) if parts % n == 0 and config.kv_heads % n == 0)
-        raise LayoutError(
-            f"tp {tp} does not divide the {parts} blocks of {step} that mlp_dim {config.mlp_dim} is stored in",
-            fix=f"use tp={nearest}",
-        )
+    widths = {"mlp_dim": config.mlp_dim} if config.expert_layers < config.layers else {}
+    if config.moe is not None:
+        widths |= {"moe.expert_dim": config.moe.expert_dim}
+        widths |= {"moe.shared_dim": config.moe.shared_dim} if config.moe.shared_dim else {}
+    for name, width in widths.items():
+        step = gate_block_of(width) if config.mlp == "gated" else 1
+        if width % (tp * step):
+            parts = width // step
+            nearest = max(n for n in range(1, tp + 1) if parts % n == 0 and config.kv_heads % n == 0)
+            raise LayoutError(
+                f"tp {tp} does not divide the {parts} blocks of {step} that {name} {width} is stored in",
+                fix=f"use tp={nearest}",
+            )
 
 
 def _place(
@@ -100,13 +109,13 @@ def _place(
     stream: SequenceParallelHooks,
 ) -> None:
     weight = axes.get("weight", ())
-    by_rows = len(weight) > 1 and weight[0] in split and weight[0] != "vocab"
+    by_rows = len(weight) > 1 and weight[0] in split and weight[0] != "vocab" and weight[-1] != "head_dim"
     by_columns = len(weight) > 1 and weight[-1] in split
     for leaf, names in axes.items():
         reader: Callable[[Tensor], Tensor] = part
         if leaf == "bias" and by_columns:
             reader = RowParallelBias(stream.group)
-        elif names == ("head_dim",) or (names == ("embed",) and stream.by_sequence):
+        elif names in (("head_dim",), ("activation",)) or (stream.by_sequence and _OF_STREAM.issuperset(names)):
             reader = SumGradient(stream.group)
         place_parameter(module, leaf, mesh, [placement_of(names, split)], placed, reader)
     if by_rows:
@@ -115,9 +124,12 @@ def _place(
         hook_output(module, stream)
 
 
-def _split_heads(attention: Attention, group: Group) -> None:
-    config = attention.config
+def _split_heads(attention: Attention | LatentAttention, stream: SequenceParallelHooks) -> None:
+    config, group = attention.config, stream.group
     attention.kernel = LocalHeads(attention.kernel, group)
+    if isinstance(attention, LatentAttention):
+        # Each rank's heads read the one key: whole along the sequence, its gradient summed over ranks.
+        attention.share_key = stream.gather_input
     if config.qk_norm == "full":
         width = config.head_dim
         for name, heads in (("q_norm", config.heads), ("k_norm", config.kv_heads)):

@@ -16,11 +16,22 @@ if TYPE_CHECKING:
 
 
 def flex(
-    q: Tensor, k: Tensor, v: Tensor, block: BlockMask, scale: float, softcap: float | None, slopes: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block: BlockMask,
+    scale: float,
+    softcap: float | None,
+    slopes: Tensor | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Return attention under a block mask, with scores capped, then lowered by ALiBi."""
+    """Return attention under a block mask, with scores capped, then lowered by ALiBi.
+
+    A sink of score s lowers all probabilities by exp(lse) / (exp(lse) + exp(s)), where lse is the log-sum-exp of the
+    scores, which the kernel returns.
+    """
     # Imported here: it brings the compiler with it, which few programs need.
-    from torch.nn.attention.flex_attention import flex_attention
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     def score_mod(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         if softcap is not None:
@@ -40,8 +51,13 @@ def flex(
         block_mask=block,
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
+        return_aux=None if sinks is None else AuxRequest(lse=True),
     )
-    return cast(Tensor, out)
+    if sinks is None:
+        return cast(Tensor, out)
+    out, aux = out
+    share = torch.sigmoid(aux.lse.float() - sinks.float()[None, :, None])
+    return cast(Tensor, (out * share.unsqueeze(-1)).to(q.dtype))
 
 
 @functools.cache
@@ -53,8 +69,9 @@ class FlexAttention(AttentionKernel):
     """Any mask and score; the general kernel on a GPU."""
 
     mask_form = "block"
+    sinks = True
     ops_to_save = ("flex_attention",)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, *, scale: float, **scores: Any) -> Tensor:
         assert mask.block is not None
-        return flex(q, k, v, mask.block, scale, scores.get("softcap"), scores.get("slopes"))
+        return flex(q, k, v, mask.block, scale, scores.get("softcap"), scores.get("slopes"), scores.get("sinks"))

@@ -48,6 +48,8 @@ class AttentionKernel(Kernel):
     """Whether ALiBi is supported (in the mask, or as the argument `slopes`)."""
     softcap: ClassVar[bool] = True
     """Whether cap * tanh(score / cap) is supported."""
+    sinks: ClassVar[bool] = False
+    """Whether attention sinks are supported: a score per head in the softmax that attends to nothing."""
     log_sum_exp: ClassVar[bool] = False
     """Whether it returns the log-sum-exp of the scores, which ring attention needs."""
     dtypes: ClassVar[frozenset[torch.dtype] | None] = None
@@ -64,10 +66,12 @@ class AttentionKernel(Kernel):
         window: int | None = None,
         softcap: float | None = None,
         slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Return [batch, heads, queries, head_dim]; k and v may have fewer heads, each shared by several queries.
 
-        `window` and `slopes` ([heads]) repeat what a dense mask contains, for kernels that read other forms.
+        `window` and `slopes` ([heads]) repeat what a dense mask contains, for kernels that read other forms. `sinks`
+        ([heads]) is passed to kernels that support it, where a model has them.
         """
         raise NotImplementedError
 
@@ -82,10 +86,16 @@ class AttentionKernel(Kernel):
         raise NotImplementedError
 
     @classmethod
-    def missing(cls, *, documents: bool, window: bool, alibi: bool, softcap: bool) -> list[str]:
+    def missing(cls, *, documents: bool, window: bool, alibi: bool, softcap: bool, sinks: bool = False) -> list[str]:
         """Return which of the features that are needed the kernel lacks."""
-        needed = {"documents": documents, "a sliding window": window, "ALiBi": alibi, "soft-capping": softcap}
-        has = (cls.documents, cls.window, cls.alibi, cls.softcap)
+        needed = {
+            "documents": documents,
+            "a sliding window": window,
+            "ALiBi": alibi,
+            "soft-capping": softcap,
+            "attention sinks": sinks,
+        }
+        has = (cls.documents, cls.window, cls.alibi, cls.softcap, cls.sinks)
         return [name for (name, need), there in zip(needed.items(), has, strict=True) if need and not there]
 
 

@@ -25,12 +25,13 @@ def reference_attention(
     causal: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
     drop: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Return attention under a boolean `mask` (True where a query may attend), with `bias` added to the scores.
 
-    A query that may attend to nothing gets zeros, as with torch's fused kernels. `drop` is applied to the
-    probabilities.
+    A query that may attend to nothing gets zeros, as with torch's fused kernels. `sinks` ([heads]) are scores that take
+    part in the softmax and attend to nothing. `drop` is applied to the probabilities.
 
     >>> q, k, v = torch.randn(3, 1, 2, 5, 4)
     >>> expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -45,7 +46,7 @@ def reference_attention(
         scores = scores.masked_fill(~_causal(scores), -torch.inf)
     if mask is not None:
         scores = torch.where(mask, scores, torch.finfo(scores.dtype).min)
-    weights = torch.softmax(scores, dim=-1)
+    weights = torch.softmax(scores, dim=-1) if sinks is None else _softmax_with(sinks, scores)
     if mask is not None:
         # A row without any True is uniform over forbidden keys here.
         weights = torch.where(mask, weights, 0.0)
@@ -57,15 +58,24 @@ def reference_attention(
 class ReferenceAttention(AttentionKernel):
     """The formula; it also returns the log-sum-exp, and computes the gradient from it."""
 
-    log_sum_exp = True
+    log_sum_exp = sinks = True
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, *, scale: float, softcap: float | None = None, **_: Any
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Mask,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        **_: Any,
     ) -> Tensor:
-        dense = mask.dense
+        dense, scores = mask.dense, {"scale": scale, "softcap": softcap}
         if dense is None or dense.dtype == torch.bool:
-            return reference_attention(q, k, v, mask=dense, causal=dense is None, scale=scale, softcap=softcap)
-        return reference_attention(q, k, v, bias=dense, scale=scale, softcap=softcap)
+            return reference_attention(q, k, v, mask=dense, causal=dense is None, sinks=sinks, **scores)
+        return reference_attention(q, k, v, bias=dense, sinks=sinks, **scores)
 
     def with_log_sum_exp(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         scores = _causal_scores(q, k, causal, scale)
@@ -85,6 +95,11 @@ class ReferenceAttention(AttentionKernel):
 def repeat_heads(x: Tensor, heads: int) -> Tensor:
     """Return keys or values with `heads` heads, each repeated for the queries that share it."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def _softmax_with(sinks: Tensor, scores: Tensor) -> Tensor:
+    column = sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:-1], 1)
+    return torch.softmax(torch.cat((scores, column), dim=-1), dim=-1)[..., :-1]
 
 
 def _scores(q: Tensor, k: Tensor, scale: float, softcap: float | None = None) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.torch_version import TorchVersion
 
@@ -27,9 +28,13 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, boundaries: Tensor, scale: float, wi
             options["enable_gqa"] = True
         else:
             k, v = repeat_heads(k, heads), repeat_heads(v, heads)
+    width = v.shape[-1]
+    if width != q.shape[-1]:
+        # The kernel has one head size; latent attention has narrower values.
+        v = F.pad(v, (0, q.shape[-1] - width))
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
     out = varlen_attn(q, k, v, boundaries, boundaries, time, time, **options)
-    return cast(Tensor, out).view(batch, time, heads, -1).transpose(1, 2)
+    return cast(Tensor, out).view(batch, time, heads, -1)[..., :width].transpose(1, 2)
 
 
 class VarlenAttention(AttentionKernel):

@@ -39,12 +39,13 @@ class AttentionCache(Protocol):
         window: int | None,
         softcap: float | None,
         slopes: Tensor | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """Store [batch, time, kv_heads, head_dim] keys and values; return the attention of the queries over all."""
+        """Store [batch, time, heads, width] keys and values (`config.cache_shape`); return the attention over all."""
 
 
 class KVCache:
-    """One pair of [batch, kv_heads, length, head_dim] tensors per block."""
+    """One pair of [batch, heads, length, width] tensors per block, where (heads, width) is `config.cache_shape`."""
 
     def __init__(
         self,
@@ -55,7 +56,8 @@ class KVCache:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        shape = (batch, config.kv_heads, length, config.head_dim)
+        heads, width = config.cache_shape
+        shape = (batch, heads, length, width)
         self.length = length
         self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.layers)]
         self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.layers)]
@@ -80,12 +82,12 @@ class KVCache:
         window: int | None,
         softcap: float | None,
         slopes: Tensor | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Write at [batch, time] positions, and attend under the dense mask."""
         rows = torch.arange(k.shape[0], device=k.device)[:, None]
         for store, new in ((self.keys[layer], k), (self.values[layer], v)):
             store[rows, :, positions] = new.to(store.dtype)
         keys, values = self.keys[layer].to(k.dtype), self.values[layer].to(v.dtype)
-        return attend(q.transpose(1, 2), keys, values, mask, scale=scale, window=window, softcap=softcap).transpose(
-            1, 2
-        )
+        scores = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
+        return attend(q.transpose(1, 2), keys, values, mask, **scores).transpose(1, 2)  # type: ignore[arg-type]

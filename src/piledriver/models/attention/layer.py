@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from piledriver.kernels.attention import Mask, alibi_slopes, attend
 from piledriver.models.attention.cache import AttentionCache
 from piledriver.models.attention.rotary import apply_rotary
 from piledriver.models.config import ModelConfig
-from piledriver.models.layers import Linear, RMSNorm
+from piledriver.models.layers import LayerNorm, Linear, RMSNorm, norm_of
 
 
 class Attention(nn.Module):
@@ -24,11 +25,14 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.config, self.layer = config, layer
-        self.window = config.window_of(layer)
+        # Chunks are documents of their own to a kernel, not a window.
+        self.window = None if config.chunked_attention else config.window_of(layer)
         self.group = config.heads // config.kv_heads
         self.qkv = Linear(config.dim, config.kv_heads * (self.group + 2) * config.head_dim, bias=config.qkv_bias)
         self.out = Linear(config.heads * config.head_dim, config.dim, bias=config.out_bias)
         self.q_norm, self.k_norm = _qk_norms(config)
+        self.norm_after_rope = config.qk_norm == "after_rope" and config.rope_of(layer) is not None
+        self.sinks = nn.Parameter(torch.empty(config.heads)) if config.attention_sinks else None
         # Context parallelism replaces the kernel: a rank then holds a part of the heads or of the sequence.
         self.kernel: Callable[..., Tensor] = attend
         self._alibi: Tensor | None = None
@@ -40,24 +44,35 @@ class Attention(nn.Module):
         mask: Mask,
         cache: AttentionCache | None = None,
         positions: Tensor | None = None,
+        temperature: Tensor | None = None,
     ) -> Tensor:
-        """Return attention over [batch, time, dim]; `positions` are the cache positions of these tokens."""
+        """Return attention over [batch, time, dim]; `positions` are the cache positions of these tokens.
+
+        `rotary` is the table of these tokens, None for no rotation; `temperature` ([batch or 1, time, 1]) multiplies
+        queries.
+        """
         config = self.config
         projected = self.qkv(x)
         # Read the shape after the projection: under sequence parallelism its input is a part of the sequence.
         batch, time, _ = projected.shape
         # The number of heads is inferred: under tensor parallelism a rank holds a part of them.
         grouped = projected.view(batch, time, -1, self.group + 2, config.head_dim)
-        if config.clip_qkv is not None:
-            grouped = grouped.clamp(-config.clip_qkv, config.clip_qkv)
         q, k, v = torch.split(grouped, [self.group, 1, 1], dim=3)
         q, k, v = q.reshape(batch, time, -1, config.head_dim), k.squeeze(3), v.squeeze(3)
         q, k = self._normalise(q, k)
+        if config.clip_qkv is not None:
+            q, k, v = (part.clamp(-config.clip_qkv, config.clip_qkv) for part in (q, k, v))
         if rotary is not None:
             q, k = apply_rotary(q, rotary), apply_rotary(k, rotary)
+        if self.norm_after_rope:
+            q, k = (F.rms_norm(part, (config.head_dim,), None, config.norm_eps) for part in (q, k))
+        if temperature is not None:
+            q = (q * temperature.unsqueeze(-1)).to(q.dtype)
         if v.is_cuda and torch.is_grad_enabled():
             # A view would keep the whole projection alive for backward, besides the rotated queries and keys.
             v = v.contiguous()
+        # Passed only where there are any: kernels and caches of other packages need not know them.
+        sinks = {} if self.sinks is None else {"sinks": self.sinks}
         if cache is not None:
             assert positions is not None
             out = cache.attend(
@@ -71,6 +86,7 @@ class Attention(nn.Module):
                 window=self.window,
                 softcap=config.attention_softcap,
                 slopes=self._slopes(q),
+                **sinks,
             )
         else:
             out = self.kernel(
@@ -82,6 +98,7 @@ class Attention(nn.Module):
                 window=self.window,
                 softcap=config.attention_softcap,
                 slopes=self._slopes(q) if mask.block is not None else None,
+                **sinks,
             ).transpose(1, 2)
         mixed: Tensor = self.out(out.reshape(batch, time, -1))
         return mixed
@@ -89,7 +106,7 @@ class Attention(nn.Module):
     def _normalise(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if self.q_norm is None or self.k_norm is None:
             return q, k
-        if self.config.qk_norm == "head":
+        if self.config.qk_norm != "full":
             return self.q_norm(q), self.k_norm(k)
         return self.q_norm(q.flatten(2)).view_as(q), self.k_norm(k.flatten(2)).view_as(k)
 
@@ -102,10 +119,15 @@ class Attention(nn.Module):
         return self._alibi
 
 
-def _qk_norms(config: ModelConfig) -> tuple[RMSNorm | None, RMSNorm | None]:
-    if config.qk_norm == "none":
+QKNorm = RMSNorm | LayerNorm | None
+
+
+def _qk_norms(config: ModelConfig) -> tuple[QKNorm, QKNorm]:
+    if config.qk_norm in ("none", "after_rope"):
         return None, None
     if config.qk_norm == "head":
-        return RMSNorm(config.head_dim, config.norm_eps), RMSNorm(config.head_dim, config.norm_eps)
-    q_dim, k_dim = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    return RMSNorm(q_dim, config.norm_eps), RMSNorm(k_dim, config.norm_eps)
+        bias = config.norm_bias
+        return norm_of(config, config.head_dim, bias=bias), norm_of(config, config.head_dim, bias=bias)
+    if config.qk_norm == "per_head":
+        return norm_of(config, (config.heads, config.head_dim)), norm_of(config, (config.kv_heads, config.head_dim))
+    return norm_of(config, config.heads * config.head_dim), norm_of(config, config.kv_heads * config.head_dim)

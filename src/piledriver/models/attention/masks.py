@@ -59,9 +59,20 @@ def make_masks(
     made: dict[int | None, Mask] = {}
     for window in windows:
         effective = None if window is not None and window >= length else window
-        made[window] = _mask(config, length, device, document_ids, effective, kernel, max_documents)
+        if effective is not None and config.chunked_attention:
+            chunks = _chunks(effective, length, device, positions)
+            made[window] = _mask(config, length, device, chunks, None, kernel, None, by_row=document_ids is not None)
+        else:
+            made[window] = _mask(config, length, device, document_ids, effective, kernel, max_documents)
     windowed = next((mask for window, mask in made.items() if window is not None), Mask())
     return Masks(made.get(None, Mask()), windowed, positions)
+
+
+def _chunks(chunk: int, length: int, device: torch.device, positions: Tensor | None) -> Tensor:
+    """Return document ids whose documents are chunks, [1 or batch, time]; chunks restart with each document."""
+    if positions is None:
+        return (torch.arange(length, device=device) // chunk).unsqueeze(0)
+    return (positions % chunk == 0).long().cumsum(dim=1)
 
 
 def _mask(
@@ -72,14 +83,18 @@ def _mask(
     window: int | None,
     kernel: str | AttentionKernel,
     max_documents: int | None,
+    *,
+    by_row: bool = True,
 ) -> Mask:
+    """Return one mask; without `by_row` the ids of a single row stand for every row, which boundaries cannot say."""
     chosen = choose_kernel(
         kernel,
         device,
-        documents=document_ids is not None,
-        window=window is not None,
+        documents=document_ids is not None and by_row,
+        window=window is not None or not by_row,
         alibi=config.positions == "alibi",
         softcap=config.attention_softcap is not None,
+        sinks=config.attention_sinks,
     )
     mask = build_mask(
         chosen.mask_form,
@@ -95,7 +110,11 @@ def _mask(
 
 def cache_mask(config: ModelConfig, positions: Tensor, cache_length: int, window: int | None) -> Tensor:
     """Return [batch, 1 or heads, time, cache_length]: what tokens at these positions may read of a cache."""
-    distance = positions[:, None, :, None] - torch.arange(cache_length, device=positions.device)
+    places = torch.arange(cache_length, device=positions.device)
+    distance = positions[:, None, :, None] - places
+    if window is not None and config.chunked_attention:
+        same = positions[:, None, :, None] // window == places // window
+        return dense_mask(distance, slopes=_slopes(config), same_document=same)
     return dense_mask(distance, window=window, slopes=_slopes(config))
 
 

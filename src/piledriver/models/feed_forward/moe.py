@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from piledriver.models.config import ModelConfig, MoEConfig
+from piledriver.models.config import ModelConfig, MoEConfig, gate_block_of
 from piledriver.models.feed_forward.grouped_mm import ROW_ALIGNMENT, grouped_mm
 from piledriver.models.feed_forward.mlp import gate
 from piledriver.models.layers import Linear, activate
@@ -35,23 +35,47 @@ class Router(nn.Module):
     def __init__(self, dim: int, settings: MoEConfig) -> None:
         super().__init__()
         self.settings = settings
-        self.score = Linear(dim, settings.experts, bias=False)
+        self.score = Linear(dim, settings.experts, bias=settings.router_bias)
+        frozen = nn.Parameter(torch.empty(settings.experts), requires_grad=False)
+        self.correction_bias = frozen if settings.correction_bias else None
         # Where a batch is spread over ranks, the engine replaces this by a mean over them.
         self.average: Callable[[Tensor], Tensor] = _identity
 
     def forward(self, x: Tensor) -> Routing:
-        """Return the routing of [tokens, dim]; softmax and balance are computed in fp32."""
-        experts = self.settings.experts
-        probabilities = self.score(x).float().softmax(dim=-1)
-        weights, chosen = probabilities.topk(self.settings.experts_per_token, dim=-1)
-        if self.settings.normalise_weights:
+        """Return the routing of [tokens, dim]; scores and balance are computed in fp32."""
+        settings = self.settings
+        logits = self.score(x).float()
+        scores = logits.softmax(dim=-1) if settings.scores == "softmax" else logits.sigmoid()
+        chosen = self._candidates(scores).topk(settings.experts_per_token, dim=-1).indices
+        weights = scores.gather(-1, chosen)
+        if settings.normalise_weights:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        share = torch.zeros(experts, device=x.device).scatter_add(
-            0, chosen.flatten(), torch.ones_like(weights).flatten()
+        if settings.weight_scale != 1.0:
+            weights = weights * settings.weight_scale
+        return Routing(chosen, weights, self._balance(scores, chosen))
+
+    def _candidates(self, scores: Tensor) -> Tensor:
+        """Return the scores by which experts are chosen: with the correction bias, -inf outside the best groups."""
+        settings = self.settings
+        if self.correction_bias is not None:
+            scores = scores + self.correction_bias
+        if settings.groups == 1:
+            return scores
+        grouped = torch.unflatten(scores, -1, (settings.groups, -1))
+        best = grouped.amax(dim=-1) if settings.group_score == "max" else grouped.topk(2, dim=-1).values.sum(dim=-1)
+        kept = best.topk(settings.groups_per_token, dim=-1).indices
+        outside = torch.ones_like(best, dtype=torch.bool).scatter(-1, kept, False)
+        return grouped.masked_fill(outside.unsqueeze(-1), -torch.inf).flatten(-2)
+
+    def _balance(self, scores: Tensor, chosen: Tensor) -> Tensor:
+        experts = self.settings.experts
+        if self.settings.scores == "sigmoid":
+            scores = scores / scores.sum(dim=-1, keepdim=True)
+        share = torch.zeros(experts, device=scores.device).scatter_add(
+            0, chosen.flatten(), torch.ones_like(chosen, dtype=torch.float32).flatten()
         )
-        share, probability = self.average(share / chosen.numel()), self.average(probabilities.mean(dim=0))
-        balance = experts * (share * probability).sum()
-        return Routing(chosen, weights, balance)
+        share, probability = self.average(share / chosen.numel()), self.average(scores.mean(dim=0))
+        return experts * (share * probability).sum()
 
 
 class Experts(nn.Module):
@@ -60,16 +84,26 @@ class Experts(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         assert config.moe is not None
-        self.count = config.moe.experts
-        self.activation, self.block, self.gated = config.activation, config.gate_block, config.mlp == "gated"
-        rows = 2 * config.mlp_dim if self.gated else config.mlp_dim
+        self.count, width = config.moe.experts, config.moe.expert_dim
+        self.activation, self.limit, self.gated = config.activation, config.gate_limit, config.mlp == "gated"
+        self.block = gate_block_of(width)
+        rows = 2 * width if self.gated else width
         self.gate_up = nn.Parameter(torch.empty(config.moe.experts, rows, config.dim))
-        self.down = nn.Parameter(torch.empty(config.moe.experts, config.dim, config.mlp_dim))
+        self.down = nn.Parameter(torch.empty(config.moe.experts, config.dim, width))
+        bias = nn.Parameter(torch.empty(config.moe.experts, rows)) if config.mlp_bias else None
+        self.register_parameter("gate_up_bias", bias)
 
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
         """Apply the experts to [rows, dim] sorted by expert; expert e owns the rows from ends[e - 1] to ends[e]."""
         hidden = grouped_mm(rows, self.gate_up.to(rows.dtype).transpose(-2, -1), ends)
-        hidden = gate(hidden, self.activation, self.block) if self.gated else activate(self.activation, hidden)
+        if self.gate_up_bias is not None:
+            expert = torch.searchsorted(ends, torch.arange(rows.shape[0], device=ends.device), right=True)
+            # Rows after the last end belong to no expert; what they compute is never read.
+            hidden = hidden + self.gate_up_bias.to(rows.dtype)[expert.clamp(max=ends.shape[0] - 1)]
+        if self.gated:
+            hidden = gate(hidden, self.activation, self.block, self.limit)
+        else:
+            hidden = activate(self.activation, hidden)
         return grouped_mm(hidden, self.down.to(rows.dtype).transpose(-2, -1), ends)
 
 
@@ -81,6 +115,9 @@ class MoE(nn.Module):
         assert config.moe is not None
         self.router = Router(config.dim, config.moe)
         self.experts = Experts(config)
+        # Not among the experts: it is added once, after what tensor parallelism sums and expert parallelism sends.
+        bias = nn.Parameter(torch.empty(config.moe.experts, config.dim)) if config.mlp_bias else None
+        self.register_parameter("down_bias", bias)
         # Expert parallelism replaces this by an exchange of tokens between ranks.
         self.dispatch: Callable[[Experts, Tensor, Routing], Tensor] = dispatch_tokens
 
@@ -88,7 +125,13 @@ class MoE(nn.Module):
         """Return the output for [batch, time, dim], and the load-balance loss."""
         tokens = x.flatten(0, 1)
         routing = self.router(tokens)
-        return self.dispatch(self.experts, tokens, routing).view_as(x), routing.balance
+        weights = routing.weights
+        if self.router.settings.weigh_inputs:
+            tokens, routing = tokens * weights.to(tokens.dtype), routing._replace(weights=torch.ones_like(weights))
+        out = self.dispatch(self.experts, tokens, routing)
+        if self.down_bias is not None:
+            out = out + combine(self.down_bias.to(out.dtype)[routing.experts.flatten()], routing)
+        return out.view_as(x), routing.balance
 
 
 def dispatch_tokens(experts: Experts, tokens: Tensor, routing: Routing) -> Tensor:

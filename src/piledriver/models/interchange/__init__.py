@@ -1,11 +1,13 @@
 """Checkpoint folders of `transformers`: read, write, convert configs and weights. Families are data."""
 
-from piledriver.models.interchange.config_json import InterchangeError, read_config, write_config
+from piledriver.models.interchange.config_json import read_config, write_config
+from piledriver.models.interchange.errors import InterchangeError
 from piledriver.models.interchange.folder import (
     copy_model_files,
     load_folder,
     load_weights,
     read_folder_config,
+    read_generation,
     read_weights,
     save_folder,
     stored_dtype,
@@ -18,6 +20,7 @@ __all__ = [
     "load_weights",
     "read_config",
     "read_folder_config",
+    "read_generation",
     "read_weights",
     "save_folder",
     "stored_dtype",

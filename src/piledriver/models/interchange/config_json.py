@@ -13,7 +13,11 @@ from typing import Any
 from piledriver.core.config import from_mapping, to_mapping
 from piledriver.core.errors import ConfigError, PiledriverError
 from piledriver.models.config import ModelConfig
-from piledriver.models.interchange.families import Family, families, family
+from piledriver.models.interchange.conversions import CONVERSIONS
+from piledriver.models.interchange.errors import InterchangeError
+from piledriver.models.interchange.families import Family, families, family, family_of, variants_of, with_defaults
+from piledriver.models.interchange.rope_json import longest_sequence, read_rope, write_rope
+from piledriver.models.interchange.windows_json import read_window, write_window
 
 _ACTIVATIONS = {
     "silu": "silu",
@@ -22,52 +26,75 @@ _ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
     "relu": "relu",
     "relu2": "relu_squared",
+    "xielu": "xielu",
 }
-_ACTIVATIONS_BACK = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "relu_squared": "relu2"}
+_ACTIVATIONS_BACK = {ours: theirs for theirs, ours in _ACTIVATIONS.items() if theirs not in ("swish", "gelu_fast")}
+_ACTIVATIONS_BACK["gelu_tanh"] = "gelu_new"
 _REQUIRED = ("vocab_size", "dim", "layers", "heads")
 # Fields that `ModelConfig` derives where they are 0, as transformers does where they are null.
 _DERIVED = ("kv_heads", "head_dim", "mlp_dim")
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-class InterchangeError(PiledriverError):
-    """A checkpoint or config that cannot be converted without changing what the model computes."""
-
-
 def read_config(theirs: Mapping[str, Any]) -> ModelConfig:
     """Return the `ModelConfig` of the content of a `config.json`."""
-    kind = family(str(theirs.get("model_type")))
-    theirs = {**kind.defaults, **theirs}  # null is a value: only keys that are absent have the default
-    for key, value in kind.refuses.items():
-        if theirs.get(key) == value:
-            raise InterchangeError(
-                f"{kind.name} with {key}: {value} is not supported", fix="export it without that option"
-            )
-    ours: dict[str, Any] = dict(kind.constants)
+    kind, given = family_of(theirs), theirs
+    theirs = with_defaults(kind, theirs)
+    _check_supported(kind, theirs)
+    ours: dict[str, Any] = {}
+    for field, value in kind.constants.items():
+        _put(ours, field, value)
     for field, key in kind.config.items():
-        value = theirs.get(key)
-        if field in _REQUIRED and value is None:
-            raise InterchangeError(f"config.json has no {key!r}", fix=f"add it: a {kind.name} checkpoint needs it")
-        if key in theirs:
-            value = 0 if field in _DERIVED and value is None else value
-            _put(ours, field, _ACTIVATIONS.get(str(value), value) if field == "activation" else value)
+        if isinstance(key, list):
+            value = CONVERSIONS[key[0]].read(theirs, *key[1:])
+        else:
+            value = theirs.get(key)
+            if field in _REQUIRED and value is None:
+                raise InterchangeError(f"config.json has no {key!r}", fix=f"add it: a {kind.name} checkpoint needs it")
+            if key not in theirs:
+                continue
+        value = 0 if field in _DERIVED and value is None else value
+        _put(ours, field, _ACTIVATIONS.get(str(value), value) if field == "activation" else value)
     if ours.get("positions") == "rotary":
-        ours |= _read_rope(kind, theirs)
-    ours |= _read_window(kind, theirs)
+        ours |= read_rope(kind, theirs, given)
+        if "max_positions" in ours:
+            ours["max_positions"] = longest_sequence(ours["max_positions"], ours.get("rope_scaling"))
+    ours |= read_window(kind, theirs, int(ours["layers"]))
     try:
         return from_mapping(ModelConfig, ours, where="config.json")
     except ConfigError as error:
         what = error.what
         for field, key in kind.config.items():
-            what = what.replace(repr(field), repr(key))
+            what = what.replace(repr(field), repr(key if isinstance(key, str) else key[1]))
         raise ConfigError(what, fix=error.fix) from error
+
+
+def _check_supported(kind: Family, theirs: Mapping[str, Any]) -> None:
+    if theirs.get("quantization_config"):
+        method = theirs["quantization_config"].get("quant_method", "unknown")
+        raise InterchangeError(
+            f"{kind.name} with quantization_config: {method} is not supported",
+            fix="load it with transformers (dequantize=True) and save it in bf16",
+        )
+    for key, value in kind.refuses.items():
+        if theirs.get(key) == value:
+            raise InterchangeError(
+                f"{kind.name} with {key}: {value} is not supported", fix="export it without that option"
+            )
+    for key, value in kind.requires.items():
+        wanted = theirs.get(value[1:]) if isinstance(value, str) and value.startswith("$") else value
+        if theirs.get(key) not in (None, wanted):
+            raise InterchangeError(
+                f"{kind.name} with {key}: {theirs[key]} is not supported", fix=f"only {wanted} can be represented"
+            )
 
 
 def read_token_ids(theirs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the bos, eos and pad token ids of the content of a `config.json`, as transformers reads them."""
-    known = {**family(str(theirs.get("model_type"))).defaults, **theirs}
+    known = with_defaults(family_of(theirs), theirs)
     return {key: known.get(key) for key in TOKEN_IDS}
 
 
@@ -75,20 +102,23 @@ def write_config(config: ModelConfig, model_type: str | None = None) -> dict[str
     """Return the content of a `config.json` that reads back to `config`. Default: the first family that fits."""
     candidates = [family(model_type)] if model_type is not None else list(families().values())
     differences: dict[str, list[str]] = {}
-    for kind in candidates:
-        theirs = _write_as(kind, config)
+    for kind in (variant for one in candidates for variant in variants_of(one)):
         try:
+            theirs = _write_as(kind, config)
             back = read_config(theirs)
-        except PiledriverError as error:
-            differences[kind.name] = [error.what]
-            continue
-        differences[kind.name] = [
-            field.name
-            for field in dataclasses.fields(ModelConfig)
-            if getattr(back, field.name) != getattr(config, field.name)
-        ]
-        if not differences[kind.name]:
-            return theirs
+        except (PiledriverError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+            # A conversion of another family's fields may fail in any way: the config is then not of that family.
+            differs = [error.what if isinstance(error, PiledriverError) else "fields that it does not have"]
+        else:
+            differs = [
+                field.name
+                for field in dataclasses.fields(ModelConfig)
+                if getattr(back, field.name) != getattr(config, field.name)
+            ]
+            if not differs:
+                return theirs
+        if kind.name not in differences or len(differs) < len(differences[kind.name]):
+            differences[kind.name] = differs
     nearest = min(differences, key=lambda name: len(differences[name]))
     raise InterchangeError(
         f"no family can represent this config: {nearest} differs in {', '.join(differences[nearest])}",
@@ -101,10 +131,20 @@ def _write_as(kind: Family, config: ModelConfig) -> dict[str, Any]:
     theirs: dict[str, Any] = {"model_type": kind.name, "architectures": [kind.architecture], **kind.writes}
     for field, key in kind.config.items():
         value = _get(ours, field)
-        theirs[key] = _ACTIVATIONS_BACK[value] if field == "activation" else value
+        if isinstance(key, list):
+            theirs |= CONVERSIONS[key[0]].write(value, config, *key[1:])
+        elif field == "activation":
+            theirs[key] = _write_activation(value, kind.defaults.get(key))
+        else:
+            theirs[key] = value
     if config.positions == "rotary":
-        theirs |= _write_rope(kind, config)
-    return theirs | _write_window(kind, config)
+        theirs |= write_rope(kind, config)
+    return theirs | write_window(kind, config) | kind.when
+
+
+def _write_activation(value: str, usual: Any) -> str:
+    """Return their name of an activation, the family's usual one where it has several."""
+    return str(usual) if _ACTIVATIONS.get(str(usual)) == value else _ACTIVATIONS_BACK[value]
 
 
 def _put(tree: dict[str, Any], dotted: str, value: Any) -> None:
@@ -119,85 +159,3 @@ def _get(tree: dict[str, Any], dotted: str) -> Any:
     for name in dotted.split("."):
         value = None if value is None else value.get(name)
     return value
-
-
-def _read_rope(kind: Family, theirs: Mapping[str, Any]) -> dict[str, Any]:
-    # transformers 5 keeps one dict; before it there were rope_theta, rope_scaling and names of single families.
-    rope = {**(theirs.get("rope_scaling") or {}), **(theirs.get("rope_parameters") or {})}
-    rope = {key: value for key, value in rope.items() if value is not None}
-    old = {field: theirs[key] for field, key in kind.rope_keys.items() if theirs.get(key) is not None}
-    ours: dict[str, Any] = {
-        "rope_theta": rope.get("rope_theta", theirs.get("rope_theta") or old.get("rope_theta", 10000.0)),
-        "rope_fraction": rope.get("partial_rotary_factor", old.get("rope_fraction", 1.0)),
-    }
-    if ours["rope_fraction"] != 1.0 and not kind.partial_rotary:
-        # transformers accepts the setting for these too, and then rotates whole heads.
-        raise InterchangeError(
-            f"{kind.name} with partial_rotary_factor {ours['rope_fraction']:g} is not supported",
-            fix="set it to 1; gpt_neox rotates a part of each head",
-        )
-    scaling = rope.get("rope_type", rope.get("type", "default"))
-    if scaling == "default":
-        return ours
-    if scaling not in ("llama3", "linear"):
-        raise InterchangeError(
-            f"rotary scaling {scaling!r} of {kind.name} is not supported", fix="use llama3 or linear"
-        )
-    names = {
-        "factor": "factor",
-        "low_frequency_factor": "low_freq_factor",
-        "high_frequency_factor": "high_freq_factor",
-        "original_max_positions": "original_max_position_embeddings",
-    }
-    return ours | {
-        "rope_scaling": {"kind": scaling} | {our: rope[their] for our, their in names.items() if their in rope}
-    }
-
-
-def _write_rope(kind: Family, config: ModelConfig) -> dict[str, Any]:
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
-    if config.rope_fraction != 1.0 or kind.partial_rotary:
-        rope["partial_rotary_factor"] = config.rope_fraction
-    if config.rope_scaling is not None:
-        rope |= {"rope_type": config.rope_scaling.kind, "factor": config.rope_scaling.factor}
-    if config.rope_scaling is not None and config.rope_scaling.kind == "llama3":
-        rope |= {
-            "low_freq_factor": config.rope_scaling.low_frequency_factor,
-            "high_freq_factor": config.rope_scaling.high_frequency_factor,
-            "original_max_position_embeddings": config.rope_scaling.original_max_positions,
-        }
-    # Both spellings: readers before transformers 5 know only the second.
-    old: dict[str, Any] = {kind.rope_keys["rope_theta"]: config.rope_theta}
-    if kind.partial_rotary:
-        old[kind.rope_keys["rope_fraction"]] = config.rope_fraction
-    if config.rope_scaling is not None:
-        old["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"}
-    return {"rope_parameters": rope} | old
-
-
-def _read_window(kind: Family, theirs: Mapping[str, Any]) -> dict[str, Any]:
-    window = theirs.get("sliding_window")
-    if kind.window == "none" or window is None or (kind.window == "by_layer" and not theirs.get("use_sliding_window")):
-        return {}
-    if kind.window == "all":
-        return {"sliding_window": window}
-    layers = int(theirs["num_hidden_layers"])
-    first_windowed = int(theirs["max_window_layers"])
-    types = theirs.get("layer_types") or ["full_attention"] * min(first_windowed, layers)
-    full = [layer for layer, name in enumerate(types) if name == "full_attention"]
-    # No block uses the window: it is not a part of the model.
-    return {} if len(full) == layers else {"sliding_window": window, "full_attention_layers": full}
-
-
-def _write_window(kind: Family, config: ModelConfig) -> dict[str, Any]:
-    if kind.window == "none":
-        return {}
-    if kind.window == "all":
-        return {"sliding_window": config.sliding_window}
-    windowed = [config.window_of(layer) is not None for layer in range(config.layers)]
-    return {
-        "use_sliding_window": any(windowed),
-        "sliding_window": config.sliding_window,
-        "max_window_layers": windowed.index(True) if any(windowed) else config.layers,
-        "layer_types": ["sliding_attention" if slides else "full_attention" for slides in windowed],
-    }

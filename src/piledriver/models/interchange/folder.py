@@ -19,14 +19,9 @@ from piledriver.core import storage
 from piledriver.core.errors import CorruptFileError, StorageError
 from piledriver.core.safetensors import CODES, SafetensorsWriter, TensorEntry
 from piledriver.models.config import ModelConfig
-from piledriver.models.interchange.config_json import (
-    TOKEN_IDS,
-    InterchangeError,
-    read_config,
-    read_token_ids,
-    write_config,
-)
-from piledriver.models.interchange.families import Family, family
+from piledriver.models.interchange.config_json import TOKEN_IDS, read_config, read_token_ids, write_config
+from piledriver.models.interchange.errors import InterchangeError
+from piledriver.models.interchange.families import Family, family_of
 from piledriver.models.interchange.tensors import OPERATIONS
 from piledriver.models.transformer import Transformer
 
@@ -39,21 +34,27 @@ def load_folder(
 ) -> Transformer:
     """Return a model with the weights of a checkpoint folder, in `dtype` (default: that of its embedding).
 
-    Token ids and generation settings of the folder are kept in `model.generation`, which `save_folder` writes.
+    Token ids and generation settings of the folder are kept in `model.generation`, its config.json in
+    `model.source_config`; `save_folder` writes both.
     """
     config, theirs = read_folder_config(folder)
     with torch.device("meta"):
         model = Transformer(config)
-    weights = read_weights(folder, config, str(theirs["model_type"]))
+    weights = read_weights(folder, config, theirs)
     first_name, first = next(weights)
     model.to(dtype or first.dtype).to_empty(device=device)
     targets = dict(model.named_parameters())
     _copy(targets[first_name], first)
     for name, tensor in weights:
         _copy(targets[name], tensor)
-    settings = Path(folder) / _GENERATION
-    model.generation = {**read_token_ids(theirs), **(_read_json(settings) if settings.exists() else {})}
+    model.source_config, model.generation = theirs, read_generation(folder, theirs)
     return model
+
+
+def read_generation(folder: str | os.PathLike[str], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the token ids and generation settings of a checkpoint folder whose config.json holds `theirs`."""
+    settings = Path(folder) / _GENERATION
+    return {**read_token_ids(theirs), **(_read_json(settings) if settings.exists() else {})}
 
 
 def load_weights(model: Transformer, folder: str | os.PathLike[str]) -> None:
@@ -68,7 +69,7 @@ def load_weights(model: Transformer, folder: str | os.PathLike[str]) -> None:
             fix="build the model from that config",
         )
     targets = dict(model.named_parameters())
-    for name, tensor in read_weights(folder, config, str(theirs["model_type"]), targets):
+    for name, tensor in read_weights(folder, config, theirs, targets):
         _copy(targets[name], tensor)
 
 
@@ -81,17 +82,20 @@ def read_folder_config(folder: str | os.PathLike[str]) -> tuple[ModelConfig, dic
 def stored_dtype(folder: str | os.PathLike[str]) -> torch.dtype:
     """Return the dtype of a folder's embedding, in which its weights are loaded."""
     config, theirs = read_folder_config(folder)
-    return next(read_weights(folder, config, str(theirs["model_type"])))[1].dtype
+    return next(read_weights(folder, config, theirs))[1].dtype
 
 
 def read_weights(
-    folder: str | os.PathLike[str], config: ModelConfig, model_type: str, names: Container[str] | None = None
+    folder: str | os.PathLike[str],
+    config: ModelConfig,
+    theirs: Mapping[str, Any],
+    names: Container[str] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (our name, tensor) of every parameter, or of `names` only.
+    """Yield (our name, tensor) of every parameter, or of `names` only; `theirs` is the content of its config.json.
 
     Missing or unknown tensors raise `InterchangeError`.
     """
-    kind, files = family(model_type), _tensor_files(Path(folder))
+    kind, files = family_of(theirs), _tensor_files(Path(folder))
     unread = set(files)
     with ExitStack() as stack:
         handles = {path: stack.enter_context(_open(path)) for path in sorted(set(files.values()))}
@@ -109,7 +113,8 @@ def read_weights(
             if parts:
                 _check_shapes(folder, sources, parts, OPERATIONS[operation].write(shapes[name], config))
                 yield name, OPERATIONS[operation].read(parts, config)
-    allowed = [*kind.ignore, *([re.escape(kind.weights["head.weight"][1])] if config.tied else [])]
+    allowed = [pattern.replace("{layers}", str(config.layers)) for pattern in kind.ignore]
+    allowed += [re.escape(kind.weights["head.weight"][1])] if config.tied else []
     left = sorted(key for key in unread if not any(re.search(pattern, key) for pattern in allowed))
     if left:
         raise InterchangeError(
@@ -137,8 +142,8 @@ def save_folder(
     (`engine.shards.full_state_dict.full_tensors`). It is consumed to its end even if writing fails, because other ranks
     take part in gathering each tensor.
     """
-    theirs = write_config(model.config, model_type)
-    kind = family(str(theirs["model_type"]))
+    theirs = _config_to_write(model, model_type)
+    kind = family_of(theirs)
     target = Path(folder)
     stream = iter(_own_weights(model) if weights is None else weights)
     try:
@@ -150,11 +155,20 @@ def save_folder(
         deque(stream, maxlen=0)
     extra = dict(extra or {})
     generation = {**model.generation, **{key: extra[key] for key in TOKEN_IDS if key in extra}}
+    theirs.pop("torch_dtype", None)  # the name before transformers 5
     theirs |= {"dtype": str(next(iter(dtypes.values()))).removeprefix("torch.")}
     theirs |= {key: generation.get(key) for key in TOKEN_IDS} | extra
     known = {key: value for key, value in generation.items() if value is not None}
     storage.write_text(target / _GENERATION, json.dumps(known, indent=2, sort_keys=True) + "\n")
     storage.write_text(target / "config.json", json.dumps(theirs, indent=2, sort_keys=True) + "\n")
+
+
+def _config_to_write(model: Transformer, model_type: str | None) -> dict[str, Any]:
+    """Return the config.json that the model was loaded from if it still describes it, else a new one."""
+    source = model.source_config
+    if source is not None and model_type in (None, source["model_type"]) and read_config(source) == model.config:
+        return dict(source)
+    return write_config(model.config, model_type)
 
 
 def copy_model_files(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> list[Path]:
@@ -189,12 +203,12 @@ def _rule(kind: Family, name: str, config: ModelConfig) -> tuple[str, list[str]]
     if pattern not in kind.weights:
         raise InterchangeError(f"family {kind.name} has no tensor for {name}", fix="choose another model_type")
     operation, *sources = kind.weights[pattern]
-    experts = range(config.moe.experts if config.moe else 0)
-    expanded = [
-        source.replace("{i}", layer).replace("{e}", str(expert))
-        for source in sources
-        for expert in (experts if "{e}" in source else [0])
-    ]
+    counts = {"{e}": config.moe.experts if config.moe else 0, "{h}": config.heads, "{k}": config.kv_heads}
+    expanded = []
+    for source in sources:
+        number = next((mark for mark in counts if mark in source), None)
+        indices = range(counts[number]) if number is not None else [0]
+        expanded += [source.replace("{i}", layer).replace(number or "{}", str(index)) for index in indices]
     return operation, expanded
 
 

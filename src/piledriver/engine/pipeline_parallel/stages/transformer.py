@@ -47,8 +47,8 @@ class TransformerStage(Transformer):
         if targets is None:
             return self.logits(x)
         if reduction == "none":
-            return self.token_losses(x, self.output_weight(), targets, softcap=self.config.logit_softcap)
-        mean = None if balance is None else balance.sum() / self.config.layers
+            return self.losses_by_token(x, targets)
+        mean = None if balance is None else balance.sum() / self.config.expert_layers
         return pack(self.loss(x, targets, mean))
 
 
