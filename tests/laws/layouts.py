@@ -21,7 +21,8 @@ class Row:
     layout: Layout
     processes: int = 2
     model: str = "transformer"
-    """transformer, plain (a user's own stack), tied (tied embeddings), deep (tied, twice as many blocks) or moe: see
+    """transformer, plain (a user's own stack), tied (tied embeddings), deep (tied, twice as many blocks), moe, latent
+    (attention and experts of DeepSeek), sinks (those of gpt-oss) or shared-norm (ALiBi, parallel, biased output): see
     `test_layouts.make_model`."""
     optimizer: str = "adamw"
     """adamw, muon, lion, compact (8-bit states): see `test_layouts.make_optimizer`."""
@@ -131,4 +132,14 @@ ROWS += [
     Row(name="zero3-cp-tp", layout=Layout(zero=3, cp=2, tp=2), processes=4),
     Row(name="zero3-ep-tp", layout=Layout(zero=3, ep=2, tp=2), processes=4, model="moe"),
     Row(name="zero3-pp-ep", layout=Layout(zero=3, pp=2, ep=2, microbatches=2), processes=4, model="moe"),
+]
+
+ROWS += [
+    Row(name="zero3-latent", layout=Layout(zero=3), model="latent"),
+    Row(name="tp-latent", layout=Layout(tp=2), model="latent"),
+    Row(name="pp-latent", layout=Layout(pp=2, microbatches=2), model="latent"),
+    Row(name="ep-sinks", layout=Layout(ep=2), model="sinks"),
+    Row(name="cp-sinks", layout=Layout(cp=2, cp_method="all-to-all"), model="sinks"),
+    Row(name="tp-shared-norm", layout=Layout(tp=2), model="shared-norm"),
+    Row(name="pp-shared-norm", layout=Layout(pp=2, microbatches=2, activations="selective"), model="shared-norm"),
 ]

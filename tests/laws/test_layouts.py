@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from piledriver.accelerator import Accelerator, DataLoaderConfiguration, GradientAccumulationPlugin
-from piledriver.models import ModelConfig, MoEConfig, Transformer
+from piledriver.models import LatentAttentionConfig, ModelConfig, MoEConfig, Transformer
 from piledriver.optim import CompactAdamW, Lion, Muon, parameter_groups
 from piledriver.runtime.world import group_world
 from tests.checkpoint.processes import run as on_ranks
@@ -58,18 +58,44 @@ class PlainStack(nn.Module):
 def make_model(kind: str) -> nn.Module:
     if kind == "plain":
         return PlainStack()
-    moe = MoEConfig(experts=4, experts_per_token=2, balance_coefficient=0.0) if kind == "moe" else None
+    experts = {"experts": 4, "experts_per_token": 2, "balance_coefficient": 0.0}
+    options: dict[str, Any] = {
+        "moe": {"moe": MoEConfig(**experts)},
+        "latent": {
+            "kv_heads": 4,
+            "latent": LatentAttentionConfig(kv_rank=16, rope_dim=4, value_dim=8, q_rank=16),
+            "moe": MoEConfig(
+                **experts, expert_dim=32, shared_dim=64, dense_layers=(0,), scores="sigmoid", correction_bias=True
+            ),
+        },
+        "sinks": {
+            "sliding_window": 5,
+            "attention_sinks": True,
+            "mlp_bias": True,
+            "gate_limit": 7.0,
+            "activation": "quick_gelu",
+            "moe": MoEConfig(**experts, router_bias=True),
+        },
+        "shared-norm": {
+            "positions": "alibi",
+            "norm": "layer",
+            "norm_bias": True,
+            "embedding_norm": True,
+            "parallel_residual": True,
+            "shared_norm": True,
+            "head_bias": True,
+        },
+    }
     config = ModelConfig(
         vocab_size=VOCAB,
         dim=32,
         # Two blocks are the fewest that can be cut, gathered ahead, or recomputed in part.
         layers=4 if kind == "deep" else 2,
         heads=4,
-        kv_heads=2,
         mlp_dim=64,
         max_positions=64,
         tied=kind in ("tied", "deep"),
-        moe=moe,
+        **{"kv_heads": 2, **options.get(kind, {})},
     )
     return Transformer(config, seed=1)
 

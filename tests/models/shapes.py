@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from piledriver.models import ModelConfig, MoEConfig, RopeScaling
+from piledriver.models import LatentAttentionConfig, ModelConfig, MoEConfig, RopeScaling
 
 BASE = {"vocab_size": 61, "dim": 32, "layers": 2, "heads": 4, "mlp_dim": 48, "max_positions": 64, "init_std": 0.2}
 
@@ -33,4 +33,71 @@ SHAPES: dict[str, ModelConfig] = {
     "moe-plain": ModelConfig(**BASE, mlp="plain", activation="relu", moe=MoEConfig(experts=3, experts_per_token=1)),
     "no-positions": ModelConfig(**BASE, positions="none"),
     "mup": ModelConfig(**BASE, mup_base_dim=16),
+    "latent": ModelConfig(
+        **BASE,
+        head_dim=12,
+        latent=LatentAttentionConfig(kv_rank=16, rope_dim=4, value_dim=10, q_rank=12),
+        rope_scaling=RopeScaling(kind="yarn", factor=4.0, original_max_positions=16, mscale=1.0, mscale_all_dim=0.8),
+        moe=MoEConfig(
+            experts=4,
+            expert_dim=24,
+            shared_dim=16,
+            shared_gate=True,
+            dense_layers=(0,),
+            scores="sigmoid",
+            weight_scale=2.0,
+            groups=2,
+            group_score="top2",
+            correction_bias=True,
+        ),
+    ),
+    "sinks": ModelConfig(
+        **BASE,
+        kv_heads=2,
+        sliding_window=5,
+        full_attention_layers=(1,),
+        attention_sinks=True,
+        activation="quick_gelu",
+        gate_limit=0.5,
+        mlp_bias=True,
+        moe=MoEConfig(experts=4, router_bias=True),
+    ),
+    "shared-norm": ModelConfig(
+        **BASE,
+        kv_heads=2,
+        norm="layer",
+        norm_bias=True,
+        embedding_norm=True,
+        parallel_residual=True,
+        shared_norm=True,
+        qk_norm="per_head",
+        mlp="plain",
+        activation="xielu",
+        head_bias=True,
+        tied=False,
+    ),
+    "both-norms": ModelConfig(
+        **BASE,
+        norm_placement="both",
+        norm_unit_offset=True,
+        embedding_scale=0,
+        residual_scale=0.5,
+        logit_scale=0.5,
+        qk_norm="head",
+        sliding_window=5,
+        full_attention_layers=(1,),
+        sliding_rope_theta=100.0,
+    ),
+    "chunked": ModelConfig(
+        **BASE,
+        kv_heads=2,
+        chunked_attention=True,
+        sliding_window=5,
+        full_attention_layers=(1,),
+        no_rope_layers=(1,),
+        qk_norm="after_rope",
+        temperature_scale=0.3,
+        temperature_positions=4,
+        moe=MoEConfig(experts=4, experts_per_token=1, scores="sigmoid", normalise_weights=False, weigh_inputs=True),
+    ),
 }

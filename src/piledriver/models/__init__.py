@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from piledriver.models.attention.cache import KVCache
     from piledriver.models.attention.masks import Masks, make_masks
     from piledriver.models.axes import parameter_axes
-    from piledriver.models.config import ModelConfig, MoEConfig, RopeScaling
+    from piledriver.models.config import LatentAttentionConfig, ModelConfig, MoEConfig, RopeScaling
     from piledriver.models.initial_weights import initialise, learning_rate_scales
     from piledriver.models.loss import LossSums, linear_cross_entropy, token_losses
     from piledriver.models.transformer import Transformer
 
 __all__ = [
     "KVCache",
+    "LatentAttentionConfig",
     "LossSums",
     "Masks",
     "MoEConfig",
@@ -44,6 +45,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "KVCache": "attention.cache",
+        "LatentAttentionConfig": "config",
         "LossSums": "loss",
         "Masks": "attention.masks",
         "MoEConfig": "config",

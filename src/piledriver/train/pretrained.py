@@ -1,7 +1,7 @@
 """Continued pretraining: a Hugging Face folder as the model of a run.
 
-Its config is the shape, its weights are the initial ones, and its tokenizer reads the corpus. The published folder is of
-the same family with its config, generation settings and tokenizer files.
+Its config is the shape, its weights are the initial ones, and its tokenizer reads the corpus. The published folder is
+of the same family with its config, generation settings and tokenizer files.
 """
 
 from __future__ import annotations

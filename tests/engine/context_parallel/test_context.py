@@ -20,12 +20,14 @@ from piledriver.engine.data_parallel import attach_reducer
 from piledriver.engine.mesh import make_mesh
 from piledriver.engine.options import DDPOptions
 from piledriver.engine.shards.collectives import Group
-from piledriver.models import MoEConfig, Transformer, make_masks
+from piledriver.models import LatentAttentionConfig, MoEConfig, Transformer, make_masks
 from tests.checkpoint.processes import run
 from tests.engine.parallel_steps import assert_like_one_process, config, lay_out
 from tests.engine.tensor_parallel.test_tensor import hugging_face_configs
 
 RING, HEADS = Layout(cp=2), Layout(cp=2, cp_method="all-to-all")
+SINKS = {"attention_sinks": True, "sliding_window": 5, "no_rope_layers": (1,), "temperature_scale": 0.3}
+LATENT = {"head_dim": 12, "latent": LatentAttentionConfig(kv_rank=16, rope_dim=4, value_dim=10)}
 
 
 @given(st.integers(1, 5), st.integers(1, 40), st.booleans())
@@ -43,6 +45,8 @@ def _on_two(rank: int) -> None:
             assert_like_one_process(config(**options), layout)
     for options in ({"positions": "alibi"}, {"sliding_window": 5, "attention_softcap": 4.0}, {"kv_heads": 2}):
         assert_like_one_process(config(**options), HEADS, documents=True)
+    for options in (SINKS, LATENT):
+        assert_like_one_process(config(**options), HEADS)
     assert_like_one_process(config(), Layout(cp=2, zero=3))
     model = Transformer(config(moe=MoEConfig(experts=2, experts_per_token=1)))
     lay_out(model, RING)
@@ -132,6 +136,8 @@ def test_sequences_in_four_parts_and_beside_other_axes() -> None:
     [
         ({"positions": "alibi"}, RING, "ring attention has no kernel for ALiBi. Fix: use cp_method='all-to-all'"),
         ({"sliding_window": 4}, RING, "ring attention has no kernel for a sliding window"),
+        ({"attention_sinks": True}, RING, "ring attention has no kernel for attention sinks"),
+        (LATENT, RING, "ring attention has no kernel for latent attention"),
         (
             {"heads": 4},
             Layout(cp=8, cp_method="all-to-all"),

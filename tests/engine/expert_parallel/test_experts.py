@@ -18,11 +18,21 @@ from tests.engine.parallel_steps import assert_like_one_process, config, lay_out
 
 SHAPE = config(moe=MoEConfig(experts=4, experts_per_token=2, balance_coefficient=0.1), mlp_dim=64)
 
+BIASED = config(
+    mlp_bias=True,
+    gate_limit=0.1,
+    moe=MoEConfig(experts=4, expert_dim=64, shared_dim=32, dense_layers=(0,), router_bias=True, correction_bias=True),
+)
+
 
 def _on_two(rank: int) -> None:
     for layout in (Layout(ep=2), Layout(ep=2, zero=3), Layout(zero=3), Layout(zero=1)):
         assert_like_one_process(SHAPE, layout)
     assert_like_one_process(SHAPE, Layout(cp=2, ep=2), time=12)
+    for layout in (Layout(ep=2), Layout(ep=2, zero=3), Layout(zero=3)):
+        assert_like_one_process(BIASED, layout)
+    with pytest.raises(LayoutError, match=r"expert_capacity 2\.0, but experts with biases"):
+        lay_out(Transformer(BIASED), Layout(ep=2, expert_capacity=2.0))
     # With room for all, a capacity changes nothing.
     assert_like_one_process(SHAPE, Layout(ep=2, expert_capacity=2.0))
     model = Transformer(SHAPE)
@@ -64,6 +74,7 @@ def test_spread_experts_are_the_same_function() -> None:
 def _on_four(rank: int) -> None:
     for layout in (Layout(ep=2, zero=3), Layout(ep=4), Layout(ep=2, tp=2), Layout(ep=2, zero=3, dp_replicate=2)):
         assert_like_one_process(SHAPE, layout)
+    assert_like_one_process(BIASED, Layout(ep=2, tp=2))
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from piledriver.engine.tensor_parallel import apply_tp
 from piledriver.engine.tensor_parallel.inferred import split_logits
 from piledriver.engine.tensor_parallel.roles import Role, infer_roles
 from piledriver.engine.tensor_parallel.transformer import check_tp_divisible
-from piledriver.models import MoEConfig, Transformer
+from piledriver.models import LatentAttentionConfig, MoEConfig, Transformer
 from tests.checkpoint.processes import run
 from tests.engine.parallel_steps import VOCAB, assert_like_one_process, config
 
@@ -33,6 +33,25 @@ SHAPES: dict[str, dict[str, Any]] = {
     "learned positions": {"positions": "learned", "norm": "layer", "norm_bias": True, "mlp": "plain", "mlp_bias": True},
     "experts": {"moe": MoEConfig(experts=4, experts_per_token=2), "mlp_dim": 64},
     "capped scores in a window": {"attention_softcap": 3.0, "sliding_window": 4},
+    "latent attention, shared experts": {
+        "head_dim": 12, "latent": LatentAttentionConfig(kv_rank=16, rope_dim=4, value_dim=10, q_rank=12),
+        "moe": MoEConfig(experts=4, expert_dim=64, shared_dim=64, shared_gate=True, dense_layers=(0,),
+                         scores="sigmoid", correction_bias=True),
+    },
+    "sinks, experts with biases": {
+        "kv_heads": 2, "sliding_window": 4, "attention_sinks": True, "mlp_bias": True, "gate_limit": 0.1,
+        "activation": "quick_gelu", "moe": MoEConfig(experts=4, expert_dim=64, router_bias=True),
+    },
+    "shared norm, biased output": {
+        "positions": "alibi", "norm": "layer", "norm_bias": True, "embedding_norm": True, "parallel_residual": True,
+        "shared_norm": True, "qk_norm": "per_head", "mlp": "plain", "activation": "xielu", "head_bias": True,
+        "tied": False,
+    },
+    "norms on both sides": {
+        "norm_placement": "both", "norm_unit_offset": True, "embedding_scale": 0, "residual_scale": 0.5,
+        "logit_scale": 0.5, "qk_norm": "head", "sliding_window": 5, "full_attention_layers": (1,),
+        "sliding_rope_theta": 100.0,
+    },
 }  # fmt: skip
 
 
@@ -117,10 +136,16 @@ def _on_two(rank: int) -> None:
         assert_like_one_process(config(**options), Layout(tp=2))
     whole = [Layout(tp=2, sequence_parallel=False), Layout(tp=2, loss_parallel=False)]
     for layout in whole:
-        for name in ("norm of all heads at once", "learned positions", "experts"):
+        for name in (
+            "norm of all heads at once",
+            "learned positions",
+            "experts",
+            "latent attention, shared experts",
+            "shared norm, biased output",
+        ):
             assert_like_one_process(config(**SHAPES[name]), layout)
     mesh = make_mesh(Layout(tp=2, debug=True), "cpu")
-    for name in ("neox", "slopes per head", "experts"):
+    for name in ("neox", "slopes per head", "experts", "latent attention, shared experts"):
         apply_tp(Transformer(config(**SHAPES[name])), mesh)
     _tied_stay_tied(mesh)
     _stacks(mesh)

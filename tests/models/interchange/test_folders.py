@@ -117,7 +117,8 @@ def test_a_part_of_each_head_is_turned_only_where_transformers_does_it(tmp_path:
     with pytest.raises(InterchangeError, match=r"llama with partial_rotary_factor 0.5"):
         read_config({"model_type": "llama", **SMALL, "rope_parameters": rope})
     with pytest.raises(InterchangeError, match=r"partial_rotary_factor 0.5|rope_fraction"):
-        write_config(preset("tiny", rope_fraction=0.5))
+        write_config(preset("tiny", rope_fraction=0.5), "llama")
+    assert write_config(preset("tiny", rope_fraction=0.5))["model_type"] == "phi3", "the first family that does"
     assert read_config({"model_type": "gpt_neox", **SMALL, "rope_parameters": rope}).rope_fraction == 0.5
 
 

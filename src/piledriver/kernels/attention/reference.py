@@ -72,10 +72,19 @@ class ReferenceAttention(AttentionKernel):
         sinks: Tensor | None = None,
         **_: Any,
     ) -> Tensor:
-        dense, scores = mask.dense, {"scale": scale, "softcap": softcap}
-        if dense is None or dense.dtype == torch.bool:
-            return reference_attention(q, k, v, mask=dense, causal=dense is None, sinks=sinks, **scores)
-        return reference_attention(q, k, v, bias=dense, sinks=sinks, **scores)
+        dense = mask.dense
+        additive = dense is not None and dense.dtype != torch.bool
+        return reference_attention(
+            q,
+            k,
+            v,
+            mask=None if additive else dense,
+            bias=dense if additive else None,
+            causal=dense is None,
+            scale=scale,
+            softcap=softcap,
+            sinks=sinks,
+        )
 
     def with_log_sum_exp(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         scores = _causal_scores(q, k, causal, scale)

@@ -81,6 +81,8 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """The weights of all experts, stacked."""
 
+    gate_up_bias: nn.Parameter | None
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         assert config.moe is not None
@@ -109,6 +111,8 @@ class Experts(nn.Module):
 
 class MoE(nn.Module):
     """Router and experts in place of an MLP."""
+
+    down_bias: nn.Parameter | None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
