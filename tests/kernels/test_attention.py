@@ -28,12 +28,14 @@ NEEDS = {
     "documents and window": {"documents": True, "window": True},
     "ALiBi": {"alibi": True},
     "soft cap": {"softcap": True},
-    "everything": {"documents": True, "window": True, "alibi": True, "softcap": True},
+    "sinks": {"sinks": True},
+    "sinks and window": {"sinks": True, "window": True},
+    "everything": {"documents": True, "window": True, "alibi": True, "softcap": True, "sinks": True},
 }
 
 
 def needs(**given: bool) -> dict[str, bool]:
-    return {name: given.get(name, False) for name in ("documents", "window", "alibi", "softcap")}
+    return {name: given.get(name, False) for name in ("documents", "window", "alibi", "softcap", "sinks")}
 
 
 def inputs(device: str, dtype: torch.dtype, kv_heads: int = 2) -> tuple[Tensor, Tensor, Tensor]:
@@ -57,6 +59,8 @@ def compute(name: str, asked: dict[str, bool], device: str, dtype: torch.dtype) 
         "softcap": 2.0 if asked["softcap"] else None,
         "slopes": None if slopes is None else torch.tensor(slopes, device=device),
     }
+    if asked["sinks"]:
+        options["sinks"] = torch.tensor([0.5, -1.0, 2.0, 0.0], device=device)
     ids = IDS.to(device) if asked["documents"] else None
     mask = build_mask(kernel.mask_form, 12, torch.device(device), ids, window=options["window"], slopes=slopes)
     gradient = torch.randn(2, 4, 12, 16, generator=torch.Generator().manual_seed(1)).to(device, dtype)
@@ -129,6 +133,8 @@ class TestOnGpu:
         ("cpu", {}, "SDPA"),
         ("cpu", {"documents": True, "window": True, "alibi": True}, "SDPA"),
         ("cpu", {"softcap": True}, "ReferenceAttention"),
+        ("cpu", {"sinks": True}, "ReferenceAttention"),
+        ("cuda", {"documents": True, "sinks": True}, "FlexAttention"),
         ("cuda", {}, "SDPA"),
         ("cuda", {"documents": True, "window": True}, "VarlenAttention"),
         ("cuda", {"window": True}, "FlexAttention"),
