@@ -44,6 +44,9 @@ def load_folder(
     first_name, first = next(weights)
     model.to(dtype or first.dtype).to_empty(device=device)
     targets = dict(model.named_parameters())
+    for name, parameter in targets.items():
+        if _stays_fp32(name):
+            parameter.data = parameter.data.float()
     _copy(targets[first_name], first)
     for name, tensor in weights:
         _copy(targets[name], tensor)
@@ -221,7 +224,15 @@ def _dtypes(model: Transformer, dtype: torch.dtype | None) -> dict[str, torch.dt
     """Return the dtype in which each parameter is written; parameters of other ranks get that of the first one here."""
     here = {name: parameter.dtype for name, parameter in model.named_parameters()}
     usual = dtype or next(iter(here.values()))
-    return {name: dtype or here.get(name, usual) for name in _meta_parameters(model.config)}
+    return {
+        name: torch.float32 if _stays_fp32(name) else dtype or here.get(name, usual)
+        for name in _meta_parameters(model.config)
+    }
+
+
+def _stays_fp32(name: str) -> bool:
+    """Return whether a parameter is fp32 in checkpoints of any dtype: routers compare sums with it."""
+    return name.endswith("router.correction_bias")
 
 
 def _plan(
