@@ -21,7 +21,7 @@ SHAPE = config(moe=MoEConfig(experts=4, experts_per_token=2, balance_coefficient
 BIASED = config(
     mlp_bias=True,
     gate_limit=0.1,
-    moe=MoEConfig(experts=4, expert_dim=64, shared_dim=32, dense_layers=(0,), router_bias=True, correction_bias=True),
+    moe=MoEConfig(experts=4, expert_dim=64, shared_dim=64, dense_layers=(0,), router_bias=True, correction_bias=True),
 )
 
 

@@ -93,7 +93,7 @@ FAMILIES: Registry[Mapping[str, Any] | Traversable] = Registry("model_family", r
 """The fields of a `Family`, as a mapping or as a YAML file (a `pathlib.Path` or a package resource)."""
 
 
-_MOST_READ = ("gpt2", "gpt_neox", "llama", "mistral", "mixtral", "olmo", "olmo2", "qwen2", "qwen3")
+_MOST_READ = ("gpt2", "gpt_neox", "llama", "mistral", "mixtral", "olmo", "olmo2", "phi3", "qwen2", "qwen3")
 """A new model is written as the first of these that can express it."""
 
 
