@@ -65,7 +65,7 @@ def make_model(kind: str) -> nn.Module:
             "kv_heads": 4,
             "latent": LatentAttentionConfig(kv_rank=16, rope_dim=4, value_dim=8, q_rank=16),
             "moe": MoEConfig(
-                **experts, expert_dim=32, shared_dim=64, dense_layers=(0,), scores="sigmoid", correction_bias=True
+                **experts, expert_dim=64, shared_dim=64, dense_layers=(0,), scores="sigmoid", correction_bias=True
             ),
         },
         "sinks": {
