@@ -70,6 +70,10 @@ def quantise_linears(model: Transformer, kind: WeightKind, *, head: WeightKind |
     """
     if model.config.moe is not None:
         raise UsageError("experts cannot be quantised", fix="serve the model in 16 bits")
+    if model.config.latent is not None:
+        raise UsageError("latent attention cannot be quantised", fix="serve the model in 16 bits")
+    if head is not None and model.config.head_bias:
+        raise UsageError("an output projection with a bias cannot be quantised", fix="leave out head")
     for block in model.blocks.values():
         for module in list(block.modules()):
             for name, child in list(module.named_children()):

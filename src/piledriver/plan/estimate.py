@@ -49,7 +49,7 @@ def estimate_memory(model: str, dtypes: Sequence[str] = ("float32", "float16", "
 
 def _counts(model: str) -> tuple[float, float]:
     """Return the parameters of the largest layer (a block, or an embedding) and of the model."""
-    from piledriver.models.interchange.config_json import InterchangeError
+    from piledriver.models.interchange.errors import InterchangeError
 
     try:
         config, _ = config_of(model)

@@ -19,6 +19,7 @@ from piledriver.kernels.linear import QuantisedWeight, linear
 from piledriver.kernels.paged_attention import PagedBatch, paged_attention
 from piledriver.kernels.registry import HAS_TRITON
 from piledriver.models import ModelConfig, Transformer
+from piledriver.models.attention.layer import Attention
 from piledriver.models.block import Block
 from piledriver.models.feed_forward.mlp import GatedMLP
 from piledriver.models.layers import Embedding, Linear, RMSNorm
@@ -122,9 +123,9 @@ def _has_defaults(config: ModelConfig) -> bool:
 
 def _is_plain(block: Block) -> bool:
     attention, mlp = block.attention, block.mlp
-    if not isinstance(mlp, GatedMLP) or mlp.activation != "silu":
+    if not isinstance(attention, Attention) or not isinstance(mlp, GatedMLP) or mlp.activation != "silu":
         return False
-    norms: list[nn.Module] = [block.attention_norm, block.mlp_norm]
+    norms: list[nn.Module | None] = [block.attention_norm, block.mlp_norm]
     linears: list[nn.Module] = [attention.qkv, attention.out, mlp.gate_up, mlp.down]
     return all(type(norm) is RMSNorm and norm.weight is not None for norm in norms) and all(
         type(layer) in (Linear, QuantisedLinear) for layer in linears

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from piledriver.core.errors import UsageError
 from piledriver.kernels.attention import Mask
 from piledriver.kernels.paged_attention import PagedBatch, paged_attention, write_pages
 from piledriver.models import Masks, ModelConfig
 
 
 class PagedCache:
-    """[blocks, kv_heads, block_size, head_dim] keys and values of each layer; an `AttentionCache`.
+    """[blocks, heads, block_size, width] keys and values of each layer (`config.cache_shape`); an `AttentionCache`.
 
     One block more than the scheduler knows is the scratch block, which padding tokens write to.
     """
@@ -26,7 +27,9 @@ class PagedCache:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        shape = (blocks + 1, config.kv_heads, block_size, config.head_dim)
+        check_servable(config, length)
+        heads, width = config.cache_shape
+        shape = (blocks + 1, heads, block_size, width)
         self.length, self.block_size, self.scratch_block = length, block_size, blocks
         self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.layers)]
         self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.layers)]
@@ -50,16 +53,33 @@ class PagedCache:
         window: int | None,
         softcap: float | None,
         slopes: Tensor | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """Write [1, tokens, kv_heads, head_dim] to the pages of this step's sequences, then attend over them."""
+        """Write [1, tokens, heads, width] to the pages of this step's sequences, then attend over them."""
         assert self.batch is not None, "set `batch` before the forward pass"
         keys, values = self.keys[layer], self.values[layer]
         write_pages(keys, values, k[0], v[0], self.batch.slots)
         return paged_attention(
-            q[0], keys, values, self.batch, scale=scale, window=window, softcap=softcap, slopes=slopes
+            q[0], keys, values, self.batch, scale=scale, window=window, softcap=softcap, slopes=slopes, sinks=sinks
         )[None]
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Return the bytes of one block over all layers."""
-    return 2 * config.layers * config.kv_heads * block_size * config.head_dim * dtype.itemsize
+    heads, width = config.cache_shape
+    return 2 * config.layers * heads * block_size * width * dtype.itemsize
+
+
+def check_servable(config: ModelConfig, length: int) -> None:
+    """Raise `UsageError` for what depends on more of a sequence than the positions of the tokens of a step."""
+    scaling = config.rope_scaling
+    if config.chunked_attention:
+        raise UsageError(
+            "chunked attention (Llama 4) has no paged kernel", fix="generate with `piledriver.models.decoding`"
+        )
+    if scaling is not None and scaling.depends_on_length and length > scaling.original_max_positions:
+        raise UsageError(
+            f"{scaling.kind} rotary scaling changes with the length of a sequence beyond "
+            f"{scaling.original_max_positions} tokens, and a step holds several sequences",
+            fix=f"limit sequences to {scaling.original_max_positions} tokens",
+        )
