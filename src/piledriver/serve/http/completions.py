@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
-from piledriver.serve.http.events import EventStream
+from piledriver.serve.http.events import EventStream, together
 from piledriver.serve.http.sampling import grammar_of, sampling_params
 from piledriver.serve.http.schema import CompletionBody
 from piledriver.serve.http.served_model import ServedModel
@@ -87,25 +87,10 @@ class CompletionTask:
     async def stream(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the chunks of a streamed answer."""
         usage, options = Usage(), self.body.stream_options
-        waiting: asyncio.Queue[tuple[int, list[RequestOutput] | None]] = asyncio.Queue()
-
-        async def pump(number: int, stream: EventStream) -> None:
-            async for events in stream.batches():
-                waiting.put_nowait((number, events))
-            waiting.put_nowait((number, None))
-
         async with AsyncExitStack() as stack:
             streams = [await stack.enter_async_context(self._submit(prompt)) for prompt in self.prompts]
-            group = await stack.enter_async_context(asyncio.TaskGroup())
             observers = [self.served.metrics.observer() for _ in streams]
-            for number, stream in enumerate(streams):
-                group.create_task(pump(number, stream))
-            left = len(streams)
-            while left:
-                number, events = await waiting.get()
-                if events is None:
-                    left -= 1
-                    continue
+            async for number, events in together(streams):
                 for event in events:
                     observers[number].see(event)
                 if error := failure_of(events[-1]):
