@@ -18,6 +18,7 @@ from piledriver.plan.blocks.parameters import even_stages
 from piledriver.plan.blocks.setting import Traits
 from piledriver.plan.hardware.catalog import make_cluster
 from piledriver.plan.hardware.cluster import Cluster
+from piledriver.plan.memory.timeline import Timeline, step_timelines
 from piledriver.plan.time.rates import Efficiency
 from piledriver.plan.time.step import step_time
 
@@ -33,6 +34,7 @@ _OLD = Traits(
     dropout=True,
     fp32_gradients=False,
     master_copy=True,
+    scatter_sends=True,
 )
 SOFTWARE = {
     "vtrain": _OLD,
@@ -84,6 +86,20 @@ class Row:
         ).total
 
 
+def timelines_of(row: Row) -> list[Timeline]:
+    """Return the predicted memory of a row."""
+    return step_timelines(
+        row.config,
+        row.layout,
+        length=row.length,
+        sequences=row.sequences,
+        accumulation=row.accumulation,
+        compiled=row.compiled,
+        traits=SOFTWARE[row.software],
+        stages=even_stages(row.config, row.layout.stages),
+    )
+
+
 def read_rows(folder: Path, name: str) -> list[Row]:
     """Return the rows of one table that can be expressed as a layout."""
     path = folder / f"{name}.csv"
@@ -120,7 +136,7 @@ def _row(table: str, raw: dict[str, str]) -> Row | None:
     except PiledriverError:
         return None
     if not micro:
-        micro = _best_micro_batch(batch // dp, config, software)
+        micro = 1 if software == "megatron" and pp > 1 else _best_micro_batch(batch // dp, config, software)
     micro = min(micro, max(1, batch // dp))
     accumulation = max(1, round(batch / dp / micro))
     seconds = _seconds(raw, config, count, batch, length, layout)
@@ -192,6 +208,8 @@ def _config(raw: dict[str, str], length: int) -> ModelConfig:
 def _layout(raw: dict[str, str], tp: int, pp: int, cp: int, ep: int, vpp: int) -> Layout:
     zero = int(raw["zero_stage"]) if raw["zero_stage"] else 0
     policy = {"full": "full", "selective": "selective"}.get(raw["recompute"], "keep")
+    if raw["model"].startswith("gpt2-") and raw["framework"].startswith("megatron"):
+        policy = "full"  # the runs of 2020 checkpoint every block (arXiv 1909.08053)
     precision = {"fp8": "fp8", "fp16": "fp16", "fp32": "fp32"}.get(raw["precision"], "bf16")
     sequence = "no sequence parallelism" not in raw["notes"] and raw["framework"] != "megatron-deepspeed"
     several = {"schedule": "interleaved-1f1b", "stages_per_rank": vpp} if pp > 1 and vpp > 1 else {}

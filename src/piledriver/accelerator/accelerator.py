@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -58,7 +58,7 @@ from piledriver.engine.layout import Layout, resolve_layout
 from piledriver.engine.mesh import make_mesh
 from piledriver.engine.optimizer import make_scaler
 from piledriver.engine.precision import check_device
-from piledriver.runtime.collectives.operations import gather, pad_across_processes, reduce
+from piledriver.runtime.collectives.operations import broadcast_object, gather, pad_across_processes, reduce
 from piledriver.runtime.collectives.trigger import Trigger
 from piledriver.runtime.connection import connect
 from piledriver.runtime.world import World, current_world
@@ -108,7 +108,7 @@ class Accelerator(GradientsMixin, CheckpointMixin):
         deepspeed_plugins: Any = None,
         parallelism_config: Any = None,
         *,
-        layout: Layout | None = None,
+        layout: Layout | Literal["auto"] | None = None,
         world: World | None = None,
     ) -> None:
         reject_foreign_plugins(
@@ -119,6 +119,9 @@ class Accelerator(GradientsMixin, CheckpointMixin):
             raise OptionError("both dynamo_plugin and dynamo_backend were given", fix="give one of them")
         self.dynamo_plugin = dynamo_plugin or TorchDynamoPlugin(backend=dynamo_backend)
         self._enter_world(cpu, handlers.process_group, mixed_precision, world)
+        self._chooses_layout = layout == "auto"
+        if isinstance(layout, str):
+            layout = self._layout_until_chosen(layout)
         fsdp_plugin, parallelism_config = self._default_plugins(layout, fsdp_plugin, parallelism_config)
         layout = layout_from_plugins(
             layout,
@@ -173,6 +176,39 @@ class Accelerator(GradientsMixin, CheckpointMixin):
         self.state: Any = RunState(self.world, self._mixed_precision)
         connect(self.world, timeout=process_group.timeout if process_group is not None else None)
 
+    def _layout_until_chosen(self, word: str) -> Layout:
+        """Return the layout that stands until the first model is prepared, for `layout="auto"`."""
+        if word != "auto":
+            raise OptionError(f"layout is {word!r}", fix='give a Layout, or "auto"')
+        return Layout(compile=False)
+
+    def use_layout(self, layout: Layout) -> None:
+        """Replace the layout. All ranks call this together, before the first model is prepared."""
+        if self._models:
+            raise OptionError("a model was prepared in another layout", fix="choose the layout before prepare")
+        self._chooses_layout = False
+        layout = resolve_layout(layout, self.mixed_precision, compile=self.dynamo_plugin.compiles)
+        check_device(layout, self.device)
+        self._prepared.mesh = make_mesh(layout, self.device.type)
+
+    def _choose_layout(self, things: Sequence[Any]) -> None:
+        """Choose the layout for the first model among things to be prepared; rank 0 decides."""
+        model = next((thing for thing in things if isinstance(thing, nn.Module)), None)
+        if model is None:
+            return
+        from piledriver.plan.hardware.here import detect_cluster
+        from piledriver.plan.training import choose_for_model
+
+        sizes = [size for thing in things if isinstance(size := getattr(thing, "batch_size", None), int)]
+        precision = {"no": "fp32"}.get(self.mixed_precision, self.mixed_precision)
+        chosen = None
+        if self.world.is_main:
+            cluster = detect_cluster(self.world.size)
+            choice = choose_for_model(model, cluster, precision=precision, sequences=sizes[0] if sizes else None)
+            _log.info("layout: %s", choice.reason)
+            chosen = choice.layout
+        self.use_layout(broadcast_object(self.world, chosen))
+
     def _default_plugins(self, layout: Layout | None, fsdp: Any, parallelism: Any) -> tuple[Any, Any]:
         """Return the plugins given, or what `accelerate launch` left in the environment; a layout overrules these."""
         return fsdp if fsdp is not None or layout is not None else fsdp_from_environment(), parallelism
@@ -194,6 +230,8 @@ class Accelerator(GradientsMixin, CheckpointMixin):
             raise OptionError(
                 f"device_placement has {len(device_placement)} entries for {len(args)} objects", fix="give one for each"
             )
+        if self._chooses_layout:
+            self._choose_layout(args)
         placement: list[bool | None] = list(device_placement) if device_placement is not None else [None] * len(args)
         prepare.check_same_on_all_ranks(self.world, args)
         ready = {
@@ -242,6 +280,8 @@ class Accelerator(GradientsMixin, CheckpointMixin):
         """
         if any(model is known for known in self._models):
             return model
+        if self._chooses_layout:
+            self._choose_layout([model])
         self._check_quantised(model)
         model = prepare.prepare_model(
             self._prepared,

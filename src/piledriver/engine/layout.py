@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
 from piledriver.core.config import to_mapping
+from piledriver.core.registry import Registry
 from piledriver.engine.errors import LayoutError
 
 Precision = Literal["auto", "fp32", "bf16", "fp16", "fp8", "fp8-rowwise", "bf16-pure", "fp8-pure"]
@@ -33,6 +34,10 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "reducer": get_args(Reducer),
     "compile": (None, True, False, "blocks", "model"),
 }
+
+PLANNERS: Registry[Callable[..., Any]] = Registry("planner", {"default": "piledriver.plan.entry:auto_layout"})
+"""What `Layout.auto` asks: functions of a model and settings that return a layout. The planner stands on a higher
+floor; its name is resolved when it is asked for."""
 
 TWO_STAGES_A_RANK: frozenset[str] = frozenset({"zbv", "dualpipev"})
 MANY_STAGES_A_RANK: frozenset[str] = frozenset({"interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble"})
@@ -178,6 +183,16 @@ class Layout:
                 f"compile 'model' with {name} {getattr(self, name)!r}, which acts between blocks",
                 fix="use 'blocks'",
             )
+
+    @classmethod
+    def auto(cls, model: Any, **settings: Any) -> Layout:
+        """Return the fastest layout that is predicted to fit; `settings` are those of `piledriver.plan.plan`.
+
+        >>> Layout.auto("llama-3-8b", batch=64, hardware="8xh100-80g").zero
+        3
+        """
+        found: Layout = PLANNERS["default"](model, **settings)
+        return found
 
     def on(self, world_size: int) -> Layout:
         """Return this layout with every size resolved for a world size."""

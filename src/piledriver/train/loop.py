@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -19,9 +20,11 @@ from piledriver.core.errors import ConfigError, MissingDependencyError, Piledriv
 from piledriver.data.tokens.token_set import open_tokens
 from piledriver.models import Transformer, learning_rate_scales
 from piledriver.optim import ScheduledLR, build_optimizer
+from piledriver.plan.learn import record_measurement, save_prediction
 from piledriver.runtime.world import World
 from piledriver.train.budget import default_schedule, total_steps
 from piledriver.train.config import TrainConfig
+from piledriver.train.layout_choice import predict_run
 from piledriver.train.position import Position
 from piledriver.train.reporting.display import display
 from piledriver.train.reporting.metrics import metric_log, read_metrics
@@ -35,6 +38,9 @@ from piledriver.train.setup import build_components, make_model, materialise, pe
 from piledriver.train.spikes.rollback import Skip, Snapshot
 from piledriver.train.step import PendingStep, StopSaveVote, TrainStep
 from piledriver.train.stopping import StopRequest, stop_on_signals
+
+# Steps that compile and warm up, which a comparison with the prediction leaves out.
+_WARM_STEPS = 5
 
 Validate = Callable[[Transformer, World], dict[str, float]]
 
@@ -120,6 +126,9 @@ class Trainer:
             if unpublished is not None:
                 folder = os.path.join(config.out, MODEL)
                 self.reports.say(f"{folder} will not be written, the weights stay in checkpoints: {unpublished}")
+            if self.components.layout_reason:
+                self.reports.say(f"layout: {self.components.layout_reason}")
+            self._write_prediction()
             started = time.monotonic()
             try:
                 step, taken = self._loop(first, request)
@@ -129,6 +138,7 @@ class Trainer:
                 raise
             self.saving.wait()
             seconds = max(1e-9, time.monotonic() - started)
+        self._compare_with_prediction()
         finished = step == self.total_steps
         if finished and unpublished is None:
             self.saving.publish()
@@ -145,6 +155,25 @@ class Trainer:
             skipped_batches=int(self.train_step.watch.skipped_updates) + self.position.skipped_batches,
             tokens_per_second=taken * tokens / seconds,
         )
+
+    def _write_prediction(self) -> None:
+        """Write what is predicted for this run beside what will be measured."""
+        if self.world.is_main:
+            made = predict_run(self.config, self.components.shape, self.components.accelerator, self.batching)
+            if made is not None:
+                save_prediction(self.config.out, made)
+
+    def _compare_with_prediction(self) -> None:
+        """Add the measured step and peak to the prediction; warn of drift on a GPU, whose rates are steady."""
+        if not self.world.is_main or self.components.device.type != "cuda":
+            return
+        rows = read_metrics(self.config.out)[_WARM_STEPS:]
+        if rows:
+            rate = statistics.median(row["tokens_per_second"] for row in rows)
+            peak = max(row["memory_gib"] for row in rows) * 2**30
+            seconds = self.batching.tokens_per_step / rate
+            for line in record_measurement(self.config.out, step_seconds=seconds, peak_bytes=peak):
+                self.reports.say(f"prediction: {line}; piledriver plan --learn {self.config.out} refits")
 
     def _last_loss(self) -> float:
         """Return the loss of the last step, from the metrics if this start ran none; NaN if unknown."""

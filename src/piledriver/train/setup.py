@@ -26,6 +26,7 @@ from piledriver.runtime.seeds import set_seed
 from piledriver.runtime.world import World, detect_world
 from piledriver.train.batching import Batching, cut_batch
 from piledriver.train.config import TrainConfig
+from piledriver.train.layout_choice import choose_layout
 from piledriver.train.pretrained import describe_source, weights_of
 from piledriver.train.resume import check_same_run, last_checkpoint, saved_config, shape_of
 from piledriver.train.text import make_tokens
@@ -47,6 +48,8 @@ class RunComponents:
     stream: TokenStream
     checkpoint: Path | None
     """The checkpoint that the run resumes from."""
+    layout_reason: str = ""
+    """Why the planner chose the layout; empty if the config names it."""
 
     @property
     def world(self) -> World:
@@ -87,6 +90,9 @@ def build_components(config: TrainConfig) -> RunComponents:
     config = _with_learning_rate(config, shape, before)
     check_same_run(config, before)
     accelerator = Accelerator(layout=_with_compile_chosen(config.layout))
+    config, chosen = choose_layout(config, shape, accelerator)
+    if chosen:
+        accelerator.use_layout(_with_compile_chosen(config.layout))
     set_seed(config.seed)
     torch.use_deterministic_algorithms(config.deterministic, warn_only=not config.deterministic)
     world = accelerator.world
@@ -101,7 +107,7 @@ def build_components(config: TrainConfig) -> RunComponents:
     accelerator.gradient_accumulation_steps = batching.accumulation
     tokens = make_tokens(config, shape.vocab_size, world)
     stream = _open_stream(config, tokens, shape, batching)
-    return RunComponents(config, accelerator, shape, batching, tokens, stream, checkpoint)
+    return RunComponents(config, accelerator, shape, batching, tokens, stream, checkpoint, chosen)
 
 
 def _with_learning_rate(config: TrainConfig, shape: ModelConfig, before: TrainConfig | None) -> TrainConfig:

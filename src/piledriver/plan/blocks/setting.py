@@ -31,6 +31,8 @@ class Traits:
     """Gradients are summed in fp32, 4 bytes each, in communication too."""
     master_copy: bool = False
     """16-bit weights with an fp32 copy among the states (Megatron)."""
+    scatter_sends: bool = False
+    """Pipeline stages send 1 / tp of an activation from each rank, and gather it inside the node."""
     recompute_exchanges: bool = True
     """Recomputing a block repeats its tensor-parallel collectives."""
 

@@ -31,11 +31,16 @@ class Wishes:
     """A layout whose fields that differ from the defaults are kept."""
     sequences: int | None = None
     """Sequences of a micro-batch, if given."""
+    data_parallel_only: bool = False
+    """Only replicas and ZeRO: tp, cp, pp and ep stay 1."""
 
 
 def meshes(workload: Workload, cluster: Cluster, wishes: Wishes) -> Iterator[Layout]:
     """Yield layouts that differ in their axes: tp, cp, pp, ep, zero, replicas, schedule."""
     config, count = workload.config, cluster.count
+    if wishes.data_parallel_only:
+        yield from _data_parallel(workload, cluster, 1, 1, 1)
+        return
     for tp in _sizes(min(count, cluster.node_size)):
         if not _allows(lambda tp=tp: check_tp_divisible(config, tp), tp):
             continue

@@ -16,7 +16,7 @@ from piledriver.plan.time.rates import Efficiency
 
 _GIB = 2**30
 # A simpler layout is chosen unless another is faster by more than this share.
-_TIE = 0.005
+_TIE = 0.015
 
 
 @dataclass(frozen=True, slots=True)

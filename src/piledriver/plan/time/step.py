@@ -46,6 +46,8 @@ class StepTime:
         return float(sum(getattr(self, name) for name in PARTS))
 
 
+# What `fully_shard` does on the host around each block, forward and backward, in launches of a kernel.
+_SHARDED_CALLS = (25, 45)
 PARTS = ("compute", "recompute", "tensor", "data", "bubble", "send", "optimizer", "offload", "host")
 
 
@@ -193,6 +195,8 @@ class _Timer:
         there, back = self._exchanges(cost.forward_exchanges), self._exchanges(cost.backward_exchanges)
         launched = self.efficiency.launch
         first, second = cost.kernels
+        if self.setting.gathered and self.setting.traits.name == "piledriver":
+            first, second = first + _SHARDED_CALLS[0], second + _SHARDED_CALLS[1]
         if cost.recompute and self.setting.activations == "full":
             second += first
         host = max(0.0, first * launched - forward - there) + max(0.0, second * launched - backward - again - back)
@@ -234,6 +238,8 @@ class _Timer:
         if layout.schedule in TWO_STAGES_A_RANK:
             fill /= 2
         size = self.setting.tokens * self.config.dim * self.setting.itemsize
+        if self.setting.traits.scatter_sends:
+            size /= layout.tp
         hop = collective_seconds("send", size, self.axes["pp"], self.cluster, self.efficiency)
         # Forward and backward of each stage border; a steady pipeline hides none of a blocking exchange.
         return fill, 2 * hop * (microbatches * per + layout.pp - 1)

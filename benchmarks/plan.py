@@ -1,0 +1,120 @@
+"""Prediction against published runs: fit one efficiency per kernel class and framework from a tenth of the rows.
+
+`python benchmarks/plan.py --rows FOLDER` prints the errors of every table of published runs in FOLDER (CSV files; the
+columns are described in docs/plan.md), `--markdown` the table of docs/plan.md, `--worst N` the rows that miss most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from plan_rows import GIB, Row, read_rows, tables, timelines_of
+
+from piledriver.plan.time.fit import fit_efficiency
+
+
+@dataclass
+class Outcome:
+    """The errors of one table."""
+
+    table: str
+    rows: int
+    fitted: int
+    mean: float
+    """Mean absolute error of the step time on rows that were not fitted."""
+    median: float
+    worst: float
+    tau: float
+    """Kendall's rank correlation of predicted and measured throughput."""
+    efficiency: dict[str, float]
+
+
+def chosen(rows: list[Row]) -> list[Row]:
+    """Return a tenth of the rows, spread over the table; of small tables at least three."""
+    return rows[:: max(1, min(10, len(rows) // 3))]
+
+
+def judge(table: str, rows: list[Row]) -> tuple[Outcome, list[tuple[float, Row]]]:
+    """Fit on a tenth and return the errors of the rest."""
+    some = chosen(rows)
+    fitted = fit_efficiency([row.predict for row in some], [row.seconds or 0.0 for row in some])
+    rest = [row for row in rows if row not in some] or rows
+    misses = [(row.predict(fitted) / (row.seconds or 1.0) - 1, row) for row in rest]
+    sizes = [abs(miss) for miss, _ in misses]
+    outcome = Outcome(
+        table,
+        len(rows),
+        len(some),
+        statistics.mean(sizes),
+        statistics.median(sizes),
+        max(sizes),
+        kendall([row.predict(fitted) for row in rest], [row.seconds or 0.0 for row in rest]),
+        {name: round(value, 8) for name, value in asdict(fitted).items()},
+    )
+    return outcome, sorted(misses, key=lambda pair: -abs(pair[0]))
+
+
+def kendall(left: list[float], right: list[float]) -> float:
+    """Return Kendall's tau of two lists."""
+    agree = total = 0
+    for i in range(len(left)):
+        for j in range(i):
+            total += 1
+            agree += 1 if (left[i] - left[j]) * (right[i] - right[j]) > 0 else -1
+    return agree / max(total, 1)
+
+
+def memory_rows(folder: Path) -> list[tuple[Row, float, float]]:
+    """Return (row, predicted, measured GiB) of rows that state the allocator's peak."""
+    found = []
+    for row in read_rows(folder, "torchtitan"):
+        if row.memory is not None:
+            timeline = max(timelines_of(row), key=lambda one: one.allocated)
+            found.append((row, timeline.reserved / GIB, row.memory))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=Path, required=True, help="folder with the CSV files of published runs")
+    parser.add_argument("--tables", nargs="*", default=list(tables()))
+    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--worst", type=int, default=0)
+    args = parser.parse_args()
+    if args.markdown:
+        print("| runs | rows | fitted | mean error | median | worst | Kendall tau |\n|---|---|---|---|---|---|---|")
+    for table in args.tables:
+        rows = [row for row in read_rows(args.rows, table) if row.seconds]
+        for software in sorted({row.software for row in rows}):
+            own = [row for row in rows if row.software == software]
+            name = table if len({row.software for row in rows}) == 1 else f"{table}, {software}"
+            outcome, misses = judge(name, own)
+            if args.markdown:
+                print(
+                    f"| {name} | {outcome.rows} | {outcome.fitted} | {100 * outcome.mean:.1f}% | "
+                    f"{100 * outcome.median:.1f}% | {100 * outcome.worst:.1f}% | {outcome.tau:.2f} |"
+                )
+            else:
+                print(json.dumps(asdict(outcome)))
+            for miss, row in misses[: args.worst]:
+                print(
+                    f"    {100 * miss:+.1f}% {row.id} {row.group} {row.layout!r} x{row.sequences} / {row.accumulation}"
+                )
+    pairs = memory_rows(args.rows)
+    if pairs:
+        sizes = [abs(said / was - 1) for _, said, was in pairs]
+        text = (len(pairs), 100 * statistics.mean(sizes), 100 * statistics.median(sizes), 100 * max(sizes))
+        if args.markdown:
+            print("| torchtitan, memory | {} | 0 | {:.1f}% | {:.1f}% | {:.1f}% | |".format(*text))
+        else:
+            print(json.dumps({"table": "torchtitan memory", "rows": text[0], "mean": text[1], "worst": text[3]}))
+        for row, said, was in pairs if args.worst else ():
+            print(f"    {said:.1f} predicted, {was:.1f} measured: {row.id} {row.group} {row.layout!r} x{row.sequences}")
+
+
+if __name__ == "__main__":
+    main()

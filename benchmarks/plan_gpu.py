@@ -1,0 +1,239 @@
+"""Prediction against measurement on one GPU: calibrate, then measure a grid of layouts x shape x batch x optimizer.
+
+`python benchmarks/plan_gpu.py --out FILE.jsonl` prints one JSON line per row, as soon as it is measured:
+peak allocated and reserved, allocated bytes after each phase, and the median step. `--compare FILE.jsonl` predicts the
+rows again, offline and on any machine, and prints the errors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+GIB = 2**30
+SMALL = {"vocab_size": 32000, "dim": 1024, "layers": 12, "heads": 16, "mlp_dim": 2816, "max_positions": 2048}
+SHAPES: dict[str, Any] = {
+    "124m": ("gpt2-124m", 1024),
+    "1.2b": ("llama-1.2b", 2048),
+    "small": (SMALL, 2048),
+    "wide": ({**SMALL, "dim": 2048, "layers": 6, "heads": 16, "kv_heads": 4, "mlp_dim": 7168, "tied": False}, 2048),
+    "gpt2": ("gpt2", 1024),
+    "qwen": ("qwen3-0.6b", 2048),
+    "pythia": ("pythia-410m", 2048),
+    "moe": ({**SMALL, "layers": 6, "mlp_dim": 1024, "moe": {"experts": 8, "experts_per_token": 2}}, 1024),
+}
+BF16, PURE = {"precision": "bf16"}, {"precision": "bf16-pure"}
+GRID: list[tuple[str, int, dict[str, Any], str, int]] = [
+    # What compiles takes seconds; the first rows matter most.
+    ("1.2b", 8, {**BF16, "compile": "blocks"}, "adamw", 1),
+    ("124m", 32, {**BF16, "compile": "blocks"}, "adamw", 1),
+    ("1.2b", 4, {**BF16, "compile": False}, "adamw", 1),
+    ("124m", 16, {**BF16, "compile": False}, "adamw", 1),
+    ("124m", 16, {**BF16, "compile": False, "activations": "full"}, "adamw", 1),
+    ("124m", 16, {**BF16, "compile": False, "activations": "selective"}, "adamw", 1),
+    ("124m", 8, {"precision": "fp32", "compile": False}, "adamw", 1),
+    ("124m", 16, {**BF16, "compile": False}, "adamw", 2),
+    ("small", 16, {**BF16, "compile": False}, "adamw", 1),
+    ("small", 16, {**BF16, "compile": False}, "lion", 1),
+    ("wide", 8, {**BF16, "compile": False}, "adamw", 1),
+    ("gpt2", 16, {**BF16, "compile": False}, "adamw", 1),
+    ("qwen", 4, {**BF16, "compile": False}, "adamw", 1),
+    ("pythia", 4, {**BF16, "compile": False}, "adamw", 1),
+    ("moe", 8, {**BF16, "compile": False}, "adamw", 1),
+    ("1.2b", 4, {**PURE, "compile": False}, "adamw", 1),
+    ("1.2b", 4, {**BF16, "compile": False, "activations": "full"}, "adamw", 1),
+    ("wide", 8, {**BF16, "compile": "blocks"}, "adamw", 1),
+    ("124m", 32, {**BF16, "compile": "blocks", "activations": "full"}, "adamw", 1),
+    ("small", 16, {**BF16, "compile": "blocks"}, "adamw", 1),
+    ("gpt2", 16, {**BF16, "compile": "blocks"}, "adamw", 1),
+    ("1.2b", 8, {**PURE, "compile": "blocks"}, "adamw_split_bf16", 1),
+    ("124m", 32, {**BF16, "compile": "blocks", "activations": "selective"}, "adamw", 1),
+    ("124m", 32, {**PURE, "compile": "blocks"}, "adamw_split_bf16", 1),
+    ("qwen", 4, {**BF16, "compile": "blocks"}, "adamw", 1),
+    ("pythia", 4, {**BF16, "compile": "blocks"}, "adamw", 1),
+    ("124m", 32, {**BF16, "compile": "blocks", "recompute_norms": True}, "adamw", 1),
+    ("1.2b", 8, {**BF16, "compile": "blocks", "activations": "full"}, "adamw", 1),
+    ("1.2b", 8, {"precision": "fp8", "compile": "blocks"}, "adamw", 1),
+    ("moe", 8, {**BF16, "compile": "blocks"}, "adamw", 1),
+    ("124m", 32, {**BF16, "compile": "model"}, "adamw", 1),
+    ("small", 16, {**BF16, "compile": "blocks"}, "adamw8bit", 1),
+    ("wide", 4, {**BF16, "compile": "blocks", "activations": "selective"}, "adamw", 1),
+    ("1.2b", 2, {**BF16, "compile": False, "offload": "optimizer"}, "adamw", 1),
+]
+
+
+def config_of_row(shape: str) -> tuple[Any, int]:
+    from piledriver.core.config import from_mapping
+    from piledriver.models.config import ModelConfig
+    from piledriver.models.presets import preset
+
+    given, length = SHAPES[shape]
+    return (preset(given) if isinstance(given, str) else from_mapping(ModelConfig, given, shape)), length
+
+
+def measure(shape: str, sequences: int, fields: dict[str, Any], optimizer: str, accumulation: int) -> dict[str, Any]:
+    """Run steps of one layout as the training loop does; return peaks, phases and the median step."""
+    import torch
+
+    from piledriver.accelerator import Accelerator
+    from piledriver.engine import Layout
+    from piledriver.models import Transformer
+    from piledriver.optim import OptimizerConfig, build_optimizer
+
+    config, length = config_of_row(shape)
+    torch.cuda.empty_cache()
+    accelerator = Accelerator(layout=Layout(**fields), gradient_accumulation_steps=accumulation)
+    with torch.device("meta"):
+        model = Transformer(config)
+    made = build_optimizer(model, OptimizerConfig(kind=optimizer, lr=1e-4))
+    model = accelerator.prepare_model(model)
+    made = accelerator.prepare_optimizer(made)
+    tokens = torch.randint(config.vocab_size, (sequences, length + 1), device="cuda")
+    phases: dict[str, float] = {}
+    blocks = list(model.blocks.values())
+
+    def note(name: str) -> None:
+        phases[name] = torch.cuda.memory_allocated() / GIB
+
+    def step(noting: bool = False) -> None:
+        for _ in range(accumulation):
+            with accelerator.accumulate(model):
+                if noting:
+                    note("before the forward")
+                sums = model(tokens[:, :-1], targets=tokens[:, 1:])
+                if noting:
+                    note("after the forward")
+                    phases["peak of the forward"] = torch.cuda.max_memory_allocated() / GIB
+                    torch.cuda.reset_peak_memory_stats()
+                accelerator.backward(sums.total / sums.tokens)
+                if noting:
+                    note("after the backward")
+                    phases["peak of the backward"] = torch.cuda.max_memory_allocated() / GIB
+                    torch.cuda.reset_peak_memory_stats()
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                made.step()
+                made.zero_grad(set_to_none=True)
+
+    begun = time.perf_counter()
+    step()
+    step()
+    torch.cuda.synchronize()
+    compile_seconds = time.perf_counter() - begun
+    torch.cuda.reset_peak_memory_stats()
+    step(noting=True)
+    torch.cuda.synchronize()
+    phases["peak of the step"] = torch.cuda.max_memory_allocated() / GIB
+    # Blocks outside the compiler: how much each forward leaves.
+    torch.cuda.reset_peak_memory_stats()
+    times = []
+    end = time.perf_counter() + 0.8
+    while len(times) < 3 or (time.perf_counter() < end and len(times) < 12):
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        first.record()
+        step()
+        last.record()
+        torch.cuda.synchronize()
+        times.append(first.elapsed_time(last) / 1e3)
+    found = {
+        "allocated": torch.cuda.max_memory_allocated() / GIB,
+        "reserved": torch.cuda.max_memory_reserved() / GIB,
+        "seconds": statistics.median(times),
+        "compile_seconds": round(compile_seconds, 1),
+        "phases": phases,
+        "blocks": len(blocks),
+    }
+    return found
+
+
+def predicted(row: dict[str, Any], rates: dict[str, Any] | None = None) -> Any:
+    from dataclasses import replace
+
+    from piledriver.core.config import from_mapping
+    from piledriver.engine.layout import Layout
+    from piledriver.plan import Workload, parse_hardware, predict
+
+    config, length = config_of_row(row["shape"])
+    cluster = parse_hardware("1xh200")
+    if rates is not None:
+        cluster = replace(cluster, device=replace(cluster.device, measured=rates))
+    batch = row["sequences"] * row["accumulation"]
+    workload = Workload(config=config, length=length, batch=batch, optimizer=row["optimizer"])
+    return predict(workload, from_mapping(Layout, row["layout"], "row"), cluster, sequences=row["sequences"])
+
+
+def compare(path: Path) -> None:
+    """Predict the rows of a file again and print the errors."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("{")]
+    rates = next((row["rates"] for row in rows if "rates" in row), None)
+    memory, reserved, plain, tuned = [], [], [], []
+    for row in (one for one in rows if "allocated" in one):
+        made, by_rates = predicted(row), predicted(row, rates)
+        memory.append(made.worst.allocated / GIB / row["allocated"] - 1)
+        reserved.append(made.worst.reserved / GIB / row["reserved"] - 1)
+        plain.append(made.time.total / row["seconds"] - 1)
+        tuned.append(by_rates.time.total / row["seconds"] - 1)
+        print(
+            f"{row['shape']:>7} x{row['sequences']:<3} {row['optimizer']:<16} {json.dumps(row['layout'])[:70]:<70} "
+            f"memory {row['allocated']:6.2f} {100 * memory[-1]:+6.1f}% reserved {100 * reserved[-1]:+6.1f}% "
+            f"step {1e3 * row['seconds']:7.1f} ms {100 * plain[-1]:+6.1f}% calibrated {100 * tuned[-1]:+6.1f}%"
+        )
+    named = {"allocated": memory, "reserved": reserved, "step, datasheet": plain, "step, calibrated": tuned}
+    for name, errors in named.items():
+        sizes = [abs(error) for error in errors]
+        print(
+            f"{name}: {len(errors)} rows, median {100 * statistics.median(sizes):.1f}%, worst {100 * max(sizes):.1f}%, "
+            f"lowest {100 * min(errors):+.1f}%"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--seconds", type=float, default=110.0)
+    parser.add_argument("--calibrate-seconds", type=float, default=20.0)
+    parser.add_argument("--compare", type=Path)
+    args = parser.parse_args()
+    if args.compare:
+        compare(args.compare)
+        return
+    begun = time.monotonic()
+    file = args.out.open("a", encoding="utf-8") if args.out else None
+
+    def say(row: dict[str, Any]) -> None:
+        text = json.dumps(row)
+        print(text, flush=True)
+        if file is not None:
+            file.write(text + "\n")
+            file.flush()
+
+    import torch
+
+    from piledriver.plan.hardware.calibrate import calibrate
+
+    say({"rates": calibrate(seconds=args.calibrate_seconds, save=False)[1]})
+    for shape, sequences, fields, optimizer, accumulation in GRID:
+        if time.monotonic() - begun > args.seconds:
+            break
+        row = {
+            "shape": shape,
+            "sequences": sequences,
+            "layout": fields,
+            "optimizer": optimizer,
+            "accumulation": accumulation,
+        }
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        try:
+            say({**row, **measure(shape, sequences, fields, optimizer, accumulation)})
+        except Exception as error:
+            say({**row, "error": f"{type(error).__name__}: {error}"[:400]})
+
+
+if __name__ == "__main__":
+    main()
