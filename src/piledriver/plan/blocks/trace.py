@@ -163,7 +163,11 @@ def _kept_by_partitioner(call: _Call, state: list[Tensor], inputs: list[Any]) ->
     return _summed(saved)
 
 
-class _Traffic(TorchDispatchMode):  # type: ignore[misc]
+# Untyped in torch.
+_Mode: Any = TorchDispatchMode
+
+
+class _Traffic(_Mode):  # type: ignore[misc]
     """Counts the bytes that operators read and write, and the operators."""
 
     def __init__(self) -> None:
@@ -232,5 +236,5 @@ def _identity(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _as_it_is(graph: Any, _inputs: Any) -> Any:
-    return graph
+def _as_it_is(gm: Any, example_inputs: Any) -> Any:
+    return gm
