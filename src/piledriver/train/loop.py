@@ -24,7 +24,7 @@ from piledriver.plan.learn import record_measurement, save_prediction
 from piledriver.runtime.world import World
 from piledriver.train.budget import default_schedule, total_steps
 from piledriver.train.config import TrainConfig
-from piledriver.train.layout_choice import predict_run
+from piledriver.train.layout.choice import predict_run
 from piledriver.train.position import Position
 from piledriver.train.reporting.display import display
 from piledriver.train.reporting.metrics import metric_log, read_metrics

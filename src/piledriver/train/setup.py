@@ -26,7 +26,7 @@ from piledriver.runtime.seeds import set_seed
 from piledriver.runtime.world import World, detect_world
 from piledriver.train.batching import Batching, cut_batch
 from piledriver.train.config import TrainConfig
-from piledriver.train.layout_choice import choose_layout
+from piledriver.train.layout.choice import choose_layout
 from piledriver.train.pretrained import describe_source, weights_of
 from piledriver.train.resume import check_same_run, last_checkpoint, saved_config, shape_of
 from piledriver.train.text import make_tokens

@@ -1,0 +1,1 @@
+"""Choose the layout of a run and predict it."""
