@@ -23,7 +23,7 @@ _STATE_SHARE = 0.45
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class LayoutChoice:
     """A layout, its prediction if the model can be predicted, and the reason in one line."""
 
     layout: Layout
@@ -35,7 +35,7 @@ class Choice:
 
 def choose_for_training(
     workload: Workload, plain: Layout, cluster: Cluster, *, sequences: int, wishes: Wishes | None = None
-) -> Choice:
+) -> LayoutChoice:
     """Return the plain layout if it is predicted to fit and to be about as fast as any, else the planner's.
 
     `sequences` is the micro-batch of the plain layout. Nothing is refused: where nothing is predicted to fit, the
@@ -44,7 +44,9 @@ def choose_for_training(
     efficiency = learned_efficiency(cluster.device.measured)
     plainly = predict(workload, plain, cluster, sequences=sequences, efficiency=efficiency)
     if plainly.fits and (cluster.count == 1 or cluster.device.kind == "cpu"):
-        return Choice(layout=plain, sequences=sequences, prediction=plainly, reason=_line(plainly, "the plainest"))
+        return LayoutChoice(
+            layout=plain, sequences=sequences, prediction=plainly, reason=_line(plainly, "the plainest")
+        )
     wishes = wishes or Wishes(precisions=(plainly.layout.precision,))
     try:
         made = plan(
@@ -58,17 +60,19 @@ def choose_for_training(
         )
     except PlanError as error:
         reason = f"{plain!r}, although nothing is predicted to fit: {error}"
-        return Choice(layout=plain, sequences=sequences, prediction=plainly, reason=reason)
+        return LayoutChoice(layout=plain, sequences=sequences, prediction=plainly, reason=reason)
     best = made.best
     if plainly.fits and best.time.total > (1 - _WORTH_IT) * plainly.time.total:
-        return Choice(layout=plain, sequences=sequences, prediction=plainly, reason=_line(plainly, "the plainest"))
+        return LayoutChoice(
+            layout=plain, sequences=sequences, prediction=plainly, reason=_line(plainly, "the plainest")
+        )
     gain = plainly.time.total / best.time.total - 1
     why = f"{100 * gain:.0f}% faster than replicas" if plainly.fits else f"replicas are {reason_too_large(plainly)}"
     chosen = replace(best.layout, compile=plain.compile)
-    return Choice(layout=chosen, sequences=best.sequences, prediction=best, reason=_line(best, why))
+    return LayoutChoice(layout=chosen, sequences=best.sequences, prediction=best, reason=_line(best, why))
 
 
-def choose_for_model(model: Any, cluster: Cluster, *, precision: str, sequences: int | None) -> Choice:
+def choose_for_model(model: Any, cluster: Cluster, *, precision: str, sequences: int | None) -> LayoutChoice:
     """Return a data-parallel layout for a model of any kind: by its prediction, or by its states if it has no shape."""
     plain = Layout(precision=precision, compile=False)  # type: ignore[arg-type]
     try:
@@ -81,14 +85,14 @@ def choose_for_model(model: Any, cluster: Cluster, *, precision: str, sequences:
     return choose_for_training(workload, plain, cluster, sequences=size, wishes=wishes)
 
 
-def _by_states(model: Any, plain: Layout, cluster: Cluster) -> Choice:
+def _by_states(model: Any, plain: Layout, cluster: Cluster) -> LayoutChoice:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     size, room = 16.0 * parameters, _STATE_SHARE * cluster.smallest_memory
     about = f"weights, gradients and Adam's moments take {size / _GIB:.1f} GiB of {cluster.smallest_memory / _GIB:.0f}"
     if size <= room or cluster.count == 1:
-        return Choice(layout=plain, sequences=1, prediction=None, reason=f"{plain!r}: {about}")
+        return LayoutChoice(layout=plain, sequences=1, prediction=None, reason=f"{plain!r}: {about}")
     sharded = replace(plain, zero=3)
-    return Choice(layout=sharded, sequences=1, prediction=None, reason=f"{sharded!r}: {about} on one device")
+    return LayoutChoice(layout=sharded, sequences=1, prediction=None, reason=f"{sharded!r}: {about} on one device")
 
 
 def _line(one: Prediction, why: str) -> str:
