@@ -102,11 +102,13 @@ class Experts(nn.Module):
             expert = torch.searchsorted(ends, torch.arange(rows.shape[0], device=ends.device), right=True)
             # Rows after the last end belong to no expert; what they compute is never read.
             hidden = hidden + self.gate_up_bias.to(rows.dtype)[expert.clamp(max=ends.shape[0] - 1)]
+        return grouped_mm(self.activated(hidden), self.down.to(rows.dtype).transpose(-2, -1), ends)
+
+    def activated(self, hidden: Tensor) -> Tensor:
+        """Return what the second product of an expert reads, given the output of its first."""
         if self.gated:
-            hidden = gate(hidden, self.activation, self.block, self.limit)
-        else:
-            hidden = activate(self.activation, hidden)
-        return grouped_mm(hidden, self.down.to(rows.dtype).transpose(-2, -1), ends)
+            return gate(hidden, self.activation, self.block, self.limit)
+        return activate(self.activation, hidden)
 
 
 class MoE(nn.Module):

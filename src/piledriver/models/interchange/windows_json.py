@@ -38,7 +38,9 @@ def _full_layers(kind: Family, theirs: Mapping[str, Any], layers: int) -> list[i
         return list(range(min(int(theirs["max_window_layers"]), layers)))
     if kind.window == "pattern":
         every = theirs.get("sliding_window_pattern") or theirs.get("_sliding_window_pattern") or kind.window_pattern
-        return [layer for layer in range(layers) if (layer + 1) % int(every) == 0]
+        if isinstance(every, str):  # EXAONE 4: a letter for each block, repeated; G for full attention
+            return [layer for layer in range(layers) if every[layer % len(every)] == "G"]
+        return [layer for layer in range(layers) if (layer + 1) % every == 0]
     if kind.window == "no_rope":
         flags = theirs.get("no_rope_layers") or [
             (layer + 1) % (theirs.get("no_rope_layer_interval") or 4) for layer in range(layers)

@@ -17,9 +17,7 @@ from torch import Tensor
 from piledriver.kernels.linear.invariant_mode import InvariantProducts
 from piledriver.kernels.paged_attention import PagedBatch
 from piledriver.models import Transformer
-from piledriver.models.feed_forward.mlp import gate
 from piledriver.models.feed_forward.moe import Experts, MoE, Routing
-from piledriver.models.layers import activate
 from piledriver.serve.execution.pages import PagedCache
 
 TILE = 16
@@ -126,8 +124,7 @@ def dispatch_densely(experts: Experts, tokens: Tensor, routing: Routing) -> Tens
     kept.scatter_(1, routing.experts, routing.weights.to(tokens.dtype))
     out = torch.zeros_like(tokens)
     for expert in range(experts.count):  # in this order, whatever was chosen
-        hidden = F.linear(tokens, experts.gate_up[expert].to(tokens.dtype))
-        gated = experts.gated
-        hidden = gate(hidden, experts.activation, experts.block) if gated else activate(experts.activation, hidden)
+        bias = None if experts.gate_up_bias is None else experts.gate_up_bias[expert].to(tokens.dtype)
+        hidden = experts.activated(F.linear(tokens, experts.gate_up[expert].to(tokens.dtype), bias))
         out = out + F.linear(hidden, experts.down[expert].to(tokens.dtype)) * kept[:, expert, None]
     return out
