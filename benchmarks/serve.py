@@ -1,0 +1,128 @@
+"""Serving over HTTP with streaming clients, beside the same engine offline: random weights of one shape.
+
+    python benchmarks/serve.py                      # CUDA: the 1.2B shape in bf16; CPU: a 10M shape in fp32
+    python benchmarks/serve.py --clients 64 --requests 256
+
+`ours` is tokens per second as clients see them, with the server in a process of its own; `limit` those of the engine in
+this process with the same requests, all queued at once. `prefix` is requests per second of prompts that share 90% of
+their tokens, with the prefix cache and without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from piledriver.models import ModelConfig, Transformer
+from piledriver.models.interchange import save_folder
+from piledriver.models.presets import preset
+from piledriver.serve import Engine, SamplingParams
+from piledriver.serve.http.background import start_server
+from piledriver.serve.load import LoadConfig, run_load
+
+PROMPT, NEW = 128, 128
+
+
+def make_folder(folder: Path, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Transformer:
+    """A model with random weights and a tokenizer that has a word for each id."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = Transformer(config).to(dtype)
+    save_folder(model, folder)
+    vocab = {"<|endoftext|>": 0, **{f"w{number}": number for number in range(1, config.vocab_size)}}
+    added = [{"id": 0, "content": "<|endoftext|>", "special": True, "single_word": False, "lstrip": False}]
+    added[0] |= {"rstrip": False, "normalized": False}
+    words = {
+        "version": "1.0",
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "w1"},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(words))
+    return model
+
+
+def offline(model: Transformer, count: int, config: LoadConfig, **settings: Any) -> float:
+    """Return the seconds of an engine for all requests at once, after a first round that compiles and captures."""
+    luck = random.Random(1)
+    common = round(config.shared_prefix * config.prompt_tokens)
+    words = range(model.config.vocab_size)
+    prefix = luck.choices(words, k=common)
+    engine = Engine(model, **settings)
+    params = SamplingParams(max_tokens=config.answer_tokens, ignore_eos=True)
+    seconds = 0.0
+    for _ in range(2):
+        prompts = [prefix + luck.choices(words, k=config.prompt_tokens - common) for _ in range(count)]
+        begun = time.perf_counter()
+        engine.generate(prompts, params)
+        seconds = time.perf_counter() - begun
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=256)
+    parser.add_argument("--requests", type=int, default=1024)
+    parser.add_argument("--shape", help="a preset (default: by device)")
+    args = parser.parse_args()
+    gpu = torch.cuda.is_available()
+    device, dtype = (torch.device("cuda"), torch.bfloat16) if gpu else (torch.device("cpu"), torch.float32)
+    config = preset(args.shape or ("llama-1.2b" if gpu else "10m"))
+    load = LoadConfig(requests=args.requests, clients=args.clients, prompt_tokens=PROMPT, answer_tokens=NEW)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "model"
+        model = make_folder(folder, config, device, dtype)
+        alone = args.requests * NEW / offline(model, args.requests, load)
+        shared = LoadConfig(prompt_tokens=2048 if gpu else 128, answer_tokens=16, shared_prefix=0.9)
+        many = 256 if gpu else 32
+        with_cache, without = (many / offline(model, many, shared, prefix_cache=on) for on in (True, False))
+        del model
+        if gpu:
+            torch.cuda.empty_cache()
+        server = start_server(folder, ["--port", "0"], log=Path(name) / "server.log")
+        try:
+            run_load(server.url, LoadConfig(requests=2 * args.clients, clients=args.clients, answer_tokens=32))
+            seen = run_load(server.url, load).summary()
+        finally:
+            server.stop()
+    print(
+        json.dumps(
+            {
+                "row": "serve",
+                "unit": f"tokens/s over HTTP, {args.clients} streaming clients, {PROMPT} + {NEW} tokens",
+                "ours": seen["tokens_per_s"],
+                "peer": None,
+                "limit": round(alone, 1),
+                "ratio_to_limit": round(seen["tokens_per_s"] / alone, 3),
+                "first_token_ms": seen["first_token_ms"],
+                "between_tokens_ms": seen["between_tokens_ms"],
+                "errors": seen["errors"],
+                "prefix_requests_per_s": {"cache": round(with_cache, 2), "none": round(without, 2)},
+                "prefix_ratio": round(with_cache / without, 2),
+                "command": " ".join(["python", "benchmarks/serve.py", *sys.argv[1:]]),
+                "device": torch.cuda.get_device_name() if gpu else "cpu",
+                "torch": torch.__version__,
+                "commit": subprocess.run(
+                    ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+                ).stdout.strip(),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
