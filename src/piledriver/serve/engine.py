@@ -10,6 +10,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
@@ -136,6 +137,13 @@ class Engine:
         if self.tokenizer is None:
             raise RequestError("the engine has no tokenizer", fix="give token ids, or Engine(tokenizer=)")
         return [int(token) for token in self.tokenizer.encode(text)]
+
+    def boundary(self) -> list[int]:
+        """Return the document boundary token, which starts a text in training; empty if the tokenizer has none."""
+        try:
+            return [] if self.tokenizer is None else [self.tokenizer.boundary()]
+        except UsageError:
+            return []
 
     def _check(self, request: Request) -> None:
         params, length = request.params, len(request.prompt)
@@ -454,10 +462,8 @@ def end_tokens(model: Transformer, tokenizer: Tokenizer | None) -> frozenset[int
     """Return the tokens that end an answer: the model folder's `eos_token_id`, else the tokenizer's boundary token."""
     found = model.generation.get("eos_token_id")
     if found is None and tokenizer is not None:
-        try:
+        with suppress(UsageError):
             found = tokenizer.boundary()
-        except UsageError:
-            return frozenset()
     if found is None:
         return frozenset()
     return frozenset(found if isinstance(found, list) else [found])

@@ -12,6 +12,7 @@ from piledriver.data.tokenizer.open import open_tokenizer
 from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.models import Transformer
 from piledriver.models.interchange import load_folder
+from piledriver.models.quantised import WeightKind, quantise_linears
 from piledriver.serve.engine import Engine
 from piledriver.serve.request import RequestOutput, SamplingParams
 
@@ -47,9 +48,15 @@ def open_engine(
     tokenizer: Tokenizer | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
+    quantise: WeightKind | None = None,
     **settings: Any,
 ) -> Engine:
-    """Return an engine for a model folder (config.json and safetensors) with its tokenizer."""
+    """Return an engine for a model folder (config.json and safetensors) with its tokenizer.
+
+    `quantise` rounds the weights of the linear layers; an int4 model gets an int8 head.
+    """
     place = device or torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    model = load_folder(folder, device=place, dtype=dtype)
+    model = load_folder(folder, device=place, dtype=dtype).requires_grad_(False)
+    if quantise is not None:
+        quantise_linears(model, quantise, head="int8" if quantise == "int4" else quantise)
     return Engine(model, tokenizer or open_tokenizer(folder), **settings)

@@ -21,6 +21,8 @@ class Model:
         self.running: list[tuple[str, list[int], list[int], list[int]]] = []
 
     def begin(self, salt: str, tokens: list[int]) -> None:
+        if len(tokens) < SIZE:
+            return
         root = self.pool.root(salt)
         blocks, prefixes = self.pool.find(root, tokens)
         for at, block in enumerate(blocks):  # what is found is exactly this prefix of this salt

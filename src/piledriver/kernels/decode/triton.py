@@ -7,7 +7,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from piledriver.kernels.early_launch import early_launch
 from piledriver.kernels.registry import TritonKernel
 
 try:
@@ -20,11 +19,8 @@ if triton is not None:
 
     @triton.jit
     def _rms_norm(
-        x, weight, out, dim, stride, eps, WEIGHT: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+        x, weight, out, dim, stride, eps, WEIGHT: tl.constexpr, BLOCK: tl.constexpr
     ):  # fmt: skip
-        if EARLY:
-            tl.extra.cuda.gdc_launch_dependents()
-            tl.extra.cuda.gdc_wait()
         row = tl.program_id(0).to(tl.int64)
         columns = tl.arange(0, BLOCK)
         inside = columns < dim
@@ -39,11 +35,7 @@ if triton is not None:
         projected, table, positions, keys, values, slots, queries, q_norm, k_norm, eps, stride,
         block_stride, head_stride, kv_heads, ROTARY: tl.constexpr, NORM: tl.constexpr, GROUP: tl.constexpr,
         MEMBERS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr,
-        EARLY: tl.constexpr,
     ):  # fmt: skip
-        if EARLY:
-            tl.extra.cuda.gdc_launch_dependents()
-            tl.extra.cuda.gdc_wait()
         token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
         member = tl.arange(0, MEMBERS)[:, None]
         dims = tl.arange(0, PADDED)[None, :]
@@ -93,7 +85,6 @@ class TritonDecode(TritonKernel):
         _rms_norm[(rows,)](
             x, x if weight is None else weight, out, dim, x.stride(0), eps,
             WEIGHT=weight is not None, BLOCK=block, num_warps=4 if block <= 4096 else 8,
-            **early_launch(x.device),
         )  # fmt: skip
         return out
 
@@ -120,6 +111,6 @@ class TritonDecode(TritonKernel):
             keys.stride(0), keys.stride(1), kv_heads,
             ROTARY=0 if table is None else table.shape[1], NORM=norm, GROUP=group,
             MEMBERS=triton.next_power_of_2(group + 2), DIM=dim, PADDED=triton.next_power_of_2(dim), SIZE=size,
-            num_warps=1 if dim * group <= 512 else 4, **early_launch(projected.device),
+            num_warps=1 if dim * group <= 512 else 4,
         )  # fmt: skip
         return queries

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piledriver.kernels.early_launch import early_launch
 from piledriver.kernels.linear.weights import GROUP, QuantisedWeight
 
 try:
@@ -37,19 +36,26 @@ if triton is not None:
         return w.to(tl.float32)
 
     @triton.jit
-    def _input(x, norm, places, factor, columns, NORM: tl.constexpr):
-        value = tl.load(x + places, mask=places < columns, other=0.0).to(tl.float32)
-        if NORM:
-            value = value * factor * tl.load(norm + places, mask=places < columns, other=0.0).to(tl.float32)
+    def _input(x, norm, places, COLUMNS: tl.constexpr, NORM: tl.constexpr, EVEN: tl.constexpr):
+        """Return inputs in fp32, times the weight of the norm; its factor is applied to the sums."""
+        if EVEN:
+            value = tl.load(x + places).to(tl.float32)
+            if NORM:
+                value = value * tl.load(norm + places).to(tl.float32)
+        else:
+            value = tl.load(x + places, mask=places < COLUMNS, other=0.0).to(tl.float32)
+            if NORM:
+                value = value * tl.load(norm + places, mask=places < COLUMNS, other=0.0).to(tl.float32)
         return value
 
     @triton.jit
     def _rows_times_input(
-        x, norm, weight, scales, rows, factor, weight_stride, scale_stride,
+        x, norm, weight, scales, rows, weight_stride, scale_stride,
         COLUMNS: tl.constexpr, KIND: tl.constexpr, NORM: tl.constexpr, R: tl.constexpr, BK: tl.constexpr,
         HALF: tl.constexpr,
     ):  # fmt: skip
         base = weight + rows.to(tl.int64) * weight_stride
+        even: tl.constexpr = COLUMNS % BK == 0
         if KIND == 2:
             groups: tl.constexpr = BK // (2 * HALF)
             total = tl.zeros([R], tl.float32)
@@ -58,12 +64,13 @@ if triton is not None:
                 within = tl.arange(0, HALF)
                 places = start + group[:, None] * 2 * HALF + within[None, :]
                 known = start // (2 * HALF) + group < COLUMNS // (2 * HALF)
-                packed = tl.load(
-                    base[:, None, None] + (start // 2 + group[:, None] * HALF + within[None, :])[None, :, :],
-                    mask=known[None, :, None], other=0,
-                ).to(tl.int32)  # fmt: skip
-                low = _input(x, norm, places, factor, COLUMNS, NORM)
-                high = _input(x, norm, places + HALF, factor, COLUMNS, NORM)
+                spots = base[:, None, None] + (start // 2 + group[:, None] * HALF + within[None, :])[None, :, :]
+                if even:
+                    packed = tl.load(spots).to(tl.int32)
+                else:
+                    packed = tl.load(spots, mask=known[None, :, None], other=0).to(tl.int32)
+                low = _input(x, norm, places, COLUMNS, NORM, even)
+                high = _input(x, norm, places + HALF, COLUMNS, NORM, even)
                 first = (((packed & 15) << 16) | 0x43000000).to(tl.float32, bitcast=True)
                 second = (((packed & 240) << 12) | 0x43000000).to(tl.float32, bitcast=True)
                 part = tl.sum(first * low[None, :, :] + second * high[None, :, :], axis=2)
@@ -77,11 +84,11 @@ if triton is not None:
             sums = tl.zeros([R, BK], tl.float32)
             for start in tl.static_range(0, COLUMNS, BK):
                 places = start + tl.arange(0, BK)
-                if COLUMNS % BK == 0:
+                if even:
                     w = tl.load(base[:, None] + places[None, :])
                 else:
                     w = tl.load(base[:, None] + places[None, :], mask=(places < COLUMNS)[None, :], other=0.0)
-                sums += _wide(w, KIND) * _input(x, norm, places, factor, COLUMNS, NORM)[None, :]
+                sums += _wide(w, KIND) * _input(x, norm, places, COLUMNS, NORM, even)[None, :]
             total = tl.sum(sums, axis=1)
             if KIND > 0:
                 total = total * tl.load(scales + rows).to(tl.float32)
@@ -92,7 +99,6 @@ if triton is not None:
         x, norm, weight, scales, bias, residual, out, outputs, eps, weight_stride, scale_stride,
         COLUMNS: tl.constexpr, PADDED: tl.constexpr, KIND: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
         RESIDUAL: tl.constexpr, NORM: tl.constexpr, R: tl.constexpr, BK: tl.constexpr, HALF: tl.constexpr,
-        EARLY: tl.constexpr,
     ):  # fmt: skip
         index = tl.program_id(0) * R + tl.arange(0, R)
         live = index < outputs
@@ -100,24 +106,24 @@ if triton is not None:
         rows = index
         if GATE > 0:
             rows = (index // GATE) * 2 * GATE + index % GATE
-        if EARLY:
-            tl.extra.cuda.gdc_launch_dependents()
-            tl.extra.cuda.gdc_wait()
-        factor = 1.0
         if NORM:
             places = tl.arange(0, PADDED)
             whole = tl.load(x + places, mask=places < COLUMNS, other=0.0).to(tl.float32)
             factor = tl.rsqrt(tl.sum(whole * whole, axis=0) / COLUMNS + eps)
         total = _rows_times_input(
-            x, norm, weight, scales, rows, factor, weight_stride, scale_stride, COLUMNS, KIND, NORM, R, BK, HALF
+            x, norm, weight, scales, rows, weight_stride, scale_stride, COLUMNS, KIND, NORM, R, BK, HALF
         )
+        if NORM:
+            total = total * factor
         if BIAS:
             total += tl.load(bias + rows).to(tl.float32)
         if GATE > 0:
             other = _rows_times_input(
-                x, norm, weight, scales, rows + GATE, factor, weight_stride, scale_stride, COLUMNS, KIND, NORM, R, BK,
+                x, norm, weight, scales, rows + GATE, weight_stride, scale_stride, COLUMNS, KIND, NORM, R, BK,
                 HALF,
             )  # fmt: skip
+            if NORM:
+                other = other * factor
             if BIAS:
                 other += tl.load(bias + rows + GATE).to(tl.float32)
             total = total / (1.0 + tl.exp(-total)) * other
@@ -150,7 +156,7 @@ def gemv(
         x if residual is None else residual, out, outputs, eps, data.stride(0), scales.stride(0),
         COLUMNS=columns, PADDED=triton.next_power_of_2(columns), KIND=_KINDS[kind], GATE=gate_block,
         BIAS=bias is not None, RESIDUAL=residual is not None, NORM=norm is not None, R=chosen["rows"],
-        BK=chosen["bk"], HALF=GROUP // 2, num_warps=chosen["warps"], **early_launch(x.device),
+        BK=chosen["bk"], HALF=GROUP // 2, num_warps=chosen["warps"],
     )  # fmt: skip
     return out
 
@@ -161,5 +167,5 @@ def fits_gemv(x: Tensor) -> bool:
 
 
 def _shape(kind: str, columns: int) -> dict[str, int]:
-    rows, most = {"plain": (4, 2048), "int8": (8, 2048), "int4": (8, 2048), "fp8": (8, 2048)}[kind]
-    return {"rows": rows, "bk": min(most, max(2 * GROUP, triton.next_power_of_2(columns))), "warps": 4}
+    rows, warps = (4, 8) if kind == "plain" else (8, 4)
+    return {"rows": rows, "bk": min(2048, max(2 * GROUP, triton.next_power_of_2(columns))), "warps": warps}

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piledriver.kernels.early_launch import early_launch
 from piledriver.kernels.linear.weights import GROUP, QuantisedWeight
 from piledriver.kernels.registry import TritonKernel
 
@@ -66,7 +65,6 @@ if triton is not None:
         x_stride, weight_stride, scale_stride, out_stride, residual_stride,
         KIND: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, PARTS: tl.constexpr,
         SHARED: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, HALF: tl.constexpr,
-        PREFETCH: tl.constexpr, EARLY: tl.constexpr,
     ):  # fmt: skip
         tile, column = tl.program_id(0), tl.program_id(1)
         index = tile * BN + tl.arange(0, BN)
@@ -80,19 +78,6 @@ if triton is not None:
         total = tl.zeros([BN, BM], tl.float32)
         other = tl.zeros([BN, BM], tl.float32)
         done = True
-        if EARLY:
-            tl.extra.cuda.gdc_launch_dependents()
-            if PREFETCH > 0:
-                # The weight does not depend on the kernel before: bring its first columns to the second-level cache.
-                start = weight + rows.to(tl.int64)[:, None] * weight_stride
-                bytes_before = tl.program_id(2) * part // (2 if KIND == 2 else 1)
-                width: tl.constexpr = 64 if KIND == 0 else 128  # columns of one cache line
-                lines = start + bytes_before + (tl.arange(0, PREFETCH) * width)[None, :]
-                tl.inline_asm_elementwise(
-                    "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines.to(tl.int64)], dtype=tl.int32,
-                    is_pure=False, pack=1,
-                )  # fmt: skip
-            tl.extra.cuda.gdc_wait()
         if SHARED:
             begin = tl.program_id(2) * part
             end = tl.minimum(begin + part, columns)
@@ -181,10 +166,6 @@ class TritonLinear(TritonKernel):
         tiles, across = triton.cdiv(outputs, bn), triton.cdiv(tokens, bm)
         shared = parts > 1 and across <= chosen.get("share", 4)
         factor = 2 if gate_block else 1
-        # Lines of 128 bytes, up to 8 of each row's part, while the kernel before still runs.
-        row_bytes = part * data.element_size() // (2 if kind == "int4" else 1)
-        prefetch = min(8, row_bytes // 128) if across == 1 and outputs % bn == 0 else 0
-        prefetch = 0 if prefetch & (prefetch - 1) else prefetch
         partial, counters = self._workspace(
             x.device, tiles * across * parts * bn * bm * factor if shared else 1, tiles * across
         )
@@ -195,8 +176,7 @@ class TritonLinear(TritonKernel):
             x.stride(0), data.stride(0), scales.stride(0), out.stride(0), 0 if residual is None else residual.stride(0),
             KIND=_KINDS[kind], GATE=gate_block, BIAS=bias is not None, RESIDUAL=residual is not None, PARTS=parts,
             SHARED=shared, BN=bn, BM=bm, BK=bk, HALF=GROUP // 2,
-            PREFETCH=prefetch, num_warps=chosen["warps"], num_stages=chosen["stages"],
-            **early_launch(x.device),
+            num_warps=chosen["warps"], num_stages=chosen["stages"],
         )  # fmt: skip
         return out
 

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piledriver.kernels.early_launch import early_launch
 from piledriver.kernels.paged_attention.batch import PagedBatch
 from piledriver.kernels.registry import TritonKernel
 
@@ -86,11 +85,7 @@ if triton is not None:
         GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
         ROWS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
         SLOPES: tl.constexpr, SINKS: tl.constexpr, SHARED: tl.constexpr, DECODE: tl.constexpr,
-        EARLY: tl.constexpr,
     ):  # fmt: skip
-        if EARLY:
-            tl.extra.cuda.gdc_launch_dependents()
-            tl.extra.cuda.gdc_wait()
         tile, kv_head, program = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         programs = tl.num_programs(2)
         if DECODE:
@@ -262,7 +257,6 @@ class TritonPagedAttention(TritonKernel):
             DECODE=decode,
             num_warps=warps,
             num_stages=stages,
-            **early_launch(q.device),
         )
         return out
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from piledriver.kernels.early_launch import early_launch
 from piledriver.kernels.registry import TritonKernel
 from piledriver.kernels.sampling.rows import Drawn, RowSettings
 
@@ -92,11 +91,8 @@ if triton is not None:
     @triton.jit
     def _reduce_tiles(
         logits, raw, temperatures, thresholds, best, place, mass, raw_best, raw_mass, stride, raw_stride, vocab,
-        tiles, TRUNCATES: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
+        tiles, TRUNCATES: tl.constexpr, TILE: tl.constexpr,
     ):  # fmt: skip
-        if EARLY:
-            tl.extra.cuda.gdc_launch_dependents()
-            tl.extra.cuda.gdc_wait()
         row, tile = tl.program_id(0), tl.program_id(1)
         offsets = tile * TILE + tl.arange(0, TILE)
         inside = offsets < vocab
@@ -121,11 +117,8 @@ if triton is not None:
     def _choose(
         logits, raw, temperatures, uniforms, thresholds, best, place, mass, raw_best, raw_mass, tokens, logprobs,
         stride, raw_stride, vocab, tiles, TRUNCATES: tl.constexpr, GIVEN: tl.constexpr, TILES: tl.constexpr,
-        TILE: tl.constexpr, EARLY: tl.constexpr,
+        TILE: tl.constexpr,
     ):  # fmt: skip
-        if EARLY:
-            tl.extra.cuda.gdc_launch_dependents()
-            tl.extra.cuda.gdc_wait()
         row = tl.program_id(0)
         index = tl.arange(0, TILES)
         there = index < tiles
@@ -194,11 +187,10 @@ class TritonSampling(TritonKernel):
         _reduce_tiles[(rows, tiles)](
             logits, raw, settings.temperature, thresholds, best, place, mass, raw_best, raw_mass,
             logits.stride(0), raw.stride(0), vocab, tiles, TRUNCATES=settings.truncates, TILE=_TILE, num_warps=8,
-            **early_launch(logits.device),
         )  # fmt: skip
         _choose[(rows,)](
             logits, raw, settings.temperature, settings.uniform, thresholds, best, place, mass, raw_best, raw_mass,
             tokens, logprobs, logits.stride(0), raw.stride(0), vocab, tiles, TRUNCATES=settings.truncates, GIVEN=given,
-            TILES=triton.next_power_of_2(tiles), TILE=_TILE, num_warps=8, **early_launch(logits.device),
+            TILES=triton.next_power_of_2(tiles), TILE=_TILE, num_warps=8,
         )  # fmt: skip
         return Drawn(tokens, logprobs)

@@ -1,0 +1,92 @@
+"""Linear layers of inference: quantised weights, fused epilogues, bits that do not depend on the number of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from piledriver.core.errors import UsageError
+from piledriver.kernels.linear import WeightKind, dequantise_weight, linear, quantise_weight
+from tests.kernels.interpreter import interpret
+
+KINDS: list[WeightKind] = ["int8", "int4", "fp8"]
+CHECK = """
+import torch
+from piledriver.kernels.decode.reference import ReferenceDecode
+from piledriver.kernels.decode.triton import TritonDecode
+from piledriver.kernels.linear import quantise_weight
+from piledriver.kernels.linear.gemv import gemv
+from piledriver.kernels.linear.reference import ReferenceLinear
+from piledriver.kernels.linear.triton import TritonLinear
+torch.manual_seed(0)
+for rows, outputs, columns in ((1, 128, 1024), (5, 96, 256), (20, 64, 384)):
+    x, weight, norm = torch.randn(rows, columns), torch.randn(outputs, columns), torch.randn(columns)
+    for kind in ("plain", "int8", "int4", "fp8"):
+        given = weight if kind == "plain" else quantise_weight(weight, kind)
+        for options in (
+            {"gate_block": 16, "bias": torch.randn(outputs)},
+            {"residual": torch.randn(rows, outputs)},
+        ):
+            expected = ReferenceLinear()(x, given, **options)
+            torch.testing.assert_close(TritonLinear()(x, given, **options), expected, rtol=1e-4, atol=1e-3)
+            if rows == 1:
+                torch.testing.assert_close(gemv(x, given, **options), expected, rtol=1e-4, atol=1e-2)
+                normed = ReferenceLinear()(ReferenceDecode().rms_norm(x, norm, 1e-5), given, **options)
+                torch.testing.assert_close(gemv(x, given, norm=norm, eps=1e-5, **options), normed, rtol=1e-4, atol=1e-2)
+for dim, rotary, norms in ((16, 16, False), (16, 8, True), (24, 24, True), (16, 0, False)):
+    projected, table = torch.randn(5, 2 * 5 * dim), torch.randn(50, rotary) if rotary else None
+    pages = [torch.zeros(4, 2, 8, dim) for _ in range(4)]
+    positions, slots = torch.tensor([3, 4, 10, 11, 49]), torch.tensor([0, 9, 17, 25, 31])
+    weights = {"q_norm": torch.randn(dim), "k_norm": torch.randn(dim), "eps": 1e-5} if norms else {}
+    found = TritonDecode().rotate_and_store(projected, table, positions, *pages[:2], slots, group=3, **weights)
+    expected = ReferenceDecode().rotate_and_store(projected, table, positions, *pages[2:], slots, group=3, **weights)
+    torch.testing.assert_close((found, *pages[:2]), (expected, *pages[2:]), rtol=1e-5, atol=1e-5)
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_quantised_weights_are_the_nearest_values(kind: WeightKind) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(16, 256)
+    small = quantise_weight(weight, kind)
+    error = (dequantise_weight(small, torch.float32) - weight).abs()
+    scales = small.scales.float().repeat_interleave(256 // small.scales.shape[1], dim=1)
+    assert (error <= scales * (0.5001 if kind != "fp8" else 16.0)).all()
+    assert small.shape == (16, 256)
+    assert small.data.numel() * small.data.element_size() == weight.numel() * (0.5 if kind == "int4" else 1)
+
+
+def test_int4_needs_whole_groups() -> None:
+    with pytest.raises(UsageError, match="groups of 128"):
+        quantise_weight(torch.randn(4, 200), "int4")
+
+
+@pytest.mark.parametrize("kind", [None, *KINDS])
+def test_epilogues_are_the_formula(kind: WeightKind | None) -> None:
+    torch.manual_seed(0)
+    x, weight, bias, residual = torch.randn(3, 128), torch.randn(64, 128), torch.randn(64), torch.randn(3, 64)
+    given: Any = weight if kind is None else quantise_weight(weight, kind)
+    plain = weight if kind is None else dequantise_weight(given, torch.float32)
+    expected = F.linear(x, plain, bias)
+    torch.testing.assert_close(linear(x, given, bias=bias, residual=residual), expected + residual)
+    gates, ups = expected.unflatten(-1, (-1, 2, 16)).unbind(-2)  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(linear(x, given, bias=bias, gate_block=16), (F.silu(gates) * ups).flatten(-2))
+    norm = torch.randn(128)
+    normed = F.linear(F.rms_norm(x, (128,), norm, 1e-5), plain)
+    torch.testing.assert_close(linear(x, given, norm=norm, eps=1e-5), normed, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_has_the_same_bits_in_every_batch(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(50, 96).to(dtype), torch.randn(40, 96).to(dtype)
+    whole = linear(x, weight, invariant=True)
+    for first, count in ((0, 1), (7, 3), (11, 16), (20, 30)):
+        assert torch.equal(linear(x[first : first + count], weight, invariant=True), whole[first : first + count])
+
+
+def test_the_triton_kernels_are_the_reference() -> None:
+    interpret(CHECK)

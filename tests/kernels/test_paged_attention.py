@@ -1,0 +1,115 @@
+"""Paged attention is attention: over scattered blocks, for prefill and decode, with every change of scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from piledriver.kernels.attention import alibi_slopes
+from piledriver.kernels.attention.reference import reference_attention
+from piledriver.kernels.paged_attention import PagedBatch, paged_attention, write_pages
+from tests.kernels.interpreter import interpret
+
+CHECK = """
+import torch
+from piledriver.kernels.paged_attention.reference import ReferencePagedAttention
+from piledriver.kernels.paged_attention.triton import TritonPagedAttention
+from tests.kernels.test_paged_attention import SCORES, batch_of
+torch.manual_seed(0)
+for dim, heads, kv_heads, scores in SCORES:
+    for spans in (((1, 5), (1, 130), (1, 64)), ((7, 7), (1, 90), (20, 150))):
+        q, keys, values, batch = batch_of(spans, heads, kv_heads, dim)
+        for invariant in (False, True):
+            mode = batch._replace(invariant=invariant)
+            found = TritonPagedAttention()(q, keys, values, mode, scale=0.3, **scores(heads))
+            expected = ReferencePagedAttention()(q, keys, values, batch, scale=0.3, **scores(heads))
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+"""
+
+# (head_dim, heads, kv_heads, changes of the scores)
+SCORES: list[tuple[int, int, int, Any]] = [
+    (16, 4, 2, lambda heads: {}),
+    (24, 3, 1, lambda heads: {"window": 20}),
+    (16, 4, 4, lambda heads: {"softcap": 5.0}),
+    (16, 4, 2, lambda heads: {"slopes": torch.tensor(alibi_slopes(heads))}),
+    (16, 4, 2, lambda heads: {"sinks": torch.linspace(-1, 1, heads), "window": 40}),
+]
+
+
+def batch_of(
+    spans: tuple[tuple[int, int], ...], heads: int, kv_heads: int, dim: int
+) -> tuple[Tensor, Tensor, Tensor, PagedBatch]:
+    """Queries, pages in random order and the batch of (new tokens, context) spans."""
+    size, width = 16, 12
+    keys, values = torch.randn(2, width * len(spans), kv_heads, size, dim)
+    tables = torch.randperm(width * len(spans)).view(len(spans), width).int()
+    counts = torch.tensor([0, *(count for count, _ in spans)])
+    contexts = torch.tensor([context for _, context in spans]).int()
+    q = torch.randn(int(counts.sum()), heads, dim)
+    longest = max(context for _, context in spans)
+    slots = torch.zeros(len(q), dtype=torch.long)
+    batch = PagedBatch(tables, counts.cumsum(0).int(), contexts, slots, int(counts.max()), longest, spans)
+    return q, keys, values, batch
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize(("dim", "heads", "kv_heads", "scores"), SCORES)
+def test_paged_attention_is_attention(dim: int, heads: int, kv_heads: int, scores: Any, invariant: bool) -> None:
+    torch.manual_seed(0)
+    spans = ((1, 5), (7, 7), (1, 130), (20, 150))
+    q, keys, values, batch = batch_of(spans, heads, kv_heads, dim)
+    changes = scores(heads)
+    found = paged_attention(q, keys, values, batch._replace(invariant=invariant), scale=0.3, **changes)
+    start = 0
+    for row, (count, context) in enumerate(spans):
+        k, v = (x[batch.tables[row].long()].transpose(0, 1).flatten(1, 2)[None, :, :context] for x in (keys, values))
+        distance = torch.arange(context - count, context)[:, None] - torch.arange(context)
+        mask = (distance >= 0) & (distance < changes.get("window", 10**6))
+        bias = None if "slopes" not in changes else -changes["slopes"][None, :, None, None] * distance
+        queries = q[start : start + count].transpose(0, 1)[None]
+        if "sinks" in changes:  # one more key, of score `sink` and value 0
+            scores_, value = _with_sink(queries, k, v, mask, changes["sinks"])
+            expected = scores_ @ value
+        else:
+            expected = reference_attention(
+                queries, k, v, mask=mask, bias=bias, scale=0.3, softcap=changes.get("softcap")
+            )
+        torch.testing.assert_close(found[start : start + count], expected[0].transpose(0, 1), rtol=1e-4, atol=1e-5)
+        start += count
+
+
+def _with_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    scores = (q @ k.transpose(-2, -1) * 0.3).masked_fill(~mask, -torch.inf)
+    extra = sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    return torch.cat((scores, extra), dim=-1).softmax(dim=-1)[..., :-1], v
+
+
+def test_a_query_has_the_same_bits_in_every_batch() -> None:
+    torch.manual_seed(0)
+    q, keys, values, batch = batch_of(((20, 150), (3, 9)), 4, 2, 16)
+    whole = paged_attention(q, keys, values, batch._replace(invariant=True), scale=0.3, window=70)
+    for count, context in ((1, 131), (7, 140), (20, 150)):
+        first = 20 - (150 - context) - count
+        alone = batch._replace(tables=batch.tables[:1], spans=((count, context),), invariant=True)
+        part = paged_attention(q[first : first + count], keys, values, alone, scale=0.3, window=70)
+        assert torch.equal(part, whole[first : first + count])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_pages_hold_what_was_written(dtype: torch.dtype) -> None:
+    keys, values = (torch.zeros(4, 2, 8, 16).to(dtype) for _ in range(2))
+    k, v = torch.randn(2, 3, 2, 16)
+    write_pages(keys, values, k, v, torch.tensor([0, 9, 31]))
+    for pages, new in ((keys, k), (values, v)):
+        flat = pages.float().transpose(1, 2).flatten(0, 1)
+        assert torch.equal(flat[[0, 9, 31]], new.to(dtype).float())
+        assert flat.abs().sum(dim=(1, 2)).count_nonzero() == 3
+
+
+def test_the_triton_kernel_is_the_reference() -> None:
+    interpret(CHECK)

@@ -1,0 +1,38 @@
+"""Quantised layers in a model: near the original's logits, served by the engine, unchanged by casts."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from piledriver.kernels.linear import WeightKind
+from piledriver.models import ModelConfig, Transformer
+from piledriver.models.quantised import QuantisedLinear, quantise_linears
+
+
+@pytest.mark.parametrize(("kind", "most"), [("int8", 0.02), ("fp8", 0.06), ("int4", 0.25)])
+def test_a_quantised_model_has_nearly_the_same_logits(kind: WeightKind, most: float) -> None:
+    config = ModelConfig(vocab_size=61, dim=128, layers=2, heads=4, mlp_dim=256, max_positions=64, qkv_bias=True)
+    model = Transformer(config).requires_grad_(False)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3) if parameter.dim() > 1 else torch.nn.init.ones_(parameter)
+    small = quantise_linears(copy.deepcopy(model), kind, head="int8")
+    tokens = torch.arange(20)[None]
+    found, expected = small(tokens), model(tokens)
+    assert (found - expected).norm() / expected.norm() < most
+    layers = [module for module in small.modules() if isinstance(module, QuantisedLinear)]
+    assert len(layers) == 8
+    assert sum(layer.weight.numel() for layer in layers if layer.kind == "int4") * 2 == (
+        sum(layer.in_features * layer.out_features for layer in layers) if kind == "int4" else 0
+    )
+
+
+def test_a_cast_leaves_quantised_values_alone() -> None:
+    layer = QuantisedLinear.from_linear(torch.nn.Linear(128, 16), "fp8")
+    before = layer.weight.float()
+    layer.to(torch.bfloat16)
+    assert layer.weight.dtype == torch.float8_e4m3fn
+    assert torch.equal(layer.weight.float(), before)
+    assert layer(torch.randn(2, 128, dtype=torch.bfloat16)).dtype == torch.bfloat16
