@@ -24,7 +24,7 @@ def test_stop_strings_equal_the_oracle() -> None:
     def below(bound: int) -> int:
         return int(next(bits) % bound)
 
-    for _ in range(20_000):
+    for _ in range(10_000):
         text = "".join("ab"[below(2)] for _ in range(below(12)))
         stops = list({"".join("ab"[below(2)] for _ in range(1 + below(4))) for _ in range(1 + below(3))})
         include = below(2) == 0
