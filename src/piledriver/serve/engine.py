@@ -29,7 +29,7 @@ from piledriver.serve.execution.runner import Launched
 from piledriver.serve.execution.sampler import AnswerSampler
 from piledriver.serve.request import Constraint, Request, RequestError, RequestOutput, SamplingParams
 from piledriver.serve.scheduling.blocks import BlockPool
-from piledriver.serve.scheduling.scheduler import Scheduler
+from piledriver.serve.scheduling.scheduler import Scheduler, Step
 from piledriver.serve.scheduling.sequence import Sequence as Decoded
 from piledriver.serve.speculation import make_speculator
 
@@ -230,7 +230,7 @@ class Engine:
         step = self.scheduler.schedule()
         for sequence in step.preempted:
             self.runner.release(sequence)
-        launched = self.runner.launch(step) if step.chunks else None
+        launched = self._launch(step) if step.chunks else None
         if launched is not None:
             for row in launched.samples:
                 row.sequence.pending = 1
@@ -240,6 +240,31 @@ class Engine:
         if self._in_flight is not None and not self._overlap:
             self._finish()
         return self._events()
+
+    def _launch(self, step: Step) -> Launched | None:
+        """Launch a step. If it does not fit in memory, halve the token budget and compute everything again."""
+        try:
+            return self.runner.launch(step)
+        except torch.OutOfMemoryError:
+            self._finish()
+            if step.tokens == 1:
+                self._fail_group(_answer(step.chunks[0].sequence).group, "out of memory")
+            self.scheduler.token_budget = max(step.tokens // 2, 1)
+            for sequence in self.scheduler.preempt_all():
+                self.runner.release(sequence)
+            self.pool.clear_cache()
+            if self.runner.device.type == "cuda":
+                torch.cuda.empty_cache()
+            return None
+
+    def _fail_group(self, group: AnswerGroup, reason: str) -> None:
+        """End one request with an error; the others continue."""
+        group.error = group.error or reason
+        for answer in group.answers:
+            if not answer.completion.finished:
+                answer.end("error")
+                self._drop(answer.sequence)
+        self._changed[group.request.id] = group
 
     def _can_overlap(self) -> bool:
         """Whether the next step can be scheduled before the last one is read."""
@@ -265,7 +290,14 @@ class Engine:
                 answer: Any = row.sequence.owner
                 completion = answer.completion
                 if completion.finish_reason is None:
-                    ended = answer.push(tokens[at], logprobs[at], () if tops is None else tops[at])
+                    if at in launched.failures:
+                        self._fail_group(answer.group, launched.failures[at])
+                        continue
+                    try:
+                        ended = answer.push(tokens[at], logprobs[at], () if tops is None else tops[at])
+                    except Exception as error:  # a constraint or a tokenizer; the other requests continue
+                        self._fail_group(answer.group, f"{type(error).__name__}: {error}")
+                        continue
                     row.sequence.tokens.append(tokens[at])
                     row.sequence.pending = 0
                     group = answer.group
@@ -279,9 +311,9 @@ class Engine:
             end = begin + 1
             while end < len(rows) and rows[end].draft:
                 end += 1
-            self._verify(
-                rows[begin].sequence, rows[begin:end], tokens[begin:end], logprobs[begin:end], tops and tops[begin:end]
-            )
+            failure = next((launched.failures[at] for at in range(begin, end) if at in launched.failures), None)
+            part = slice(begin, end)
+            self._verify(rows[begin].sequence, rows[part], tokens[part], logprobs[part], tops and tops[part], failure)
             begin = end
 
     def _verify(
@@ -291,10 +323,14 @@ class Engine:
         tokens: list[int],
         logprobs: list[float],
         tops: list[tuple[tuple[int, float], ...]] | None,
+        failure: str | None,
     ) -> None:
         """Accept the first token, and each further one as long as the draft token before it was right."""
         answer = _answer(sequence)
         if answer.completion.finished:
+            return
+        if failure is not None:
+            self._fail_group(answer.group, failure)
             return
         accepted: list[int] = []
         ended = False
@@ -302,7 +338,11 @@ class Engine:
             if ended or (at and rows[at].draft[-1] != accepted[-1]):
                 break
             accepted.append(token)
-            ended = answer.push(token, logprobs[at], () if tops is None else tops[at])
+            try:
+                ended = answer.push(token, logprobs[at], () if tops is None else tops[at])
+            except Exception as error:
+                self._fail_group(answer.group, f"{type(error).__name__}: {error}")
+                return
         if self._speculator is not None and len(tokens) > 1:
             self._speculator.observe(sequence, proposed=len(tokens) - 1, accepted=len(accepted) - 1)
         self.scheduler.accepted(sequence, accepted)

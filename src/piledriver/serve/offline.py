@@ -10,9 +10,10 @@ import torch
 from piledriver.core import storage
 from piledriver.data.tokenizer.open import open_tokenizer
 from piledriver.data.tokenizer.tokenizer import Tokenizer
+from piledriver.kernels.linear import WeightKind
 from piledriver.models import Transformer
 from piledriver.models.interchange import load_folder
-from piledriver.models.quantised import WeightKind, quantise_linears
+from piledriver.models.quantised import quantise_linears
 from piledriver.serve.engine import Engine
 from piledriver.serve.request import RequestOutput, SamplingParams
 

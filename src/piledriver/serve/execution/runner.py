@@ -35,6 +35,8 @@ class Launched:
     tops: list[list[tuple[int, float]] | None] | None = None
     prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     """By the number of the sequence: log-probabilities of the prompt tokens after those of this step."""
+    failures: dict[int, str] = field(default_factory=dict)
+    """Rows whose own settings failed, with the reason."""
     ready: Any = None
 
 
@@ -121,7 +123,7 @@ class Runner:
     def _on_the_way(
         self, step: Step, inputs: StepInputs, sampled: Sampled, prompts: dict[int, list[TokenLogprob]]
     ) -> Launched:
-        launched = Launched(step, inputs.samples, sampled.drawn, sampled.tops, prompts)
+        launched = Launched(step, inputs.samples, sampled.drawn, sampled.tops, prompts, sampled.failures)
         if self.device.type == "cuda":
             launched.host = Drawn(*(tensor.to("cpu", non_blocking=True) for tensor in sampled.drawn))
             launched.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]

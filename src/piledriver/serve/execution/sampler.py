@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -62,18 +62,25 @@ class Sampled:
 
     drawn: Drawn
     tops: list[list[tuple[int, float]] | None] | None = None
+    failures: dict[int, str] = field(default_factory=dict)
+    """Rows whose own settings failed (a constraint that raised), with the reason; the other rows are as usual."""
 
 
 def sample(logits: Tensor, rows: Rows[SampleRow], answers: Rows[AnswerSampler]) -> Sampled:
     """Draw one token from each row of [rows, vocab] logits."""
-    changed = logits
+    changed, failures = logits, {}
     if any(answer.changes_logits for answer in answers):
         changed = logits.float().clone()
         for position, (row, answer) in enumerate(zip(rows, answers, strict=True)):
             if answer.changes_logits:
-                _change(changed[position], row, answer)
+                try:
+                    _change(changed[position], row, answer)
+                except Exception as error:
+                    # The constraint is the caller's code: whatever it raises ends its own request only.
+                    failures[position] = f"{type(error).__name__}: {error}"
+                    changed[position] = logits[position]
     drawn = draw_tokens(changed, row_settings(rows, answers, logits.device), logits)
-    return Sampled(drawn, _log_probabilities(logits, changed, drawn, answers))
+    return Sampled(drawn, _log_probabilities(logits, changed, drawn, answers), failures)
 
 
 def row_settings(rows: Rows[SampleRow], answers: Rows[AnswerSampler], device: torch.device) -> RowSettings:
