@@ -117,7 +117,8 @@ def gpu_rows(wanted: set[str], with_peer: bool) -> None:
         for count in (1, 32, 256):
             if f"batch{count}" in wanted or (count < 256 and "deterministic" in wanted):
                 rates[count] = decode_rate(engine, count)
-                say(f"decode batch {count}", ours=round(rates[count]), limit=round(limits[count]))
+                if not with_peer:
+                    say(f"decode batch {count}", ours=round(rates[count]), limit=round(limits[count]))
         if "prefill" in wanted:
             asked = prompts(config, 32, 2048)
             seconds = timed(lambda: engine.generate(asked, greedy(1)))
@@ -145,13 +146,14 @@ def gpu_rows(wanted: set[str], with_peer: bool) -> None:
             found[reuse] = 64 / timed(asked_for)
             del engine
             release()
-        say("requests/s with a shared 2k prefix", ours=round(found[True], 1), without_reuse=round(found[False], 1))
+        say("shared 2k prefix, requests/s", ours=round(found[True], 1), without_reuse=round(found[False], 1))
     if with_peer:
         with tempfile.TemporaryDirectory() as folder:
             peer = peer_model(model, folder)
             for count in (1, 32, 256):
-                if f"batch{count}" in wanted:
-                    say(f"peer batch {count}", peer=round(peer_rate(peer, config, count, static=True)))
+                if count in rates:
+                    theirs = round(peer_rate(peer, config, count, static=True))
+                    say(f"decode batch {count}", ours=round(rates[count]), peer=theirs, limit=round(limits[count]))
             del peer
             release()
     if "start" in wanted:
