@@ -23,6 +23,8 @@ for dtype, cap, z in ((torch.float32, None, 0.0), (torch.float32, 3.0, 0.01), (t
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-2 if dtype == torch.bfloat16 else 1e-4)
     torch.testing.assert_close(found_sums, sums)
     assert found is logits
+    targets[2] = 5000  # outside the vocabulary
+    assert TritonCrossEntropy()(logits, targets, -100, z, cap)[1].isnan().all()
 """
 
 

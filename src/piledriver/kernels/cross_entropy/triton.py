@@ -48,7 +48,9 @@ if triton is not None:
             tl.store(squares + row, 0.0)
         else:
             # Read before the stores below overwrite it; the reductions between are a barrier.
-            goal = tl.load(line + target).to(tl.float32)
+            # A target outside the vocabulary makes the loss NaN: reading there would return any number.
+            known = (target >= 0) & (target < vocab)
+            goal = tl.load(line + target, mask=known, other=float("nan")).to(tl.float32)
             if capped:
                 goal = cap * (2.0 * tl.sigmoid(2.0 * goal / cap) - 1.0)
             # One running softmax per lane, combined at the end: a reduction over lanes waits for all of them.

@@ -42,7 +42,7 @@ class GatedMLP(nn.Module):
         """Apply the MLP to [..., dim]."""
         gate_up = self.gate_up(x)
         if self._can_fuse(gate_up):
-            return gated_linear(gate_up, self.down.weight.to(gate_up.dtype), self.block)
+            return gated_linear(gate_up, self.down.weight.to(gate_up.dtype), self.block, self.activation)
         out: Tensor = self.down(gate(gate_up, self.activation, self.block, self.limit))
         return out
 
