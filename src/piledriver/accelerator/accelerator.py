@@ -64,6 +64,7 @@ from piledriver.runtime.connection import connect
 from piledriver.runtime.world import World, current_world
 
 if TYPE_CHECKING:
+    from piledriver.engine.fused.report import FuseReport
     from piledriver.engine.memory import MemoryReport
 
 T = TypeVar("T")
@@ -310,6 +311,15 @@ class Accelerator(GradientsMixin, CheckpointMixin):
         from piledriver.engine.memory import measure
 
         return measure(self._models, [getattr(one, "optimizer", one) for one in self._optimizers])
+
+    def describe(self, model: nn.Module) -> FuseReport:
+        """Print and return which operators of a prepared model were replaced where, what was left, and why."""
+        from piledriver.engine.fused.report import describe
+
+        report = describe(model)
+        if self.world.is_main:
+            print(report)
+        return report
 
     def prepare_scheduler(self, scheduler: Any) -> Any:
         """Return a scheduler that steps with its optimizer."""

@@ -18,6 +18,7 @@ from piledriver.engine.data_parallel import apply_zero, attach_reducer, sync_buf
 from piledriver.engine.errors import LayoutError
 from piledriver.engine.expert_parallel import apply_ep
 from piledriver.engine.fp8 import apply_fp8
+from piledriver.engine.fused import apply_fused
 from piledriver.engine.mesh import Mesh
 from piledriver.engine.offload import apply_offload
 from piledriver.engine.optimizer.parameter_map import ParameterMap, swap_parameters
@@ -82,11 +83,12 @@ def apply(
 
 
 def apply_compute(model: nn.Module, mesh: Mesh, options: EngineOptions) -> nn.Module:
-    """Apply the steps that act on one replica alone: precision, activation checkpointing, compilation.
+    """Apply the steps that act on one replica alone: precision, fused operators, checkpointing, compilation.
 
     This is all that a model which is only evaluated needs.
     """
     model = apply_precision(model, mesh, options.autocast)
+    model = apply_fused(model, mesh)
     model = apply_fp8(model, mesh)
     model = apply_activation_checkpointing(model, mesh)
     return apply_compile(model, mesh, options.compile)

@@ -8,6 +8,7 @@ from torch import nn
 
 from piledriver.engine.data_parallel import unsync_buffers
 from piledriver.engine.faults.lost_ranks import unwatch_forward
+from piledriver.engine.fused.undo import unfuse
 from piledriver.engine.offload import undo_offload
 from piledriver.engine.state import pop_state
 
@@ -25,6 +26,7 @@ def detach(model: nn.Module) -> None:
     unwatch_forward(model)
     unsync_buffers(model)
     undo_offload(model)
+    unfuse(model)
     model.__dict__.pop("zero_grad", None)
     for parameter in model.parameters():
         parameter.__dict__.pop("optimizer_shard", None)

@@ -33,6 +33,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "schedule": get_args(Schedule),
     "reducer": get_args(Reducer),
     "compile": (None, True, False, "blocks", "model"),
+    "fuse": (None, True, False),
 }
 
 PLANNERS: Registry[Callable[..., Any]] = Registry("planner", {"default": "piledriver.plan.entry:auto_layout"})
@@ -108,6 +109,8 @@ class Layout:
 
     compile: bool | Literal["blocks", "model"] | None = None
     """Compile each block (`true` means the same), or the model as one graph; None: each block, on GPUs."""
+    fuse: bool | None = None
+    """Replace operators of other libraries' models by fused ones that compute the same; None: on GPUs."""
     prefetch: int = 1
     """With zero 3: how many blocks ahead parameters are gathered."""
     debug: bool = False

@@ -65,7 +65,7 @@ def apply_precision(model: nn.Module, mesh: Mesh, options: Mapping[str, Any] | N
         return model
     if mesh.layout.has_bf16_weights:
         make_pure(model)
-    ours = _transformers(model)
+    ours = own_transformers(model)
     if options is None or options.get("enabled", True):
         for module in ours:
             module.compute_dtype = dtype
@@ -81,7 +81,7 @@ def restore_forward(model: nn.Module) -> None:
         del model.__dict__["forward"]
         if forward.forward != model.forward:
             model.forward = forward.forward
-    for module in _transformers(model):
+    for module in own_transformers(model):
         module.compute_dtype = None
 
 
@@ -92,8 +92,8 @@ def make_pure(model: nn.Module) -> None:
             parameter.data = parameter.data.to(torch.bfloat16)
 
 
-def _transformers(model: nn.Module) -> list[Any]:
-    """Our own models among the modules of a model, without importing them for loops that use none."""
+def own_transformers(model: nn.Module) -> list[Any]:
+    """Return our own models among the modules of a model, without importing them for loops that use none."""
     known: Any = sys.modules.get("piledriver.models.transformer")
     return [] if known is None else [module for module in model.modules() if isinstance(module, known.Transformer)]
 

@@ -10,6 +10,42 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 
+def make_wrapper(kind: type[Any], like: Tensor, device: torch.device) -> Any:
+    """Return a tensor of a subclass without values, with the shape, strides and dtype of another."""
+    return torch.Tensor._make_wrapper_subclass(
+        kind, like.shape, strides=like.stride(), storage_offset=0, dtype=like.dtype, device=device
+    )
+
+
+def without_torch_function() -> Any:
+    """Return a context in which functions of tensor subclasses are not overridden."""
+    return torch._C.DisableTorchFunctionSubclass()
+
+
+def attribute_access(name: str, access: str) -> Any:
+    """Return what `__torch_function__` is called with when an attribute of a tensor is read (`__get__`) or set."""
+    return getattr(vars(torch._C.TensorBase)[name], access)
+
+
+def is_transformed() -> bool:
+    """Return whether a `torch.func` transform is running, which does not see through a tensor without values."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether anything is hooked to a module's call; torch has no public way to ask."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def remove_pre_hooks(module: nn.Module, kind: type[Any]) -> None:
+    """Remove the forward pre-hooks of a kind."""
+    for key in [key for key, hook in module._forward_pre_hooks.items() if isinstance(hook, kind)]:
+        del module._forward_pre_hooks[key]
+        module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
 def current_backward() -> int:
     """Return the id of the backward pass that is running in this thread, -1 outside of one."""
     return torch._C._current_graph_task_id()

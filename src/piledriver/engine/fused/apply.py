@@ -1,0 +1,95 @@
+"""Fuse a model: find candidates, compare each kind with its replacement once, replace what agrees, record the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import nn
+
+from piledriver.engine.fused import gated_mlp, norms, output_layer, residual
+from piledriver.engine.fused.plain import install, kind_of, why_special, why_special_linear
+from piledriver.engine.fused.report import FuseReport, attach_report
+from piledriver.engine.mesh import Mesh
+from piledriver.engine.precision import compute_dtype, own_transformers
+
+Match = Callable[[nn.Module], tuple[Any, str]]
+
+
+def fuse(model: nn.Module, mesh: Mesh) -> nn.Module:
+    """Replace norms, gated MLPs and output layers of a model by fused ones, in place.
+
+    Our own `Transformer` is fused by construction; modules inside it are not looked at.
+    """
+    report = FuseReport()
+    attach_report(model, report)
+    ours = own_transformers(model)
+    inside = {id(module) for transformer in ours for module in transformer.modules()}
+    modules = {name: module for name, module in model.named_modules() if id(module) not in inside}
+    if ours:
+        report.notes.append("Transformer of piledriver: fused by construction")
+    axes = [f"{axis} {size}" for axis in ("tp", "pp", "cp", "ep") if (size := getattr(mesh.layout, axis)) > 1]
+    if axes:
+        report.notes.append(f"nothing else is replaced under {', '.join(axes)}: layers compute on shards")
+        return model
+    device = torch.device(mesh.device_type)
+    dtype = compute_dtype(mesh.layout)
+    _replace(
+        report,
+        norms.OPERATION,
+        {name: module for name, module in modules.items() if norms.is_norm(module)},
+        lambda module: norms.match_norm(module, device, recompute=mesh.layout.recompute_norms),
+    )
+    _replace(
+        report,
+        gated_mlp.OPERATION,
+        {name: module for name, module in modules.items() if gated_mlp.is_gated_mlp(module)},
+        lambda module: gated_mlp.match_mlp(module, device),
+    )
+    _fuse_output(report, model, modules, mesh)
+    if dtype is torch.bfloat16 and not ours:
+        names = residual.cast_block_inputs(model, dtype)
+        if names:
+            kind = type(model.get_submodule(names[0])).__name__
+            report.replace(residual.OPERATION, kind, names, "inputs of blocks are cast to bf16")
+    return model
+
+
+def _replace(report: FuseReport, operation: str, candidates: dict[str, nn.Module], match: Match) -> None:
+    """Compare one module of each kind, and replace all of the kinds that agree."""
+    groups: dict[Hashable, list[str]] = {}
+    for name, module in candidates.items():
+        groups.setdefault((kind_of(module), _peculiarity(module)), []).append(name)
+    for names in groups.values():
+        first = candidates[names[0]]
+        forward, what = match(first)
+        if forward is None:
+            report.leave(operation, type(first).__name__, names, what)
+            continue
+        for name in names:
+            install(candidates[name], forward)
+        report.replace(operation, type(first).__name__, names, what)
+
+
+def _peculiarity(module: nn.Module) -> Hashable:
+    """Return what sets a module apart from others of its kind: hooks and replaced forwards, here and inside."""
+    return tuple((name, why) for name, child in module.named_modules() if (why := why_special(child)) is not None)
+
+
+def _fuse_output(report: FuseReport, model: nn.Module, modules: dict[str, nn.Module], mesh: Mesh) -> None:
+    for name, layer in output_layer.output_layers(model).items():
+        if name not in modules:
+            continue
+        why = why_special_linear(layer)
+        if mesh.layout.zero == 3:
+            why = "zero 3 gathers its weight for the forward pass only"
+        elif mesh.layout.compile == "model":
+            why = "compile 'model' has the logits inside its graph"
+        if why is not None:
+            report.leave(output_layer.OPERATION, type(layer).__name__, [name], why)
+            continue
+        output_layer.install_output_layer(layer)
+        report.replace(
+            output_layer.OPERATION, type(layer).__name__, [name], "in chunks; logits are computed only if read"
+        )

@@ -1,0 +1,77 @@
+"""Compare a module with its replacement on random weights and a small input: outputs and all gradients, in fp32."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+TOLERANCE = 1e-5
+"""Largest relative difference (norm of the difference over the norm) of an output or a gradient in fp32."""
+
+Forward = Callable[[nn.Module, Tensor], Tensor]
+
+
+def trial_copy(module: nn.Module, device: torch.device) -> nn.Module:
+    """Return a copy in fp32 with random weights: initial ones and zeros would hide differences."""
+    hidden = {name: module.__dict__.pop(name) for name in ("_engine_state",) if name in module.__dict__}
+    try:
+        twin = copy.deepcopy(module)
+    finally:
+        module.__dict__.update(hidden)
+    twin = twin.to_empty(device=device).float() if _is_meta(twin) else twin.to(device).float()
+    generator = torch.Generator(device=device).manual_seed(0)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            fan_in = parameter.shape[-1] if parameter.ndim > 1 else 4
+            parameter.normal_(0.0, 1.0 / math.sqrt(fan_in), generator=generator)
+            parameter.requires_grad_()
+    return twin
+
+
+def largest_difference(twin: nn.Module, fused: Forward, width: int, device: torch.device) -> tuple[str, float]:
+    """Return where a module and its replacement differ most (output or a gradient), and the relative difference."""
+    generator = torch.Generator(device=device).manual_seed(1)
+    x = torch.randn(2, 3, width, generator=generator, device=device, requires_grad=True)
+    with _exact_products(device), torch.enable_grad(), torch.autocast(device.type, enabled=False):
+        expected = twin(x)
+        found = fused(twin, x)
+        if not isinstance(expected, Tensor) or expected.shape != found.shape or expected.dtype != found.dtype:
+            return "output", math.inf
+        slope = torch.randn(expected.shape, generator=generator, device=device, dtype=expected.dtype)
+        names = ["input gradient", *(f"gradient of {name}" for name, _ in twin.named_parameters())]
+        inputs = [x, *twin.parameters()]
+        theirs = torch.autograd.grad(expected, inputs, slope, allow_unused=True)
+        ours = torch.autograd.grad(found, inputs, slope, allow_unused=True)
+    worst = ("output", _distance(found, expected))
+    for name, one, other in zip(names, ours, theirs, strict=True):
+        worst = max(worst, (name, _distance(one, other)), key=lambda pair: pair[1])
+    return worst
+
+
+def _distance(found: Tensor | None, expected: Tensor | None) -> float:
+    if found is None or expected is None:
+        return 0.0 if found is expected else math.inf
+    apart = float((found - expected).norm() / expected.norm().clamp_min(1e-30))
+    return math.inf if math.isnan(apart) else apart
+
+
+def _is_meta(module: nn.Module) -> bool:
+    return any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
+
+
+@contextmanager
+def _exact_products(device: torch.device) -> Iterator[None]:
+    """Compute fp32 products in fp32: TF32 would hide differences."""
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        if device.type == "cuda":
+            torch.set_float32_matmul_precision(before)

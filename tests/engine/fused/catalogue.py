@@ -1,0 +1,150 @@
+"""Tiny models of `transformers`, one for each architecture that people bring, and a batch for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+VOCABULARY = 96
+Build = Callable[[], nn.Module]
+
+_SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2}
+_NO_DROPOUT: dict[str, Any] = {
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "attention_dropout": 0.0,
+    "dropout": 0.0,
+    "dropout_rate": 0.0,
+    "embd_pdrop": 0.0,
+    "resid_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+    "activation_dropout": 0.0,
+    "hidden_dropout": 0.0,
+    "layerdrop": 0.0,
+}
+_SIDES = {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in (("layers", 2), ("ffn_dim", 48))}
+_SIDES |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+
+# Architecture to (class, further settings of its config). Settings that a config does not have are left out.
+CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {}),
+    "llama-tied-bias": ("LlamaForCausalLM", {"tie_word_embeddings": True, "mlp_bias": True, "attention_bias": True}),
+    "mistral": ("MistralForCausalLM", {"sliding_window": 8}),
+    "qwen2": ("Qwen2ForCausalLM", {}),
+    "qwen3": ("Qwen3ForCausalLM", {"tie_word_embeddings": True}),
+    "gemma": ("GemmaForCausalLM", {}),
+    "gemma2": ("Gemma2ForCausalLM", {"sliding_window": 8, "query_pre_attn_scalar": 8}),
+    "gemma3": ("Gemma3ForCausalLM", {"sliding_window": 8, "query_pre_attn_scalar": 8}),
+    "phi": ("PhiForCausalLM", {}),
+    "phi3": ("Phi3ForCausalLM", {"sliding_window": None}),
+    "olmo": ("OlmoForCausalLM", {}),
+    "olmo2": ("Olmo2ForCausalLM", {}),
+    "gpt2": ("GPT2LMHeadModel", {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}),
+    "gpt-neox": ("GPTNeoXForCausalLM", {}),
+    "gptj": ("GPTJForCausalLM", {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64, "rotary_dim": 4}),
+    "opt": ("OPTForCausalLM", {"word_embed_proj_dim": 32, "ffn_dim": 48}),
+    "falcon": ("FalconForCausalLM", {}),
+    "bloom": ("BloomForCausalLM", {"n_layer": 3, "n_head": 4}),
+    "starcoder2": (
+        "Starcoder2ForCausalLM",
+        {"sliding_window": None, "residual_dropout": 0.0, "embedding_dropout": 0.0},
+    ),
+    "stablelm": ("StableLmForCausalLM", {}),
+    "cohere": ("CohereForCausalLM", {"logit_scale": 0.25}),
+    "granite": ("GraniteForCausalLM", {"logits_scaling": 8.0, "residual_multiplier": 0.5}),
+    "glm4": ("Glm4ForCausalLM", {}),
+    "smollm3": ("SmolLM3ForCausalLM", {}),
+    "mixtral": ("MixtralForCausalLM", {**_EXPERTS, "sliding_window": None}),
+    "qwen3-moe": ("Qwen3MoeForCausalLM", {**_EXPERTS, "moe_intermediate_size": 16}),
+    "olmoe": ("OlmoeForCausalLM", _EXPERTS),
+}
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertForMaskedLM", {}),
+    "roberta": ("RobertaForMaskedLM", {}),
+    "t5": (
+        "T5ForConditionalGeneration",
+        {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 3, "num_heads": 4, "decoder_start_token_id": 0},
+    ),
+    "t5-gated": (
+        "T5ForConditionalGeneration",
+        {
+            "d_model": 32,
+            "d_kv": 8,
+            "d_ff": 48,
+            "num_layers": 3,
+            "num_heads": 4,
+            "decoder_start_token_id": 0,
+            "feed_forward_proj": "gated-gelu",
+        },
+    ),
+    "bart": ("BartForConditionalGeneration", {"d_model": 32, "decoder_start_token_id": 2, **_SIDES}),
+    "vit": ("ViTForImageClassification", {"image_size": 8, "patch_size": 4, "num_channels": 3}),
+    "whisper": (
+        "WhisperForConditionalGeneration",
+        {
+            "d_model": 32,
+            "num_mel_bins": 8,
+            "max_source_positions": 8,
+            "max_target_positions": 32,
+            "decoder_start_token_id": 1,
+            **_SIDES,
+        },
+    ),
+}
+ALL = {**CAUSAL, **OTHERS}
+
+
+def build(name: str, **changes: Any) -> nn.Module:
+    """Return a tiny random model in training mode."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    class_name, settings = ALL[name]
+    kind: Any = getattr(transformers, class_name)
+    config_class: Any = kind.config_class
+    known = set(vars(config_class())) | set(getattr(config_class, "attribute_map", {}))
+    given = {key: value for key, value in {**_SMALL, **_NO_DROPOUT}.items() if key in known}
+    for key, value in getattr(config_class, "attribute_map", {}).items():
+        if key in given and value in settings:
+            del given[key]
+    torch.manual_seed(0)
+    model: nn.Module = kind(config_class(**{**given, **settings, **changes}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.train()
+
+
+def batch(name: str, rows: int = 2, length: int = 16, seed: int = 0) -> dict[str, Tensor]:
+    """Return arguments of a call with labels."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(3, VOCABULARY, (rows, length), generator=generator)
+    if name == "vit":
+        return {
+            "pixel_values": torch.randn(rows, 3, 8, 8, generator=generator),
+            "labels": torch.tensor([0, 1][:rows]),
+        }
+    labels = tokens.clone()
+    labels[0, :3] = -100
+    if name == "whisper":
+        return {"input_features": torch.randn(rows, 8, 16, generator=generator), "labels": labels}
+    if name in CAUSAL or name in ("bert", "roberta"):
+        extra = {} if name in ("bert", "roberta") else {"use_cache": False}
+        return {"input_ids": tokens, "labels": labels, **extra}  # type: ignore[dict-item]
+    return {"input_ids": tokens, "labels": labels, "use_cache": False}  # type: ignore[dict-item]
