@@ -1,8 +1,8 @@
 """Models of `transformers` through `Accelerator` with a layout, against what one would use instead, on one GPU.
 
-    python benchmarks/huggingface.py                                   # Llama at 1.2B and 124M
-    python benchmarks/huggingface.py --shapes others                   # nine further architectures, and a mixture of experts
-    python benchmarks/huggingface.py --liger FOLDER                    # where Liger-Kernel is unpacked, if not installed
+    python benchmarks/huggingface.py                      # Llama at 1.2B and 124M
+    python benchmarks/huggingface.py --shapes others      # ten further architectures
+    python benchmarks/huggingface.py --liger FOLDER       # where Liger-Kernel is unpacked, if not installed
 
 Random tokens, labels in the call, clipping at 1.0, median step by CUDA events. Peers, all with Accelerate in bf16 and
 torch's fused AdamW: `accelerate` (eager), `accelerate-inductor`, `liger` (Liger-Kernel's patches). Ours, the same model

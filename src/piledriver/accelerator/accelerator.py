@@ -124,6 +124,8 @@ class Accelerator(GradientsMixin, CheckpointMixin):
         if isinstance(layout, str):
             layout = self._layout_until_chosen(layout)
         fsdp_plugin, parallelism_config = self._default_plugins(layout, fsdp_plugin, parallelism_config)
+        plain = layout is None and fsdp_plugin is None and parallelism_config is None and torch_tp_plugin is None
+        self._suggests_layout = plain and self.device.type == "cuda" and self.world.is_main
         layout = layout_from_plugins(
             layout,
             self.world,
@@ -284,6 +286,9 @@ class Accelerator(GradientsMixin, CheckpointMixin):
         if self._chooses_layout:
             self._choose_layout([model])
         self._check_quantised(model)
+        if self._suggests_layout:
+            prepare.suggest_layout(model)
+            self._suggests_layout = False
         model = prepare.prepare_model(
             self._prepared,
             model,

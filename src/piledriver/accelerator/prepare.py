@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from piledriver.engine.state import is_on_meta, is_prepared, pipeline_call, pop_
 from piledriver.runtime.collectives.agreement import first_difference
 from piledriver.runtime.collectives.operations import gather_object
 from piledriver.runtime.world import World
+
+_log = logging.getLogger(__name__)
 
 
 def turn(thing: Any) -> int:
@@ -98,6 +101,19 @@ def prepare_model(
         register_rank()
         watch_collectives(model, prepared.world)
     return model
+
+
+def suggest_layout(model: nn.Module) -> None:
+    """Log what a layout would gain for a model that is prepared without one, and the line to write."""
+    from piledriver.engine.fused.gains import gains_of
+
+    if (gains := gains_of(model)) is not None:
+        _log.warning(
+            "%s trains as it is. With Accelerator(layout=Layout(precision='bf16')), from piledriver.engine import "
+            "Layout: %s",
+            type(model).__name__,
+            gains,
+        )
 
 
 def _place(model: nn.Module, device: torch.device) -> None:

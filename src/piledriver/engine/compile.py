@@ -153,6 +153,15 @@ def compile_report() -> CompileReport:
     return CompileReport(utils.counters["stats"]["unique_graphs"], breaks, recompiles)
 
 
+def reset_compiler() -> None:
+    """Forget all graphs and counters of this process."""
+    from torch._dynamo import reset, utils
+
+    reset()
+    utils.counters.clear()
+    utils.clear_compilation_metrics()
+
+
 def _first_line(reason: str) -> str:
     return next((line.strip() for line in reason.splitlines() if line.strip()), "unknown")
 

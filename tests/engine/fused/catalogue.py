@@ -1,4 +1,7 @@
-"""Tiny models of `transformers`, one for each architecture that people bring, and a batch for each."""
+"""Tiny models of `transformers`, one for each architecture that people bring, and a batch for each.
+
+python -m tests.engine.fused.catalogue         # graphs, breaks and recompiles of every architecture, block by block
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ Build = Callable[[], nn.Module]
 _SMALL: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
@@ -55,12 +58,12 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3ForCausalLM", {"sliding_window": None}),
     "olmo": ("OlmoForCausalLM", {}),
     "olmo2": ("Olmo2ForCausalLM", {}),
-    "gpt2": ("GPT2LMHeadModel", {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}),
+    "gpt2": ("GPT2LMHeadModel", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}),
     "gpt-neox": ("GPTNeoXForCausalLM", {}),
-    "gptj": ("GPTJForCausalLM", {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64, "rotary_dim": 4}),
+    "gptj": ("GPTJForCausalLM", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4}),
     "opt": ("OPTForCausalLM", {"word_embed_proj_dim": 32, "ffn_dim": 48}),
     "falcon": ("FalconForCausalLM", {}),
-    "bloom": ("BloomForCausalLM", {"n_layer": 3, "n_head": 4}),
+    "bloom": ("BloomForCausalLM", {"n_layer": 2, "n_head": 4}),
     "starcoder2": (
         "Starcoder2ForCausalLM",
         {"sliding_window": None, "residual_dropout": 0.0, "embedding_dropout": 0.0},
@@ -79,7 +82,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta": ("RobertaForMaskedLM", {}),
     "t5": (
         "T5ForConditionalGeneration",
-        {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 3, "num_heads": 4, "decoder_start_token_id": 0},
+        {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
     ),
     "t5-gated": (
         "T5ForConditionalGeneration",
@@ -87,7 +90,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
             "d_model": 32,
             "d_kv": 8,
             "d_ff": 48,
-            "num_layers": 3,
+            "num_layers": 2,
             "num_heads": 4,
             "decoder_start_token_id": 0,
             "feed_forward_proj": "gated-gelu",
@@ -148,3 +151,29 @@ def batch(name: str, rows: int = 2, length: int = 16, seed: int = 0) -> dict[str
         extra = {} if name in ("bert", "roberta") else {"use_cache": False}
         return {"input_ids": tokens, "labels": labels, **extra}  # type: ignore[dict-item]
     return {"input_ids": tokens, "labels": labels, "use_cache": False}  # type: ignore[dict-item]
+
+
+def graphs_of(name: str, lengths: tuple[int, ...], **layout: Any) -> list[int]:
+    """Return how many graphs were compiled after a step of each length."""
+    from piledriver.engine.apply import apply_compute
+    from piledriver.engine.compile import compile_report
+    from piledriver.engine.layout import Layout
+    from piledriver.engine.mesh import make_mesh
+    from piledriver.engine.options import EngineOptions
+
+    model = build(name)
+    mesh = make_mesh(Layout(fuse=True, compile=True, **layout), "cpu")
+    apply_compute(model, mesh, EngineOptions(compile={"backend": "eager"}))
+    found = []
+    for length in lengths:
+        model(**batch(name, length=length)).loss.backward()
+        found.append(compile_report().graphs)
+    return found
+
+
+if __name__ == "__main__":
+    from piledriver.engine.compile import compile_report, reset_compiler
+
+    for architecture in ALL:
+        reset_compiler()
+        print(architecture, graphs_of(architecture, (16, 16, 24, 32, 20), precision="bf16"), compile_report())

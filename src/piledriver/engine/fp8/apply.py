@@ -31,13 +31,14 @@ A gated MLP, whose activation is fused with the casts, pays from four fifths of 
 _HEADS = frozenset({"head", "lm_head", "embed_out", "output"})
 
 
-def use_fp8_layers(model: nn.Module, layout: Layout, *, worth: float = WORTH) -> nn.Module:
+def use_fp8_layers(model: nn.Module, layout: Layout, *, worth: float | None = None) -> nn.Module:
     """Make the linear layers of a model compute in fp8, in place. Call it before compiling.
 
     >>> model = nn.Sequential(nn.Linear(2048, 1024), nn.ReLU(), nn.Linear(1024, 10))
     >>> use_fp8_layers(model, Layout(precision="fp8"))[0](torch.randn(4, 2048)).shape, fp8_layers(model)
     (torch.Size([4, 1024]), ['0'])
     """
+    worth = WORTH if worth is None else worth
     rowwise = layout.precision == "fp8-rowwise"
     heads = output_layers(model)
     for name, module in model.named_modules():

@@ -14,7 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from piledriver.engine.fused.plain import has_dropout, in_autocast, is_plain_linear, why_special, why_special_linear
+from piledriver.engine.fused.plain import (
+    has_dropout,
+    in_autocast,
+    is_plain_linear,
+    takes_one_tensor,
+    why_special,
+    why_special_linear,
+)
 from piledriver.engine.fused.verify import TOLERANCE, Forward, largest_difference, trial_copy
 from piledriver.kernels.gated_mlp import ACTIVATIONS, gated_linear
 
@@ -43,7 +50,7 @@ def linear_shapes(module: nn.Module) -> dict[str, tuple[int, int]]:
 
 def is_gated_mlp(module: nn.Module) -> bool:
     """Return whether a module's linear layers have the shapes of a gated MLP, and it has no other parameters."""
-    return bool(_assignments(module))
+    return bool(_assignments(module)) and takes_one_tensor(module)
 
 
 def match_mlp(module: nn.Module, device: torch.device) -> tuple[Any, str]:

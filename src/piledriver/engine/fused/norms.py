@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from piledriver.engine.fused.plain import why_special
+from piledriver.engine.fused.plain import takes_one_tensor, why_special
 from piledriver.engine.fused.verify import TOLERANCE, Forward, largest_difference, trial_copy
 
 OPERATION = "norm"
@@ -28,7 +28,8 @@ def is_norm(module: nn.Module) -> bool:
     if not {"weight"} <= names <= {"weight", "bias"} or any(True for _ in module.children()):
         return False
     weight = cast(Tensor, module.weight)
-    return weight.ndim == 1 and _eps_of(module) is not None and not any(True for _ in module.buffers())
+    inner = any(True for _ in module.buffers())
+    return weight.ndim == 1 and _eps_of(module) is not None and not inner and takes_one_tensor(module)
 
 
 def match_norm(module: nn.Module, device: torch.device, *, recompute: bool) -> tuple[Any, str]:

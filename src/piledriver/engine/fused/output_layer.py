@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from piledriver.engine.blocks import blocks_of
 from piledriver.engine.fused.lazy_logits import lazy_linear, mark_stale
 from piledriver.engine.fused.plain import in_autocast, install
 from piledriver.engine.torch_private import is_transformed
@@ -20,15 +21,20 @@ _DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 def output_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Return the layers that map hidden states to a vocabulary, by name.
 
-    These are what `transformers` models name as such, and linear layers with a row for each row of an embedding.
+    These are what `transformers` models name as such; for others, linear layers outside the blocks with a row for each
+    row of an embedding.
     """
     known = {id(layer) for module in model.modules() if (layer := _named_output(module)) is not None}
+    if known:
+        return {name: module for name, module in model.named_modules() if id(module) in known}
     vocabularies = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)}
+    inside = (
+        {id(module) for block in blocks_of(model).values() for module in block.modules()} if vocabularies else set()
+    )
     return {
         name: module
         for name, module in model.named_modules()
-        if id(module) in known
-        or (isinstance(module, nn.Linear) and module.out_features in vocabularies and _is_wide(module))
+        if isinstance(module, nn.Linear) and module.out_features in vocabularies and id(module) not in inside
     }
 
 
@@ -40,10 +46,6 @@ def _named_output(module: nn.Module) -> Any:
         return getter()
     except (NotImplementedError, AttributeError):
         return None
-
-
-def _is_wide(layer: nn.Linear) -> bool:
-    return layer.out_features > layer.in_features
 
 
 def install_output_layer(layer: nn.Module) -> None:

@@ -79,6 +79,13 @@ def _key(value: Any, depth: int = 2) -> Hashable:
     return id(value)
 
 
+def takes_one_tensor(module: nn.Module) -> bool:
+    """Return whether a module's forward has one required argument."""
+    given = list(inspect.signature(type(module).forward).parameters.values())[1:]
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(one.kind in positional and one.default is inspect.Parameter.empty for one in given) == 1
+
+
 def has_dropout(module: nn.Module) -> bool:
     """Return whether a module drops activations in training."""
     return any(isinstance(child, nn.Dropout) and child.p > 0 for child in module.modules())
