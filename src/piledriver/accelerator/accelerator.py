@@ -319,9 +319,9 @@ class Accelerator(GradientsMixin, CheckpointMixin):
 
     def describe(self, model: nn.Module) -> FuseReport:
         """Print and return which operators of a prepared model were replaced where, what was left, and why."""
-        from piledriver.engine.fused.report import describe
+        from piledriver.engine.fused.report import fuse_report
 
-        report = describe(model)
+        report = fuse_report(model)
         if self.world.is_main:
             print(report)
         return report

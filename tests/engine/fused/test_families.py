@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from piledriver.engine.apply import apply_compute
 from piledriver.engine.fused.lazy_logits import LazyLogits
-from piledriver.engine.fused.report import describe, report_of
+from piledriver.engine.fused.report import fuse_report, report_of
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import make_mesh
 from piledriver.engine.options import EngineOptions
@@ -113,7 +113,7 @@ def test_activation_policies_and_recomputed_norms_change_no_gradient() -> None:
 
 def test_what_was_replaced_is_described() -> None:
     model = fused(build("llama"), precision="bf16")
-    text = str(describe(model))
+    text = str(fuse_report(model))
     for line in (
         "norm: 5 x LlamaRMSNorm (model.layers.{0-1}.input_layernorm",
         "gated MLP: 2 x LlamaMLP (model.layers.{0-1}.mlp): SwiGLU",
@@ -121,7 +121,7 @@ def test_what_was_replaced_is_described() -> None:
         "residual stream: 2 x LlamaDecoderLayer",
     ):
         assert line in text
-    assert "does not fuse" in str(describe(build("llama")))
+    assert "does not fuse" in str(fuse_report(build("llama")))
 
 
 class TestOnGpu:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from piledriver.engine.fused import gated_mlp, norms, output_layer, residual
-from piledriver.engine.fused.plain import install, kind_of, why_special, why_special_linear
+from piledriver.engine.fused.plain import install, module_kind, why_special, why_special_linear
 from piledriver.engine.fused.report import FuseReport, attach_report
 from piledriver.engine.mesh import Mesh
 from piledriver.engine.precision import compute_dtype, own_transformers
@@ -60,7 +60,7 @@ def _replace(report: FuseReport, operation: str, candidates: dict[str, nn.Module
     """Compare one module of each kind, and replace all of the kinds that agree."""
     groups: dict[Hashable, list[str]] = {}
     for name, module in candidates.items():
-        groups.setdefault((kind_of(module), _peculiarity(module)), []).append(name)
+        groups.setdefault((module_kind(module), _peculiarity(module)), []).append(name)
     for names in groups.values():
         first = candidates[names[0]]
         forward, what = match(first)

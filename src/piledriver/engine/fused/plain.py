@@ -52,7 +52,7 @@ def is_plain_linear(layer: Any) -> bool:
     )
 
 
-def kind_of(module: nn.Module) -> Hashable:
+def module_kind(module: nn.Module) -> Hashable:
     """Return a key that equal modules share: class, settings, shapes, children. Weights and layer numbers differ."""
     settings: list[tuple[str, Any]] = []
     for name, value in vars(module).items():
@@ -60,7 +60,7 @@ def kind_of(module: nn.Module) -> Hashable:
             continue
         settings.append((name, _key(value)))
     shapes = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in module.named_parameters(recurse=False)]
-    children = [(name, kind_of(child)) for name, child in module.named_children()]
+    children = [(name, module_kind(child)) for name, child in module.named_children()]
     return type(module), tuple(sorted(settings, key=str)), tuple(shapes), tuple(children)
 
 

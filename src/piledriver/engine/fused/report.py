@@ -24,7 +24,7 @@ class Entry:
     """How it is computed now, or why it was left alone."""
 
     def __str__(self) -> str:
-        return f"{self.operation}: {len(self.modules)} x {self.kind} ({summarise(self.modules)}): {self.note}"
+        return f"{self.operation}: {len(self.modules)} x {self.kind} ({number_ranges(self.modules)}): {self.note}"
 
 
 @dataclass
@@ -52,10 +52,10 @@ class FuseReport:
         return "\n".join([*lines, *self.notes])
 
 
-def summarise(names: Iterable[str]) -> str:
+def number_ranges(names: Iterable[str]) -> str:
     """Return names with the numbers of layers as ranges.
 
-    >>> summarise(["layers.0.mlp", "layers.1.mlp", "layers.2.mlp", "norm"])
+    >>> number_ranges(["layers.0.mlp", "layers.1.mlp", "layers.2.mlp", "norm"])
     'layers.{0-2}.mlp, norm'
     """
     numbers: dict[str, list[int]] = {}
@@ -91,7 +91,7 @@ def pop_report(model: nn.Module) -> FuseReport | None:
     return found
 
 
-def describe(model: nn.Module) -> FuseReport:
+def fuse_report(model: nn.Module) -> FuseReport:
     """Return what fusing did to a model, or that it was not asked for."""
     found = report_of(model)
     if found is not None:
