@@ -80,9 +80,9 @@ def _fits(name: str, layer: nn.Linear, worth: float) -> bool:
 
 
 def _fuses(mlp: GatedMLP, worth: float) -> bool:
-    """Whether the MLP can be one operator: no biases, and no hooks on its layers."""
+    """Whether the MLP can be one operator: no biases, no clamps, and no hooks on its layers."""
     layers = (mlp.gate_up, mlp.down)
-    plain = all(layer.bias is None and not has_hooks(layer) for layer in layers)
+    plain = mlp.limit is None and all(layer.bias is None and not has_hooks(layer) for layer in layers)
     return plain and mlp.activation == "silu" and all(_fits("", layer, 0.8 * worth) for layer in layers)
 
 
