@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from piledriver.engine.fused.gated_mlp import Parts, joined_gate_up, linear_shapes, parts_of
+from piledriver.engine.fused.gated_mlp import Parts, joined_gate_up, linear_shapes, mlp_parts
 from piledriver.engine.fused.output_layer import output_layers
 from piledriver.engine.fused.plain import in_autocast, why_special_linear
 from piledriver.engine.layout import Layout
@@ -46,7 +46,7 @@ def use_fp8_layers(model: nn.Module, layout: Layout, *, worth: float | None = No
             if not rowwise and _fuses(module, worth):
                 _install(module, _mlp_forward)
             module.fuse = not _fits("", module.down, worth)
-        parts = parts_of(module)
+        parts = mlp_parts(module)
         if parts is not None and not rowwise and _fuses_parts(module, parts, worth):
             _install(module, _forward_of_parts(parts))
         if isinstance(module, nn.Linear) and name not in heads and _fits(name, module, worth):

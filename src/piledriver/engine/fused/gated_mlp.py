@@ -109,7 +109,7 @@ def joined_gate_up(module: Any, parts: Parts, dtype: torch.dtype) -> tuple[Tenso
     return weight, None if gate.bias is None else torch.cat((gate.bias.to(dtype), up.bias.to(dtype)))
 
 
-def parts_of(module: nn.Module) -> Parts | None:
+def mlp_parts(module: nn.Module) -> Parts | None:
     """Return the parts of a gated MLP that was replaced; None for other modules."""
     return getattr(getattr(vars(module).get("forward"), "__func__", None), "parts", None)
 
