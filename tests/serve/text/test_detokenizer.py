@@ -109,6 +109,8 @@ def test_deltas_concatenate_to_the_whole_decode(kind: object, tmp_path: Path) ->
     samples = [tokenizer.encode(text).tolist() for text in TEXTS]
     for at in range(60):  # random tokens: bytes that are not UTF-8, characters cut in two, doubled spaces
         samples.append((stream.bits(np.arange(30 * at, 30 * at + 1 + at % 29)) % tokenizer.vocab_size).tolist())
+    samples.append([token for text in TEXTS * 8 for token in tokenizer.encode(text).tolist()])
+    samples.append((stream.bits(np.arange(10**6, 10**6 + 400)) % tokenizer.vocab_size).tolist())
     special = set(tokenizer.specials.values())
     for tokens in samples:
         detokenizer = make_detokenizer(tokenizer, skip_special_tokens=True)

@@ -109,9 +109,10 @@ class DecodeGraphs:
         tokens, from_slot, positions, rows = self._inputs[:4, :size].long()
         temperature, uniform = self._inputs[4:, :size].view(torch.float32)
         tokens = torch.where(from_slot >= 0, self._last_tokens[from_slot], tokens)
-        blocks = self._tables[rows, positions // self._block_size].long()
+        tables = self._tables[:, : -(-bound // self._block_size)][rows]
+        blocks = tables.gather(1, (positions // self._block_size)[:, None])[:, 0].long()
         batch = PagedBatch(
-            self._tables[rows],
+            tables,
             torch.arange(size + 1, dtype=torch.int32, device=tokens.device),
             (positions + 1).int(),
             blocks * self._block_size + positions % self._block_size,

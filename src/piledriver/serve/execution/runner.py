@@ -73,9 +73,11 @@ class Runner:
     @torch.inference_mode()
     def launch(self, step: Step) -> Launched:
         """Start a step; on a GPU this returns before it is done."""
-        changed = [self.tables.update(chunk.sequence) for chunk in step.chunks]
-        if any(changed):
-            self._tables.copy_(self._send(self.tables.array.copy()))
+        changed = [chunk.sequence for chunk in step.chunks if self.tables.update(chunk.sequence)]
+        if changed:
+            slots = np.array([sequence.slot for sequence in changed])
+            width = max([len(sequence.blocks) for sequence in changed])
+            self._tables[self._send(slots), :width] = self._send(self.tables.array[slots, :width])
         inputs = step_inputs(step)
         answers = [_answer(row.sequence) for row in inputs.samples]
         if self._graphs is not None and self._graphs.fits(inputs):

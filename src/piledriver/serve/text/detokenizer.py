@@ -15,6 +15,7 @@ from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.serve.text.byte_tokens import byte_tokens
 
 _REPLACEMENT = "\ufffd"
+_LONGEST, _KEPT = 64, 16
 
 
 class Detokenizer(Protocol):
@@ -56,17 +57,28 @@ class _Window:
         self._tokenizer, self._skipped = tokenizer, skipped
         self._bytes = byte_tokens(tokenizer)
         self._tokens: list[int] = []
-        self._emitted = ""
+        # Text of the tokens before those: a long sequence is decoded from near its end.
+        self._before, self._emitted = "", ""
 
     def push(self, tokens: Sequence[int]) -> str:
         self._tokens += [token for token in tokens if token not in self._skipped and token < self._tokenizer.vocab_size]
         if not self._tokens or self._tokens[-1] in self._bytes:
             return ""
+        text = self._before + self._tokenizer.decode(self._tokens)
+        if len(self._tokens) > _LONGEST:
+            self._shorten(text)
         # An unfinished character is U+FFFD; spaces may be stripped at the end.
-        return self._emit(self._tokenizer.decode(self._tokens).rstrip(_REPLACEMENT + " "))
+        return self._emit(text.rstrip(_REPLACEMENT + " "))
 
     def finish(self) -> str:
-        return self._emit(self._tokenizer.decode(self._tokens) if self._tokens else "")
+        return self._emit(self._before + self._tokenizer.decode(self._tokens) if self._tokens else "")
+
+    def _shorten(self, text: str) -> None:
+        """Keep the last tokens only, if they decode alone to what they are at the end of the text."""
+        last = self._tokens[-_KEPT:]
+        end = self._tokenizer.decode(last)
+        if end and text.endswith(end) and not self._bytes.intersection(self._tokens[-_KEPT - 1 : -_KEPT + 1]):
+            self._before, self._tokens = text[: len(text) - len(end)], last
 
     def _emit(self, text: str) -> str:
         if not text.startswith(self._emitted) or len(text) <= len(self._emitted):
