@@ -157,6 +157,7 @@ def check_teacher_forced(model: Transformer, asked: list[Asked], alone: list[Res
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", MODELS)
 def test_the_law_holds_on_a_gpu(name: str) -> None:
     model, asked, alone = baseline(name, torch.bfloat16, "cuda")

@@ -24,6 +24,8 @@ from piledriver.models.model_size import parameter_count
 from tests.models.interchange.cases import CASES, VOCAB
 
 transformers = pytest.importorskip("transformers")
+# Importing one of its models compiles a function of it with TorchScript.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 
 LENGTH, PROMPT, NEW = 33, 18, 6
 

@@ -71,7 +71,12 @@ def sentence_piece(folder: Path) -> Tokenizer:
     text = folder / "text"
     text.write_text("\n".join(TEXTS * 20).replace("\x00", ""), encoding="utf-8")
     sentencepiece.SentencePieceTrainer.train(
-        input=str(text), model_prefix=str(folder / "pieces"), vocab_size=300, byte_fallback=True, minloglevel=2
+        input=str(text),
+        model_prefix=str(folder / "pieces"),
+        vocab_size=400,
+        hard_vocab_limit=False,
+        byte_fallback=True,
+        minloglevel=2,
     )
     return open_tokenizer(folder / "pieces.model")
 
