@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 from piledriver.kernels.cross_entropy import default_chunk_tokens
@@ -40,8 +41,10 @@ def loss_cost(config: ModelConfig, setting: BlockSetting, weight_size: int = 4, 
         matmul("output layer, weight gradient", rows, dim, tokens, size),
         moved("loss", (3 if setting.traits.chunked_loss else 8) * tokens * rows * size),
     ]
-    hidden = Kept("input of the output layer", tokens * dim * size)
     whole = tokens * dim * size
+    hidden = Kept("input of the output layer", whole)
+    # The final norm runs outside the blocks: eager, with its input cast to the dtype of its weight.
+    norm = Kept("input of the final norm", tokens * dim * (max(size, weight_size) if config.norm_weight else size))
     exchanges = (
         (Exchange("all-gather", "tp", whole), Exchange("reduce-scatter", "tp", whole))
         if setting.sequence_parallel
@@ -53,7 +56,7 @@ def loss_cost(config: ModelConfig, setting: BlockSetting, weight_size: int = 4, 
         logits = tokens * rows
         return EndCost(
             operators=tuple(operators),
-            kept=(hidden, Kept("logits", logits * size)),
+            kept=(norm, hidden, Kept("logits", logits * size)),
             forward_peak=(Kept("fp32 logits", logits * 4),),
             backward_peak=(Kept("fp32 logits and their gradient", logits * (8 + size)),),
             exchanges=exchanges,
@@ -66,11 +69,16 @@ def loss_cost(config: ModelConfig, setting: BlockSetting, weight_size: int = 4, 
     return EndCost(
         operators=tuple(operators),
         kept=(
-            hidden,
+            norm,
             Kept("hidden gradient of the loss", whole),
             Kept("weight gradient of the loss", weight * weight_size),
         ),
-        forward_peak=(Kept("logits of a chunk", chunk * rows * size), Kept("output weight, cast", cast)),
+        # The logits of a chunk are alive until those of the next replace them.
+        forward_peak=(
+            Kept("logits of two chunks", min(2, math.ceil(tokens / chunk)) * chunk * rows * size),
+            Kept("output weight, cast", cast),
+            hidden,
+        ),
         backward_peak=(
             Kept("scaled weight gradient", weight * weight_size),
             Kept("scaled hidden gradient", whole * (1 + 4 / size)),

@@ -206,7 +206,12 @@ class _Block:
         found = [self._norm_input("block input")] if config.norm_placement != "post" else []
         found += self._linear_input("attention input")
         if config.qk_norm != "none":
-            found.append(self._keep("queries and keys before their norm", self.q + self.kv))
+            # Cast to the dtype of the norms' weights.
+            wide = 4 if self.setting.precision not in ("bf16-pure", "fp8-pure") else None
+            found.append(self._keep("queries and keys before their norm", self.q + self.kv, wide))
+        elif config.positions != "rotary" and self.setting.traits.name == "piledriver":
+            # Without a rotation queries and keys are views of the projection, beside which values are copied.
+            found.append(self._keep("values, copied", self.kv))
         heads = config.heads / self.setting.tp
         if self.setting.traits.flash_attention:
             found.append(self._keep("queries, keys, values", self.q + 2 * self.kv))
@@ -222,7 +227,8 @@ class _Block:
             found.append(self._norm_input("attention output before its norm"))
         if self.setting.traits.dropout:
             found.append(self._keep("dropout masks", 2 * self.stream, 1))
-        if not self.setting.compiled and self.setting.casts:
+        if self.setting.casts:
+            # The partitioner too prefers to keep the cast: it is smaller than the weight.
             found.append(Kept("attention weights in the compute dtype", self._attention_parameters() * self.size))
         return found
 
@@ -231,6 +237,8 @@ class _Block:
         found = []
         if config.norm_placement == "pre" and not config.parallel_residual:
             found.append(self._norm_input("middle of the block"))
+        elif config.parallel_residual and not setting.compiled and setting.casts:
+            found.append(self._norm_input("block input, cast again"))
         found += self._linear_input("MLP input")
         fused = setting.traits.fused_gate and self.gated and config.activation == "silu" and not config.mlp_bias
         if fused:
@@ -243,7 +251,7 @@ class _Block:
             found.append(self._keep("MLP activation", self.inner))
         if config.norm_placement == "post":
             found.append(self._norm_input("MLP output before its norm"))
-        if not setting.compiled and setting.casts:
+        if setting.casts:
             rows = self.inner * (2 if self.gated else 1)
             found.append(Kept("MLP weights in the compute dtype", (rows + self.inner) * self.dim * self.size))
         return found
@@ -253,9 +261,15 @@ class _Block:
         assert moe is not None
         rows = self._expert_rows() / self.tokens
         width = self.inner * (2 if self.gated else 1)
+        extra = []
+        if self.gated and not self.setting.compiled:
+            extra.append(self._keep("activated gates of experts", rows * self.inner))
+        if self.setting.casts:
+            extra.append(Kept("expert weights in the compute dtype", self._mlp_parameters() * self.size))
         return [
             self._norm_input("middle of the block"),
             *self._linear_input("MLP input"),
+            *extra,
             self._keep("router probabilities", 2 * moe.experts, 4),
             self._keep("routing", 4 * moe.experts_per_token, 8),
             self._keep("tokens by expert", rows * self.dim),

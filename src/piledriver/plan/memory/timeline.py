@@ -36,7 +36,7 @@ _RESERVED_SHARE, _RESERVED_BYTES = 0.03, 0.25 * _GIB
 # The CUDA context with its libraries' code, and one communicator's buffers, which no allocator counts.
 _CONTEXT_BYTES, _COMMUNICATOR_BYTES = 0.55 * _GIB, 0.35 * _GIB
 # cuBLAS workspaces, which torch allocates.
-_LIBRARY_BYTES = 0.05 * _GIB
+_LIBRARY_BYTES = 0.075 * _GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,10 +352,13 @@ def _optimizer_workspace(
     optimizer: str, layout: Layout, block: StateBytes, ends: StateBytes, layers: int
 ) -> Iterable[Owner]:
     owned = layers * block.owned + ends.owned
+    largest = ends.owned if layers else owned
     if layout.zero in (1, 2) and shard_ranks(layout) > 1:
         yield Owner("communication buffers", "gathered rows", 2.0 * max(BUCKET_BYTES, 4 * ends.elements / 2))
     if layout.has_bf16_weights and optimizer in ("adamw", "muon", "lion", "sgd"):
-        # fp32 copies of a bucket of weights and gradients.
-        yield Owner("workspace", "fp32 copies of a bucket", 12.0 * min(owned, max(1 << 26, ends.owned)))
+        # fp32 copies of a bucket of weights and gradients, and the 64-bit numbers that its noise is hashed from.
+        yield Owner("workspace", "stochastic rounding of a bucket", 40.0 * min(owned, max(1 << 26, largest)))
+    if optimizer == "lion" and not layout.has_bf16_weights:
+        yield Owner("workspace", "updates of all matrices", 4.0 * layers * block.owned)
     if optimizer == "muon":
         yield Owner("workspace", "Newton-Schulz iterations", 8 * 3 * 2.0 * block.elements / 4)
