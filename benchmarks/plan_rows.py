@@ -46,7 +46,7 @@ SOFTWARE = {
     "llm-foundry": Traits(
         name="llm-foundry", fused_gate=False, chunked_loss=False, overlap=1.0, memory_passes=1.6, dropout=False
     ),
-    "torchtitan": Traits(name="torchtitan", fused_gate=False, chunked_loss=False, overlap=1.0),
+    "torchtitan": Traits(name="torchtitan", fused_gate=False, chunked_loss=False, overlap=1.0, alternate_products=True),
 }
 
 
@@ -179,6 +179,8 @@ def _config(raw: dict[str, str], length: int) -> ModelConfig:
     dim, heads = int(raw["hidden"]), int(raw["heads"])
     ffn = int(raw["ffn"]) if raw["ffn"] else 4 * dim
     vocab = int(raw["vocab"]) if raw["vocab"] else 51200
+    if not raw["model"].startswith("mpt"):
+        vocab = -(-vocab // 128) * 128  # Megatron pads the vocabulary
     llama = "llama" in raw["model"] or "mistral" in raw["model"]
     common = {
         "vocab_size": vocab,

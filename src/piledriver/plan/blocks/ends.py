@@ -58,7 +58,8 @@ def loss_cost(config: ModelConfig, setting: BlockSetting, weight_size: int = 4, 
             operators=tuple(operators),
             kept=(norm, hidden, Kept("logits", logits * size)),
             forward_peak=(Kept("fp32 logits", logits * 4),),
-            backward_peak=(Kept("fp32 logits and their gradient", logits * (8 + size)),),
+            # A compiled loss keeps no fp32 copy; an eager one has the copy, its softmax and a gradient.
+            backward_peak=(Kept("fp32 logits and their gradient", logits * (4 if setting.compiled else 12)),),
             exchanges=exchanges,
         )
     chunk = min(tokens, default_chunk_tokens(round(rows), kind))

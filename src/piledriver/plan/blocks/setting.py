@@ -31,6 +31,8 @@ class Traits:
     """Gradients are summed in fp32, 4 bytes each, in communication too."""
     master_copy: bool = False
     """16-bit weights with an fp32 copy among the states (Megatron)."""
+    alternate_products: bool = False
+    """Selective recomputation keeps every second matrix product (torchtitan)."""
     scatter_sends: bool = False
     """Pipeline stages send 1 / tp of an activation from each rank, and gather it inside the node."""
     recompute_exchanges: bool = True

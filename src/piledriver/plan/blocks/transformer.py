@@ -17,8 +17,14 @@ from piledriver.plan.blocks.setting import BlockSetting
 # Products of a flash attention backward relative to its forward: it recomputes the scores.
 _ATTENTION_BACKWARD = 2.5
 # Kernels that the host launches for one block, forward and backward.
-_EAGER_KERNELS = (34, 62)
+_EAGER_KERNELS = (62, 130)
+_FUSED_EAGER_KERNELS = (34, 62)
 _COMPILED_KERNELS = (16, 34)
+# Further ones of routing, and of the Python that selective checkpointing runs for each operator.
+_EAGER_ROUTING, _COMPILED_ROUTING = (80, 130), (24, 36)
+_EAGER_SELECTIVE = (130, 260)
+# Passes over memory of eager elementwise kernels, relative to fused ones.
+_EAGER_PASSES = 2.9
 
 
 @functools.lru_cache(maxsize=4096)
@@ -46,7 +52,7 @@ def block_cost(config: ModelConfig, window: int | None, setting: BlockSetting) -
         backward_workspace=made.backward_workspace() + extra,
         forward_exchanges=there,
         backward_exchanges=back,
-        kernels=_COMPILED_KERNELS if setting.compiled else _EAGER_KERNELS,
+        kernels=made.kernels(),
     )
 
 
@@ -67,10 +73,23 @@ class _Block:
         self.products = setting.matmul_precision
         traits = setting.traits
         self.context = mean_context(setting.length, window) if traits.causal else float(setting.length)
-        self.passes = traits.memory_passes * (1.0 if setting.compiled else 2.2 if traits.name == "piledriver" else 1.0)
+        self.eager = not setting.compiled and traits.name == "piledriver"
+        self.passes = traits.memory_passes * (_EAGER_PASSES if self.eager else 1.0)
 
     def _move(self, name: str, elements: float) -> Operator:
         return moved(name, elements * self.tokens * self.size * self.passes)
+
+    def kernels(self) -> tuple[int, int]:
+        """Return the kernels that the host launches, forward and backward."""
+        compiled, moe = self.setting.compiled, self.config.moe is not None
+        if not compiled and self.setting.traits.name != "piledriver":
+            return _FUSED_EAGER_KERNELS
+        found = [_COMPILED_KERNELS if compiled else _EAGER_KERNELS]
+        if moe:
+            found.append(_COMPILED_ROUTING if compiled else _EAGER_ROUTING)
+        if self.setting.activations == "selective" and not compiled:
+            found.append(_EAGER_SELECTIVE)
+        return sum(one[0] for one in found), sum(one[1] for one in found)
 
     def attention(self) -> list[Operator]:
         """Return the operators of attention, its norm and residual."""
@@ -81,7 +100,10 @@ class _Block:
             matmul("qkv", t, width, self.dim, size, precision=self.products),
         ]
         if config.positions == "rotary" or config.qk_norm != "none":
-            found.append(self._move("rotary", 2 * width))
+            # Eager rotations run in fp32, operator by operator.
+            found.append(self._move("rotary", (5 if self.eager else 2) * width))
+        if config.qk_norm != "none":
+            found.append(self._move("norms of queries and keys", 8 * (self.q + self.kv)))
         if self.setting.traits.flash_attention:
             flops = 4.0 * t * self.context * self.q
             shape = (round(t), round(self.context), config.head_dim)
@@ -286,6 +308,16 @@ class _Block:
             everything = _Block(config, None, replace(setting, activations="keep")).kept()
             return tuple(one for one in everything if "score" not in one.name)
         heads = config.heads / setting.tp
+        if setting.traits.alternate_products:
+            # Of seven products the first, third, fifth and seventh: queries, values, gate; compiled, the last is unused.
+            last = [] if setting.compiled else [self._keep("MLP output", self.stream)]
+            return (
+                self._keep("block input", self.stream),
+                self._keep("queries and values", self.q + self.kv),
+                self._keep("attention output", self.q),
+                self._keep("gates", self.inner),
+                *last,
+            )
         found = [
             self._keep("block input", self.stream),
             self._keep("queries, keys, values", self.q + 2 * self.kv),

@@ -27,7 +27,7 @@ class Efficiency:
     memory: float = 1.0
     link: float = 1.0
     network: float = 1.0
-    launch: float = 6e-6
+    launch: float = 10e-6
     """Seconds of the host for one kernel."""
     step: float = 0.0
     """Seconds of the host for one optimizer step."""
@@ -107,7 +107,9 @@ def occupancy(shape: tuple[int, int, int], groups: int, units: int) -> float:
     if waves == 1:
         # Libraries split the depth where the output has few tiles, at some cost.
         full = max(full, 0.5 * min(1.0, full * max(1.0, k / 1024)))
-    edge = (m / (math.ceil(m / _TILE[0]) * _TILE[0])) * (n / (math.ceil(n / _TILE[1]) * _TILE[1]))
+    # Rows that are not a multiple of 16 bytes keep tensor cores from loading them whole.
+    aligned = 0.15 if (n | k | m) % 2 else 1.0 if (n | k) % 8 == 0 else 0.6
+    edge = aligned * (m / (math.ceil(m / _TILE[0]) * _TILE[0])) * (n / (math.ceil(n / _TILE[1]) * _TILE[1]))
     return full * edge * k / (k + _DEPTH)
 
 

@@ -46,6 +46,8 @@ class StepTime:
         return float(sum(getattr(self, name) for name in PARTS))
 
 
+# Traffic of stochastic rounding outside an optimizer's kernel, for each parameter: its noise is hashed in 64 bits.
+_ROUNDING_BYTES = 340.0
 # What `fully_shard` does on the host around each block, forward and backward, in launches of a kernel.
 _SHARDED_CALLS = (25, 45)
 PARTS = ("compute", "recompute", "tensor", "data", "bubble", "send", "optimizer", "offload", "host")
@@ -193,7 +195,8 @@ class _Timer:
             backward += rates.move(6 * self._block_elements())
         hidden = 1.0 - self.setting.traits.overlap_tp
         there, back = self._exchanges(cost.forward_exchanges), self._exchanges(cost.backward_exchanges)
-        launched = self.efficiency.launch
+        measured = rates.device.measured.get("launch")
+        launched = measured if isinstance(measured, float) else self.efficiency.launch
         first, second = cost.kernels
         if self.setting.gathered and self.setting.traits.name == "piledriver":
             first, second = first + _SHARDED_CALLS[0], second + _SHARDED_CALLS[1]
@@ -317,6 +320,8 @@ class _Timer:
         share = total.owned / max(total.elements, 1.0) if self.layout.zero else 1.0
         traffic = 2 * total.states + 2 * total.weights * min(1.0, share if self.layout.zero < 3 else 1.0)
         traffic += 3 * total.gradients
+        if self.layout.has_bf16_weights and self.optimizer in ("adamw", "muon", "lion", "sgd"):
+            traffic += _ROUNDING_BYTES * total.owned
         return rates.move(traffic), 0.0
 
 

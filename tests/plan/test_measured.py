@@ -1,0 +1,68 @@
+"""Predictions against rows that `benchmarks/plan_gpu.py` measured on one H200 (torch 2.11), kept beside this file.
+
+The memory formulas were corrected on these rows: the test holds them there; it is no proof for shapes not in the file.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        from plan_gpu import predicted
+    finally:
+        sys.path.pop(0)
+    lines = (Path(__file__).parent / "h200_rows.jsonl").read_text(encoding="utf-8").splitlines()
+    read = [json.loads(line) for line in lines]
+    rates = next(row["rates"] for row in read if "rates" in row)
+    found = [row for row in read if "allocated" in row]
+    for row in found:
+        row["predicted"], row["calibrated"] = predicted(row), predicted(row, rates)
+    return found
+
+
+def test_allocated_peaks_are_met_and_never_missed_from_below(rows: list[dict[str, Any]]) -> None:
+    errors = [row["predicted"].worst.allocated / GIB / row["allocated"] - 1 for row in rows]
+    assert len(errors) >= 25
+    assert statistics.median(map(abs, errors)) < 0.02
+    assert max(errors) < 0.06
+    assert min(errors) > -0.02
+
+
+def test_what_is_kept_and_what_the_loss_adds(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        if row["accumulation"] > 1:
+            continue
+        timeline = row["predicted"].worst
+        loss = next(phase for phase in timeline.phases if phase.name == "loss")
+        before = next(phase for phase in timeline.phases if phase.name == "before the forward")
+        measured = row["phases"]["peak of the forward"] - row["phases"]["before the forward"]
+        assert (loss.bytes - before.bytes) / GIB == pytest.approx(measured, rel=0.02), row
+
+
+def test_reserved_peaks(rows: list[dict[str, Any]]) -> None:
+    errors = [row["predicted"].worst.reserved / GIB / row["reserved"] - 1 for row in rows]
+    assert statistics.median(map(abs, errors)) < 0.04
+
+
+def test_steps_and_their_order(rows: list[dict[str, Any]]) -> None:
+    plain = [row["predicted"].time.total / row["seconds"] - 1 for row in rows]
+    tuned = [row["calibrated"].time.total / row["seconds"] - 1 for row in rows]
+    assert statistics.median(map(abs, plain)) < 0.20
+    assert statistics.median(map(abs, tuned)) < 0.06
+    assert max(map(abs, tuned)) < 0.16
+    pairs = [(row["calibrated"].time.total, row["seconds"]) for row in rows]
+    signs = [1 if (a[0] - b[0]) * (a[1] - b[1]) > 0 else -1 for i, a in enumerate(pairs) for b in pairs[:i]]
+    assert sum(signs) / len(signs) > 0.85
