@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING
 from piledriver.core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from piledriver.plan.blocks.trace import trace_module
     from piledriver.plan.entry import explain, plan
     from piledriver.plan.errors import PlanError
     from piledriver.plan.hardware.parse import parse_hardware
+    from piledriver.plan.inference import plan_inference
     from piledriver.plan.prediction import Prediction, Workload, predict
     from piledriver.plan.result import Plan
     from piledriver.plan.search.candidates import Wishes
+    from piledriver.plan.worlds import elastic_batch
 
 __all__ = [
     "Plan",
@@ -27,10 +30,13 @@ __all__ = [
     "Prediction",
     "Wishes",
     "Workload",
+    "elastic_batch",
     "explain",
     "parse_hardware",
     "plan",
+    "plan_inference",
     "predict",
+    "trace_module",
 ]
 
 __getattr__, __dir__ = lazy_names(
@@ -41,9 +47,12 @@ __getattr__, __dir__ = lazy_names(
         "Prediction": "prediction",
         "Wishes": "search.candidates",
         "Workload": "prediction",
+        "elastic_batch": "worlds",
         "explain": "entry",
         "parse_hardware": "hardware.parse",
         "plan": "entry",
+        "plan_inference": "inference",
         "predict": "prediction",
+        "trace_module": "blocks.trace",
     },
 )

@@ -137,7 +137,7 @@ def config_of(model: Any) -> tuple[ModelConfig, str]:
         return read_config(found.to_dict()), type(model).__name__
     raise PlanError(
         f"cannot read the shape of a {type(model).__name__}",
-        fix="give a ModelConfig, a preset or a model folder; or plan_module with an example input",
+        fix="give a ModelConfig, a preset or a model folder; trace_module counts any nn.Module with an example input",
     )
 
 

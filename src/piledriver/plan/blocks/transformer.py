@@ -309,7 +309,7 @@ class _Block:
             return tuple(one for one in everything if "score" not in one.name)
         heads = config.heads / setting.tp
         if setting.traits.alternate_products:
-            # Of seven products the first, third, fifth and seventh: queries, values, gate; compiled, the last is unused.
+            # Of seven products the first, third, fifth and seventh; a compiled backward does not use the last.
             last = [] if setting.compiled else [self._keep("MLP output", self.stream)]
             return (
                 self._keep("block input", self.stream),
