@@ -27,6 +27,9 @@ def configure(parser: Parser) -> None:
     parser.add_argument("--explain", metavar="LAYOUT", help="predict one layout, such as zero=3,tp=2,activations=full")
     parser.add_argument("--micro-batch", type=positive, metavar="N", help="with --explain: sequences of a micro-batch")
     parser.add_argument(
+        "--inference", type=positive, metavar="REQUESTS", help="plan serving this many requests at once"
+    )
+    parser.add_argument(
         "--exact", action="store_true", help="check the chosen layout through the engine, on fake ranks"
     )
     parser.add_argument("--picture", metavar="FILE.png", help="draw memory by phase, and throughput against devices")
@@ -50,6 +53,9 @@ def run(args: argparse.Namespace) -> None:
 
         raise PlanError("no model was given", fix="name a config, a model folder or a preset (piledriver presets)")
     given = _given(args)
+    if args.inference:
+        _inference(args, given)
+        return
     if args.explain is not None:
         _explain(args, given)
         return
@@ -135,6 +141,33 @@ def _explain(args: argparse.Namespace, given: dict[str, Any]) -> None:
             from piledriver.plan.search.choose import reason_too_large
 
             print(f"does not fit: {reason_too_large(made)}")
+
+
+def _inference(args: argparse.Namespace, given: dict[str, Any]) -> None:
+    import json
+    from dataclasses import asdict
+
+    from piledriver.observe.memory import readable
+    from piledriver.plan.entry import config_of
+    from piledriver.plan.inference import plan_inference
+
+    length = given.get("length") or config_of(given["model"])[0].max_positions
+    precision = (args.precisions or "bf16").split(",")[0]
+    made = plan_inference(
+        given["model"], batch=args.inference, length=length, hardware=args.hardware, precision=precision
+    )
+    if args.json:
+        print(json.dumps({**asdict(made), "tokens_per_second": made.tokens_per_second}, indent=2))
+        return
+    print(
+        f"{made.replicas} replicas of tp {made.tp}, {made.batch} requests of {length} tokens on each: "
+        f"{made.tokens_per_second:,.0f} tokens/s, {1e3 * made.decode_seconds:.1f} ms a token, first token after "
+        f"{1e3 * made.prefill_seconds:.0f} ms"
+    )
+    print(
+        f"  memory of a device: weights {readable(made.weights)}, key-value cache {readable(made.cache)}, activations "
+        f"{readable(made.activations)}; {made.longest_batch} requests would fit"
+    )
 
 
 def _calibrate(args: argparse.Namespace) -> None:
