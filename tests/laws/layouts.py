@@ -135,7 +135,7 @@ ROWS += [
 ]
 
 ROWS += [
-    Row(name="zero3-latent", layout=Layout(zero=3), model="latent"),
+    Row(name="zero3-latent", layout=Layout(zero=3, activations="full"), model="latent"),
     Row(name="tp-latent", layout=Layout(tp=2), model="latent"),
     Row(name="pp-latent", layout=Layout(pp=2, microbatches=2), model="latent"),
     Row(name="ep-sinks", layout=Layout(ep=2), model="sinks"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import warnings
 
 import pytest
@@ -93,6 +94,21 @@ def test_all_blocks_and_all_decode_steps_share_one_graph() -> None:
         steps = [step(tokens[:, i : i + 1], cache=cache, positions=places[:, i : i + 1]) for i in range(12)]
         torch.testing.assert_close(torch.cat(steps, dim=1), whole(tokens), atol=1e-5, rtol=1e-4)
     assert stats["unique_graphs"] == 1
+    torch.compiler.reset()
+
+
+def test_there_is_one_graph_for_each_kind_of_block() -> None:
+    config = dataclasses.replace(SHAPES["both-norms"], layers=4, full_attention_layers=(1, 3))
+    model, tokens = Transformer(config), torch.randint(61, (2, 12))
+    stats = torch._dynamo.utils.counters["stats"]
+    for block in model.blocks.values():
+        block.compile(fullgraph=True, backend="aot_eager")
+    stats.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            model(tokens, tokens).total.backward()
+    assert stats["unique_graphs"] == 2, "windowed, and with full attention"
     torch.compiler.reset()
 
 

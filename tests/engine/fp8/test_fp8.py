@@ -14,7 +14,7 @@ from piledriver.engine.fp8.apply import fp8_layers, use_fp8_layers
 from piledriver.engine.mesh import make_mesh
 from piledriver.engine.precision import apply_precision
 from piledriver.kernels.fp8.reference import ReferenceFp8
-from piledriver.models import ModelConfig, Transformer
+from piledriver.models import LatentAttentionConfig, ModelConfig, MoEConfig, Transformer
 from piledriver.optim import SplitMasterAdamW
 
 SHAPE = ModelConfig(vocab_size=64, dim=32, layers=2, heads=2, mlp_dim=64, max_positions=16)
@@ -36,6 +36,30 @@ def test_layers_that_would_lose_are_left_alone() -> None:
     config = ModelConfig(vocab_size=64, dim=768, layers=1, heads=12, mlp_dim=2048, max_positions=16)
     model = use_fp8_layers(Transformer(config), Layout(precision="fp8"))
     assert fp8_layers(model) == ["blocks.0.mlp", "blocks.0.mlp.gate_up"]
+
+
+def test_latent_attention_and_shared_experts_are_layers_like_others() -> None:
+    config = ModelConfig(
+        vocab_size=64,
+        dim=32,
+        layers=2,
+        heads=2,
+        head_dim=32,
+        max_positions=16,
+        latent=LatentAttentionConfig(kv_rank=32, rope_dim=16, value_dim=16, q_rank=32),
+        moe=MoEConfig(experts=4, expert_dim=32, shared_dim=32, shared_gate=True, dense_layers=(0,)),
+    )
+    tokens = torch.randint(64, (4, 16), generator=torch.Generator().manual_seed(1))
+    exact = Transformer(config)(tokens, tokens).loss
+    model = use_fp8_layers(Transformer(config), Layout(precision="fp8"), worth=0)
+    attention = ("q_a", "q_b", "kv_a", "kv_b", "out")
+    expected = {f"blocks.{block}.attention.{name}" for block in "01" for name in attention}
+    expected |= {f"blocks.{mlp}{name}" for mlp in ("0.mlp", "1.shared_mlp") for name in ("", ".gate_up", ".down")}
+    assert set(fp8_layers(model)) == expected
+    loss = model(tokens, tokens).loss
+    assert float(loss) == pytest.approx(float(exact), rel=0.05)
+    loss.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
 
 
 @pytest.mark.parametrize("precision", ["fp8", "fp8-rowwise", "fp8-pure"])

@@ -112,6 +112,42 @@ def test_what_no_family_says_is_refused() -> None:
         write_config(dataclasses.replace(preset("tiny"), mup_base_dim=64), "llama")
 
 
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: True"),
+    ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before: False"),
+    ("opt", {"word_embed_proj_dim": 16}, "word_embed_proj_dim: 16"),
+    ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm: True"),
+    ("falcon", {"alibi": True}, "alibi: True"),
+    ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention: True"),
+    ("gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha: 1.0"),
+    ("gpt_oss", {"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config: mxfp4"),
+    ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func: softmax"),
+    ("qwen2_moe", {"use_sliding_window": True}, "use_sliding_window: True"),
+    ("llama", {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}, "rope_type: proportional"),
+    (
+        "llama",
+        "partial_rotary_factor 0.5",
+    ),
+    (
+        "gemma3_text",
+        {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+        "rope_parameters.sliding_attention.rope_type: linear",
+    ),
+    ("qwen3_next", {}, "model_type 'qwen3_next'"),
+    ("mamba2", {}, "model_type 'mamba2'"),
+    ("jamba", {}, "model_type 'jamba'"),
+]
+
+
+@pytest.mark.parametrize(("model_type", "settings", "field"), REFUSED)
+def test_what_is_not_supported_is_refused_by_its_field(model_type: str, settings: dict[str, Any], field: str) -> None:
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    with pytest.raises((InterchangeError, UnknownFamilyError)) as caught:
+        read_config({"model_type": model_type, **SMALL, **sizes, **settings})
+    assert field in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_part_of_each_head_is_turned_only_where_transformers_does_it(tmp_path: Path) -> None:
     rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
     with pytest.raises(InterchangeError, match=r"llama with partial_rotary_factor 0.5"):
