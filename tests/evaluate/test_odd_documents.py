@@ -69,19 +69,19 @@ def test_families_that_are_not_ours_run_through_transformers_and_missing_weights
 ) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    shape = {"vocab_size": tokenizer.vocab_size, "hidden_size": 16, "n_layer": 1, "n_head": 2}
-    theirs = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("bloom", **shape))
-    theirs.save_pretrained(tmp_path / "bloom")
-    scorer = open_scorer(tmp_path / "bloom", length=16)
+    shape = {"vocab_size": tokenizer.vocab_size, "n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4}
+    theirs = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("codegen", **shape))
+    theirs.save_pretrained(tmp_path / "codegen")
+    scorer = open_scorer(tmp_path / "codegen", length=16)
     assert isinstance(scorer, TransformersScorer)
     (score,) = bits_per_byte(scorer, tokenizer, [Document("x")])
     with torch.no_grad():
         logits = theirs.eval()(torch.tensor([[tokenizer.boundary()]])).logits[0, 0].double()
     assert score.nats == pytest.approx(-float(logits.log_softmax(-1)[int(tokenizer.encode("x")[0])]), rel=1e-6)
-    config = json.loads((tmp_path / "bloom" / "config.json").read_text())
-    (tmp_path / "bloom" / "config.json").write_text(json.dumps({**config, "n_layer": 2}))
+    config = json.loads((tmp_path / "codegen" / "config.json").read_text())
+    (tmp_path / "codegen" / "config.json").write_text(json.dumps({**config, "n_layer": 2}))
     with pytest.raises(CorruptFileError, match=r"has no tensor transformer.h.1"):
-        open_scorer(tmp_path / "bloom")
+        open_scorer(tmp_path / "codegen")
 
 
 def test_figures_are_printed_before_a_chart_can_fail(

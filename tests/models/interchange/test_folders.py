@@ -125,10 +125,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen2_moe", {"use_sliding_window": True}, "use_sliding_window: True"),
     ("llama", {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}, "rope_type: proportional"),
     (
-        "llama",
-        "partial_rotary_factor 0.5",
-    ),
-    (
         "gemma3_text",
         {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
         "rope_parameters.sliding_attention.rope_type: linear",
