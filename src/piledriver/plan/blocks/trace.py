@@ -18,6 +18,7 @@ from piledriver.plan.blocks.torch_private import (
     FakeTensorMode,
     TorchDispatchMode,
     aot_function,
+    make_boxed_func,
     min_cut_rematerialization_partition,
     tree_flatten,
     tree_leaves,
@@ -113,6 +114,13 @@ def _trace(call: _Call, state: Mapping[str, Tensor], inputs: list[Any], compiled
     )
 
 
+def _is_of_input(node: Any) -> bool:
+    """Whether a node is an input of the graph or a view of one, which keeps nothing more alive."""
+    while node.op == "call_function" and getattr(node.target, "is_view", False):
+        node = node.args[0]
+    return bool(node.op == "placeholder")
+
+
 class _Kept:
     """Storages that autograd saves, without those of parameters and inputs."""
 
@@ -154,7 +162,7 @@ def _kept_by_partitioner(call: _Call, state: list[Tensor], inputs: list[Any]) ->
         (results,) = next(node for node in forward.graph.nodes if node.op == "output").args
         for node in results[num_fwd_outputs:]:
             value = getattr(node, "meta", {}).get("val")
-            if isinstance(value, Tensor) and node.op != "placeholder":
+            if isinstance(value, Tensor) and not _is_of_input(node):
                 saved.append((_name(value), float(value.numel() * value.element_size())))
         return forward, backward
 
@@ -237,4 +245,4 @@ def _identity(tensor: Tensor) -> Tensor:
 
 
 def _as_it_is(gm: Any, example_inputs: Any) -> Any:
-    return gm
+    return make_boxed_func(gm.forward)
