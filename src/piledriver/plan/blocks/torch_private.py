@@ -1,6 +1,6 @@
 """Every use of torch's private API in this folder, so that an upgrade of torch is checked in one file."""
 
-from functorch.compile import make_boxed_func
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensorMode
