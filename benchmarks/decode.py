@@ -45,9 +45,9 @@ def greedy(new: int) -> SamplingParams:
     return SamplingParams(max_tokens=new, temperature=0, ignore_eos=True)
 
 
-def timed(run: Callable[[], object], repeats: int = 3) -> float:
-    """Return the median seconds of a call after two that warm up (compile, then capture)."""
-    for _ in range(2):
+def timed(run: Callable[[], object], repeats: int = 3, warm_up: int = 2) -> float:
+    """Return the median seconds of a call after those that warm up (on a GPU: compile, then capture)."""
+    for _ in range(warm_up):
         run()
     seconds = []
     for _ in range(repeats):
@@ -199,8 +199,8 @@ def cpu_rows(with_peer: bool, new: int) -> None:
     news = [new * (at + 1) // 8 for at in range(8)][::-1]
     one, ragged = prompts(config, 1, 64), [prompts(config, 1, length)[0] for length in lengths]
     asked = [greedy(max(count, 1)) for count in news]
-    ours_one = new / timed(lambda: engine.generate(one, greedy(new)), 1)
-    ours_many = sum(news) / timed(lambda: engine.generate(ragged, asked), 1)
+    ours_one = new / timed(lambda: engine.generate(one, greedy(new)), 1, 1)
+    ours_many = sum(news) / timed(lambda: engine.generate(ragged, asked), 1, 1)
     figures: dict[str, Any] = {"ours": {"one prompt": ours_one, "8 ragged prompts": ours_many}}
     if with_peer:
         with tempfile.TemporaryDirectory() as folder:
@@ -210,8 +210,8 @@ def cpu_rows(with_peer: bool, new: int) -> None:
             mask = torch.tensor([[0] * (longest - len(tokens)) + [1] * len(tokens) for tokens in ragged])
             options = {"do_sample": False, "min_new_tokens": new, "max_new_tokens": new, "pad_token_id": 0}
             row = torch.tensor(one)
-            first = new / timed(lambda: peer.generate(row, attention_mask=torch.ones_like(row), **options), 1)
-            many = sum(news) / timed(lambda: peer.generate(padded, attention_mask=mask, **options), 1)
+            first = new / timed(lambda: peer.generate(row, attention_mask=torch.ones_like(row), **options), 1, 1)
+            many = sum(news) / timed(lambda: peer.generate(padded, attention_mask=mask, **options), 1, 1)
             figures["peer"] = {"one prompt": first, "8 ragged prompts": many}
     say("decode on CPU, 124M fp32", threads=torch.get_num_threads(), **figures)
 
