@@ -162,5 +162,6 @@ def check_teacher_forced(model: Transformer, asked: list[Asked], alone: list[Res
 def test_the_law_holds_on_a_gpu(name: str) -> None:
     model, asked, alone = baseline(name, torch.bfloat16, "cuda")
     check_teacher_forced(model, asked, alone)
-    for at in range(12):
+    # Models without fused kernels run through the module, which takes longer to capture.
+    for at in range(12 if name == "grouped" else 3):
         run_schedule(model, asked, alone, Stream(at, "schedule", name), memory_fraction=0.5)
