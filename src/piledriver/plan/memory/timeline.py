@@ -132,8 +132,8 @@ def step_timelines(
 
 
 def _distinct(layout: Layout) -> list[int]:
-    """First, second, middle and last rank: the others lie between them."""
-    return sorted({0, 1, layout.pp // 2, layout.pp - 1})
+    """First, second and last rank: those between hold as many blocks as the second, and fewer micro-batches."""
+    return sorted({0, 1, layout.pp - 1})
 
 
 class _Rank:
