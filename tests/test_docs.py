@@ -24,7 +24,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 # The lab notebook tells what was, with the names of its day.
 CURRENT = [page for page in PAGES if page.name != "LOG.md"]
 # Named in pages, and no module: the groups that other packages register under.
-GROUPS = ("source", "filter", "stage", "optimizer", "model_family", "model_preset", "tracker", "KIND")
+GROUPS = ("source", "filter", "stage", "optimizer", "model_family", "model_preset", "tracker", "planner", "KIND")
 
 
 def fenced(page: Path, language: str = "") -> list[str]:
