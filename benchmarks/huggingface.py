@@ -76,14 +76,14 @@ OTHERS: dict[str, tuple[str, dict[str, Any], int, int]] = {
         4,
         2048,
     ),
-    "mistral-8-layers": (
+    "mistral-4-layers": (
         "MistralForCausalLM",
         {
             **_DECODER,
             "vocab_size": 32768,
             "hidden_size": 4096,
             "intermediate_size": 14336,
-            "num_hidden_layers": 8,
+            "num_hidden_layers": 4,
             "num_attention_heads": 32,
             "num_key_value_heads": 8,
         },

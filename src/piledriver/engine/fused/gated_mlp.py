@@ -70,7 +70,7 @@ def match_mlp(module: nn.Module, device: torch.device) -> tuple[Any, str]:
             try:
                 where, apart = largest_difference(twin, forward, width, device)
             except Exception as error:
-                return None, f"it does not take one tensor ({type(error).__name__})"
+                return None, f"its trial failed: {type(error).__name__}: {error}"
             if apart <= TOLERANCE:
                 return forward, _NAMES[activation]
             closest = min(

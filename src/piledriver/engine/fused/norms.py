@@ -45,7 +45,7 @@ def match_norm(module: nn.Module, device: torch.device, *, recompute: bool) -> t
         try:
             where, apart = largest_difference(twin, forward, cast(Tensor, module.weight).shape[0], device)
         except Exception as error:
-            return None, f"it does not take one tensor ({type(error).__name__})"
+            return None, f"its trial failed: {type(error).__name__}: {error}"
         if apart <= TOLERANCE:
             return forward, _FORMULAS[formula]
         seen.append(f"{_FORMULAS[formula]} differs by {apart:.1e} in {where}")
