@@ -1,17 +1,28 @@
-"""Linear layers with quantised weights: int8 and fp8 with a scale for each row, int4 with one for each group of 128."""
+"""Linear layers with quantised weights: int8 and fp8 with a scale for each row, int4 with one for each group."""
 
 from __future__ import annotations
 
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from piledriver.core.errors import UsageError
-from piledriver.kernels.linear import GROUP, QuantisedWeight, WeightKind, linear, quantise_weight
+from piledriver.kernels.linear import (
+    GROUP,
+    QuantisedWeight,
+    WeightKind,
+    dequantise_weight,
+    linear,
+    quantise_weight,
+)
 from piledriver.models.feed_forward.mlp import GatedMLP
 from piledriver.models.layers import Linear
+from piledriver.models.torch_private import int8_product
 from piledriver.models.transformer import Transformer
+
+_MOST = {"int8": 127.0, "fp8": 448.0}
 
 
 class QuantisedLinear(nn.Module):
@@ -27,6 +38,7 @@ class QuantisedLinear(nn.Module):
 
     weight: Tensor
     scales: Tensor
+    zeros: Tensor | None
 
     def __init__(self, quantised: QuantisedWeight, bias: Tensor | None = None) -> None:
         super().__init__()
@@ -34,6 +46,7 @@ class QuantisedLinear(nn.Module):
         self.out_features, self.in_features = quantised.shape
         self.register_buffer("weight", quantised.data)
         self.register_buffer("scales", quantised.scales)
+        self.register_buffer("zeros", quantised.zeros)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
 
     @classmethod
@@ -46,7 +59,7 @@ class QuantisedLinear(nn.Module):
     @property
     def quantised(self) -> QuantisedWeight:
         """The weight, as kernels take it."""
-        return QuantisedWeight(self.kind, self.weight, self.scales)
+        return QuantisedWeight(self.kind, self.weight, self.scales, self.zeros)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias in the dtype of x."""
@@ -54,12 +67,41 @@ class QuantisedLinear(nn.Module):
         return torch.unflatten(out, 0, x.shape[:-1])
 
     def _apply(self, fn: object, recurse: bool = True) -> QuantisedLinear:
-        # `.to(bfloat16)` must leave quantised values as they are: only devices change.
-        data = self.weight
+        # `.to(bfloat16)` must leave codes and scales as they are: only devices change.
+        data, scales = self.weight, self.scales
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.weight.dtype != data.dtype:
             self.weight = data.to(self.weight.device)
+        if self.scales.dtype != scales.dtype:
+            self.scales = scales.to(self.scales.device)
         return self
+
+
+class DynamicQuantisedLinear(QuantisedLinear):
+    """A `QuantisedLinear` that also rounds its input to 8 bits, with a scale for each token (W8A8, dynamic).
+
+    The product of int8 weights and inputs is summed exactly, in int32. fp8 inputs are rounded, then multiplied in the
+    dtype of the input.
+    """
+
+    def __init__(self, quantised: QuantisedWeight, bias: Tensor | None = None) -> None:
+        super().__init__(quantised, bias)
+        if self.kind == "int4":
+            raise UsageError("inputs of an int4 weight are not quantised", fix="use int8 or fp8 weights")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x @ weight.T + bias in the dtype of x, with x rounded to 8 bits."""
+        wide = x.flatten(0, -2).float()
+        scales = wide.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / _MOST[self.kind]
+        if self.kind == "int8":
+            codes = (wide / scales).round().clamp(-127, 127).to(torch.int8)
+            out = int8_product(codes, self.weight).float() * scales * self.scales.float().t()
+        else:
+            codes = (wide / scales).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+            out = F.linear((codes.float() * scales).to(x.dtype), dequantise_weight(self.quantised, x.dtype))
+        if self.bias is not None:
+            out = out + self.bias.to(out.dtype)
+        return torch.unflatten(out.to(x.dtype), 0, x.shape[:-1])
 
 
 def quantise_linears(model: Transformer, kind: WeightKind, *, head: WeightKind | None = None) -> Transformer:
@@ -85,6 +127,18 @@ def quantise_linears(model: Transformer, kind: WeightKind, *, head: WeightKind |
         small = quantise_weight(model.output_weight(), head)
         model.project = partial(project_quantised, quantised=small)
     return model
+
+
+def replace_linear(model: nn.Module, name: str, layer: QuantisedLinear) -> None:
+    """Put a quantised layer in the place of the linear layer `name`, with its bias; MLPs then use no fused kernel."""
+    parent, _, last = name.rpartition(".")
+    module = model.get_submodule(parent)
+    bias = getattr(module, last).bias
+    if bias is not None and layer.bias is None:
+        layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
+    setattr(module, last, layer)
+    if isinstance(module, GatedMLP):
+        module.fuse = False
 
 
 def project_quantised(hidden: Tensor, weight: Tensor, *, quantised: QuantisedWeight) -> Tensor:

@@ -50,6 +50,8 @@ class Transformer(nn.Module):
         self.embedding: nn.Module | None = Embedding(config.vocab_size, config.dim)
         self.source_config: dict[str, Any] | None = None
         """Content of the config.json that the model was loaded from; `interchange.save_folder` keeps its keys."""
+        self.compression: list[dict[str, Any]] = []
+        """What was done to the trained weights, in order: the records of `compress`."""
         rows = config.max_positions + config.position_offset if config.positions == "learned" else 0
         self.position_embedding: nn.Module | None = Embedding(rows, config.dim) if rows else None
         self.embedding_norm: nn.Module | None = make_norm(config) if config.embedding_norm else None

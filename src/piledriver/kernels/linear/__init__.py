@@ -6,6 +6,27 @@ row of the result is computed in one order whatever the number of rows. `triton`
 """
 
 from piledriver.kernels.linear.dispatch import linear
-from piledriver.kernels.linear.weights import GROUP, QuantisedWeight, WeightKind, dequantise_weight, quantise_weight
+from piledriver.kernels.linear.weights import (
+    GROUP,
+    GROUPS,
+    QuantisedWeight,
+    WeightGrid,
+    WeightKind,
+    dequantise_weight,
+    quantise_weight,
+    weight_codes,
+    weight_grid,
+)
 
-__all__ = ["GROUP", "QuantisedWeight", "WeightKind", "dequantise_weight", "linear", "quantise_weight"]
+__all__ = [
+    "GROUP",
+    "GROUPS",
+    "QuantisedWeight",
+    "WeightGrid",
+    "WeightKind",
+    "dequantise_weight",
+    "linear",
+    "quantise_weight",
+    "weight_codes",
+    "weight_grid",
+]

@@ -36,6 +36,9 @@ def linear(
     that a row's bits do not depend on the number of rows.
     """
     kernel: Any = fastest_kernel("linear", x.device)
+    if x.is_cuda and isinstance(weight, QuantisedWeight) and weight.zeros is not None:
+        # The GPU kernels know symmetric groups only.
+        weight = dequantise_weight(weight, x.dtype)
     if x.is_cuda and not invariant and HAS_TRITON and fits_gemv(x):
         return gemv(x, weight, bias=bias, residual=residual, gate_block=gate_block, norm=norm, eps=eps)
     if norm is not None:

@@ -16,6 +16,7 @@ from piledriver.models.config import ModelConfig
 from piledriver.models.interchange.conversions import CONVERSIONS
 from piledriver.models.interchange.errors import InterchangeError
 from piledriver.models.interchange.families import Family, families, family, family_of, variants_of, with_defaults
+from piledriver.models.interchange.quantised_layers import check_quantisation
 from piledriver.models.interchange.rope_json import longest_sequence, read_rope, write_rope
 from piledriver.models.interchange.windows_json import read_window, write_window
 
@@ -74,11 +75,7 @@ def read_config(theirs: Mapping[str, Any]) -> ModelConfig:
 
 def _check_supported(kind: Family, theirs: Mapping[str, Any]) -> None:
     if theirs.get("quantization_config"):
-        method = theirs["quantization_config"].get("quant_method", "unknown")
-        raise InterchangeError(
-            f"{kind.name} with quantization_config: {method} is not supported",
-            fix="load it with transformers (dequantize=True) and save it in bf16",
-        )
+        check_quantisation(theirs["quantization_config"])
     for key, value in kind.refuses.items():
         if theirs.get(key) == value:
             raise InterchangeError(

@@ -19,10 +19,14 @@ from piledriver.core import storage
 from piledriver.core.errors import CorruptFileError, StorageError
 from piledriver.core.safetensors import CODES, SafetensorsWriter, TensorEntry
 from piledriver.models.config import ModelConfig
+from piledriver.models.interchange.compressed_tensors import merge_codes, quantisation_settings, write_layer
 from piledriver.models.interchange.config_json import TOKEN_IDS, read_config, read_token_ids, write_config
 from piledriver.models.interchange.errors import InterchangeError
 from piledriver.models.interchange.families import Family, family_of
+from piledriver.models.interchange.quantised_layers import StoredTensors
 from piledriver.models.interchange.tensors import OPERATIONS
+from piledriver.models.layers import Linear
+from piledriver.models.quantised import DynamicQuantisedLinear, QuantisedLinear, replace_linear
 from piledriver.models.transformer import Transformer
 
 _WHOLE, _INDEX, _GENERATION = "model.safetensors", "model.safetensors.index.json", "generation_config.json"
@@ -35,12 +39,15 @@ def load_folder(
     """Return a model with the weights of a checkpoint folder, in `dtype` (default: that of its embedding).
 
     Token ids and generation settings of the folder are kept in `model.generation`, its config.json in
-    `model.source_config`; `save_folder` writes both.
+    `model.source_config`; `save_folder` writes both. Quantised layers stay quantised where our kernels take them, and
+    become dense otherwise.
     """
     config, theirs = read_folder_config(folder)
     with torch.device("meta"):
         model = Transformer(config)
-    weights = read_weights(folder, config, theirs)
+    quantised = _quantised_layers(folder, config, theirs) if theirs.get("quantization_config") else {}
+    dense = {name for name in _meta_parameters(config) if name not in quantised}
+    weights = read_weights(folder, config, theirs, dense)
     first_name, first = next(weights)
     model.to(dtype or first.dtype).to_empty(device=device)
     targets = dict(model.named_parameters())
@@ -50,6 +57,9 @@ def load_folder(
     _copy(targets[first_name], first)
     for name, tensor in weights:
         _copy(targets[name], tensor)
+    for name, layer in quantised.items():
+        replace_linear(model, name.removesuffix(".weight"), layer.to(device))
+    model.compression = list(theirs.get("compression") or [])
     model.source_config, model.generation = theirs, read_generation(folder, theirs)
     return model
 
@@ -102,17 +112,16 @@ def read_weights(
     unread = set(files)
     with ExitStack() as stack:
         handles = {path: stack.enter_context(_open(path)) for path in sorted(set(files.values()))}
+        tensors = StoredTensors(theirs, set(files), lambda stored: handles[files[stored]].get_tensor(stored))
         shapes = _meta_parameters(config)
         for name in shapes:
             operation, sources = _rule(kind, name, config)
             parts = []
             for source in sources:
-                found = source if source in files else source.removeprefix(kind.prefix)
-                if found not in files:
-                    raise InterchangeError(f"{os.fspath(folder)} has no tensor {source}", fix="check its config.json")
-                unread.discard(found)
+                found = _stored_name(tensors, kind, source, folder)
+                unread.difference_update(tensors.parts(found))
                 if names is None or name in names:
-                    parts.append(handles[files[found]].get_tensor(found))
+                    parts.append(tensors.dense(found))
             if parts:
                 _check_shapes(folder, sources, parts, OPERATIONS[operation].write(shapes[name], config))
                 yield name, OPERATIONS[operation].read(parts, config)
@@ -125,6 +134,44 @@ def read_weights(
             f"first {left[0]}",
             fix="check its config.json",
         )
+
+
+def _stored_name(tensors: StoredTensors, kind: Family, source: str, folder: str | os.PathLike[str]) -> str:
+    """Return the name of a tensor in a folder: some are saved without the prefix of the family."""
+    for name in (source, source.removeprefix(kind.prefix)):
+        if tensors.parts(name):
+            return name
+    raise InterchangeError(f"{os.fspath(folder)} has no tensor {source}", fix="check its config.json")
+
+
+def _quantised_layers(
+    folder: str | os.PathLike[str], config: ModelConfig, theirs: Mapping[str, Any]
+) -> dict[str, QuantisedLinear]:
+    """Return the layers of blocks whose weights our kernels take quantised, by the names of their weights."""
+    kind, files = family_of(theirs), _tensor_files(Path(folder))
+    layers: dict[str, QuantisedLinear] = {}
+    with ExitStack() as stack:
+        handles = {path: stack.enter_context(_open(path)) for path in sorted(set(files.values()))}
+        tensors = StoredTensors(theirs, set(files), lambda stored: handles[files[stored]].get_tensor(stored))
+        made = DynamicQuantisedLinear if tensors.dynamic else QuantisedLinear
+        with torch.device("meta"):
+            linears = {name for name, module in Transformer(config).blocks.named_modules() if type(module) is Linear}
+        for name, shape in _meta_parameters(config).items():
+            if name.removeprefix("blocks.").removesuffix(".weight") not in linears or shape.dim() != 2:
+                continue
+            operation, sources = _rule(kind, name, config)
+            parts = [tensors.codes(_stored_name(tensors, kind, source, folder)) for source in sources]
+            codes = merge_codes([part for part in parts if part is not None], operation, config) if all(parts) else None
+            if codes is None:
+                continue
+            if codes.values.shape != shape.shape:
+                raise InterchangeError(
+                    f"{os.fspath(folder)}: {name} is {tuple(codes.values.shape)}, but config.json implies "
+                    f"{tuple(shape.shape)}",
+                    fix="check the config.json of the folder",
+                )
+            layers[name] = made(codes.grid.pack(codes.values))
+    return layers
 
 
 def save_folder(
@@ -146,13 +193,17 @@ def save_folder(
     take part in gathering each tensor.
     """
     theirs = _config_to_write(model, model_type)
+    theirs.pop("quantization_config", None)
     kind = family_of(theirs)
     target = Path(folder)
+    quantised = {
+        f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, QuantisedLinear)
+    }
     stream = iter(_own_weights(model) if weights is None else weights)
     try:
         target.mkdir(parents=True, exist_ok=True)
         dtypes = _dtypes(model, dtype)
-        shards = _plan(model.config, kind, dtypes, max_shard_bytes)
+        shards = _plan(model.config, kind, dtypes, max_shard_bytes, quantised)
         _write_shards(target, shards, _their_tensors(stream, model.config, kind, dtypes))
     finally:
         deque(stream, maxlen=0)
@@ -161,6 +212,10 @@ def save_folder(
     theirs.pop("torch_dtype", None)  # the name before transformers 5
     theirs |= {"dtype": str(next(iter(dtypes.values()))).removeprefix("torch.")}
     theirs |= {key: generation.get(key) for key in TOKEN_IDS} | extra
+    if quantised:
+        theirs["quantization_config"] = quantisation_settings(quantised.values(), _dense_linears(model, kind))
+    if model.compression:
+        theirs["compression"] = model.compression
     known = {key: value for key, value in generation.items() if value is not None}
     storage.write_text(target / _GENERATION, json.dumps(known, indent=2, sort_keys=True) + "\n")
     storage.write_text(target / "config.json", json.dumps(theirs, indent=2, sort_keys=True) + "\n")
@@ -215,7 +270,21 @@ def _rule(kind: Family, name: str, config: ModelConfig) -> tuple[str, list[str]]
     return operation, expanded
 
 
-def _own_weights(model: Transformer) -> Iterator[tuple[str, Tensor]]:
+def _dense_linears(model: Transformer, kind: Family) -> list[str]:
+    """Return their names of the linear layers that are not quantised, among them the output projection."""
+    names = ["lm_head"]
+    for name, module in model.blocks.named_modules():
+        if type(module) is Linear:
+            names += [
+                source.removesuffix(".weight") for source in _rule(kind, f"blocks.{name}.weight", model.config)[1]
+            ]
+    return names
+
+
+def _own_weights(model: Transformer) -> Iterator[tuple[str, Tensor | QuantisedLinear]]:
+    for name, module in model.named_modules():
+        if isinstance(module, QuantisedLinear):
+            yield f"{name}.weight", module
     for name, parameter in model.named_parameters():
         yield name, parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
 
@@ -236,15 +305,17 @@ def _stays_fp32(name: str) -> bool:
 
 
 def _plan(
-    config: ModelConfig, kind: Family, dtypes: Mapping[str, torch.dtype], max_shard_bytes: int
+    config: ModelConfig,
+    kind: Family,
+    dtypes: Mapping[str, torch.dtype],
+    max_shard_bytes: int,
+    quantised: Mapping[str, QuantisedLinear],
 ) -> list[list[TensorEntry]]:
-    """Return the tensors of each file; shapes follow from the config, so no weight is needed."""
+    """Return the tensors of each file; shapes of dense ones follow from the config, so no weight is needed."""
     shards: list[list[TensorEntry]] = [[]]
     size = 0
     for name, parameter in _meta_parameters(config).items():
-        operation, names = _rule(kind, name, config)
-        made = OPERATIONS[operation].write(parameter.to(dtypes[name]), config)
-        for their_name, tensor in zip(names, made, strict=True):
+        for their_name, tensor in _made(name, quantised.get(name, parameter.to(dtypes[name])), config, kind, dtypes):
             if shards[-1] and size + tensor.nbytes > max_shard_bytes:
                 shards.append([])
                 size = 0
@@ -255,13 +326,25 @@ def _plan(
 
 
 def _their_tensors(
-    weights: Iterator[tuple[str, Tensor | None]], config: ModelConfig, kind: Family, dtypes: Mapping[str, torch.dtype]
+    weights: Iterator[tuple[str, Tensor | QuantisedLinear | None]],
+    config: ModelConfig,
+    kind: Family,
+    dtypes: Mapping[str, torch.dtype],
 ) -> Iterator[tuple[str, Tensor]]:
     for name, value in weights:
         if name in dtypes and value is not None:
-            operation, names = _rule(kind, name, config)
-            made = OPERATIONS[operation].write(value.detach().to(device="cpu", dtype=dtypes[name]), config)
-            yield from zip(names, made, strict=True)
+            plain = value.detach().to(device="cpu", dtype=dtypes[name]) if isinstance(value, Tensor) else value
+            yield from _made(name, plain, config, kind, dtypes)
+
+
+def _made(
+    name: str, value: Tensor | QuantisedLinear, config: ModelConfig, kind: Family, dtypes: Mapping[str, torch.dtype]
+) -> list[tuple[str, Tensor]]:
+    """Return their tensors of one of our parameters."""
+    operation, names = _rule(kind, name, config)
+    if isinstance(value, QuantisedLinear):
+        return write_layer(value, operation, names, config, next(iter(dtypes.values())))
+    return list(zip(names, OPERATIONS[operation].write(value, config), strict=True))
 
 
 def _write_shards(target: Path, shards: list[list[TensorEntry]], tensors: Iterator[tuple[str, Tensor]]) -> None:

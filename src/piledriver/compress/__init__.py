@@ -1,0 +1,15 @@
+"""Floor 7: compress a trained model. Every result is an ordinary model that evaluates, serves and saves.
+
+- `quantise`: 8- and 4-bit weights by rounding to nearest, GPTQ, AWQ or SmoothQuant; `scheme`: their formats by name
+- `prune`: zeros by magnitude, Wanda or SparseGPT, unstructured or n of every m
+- `calibration`: sample text, run block by block; `second_order`: the column loop that GPTQ and SparseGPT share
+"""
+
+from __future__ import annotations
+
+from piledriver.compress.calibration import Calibration
+from piledriver.compress.prune import prune
+from piledriver.compress.quantise import quantise, sensitivity
+from piledriver.compress.scheme import Scheme
+
+__all__ = ["Calibration", "Scheme", "prune", "quantise", "sensitivity"]

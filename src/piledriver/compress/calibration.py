@@ -1,0 +1,196 @@
+"""Calibration: run a model block by block over sample text, and collect statistics of the inputs of its layers.
+
+One block is on the device at a time; the hidden states of the samples wait on the host. Memory is therefore that of one
+block, its statistics and one batch of activations, whatever the size of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from piledriver.core.errors import UsageError
+from piledriver.data import Cursor, TokenStream
+from piledriver.models import Transformer, make_masks
+
+
+class Calibration(NamedTuple):
+    """Sample text, and where it comes from."""
+
+    tokens: Tensor
+    """[samples, time]."""
+    document_ids: Tensor | None = None
+    """[samples, time]; None where attention may cross documents."""
+    origin: Mapping[str, Any] = {}
+    """Where the samples are from: the token shards and the cursor, for the record."""
+
+    @classmethod
+    def of(cls, data: Tensor | TokenStream | Calibration, *, samples: int, cursor: Cursor | None = None) -> Calibration:
+        """Return `samples` windows of a stream from a cursor on (default: its start), or of a tensor of tokens."""
+        if isinstance(data, Calibration):
+            return data
+        if isinstance(data, Tensor):
+            if data.dim() != 2 or data.is_floating_point():
+                raise UsageError(
+                    f"calibration tokens are {tuple(data.shape)} of {data.dtype}", fix="give [samples, time] token ids"
+                )
+            return cls(data[:samples].long(), origin={"samples": min(samples, len(data))})
+        if data.config.packing == "document":
+            raise UsageError("calibration text is padded with packing=document", fix="use packed, joined or best_fit")
+        start = cursor or data.start
+        batch = data.read(data.index_of(start), samples)
+        ids = torch.from_numpy(batch.document_ids()) if data.config.masks_documents else None
+        origin = {
+            "tokens": data.config.tokens,
+            "samples": samples,
+            "length": data.config.seq_len,
+            "cursor": {"seed": start.seed, "epoch": start.epoch, "index": start.index},
+        }
+        return cls(torch.from_numpy(batch.inputs.astype("int64")), ids, origin)
+
+
+class LayerStatistics:
+    """Sums over the inputs of a linear layer: their second moments, and the size of each channel."""
+
+    def __init__(self, columns: int, device: torch.device) -> None:
+        self.rows = 0
+        self.moments = torch.zeros(columns, columns, device=device)
+        """Sum of x x^T over all tokens: the Hessian of the squared error of the output, up to a factor."""
+        self.magnitudes = torch.zeros(columns, device=device)
+        """Sum of |x|."""
+        self.largest = torch.zeros(columns, device=device)
+        """Largest |x|."""
+
+    def add(self, x: Tensor) -> None:
+        """Add inputs of [..., columns]."""
+        flat = x.detach().flatten(0, -2).float()
+        self.rows += len(flat)
+        self.moments.addmm_(flat.t(), flat)
+        size = flat.abs()
+        self.magnitudes += size.sum(dim=0)
+        self.largest = torch.maximum(self.largest, size.amax(dim=0))
+
+    @property
+    def hessian(self) -> Tensor:
+        """Mean of x x^T."""
+        return self.moments / max(self.rows, 1)
+
+    @property
+    def mean_magnitude(self) -> Tensor:
+        """Mean of |x|."""
+        return self.magnitudes / max(self.rows, 1)
+
+    def scaled(self, scale: Tensor) -> LayerStatistics:
+        """Return the statistics of inputs that are divided by `scale`, channel by channel."""
+        other = LayerStatistics(0, scale.device)
+        other.rows = self.rows
+        other.moments = self.moments / torch.outer(scale, scale)
+        other.magnitudes, other.largest = self.magnitudes / scale, self.largest / scale
+        return other
+
+
+class _Recorder(nn.Module):
+    """Takes the place of a block: keeps the arguments of its call and returns its input."""
+
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self.window, self.rope = block.window, block.rope
+        self.arguments: tuple[Any, ...] = ()
+
+    def forward(self, x: Tensor, *arguments: Any) -> tuple[Tensor, None]:
+        """Keep the arguments after the hidden states, and the hidden states."""
+        self.hidden, self.arguments = x, arguments
+        return x, None
+
+
+class BlockWalk:
+    """The hidden states of samples, before the block that is next.
+
+    >>> from piledriver.models import ModelConfig
+    >>> model = Transformer(ModelConfig(vocab_size=32, dim=16, layers=2, heads=2))
+    >>> walk = BlockWalk(model, Calibration(torch.randint(32, (2, 8))))
+    >>> block = model.blocks["0"]
+    >>> walk.statistics("0", block, {"attention.qkv": block.attention.qkv})["attention.qkv"].rows
+    16
+    >>> walk.advance("0", block)
+    """
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        model: Transformer,
+        calibration: Calibration,
+        *,
+        device: torch.device | str = "cpu",
+        batch_tokens: int = 8192,
+    ) -> None:
+        self.device = torch.device(device)
+        time = calibration.tokens.shape[1]
+        if time > model.config.max_positions:
+            raise UsageError(
+                f"calibration windows have {time} tokens, the model takes {model.config.max_positions}",
+                fix="use shorter windows",
+            )
+        rows = max(1, batch_tokens // time)
+        self.states: list[Tensor] = []
+        self._arguments: list[dict[str, tuple[Any, ...]]] = []
+        for first in range(0, len(calibration.tokens), rows):
+            ids = calibration.document_ids
+            self._enter(
+                model,
+                calibration.tokens[first : first + rows],
+                None if ids is None else ids[first : first + rows],
+            )
+
+    def _enter(self, model: Transformer, tokens: Tensor, document_ids: Tensor | None) -> None:
+        place = model.output_weight().device
+        masks = make_masks(model.config, tokens.shape[1], place, document_ids, kernel=model.attention_kernel)
+        real = model.blocks
+        recorders = {name: _Recorder(block) for name, block in real.items()}
+        model.blocks = nn.ModuleDict(recorders)
+        try:
+            model.run(tokens.to(place), masks=masks)
+        finally:
+            model.blocks = real
+        self.states.append(next(iter(recorders.values())).hidden.cpu())
+        self._arguments.append({name: recorder.arguments for name, recorder in recorders.items()})
+
+    @torch.no_grad()
+    def outputs(self, name: str, block: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the block's input and output for each batch of samples, on the device; the block is moved there."""
+        block.to(self.device)
+        for state, arguments in zip(self.states, self._arguments, strict=True):
+            x = state.to(self.device)
+            moved = [_to(argument, self.device) for argument in arguments[name]]
+            yield x, block(x, *moved)[0]
+
+    def statistics(self, name: str, block: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, LayerStatistics]:
+        """Return the statistics of the inputs of some layers of a block."""
+        found = {key: LayerStatistics(cast(int, layer.in_features), self.device) for key, layer in layers.items()}
+
+        def hook(key: str) -> Any:
+            return lambda module, inputs, output: found[key].add(inputs[0])
+
+        handles = [layer.register_forward_hook(hook(key)) for key, layer in layers.items()]
+        try:
+            for _ in self.outputs(name, block):
+                pass
+        finally:
+            for handle in handles:
+                handle.remove()
+        return found
+
+    def advance(self, name: str, block: nn.Module) -> None:
+        """Replace the hidden states by the block's outputs."""
+        self.states = [out.cpu() for _, out in self.outputs(name, block)]
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_to(part, device) for part in value))
+    return value

@@ -1,0 +1,124 @@
+"""`prune`: set weights of a model to zero, by magnitude, Wanda or SparseGPT; unstructured or n of every m."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from piledriver.compress.calibration import BlockWalk, Calibration, LayerStatistics
+from piledriver.compress.sparsegpt import importance, smallest, smallest_of_each, sparsegpt
+from piledriver.core.errors import UsageError
+from piledriver.data import Cursor, TokenStream
+from piledriver.models import Transformer
+from piledriver.models.layers import Linear
+
+PruneMethod = Literal["magnitude", "wanda", "sparsegpt"]
+PRUNE_METHODS: tuple[PruneMethod, ...] = ("magnitude", "wanda", "sparsegpt")
+
+
+@torch.no_grad()
+def prune(
+    model: Transformer,
+    sparsity: float | str = 0.5,
+    *,
+    method: PruneMethod = "wanda",
+    data: Tensor | TokenStream | Calibration | None = None,
+    samples: int = 128,
+    cursor: Cursor | None = None,
+    skip: Sequence[str] = (),
+    damping: float = 0.01,
+    device: torch.device | str | None = None,
+    batch_tokens: int = 8192,
+    in_place: bool = False,
+) -> Transformer:
+    """Return the model with a share of the weights of its blocks' linear layers set to zero.
+
+    `sparsity` is the share of each row (SparseGPT: of each 128 columns), or a pattern such as "2:4", which keeps 2 of
+    every 4 consecutive weights. Magnitude removes small weights; Wanda small products of weight and input norm;
+    SparseGPT also corrects the weights that stay. The last two calibrate on `data`, as `quantise` does, block by
+    block. `skip` holds patterns of layer names. The zeros are ordinary weights: training does not keep them.
+
+    >>> from piledriver.models import ModelConfig
+    >>> model = Transformer(ModelConfig(vocab_size=32, dim=16, layers=1, heads=2))
+    >>> sparse = prune(model, "2:4", data=torch.randint(32, (4, 8)))
+    >>> float((sparse.blocks["0"].attention.qkv.weight == 0).float().mean())
+    0.5
+    """
+    pattern, share = _parse(sparsity)
+    if method not in PRUNE_METHODS:
+        raise UsageError(f"no method {method!r}", fix=f"choose from {', '.join(PRUNE_METHODS)}")
+    if data is None and method != "magnitude":
+        raise UsageError(f"method {method!r} needs calibration text", fix="give data=tokens, or a TokenStream")
+    if model.config.moe is not None:
+        raise UsageError("experts cannot be pruned yet", fix="give a model without experts")
+    calibration = None if data is None else Calibration.of(data, samples=samples, cursor=cursor)
+    model = model if in_place else copy.deepcopy(model)
+    place = torch.device(device) if device is not None else model.output_weight().device
+    walk = None
+    if calibration is not None and method != "magnitude":
+        walk = BlockWalk(model, calibration, device=place, batch_tokens=batch_tokens)
+    skipped: list[str] = []
+    zeros: dict[str, float] = {}
+    for name, block in model.blocks.items():
+        home = next(block.parameters()).device
+        layers = {key: module for key, module in block.named_modules() if type(module) is Linear}
+        for key in list(layers):
+            if any(fnmatch.fnmatch(f"blocks.{name}.{key}", one) for one in skip):
+                skipped.append(f"blocks.{name}.{key}")
+                del layers[key]
+        known = {} if walk is None else walk.statistics(name, block, layers)
+        for key, layer in layers.items():
+            layer.weight.copy_(_pruned(layer.weight, known.get(key), method, share, pattern, damping))
+            zeros[f"blocks.{name}.{key}"] = float((layer.weight == 0).float().mean())
+        if walk is not None:
+            walk.advance(name, block)
+        block.to(home)
+    if not zeros:
+        raise UsageError(f"skip {list(skip)} leaves no layer to prune", fix="skip fewer layers")
+    model.compression.append(
+        {
+            "act": "prune",
+            "method": method,
+            "sparsity": sparsity,
+            "calibration": None if walk is None or calibration is None else dict(calibration.origin),
+            "zeros": zeros,
+            "skipped": dict.fromkeys(skipped, "matches a skip pattern"),
+        }
+    )
+    return model
+
+
+def _parse(sparsity: float | str) -> tuple[tuple[int, int] | None, float]:
+    """Return the pattern (kept, width) or None, and the share of weights that is removed."""
+    if not isinstance(sparsity, str):
+        if not 0 < sparsity < 1:
+            raise UsageError(f"sparsity is {sparsity}", fix="give a share between 0 and 1, or a pattern such as 2:4")
+        return None, float(sparsity)
+    found = re.fullmatch(r"(\d+):(\d+)", sparsity)
+    kept, width = (int(found[1]), int(found[2])) if found else (0, 0)
+    # Parts of 128 columns, which SparseGPT corrects at once, hold whole patterns.
+    if not 0 < kept < width or 128 % width:
+        raise UsageError(f"sparsity {sparsity!r} is not a pattern", fix="use 2:4, 4:8, or a share such as 0.5")
+    return (kept, width), 1 - kept / width
+
+
+def _pruned(
+    weight: Tensor,
+    statistics: LayerStatistics | None,
+    method: PruneMethod,
+    share: float,
+    pattern: tuple[int, int] | None,
+    damping: float,
+) -> Tensor:
+    if method == "sparsegpt":
+        assert statistics is not None
+        return sparsegpt(weight, statistics.hessian, share, pattern=pattern, damping=damping)
+    scores = importance(weight, None if statistics is None else statistics.hessian)
+    mask = smallest(scores, share) if pattern is None else smallest_of_each(scores, *pattern)
+    return weight.masked_fill(mask, 0.0)

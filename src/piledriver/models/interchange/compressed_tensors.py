@@ -1,0 +1,113 @@
+"""Write quantised layers as compressed-tensors, the format that vLLM and transformers open.
+
+Layouts: `pack-quantized` (int4, weight-only int8), `int-quantized` (int8 with dynamic inputs), `float-quantized` (fp8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from piledriver.kernels.linear import WeightGrid, weight_codes
+from piledriver.models.config import ModelConfig
+from piledriver.models.interchange.errors import InterchangeError
+from piledriver.models.interchange.quantised_layers import Codes, pack_words
+from piledriver.models.interchange.tensors import OPERATIONS
+from piledriver.models.quantised import DynamicQuantisedLinear, QuantisedLinear
+
+
+def write_layer(
+    layer: QuantisedLinear, operation: str, names: list[str], config: ModelConfig, dtype: torch.dtype
+) -> list[tuple[str, Tensor]]:
+    """Return the tensors of a layer, which is stored under the dense names `names`; scales are in `dtype`."""
+    made: list[tuple[str, Tensor]] = []
+    split = OPERATIONS[operation].write
+    codes = split(weight_codes(layer.quantised).cpu(), config)
+    scales = split(layer.scales.to(device="cpu", dtype=dtype), config)
+    zeros = [None] * len(codes) if layer.zeros is None else split(layer.zeros.cpu(), config)
+    if any(len(code) != len(scale) for code, scale in zip(codes, scales, strict=True)):
+        raise InterchangeError(f"{names[0]}: a transposed weight cannot be written quantised", fix="save it dense")
+    for name, code, scale, zero in zip(names, codes, scales, zeros, strict=True):
+        prefix = name.removesuffix(".weight")
+        bits = 4 if layer.kind == "int4" else 8
+        if _format(layer) == "pack-quantized":
+            unsigned = code if bits == 4 else code + 128
+            made.append((f"{prefix}.weight_packed", pack_words(unsigned, bits, 1)))
+            made.append((f"{prefix}.weight_shape", torch.tensor(code.shape)))
+        else:
+            made.append((name, code.to(torch.int8 if layer.kind == "int8" else torch.float8_e4m3fn)))
+        made.append((f"{prefix}.weight_scale", scale.contiguous()))
+        if zero is not None:
+            made.append((f"{prefix}.weight_zero_point", pack_words(zero, 4, 0)))
+    return made
+
+
+def merge_codes(parts: list[Codes], operation: str, config: ModelConfig) -> Codes | None:
+    """Return the codes of one of our weights from those of theirs; None if their grids differ in kind or group."""
+    grids = [part.grid for part in parts]
+    if (
+        len({(grid.kind, part.values.shape[1], grid.scales.shape[1]) for grid, part in zip(grids, parts, strict=True)})
+        > 1
+    ):
+        return None
+    read = OPERATIONS[operation].read
+    zeros = None
+    if any(grid.zeros is not None for grid in grids):
+        filled = [torch.full_like(g.scales, 8, dtype=torch.uint8) if g.zeros is None else g.zeros for g in grids]
+        zeros = read(filled, config).contiguous()
+    scales = read([grid.scales for grid in grids], config).contiguous()
+    values = read([part.values for part in parts], config)
+    return Codes(WeightGrid(grids[0].kind, scales, zeros), values) if len(values) == len(scales) else None
+
+
+def quantisation_settings(layers: Iterable[QuantisedLinear], dense: list[str]) -> dict[str, Any]:
+    """Return `quantization_config` of a model with these layers; `dense` names the linear layers left dense."""
+    schemes = {_scheme(layer) for layer in layers}
+    if len(schemes) > 1:
+        raise InterchangeError(
+            f"layers of {len(schemes)} schemes cannot be written to one folder", fix="quantise with one scheme"
+        )
+    kind, group, symmetric, dynamic, name = next(iter(schemes))
+    weights: dict[str, Any] = {
+        "num_bits": 4 if kind == "int4" else 8,
+        "type": "float" if kind == "fp8" else "int",
+        "symmetric": symmetric,
+        "strategy": "group" if kind == "int4" else "channel",
+        "group_size": group if kind == "int4" else None,
+        "dynamic": False,
+        "observer": "minmax",
+    }
+    inputs = None
+    if dynamic:
+        inputs = {**weights, "strategy": "token", "group_size": None, "dynamic": True, "observer": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "quantization_status": "compressed",
+        "format": name,
+        "ignore": sorted(dense),
+        "kv_cache_scheme": None,
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": weights,
+                "input_activations": inputs,
+                "output_activations": None,
+                "format": name,
+            }
+        },
+    }
+
+
+def _scheme(layer: QuantisedLinear) -> tuple[str, int, bool, bool, str]:
+    dynamic = isinstance(layer, DynamicQuantisedLinear)
+    group = layer.quantised.group if layer.kind == "int4" else 0
+    return layer.kind, group, layer.zeros is None, dynamic, _format(layer)
+
+
+def _format(layer: QuantisedLinear) -> str:
+    if layer.kind == "fp8":
+        return "float-quantized"
+    return "int-quantized" if isinstance(layer, DynamicQuantisedLinear) else "pack-quantized"
