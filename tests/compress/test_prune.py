@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from piledriver import compress
-from piledriver.compress.sparsegpt import importance, smallest, sparsegpt
+from piledriver.compress.sparsegpt import importance, smallest, smallest_of_each, sparsegpt
 from piledriver.core.errors import UsageError
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.interchange import load_folder, save_folder
@@ -62,7 +62,8 @@ def test_sparsegpt_is_the_brute_force(pattern: tuple[int, int] | None) -> None:
         work[:, column:] -= error[:, None] * inverse[0]
         work[:, column] = kept
     torch.testing.assert_close(found, work.float(), rtol=1e-3, atol=1e-4)
-    plain = weight.masked_fill(smallest(weight.abs(), 0.5), 0.0)
+    size = weight.abs()
+    plain = weight.masked_fill(smallest(size, 0.5) if pattern is None else smallest_of_each(size, *pattern), 0.0)
     assert (x @ (found - weight).t()).square().sum() < (x @ (plain - weight).t()).square().sum()
 
 

@@ -10,6 +10,7 @@ from piledriver.compress.calibration import LayerStatistics
 def smoothing_scale(weight: Tensor, statistics: LayerStatistics, strength: float = 0.5) -> Tensor:
     """Return max|x|^strength / max|w|^(1 - strength) of each input channel, with which weights are multiplied.
 
+    >>> import torch
     >>> statistics = LayerStatistics(2, torch.device("cpu"))
     >>> statistics.add(torch.tensor([[16.0, 1.0]]))
     >>> smoothing_scale(torch.ones(3, 2), statistics)
