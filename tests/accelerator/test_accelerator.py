@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -176,6 +179,30 @@ def test_state_comes_back(tmp_path: Path) -> None:
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
     with pytest.raises(OptionError, match="Item at index 0"):
         accelerator.register_for_checkpointing(object())
+
+
+def test_the_step_counter_of_accelerates_folder_continues_its_window(tmp_path: Path) -> None:
+    model, optimizer, _, _ = _parts()
+    save_file(model.state_dict(), tmp_path / "model.safetensors", {"format": "pt"})
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.bin")
+    generators = {
+        "random_state": random.getstate(),
+        "numpy_random_seed": np.random.get_state(),
+        "torch_manual_seed": torch.get_rng_state(),
+    }
+    torch.save({"step": 6, **generators}, tmp_path / "random_states_0.pkl")
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    accelerator.load_state(tmp_path)
+    assert accelerator.step == 6
+    synchronised = []
+    for _ in range(6):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.ones(1, 3)).sum())
+            synchronised.append(accelerator.sync_gradients)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert synchronised == [False, True, False, False, False, True], "two of the window's four were before the save"
 
 
 def test_tied_parameters_stay_tied() -> None:

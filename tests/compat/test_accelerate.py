@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -217,6 +218,148 @@ assert told(first) == told(again), (told(first), told(again))
 if first.accelerator.is_main_process:
     open(out + "/told.json", "w").write(json.dumps(told(first)))
 """
+
+
+# A loop in the form of Accelerate's and diffusers' examples: a schedule for the undivided loader, accumulation, metrics
+# of uneven data, checkpoints that the main process alone saves, and those that all save.
+EXAMPLE = """
+import json, sys, torch
+from torch.utils.data import DataLoader
+from accelerate import Accelerator, DistributedType
+from accelerate.utils import set_seed
+
+def training_function(folder, everyone_saves, resume=False):
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    assert accelerator.distributed_type != DistributedType.XLA
+    set_seed(42, device_specific=True)
+    numbers = torch.Generator().manual_seed(0)
+    rows = [(torch.randn(3, generator=numbers), torch.randn(1, generator=numbers)) for _ in range(41)]
+    train, evaluate = DataLoader(rows[:32], shuffle=True, batch_size=2), DataLoader(rows[32:], batch_size=4)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / (2 * len(train)))
+    model, optimizer, train, evaluate, scheduler = accelerator.prepare(model, optimizer, train, evaluate, scheduler)
+    if resume:
+        accelerator.load_state(folder)
+    told = {"losses": [], "rates": [], "errors": []}
+    for epoch in range(resume, 2):
+        model.train()
+        for x, y in train:
+            with accelerator.accumulate(model):
+                loss = torch.nn.functional.mse_loss(model(x), y)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            told["losses"].append(accelerator.reduce(loss.detach(), "mean").item())
+            told["rates"].append(scheduler.get_last_lr()[0])
+        model.eval()
+        errors = []
+        for x, y in evaluate:
+            with torch.no_grad():
+                predicted = model(x)
+            predicted, wanted = accelerator.gather_for_metrics((predicted, y))
+            errors += (predicted - wanted).flatten().tolist()
+        told["errors"].append(errors)
+        if epoch == 0 and not resume and (everyone_saves or accelerator.is_main_process):
+            accelerator.save_state(folder)
+    accelerator.wait_for_everyone()
+    told["weights"] = [p.tolist() for p in accelerator.unwrap_model(model).parameters()]
+    return told
+
+out = sys.argv[1]
+told = {}
+for name, everyone_saves in (("main", False), ("all", True)):
+    told[name] = training_function(f"{out}/{name}", everyone_saves)
+    if "resume" in sys.argv:
+        told[f"{name}, resumed"] = training_function(f"{out}/{name}", everyone_saves, resume=True)
+accelerator = Accelerator()
+if accelerator.is_main_process:
+    open(out + "/told.json", "w").write(json.dumps(told))
+accelerator.end_training()
+"""
+
+
+@pytest.mark.slow
+def test_an_example_in_their_form_on_two_ranks(tmp_path: Path) -> None:
+    """The main process may save alone; where all save, the resumed run equals the one that never stopped."""
+    told = _example(tmp_path, "resume")
+    for name in ("main", "all"):
+        whole, resumed = told[name], told[f"{name}, resumed"]
+        assert [len(errors) for errors in whole["errors"]] == [9, 9]
+        assert whole["rates"][-1] == pytest.approx(0.0)
+        assert len(whole["losses"]) == 16
+        assert len(resumed["losses"]) == 8
+        assert resumed["rates"] == whole["rates"][8:]
+    assert told["main"] == told["all"]
+    assert told["all, resumed"]["losses"] == told["all"]["losses"][8:]
+    assert told["all, resumed"]["weights"] == told["all"]["weights"]
+
+
+def _example(folder: Path, *words: str) -> dict[str, Any]:
+    from piledriver.runtime.launch.agent import launch
+    from piledriver.runtime.launch.config import LaunchConfig
+
+    (folder / "example.py").write_text(EXAMPLE)
+    launch(LaunchConfig(nproc=2, cpu=True, alias_accelerate=True), str(folder / "example.py"), [str(folder), *words])
+    told: dict[str, Any] = json.loads((folder / "told.json").read_text())
+    return told
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="accelerate is not installed")
+def test_an_example_in_their_form_trains_as_with_accelerate(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    told = _example(tmp_path)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run([*torchrun, str(tmp_path / "example.py"), str(tmp_path / "theirs")], check=True)
+    assert told == json.loads((tmp_path / "theirs" / "told.json").read_text())
+
+
+TUNING = """
+import json, sys, torch, transformers
+from datasets import Dataset
+from peft import LoraConfig
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from trl import SFTConfig, SFTTrainer
+transformers.logging.set_verbosity_error()
+out = sys.argv[1]
+words = ["<pad>", "<eos>", *(f"w{i}" for i in range(30))]
+tokens = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
+tokens.pre_tokenizer = pre_tokenizers.Whitespace()
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokens, pad_token="<pad>", eos_token="<eos>")
+torch.manual_seed(0)
+sizes = dict(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+model = LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2, max_position_embeddings=32, pad_token_id=0))
+settings = SFTConfig(
+    output_dir=out, per_device_train_batch_size=2, max_steps=4, learning_rate=0.1, logging_steps=1, report_to=[],
+    use_cpu=True, bf16=False, disable_tqdm=True, max_length=16, save_strategy="no", gradient_checkpointing=False,
+)
+data = Dataset.from_dict({"text": ["w1 w2 w3 w4", "w1 w2 w3 w5"] * 4})
+lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+trainer = SFTTrainer(model, args=settings, train_dataset=data, processing_class=tokenizer, peft_config=lora)
+trainer.train()
+losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+open(out + "/told.json", "w").write(json.dumps([trainer.accelerator.__module__, losses]))
+"""
+
+
+@pytest.mark.slow
+def test_trl_tunes_adapters_of_peft(tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    pytest.importorskip("peft")
+    from piledriver.runtime.launch.agent import launch
+    from piledriver.runtime.launch.config import LaunchConfig
+
+    (tmp_path / "tuning.py").write_text(TUNING)
+    launch(LaunchConfig(nproc=1, cpu=True, alias_accelerate=True), str(tmp_path / "tuning.py"), [str(tmp_path)])
+    module, losses = json.loads((tmp_path / "told.json").read_text())
+    assert module == "piledriver.compat.accelerate.accelerator"
+    assert len(losses) == 4
+    assert losses[-1] < losses[0]
 
 
 @pytest.mark.slow

@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 
 from piledriver.core.errors import UsageError
-from piledriver.corpus import read_shards
+from piledriver.corpus import Document, read_shards
 from piledriver.data.tokenizer.open import open_tokenizer
 from piledriver.demo import run_demo
 from piledriver.demo.domains import find_domains
 from piledriver.demo.page import columns
+from piledriver.demo.run import _few, _reserve
 from piledriver.demo.samples import first_words, make_samples
 from piledriver.models.interchange import load_folder
+from piledriver.train.reporting.metrics import read_metrics
+from piledriver.train.reporting.plots import validation_plot
 
 pytest.importorskip("matplotlib")
 
@@ -36,6 +39,11 @@ def test_the_whole_way(tmp_path: Path) -> None:
         assert f"<dt>{name}</dt>" in page, "each column is explained"
         assert all(f">{value:.3f}</td>" in page for value in column.values())
     assert page.count("data:image/png;base64,") == 3
+    rows = read_metrics(Path(out, "run"))
+    measured = {name for row in rows for name in row if name.startswith("validation/")}
+    assert measured >= {f"validation/{name}" for name in result.after}, "every domain of the table"
+    lines = validation_plot(rows).axes[0].get_legend().get_texts()
+    assert {text.get_text().split("  ")[0] for text in lines} == {name.partition("/")[2] for name in measured}
     assert not re.search(r"(src|href)='?http", page), "nothing is loaded from anywhere"
     test = list(read_shards(Path(out, "corpus", "test")))
     assert {sample.domain for sample in result.samples} == {d.source for d in test if len(d.text) > 240}
@@ -47,6 +55,17 @@ def test_the_whole_way(tmp_path: Path) -> None:
     assert make_samples(model, tokenizer, test) == result.samples, "the same model and texts, the same samples"
     again = find_domains(Path(out) / "raw", 40_000, seed=0)
     assert again == result.domains, "the same texts, whatever was imported since"
+
+
+def test_validation_gets_a_document_of_each_domain_from_the_test_split() -> None:
+    """A small split may have none of a domain; where the other has several, it gives its last, else it shares."""
+    test = [Document(text, source=source) for text, source in [("1", "a"), ("2", "b"), ("3", "a"), ("4", "c")]]
+    validation = [Document("x" * 9, source="b")] * 3
+    kept, reserved = _reserve(test, validation)
+    assert [document.text for document in kept] == ["1", "2", "4"], "a test of every domain stays"
+    assert [document.text for document in reserved] == ["3", "4"]
+    held_out = _few([*validation, *reserved], each=2, characters=5)
+    assert [document.text for document in held_out] == ["3", "xxxxx", "xxxxx", "4"], "a, b, b, c"
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ class CheckpointMixin(AcceleratorProperties):
 
     _saver: StateSaver
     _tracking: Trackers
+    saves_alone = False
+    """Whether rank 0 saves without waiting for other ranks; else `save_state` is called by all of them."""
 
     def unwrap_model(self, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
         """Return the user's module, without wrappers of other libraries; `prepare` adds none."""
@@ -71,7 +73,9 @@ class CheckpointMixin(AcceleratorProperties):
         waits only for the copy to host memory. An interrupted save is never loaded.
         """
         folder = None if output_dir is None else str(output_dir)
-        return self._saver.save(self._prepared, self.project_configuration, folder, asynchronous=asynchronous)
+        return self._saver.save(
+            self._prepared, self.project_configuration, folder, asynchronous=asynchronous, alone=self.saves_alone
+        )
 
     def load_state(self, input_dir: Any = None, load_kwargs: dict[str, Any] | None = None, **options: Any) -> Any:
         """Load what `save_state` saved, on any number of processes, or a folder of Accelerate's."""

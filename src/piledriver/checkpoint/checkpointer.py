@@ -52,22 +52,30 @@ class Checkpointer:
         extra: Mapping[str, Any] | None = None,
         asynchronous: bool = False,
         total_limit: int | None = None,
+        alone: bool = False,
     ) -> Path:
-        """Save `contents` to a folder. A checkpoint that is already there stays until the new one is complete."""
+        """Save `contents` to a folder. A checkpoint that is already there stays until the new one is complete.
+
+        All ranks call this. With `alone` one rank saves what is replicated on all, and no other takes part; these may
+        add their own states by `rank_states.write_rank_state`.
+        """
         self.wait()
         target = folders.local_path(folder)
-        ranks = self._ranks
+        ranks = RankGroup(alone=True) if alone else self._ranks
         shared, tensors, own = ranks.run_checked("collecting the state", lambda: _collected(contents))
-        self._plan = planning.plan_save(tensors, ranks, self._plan)
-        chunks = [_named_chunk(tensors[key], key, offsets) for key, offsets in self._plan.chunks]
+        plan = planning.plan_save(tensors, ranks, None if alone else self._plan)
+        if not alone:
+            self._plan = plan
+        chunks = [_named_chunk(tensors[key], key, offsets) for key, offsets in plan.chunks]
         job = commit.SaveJob(
             folder=target,
             tensors=self._staging.copies(chunks) if asynchronous else chunks,
-            index=self._plan.index,
+            index=plan.index,
             shared=json.dumps(shared),
             own=json.dumps(own),
             about={"step": step, "layout": layout, "extra": dict(extra or {}), "contents": summary(shared, own)},
             total_limit=total_limit,
+            alone=alone,
         )
         if not asynchronous:
             try:

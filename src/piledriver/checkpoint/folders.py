@@ -8,6 +8,7 @@ from pathlib import Path
 
 from piledriver.checkpoint.folder_kinds import is_accelerate_folder
 from piledriver.checkpoint.header import DATA, HEADER, is_complete, is_written_by_save, require_complete
+from piledriver.checkpoint.rank_states import is_rank_state
 from piledriver.core.errors import MissingFileError, UsageError
 from piledriver.core.storage import Location, fsync_folder, is_remote
 
@@ -72,7 +73,7 @@ def remove_interrupted(current: Path) -> None:
     for _, path in _numbered(current.parent):
         if path != current and not (path / HEADER).exists():
             entries = list(path.iterdir())
-            if entries and all(is_written_by_save(entry) for entry in entries):
+            if entries and all(is_written_by_save(entry) or is_rank_state(entry) for entry in entries):
                 shutil.rmtree(path, ignore_errors=True)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from piledriver.checkpoint.errors import IncompleteCheckpointError
 from piledriver.checkpoint.header import INDEX, STATE, Header, require_complete
+from piledriver.checkpoint.rank_states import read_rank_state
 from piledriver.checkpoint.state_tree import Json, dtype_of
 from piledriver.checkpoint.tensor_index import IndexedTensor, TensorChunk, TensorIndex, chunk_name
 from piledriver.core.storage import read_text
@@ -43,12 +44,13 @@ def open_checkpoint(folder: Path, rank: int) -> OpenedCheckpoint:
         raise IncompleteCheckpointError(f"{data} is damaged: {error}", fix="load an earlier checkpoint") from error
     ranks = state["ranks"]
     notes: tuple[str, ...] = ()
-    if rank >= len(ranks) and any(ranks):
+    added = read_rank_state(folder, rank, header.extra) if rank >= len(ranks) else {}
+    if rank >= len(ranks) and any(ranks) and not added:
         kept = sorted({name for own in ranks for name in own})
         notes = (f"saved by {len(ranks)} ranks: rank {rank} has no saved {', '.join(kept)}",)
     return OpenedCheckpoint(
         shared=state["shared"],
-        own={**state["common"], **(ranks[rank] if rank < len(ranks) else {})},
+        own={**state["common"], **(ranks[rank] if rank < len(ranks) else added)},
         index=index,
         header=header,
         step=header.step,

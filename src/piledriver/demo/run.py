@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,7 +58,8 @@ def run_demo(
     with _timed(seconds, "corpus"):
         manifest = build_corpus(_recipe(domains), os.path.join(out, "corpus"), workers=workers)
     train_split = os.path.join(out, "corpus", "train")
-    test, reserve = _reserve(list(read_shards(os.path.join(out, "corpus", "test"))))
+    validation = list(read_shards(os.path.join(out, "corpus", "validation")))
+    test, reserve = _reserve(list(read_shards(os.path.join(out, "corpus", "test"))), validation)
     with _timed(seconds, "tokenizer"):
         tokenizer = _tokenizer(out, train_split)
         tokens = tokenize_corpus(
@@ -67,7 +69,7 @@ def run_demo(
     with _timed(seconds, "bits per byte before training"):
         assert isinstance(config.model, ModelConfig)
         before = _scored(Transformer(config.model, seed=config.seed), tokenizer, test)
-    held_out = _few([*read_shards(os.path.join(out, "corpus", "validation")), *reserve])
+    held_out = _few([*validation, *reserve])
     with _timed(seconds, "training"):
         summary = _trained(config, on_documents(held_out, tokenizer))
     model = load_folder(os.path.join(out, "run", "model"))
@@ -121,13 +123,18 @@ def _trained(config: TrainConfig, validate: Any) -> RunSummary:
         raise UsageError(error.what, fix="choose another folder with --out, or remove it") from error
 
 
-def _reserve(documents: list[Document]) -> tuple[list[Document], list[Document]]:
-    """Split off the last document of each domain with several, so that validation has every domain."""
-    last = {document.source: number for number, document in enumerate(documents)}
-    several = {source for source in last if sum(document.source == source for document in documents) > 1}
-    reserved = {number for source, number in last.items() if source in several}
-    kept = [document for number, document in enumerate(documents) if number not in reserved]
-    return kept, [documents[number] for number in sorted(reserved)]
+def _reserve(test: list[Document], validation: list[Document]) -> tuple[list[Document], list[Document]]:
+    """Split off the last test document of each domain with several, so that validation has every domain.
+
+    A domain with a single one, and none in validation, shares it: validation is only shown, it decides nothing.
+    """
+    last = {document.source: number for number, document in enumerate(test)}
+    counts = Counter(document.source for document in test)
+    reserved = {number for source, number in last.items() if counts[source] > 1}
+    kept = [document for number, document in enumerate(test) if number not in reserved]
+    covered = {document.source for document in validation} | {test[number].source for number in reserved}
+    shared = [document for document in kept if document.source not in covered]
+    return kept, [*(test[number] for number in sorted(reserved)), *shared]
 
 
 def _few(documents: Iterable[Document], each: int = 2, characters: int = 1500) -> list[Document]:

@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from piledriver.core.errors import UsageError
+from piledriver.core.errors import PiledriverError, UsageError
 from piledriver.corpus.pipeline.build import build_corpus
 from piledriver.corpus.pipeline.recipe import load_recipe
 from tests.corpus.pipeline.test_build import RECIPE, content, raw_files
@@ -254,3 +254,13 @@ def test_after_the_head_node_has_died_the_next_run_goes_on(
 def test_an_address_where_nothing_runs_is_refused(address: str, place: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"no Ray cluster answers at {address}"):
         build_corpus(load_recipe(place / "recipe.yaml"), str(tmp_path / "out"), executor_name=f"ray:{address}")
+
+
+@pytest.mark.timeout(60)
+def test_ray_that_does_not_start_is_one_line(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "file"))
+    with pytest.raises(PiledriverError, match=r"Ray did not start on this machine: .*Not a directory") as caught:
+        build_corpus(load_recipe(place / "recipe.yaml"), str(tmp_path / "out"), executor_name="ray", workers=1)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out" / "manifest.json").exists()

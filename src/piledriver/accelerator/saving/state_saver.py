@@ -69,10 +69,21 @@ class StateSaver:
         return _added(self.load_hooks, hook)
 
     def save(
-        self, prepared: Prepared, project: ProjectConfiguration, folder: str | None, *, asynchronous: bool = False
+        self,
+        prepared: Prepared,
+        project: ProjectConfiguration,
+        folder: str | None,
+        *,
+        asynchronous: bool = False,
+        alone: bool = False,
     ) -> str:
-        """Save to a folder, or to the project's next one if names are automatic."""
-        from piledriver.checkpoint import folder_for
+        """Save to a folder, or to the project's next one if names are automatic.
+
+        All ranks call this, unless `alone`: then rank 0 saves without waiting for any other, and a rank that calls it
+        too adds its own random generators.
+        """
+        from piledriver.checkpoint import folder_for, is_complete
+        from piledriver.checkpoint.rank_states import write_rank_state
 
         total_limit = None
         if project.automatic_checkpoint_naming:
@@ -83,7 +94,10 @@ class StateSaver:
             raise OptionError("save_state needs a folder", fix="give one, or set automatic_checkpoint_naming=True")
         else:
             target = Path(folder)
-        target, exists = self._agreed(prepared.world, target)
+        if alone:
+            exists = prepared.world.is_main and is_complete(target)
+        else:
+            target, exists = self._agreed(prepared.world, target)
         if exists and project.automatic_checkpoint_naming:
             raise OptionError(
                 f"checkpoint {project.iteration} exists already at {target}",
@@ -91,15 +105,21 @@ class StateSaver:
             )
         models = list(prepared.models)
         if self.save_hooks:
-            models = self._after_hooks(prepared.world, project, models, target)
-        self.checkpointer.save(
-            target,
-            self._contents(prepared, models),
-            layout=to_mapping(prepared.mesh.layout),
-            extra={"accumulation_step": prepared.gradient_state.step, "iteration": project.iteration},
-            asynchronous=asynchronous,
-            total_limit=total_limit,
-        )
+            models = self._after_hooks(prepared.world, project, models, target, alone=alone)
+        contents = self._contents(prepared, models)
+        extra = {"accumulation_step": prepared.gradient_state.step, "iteration": project.iteration}
+        if alone and not prepared.world.is_main:
+            write_rank_state(target, prepared.world.rank, contents, extra)
+        else:
+            self.checkpointer.save(
+                target,
+                contents,
+                layout=to_mapping(prepared.mesh.layout),
+                extra=extra,
+                asynchronous=asynchronous,
+                total_limit=total_limit,
+                alone=alone,
+            )
         project.iteration += 1
         return str(target)
 
@@ -140,17 +160,22 @@ class StateSaver:
         path, exists = broadcast_object(world, (str(folder), folder.exists()))
         return Path(path), exists
 
-    def _after_hooks(self, world: World, project: ProjectConfiguration, models: list[Any], target: Path) -> list[Any]:
+    def _after_hooks(
+        self, world: World, project: ProjectConfiguration, models: list[Any], target: Path, *, alone: bool
+    ) -> list[Any]:
         """Return the models whose state dicts the hooks left in the list: a hook that saves one itself removes it."""
         if world.is_main or project.save_on_each_node:
             target.mkdir(parents=True, exist_ok=True)
-        barrier(world, name="save_state")
+        if not alone:
+            barrier(world, name="save_state")
         weights = [model.state_dict() for model in models]
         passed, left = list(models), list(weights)
         for hook in self.save_hooks.values():
             hook(passed, left, str(target))
-        # Hooks often remove them on the main process only, which is the one that writes in Accelerate.
-        kept = broadcast_object(world, [any(one is other for other in left) for one in weights])
+        kept = [any(one is other for other in left) for one in weights]
+        if not alone:
+            # Hooks often remove them on the main process only, which is the one that writes in Accelerate.
+            kept = broadcast_object(world, kept)
         return [model for model, stays in zip(models, kept, strict=True) if stays]
 
     def _contents(self, prepared: Prepared, models: list[Any]) -> Contents:

@@ -49,6 +49,8 @@ class SaveJob:
     about: Mapping[str, Any]
     """Header fields: step, layout, extra, contents."""
     total_limit: int | None = None
+    alone: bool = False
+    """Whether this rank saves for all: other ranks have states of their own that it does not know."""
 
 
 def rank_file(rank: int) -> str:
@@ -93,7 +95,10 @@ def _commit(job: SaveJob, partial: Path, gathered: list[tuple[WrittenFile | None
     for text in dict.fromkeys(text for _, text, _ in gathered if text is not None):
         shared = merge_state_trees(shared, json.loads(text))
     owned = [json.loads(text) for _, _, text in gathered]
-    for name, content in ((STATE, {"shared": shared, **_once(owned)}), (INDEX, _with_files(job.index or {}))):
+    for name, content in (
+        (STATE, {"shared": shared, **_once(owned, alone=job.alone)}),
+        (INDEX, _with_files(job.index or {})),
+    ):
         write_text(partial / name, json.dumps(content, separators=(",", ":")))
         files.append(WrittenFile(name, (partial / name).stat().st_size, sha256(partial / name)))
     fsync_folder(partial)
@@ -116,9 +121,16 @@ def _commit(job: SaveJob, partial: Path, gathered: list[tuple[WrittenFile | None
         folders.rotate_checkpoints(job.folder.parent, job.total_limit)
 
 
-def _once(owned: list[dict[str, Json]]) -> dict[str, Json]:
-    """Return the states of each rank, and once those that are equal on all."""
-    common = {name: state for name, state in owned[0].items() if all(other.get(name) == state for other in owned)}
+def _once(owned: list[dict[str, Json]], *, alone: bool) -> dict[str, Json]:
+    """Return the states of each rank, and once those that are equal on all.
+
+    Of a rank that saves alone these are the positions of its loaders, which do not depend on the rank.
+    """
+    common = {
+        name: state
+        for name, state in owned[0].items()
+        if all(other.get(name) == state for other in owned) and (not alone or name.startswith("loaders/"))
+    }
     return {
         "common": common,
         "ranks": [{name: state for name, state in own.items() if name not in common} for own in owned],

@@ -23,8 +23,9 @@ class RankGroup:
     (1, ['x'], 'y')
     """
 
-    def __init__(self, timeout: timedelta = timedelta(minutes=30)) -> None:
-        distributed = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    def __init__(self, timeout: timedelta = timedelta(minutes=30), *, alone: bool = False) -> None:
+        """Make the group of all ranks, which all of them must do at the same point; or, `alone`, of this rank."""
+        distributed = not alone and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         self.rank = dist.get_rank() if distributed else 0
         self.size = dist.get_world_size() if distributed else 1
         # gloo for any training backend: objects are sent through host memory, and a thread waits for them.

@@ -71,6 +71,15 @@ class Accelerator(RankOutlivesReset, _Accelerator):
         held = get_state_dict_offloaded_model(model) if any(map(has_offloaded_params, model.modules())) else model
         super().save_model(held, save_directory, max_shard_size, safe_serialization)
 
+    @property
+    def saves_alone(self) -> bool:  # type: ignore[override]
+        """Return whether the main process may call `save_state` without the others, as diffusers' scripts do.
+
+        It may where every rank has the whole model and optimizer. Sharded ones need all ranks, as in Accelerate.
+        """
+        replicated = self.layout.zero == 0 and self.layout.ep == 1 and self.mesh.model_parallel_size == 1
+        return self.use_distributed and replicated
+
     def load_state(self, input_dir: Any = None, load_kwargs: dict[str, Any] | None = None, **options: Any) -> Any:
         """Load a checkpoint; warn that loaders continue at their saved batch, which Accelerate does not restore."""
         report = super().load_state(input_dir, load_kwargs, **options)
@@ -101,6 +110,13 @@ class Accelerator(RankOutlivesReset, _Accelerator):
     @property
     def distributed_type(self) -> Any:
         return self.state.distributed_type
+
+    def prepare_data_loader(self, data_loader: Any, *args: Any, **kwargs: Any) -> Any:
+        """Prepare a loader. A stateful one draws the order of its first epoch now, as in Accelerate."""
+        loader = super().prepare_data_loader(data_loader, *args, **kwargs)
+        if getattr(loader, "use_stateful_dataloader", False):
+            loader.base_dataloader.state_dict()
+        return loader
 
     def prepare_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         """Prepare a model; of several ranks it has a method `no_sync`, as Accelerate's wrapper does."""
