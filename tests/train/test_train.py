@@ -149,7 +149,7 @@ def test_every_layout_takes_the_same_steps_validates_and_publishes(
 ) -> None:
     """All of them in one launch, tied embeddings and accumulation included; the truth is one process."""
     config, script, text = tmp_path / "config.yaml", tmp_path / "runs.py", str(tokens.parent / "clean.jsonl.zst")
-    config.write_text(CONFIG.format(tokens=tokens, budget=256 * 4) + "plots: false\n")
+    config.write_text(CONFIG.format(tokens=tokens, budget=256 * 4))
     script.write_text(RUNS)
     launch = [*VERB, "launch", "--nproc", "2", "--max-restarts", "0", str(script), str(tmp_path), str(config), text]
     launched = subprocess.run(
