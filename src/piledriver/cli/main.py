@@ -29,6 +29,7 @@ VERBS: Verbs = {
     "train": ("piledriver.cli.train", "pretrain a model, or resume a run"),
     "evaluate": ("piledriver.cli.evaluate", "measure a model: bits per byte by source, or tasks"),
     "generate": ("piledriver.cli.generate", "continue prompts with a model"),
+    "compress": ("piledriver.cli.compress", "make a model smaller: quantise or prune it"),
     "serve": ("piledriver.cli.serve", "serve a model: OpenAI-compatible API and a page for the browser"),
     "bench": ("piledriver.cli.bench", "measure a running server"),
     "trace": ("piledriver.cli.trace", "list the documents that a training step saw, or the steps that saw a document"),

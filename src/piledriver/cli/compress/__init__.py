@@ -1,0 +1,6 @@
+"""`piledriver compress ...`: make a model smaller."""
+
+VERBS: dict[str, tuple[str, str]] = {
+    "quantise": ("piledriver.cli.compress.quantise", "store weights in 8 or 4 bits"),
+    "prune": ("piledriver.cli.compress.prune", "set weights to zero"),
+}

@@ -1,0 +1,37 @@
+"""`piledriver compress prune CONFIG.yaml [key=value ...]`: prune a model folder."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from piledriver.cli.parser import Parser
+
+EXAMPLE = "piledriver compress prune.yaml sparsity=2:4 method=sparsegpt"
+KEYS = "piledriver.compress.folders:PruneConfig"
+
+
+def configure(parser: Parser) -> None:
+    """Add the verb's arguments."""
+    parser.add_argument(
+        "config", nargs="?", help="YAML config; optional if key=value gives every required key (--keys lists them)"
+    )
+    parser.add_overrides("change keys of the config, such as out=small", optional_file="config")
+    parser.add_argument("--json", action="store_true", help="print the record as JSON")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Write the compressed folder, and print what was done."""
+    from piledriver.compress.folders import PruneConfig, prune_folder
+    from piledriver.core import storage
+    from piledriver.core.config import load_config
+
+    config = load_config(PruneConfig, args.config, args.overrides)
+    storage.require(config.model)
+    record = prune_folder(config)
+    if args.json:
+        print(json.dumps(record, indent=2))
+        return
+    zeros = record["zeros"]
+    mean = sum(zeros.values()) / len(zeros)
+    print(f"{config.out}: {config.method}, {len(zeros)} layers, {mean:.1%} zeros, {len(record['skipped'])} skipped")

@@ -1,0 +1,111 @@
+"""Compress a model folder as a config says, and write the result to another folder."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from piledriver.compress.calibration import Calibration
+from piledriver.compress.prune import PruneMethod, prune
+from piledriver.compress.quantise import Method, quantise
+from piledriver.core.errors import ConfigError
+from piledriver.data import StreamConfig, open_stream
+from piledriver.models import Transformer
+from piledriver.models.interchange import copy_model_files, load_folder, save_folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressConfig:
+    """What `quantise` and `prune` have in common."""
+
+    model: str
+    """Model folder with config.json and safetensors."""
+    out: str
+    """Folder to write."""
+    data: StreamConfig | None = None
+    """Token shards of the calibration text, and the length of its windows."""
+    samples: int = 128
+    """Windows of calibration text."""
+    start: int = 0
+    """First window of the stream that is read."""
+    skip: tuple[str, ...] = ()
+    """Patterns of layer names that stay as they are, such as blocks.0.* or *.mlp.down."""
+    device: str = "cpu"
+    """Device to which one block at a time is moved."""
+
+    def __post_init__(self) -> None:
+        if self.samples < 1 or self.start < 0:
+            raise ConfigError(
+                f"samples is {self.samples} and start {self.start}", fix="give samples from 1 and start from 0 up"
+            )
+        if os.path.realpath(self.out) == os.path.realpath(self.model):
+            raise ConfigError(f"out is {self.out}, the folder of the model", fix="write to another folder")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantiseConfig(CompressConfig):
+    """Config of `piledriver compress quantise`."""
+
+    scheme: str = "w4a16-g128"
+    """Format of the weights: w4a16-g32, -g64, -g128 (-asym), w8a16, w8a8, w8a16-fp8, w8a8-fp8."""
+    method: Method = "gptq"
+    """Round to nearest (rtn), or calibrate (gptq, awq, smoothquant)."""
+    keep_sensitive: int = 0
+    """Layers with the largest error that stay as they are."""
+    head: bool = False
+    """Round the output projection to int8 too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneConfig(CompressConfig):
+    """Config of `piledriver compress prune`."""
+
+    sparsity: float | str = 0.5
+    """Share of the weights to remove, or a pattern such as 2:4."""
+    method: PruneMethod = "wanda"
+    """How weights are chosen."""
+
+
+def quantise_folder(config: QuantiseConfig) -> dict[str, Any]:
+    """Quantise a model folder, write the result, and return the record of what was done."""
+    small = quantise(
+        load_folder(config.model),
+        config.scheme,
+        method=config.method,
+        data=_calibration(config),
+        skip=config.skip,
+        keep_sensitive=config.keep_sensitive,
+        head="int8" if config.head else None,
+        device=config.device,
+        in_place=True,
+    )
+    return _save(small, config)
+
+
+def prune_folder(config: PruneConfig) -> dict[str, Any]:
+    """Prune a model folder, write the result, and return the record of what was done."""
+    small = prune(
+        load_folder(config.model),
+        config.sparsity,
+        method=config.method,
+        data=_calibration(config),
+        skip=config.skip,
+        device=config.device,
+        in_place=True,
+    )
+    return _save(small, config)
+
+
+def _calibration(config: CompressConfig) -> Calibration | None:
+    if config.data is None:
+        return None
+    stream = open_stream(config.data)
+    return Calibration.of(stream, samples=config.samples, cursor=stream.advance(stream.start, config.start))
+
+
+def _save(model: Transformer, config: CompressConfig) -> dict[str, Any]:
+    os.makedirs(config.out, exist_ok=True)
+    copy_model_files(config.model, config.out)
+    save_folder(model, config.out)
+    return model.compression[-1]
