@@ -25,7 +25,7 @@ def test_verbs_write_folders_that_load(folder: Path, capsys: pytest.CaptureFixtu
     common = [f"model={folder / 'model'}", "method=rtn"]
     assert main(["compress", "quantise", *common, f"out={folder / 'q'}", "scheme=w4a16-g32", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["scheme"] == "w4a16-g32"
-    assert main(["compress", "prune", common[0], "method=magnitude", f"out={folder / 'p'}", "sparsity=2:4"]) == 0
+    assert main(["compress", "prune", common[0], "method=magnitude", f"out={folder / 'p'}", "pattern=2of4"]) == 0
     assert "50.0% zeros" in capsys.readouterr().out
     tokens = torch.tensor([[1, 2, 3]])
     for name in ("q", "p"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from piledriver.compress.calibration import Calibration
 from piledriver.compress.prune import PruneMethod, prune
@@ -61,8 +61,10 @@ class QuantiseConfig(CompressConfig):
 class PruneConfig(CompressConfig):
     """Config of `piledriver compress prune`."""
 
-    sparsity: float | str = 0.5
-    """Share of the weights to remove, or a pattern such as 2:4."""
+    sparsity: float = 0.5
+    """Share of the weights to remove."""
+    pattern: Literal["2of4", "4of8"] | None = None
+    """Keep 2 of every 4 or 4 of every 8 consecutive weights, in place of a share."""
     method: PruneMethod = "wanda"
     """How weights are chosen."""
 
@@ -87,7 +89,7 @@ def prune_folder(config: PruneConfig) -> dict[str, Any]:
     """Prune a model folder, write the result, and return the record of what was done."""
     small = prune(
         load_folder(config.model),
-        config.sparsity,
+        config.sparsity if config.pattern is None else config.pattern.replace("of", ":"),
         method=config.method,
         data=_calibration(config),
         skip=config.skip,

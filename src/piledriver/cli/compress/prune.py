@@ -7,7 +7,7 @@ import json
 
 from piledriver.cli.parser import Parser
 
-EXAMPLE = "piledriver compress prune.yaml sparsity=2:4 method=sparsegpt"
+EXAMPLE = "piledriver compress prune prune.yaml pattern=2of4 method=sparsegpt"
 KEYS = "piledriver.compress.folders:PruneConfig"
 
 

@@ -7,7 +7,7 @@ import json
 
 from piledriver.cli.parser import Parser
 
-EXAMPLE = "piledriver compress quantise.yaml scheme=w4a16-g128 method=gptq"
+EXAMPLE = "piledriver compress quantise quantise.yaml scheme=w4a16-g128 method=gptq"
 KEYS = "piledriver.compress.folders:QuantiseConfig"
 
 
