@@ -60,7 +60,7 @@ def test_a_folder_reads_back_to_the_same_bits_and_transformers_opens_it(
         warnings.simplefilter("ignore")
         theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
         logits = theirs(TOKENS).logits.detach()
-    # Their int8 inputs span 127.5 steps, ours 127 (as in vLLM): inputs round to other codes.
+    # Their int8 inputs span 127.5 steps, ours 127: inputs round to other codes.
     tolerance = 3e-2 if scheme == "w8a8" else 1e-2
     torch.testing.assert_close(logits, small(TOKENS), rtol=1e-2, atol=tolerance * float(logits.abs().max()))
 
