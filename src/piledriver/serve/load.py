@@ -25,7 +25,7 @@ class LoadConfig:
     requests: int = 200
     """Requests in all."""
     clients: int = 16
-    """Concurrent clients of the closed loop; most open requests of the open loop are not limited."""
+    """Concurrent clients of the closed loop; the open loop has no such limit."""
     rate: float | None = None
     """Requests per second of the open loop; None for the closed loop."""
     prompt_tokens: int = 128

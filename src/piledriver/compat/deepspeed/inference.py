@@ -32,19 +32,18 @@ ALIASES = {
 IGNORED = frozenset(
     {"replace_with_kernel_inject", "enable_cuda_graph", "use_triton", "triton_autotune", "triangular_masking"}
     | {"injection_policy", "replace_method", "transposed_mode", "set_empty_params", "base_dir", "return_tuple"}
-    | {"keep_module_on_host", "training_mp_size", "checkpoint_config", "save_mp_checkpoint_path"}
+    | {"keep_module_on_host", "training_mp_size", "checkpoint_config", "min_out_tokens"}
+    | {"moe", "moe_experts", "moe_type"}
 )
 """Settings of how DeepSpeed replaces modules and captures graphs: the engine always does both where it can."""
 REJECTED = {
     "zero": "use big-model inference: piledriver.compat.accelerate.load_checkpoint_and_dispatch",
     "quant": "quantise the model first; the engine serves quantised folders",
     "checkpoint": "convert it with `piledriver checkpoint convert` and give the folder",
+    "save_mp_checkpoint_path": "save the model with piledriver.models.interchange.save_folder",
     "mpu": "leave it out: one process serves the model",
 }
-KNOWN = frozenset(
-    {"dtype", "tensor_parallel", "moe", "max_out_tokens", "min_out_tokens", "mp_size", "ep_size", "moe_experts"}
-    | {"moe_type", *IGNORED, *REJECTED, *ALIASES}
-)
+KNOWN = frozenset({"dtype", "tensor_parallel", "max_out_tokens", "mp_size", "ep_size", *IGNORED, *REJECTED, *ALIASES})
 DTYPES = {
     "fp32": torch.float32,
     "float32": torch.float32,
@@ -157,8 +156,13 @@ def _settings(config: Mapping[str, Any], kwargs: Mapping[str, Any]) -> dict[str,
             raise UsageError(f"{name} of init_inference is not supported", fix=fix)
     parallel = found.get("tensor_parallel") or {}
     size = parallel.get("tp_size", 1) if isinstance(parallel, Mapping) else getattr(parallel, "tp_size", 1)
-    if max(int(size or 1), int(found.get("mp_size") or 1)) > 1:
-        raise UsageError(f"tensor_parallel is {max(int(size or 1), int(found.get('mp_size') or 1))}", fix="use 1")
+    for name, ranks in (
+        ("tensor_parallel", size),
+        ("mp_size", found.get("mp_size")),
+        ("ep_size", found.get("ep_size")),
+    ):
+        if int(ranks or 1) > 1:
+            raise UsageError(f"{name} is {ranks}", fix="use 1: one process serves the model")
     without_effect = sorted(found.keys() & IGNORED)
     if without_effect:
         _log.info("settings of init_inference that have no effect here: %s", ", ".join(without_effect))

@@ -55,6 +55,8 @@ def model_settings(
             raise UsageError(f"unknown setting {name!r}", fix=f"did you mean {close!r}?" if close else "leave it out")
         if name in ONLY and value not in ONLY[name]:
             raise UsageError(f"{name} is {value!r}", fix=f"only {ONLY[name][0]!r} is supported here")
+    if (settings.get("inference_engine_config") or {}).get("quantization"):
+        raise UsageError("inference_engine_config.quantization is not supported", fix="serve a quantised folder")
     without_effect = sorted(settings.keys() & IGNORED)
     if without_effect:
         _log.info("settings of MII that have no effect here: %s", ", ".join(without_effect))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from piledriver.kernels.decode import rms_norm
 from piledriver.kernels.linear.gemv import fits_gemv, gemv
-from piledriver.kernels.linear.weights import QuantisedWeight, dequantise_weight
+from piledriver.kernels.linear.weights import GROUP, QuantisedWeight, dequantise_weight
 from piledriver.kernels.registry import HAS_TRITON, fastest_kernel
 
 _MOST_ROWS = 64
@@ -36,8 +36,7 @@ def linear(
     that a row's bits do not depend on the number of rows.
     """
     kernel: Any = fastest_kernel("linear", x.device)
-    if x.is_cuda and isinstance(weight, QuantisedWeight) and weight.zeros is not None:
-        # The GPU kernels know symmetric groups only.
+    if x.is_cuda and isinstance(weight, QuantisedWeight) and not _has_gpu_kernel(weight):
         weight = dequantise_weight(weight, x.dtype)
     if x.is_cuda and not invariant and HAS_TRITON and fits_gemv(x):
         return gemv(x, weight, bias=bias, residual=residual, gate_block=gate_block, norm=norm, eps=eps)
@@ -47,6 +46,11 @@ def linear(
         return _large(x, weight, bias, residual, gate_block)
     out: Tensor = kernel(x, weight, bias=bias, residual=residual, gate_block=gate_block, invariant=invariant)
     return out
+
+
+def _has_gpu_kernel(weight: QuantisedWeight) -> bool:
+    """Return whether the GPU kernels read this weight: of int4, symmetric groups of `GROUP` columns."""
+    return weight.kind != "int4" or (weight.zeros is None and weight.group == GROUP)
 
 
 def _large(

@@ -149,7 +149,6 @@ def gemv(
     data = weight.data if isinstance(weight, QuantisedWeight) else weight
     scales: Any = weight.scales if isinstance(weight, QuantisedWeight) else data
     outputs = data.shape[0] // 2 if gate_block else data.shape[0]
-    group = weight.group if isinstance(weight, QuantisedWeight) and kind == "int4" else GROUP
     chosen = config or _shape(kind, columns)
     out = torch.empty(1, outputs, dtype=x.dtype, device=x.device)
     _gemv[(triton.cdiv(outputs, chosen["rows"]),)](
@@ -157,7 +156,7 @@ def gemv(
         x if residual is None else residual, out, outputs, eps, data.stride(0), scales.stride(0),
         COLUMNS=columns, PADDED=triton.next_power_of_2(columns), KIND=_KINDS[kind], GATE=gate_block,
         BIAS=bias is not None, RESIDUAL=residual is not None, NORM=norm is not None, R=chosen["rows"],
-        BK=chosen["bk"], HALF=group // 2, num_warps=chosen["warps"],
+        BK=chosen["bk"], HALF=GROUP // 2, num_warps=chosen["warps"],
     )  # fmt: skip
     return out
 

@@ -158,10 +158,9 @@ class TritonLinear(TritonKernel):
         data = weight.data if isinstance(weight, QuantisedWeight) else weight
         scales: Any = weight.scales if isinstance(weight, QuantisedWeight) else data
         outputs = data.shape[0] // 2 if gate_block else data.shape[0]
-        group = weight.group if isinstance(weight, QuantisedWeight) and kind == "int4" else GROUP
         chosen = config or tile_shape(tokens, outputs, columns, kind, gate=bool(gate_block))
         bn, bm, bk, parts = chosen["bn"], chosen["bm"], chosen["bk"], chosen["parts"]
-        unit = group if kind == "int4" else bk
+        unit = GROUP if kind == "int4" else bk
         part = triton.cdiv(triton.cdiv(columns, parts), unit) * unit
         parts = triton.cdiv(columns, part)
         tiles, across = triton.cdiv(outputs, bn), triton.cdiv(tokens, bm)
@@ -176,7 +175,7 @@ class TritonLinear(TritonKernel):
             partial, counters, outputs, tokens, columns, part,
             x.stride(0), data.stride(0), scales.stride(0), out.stride(0), 0 if residual is None else residual.stride(0),
             KIND=_KINDS[kind], GATE=gate_block, BIAS=bias is not None, RESIDUAL=residual is not None, PARTS=parts,
-            SHARED=shared, BN=bn, BM=bm, BK=bk, HALF=group // 2,
+            SHARED=shared, BN=bn, BM=bm, BK=bk, HALF=GROUP // 2,
             num_warps=chosen["warps"], num_stages=chosen["stages"],
         )  # fmt: skip
         return out

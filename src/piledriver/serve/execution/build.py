@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from piledriver.kernels.registry import HAS_TRITON
 from piledriver.models import Transformer
 from piledriver.serve.config import EngineConfig
 from piledriver.serve.errors import ServeError
-from piledriver.serve.execution.forward import Forward, InvariantForward, ModuleForward, TiledForward
+from piledriver.serve.execution.forward import Forward, ModuleForward, TiledForward
 from piledriver.serve.execution.fused import FusedForward
 from piledriver.serve.execution.inputs import BlockTables
 from piledriver.serve.execution.pages import PagedCache, block_bytes
@@ -42,14 +41,12 @@ def choose_forward(model: Transformer, cache: PagedCache, *, deterministic: bool
         return TiledForward(model, cache) if deterministic else ModuleForward(model, cache)
     if fused and FusedForward.supports(model):
         return FusedForward(model, cache, invariant=deterministic)
-    if not deterministic:
-        return ModuleForward(model, cache)
-    if (model.compute_dtype or weight.dtype) not in (torch.bfloat16, torch.float16) or not HAS_TRITON:
+    if deterministic:
         raise ServeError(
-            f"deterministic mode on {weight.device} needs Triton and 16-bit weights, not {weight.dtype}",
-            fix="load the model with dtype=torch.bfloat16",
+            f"deterministic mode on {weight.device} serves Llama-like models in 16 bits: RMSNorm, rotary, gated silu",
+            fix="serve this model on a CPU or without deterministic mode, or load it with dtype=torch.bfloat16",
         )
-    return InvariantForward(model, cache)
+    return ModuleForward(model, cache)
 
 
 def _cache_blocks(

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from piledriver.kernels.linear.invariant_mode import InvariantProducts
 from piledriver.kernels.paged_attention import PagedBatch
 from piledriver.models import Transformer
 from piledriver.models.feed_forward.moe import Experts, MoE, Routing
@@ -48,20 +47,6 @@ class ModuleForward:
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Forward`."""
         return self.model.logits(hidden)
-
-
-class InvariantForward(ModuleForward):
-    """The module's own forward on a GPU, with products that compute each row in one order."""
-
-    def hidden(self, tokens: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
-        """See `Forward`."""
-        with InvariantProducts(), dense_experts(self.model):  # type: ignore[no-untyped-call]
-            return super().hidden(tokens, positions, batch)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """See `Forward`."""
-        with InvariantProducts():  # type: ignore[no-untyped-call]
-            return super().logits(hidden)
 
 
 class TiledForward:

@@ -112,10 +112,12 @@ class ChatTask:
         """Join the parts of several events by answer."""
         texts: dict[int, str] = {}
         logprobs: dict[int, list[TokenLogprob]] = {}
+        ids: dict[int, list[int]] = {}
         ended: dict[int, str] = {}
         for event in events:
             for delta in event.deltas:
                 texts[delta.index] = texts.get(delta.index, "") + delta.text
+                ids.setdefault(delta.index, []).extend(delta.token_ids)
                 logprobs.setdefault(delta.index, []).extend(delta.logprobs or ())
                 if delta.finish_reason is not None:
                     ended[delta.index] = delta.finish_reason
@@ -127,8 +129,9 @@ class ChatTask:
                 rest, calls = parsers[index].finish()
                 shown += rest
             entries = self._logprobs(logprobs[index]) if self.params.logprobs is not None else None
-            if shown or entries:
-                chunks.append(self._chunk(index, {"content": shown}, logprobs=entries))
+            tokens = ids[index] if self.body.return_token_ids else None
+            if shown or entries or tokens:
+                chunks.append(self._chunk(index, {"content": shown}, logprobs=entries, token_ids=tokens))
             if calls:
                 numbered = [{"index": number, **call} for number, call in enumerate(calls)]
                 chunks.append(self._chunk(index, {"tool_calls": numbered}))
@@ -142,6 +145,7 @@ class ChatTask:
         delta: dict[str, Any],
         *,
         logprobs: list[dict[str, Any]] | None = None,
+        token_ids: list[int] | None = None,
         finish_reason: str | None = None,
     ) -> dict[str, Any]:
         choice = {
@@ -150,7 +154,7 @@ class ChatTask:
             "logprobs": None if logprobs is None else {"content": logprobs},
             "finish_reason": finish_reason,
         }
-        return self._frame("chat.completion.chunk", [choice])
+        return self._frame("chat.completion.chunk", [choice | ({"token_ids": token_ids} if token_ids else {})])
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
         return [

@@ -40,7 +40,7 @@ class CompletionTask:
         self.id, self.created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
 
     def _encode(self, prompt: str | list[str] | list[int] | list[list[int]]) -> list[list[int]]:
-        special = self.body.add_special_tokens is not False
+        special = self.body.add_special_tokens
         many: list[Any] = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
         if not 1 <= len(many) <= MAX_PROMPTS:
             raise RequestError(
@@ -51,7 +51,7 @@ class CompletionTask:
             for one in many
         ]
         limit = self.body.truncate_prompt_tokens
-        return encoded if limit is None else [ids[-limit:] if limit > 0 else ids for ids in encoded]
+        return encoded if limit is None else [ids[-limit:] for ids in encoded]
 
     def _submit(self, prompt: list[int]) -> EventStream:
         return self.served.bridge.submit(

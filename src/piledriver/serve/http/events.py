@@ -116,12 +116,6 @@ class EventStream:
                 done = events[-1].finished
                 yield events
 
-    async def last(self) -> RequestOutput:
-        """Return the final event."""
-        async for events in self.batches():
-            final = events[-1]
-        return final
-
     async def __aenter__(self) -> EventStream:
         return self
 

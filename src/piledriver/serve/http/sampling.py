@@ -15,7 +15,8 @@ MAX_TOP_LOGPROBS = 100
 
 def sampling_params(body: SamplingBody, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
     """Return the sampling parameters of a body; fields that were not sent have OpenAI's defaults."""
-    for name, count in (("logprobs", logprobs), ("prompt_logprobs", body.prompt_logprobs)):
+    prompt_logprobs = body.prompt_logprobs if isinstance(body, CompletionBody) else None
+    for name, count in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
         if count is not None and count > MAX_TOP_LOGPROBS:
             raise RequestError(f"{name} is {count}", fix=f"ask for at most {MAX_TOP_LOGPROBS}", parameter=name)
     given: dict[str, Any] = {
@@ -37,7 +38,7 @@ def sampling_params(body: SamplingBody, *, max_tokens: int | None, logprobs: int
     return SamplingParams(
         max_tokens=max_tokens,
         logprobs=logprobs,
-        prompt_logprobs=body.prompt_logprobs,
+        prompt_logprobs=prompt_logprobs,
         # Without a seed every request draws anew.
         seed=secrets.randbits(62) if body.seed is None else body.seed,
         ignore_eos=body.ignore_eos,

@@ -21,7 +21,6 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     include_usage: bool = False
-    continuous_usage_stats: bool = False
 
 
 class StructuredOutputs(BaseModel):
@@ -59,10 +58,8 @@ class SamplingBody(_Body):
     stop_token_ids: list[int] | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
-    add_special_tokens: bool | None = None
-    prompt_logprobs: int | None = None
     return_token_ids: bool = False
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: int | None = Field(default=None, ge=1)
     cache_salt: str | None = None
     priority: int = 0
     structured_outputs: StructuredOutputs | None = None
@@ -73,10 +70,12 @@ class CompletionBody(SamplingBody):
     """Body of `/v1/completions`."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
+    add_special_tokens: bool = True
     max_tokens: int | None = None
     best_of: int | None = None
     echo: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     suffix: str | None = None
 
 

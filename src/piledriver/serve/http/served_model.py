@@ -10,8 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from piledriver.core.errors import UsageError
 from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.serve.engine import Engine
@@ -20,7 +18,7 @@ from piledriver.serve.http.errors import ClientError
 from piledriver.serve.http.events import EventBridge
 from piledriver.serve.http.metrics import ServerMetrics
 from piledriver.serve.structured.grammar import GrammarCompiler
-from piledriver.serve.text.chat_template import ChatTemplate, find_chat_template
+from piledriver.serve.text.chat_template import ChatTemplate, find_chat_template, read_tokenizer_settings, token_text
 from piledriver.serve.text.prompt_encoder import PromptEncoder
 
 
@@ -82,11 +80,10 @@ def open_served_model(engine: Engine, folder: str | Path, config: ServerConfig) 
     """Return the served model of a folder whose engine was opened."""
     if engine.tokenizer is None:
         raise UsageError(f"{folder} has no tokenizer", fix="add its tokenizer.json to the folder")
-    settings = _tokenizer_settings(Path(folder))
-    bos = settings.get("bos_token")
-    bos_name = bos.get("content") if isinstance(bos, dict) else bos
+    settings = read_tokenizer_settings(Path(folder))
+    bos = token_text(settings.get("bos_token"))
     # Only a tokenizer that adds the token itself was used so in training; others name one and never add it.
-    start = engine.tokenizer.specials.get(bos_name) if bos_name and _adds_bos(engine.tokenizer, settings) else None
+    start = engine.tokenizer.specials.get(bos) if _adds_bos(engine.tokenizer, settings) else None
     template = find_chat_template(folder)
     if config.chat_template:
         source = Path(config.chat_template)
@@ -101,11 +98,6 @@ def open_served_model(engine: Engine, folder: str | Path, config: ServerConfig) 
         encoder=PromptEncoder(engine.tokenizer, start),
         chat_template=template,
     )
-
-
-def _tokenizer_settings(folder: Path) -> dict[str, Any]:
-    path = folder / "tokenizer_config.json"
-    return dict(msgspec.json.decode(path.read_bytes())) if path.exists() else {}
 
 
 def _adds_bos(tokenizer: Tokenizer, settings: dict[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 from piledriver.serve.http.schema import ChatBody
 from piledriver.serve.request import RequestError
+from piledriver.serve.text.stop_strings import overlap
 
 OPENINGS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
 """Texts that begin a call: Hermes and Qwen, Mistral, Llama 3.1 (JSON and functions)."""
@@ -113,7 +114,7 @@ class ToolParser:
             return shown
         if self._held.lstrip().startswith("{"):  # Llama 3 writes a bare JSON object
             return ""
-        keep = max((_overlap(self._held, opening) for opening in OPENINGS), default=0)
+        keep = max((overlap(self._held, opening) for opening in OPENINGS), default=0)
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return shown
 
@@ -124,11 +125,6 @@ class ToolParser:
         names = {tool["function"]["name"] for tool in self._use.tools}
         calls = [call for call in _find_calls(self._held) if call["function"]["name"] in names]
         return ("", calls) if calls else (self._held, [])
-
-
-def _overlap(text: str, opening: str) -> int:
-    """Return the length of the longest end of `text` that begins `opening`."""
-    return next((size for size in range(min(len(text), len(opening)), 0, -1) if opening.startswith(text[-size:])), 0)
 
 
 def _find_calls(text: str) -> list[dict[str, Any]]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 
-Key = tuple[int, tuple[int, ...]]
+Root = tuple[int, str]
+"""The empty prefix of a salt: (how often the cache was cleared, salt)."""
+Key = tuple[int | Root, tuple[int, ...]]
 
 
 class BlockPool:
@@ -22,7 +24,7 @@ class BlockPool:
     >>> prefix = pool.publish(first, root, (7, 8))
     >>> pool.release([first])
     >>> pool.find(root, [7, 8, 9])
-    ([0], [1])
+    ([0], [0])
     """
 
     def __init__(self, count: int, block_size: int) -> None:
@@ -33,19 +35,16 @@ class BlockPool:
         self._idle: OrderedDict[int, None] = OrderedDict()  # unused, content known; the first is evicted first
         self._known: dict[Key, tuple[int, int]] = {}  # key -> (block, number of the prefix that ends with it)
         self._keys: dict[int, Key] = {}
-        self._roots: dict[str, int] = {}
-        self._next_prefix = 0
+        self._next_prefix = self._clears = 0
 
     @property
     def free(self) -> int:
         """Number of blocks that `take` can return."""
         return len(self._blank) + len(self._idle)
 
-    def root(self, salt: str = "") -> int:
-        """Return the number of the empty prefix; sequences of different salts never share a block."""
-        if salt not in self._roots:
-            self._roots[salt] = self._number()
-        return self._roots[salt]
+    def root(self, salt: str = "") -> Root:
+        """Return the empty prefix; sequences of different salts never share a block."""
+        return self._clears, salt
 
     def take(self) -> int | None:
         """Return a block for one sequence to write to, or None if all are used. May forget the oldest idle prefix."""
@@ -69,12 +68,13 @@ class BlockPool:
                 else:
                     self._blank.append(block)
 
-    def find(self, root: int, tokens: Sequence[int], limit: int | None = None) -> tuple[list[int], list[int]]:
+    def find(self, root: Root, tokens: Sequence[int], limit: int | None = None) -> tuple[list[int], list[int]]:
         """Return the blocks of the longest known prefix of at most `limit` tokens, and the numbers of its prefixes.
 
         The blocks are not taken; see `share`.
         """
-        size, blocks, prefixes, prefix = self.block_size, [], [], root
+        size, blocks, prefixes = self.block_size, [], []
+        prefix: int | Root = root
         end = len(tokens) if limit is None else min(limit, len(tokens))
         for start in range(0, end - size + 1, size):
             found = self._known.get((prefix, tuple(tokens[start : start + size])))
@@ -92,7 +92,7 @@ class BlockPool:
                 del self._idle[block]
             self.users[block] += 1
 
-    def publish(self, block: int, prefix: int, tokens: tuple[int, ...]) -> int:
+    def publish(self, block: int, prefix: int | Root, tokens: tuple[int, ...]) -> int:
         """Make a full block findable after `prefix`; return the number of the prefix that ends with it.
 
         If another block already has this content, that one stays the findable one.
@@ -100,7 +100,8 @@ class BlockPool:
         key = (prefix, tokens)
         found = self._known.get(key)
         if found is None:
-            found = block, self._number()
+            found = block, self._next_prefix
+            self._next_prefix += 1
             self._known[key] = found
             self._keys[block] = key
         return found[1]
@@ -111,11 +112,7 @@ class BlockPool:
             self._forget(block)
         self._blank.extend(self._idle)
         self._idle.clear()
-        self._roots.clear()  # numbers are not reused, so old prefixes are unreachable
+        self._clears += 1  # sequences that began before publish after a prefix that no other finds
 
     def _forget(self, block: int) -> None:
         del self._known[self._keys.pop(block)]
-
-    def _number(self) -> int:
-        self._next_prefix += 1
-        return self._next_prefix - 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from piledriver.serve.scheduling.blocks import Root
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -29,7 +31,7 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     prefixes: list[int] = field(default_factory=list)
     """Numbers of the prefixes that end with each published block."""
-    root: int = -1
+    root: Root = (0, "")
     cached: int = 0
     """Prompt tokens that were found in the prefix cache when the sequence first ran."""
     slot: int = -1

@@ -81,8 +81,8 @@ class ChatTemplate:
 def find_chat_template(folder: str | Path) -> ChatTemplate | None:
     """Return the chat template of a model folder (`chat_template.jinja` or `tokenizer_config.json`), or None."""
     path = Path(folder)
-    settings = _read_json(path / "tokenizer_config.json")
-    tokens = {key: _text_of(value) for key, value in settings.items() if key.endswith("_token") and value}
+    settings = read_tokenizer_settings(path)
+    tokens = {key: token_text(value) for key, value in settings.items() if key.endswith("_token") and value}
     own = path / TEMPLATE_FILE
     if own.exists():
         return ChatTemplate(own.read_text(encoding="utf-8"), tokens, name=str(own))
@@ -93,7 +93,9 @@ def find_chat_template(folder: str | Path) -> ChatTemplate | None:
     return None if not isinstance(source, str) else ChatTemplate(source, tokens, name=f"{path}/tokenizer_config.json")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_tokenizer_settings(folder: Path) -> dict[str, Any]:
+    """Return the content of a folder's `tokenizer_config.json`, empty if it has none."""
+    path = folder / "tokenizer_config.json"
     if not path.exists():
         return {}
     try:
@@ -103,8 +105,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _text_of(token: Any) -> str:
-    return str(token.get("content", "")) if isinstance(token, dict) else str(token)
+def token_text(token: Any) -> str:
+    """Return the text of a special token, which files give as a string or as an object with its `content`."""
+    return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

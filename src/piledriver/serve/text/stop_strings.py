@@ -18,7 +18,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Return the text that is safe to emit, and the stop string that ended it (None while there is none).
+        """Return the text that is safe to emit, and the stop string that ended it (None before the end).
 
         Held back is exactly the longest suffix that is a proper prefix of a stop string. Of several stop strings, the
         one that is completed first ends the text; of those completed by the same character, the longest.
@@ -31,7 +31,7 @@ class StopStrings:
         if ends:
             end, start, stop = min(ends)
             return text[: end if self._include else start], stop
-        held = max(_overlap(text, stop) for stop in self._stops)
+        held = max(overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - held :]
         return text[: len(text) - held], None
 
@@ -41,7 +41,7 @@ class StopStrings:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     for length in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:length]):

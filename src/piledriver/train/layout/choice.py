@@ -54,7 +54,7 @@ def _choose(config: TrainConfig, shape: ModelConfig, accelerator: Accelerator) -
 def predict_run(
     config: TrainConfig, shape: ModelConfig, accelerator: Accelerator, batching: Batching
 ) -> Prediction | None:
-    """Return the prediction of a run, to stand beside its measurement; None where there is none."""
+    """Return the prediction of a run, to compare with its measurement, or None if it cannot be predicted."""
     layout = accelerator.layout
     calls = layout.microbatches or 1 if layout.pp > 1 else 1
     workload = Workload(
