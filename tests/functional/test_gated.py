@@ -39,7 +39,7 @@ def transformed(compiled: bool, **changes: Any) -> list[Any]:
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # the compiler does it
 @pytest.mark.parametrize(
     ("compiled", "changes"),
-    [(False, {}), (False, {"remat": True}), (False, {"scan": True}), (True, {"remat": True}), (True, {"scan": True})],
+    [(False, {}), (False, {"remat": True}), (False, {"scan": True}), (True, {"remat": True, "scan": True})],
 )
 def test_the_decoder_takes_the_kernels_only_where_transforms_allow_it(
     monkeypatch: pytest.MonkeyPatch, compiled: bool, changes: dict[str, Any]
