@@ -25,6 +25,7 @@ position in a list.
 
 def config_reference() -> str:
     """Return the page as Markdown."""
+    from piledriver.compress.folders import PruneConfig, QuantiseConfig
     from piledriver.corpus.pipeline.recipe import Recipe
     from piledriver.runtime.launch.config import LaunchConfig
     from piledriver.train.config import TrainConfig
@@ -35,6 +36,8 @@ def config_reference() -> str:
     for stage in list_stages():
         parts += [f"### `{stage['name']}` ({stage['kind']})\n", f"{stage['help']}\n"]
         parts += [_table(stage["settings"])] if stage["settings"] else []
+    parts += ["## Quantisation: `piledriver compress quantise`\n", _table(config_keys(QuantiseConfig))]
+    parts += ["## Pruning: `piledriver compress prune`\n", _table(config_keys(PruneConfig))]
     parts += ["## Launch config: `piledriver config`, `piledriver launch`\n", _table(config_keys(LaunchConfig))]
     parts += ["## Model presets: `model: NAME`\n", _presets()]
     return "\n".join(parts)

@@ -1,7 +1,7 @@
 """Floor 7: compress a trained model. Every result is an ordinary model that evaluates, serves and saves.
 
 - `quantise`: 8- and 4-bit weights by rounding to nearest, GPTQ, AWQ or SmoothQuant; `scheme`: their formats by name
-- `prune`: zeros by magnitude, Wanda or SparseGPT, unstructured or n of every m
+- `prune`: zeros by magnitude, Wanda or SparseGPT, unstructured or n of every m; `structured`: remove whole parts
 - `calibration`: sample text, run block by block; `second_order`: the column loop that GPTQ and SparseGPT share
 """
 
@@ -11,5 +11,6 @@ from piledriver.compress.calibration import Calibration
 from piledriver.compress.prune import prune
 from piledriver.compress.quantise import quantise, sensitivity
 from piledriver.compress.scheme import Scheme
+from piledriver.compress.structured import SmallerShape
 
-__all__ = ["Calibration", "Scheme", "prune", "quantise", "sensitivity"]
+__all__ = ["Calibration", "Scheme", "SmallerShape", "prune", "quantise", "sensitivity"]

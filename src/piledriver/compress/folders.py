@@ -9,6 +9,8 @@ from typing import Any, Literal
 from piledriver.compress.calibration import Calibration
 from piledriver.compress.prune import PruneMethod, prune
 from piledriver.compress.quantise import Method, quantise
+from piledriver.compress.structured import SmallerShape
+from piledriver.compress.structured.prune_shape import LayerScore
 from piledriver.core.errors import ConfigError
 from piledriver.data import StreamConfig, open_stream
 from piledriver.models import Transformer
@@ -67,6 +69,12 @@ class PruneConfig(CompressConfig):
     """Keep 2 of every 4 or 4 of every 8 consecutive weights, in place of a share."""
     method: PruneMethod = "wanda"
     """How weights are chosen."""
+    shape: SmallerShape | None = None
+    """Remove whole parts instead, and write a plain smaller model: the sizes to keep."""
+    layer_score: LayerScore = "influence"
+    """How layers are chosen with a shape: by block influence, or by the loss without them."""
+    correct: bool = True
+    """With a shape: refit the output projections of attention and MLP to the inputs that stay."""
 
 
 def quantise_folder(config: QuantiseConfig) -> dict[str, Any]:
@@ -87,12 +95,15 @@ def quantise_folder(config: QuantiseConfig) -> dict[str, Any]:
 
 def prune_folder(config: PruneConfig) -> dict[str, Any]:
     """Prune a model folder, write the result, and return the record of what was done."""
+    amount: float | str = config.sparsity if config.pattern is None else config.pattern.replace("of", ":")
     small = prune(
         load_folder(config.model),
-        config.sparsity if config.pattern is None else config.pattern.replace("of", ":"),
+        config.shape or amount,
         method=config.method,
         data=_calibration(config),
         skip=config.skip,
+        layer_score=config.layer_score,
+        correct=config.correct,
         device=config.device,
         in_place=True,
     )

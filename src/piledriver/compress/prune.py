@@ -1,4 +1,4 @@
-"""`prune`: set weights of a model to zero, by magnitude, Wanda or SparseGPT; unstructured or n of every m."""
+"""`prune`: set weights of a model to zero (unstructured, or n of every m), or remove whole parts of it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from piledriver.compress.calibration import BlockWalk, Calibration, LayerStatistics
 from piledriver.compress.sparsegpt import importance, smallest, smallest_of_each, sparsegpt
+from piledriver.compress.structured import SmallerShape, prune_shape
+from piledriver.compress.structured.prune_shape import LayerScore
 from piledriver.core.errors import UsageError
 from piledriver.data import Cursor, TokenStream
 from piledriver.models import Transformer
@@ -25,7 +27,7 @@ PRUNE_METHODS: tuple[PruneMethod, ...] = ("magnitude", "wanda", "sparsegpt")
 @torch.no_grad()
 def prune(
     model: Transformer,
-    sparsity: float | str = 0.5,
+    sparsity: float | str | SmallerShape = 0.5,
     *,
     method: PruneMethod = "wanda",
     data: Tensor | TokenStream | Calibration | None = None,
@@ -33,6 +35,8 @@ def prune(
     cursor: Cursor | None = None,
     skip: Sequence[str] = (),
     damping: float = 0.01,
+    correct: bool = True,
+    layer_score: LayerScore = "influence",
     device: torch.device | str | None = None,
     batch_tokens: int = 8192,
     in_place: bool = False,
@@ -42,7 +46,11 @@ def prune(
     `sparsity` is the share of each row (SparseGPT: of each 128 columns), or a pattern such as "2:4", which keeps 2 of
     every 4 consecutive weights. Magnitude removes small weights; Wanda small products of weight and input norm;
     SparseGPT also corrects the weights that stay. The last two calibrate on `data`, as `quantise` does, block by
-    block. `skip` holds patterns of layer names. The zeros are ordinary weights: training does not keep them.
+    block. `skip` holds patterns of layer names. The zeros are ordinary weights; training keeps them with
+    `TrainConfig.keep_zeros`.
+
+    With a `SmallerShape`, whole layers, channels, groups of heads, neurons or experts are removed, and the result is a
+    plain smaller model; `correct` and `layer_score` are those of `structured.prune_shape`.
 
     >>> from piledriver.models import ModelConfig
     >>> model = Transformer(ModelConfig(vocab_size=32, dim=16, layers=1, heads=2))
@@ -50,13 +58,27 @@ def prune(
     >>> float((sparse.blocks["0"].attention.qkv.weight == 0).float().mean())
     0.5
     """
+    if isinstance(sparsity, SmallerShape):
+        if data is None:
+            raise UsageError("a smaller shape needs calibration text", fix="give data=tokens, or a TokenStream")
+        if skip:
+            raise UsageError("skip names layers, and a smaller shape changes all of them", fix="leave out skip")
+        model = model if in_place else copy.deepcopy(model)
+        return prune_shape(
+            model,
+            sparsity,
+            Calibration.of(data, samples=samples, cursor=cursor),
+            layer_score=layer_score,
+            correct=correct,
+            damping=damping,
+            device=torch.device(device) if device is not None else model.output_weight().device,
+            batch_tokens=batch_tokens,
+        )
     pattern, share = _parse(sparsity)
     if method not in PRUNE_METHODS:
         raise UsageError(f"no method {method!r}", fix=f"choose from {', '.join(PRUNE_METHODS)}")
     if data is None and method != "magnitude":
         raise UsageError(f"method {method!r} needs calibration text", fix="give data=tokens, or a TokenStream")
-    if model.config.moe is not None:
-        raise UsageError("experts cannot be pruned yet", fix="give a model without experts")
     calibration = None if data is None else Calibration.of(data, samples=samples, cursor=cursor)
     model = model if in_place else copy.deepcopy(model)
     place = torch.device(device) if device is not None else model.output_weight().device

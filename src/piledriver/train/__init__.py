@@ -15,14 +15,16 @@ from piledriver.core.lazy import lazy_names
 if TYPE_CHECKING:
     from piledriver.train.config import DataConfig, SpikeConfig, TrainConfig
     from piledriver.train.loop import RunSummary, Validate, train
+    from piledriver.train.objective import Objective
 
-__all__ = ["DataConfig", "RunSummary", "SpikeConfig", "TrainConfig", "train"]
+__all__ = ["DataConfig", "Objective", "RunSummary", "SpikeConfig", "TrainConfig", "train"]
 
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "DataConfig": "config",
+        "Objective": "objective",
         "RunSummary": "loop",
         "SpikeConfig": "config",
         "TrainConfig": "config",
@@ -32,10 +34,12 @@ __getattr__, __dir__ = lazy_names(
 
 
 class _TrainModule(ModuleType):
-    def __call__(self, config: TrainConfig, *, validate: Validate | None = None) -> RunSummary:
+    def __call__(
+        self, config: TrainConfig, *, validate: Validate | None = None, objective: Objective | None = None
+    ) -> RunSummary:
         from piledriver.train.loop import train
 
-        return train(config, validate=validate)
+        return train(config, validate=validate, objective=objective)
 
 
 sys.modules[__name__].__class__ = _TrainModule

@@ -136,6 +136,8 @@ class TrainConfig:
     """Steps between validations; default: a tenth of the run."""
     log_steps: int = 1
     """Steps between lines of metrics.jsonl."""
+    keep_zeros: bool = False
+    """Weights of blocks that are zero in the model folder stay zero: train a pruned model."""
     spikes: SpikeConfig = field(default_factory=SpikeConfig)
     trackers: tuple[str, ...] | None = None
     """Trackers besides the run folder's metrics.jsonl (wandb, ...); default: TensorBoard if installed; [] for none."""

@@ -25,6 +25,7 @@ from piledriver.runtime.world import World
 from piledriver.train.budget import default_schedule, total_steps
 from piledriver.train.config import TrainConfig
 from piledriver.train.layout.choice import predict_run
+from piledriver.train.objective import Objective
 from piledriver.train.position import Position
 from piledriver.train.reporting.display import display
 from piledriver.train.reporting.metrics import metric_log, read_metrics
@@ -60,20 +61,27 @@ class RunSummary:
     tokens_per_second: float
 
 
-def train(config: TrainConfig, *, validate: Validate | None = None) -> RunSummary:
-    """Train, or resume the run in `config.out`. `validate` returns validation metrics of the model by name."""
-    return Trainer(config, validate).run()
+def train(config: TrainConfig, *, validate: Validate | None = None, objective: Objective | None = None) -> RunSummary:
+    """Train, or resume the run in `config.out`.
+
+    `validate` returns validation metrics of the model by name. `objective` is what the run minimises.
+    """
+    return Trainer(config, validate, objective).run()
 
 
 class Trainer:
     """One training run. Construction checks the config and builds the components; `run` trains."""
 
-    def __init__(self, config: TrainConfig, validate: Validate | None = None) -> None:
+    def __init__(
+        self, config: TrainConfig, validate: Validate | None = None, objective: Objective | None = None
+    ) -> None:
         self.config, self.validate = config, validate
         self.components = components = build_components(config)
         self.world, self.batching = components.world, components.batching
         self.config = config = components.config
         model = make_model(components)
+        objective = objective or Objective()
+        objective.prepare(components, model)
         self.peak = peak_of(components)
         optimizer = build_optimizer(model, config.optimizer, lr_scales=learning_rate_scales(model))
         self.model = materialise(components, model)
@@ -85,7 +93,7 @@ class Trainer:
         amount = self.batching.tokens_per_step if schedule.unit == "tokens" else 1
         self.scheduler = components.accelerator.prepare_scheduler(ScheduledLR(optimizer, schedule, amount=amount))
         self.position = Position(components)
-        self.train_step = TrainStep(components, self.model, self.optimizer, self.scheduler, self.position)
+        self.train_step = TrainStep(components, self.model, self.optimizer, self.scheduler, self.position, objective)
         self.saving = Saving(components, self.train_step, self.position.loader, self.total_steps)
         scaler = components.accelerator.scaler
         stateful = [self.scheduler, self.train_step.watch, *([scaler] if scaler else [])]

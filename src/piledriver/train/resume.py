@@ -91,6 +91,7 @@ def _fixed(config: TrainConfig) -> dict[str, Any]:
         "batch_tokens": config.batch_tokens,
         "data": {"seq_len": config.data.seq_len or shape.max_positions, "packing": config.data.packing},
         "seed": config.seed,
+        "keep_zeros": config.keep_zeros,
     }
 
 

@@ -187,11 +187,11 @@ def materialise(components: RunComponents, model: Transformer) -> Transformer:
     """Apply the layout to a model on the meta device and initialise it: from the seed of the run, or from a folder.
 
     The values are drawn on the CPU, each parameter's from the seed and its name, so that they depend on neither the
-    layout nor the device. A run that resumes does not read the folder: its checkpoint has the weights.
+    layout nor the device. A run that resumes reads the folder for its zeros only: its checkpoint has the weights.
     """
     folder = components.config.model_folder
     fill = partial(initialise, seed=components.config.seed, draw_on=torch.device("cpu"))
-    if folder is not None and components.checkpoint is None:
+    if folder is not None and (components.checkpoint is None or components.config.keep_zeros):
         fill = weights_of(folder)
     with _explained_out_of_memory(components.shape):
         return cast(Transformer, components.accelerator.prepare_model(model, weights=fill))

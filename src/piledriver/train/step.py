@@ -17,6 +17,7 @@ from piledriver.data.stream.loader import TokenBatch
 from piledriver.models import Transformer, make_masks
 from piledriver.optim import can_skip_on_device, capabilities, clip_in_step, step_unless
 from piledriver.train.deferred import DeferredScalars
+from piledriver.train.objective import KeptZeros, Objective, check_keeps_zeros
 from piledriver.train.position import Position
 from piledriver.train.setup import RunComponents
 from piledriver.train.spikes.detect import SpikeWatch
@@ -60,13 +61,25 @@ class TrainStep:
     """Runs optimizer steps of a prepared model."""
 
     def __init__(
-        self, components: RunComponents, model: Transformer, optimizer: Any, scheduler: Any, position: Position
+        self,
+        components: RunComponents,
+        model: Transformer,
+        optimizer: Any,
+        scheduler: Any,
+        position: Position,
+        objective: Objective | None = None,
     ) -> None:
         self._components, self._position = components, position
         self._accelerator, self._spikes = components.accelerator, components.config.spikes
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.watch = SpikeWatch(components.config.spikes, components.device)
         self.waits = self._has_to_wait()
+        self._objective = objective or Objective()
+        self._zeros: KeptZeros | None = None
+        if components.config.keep_zeros:
+            folder, offloads = components.config.model_folder, components.layout.offloads
+            check_keeps_zeros(optimizer.optimizer, offloads=offloads, folder=folder)
+            self._zeros = KeptZeros(model)
         alone = not components.world.is_distributed and not components.layout.offloads
         self._clips_in_step = capabilities(optimizer).clips_in_step and alone
 
@@ -105,10 +118,10 @@ class TrainStep:
         tokens = torch.zeros((), dtype=torch.float64, device=device)
         for _ in range(self._components.batching.accumulation):
             batch = self._position.next_batch()
+            context = document_context(self.model, batch, self._components)
+            targets = self._objective.targets(batch, context)
             with self._accelerator.accumulate(self.model, count=batch.labels.ne(-100).sum()):
-                sums = self.model(
-                    batch.inputs, targets=batch.labels, **document_context(self.model, batch, self._components)
-                )
+                sums = self.model(batch.inputs, targets=targets, **context)
                 self._accelerator.backward(sums.total / sums.tokens)
             nats += sums.cross_entropy.double()
             tokens += sums.tokens.double()
@@ -118,6 +131,8 @@ class TrainStep:
 
     def _clip(self) -> Tensor:
         most = self._components.config.clip
+        if self._zeros is not None:
+            self._zeros.mask_gradients()
         if self._clips_in_step:
             # Gradients are scaled while the optimizer reads them, which saves a pass.
             return clip_in_step(self.optimizer.optimizer, self.model.parameters(), most)

@@ -32,6 +32,10 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(record, indent=2))
         return
+    if "shape" in record:
+        sizes = ", ".join(f"{name} {size}" for name, size in record["shape"].items())
+        print(f"{config.out}: a smaller model with {sizes}; blocks {record['kept_layers']} stay")
+        return
     zeros = record["zeros"]
     mean = sum(zeros.values()) / len(zeros)
     print(f"{config.out}: {config.method}, {len(zeros)} layers, {mean:.1%} zeros, {len(record['skipped'])} skipped")
