@@ -84,7 +84,7 @@ def _experts(scores: ModelScores, count: int, config: ModelConfig) -> dict[int, 
     kept = {}
     for layer, weights in scores.experts.items():
         each = len(weights) // groups
-        parts = [group * each + largest(part, count // groups) for group, part in enumerate(weights.split(each))]
+        parts = [group * each + largest(part, count // groups) for group, part in enumerate(torch.split(weights, each))]
         kept[layer] = torch.cat(parts)
     return kept
 
