@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
-from piledriver.engine.offload.master import MasterWeight, host_copy
+from piledriver.engine.offload.master import MasterWeight
+from piledriver.engine.offload.pinned import host_copy
 from piledriver.engine.torch_private import current_backward
 
 

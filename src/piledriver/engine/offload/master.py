@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import mmap
-import weakref
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from piledriver.engine.offload.pinned import host_copy
 from piledriver.optim.shards import local
-
-# Smaller tensors are not worth pinning.
-_SMALLEST_PINNED = 1 << 16
 
 
 class MasterWeight:
@@ -78,28 +74,3 @@ class MasterWeight:
         if isinstance(self.tensor, DTensor):
             wrapped = DTensor(self.gradient, self.tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
         self.tensor.grad = wrapped
-
-
-def host_copy(tensor: Tensor, dtype: torch.dtype, *, owner: object) -> Tensor:
-    """Return a copy in host memory, pinned while its owner lives if there is a GPU.
-
-    torch rounds pinned memory up to a power of two, up to twice the size; so pages are allocated and registered here.
-    """
-    if not torch.cuda.is_available() or tensor.numel() * dtype.itemsize < _SMALLEST_PINNED:
-        return tensor.detach().to("cpu", dtype, copy=True)
-    host = page_aligned_empty(tensor.shape, dtype)
-    host.copy_(tensor.detach())
-    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    if int(runtime.cudaHostRegister(host.data_ptr(), host.nbytes, 0)) == 0:
-        weakref.finalize(owner, runtime.cudaHostUnregister, host.data_ptr())
-    return host
-
-
-def page_aligned_empty(shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Return an uninitialised tensor on pages of its own.
-
-    >>> page_aligned_empty(torch.Size((2, 3)), torch.bfloat16).fill_(1).sum()
-    tensor(6., dtype=torch.bfloat16)
-    """
-    memory = mmap.mmap(-1, shape.numel() * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
