@@ -9,13 +9,18 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from piledriver.observe.memory import memory_use
+from piledriver.observe.system.device import DeviceCounters
+from piledriver.observe.system.host import HostCounters
+from piledriver.observe.system.rapl import RaplEnergy
 
 _LOGGER = logging.getLogger(__name__)
 
 
 class SystemMonitor:
-    """Samples processor, memory, network, disk and GPU; `sink`, such as `TrackerHub.log`, receives each sample.
+    """Samples processor, memory, network, disk, GPU and energy of one rank.
+
+    `sink`, such as `TrackerHub.log`, receives each sample. `device` is the index of the rank's GPU; default: torch's
+    current device at the first sample.
 
     >>> with SystemMonitor(every_s=60) as monitor:
     ...     sample = monitor.sample()
@@ -24,10 +29,18 @@ class SystemMonitor:
     """
 
     def __init__(
-        self, *, every_s: float = 10.0, sink: Callable[[dict[str, float]], Any] | None = None, kept: int = 1000
+        self,
+        *,
+        every_s: float = 10.0,
+        sink: Callable[[dict[str, float]], Any] | None = None,
+        kept: int = 1000,
+        device: int | None = None,
     ) -> None:
         self._every_s = every_s
         self._sink = sink
+        self._host = HostCounters()
+        self._device = DeviceCounters(device)
+        self._energy = RaplEnergy()
         self._stop = threading.Event()
         weakref.finalize(self, self._stop.set)
         self._thread: threading.Thread | None = None
@@ -58,28 +71,10 @@ class SystemMonitor:
         self.stop()
 
     def sample(self) -> dict[str, float]:
-        """Return the current values."""
-        import psutil
-
-        use = memory_use()
-        network = psutil.net_io_counters()
-        disk = psutil.disk_io_counters()
-        found: dict[str, float] = {
-            "host/cpu_percent": psutil.cpu_percent(),
-            "host/rss_bytes": use.host_rss,
-            "host/available_bytes": use.host_available,
-        }
-        if network is not None:
-            found |= {"network/sent_bytes": network.bytes_sent, "network/received_bytes": network.bytes_recv}
-        if disk is not None:
-            found |= {"disk/read_bytes": disk.read_bytes, "disk/written_bytes": disk.write_bytes}
-        if use.device_total:
-            found |= {
-                "device/allocated_bytes": use.device_allocated,
-                "device/peak_bytes": use.device_peak,
-                **_gpu_counters(),
-            }
-        return found
+        """Return the current values; rates are relative to the sample before."""
+        found = self._host.read() | self._device.read()
+        joules = self._energy.read()
+        return found if joules is None else found | {"host/energy_joules": joules}
 
     def look(self) -> None:
         """Take a sample, append it to `history` and pass it to `sink`."""
@@ -101,17 +96,3 @@ def _watch(held: weakref.ref[SystemMonitor], stop: threading.Event, every_s: flo
             return
         monitor.look()
         del monitor
-
-
-def _gpu_counters() -> dict[str, float]:
-    """Return utilisation, power and temperature, if NVIDIA's library is installed."""
-    import torch
-
-    try:
-        return {
-            "device/utilisation_percent": float(torch.cuda.utilization()),
-            "device/power_watts": torch.cuda.power_draw() / 1000,
-            "device/temperature_celsius": float(torch.cuda.temperature()),
-        }
-    except (ImportError, RuntimeError):
-        return {}

@@ -141,6 +141,8 @@ class TrainConfig:
     spikes: SpikeConfig = field(default_factory=SpikeConfig)
     trackers: tuple[str, ...] | None = None
     """Trackers besides the run folder's metrics.jsonl (wandb, ...); default: TensorBoard if installed; [] for none."""
+    monitor_seconds: float = 5.0
+    """Seconds between samples of processor, memory, GPU, disk, network and energy, on every rank; 0 for none."""
     plots: bool = True
     """Draw plots/*.png at the end, if matplotlib is installed."""
     deterministic: bool = False
@@ -184,6 +186,8 @@ class TrainConfig:
             raise ConfigError(f"z_loss is {self.z_loss}", fix="it must be 0 or more")
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed is {self.seed}", fix="it must be from 0 to 2**63 - 1")
+        if not 0 <= self.monitor_seconds < math.inf:
+            raise ConfigError(f"monitor_seconds is {self.monitor_seconds}", fix="it must be 0 or more")
         if not self.out:
             raise ConfigError("out is empty", fix="name the folder of the run")
         if self.budget_minutes == math.inf:

@@ -28,7 +28,10 @@ from piledriver.train.layout.choice import predict_run
 from piledriver.train.objective import Objective
 from piledriver.train.position import Position
 from piledriver.train.reporting.display import display
+from piledriver.train.reporting.log_file import LoggedDisplay, open_log
+from piledriver.train.reporting.memory_parts import MemoryParts
 from piledriver.train.reporting.metrics import metric_log, read_metrics
+from piledriver.train.reporting.monitoring import monitored
 from piledriver.train.reporting.plots import save_plots
 from piledriver.train.reporting.step_reports import Reports
 from piledriver.train.resolved import FILE as RESOLVED
@@ -128,7 +131,14 @@ class Trainer:
             shown = stack.enter_context(
                 display(self.components.name, first_step=first, total_steps=self.total_steps, is_main=is_main)
             )
+            log = open_log(config.out, is_main=is_main)
+            if log is not None:
+                stack.enter_context(log)
+            shown = LoggedDisplay(shown, log, self.total_steps)
+            self.ranks = stack.enter_context(monitored(self.components))
             self.reports = Reports(self.components, metrics, shown, peak=self.peak, total_steps=self.total_steps)
+            parts = MemoryParts(self.model, self.optimizer, self.components.device)
+            self.reports.extra = lambda step, peak: {**parts.figures(peak, step, first), **self.ranks.take()}
             stack.callback(self.reports.flush_ready)
             unpublished = why_not_published(self.components.shape)
             if unpublished is not None:
@@ -199,6 +209,7 @@ class Trainer:
             learning_rate = self.scheduler.get_last_lr()[0]  # of this step: running it advances the schedule
             taken = self._step(step, StopSaveVote(stop=request.asked, save=self.saving.is_late()))
             step, count = step + 1, count + 1
+            self.ranks.step(step, seconds=time.monotonic() - begun, data_seconds=self.position.take_wait())
             skipped = self.position.skipped_batches
             self.reports.add(step, taken, begun=begun, learning_rate=learning_rate, skipped_batches=skipped)
             if self.config.spikes.rolls_back and taken.result().broken:

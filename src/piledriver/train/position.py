@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator
 from typing import cast
 
@@ -26,6 +27,7 @@ class Position:
             device=components.device,
         )
         self._batches: Generator[TokenBatch] | None = None
+        self._waited_s = 0.0
 
     @property
     def window(self) -> int:
@@ -39,9 +41,17 @@ class Position:
 
     def next_batch(self) -> TokenBatch:
         """Return the next micro-batch."""
+        begun = time.monotonic()
         if self._batches is None:
             self._batches = cast(Generator[TokenBatch], iter(self.loader))
-        return next(self._batches)
+        batch = next(self._batches)
+        self._waited_s += time.monotonic() - begun
+        return batch
+
+    def take_wait(self) -> float:
+        """Return the seconds that `next_batch` took since the last call."""
+        waited, self._waited_s = self._waited_s, 0.0
+        return waited
 
     def skip_windows(self, step: int) -> None:
         """Before a step: move past the windows that are to be skipped."""

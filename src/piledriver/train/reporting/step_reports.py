@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +42,8 @@ class Reports:
         self._components, self._metrics, self._shown, self._total_steps = components, metrics, shown, total_steps
         self._per_token = flops_per_token(components.shape, components.batching.seq_len)
         self._peak = peak
+        self.extra: Callable[[int, int], Mapping[str, Any]] = lambda step, memory_bytes: {}
+        """More metrics of a step, by its number and its peak of memory in bytes."""
         self._due: _Due | None = None
         self._ended = -math.inf
         self.last: Result | None = None
@@ -71,7 +73,7 @@ class Reports:
             self._metrics.write({**figures, "rolled_back_to": rolled_back_to})
             return
         if due.step % self._components.config.log_steps == 0 or due.step == self._total_steps or result.broken:
-            self._metrics.write(figures)
+            self._metrics.write({**figures, **self.extra(due.step, due.memory_bytes)})
         self._shown.show(figures)
 
     def flush_ready(self) -> None:
@@ -94,6 +96,7 @@ class Reports:
         mfu = {} if self._peak is None else {"mfu": self._per_token * rate / (self._peak * self._components.world.size)}
         return {
             "step": due.step,
+            "time": round(time.time(), 3),
             "tokens": due.step * tokens,
             "loss": result.loss if math.isfinite(result.loss) else None,
             "gradient_norm": result.norm,
