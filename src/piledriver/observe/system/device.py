@@ -21,7 +21,7 @@ class DeviceCounters:
         """Return the current values."""
         import torch
 
-        if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        if not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return {}
         if self._index is None:
             self._index = torch.cuda.current_device()
