@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from piledriver.kernels.cross_entropy import default_chunk_tokens
+from piledriver.kernels.cross_entropy import chunked, chunked_cross_entropy, default_chunk_tokens
 from piledriver.kernels.registry import KERNELS
 from tests.engine.gpu import ON_GPU
 from tests.kernels.interpreter import interpret
@@ -23,6 +25,12 @@ for dtype, cap, z in ((torch.float32, None, 0.0), (torch.float32, 3.0, 0.01), (t
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-2 if dtype == torch.bfloat16 else 1e-4)
     torch.testing.assert_close(found_sums, sums)
     assert found is logits
+    wide = torch.zeros(9, 5008, dtype=dtype)
+    wide[:, :5000] = logits
+    strided, _ = TritonCrossEntropy()(wide[:, :5000], targets, -100, z, cap)
+    again, _ = TritonCrossEntropy()(logits, targets, -100, z, cap)
+    torch.testing.assert_close(strided, again)
+    assert not wide[:, 5000:].any()
     targets[2] = 5000  # outside the vocabulary
     assert TritonCrossEntropy()(logits, targets, -100, z, cap)[1][0].isnan()
 """
@@ -48,12 +56,44 @@ class TestOnGpu:
         torch.testing.assert_close(found.cpu(), expected, atol=1e-6, rtol=1e-4)
         torch.testing.assert_close(found_sums.cpu(), sums)
 
+    def test_a_vocabulary_that_is_not_aligned(self) -> None:
+        torch.manual_seed(0)
+        hidden, weight = torch.randn(300, 64), torch.randn(1001, 64) / 8
+        targets = torch.randint(1001, (300,))
+        found = []
+        for device in ("cpu", "cuda"):
+            inputs = [x.to(device).requires_grad_() for x in (hidden, weight)]
+            loss, _, _ = chunked_cross_entropy(*inputs, targets.to(device), chunk_tokens=128)
+            found.append([x.cpu() for x in (loss.detach(), *torch.autograd.grad(loss, inputs))])
+        torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
+
 
 def test_the_operator_keeps_its_contract() -> None:
     hidden, weight = torch.randn(20, 16, requires_grad=True), torch.randn(37, 16, requires_grad=True)
     targets = torch.randint(37, (20,))
     operator = torch.ops.piledriver.linear_cross_entropy.default
     torch.library.opcheck(operator, (hidden, weight, targets, -100, 1e-3, 5.0, 8, True, True))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_padded_rows_change_nothing(in_place: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(21, 16, requires_grad=True), torch.randn(37, 16, requires_grad=True)
+    targets = torch.randint(37, (21,))
+    expected, _, _ = chunked_cross_entropy(hidden, weight, targets, chunk_tokens=8)
+    gradients = torch.autograd.grad(expected, (hidden, weight))
+    real = KERNELS["cross_entropy"]["reference"]()
+
+    def over_the_logits(logits: torch.Tensor, *given: Any) -> Any:
+        gradient, sums = real(logits, *given)
+        return logits.copy_(gradient), sums
+
+    monkeypatch.setattr(chunked, "needs_alignment", lambda _: True)
+    if in_place:
+        monkeypatch.setattr(chunked, "fastest_kernel", lambda *_: over_the_logits)
+    found, _, _ = chunked_cross_entropy(hidden, weight, targets, chunk_tokens=8)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found, (hidden, weight)), gradients)
 
 
 def test_default_chunks() -> None:

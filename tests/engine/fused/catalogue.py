@@ -76,6 +76,10 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("MixtralForCausalLM", {**_EXPERTS, "sliding_window": None}),
     "qwen3-moe": ("Qwen3MoeForCausalLM", {**_EXPERTS, "moe_intermediate_size": 16}),
     "olmoe": ("OlmoeForCausalLM", _EXPERTS),
+    "gpt-oss": (
+        "GptOssForCausalLM",
+        {**_EXPERTS, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
 }
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertForMaskedLM", {}),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from piledriver.engine.fused import gated_mlp, norms, output_layer, residual
+from piledriver.engine.fused import attention, experts, gated_mlp, norms, output_layer, residual
 from piledriver.engine.fused.plain import install, module_kind, why_special, why_special_linear
 from piledriver.engine.fused.report import FuseReport, attach_report
 from piledriver.engine.mesh import Mesh
@@ -18,7 +18,7 @@ Match = Callable[[nn.Module], tuple[Any, str]]
 
 
 def fuse(model: nn.Module, mesh: Mesh) -> nn.Module:
-    """Replace norms, gated MLPs and output layers of a model by fused ones, in place.
+    """Replace norms, gated MLPs, experts, attention and output layers of a model by fused ones, in place.
 
     Our own `Transformer` is fused by construction; modules inside it are not looked at.
     """
@@ -47,6 +47,13 @@ def fuse(model: nn.Module, mesh: Mesh) -> nn.Module:
         {name: module for name, module in modules.items() if gated_mlp.is_gated_mlp(module)},
         lambda module: gated_mlp.match_mlp(module, device),
     )
+    _replace(
+        report,
+        experts.OPERATION,
+        {name: module for name, module in modules.items() if experts.is_experts(module)},
+        lambda module: experts.match_experts(module, device),
+    )
+    _fuse_attention(report, model, device)
     _fuse_output(report, model, modules, mesh)
     if dtype is torch.bfloat16 and not ours:
         names = residual.cast_block_inputs(model, dtype)
@@ -75,6 +82,16 @@ def _replace(report: FuseReport, operation: str, candidates: dict[str, nn.Module
 def _peculiarity(module: nn.Module) -> Hashable:
     """Return what sets a module apart from others of its kind: hooks and replaced forwards, here and inside."""
     return tuple((name, why) for name, child in module.named_modules() if (why := why_special(child)) is not None)
+
+
+def _fuse_attention(report: FuseReport, model: nn.Module, device: torch.device) -> None:
+    for name, module in attention.attention_models(model).items():
+        agrees, what = attention.match_attention(module, device)
+        (report.replace if agrees else report.leave)(
+            attention.OPERATION, type(module).__name__, [name or "itself"], what
+        )
+        if agrees:
+            attention.install_attention(module)
 
 
 def _fuse_output(report: FuseReport, model: nn.Module, modules: dict[str, nn.Module], mesh: Mesh) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from piledriver.engine.fused.attention import uninstall_attention
 from piledriver.engine.fused.report import pop_report
 from piledriver.engine.fused.residual import CastInput
 from piledriver.engine.torch_private import remove_pre_hooks
@@ -13,6 +14,7 @@ def unfuse(model: nn.Module) -> None:
     """Make a model compute by its own code again, in place."""
     if pop_report(model) is None:
         return
+    uninstall_attention(model)
     for module in model.modules():
         forward = vars(module).get("forward")
         if getattr(getattr(forward, "__func__", None), "is_fused", False):

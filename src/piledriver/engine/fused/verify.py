@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,22 +36,27 @@ def trial_copy(module: nn.Module, device: torch.device) -> nn.Module:
 
 
 def largest_difference(twin: nn.Module, fused: Forward, width: int, device: torch.device) -> tuple[str, float]:
-    """Return where a module and its replacement differ most (output or a gradient), and the relative difference."""
+    """Return where a module of one tensor and its replacement differ most, and the relative difference."""
     generator = torch.Generator(device=device).manual_seed(1)
     x = torch.randn(2, 3, width, generator=generator, device=device, requires_grad=True)
+    return compare(lambda: twin(x), lambda: fused(twin, x), {"input": x, **dict(twin.named_parameters())}, device)
+
+
+def compare(
+    original: Callable[[], Any], fused: Callable[[], Tensor], inputs: Mapping[str, Tensor], device: torch.device
+) -> tuple[str, float]:
+    """Return where two computations differ most (output, or the gradient of an input), and the relative difference."""
+    generator = torch.Generator(device=device).manual_seed(2)
     with _exact_products(device), torch.enable_grad(), torch.autocast(device.type, enabled=False):
-        expected = twin(x)
-        found = fused(twin, x)
+        expected, found = original(), fused()
         if not isinstance(expected, Tensor) or expected.shape != found.shape or expected.dtype != found.dtype:
             return "output", math.inf
         slope = torch.randn(expected.shape, generator=generator, device=device, dtype=expected.dtype)
-        names = ["input gradient", *(f"gradient of {name}" for name, _ in twin.named_parameters())]
-        inputs = [x, *twin.parameters()]
-        theirs = torch.autograd.grad(expected, inputs, slope, allow_unused=True)
-        ours = torch.autograd.grad(found, inputs, slope, allow_unused=True)
+        theirs = torch.autograd.grad(expected, list(inputs.values()), slope, allow_unused=True)
+        ours = torch.autograd.grad(found, list(inputs.values()), slope, allow_unused=True)
     worst = ("output", _distance(found, expected))
-    for name, one, other in zip(names, ours, theirs, strict=True):
-        worst = max(worst, (name, _distance(one, other)), key=lambda pair: pair[1])
+    for name, one, other in zip(inputs, ours, theirs, strict=True):
+        worst = max(worst, (f"the gradient of {name}", _distance(one, other)), key=lambda pair: pair[1])
     return worst
 
 

@@ -16,6 +16,8 @@ from torch.utils.flop_counter import register_flop_formula
 from piledriver.kernels.registry import fastest_kernel
 
 IGNORE_INDEX = -100
+_ROWS = 16
+"""The output layer's rows are padded to a multiple of this on a GPU."""
 
 
 def chunked_cross_entropy(
@@ -69,18 +71,25 @@ def loss_and_gradients(
     weight_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the total, the cross-entropy, log(Z)^2, and the gradients of the total (empty where not asked for)."""
-    compute_weight = weight.to(hidden.dtype)
+    vocab, tokens = weight.shape[0], hidden.shape[0]
+    compute_weight = _aligned_rows(weight, hidden.dtype)
+    # One buffer for the logits of all chunks: a new one would exist beside the last.
+    buffer = hidden.new_empty(min(chunk_tokens, tokens), compute_weight.shape[0])
     sums = torch.zeros(3, dtype=torch.float32, device=hidden.device)
     d_hidden = torch.empty_like(hidden) if hidden_grad else hidden.new_empty(0)
     d_weight = torch.zeros_like(weight) if weight_grad else weight.new_empty(0)
     to_gradient = fastest_kernel("cross_entropy", hidden.device)
-    for begin in range(0, hidden.shape[0], chunk_tokens):
+    for begin in range(0, tokens, chunk_tokens):
         part = slice(begin, begin + chunk_tokens)
-        logits = torch.mm(hidden[part], compute_weight.t())
+        wide = buffer[: min(chunk_tokens, tokens - begin)]
+        torch.mm(hidden[part], compute_weight.t(), out=wide)
+        logits = wide[:, :vocab]
         gradient, chunk_sums = to_gradient(logits, targets[part], ignore_index, z_loss, softcap)
         sums += chunk_sums
         if hidden_grad:
-            torch.mm(gradient, compute_weight, out=d_hidden[part])
+            # A gradient written over the logits has zeros beyond the vocabulary, as the weight's rows are zero there.
+            whole = (wide, compute_weight) if gradient is logits else (gradient, compute_weight[:vocab])
+            torch.mm(*whole, out=d_hidden[part])
         if weight_grad:
             _add_product(d_weight, gradient.t(), hidden[part])
     return sums[0].clone(), sums[1].clone(), sums[2].clone(), d_hidden, d_weight
@@ -127,6 +136,24 @@ def scale_gradients(ctx: Any, total_grad: Tensor, *_: Tensor) -> tuple[Tensor | 
 
 
 _chunked_loss.register_autograd(scale_gradients, setup_context=save_gradients)
+
+
+def needs_alignment(device: torch.device) -> bool:
+    """Return whether products of rows that are not aligned are slow on a device."""
+    return device.type == "cuda"
+
+
+def _aligned_rows(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the weight in the compute dtype; on a GPU with rows of zeros up to a number that its kernels are fast for.
+
+    Logits in rows that do not begin at multiples of 16 bytes take a slow path in every product.
+    """
+    vocab, dim = weight.shape
+    if not needs_alignment(weight.device) or vocab % _ROWS == 0:
+        return weight.to(dtype)
+    aligned = weight.new_zeros((vocab + _ROWS - 1) // _ROWS * _ROWS, dim, dtype=dtype)
+    aligned[:vocab] = weight
+    return aligned
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
