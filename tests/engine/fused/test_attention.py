@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from piledriver.engine.apply import apply_compute
 from piledriver.engine.errors import EngineError
-from piledriver.engine.fused import attention_masks
 from piledriver.engine.fused.attention import NAMES
-from piledriver.engine.fused.attention_masks import Parts, read_parts
+from piledriver.engine.fused.attention import masks as attention_masks
+from piledriver.engine.fused.attention.masks import Parts, read_parts
 from piledriver.engine.fused.report import report_of
 from piledriver.engine.fused.undo import unfuse
 from piledriver.engine.layout import Layout
@@ -46,7 +46,7 @@ def fused(model: nn.Module, device: str = "cpu", **layout: Any) -> nn.Module:
 def _block_masks_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Flex attention computes its plain formula on a CPU, forward only: enough to hold masks to `sdpa`'s."""
     monkeypatch.setattr(attention_masks, "has_kernels", lambda _: True)
-    monkeypatch.setattr("piledriver.engine.fused.attention.has_kernels", lambda _: True)
+    monkeypatch.setattr("piledriver.engine.fused.attention.interface.has_kernels", lambda _: True)
 
 
 @pytest.mark.usefixtures("_block_masks_on_cpu")

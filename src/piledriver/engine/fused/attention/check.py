@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piledriver.engine.fused.attention_masks import Parts, head_width, mask_of, read_parts
+from piledriver.engine.fused.attention.masks import Parts, head_width, mask_of, read_parts
 from piledriver.kernels.attention import Mask, attend, build_mask
 
 _LENGTH = 8

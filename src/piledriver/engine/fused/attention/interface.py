@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from piledriver.engine.errors import EngineError
-from piledriver.engine.fused.attention_check import why_masks_differ
-from piledriver.engine.fused.attention_masks import has_kernels, make_block_mask, make_mask
+from piledriver.engine.fused.attention.check import why_masks_differ
+from piledriver.engine.fused.attention.masks import has_kernels, make_block_mask, make_mask
 from piledriver.engine.fused.plain import in_autocast
 from piledriver.engine.torch_private import remove_pre_hooks
 from piledriver.kernels.attention import Mask, attend
