@@ -14,7 +14,7 @@ from piledriver.engine.apply import apply_compute
 from piledriver.engine.errors import EngineError
 from piledriver.engine.fused.attention import NAMES
 from piledriver.engine.fused.attention import masks as attention_masks
-from piledriver.engine.fused.attention.masks import Parts, read_parts
+from piledriver.engine.fused.attention.masks import MaskParts, read_mask_function
 from piledriver.engine.fused.report import report_of
 from piledriver.engine.fused.undo import unfuse
 from piledriver.engine.layout import Layout
@@ -121,13 +121,16 @@ def test_other_implementations_are_left_alone_with_the_reason() -> None:
 
 def test_masks_of_other_parts_are_not_read() -> None:
     ids = torch.zeros(1, 4, dtype=torch.long)
-    assert read_parts(theirs.causal_mask_function) == Parts()
-    assert read_parts(theirs.sliding_window_causal_mask_function(5)) == Parts(5)
-    assert read_parts(theirs.bidirectional_mask_function) is None
-    assert read_parts(theirs.chunked_causal_mask_function(3, ids[:, 0])) is None
-    assert read_parts(theirs.or_masks(theirs.causal_mask_function, theirs.packed_sequence_mask_function(ids))) is None
-    assert read_parts(theirs.packed_sequence_mask_function(ids)) is None
-    assert read_parts(theirs.and_masks(theirs.causal_mask_function, lambda *_: True)) is None
+    assert read_mask_function(theirs.causal_mask_function) == MaskParts()
+    assert read_mask_function(theirs.sliding_window_causal_mask_function(5)) == MaskParts(5)
+    assert read_mask_function(theirs.bidirectional_mask_function) is None
+    assert read_mask_function(theirs.chunked_causal_mask_function(3, ids[:, 0])) is None
+    assert (
+        read_mask_function(theirs.or_masks(theirs.causal_mask_function, theirs.packed_sequence_mask_function(ids)))
+        is None
+    )
+    assert read_mask_function(theirs.packed_sequence_mask_function(ids)) is None
+    assert read_mask_function(theirs.and_masks(theirs.causal_mask_function, lambda *_: True)) is None
 
 
 class TestOnGpu:

@@ -1,4 +1,4 @@
-"""Attention of `transformers`' causal models by faster kernels: the masks, their check, and the functions that it calls."""
+"""Attention of `transformers`' causal models by faster kernels: masks, their check, and the functions that it calls."""
 
 from piledriver.engine.fused.attention.interface import (
     NAMES,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piledriver.engine.fused.attention.masks import Parts, head_width, mask_of, read_parts
+from piledriver.engine.fused.attention.masks import MaskParts, head_width, mask_of, read_mask_function
 from piledriver.kernels.attention import Mask, attend, build_mask
 
 _LENGTH = 8
@@ -30,13 +30,13 @@ def why_masks_differ(config: Any, device: torch.device) -> str | None:
         "allow_is_causal_skip": False,
     }
     cases = {
-        "causal": (causal, Parts()),
-        "packed": (theirs.and_masks(causal, packed), Parts(documents=documents)),
-        "window": (window, Parts(3)),
-        "packed window": (theirs.and_masks(window, packed), Parts(3, documents)),
+        "causal": (causal, MaskParts()),
+        "packed": (theirs.and_masks(causal, packed), MaskParts(documents=documents)),
+        "window": (window, MaskParts(3)),
+        "packed window": (theirs.and_masks(window, packed), MaskParts(3, documents)),
     }
     for name, (function, expected) in cases.items():
-        found = read_parts(function)
+        found = read_mask_function(function)
         if found is None or found.window != expected.window or found.documents is not expected.documents:
             return f"this version of transformers describes a {name} mask in another way"
         dense = theirs.sdpa_mask(**given, mask_function=function)
@@ -46,14 +46,14 @@ def why_masks_differ(config: Any, device: torch.device) -> str | None:
     return _why_varlen_differs(config, documents, given, device)
 
 
-def _dense(parts: Parts, device: torch.device) -> Tensor:
+def _dense(parts: MaskParts, device: torch.device) -> Tensor:
     dense = build_mask("dense", _LENGTH, device, parts.documents, window=parts.window).dense
     return torch.ones(_LENGTH, _LENGTH, dtype=torch.bool, device=device).tril()[None, None] if dense is None else dense
 
 
 def _why_varlen_differs(config: Any, documents: Tensor, given: dict[str, Any], device: torch.device) -> str | None:
     """Compare variable-length attention with `sdpa` under a dense mask, in bf16, where it would run."""
-    parts = Parts(documents=documents)
+    parts = MaskParts(documents=documents)
     mask = mask_of(parts, {**given, "config": config, "dtype": torch.bfloat16})
     if mask is None or mask.boundaries is None:
         return None

@@ -18,7 +18,7 @@ from piledriver.kernels.attention import Mask, build_mask
 _DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 
 
-class Parts(NamedTuple):
+class MaskParts(NamedTuple):
     """What a causal mask is made of."""
 
     window: int | None = None
@@ -33,7 +33,7 @@ def make_mask(**given: Any) -> Any:
     """
     from transformers.masking_utils import sdpa_mask
 
-    parts = parts_of(given)
+    parts = mask_parts_of(given)
     return sdpa_mask(**given) if parts is None else mask_of(parts, given)
 
 
@@ -41,7 +41,7 @@ def make_block_mask(**given: Any) -> Any:
     """Return the mask of a call for attention whose scores only flex attention computes, or the dense additive mask."""
     from transformers.masking_utils import eager_mask
 
-    parts = parts_of(given)
+    parts = mask_parts_of(given)
     return eager_mask(**given) if parts is None else block_mask_of(parts, given)
 
 
@@ -50,7 +50,7 @@ def has_kernels(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def parts_of(given: dict[str, Any]) -> Parts | None:
+def mask_parts_of(given: dict[str, Any]) -> MaskParts | None:
     """Return what a mask consists of; None where it has parts that only a dense mask expresses."""
     length, padding = given["q_length"], given.get("attention_mask")
     square = (
@@ -62,22 +62,22 @@ def parts_of(given: dict[str, Any]) -> Parts | None:
         return None
     if padding is not None and not bool(padding.all()):
         return None
-    found = read_parts(given.get("mask_function"))
+    found = read_mask_function(given.get("mask_function"))
     if found is None or (found.documents is None and not given.get("allow_is_causal_skip", True)):
         return None
     return found._replace(window=None if found.window is not None and found.window >= length else found.window)
 
 
-def mask_of(parts: Parts, given: dict[str, Any]) -> Mask | None:
+def mask_of(parts: MaskParts, given: dict[str, Any]) -> Mask | None:
     """Return the mask in the form of the fastest kernel; None for plain causal attention."""
-    if parts == Parts():
+    if parts == MaskParts():
         return None
     if parts.documents is not None and parts.window is None and _fits_varlen(given):
         return build_mask("boundaries", given["q_length"], torch.device(given["device"]), parts.documents)
     return block_mask_of(parts, given)
 
 
-def block_mask_of(parts: Parts, given: dict[str, Any]) -> Mask:
+def block_mask_of(parts: MaskParts, given: dict[str, Any]) -> Mask:
     """Return the block mask of flex attention."""
     device = torch.device(given["device"])
     if parts.documents is None:
@@ -105,7 +105,7 @@ def head_width(config: Any) -> int:
     return int(width or (hidden // heads if heads and hidden else 0))
 
 
-def read_parts(function: Callable[..., Any] | None) -> Parts | None:
+def read_mask_function(function: Callable[..., Any] | None) -> MaskParts | None:
     """Return the parts of a mask function of `transformers`; None if one of them is not known here."""
     from transformers import masking_utils
 
@@ -128,7 +128,7 @@ def read_parts(function: Callable[..., Any] | None) -> Parts | None:
         return None
     if len(leaves) != 1 + (window is not None) + (documents is not None):
         return None
-    return Parts(window, documents)
+    return MaskParts(window, documents)
 
 
 def _leaves(function: Any) -> list[Any]:
