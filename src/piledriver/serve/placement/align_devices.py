@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -88,6 +89,18 @@ class AlignDevicesHook(ModelHook):
                     value = self.weights_map.get(name) if isinstance(self.weights_map, Mapping) else None
                     set_module_tensor_to_device(module, name, device, value=value)
         return module
+
+    @contextmanager
+    def aligned(self, module: nn.Module, device: Any) -> Iterator[None]:
+        """Keep the module's weights on a device (default: the execution device) within the block."""
+        before = self.execution_device
+        self.execution_device = device if device is not None else before
+        self.pre_forward(module)
+        try:
+            yield
+        finally:
+            self.post_forward(module, None)
+            self.execution_device = before
 
     def _offloaded(self, module: nn.Module) -> list[tuple[str, torch.Tensor]]:
         """Return parameters, with `offload_buffers` also persistent buffers, as a list: callers replace them."""

@@ -9,16 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from piledriver.serve.placement.align_devices import (
-    AlignDevicesHook,
-    attach_align_device_hook,
-    attach_align_device_hook_on_blocks,
-)
+from piledriver.serve.placement.align_devices import AlignDevicesHook
 from piledriver.serve.placement.device_map import check_device_map, get_balanced_memory, infer_auto_device_map
 from piledriver.serve.placement.errors import PlacementError
 from piledriver.serve.placement.hooks import add_hook_to_module
-from piledriver.serve.placement.load_checkpoint import load_checkpoint_in_model
+from piledriver.serve.placement.load_checkpoint import load_checkpoint_in_model, prefix_in
 from piledriver.serve.placement.model_offload import CpuOffload, UserCpuOffloadHook
+from piledriver.serve.placement.streaming import Sources, move_tensors, stream_weights
 from piledriver.serve.placement.tensors import find_tied_parameters, retie_parameters
 from piledriver.serve.placement.weight_files import (
     OffloadedWeightsLoader,
@@ -34,9 +31,14 @@ def cpu_offload(
     state_dict: Mapping[str, torch.Tensor] | None = None,
     preload_module_classes: list[str] | None = None,
 ) -> nn.Module:
-    """Keep weights on the CPU; each module's are on the execution device only during its forward. Return the model."""
+    """Keep weights on the CPU and stream them to the execution device, block by block, ahead of their use.
+
+    Return the model.
+    """
     device = execution_device if execution_device is not None else next(iter(model.parameters())).device
-    weights = state_dict if state_dict is not None else {n: p.to("cpu") for n, p in model.state_dict().items()}
+    state = dict(state_dict if state_dict is not None else model.state_dict())
+    weights = OffloadedWeightsLoader(state_dict=state)
+    del state
     return _offload(model, device, weights, offload_buffers, preload_module_classes)
 
 
@@ -59,7 +61,10 @@ def disk_offload(
     offload_buffers: bool = False,
     preload_module_classes: list[str] | None = None,
 ) -> nn.Module:
-    """Keep weights in files; each module's are on the execution device only during its forward. Return the model."""
+    """Keep weights in files and stream them to the execution device, block by block, ahead of their use.
+
+    Return the model. A folder that holds offloaded weights already is used as it is.
+    """
     if not os.path.isfile(os.path.join(offload_dir, "index.json")):
         offload_state_dict(offload_dir, model.state_dict())
     device = execution_device if execution_device is not None else next(iter(model.parameters())).device
@@ -74,15 +79,16 @@ def _offload(
     offload_buffers: bool,
     preload_module_classes: list[str] | None,
 ) -> nn.Module:
+    tied = find_tied_parameters(model)
     add_hook_to_module(model, AlignDevicesHook(io_same_device=True), append=True)
-    attach_align_device_hook(
+    stream_weights(
         model,
-        execution_device=device,
-        offload=True,
+        device,
+        Sources(weights, tied),
         offload_buffers=offload_buffers,
-        weights_map=weights,
         preload_module_classes=preload_module_classes,
     )
+    retie_parameters(model, tied)
     return model
 
 
@@ -98,7 +104,10 @@ def dispatch_model(
     preload_module_classes: list[str] | None = None,
     force_hooks: bool = False,
 ) -> nn.Module:
-    """Place the modules of a model on the devices of a map and attach the hooks that run it; return the model."""
+    """Place the modules of a model on the devices of a map and stream the others to the main device; return the model.
+
+    Weights on the CPU and on disk come to the device block by block while earlier blocks compute.
+    """
     check_device_map(model, device_map)
     on_disk = [name for name, device in device_map.items() if device == "disk"]
     if len(set(device_map.values())) == 1 and not on_disk and not force_hooks:
@@ -115,25 +124,47 @@ def dispatch_model(
     if on_disk and offload_index is None and not os.path.isfile(os.path.join(str(offload_dir), "index.json")):
         offload_state_dict(str(offload_dir), _state_of(model, on_disk))
     tied = find_tied_parameters(model)
-    weights_map = None
-    if on_cpu or on_disk:
-        weights_map = OffloadedWeightsLoader(
+    offloaded = {*on_cpu, *on_disk}
+
+    def is_offloaded(name: str) -> bool:
+        return prefix_in(name, device_map) in offloaded
+
+    def device_of(name: str) -> Any:
+        at = prefix_in(name, device_map)
+        return None if at is None or at in offloaded else device_map[at]
+
+    _attach_placed(model, device_map, main, offloaded, skip_keys)
+    move_tensors(model, device_of)
+    if offloaded:
+        weights = OffloadedWeightsLoader(
             state_dict=dict(state_dict) if state_dict else None, save_folder=offload_dir, index=offload_index
         )
-    offloaded = {name: name in on_cpu or name in on_disk for name in device_map}
-    runs_on = {name: main if offloaded[name] else device for name, device in device_map.items()}
-    if "" in device_map:
-        blocks = [("", model)]
-    else:
-        add_hook_to_module(model, AlignDevicesHook(main, io_same_device=True, skip_keys=skip_keys))
-        blocks = list(model.named_children())
-    for name, block in blocks:
-        attach_align_device_hook_on_blocks(
-            block, runs_on, offloaded, weights_map, offload_buffers, name, skip_keys, preload_module_classes
+        state_dict = None
+        stream_weights(
+            model,
+            main,
+            Sources(weights, tied),
+            is_offloaded,
+            offload_buffers=offload_buffers,
+            skip_keys=skip_keys,
+            preload_module_classes=preload_module_classes,
         )
     retie_parameters(model, tied)
     model.hf_device_map = dict(device_map)  # type: ignore[assignment]
     return model
+
+
+def _attach_placed(
+    model: nn.Module, device_map: Mapping[str, Any], main: Any, offloaded: set[str], skip_keys: Any
+) -> None:
+    """Make the model take inputs from any device, and each module of the map inputs of another device."""
+    add_hook_to_module(model, AlignDevicesHook(main, io_same_device=True, skip_keys=skip_keys))
+    several = len({str(main if name in offloaded else device) for name, device in device_map.items()}) > 1
+    modules = dict(model.named_modules())
+    for name, device in device_map.items():
+        if several and name and name in modules:
+            place = main if name in offloaded else device
+            add_hook_to_module(modules[name], AlignDevicesHook(place, skip_keys=skip_keys))
 
 
 def _main_device(device_map: Mapping[str, Any]) -> Any:

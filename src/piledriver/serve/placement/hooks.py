@@ -69,14 +69,10 @@ class SequentialHook(ModelHook):
 def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False) -> nn.Module:
     """Attach a hook to a module in place of the present one, or after it with `append`; return the module."""
     held: Any = module
-    if append and hasattr(module, "_hf_hook"):
-        before = held._hf_hook
-        remove_hook_from_module(module)
-        hook = SequentialHook(before, hook)
     original = held._old_forward if hasattr(module, "_hf_hook") and hasattr(module, "_old_forward") else module.forward
     held._old_forward = original
     module = hook.init_hook(module)
-    held._hf_hook = hook
+    held._hf_hook = SequentialHook(held._hf_hook, hook) if append and hasattr(module, "_hf_hook") else hook
     module.forward = functools.update_wrapper(functools.partial(_hooked_forward, module), original)
     return module
 

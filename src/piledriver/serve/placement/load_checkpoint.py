@@ -141,12 +141,24 @@ def _place(
     set_module_tensor_to_device(model, name, "meta")
 
 
-def _device_of(name: str, device_map: Mapping[str, Any], default: Any = None) -> Any:
-    """Return the device of the longest prefix of a name in the map."""
+def prefix_in(name: str, device_map: Mapping[str, Any]) -> str | None:
+    """Return the longest entry of a device map that holds a name; None without one.
+
+    >>> prefix_in("a.b.weight", {"a": 0, "a.b": 1})
+    'a.b'
+    """
     parts = name.split(".")
     for depth in range(len(parts), -1, -1):
         if ".".join(parts[:depth]) in device_map:
-            return device_map[".".join(parts[:depth])]
+            return ".".join(parts[:depth])
+    return None
+
+
+def _device_of(name: str, device_map: Mapping[str, Any], default: Any = None) -> Any:
+    """Return the device of the longest entry of the map that holds a name."""
+    at = prefix_in(name, device_map)
+    if at is not None:
+        return device_map[at]
     if default is not None:
         return default
     raise PlacementError(f"the device map has no device for {name}", fix="add an entry for it or its module")

@@ -108,23 +108,29 @@ def id_tensor_storage(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
 
 def has_offloaded_params(module: nn.Module) -> bool:
     """Return whether a module's weights are offloaded between calls."""
-    # AlignDevicesHook is the only hook with this attribute; importing its class here would be circular.
-    return bool(getattr(getattr(module, "_hf_hook", None), "offload", False))
+    return offloading_hook(module) is not None
+
+
+def offloading_hook(module: nn.Module) -> Any:
+    """Return the hook that offloads a module's weights, alone or among others; None without one."""
+    hook: Any = getattr(module, "_hf_hook", None)
+    queue = [hook]
+    while queue:
+        one = queue.pop(0)
+        # AlignDevicesHook is the only hook with this attribute; importing its class here would be circular.
+        if getattr(one, "offload", False):
+            return one
+        queue += getattr(one, "hooks", ())
+    return None
 
 
 @contextmanager
 def align_module_device(module: nn.Module, execution_device: Any = None) -> Iterator[None]:
     """Keep a module's own weights on a device within the block, and restore their places after it."""
-    if has_offloaded_params(module):
-        hook: Any = module._hf_hook
-        before = hook.execution_device
-        hook.execution_device = execution_device if execution_device is not None else before
-        hook.pre_forward(module)
-        try:
+    hook = offloading_hook(module)
+    if hook is not None:
+        with hook.aligned(module, execution_device):
             yield
-        finally:
-            hook.post_forward(module, None)
-            hook.execution_device = before
         return
     if execution_device is None:
         yield

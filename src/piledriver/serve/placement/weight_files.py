@@ -137,6 +137,9 @@ class OffloadedWeightsLoader(Mapping[str, Any]):
             return tensor.to(getattr(torch, wanted)) if isinstance(wanted, str) else tensor
         return load_offloaded_weight(os.path.join(self.save_folder, f"{key}.dat"), info)
 
+    def __contains__(self, key: object) -> bool:
+        return key in self.state_dict or key in self.index
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.all_keys)
 

@@ -1,0 +1,258 @@
+"""Stream the weights of a model's modules to the device that computes, with hooks around the modules' calls.
+
+A group is a module whose weights come and go together: a block with all its weights, or one layer outside the blocks.
+Hooks are torch's own and run outside a block's compiled forward.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_any, tree_leaves
+
+from piledriver.engine.blocks import blocks_of
+from piledriver.engine.offload.stream import BlockStream
+from piledriver.engine.offload.weights import Source, StreamedTensor, StreamMemory, WeightBlock
+from piledriver.models.quantised import QuantisedLinear
+from piledriver.runtime.collectives.nested import send_to_device
+
+
+@dataclass(frozen=True)
+class Group:
+    """A module whose weights are streamed together: its own, or those of its submodules too."""
+
+    name: str
+    module: nn.Module
+    whole: bool
+
+    def weights(self, buffers: bool) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+        """Yield (full name, owner, name in it, tensor) of parameters, and of persistent buffers if asked.
+
+        The codes and scales of quantised layers are buffers and count as weights.
+        """
+        for path, module in self.module.named_modules(remove_duplicate=True) if self.whole else [("", self.module)]:
+            prefix = ".".join(part for part in (self.name, path) if part)
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    yield f"{prefix}.{name}".lstrip("."), module, name, parameter
+            if buffers or isinstance(module, QuantisedLinear):
+                for name, buffer in module._buffers.items():
+                    if buffer is not None and name not in module._non_persistent_buffers_set:
+                        yield f"{prefix}.{name}".lstrip("."), module, name, buffer
+
+
+def groups_in(
+    model: nn.Module, module: nn.Module, name: str = "", whole_classes: Sequence[str] = (), *, by_block: bool = True
+) -> list[Group]:
+    """Return the groups of a module of a model: blocks, modules of `whole_classes`, and layers outside both."""
+    blocks = {id(block) for block in blocks_of(model).values()} if by_block else set()
+    seen: set[int] = set()
+
+    def walk(at: nn.Module, path: str) -> Iterator[Group]:
+        if id(at) in seen:
+            return
+        seen.add(id(at))
+        is_block = id(at) in blocks and type(at).forward is not nn.Module.forward
+        if is_block or type(at).__name__ in whole_classes:
+            seen.update(id(inner) for inner in at.modules())
+            yield Group(path, at, whole=True)
+            return
+        if any(one is not None for one in (*at._parameters.values(), *at._buffers.values())):
+            yield Group(path, at, whole=False)
+        for child_name, child in at.named_children():
+            yield from walk(child, f"{path}.{child_name}" if path else child_name)
+
+    return list(walk(module, name))
+
+
+class ModelStream:
+    """The streamed groups of a model on one device. Weights enter the modules when these are called."""
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        source_of: Callable[[str, Tensor], Source | None],
+        device: torch.device | str,
+        *,
+        buffers: bool = False,
+        skip_keys: Any = None,
+        deepest: int = 4,
+    ) -> None:
+        """Stream the weights of groups; those whose source is None stay in the module.
+
+        `skip_keys` names keyword arguments that are not moved to the device.
+        """
+        self.device = torch.device(device)
+        if self.device.type == "cuda" and self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        self.skip_keys = skip_keys
+        self.memory = StreamMemory(self.device)
+        self.modules: list[nn.Module] = []
+        blocks: list[WeightBlock] = []
+        absent: dict[int, Tensor] = {}
+        for group in groups:
+            tensors: dict[int, StreamedTensor] = {}
+            for name, owner, leaf, tensor in list(group.weights(buffers)):
+                if id(tensor) in tensors:
+                    tensors[id(tensor)].owners.append((owner, leaf))
+                    continue
+                source = source_of(name, tensor)
+                if source is None:
+                    continue
+                if id(tensor) not in absent:
+                    absent[id(tensor)] = _absent(tensor)
+                tensors[id(tensor)] = StreamedTensor([(owner, leaf)], absent[id(tensor)], source)
+            if tensors:
+                blocks.append(WeightBlock(group.name, list(tensors.values()), self.memory))
+                self.modules.append(group.module)
+        self.blocks = blocks
+        for block in blocks:
+            block.evict()
+        self._start(deepest)
+        for number, module in enumerate(self.modules):
+            module.register_forward_pre_hook(_Before(self, number), prepend=True, with_kwargs=True)
+            module.register_forward_hook(_After(self, number), always_call=True)
+
+    def _start(self, deepest: int) -> None:
+        self.stream = BlockStream(self.blocks, self.device, deepest=deepest, make_room=self._make_room)
+        if not self._make_room(self.stream.depth):
+            self.stream.depth = 0
+            if not self._make_room(0):
+                largest = max(self.blocks, key=lambda block: block.nbytes)
+                raise torch.OutOfMemoryError(
+                    f"{self.device} has no room for the {largest.nbytes / 2**20:,.0f} MiB of {largest.name}"
+                )
+
+    def _make_room(self, depth: int) -> bool:
+        sizes = [block.nbytes for block in self.blocks]
+        return self.memory.resize(window_bytes(sizes, depth))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that one pass over all groups brings to the device."""
+        return sum(block.nbytes for block in self.blocks)
+
+    def need(self, number: int, *, records_gradients: bool = False) -> None:
+        """Bring the weights of a group into its modules."""
+        self.blocks[number].records_gradients = records_gradients
+        # Threads fill the memory, and they are outside the caller's inference mode.
+        with torch.inference_mode(False), torch.no_grad():
+            self.stream.need(number)
+
+    def done(self, number: int) -> None:
+        """Take the weights of a group out of its modules."""
+        with torch.inference_mode(False), torch.no_grad():
+            self.stream.done(number)
+
+    def to_device(self, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Return the arguments on the device; None if they are there."""
+        if not tree_any(self._is_elsewhere, (args, kwargs)):
+            return None
+        return send_to_device(args, self.device), send_to_device(kwargs, self.device, skip_keys=self.skip_keys)
+
+    def _is_elsewhere(self, leaf: Any) -> bool:
+        return isinstance(leaf, Tensor) and leaf.device != self.device
+
+    def forget(self, module: nn.Module) -> dict[str, Tensor]:
+        """Stop streaming a module's own weights; return them by name, in host memory."""
+        found: dict[str, Tensor] = {}
+        for number, block in enumerate(self.blocks):
+            if any(owner is module for tensor in block.tensors for owner, _ in tensor.owners):
+                self.stream.evict_unused()
+                for tensor in block.forget(module):
+                    found |= {leaf: tensor.load() for owner, leaf in tensor.owners if owner is module}
+            if not block.tensors:
+                _remove_hooks(self.modules[number], self)
+        if not any(block.tensors for block in self.blocks):
+            self.memory.close()
+        return found
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelStream:
+        made: ModelStream = ModelStream.__new__(ModelStream)
+        memo[id(self)] = made
+        made.device, made.skip_keys = self.device, self.skip_keys
+        made.memory = StreamMemory(self.device)
+        made.modules = [copy.deepcopy(module, memo) for module in self.modules]
+        made.blocks = [block.copied(made.memory, memo) for block in self.blocks]
+        made._start(self.stream.deepest)
+        return made
+
+
+def window_bytes(sizes: Sequence[int], depth: int) -> int:
+    """Return the memory for a block and `depth` ones ahead, wherever in the cycle of blocks.
+
+    >>> window_bytes([100, 100, 100], 1), window_bytes([512, 1024, 0], 1)
+    (200, 2560)
+    """
+    count = len(sizes)
+    if not count:
+        return 0
+    window = max(sum(sizes[(i + k) % count] for k in range(min(depth + 1, count))) for i in range(count))
+    # Blocks of different sizes leave gaps where the ring starts again.
+    uneven = depth and len({size for size in sizes if size}) > 1
+    return window + (max(sizes) if uneven else 0)
+
+
+def _absent(tensor: Tensor) -> Tensor:
+    if tensor.is_meta:
+        return tensor
+    empty = torch.empty_like(tensor, device="meta")
+    if isinstance(tensor, nn.Parameter):
+        made = nn.Parameter(empty, requires_grad=tensor.requires_grad)
+        made.__dict__.update(tensor.__dict__)
+        return made
+    return empty
+
+
+class _Hook:
+    def __init__(self, stream: ModelStream, number: int) -> None:
+        self.stream, self.number = stream, number
+
+    def _outside_compiler(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Call without compiling the callee: a compiled caller breaks its graph here, the block's stays whole."""
+        compiler = sys.modules.get("torch._dynamo")  # importing it takes seconds
+        return call(*args) if compiler is None else compiler.disable(call)(*args)
+
+
+class _Before(_Hook):
+    def __call__(self, _module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        return self._outside_compiler(self._bring, args, kwargs)
+
+    def _bring(self, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        records = torch.is_grad_enabled() and self._needs_gradients(args, kwargs)
+        self.stream.need(self.number, records_gradients=records)
+        return self.stream.to_device(args, kwargs)
+
+    def _needs_gradients(self, args: Any, kwargs: Any) -> bool:
+        held = self.stream.blocks[self.number].tensors
+        return any(tensor.absent.requires_grad for tensor in held) or any(
+            leaf.requires_grad for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)
+        )
+
+
+class _After(_Hook):
+    def __call__(self, _module: nn.Module, _args: Any, _out: Any) -> None:
+        self._outside_compiler(self.stream.done, self.number)
+
+
+for _hook in (_Before, _After):
+    _hook.__call__._torchdynamo_disable = True  # type: ignore[union-attr]
+
+
+def _remove_hooks(module: nn.Module, stream: ModelStream) -> None:
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for key, hook in list(hooks.items()):
+            if isinstance(hook, _Hook) and hook.stream is stream:
+                del hooks[key]
+                for marks in (
+                    module._forward_pre_hooks_with_kwargs,
+                    module._forward_hooks_with_kwargs,
+                    module._forward_hooks_always_called,
+                ):
+                    marks.pop(key, None)

@@ -1,0 +1,383 @@
+"""The weights of a streamed block: their layout in one piece of memory, their sources, how they enter a module.
+
+Between uses a module holds meta tensors. In use it holds tensors over the memory of the stream; where autograd records,
+copies of them, because the memory will hold other weights when the backward runs.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from piledriver.engine.offload.arena import Arena, aligned
+from piledriver.engine.offload.direct_reader import DirectReader, Reading
+from piledriver.engine.offload.extents import Extent
+from piledriver.engine.offload.master import page_aligned_empty
+from piledriver.engine.offload.tier import Tier
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A weight that is made of several tensors of files: stacked, transposed or cast."""
+
+    parts: tuple[Extent, ...]
+    make: Callable[[list[Tensor]], Tensor]
+
+
+Source = Tensor | Extent | Assembled
+Owner = tuple[nn.Module, str]
+
+
+@dataclass(eq=False)
+class StreamedTensor:
+    """One weight of a block. Tied weights of a block are one, with several owners."""
+
+    owners: list[Owner]
+    absent: Tensor
+    """What the modules hold between uses: a meta tensor."""
+    source: Source
+    offset: int = 0
+    """Of its bytes in the block."""
+    part_offsets: list[int] = field(default_factory=list)
+    """Of the parts of an assembled weight."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weight."""
+        return self.absent.numel() * self.absent.dtype.itemsize
+
+    def put(self, value: Tensor) -> None:
+        """Set the tensor that the owners hold."""
+        for module, name in self.owners:
+            if name in module._buffers:
+                module._buffers[name] = value
+            else:
+                module._parameters[name] = value  # type: ignore[assignment]
+
+    def load(self) -> Tensor:
+        """Return the weight in host memory, read now if it is on disk."""
+        if isinstance(self.source, Tensor):
+            return self.source
+        if isinstance(self.source, Extent):
+            return read_extents([self.source])[0]
+        return self.source.make(read_extents(self.source.parts)).contiguous()
+
+
+def read_extents(extents: Sequence[Extent]) -> list[Tensor]:
+    """Return the tensors of extents, in host memory."""
+    made = [torch.empty(extent.shape, dtype=extent.dtype) for extent in extents]
+    with DirectReader() as reader:
+        reader.read(list(zip(extents, made, strict=True))).wait()
+    return made
+
+
+class StreamMemory:
+    """Device memory for the blocks of a stream, with the reader and the copy stream that fill it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.arena = Arena(0, device)
+        self.copies: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self.copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._reader: DirectReader | None = None
+        self._assembler: ThreadPoolExecutor | None = None
+
+    @property
+    def reader(self) -> DirectReader:
+        """The reader of the disk tier, made when first needed."""
+        if self._reader is None:
+            self._reader = DirectReader()
+        return self._reader
+
+    @property
+    def assembler(self) -> ThreadPoolExecutor:
+        """A thread that assembles weights from their parts."""
+        if self._assembler is None:
+            self._assembler = ThreadPoolExecutor(1, thread_name_prefix="assemble")
+            weakref.finalize(self, self._assembler.shutdown, wait=False)
+        return self._assembler
+
+    def resize(self, nbytes: int) -> bool:
+        """Replace the memory, which must be unused; return False, with the old size, if there is not so much."""
+        before = self.arena.nbytes
+        if self.copies is not None:
+            self.copies.synchronize()
+            torch.cuda.current_stream(self.device).synchronize()
+        self.arena = Arena(0, self.device)
+        try:
+            self.arena = Arena(nbytes, self.device)
+        except (torch.OutOfMemoryError, MemoryError, OSError):
+            self.arena = Arena(before, self.device)
+            return False
+        return True
+
+    def close(self) -> None:
+        """Free the memory and end the threads."""
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = None
+        self.arena = Arena(0, self.device)
+
+
+class WeightBlock:
+    """The streamed weights of a module: a `StreamedBlock`."""
+
+    def __init__(self, name: str, tensors: list[StreamedTensor], memory: StreamMemory) -> None:
+        self.name, self.tensors, self.memory = name, tensors, memory
+        self.records_gradients = False
+        """Whether the next use is recorded by autograd."""
+        self._base: int | None = None
+        self._reading: Reading | None = None
+        self._assembled: Future[None] | None = None
+        self._events: Any = None
+        self._seconds: float | None = None
+        self._packed: Tensor | None = None
+        self._bound: dict[int, list[Tensor]] = {}
+        self._bound_arena = memory.arena
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Give each weight its place in the block, and pack those in host memory for one copy."""
+        on_disk = any(not isinstance(tensor.source, Tensor) for tensor in self.tensors)
+        on_host = any(isinstance(tensor.source, Tensor) for tensor in self.tensors)
+        self.tier = Tier.DISK if on_disk else Tier.HOST
+        # Weights in host memory are used where they are if the host computes.
+        self._in_place = self.memory.device.type == "cpu"
+        at = 0
+        for tensor in self.tensors:
+            if not (self._in_place and isinstance(tensor.source, Tensor)):
+                tensor.offset, at = at, at + aligned(tensor.nbytes)
+        self._weight_bytes = at
+        for tensor in self.tensors:
+            tensor.part_offsets = []
+            for part in tensor.source.parts if isinstance(tensor.source, Assembled) else ():
+                tensor.part_offsets.append(at)
+                at += aligned(part.nbytes)
+        self.nbytes = at
+        if on_host and not on_disk and not self._in_place:
+            self._packed = pack(self.tensors, self._weight_bytes, owner=self)
+
+    def fetch(self) -> bool:
+        """See `StreamedBlock`."""
+        if not self.nbytes:
+            return True
+        base = self.memory.arena.take(self.nbytes)
+        if base is None:
+            return False
+        self._base = base
+        copies = self.memory.copies
+        for event in self.memory.arena.events(base, self.nbytes):
+            assert copies is not None
+            copies.wait_event(event)
+        if copies is None:
+            self._start(base)
+            return True
+        with torch.cuda.stream(copies):
+            self._start(base)
+        return True
+
+    def _start(self, base: int) -> None:
+        copies = self.memory.copies
+        if self._packed is not None:
+            begun = time.perf_counter()
+            timing: Any = copies is not None
+            start = copies.record_event(torch.cuda.Event(enable_timing=True)) if timing else None  # type: ignore[union-attr, no-untyped-call]
+            self._span(base, 0, self._weight_bytes).copy_(self._packed, non_blocking=True)
+            if timing:
+                self._events = (start, copies.record_event(torch.cuda.Event(enable_timing=True)))  # type: ignore[union-attr, no-untyped-call]
+            else:
+                self._seconds = time.perf_counter() - begun
+            return
+        jobs: list[tuple[Extent, Tensor]] = []
+        for tensor in self.tensors:
+            target = self._span(base, tensor.offset, tensor.nbytes)
+            if isinstance(tensor.source, Extent):
+                jobs.append((tensor.source, target))
+            elif isinstance(tensor.source, Assembled):
+                for part, offset in zip(tensor.source.parts, tensor.part_offsets, strict=True):
+                    jobs.append((part, self._span(base, offset, part.nbytes)))
+            elif not self._in_place:
+                target.copy_(tensor.source.detach().view(-1).view(torch.uint8), non_blocking=True)
+        self._reading = self.memory.reader.read(jobs, copies)
+        if any(isinstance(tensor.source, Assembled) for tensor in self.tensors):
+            self._assembled = self.memory.assembler.submit(self._assemble, base, self._reading)
+
+    @torch.no_grad()
+    def _assemble(self, base: int, reading: Reading) -> None:
+        """Make assembled weights from their parts; runs in a thread, on the copy stream."""
+        reading.wait()
+        copies = self.memory.copies
+        if copies is None:
+            self._make_parts(base)
+            return
+        with torch.cuda.stream(copies):
+            self._make_parts(base)
+            reading.arrived = copies.record_event()
+
+    def _make_parts(self, base: int) -> None:
+        for tensor in self.tensors:
+            if isinstance(tensor.source, Assembled):
+                parts = [
+                    self._tensor(base + offset, part.shape, part.dtype)
+                    for part, offset in zip(tensor.source.parts, tensor.part_offsets, strict=True)
+                ]
+                target = self._tensor(base + tensor.offset, tuple(tensor.absent.shape), tensor.absent.dtype)
+                target.copy_(tensor.source.make(parts))
+
+    def wait(self) -> None:
+        """See `StreamedBlock`."""
+        if self._assembled is not None:
+            self._assembled.result()
+        if self._reading is not None:
+            self._reading.wait()
+        copies = self.memory.copies
+        if copies is not None and self._base is not None:
+            arrived = self._events[1] if self._events is not None else None
+            if self._reading is not None:
+                arrived = self._reading.arrived or copies.record_event()
+            if arrived is not None:
+                torch.cuda.current_stream(self.memory.device).wait_event(arrived)
+        self._bind()
+
+    def evict(self) -> None:
+        """See `StreamedBlock`."""
+        for tensor in self.tensors:
+            tensor.put(tensor.absent)
+        if self._base is None:
+            return
+        self._settle()
+        event = None
+        if self.memory.copies is not None:
+            event = torch.cuda.current_stream(self.memory.device).record_event()
+        self.memory.arena.free(self._base, event)
+        self._base = None
+
+    def _settle(self) -> None:
+        """Wait for reads that write into the memory, and keep how long they took."""
+        for late in (self._assembled, self._reading):
+            try:
+                if isinstance(late, Reading):
+                    late.wait()
+                elif late is not None:
+                    late.result()
+            except Exception:  # raised by `wait` if the weights are used
+                continue
+        if self._reading is not None:
+            self._seconds = self._reading.seconds
+        self._reading = self._assembled = None
+
+    def fetch_seconds(self) -> float | None:
+        """See `StreamedBlock`."""
+        if self._events is not None and self._events[1].query():
+            self._seconds = self._events[0].elapsed_time(self._events[1]) / 1000
+        return 0.0 if not self.nbytes else self._seconds
+
+    def _span(self, base: int, offset: int, nbytes: int) -> Tensor:
+        return self.memory.arena.memory[base + offset : base + offset + nbytes]
+
+    def _tensor(self, start: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return a tensor over the memory; not a view of it, so that compiled code takes it as any other weight."""
+        memory = self.memory.arena.memory
+        first = memory.storage_offset() + start
+        made = torch.empty(0, dtype=dtype, device=memory.device)
+        return made.set_(memory.untyped_storage(), first // dtype.itemsize, torch.Size(shape))  # type: ignore[call-overload, no-any-return]
+
+    def _bind(self) -> None:
+        for tensor, value in zip(self.tensors, self._values(), strict=True):
+            if self.records_gradients and not (self._in_place and isinstance(tensor.source, Tensor)):
+                value = value.clone()
+            if isinstance(tensor.absent, nn.Parameter):
+                trains = self.records_gradients and tensor.absent.requires_grad
+                value = nn.Parameter(value, requires_grad=trains)
+            tensor.put(value)
+
+    def _values(self) -> list[Tensor]:
+        """Return the weights over the memory; the same tensors when the block comes back to the same place."""
+        if self._bound_arena is not self.memory.arena:
+            self._bound_arena = self.memory.arena
+            self._bound.clear()
+        base = -1 if self._base is None else self._base
+        if base not in self._bound:
+            self._bound[base] = [self._value(tensor) for tensor in self.tensors]
+        return self._bound[base]
+
+    def _value(self, tensor: StreamedTensor) -> Tensor:
+        if self._in_place and isinstance(tensor.source, Tensor):
+            return tensor.source.detach()
+        assert self._base is not None
+        return self._tensor(self._base + tensor.offset, tuple(tensor.absent.shape), tensor.absent.dtype)
+
+    def forget(self, module: nn.Module) -> list[StreamedTensor]:
+        """Stop streaming a module's own weights; return them. The block must not be in use."""
+        self.evict()
+        left = [tensor for tensor in self.tensors if any(owner is module for owner, _ in tensor.owners)]
+        self.tensors = [tensor for tensor in self.tensors if tensor not in left]
+        self._bound.clear()
+        for tensor in left:
+            if isinstance(tensor.source, Tensor) and self._packed is not None:
+                tensor.source = tensor.source.clone()
+        if not self.tensors:
+            self.nbytes, self._packed = 0, None
+        return left
+
+    def copied(self, memory: StreamMemory, memo: dict[int, Any]) -> WeightBlock:
+        """Return the block of a deep copy of its modules, with the same sources."""
+        tensors = [
+            StreamedTensor(
+                [(copy.deepcopy(module, memo), name) for module, name in tensor.owners],
+                copy.deepcopy(tensor.absent, memo),
+                tensor.source,
+            )
+            for tensor in self.tensors
+        ]
+        return WeightBlock(self.name, tensors, memory)
+
+
+def pack(tensors: list[StreamedTensor], nbytes: int, *, owner: object) -> Tensor:
+    """Return weights in host memory packed as in their block, pinned while `owner` lives; they become views of it.
+
+    Weights that already lie so are left where they are.
+    """
+    first = tensors[0].source
+    assert isinstance(first, Tensor)
+    storage = first.untyped_storage()
+    start = first.data_ptr() - tensors[0].offset
+    lies_packed = start >= storage.data_ptr() and start + nbytes <= storage.data_ptr() + storage.nbytes()
+    for tensor in tensors:
+        assert isinstance(tensor.source, Tensor)
+        same = tensor.source.untyped_storage().data_ptr() == storage.data_ptr()
+        lies_packed &= same and tensor.source.data_ptr() == start + tensor.offset and tensor.source.is_contiguous()
+    if lies_packed:
+        packed = torch.empty(0, dtype=torch.uint8)
+        return packed.set_(storage, start - storage.data_ptr(), torch.Size((nbytes,)))  # type: ignore[call-overload, no-any-return]
+    packed = pinned_empty(nbytes, owner=owner)
+    for tensor in tensors:
+        assert isinstance(tensor.source, Tensor)
+        view = packed[tensor.offset : tensor.offset + tensor.nbytes].view(tensor.absent.dtype)
+        place = view.view(tensor.source.shape)
+        place.copy_(tensor.source.detach())
+        tensor.source = place
+    return packed
+
+
+def pinned_empty(nbytes: int, *, owner: object) -> Tensor:
+    """Return uninitialised host memory on pages of its own, pinned while `owner` lives if there is a GPU."""
+    memory = page_aligned_empty(torch.Size((max(nbytes, 1),)), torch.uint8)
+    if torch.cuda.is_available():
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        if int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0:
+            weakref.finalize(owner, _unpin, runtime, memory)
+    return memory
+
+
+def _unpin(runtime: Any, memory: Tensor) -> None:
+    runtime.cudaHostUnregister(memory.data_ptr())
