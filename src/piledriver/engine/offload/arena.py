@@ -6,7 +6,7 @@ from bisect import insort
 
 import torch
 
-from piledriver.engine.offload.master import page_aligned_empty
+from piledriver.engine.offload.pinned import page_aligned_empty
 
 ALIGNMENT = 512
 """Of blocks and of the tensors in them, in bytes: kernels may choose, and round, by alignment."""

@@ -8,7 +8,6 @@ through the page cache.
 
 from __future__ import annotations
 
-import errno
 import os
 import queue
 import threading
@@ -17,18 +16,22 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from piledriver.core.errors import StorageError
+from piledriver.engine.offload.disk.direct_io import (
+    CHUNK_BYTES,
+    PAGE_BYTES,
+    THREADS,
+    HostBuffer,
+    OpenedFile,
+    memory_of,
+    open_direct,
+    whole_pages,
+)
 from piledriver.engine.offload.extents import Extent
-from piledriver.engine.offload.master import page_aligned_empty
-
-PAGE = 4096
-CHUNK_BYTES = 8 << 20
-THREADS = 4
 
 
 class Reading:
@@ -71,9 +74,9 @@ class DirectReader:
     def __init__(self, *, threads: int = THREADS, chunk_bytes: int = CHUNK_BYTES) -> None:
         self.chunk_bytes = chunk_bytes
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="direct-read")
-        self._files: dict[str, int] = {}
+        self._files: dict[str, OpenedFile] = {}
         self._lock = threading.Lock()
-        self._buffers: queue.SimpleQueue[tuple[Tensor, torch.cuda.Event | None]] = queue.SimpleQueue()
+        self._buffers: queue.SimpleQueue[tuple[HostBuffer, torch.cuda.Event | None]] = queue.SimpleQueue()
         self._buffers_left = 2 * threads
         self._finalizer = weakref.finalize(self, _close_all, self._pool, self._files)
 
@@ -90,20 +93,18 @@ class DirectReader:
     @property
     def staging_bytes(self) -> int:
         """The most host memory that staging buffers take."""
-        return 2 * THREADS * (self.chunk_bytes + 2 * PAGE)
+        return 2 * THREADS * (self.chunk_bytes + 2 * PAGE_BYTES)
 
     def read(self, jobs: Sequence[tuple[Extent, Tensor]], stream: torch.cuda.Stream | None = None) -> Reading:
         """Start reading extents into contiguous tensors of as many bytes; GPU copies run on `stream`."""
         reading = Reading(sum(extent.nbytes for extent, _ in jobs))
         chunks = [chunk for extent, target in jobs for chunk in self._chunks(extent, target)]
         reading._left = len(chunks)
-        for descriptor, path, offset, target in chunks:
-            reading._chunks.append(
-                self._pool.submit(self._read_chunk, reading, descriptor, path, offset, target, stream)
-            )
+        for file, path, offset, target in chunks:
+            reading._chunks.append(self._pool.submit(self._read_chunk, reading, file, path, offset, target, stream))
         return reading
 
-    def _chunks(self, extent: Extent, target: Tensor) -> list[tuple[int, str, int, Tensor]]:
+    def _chunks(self, extent: Extent, target: Tensor) -> list[tuple[OpenedFile, str, int, Tensor]]:
         if not extent.nbytes:
             return []
         flat = target.detach().view(-1).view(torch.uint8)
@@ -113,25 +114,25 @@ class DirectReader:
                 f"{flat.nbytes}",
                 fix="load the checkpoint of this model, in the dtype that it was saved in",
             )
-        descriptor = self._open(extent.path)
+        file = self._opened(extent.path)
         found, at, end = [], extent.offset, extent.offset + extent.nbytes
         while at < end:
             # Chunks end at multiples of the page size, so that the next ones start there.
-            stop = min(end, (at + self.chunk_bytes) & ~(PAGE - 1))
-            found.append((descriptor, extent.path, at, flat[at - extent.offset : stop - extent.offset]))
+            stop = min(end, (at + self.chunk_bytes) & ~(PAGE_BYTES - 1))
+            found.append((file, extent.path, at, flat[at - extent.offset : stop - extent.offset]))
             at = stop
         return found
 
-    def _open(self, path: str) -> int:
+    def _opened(self, path: str) -> OpenedFile:
         with self._lock:
             if path not in self._files:
-                self._files[path] = _open_direct(path)
+                self._files[path] = _open(path)
             return self._files[path]
 
     def _read_chunk(
         self,
         reading: Reading,
-        descriptor: int,
+        file: OpenedFile,
         path: str,
         offset: int,
         target: Tensor,
@@ -140,12 +141,12 @@ class DirectReader:
         begun = time.perf_counter()
         with reading._lock:
             reading._begun = reading._begun or begun
-        if not target.is_cuda and target.device.type == "cpu" and (target.data_ptr() | offset) % PAGE == 0:
-            whole = target.nbytes & ~(PAGE - 1)
-            _read_into(descriptor, path, offset, memoryview(target.numpy())[:whole], whole)  # type: ignore[arg-type]
+        if not target.is_cuda and target.device.type == "cpu" and (target.data_ptr() | offset) % PAGE_BYTES == 0:
+            whole = target.nbytes & ~(PAGE_BYTES - 1)
+            _read_into(file, path, offset, memory_of(target)[:whole], whole)
             offset, target = offset + whole, target[whole:]
         if target.nbytes:
-            self._read_staged(descriptor, path, offset, target, stream)
+            self._read_staged(file, path, offset, target, stream)
         with reading._lock:
             reading._left -= 1
             if reading._left:
@@ -155,18 +156,17 @@ class DirectReader:
                 reading.arrived = stream.record_event()
 
     def _read_staged(
-        self, descriptor: int, path: str, offset: int, target: Tensor, stream: torch.cuda.Stream | None
+        self, file: OpenedFile, path: str, offset: int, target: Tensor, stream: torch.cuda.Stream | None
     ) -> None:
         buffer, copied = self._take_buffer()
         try:
             if copied is not None:
                 copied.synchronize()  # the copy that last used this buffer
-            start = offset & ~(PAGE - 1)
+            start = offset & ~(PAGE_BYTES - 1)
             lead = offset - start
-            length = -(-(lead + target.nbytes) // PAGE) * PAGE
-            view = memoryview(buffer.numpy())[:length]  # type: ignore[arg-type]
-            _read_into(descriptor, path, start, view, lead + target.nbytes)
-            source = buffer[lead : lead + target.nbytes]
+            view = buffer.view[: whole_pages(lead + target.nbytes)]
+            _read_into(file, path, start, view, lead + target.nbytes)
+            source = buffer.bytes[lead : lead + target.nbytes]
             if stream is None:
                 target.copy_(source)
                 copied = None
@@ -177,36 +177,31 @@ class DirectReader:
         finally:
             self._buffers.put((buffer, copied))
 
-    def _take_buffer(self) -> tuple[Tensor, torch.cuda.Event | None]:
+    def _take_buffer(self) -> tuple[HostBuffer, torch.cuda.Event | None]:
         with suppress(queue.Empty):
             return self._buffers.get_nowait()
         with self._lock:
             make, self._buffers_left = self._buffers_left > 0, self._buffers_left - 1
         if not make:
             return self._buffers.get()
-        size = self.chunk_bytes + 2 * PAGE
-        if torch.cuda.is_available():
-            return torch.empty(size, dtype=torch.uint8, pin_memory=True), None
-        return page_aligned_empty(torch.Size((size,)), torch.uint8), None
+        return HostBuffer(self.chunk_bytes + 2 * PAGE_BYTES), None
 
 
-def _open_direct(path: str) -> int:
+def _open(path: str) -> OpenedFile:
     try:
-        return os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
+        return open_direct(path, os.O_RDONLY, folder=os.path.dirname(path))
     except OSError as error:
-        if error.errno == errno.EINVAL:  # a file system without direct I/O
-            return os.open(path, os.O_RDONLY)
         raise StorageError(
             f"cannot open {path}: {error.strerror}", fix="check that the folder of the weights is still there"
         ) from error
 
 
-def _read_into(descriptor: int, path: str, offset: int, view: memoryview, needed: int) -> None:
+def _read_into(file: OpenedFile, path: str, offset: int, view: memoryview, needed: int) -> None:
     done = reached = 0
     while reached < needed:
-        done = reached & ~(PAGE - 1)  # a direct read must start at a page
+        done = reached & ~(PAGE_BYTES - 1)  # a direct read must start at a page
         try:
-            count = os.preadv(descriptor, [view[done:]], offset + done)
+            count = os.preadv(file.descriptor, [view[done:]], offset + done)
         except OSError as error:
             raise StorageError(
                 f"cannot read {path} at {offset + done:,}: {error.strerror}", fix="check the disk and its file system"
@@ -219,8 +214,8 @@ def _read_into(descriptor: int, path: str, offset: int, view: memoryview, needed
         reached = done + count
 
 
-def _close_all(pool: ThreadPoolExecutor, files: dict[str, Any]) -> None:
+def _close_all(pool: ThreadPoolExecutor, files: dict[str, OpenedFile]) -> None:
     pool.shutdown(wait=True)
-    for descriptor in files.values():
-        os.close(descriptor)
+    for file in files.values():
+        os.close(file.descriptor)
     files.clear()

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from piledriver.engine.offload.arena import Arena, aligned
 from piledriver.engine.offload.direct_reader import DirectReader, Reading
+from piledriver.engine.offload.disk.direct_io import HostBuffer
 from piledriver.engine.offload.extents import Extent
-from piledriver.engine.offload.master import page_aligned_empty
 from piledriver.engine.offload.tier import Tier
 
 
@@ -140,7 +140,7 @@ class WeightBlock:
         self._assembled: Future[None] | None = None
         self._events: Any = None
         self._seconds: float | None = None
-        self._packed: Tensor | None = None
+        self._packed: HostBuffer | None = None
         self._bound: dict[int, list[Tensor]] = {}
         self._bound_arena = memory.arena
         self._arrange()
@@ -164,7 +164,7 @@ class WeightBlock:
                 at += aligned(part.nbytes)
         self.nbytes = at
         if on_host and not on_disk and not self._in_place:
-            self._packed = pack(self.tensors, self._weight_bytes, owner=self)
+            self._packed = pack(self.tensors, self._weight_bytes)
 
     def fetch(self) -> bool:
         """See `StreamedBlock`."""
@@ -191,7 +191,7 @@ class WeightBlock:
             begun = time.perf_counter()
             timing: Any = copies is not None
             start = copies.record_event(torch.cuda.Event(enable_timing=True)) if timing else None  # type: ignore[union-attr, no-untyped-call]
-            self._span(base, 0, self._weight_bytes).copy_(self._packed, non_blocking=True)
+            self._span(base, 0, self._weight_bytes).copy_(self._packed.bytes[: self._weight_bytes], non_blocking=True)
             if timing:
                 self._events = (start, copies.record_event(torch.cuda.Event(enable_timing=True)))  # type: ignore[union-attr, no-untyped-call]
             else:
@@ -289,7 +289,8 @@ class WeightBlock:
         memory = self.memory.arena.memory
         first = memory.storage_offset() + start
         made = torch.empty(0, dtype=dtype, device=memory.device)
-        return made.set_(memory.untyped_storage(), first // dtype.itemsize, torch.Size(shape))  # type: ignore[call-overload, no-any-return]
+        made.set_(memory.untyped_storage(), first // dtype.itemsize, torch.Size(shape))  # type: ignore[call-overload]
+        return made
 
     def _bind(self) -> None:
         for tensor, value in zip(self.tensors, self._values(), strict=True):
@@ -342,42 +343,12 @@ class WeightBlock:
         return WeightBlock(self.name, tensors, memory)
 
 
-def pack(tensors: list[StreamedTensor], nbytes: int, *, owner: object) -> Tensor:
-    """Return weights in host memory packed as in their block, pinned while `owner` lives; they become views of it.
-
-    Weights that already lie so are left where they are.
-    """
-    first = tensors[0].source
-    assert isinstance(first, Tensor)
-    storage = first.untyped_storage()
-    start = first.data_ptr() - tensors[0].offset
-    lies_packed = start >= storage.data_ptr() and start + nbytes <= storage.data_ptr() + storage.nbytes()
+def pack(tensors: list[StreamedTensor], nbytes: int) -> HostBuffer:
+    """Return weights in host memory packed as in their block, pinned if there is a GPU; they become views of it."""
+    packed = HostBuffer(nbytes)
     for tensor in tensors:
         assert isinstance(tensor.source, Tensor)
-        same = tensor.source.untyped_storage().data_ptr() == storage.data_ptr()
-        lies_packed &= same and tensor.source.data_ptr() == start + tensor.offset and tensor.source.is_contiguous()
-    if lies_packed:
-        packed = torch.empty(0, dtype=torch.uint8)
-        return packed.set_(storage, start - storage.data_ptr(), torch.Size((nbytes,)))  # type: ignore[call-overload, no-any-return]
-    packed = pinned_empty(nbytes, owner=owner)
-    for tensor in tensors:
-        assert isinstance(tensor.source, Tensor)
-        view = packed[tensor.offset : tensor.offset + tensor.nbytes].view(tensor.absent.dtype)
-        place = view.view(tensor.source.shape)
+        place = packed.tensor(tensor.offset, tuple(tensor.absent.shape), tensor.absent.dtype)
         place.copy_(tensor.source.detach())
         tensor.source = place
     return packed
-
-
-def pinned_empty(nbytes: int, *, owner: object) -> Tensor:
-    """Return uninitialised host memory on pages of its own, pinned while `owner` lives if there is a GPU."""
-    memory = page_aligned_empty(torch.Size((max(nbytes, 1),)), torch.uint8)
-    if torch.cuda.is_available():
-        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        if int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0:
-            weakref.finalize(owner, _unpin, runtime, memory)
-    return memory
-
-
-def _unpin(runtime: Any, memory: Tensor) -> None:
-    runtime.cudaHostUnregister(memory.data_ptr())
