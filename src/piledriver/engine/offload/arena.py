@@ -12,7 +12,7 @@ ALIGNMENT = 512
 """Of blocks and of the tensors in them, in bytes: kernels may choose, and round, by alignment."""
 
 
-def aligned(nbytes: int) -> int:
+def round_to_alignment(nbytes: int) -> int:
     """Return bytes rounded up to the alignment."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
@@ -28,7 +28,7 @@ class Arena:
     """
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
-        self.nbytes = aligned(nbytes)
+        self.nbytes = round_to_alignment(nbytes)
         if device.type == "cpu":
             self.memory = page_aligned_empty(torch.Size((max(self.nbytes, ALIGNMENT),)), torch.uint8)
         else:
@@ -39,7 +39,7 @@ class Arena:
 
     def take(self, nbytes: int) -> int | None:
         """Return the start of free memory of so many bytes; None if there is no such piece."""
-        size = aligned(nbytes)
+        size = round_to_alignment(nbytes)
         for begin in (self._next, 0):
             start = begin
             for taken, length in self._taken:
@@ -63,7 +63,7 @@ class Arena:
 
     def events(self, start: int, nbytes: int) -> list[torch.cuda.Event]:
         """Return, once, the events after which a span that was taken may be written."""
-        end = start + aligned(nbytes)
+        end = start + round_to_alignment(nbytes)
         found = [event for begin, stop, event in self._freed if begin < end and start < stop]
         # An event covers its whole span: what remains of it stays listed.
         self._freed = [

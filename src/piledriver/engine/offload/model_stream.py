@@ -24,7 +24,7 @@ from piledriver.runtime.collectives.nested import send_to_device
 
 
 @dataclass(frozen=True)
-class Group:
+class StreamedGroup:
     """A module whose weights are streamed together: its own, or those of its submodules too."""
 
     name: str
@@ -49,22 +49,22 @@ class Group:
 
 def groups_in(
     model: nn.Module, module: nn.Module, name: str = "", whole_classes: Sequence[str] = (), *, by_block: bool = True
-) -> list[Group]:
+) -> list[StreamedGroup]:
     """Return the groups of a module of a model: blocks, modules of `whole_classes`, and layers outside both."""
     blocks = {id(block) for block in blocks_of(model).values()} if by_block else set()
     seen: set[int] = set()
 
-    def walk(at: nn.Module, path: str) -> Iterator[Group]:
+    def walk(at: nn.Module, path: str) -> Iterator[StreamedGroup]:
         if id(at) in seen:
             return
         seen.add(id(at))
         is_block = id(at) in blocks and type(at).forward is not nn.Module.forward
         if is_block or type(at).__name__ in whole_classes:
             seen.update(id(inner) for inner in at.modules())
-            yield Group(path, at, whole=True)
+            yield StreamedGroup(path, at, whole=True)
             return
         if any(one is not None for one in (*at._parameters.values(), *at._buffers.values())):
-            yield Group(path, at, whole=False)
+            yield StreamedGroup(path, at, whole=False)
         for child_name, child in at.named_children():
             yield from walk(child, f"{path}.{child_name}" if path else child_name)
 
@@ -76,7 +76,7 @@ class ModelStream:
 
     def __init__(
         self,
-        groups: Sequence[Group],
+        groups: Sequence[StreamedGroup],
         source_of: Callable[[str, Tensor], Source | None],
         device: torch.device | str,
         *,

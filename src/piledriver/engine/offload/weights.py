@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from piledriver.engine.offload.arena import Arena, aligned
+from piledriver.engine.offload.arena import Arena, round_to_alignment
 from piledriver.engine.offload.direct_reader import DirectReader, Reading
 from piledriver.engine.offload.disk.direct_io import HostBuffer
 from piledriver.engine.offload.extents import Extent
@@ -155,16 +155,16 @@ class WeightBlock:
         at = 0
         for tensor in self.tensors:
             if not (self._in_place and isinstance(tensor.source, Tensor)):
-                tensor.offset, at = at, at + aligned(tensor.nbytes)
+                tensor.offset, at = at, at + round_to_alignment(tensor.nbytes)
         self._weight_bytes = at
         for tensor in self.tensors:
             tensor.part_offsets = []
             for part in tensor.source.parts if isinstance(tensor.source, Assembled) else ():
                 tensor.part_offsets.append(at)
-                at += aligned(part.nbytes)
+                at += round_to_alignment(part.nbytes)
         self.nbytes = at
         if on_host and not on_disk and not self._in_place:
-            self._packed = pack(self.tensors, self._weight_bytes)
+            self._packed = pack_on_host(self.tensors, self._weight_bytes)
 
     def fetch(self) -> bool:
         """See `StreamedBlock`."""
@@ -343,7 +343,7 @@ class WeightBlock:
         return WeightBlock(self.name, tensors, memory)
 
 
-def pack(tensors: list[StreamedTensor], nbytes: int) -> HostBuffer:
+def pack_on_host(tensors: list[StreamedTensor], nbytes: int) -> HostBuffer:
     """Return weights in host memory packed as in their block, pinned if there is a GPU; they become views of it."""
     packed = HostBuffer(nbytes)
     for tensor in tensors:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from piledriver.core.errors import CorruptFileError, MissingFileError
 from piledriver.engine.offload.extents import Extent, safetensors_extents
-from piledriver.engine.offload.model_stream import Group, ModelStream, groups_in
+from piledriver.engine.offload.model_stream import StreamedGroup, ModelStream, groups_in
 from piledriver.engine.offload.weights import Assembled, Source
 from piledriver.serve.placement.align_devices import AlignDevicesHook
 from piledriver.serve.placement.errors import PlacementError
@@ -85,7 +85,7 @@ def stream_weights(
     sources: Sources,
     is_offloaded: Callable[[str], bool] = lambda name: True,
     *,
-    groups: list[Group] | None = None,
+    groups: list[StreamedGroup] | None = None,
     offload_buffers: bool = False,
     skip_keys: Any = None,
     preload_module_classes: list[str] | None = None,
@@ -96,7 +96,7 @@ def stream_weights(
     """
     place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     groups = groups_in(model, model, "", preload_module_classes or ()) if groups is None else groups
-    plain: list[Group] = []
+    plain: list[StreamedGroup] = []
     for group in groups:
         found = [one for one in group.weights(offload_buffers) if is_offloaded(one[0])]
         if all(type(tensor) in _PLAIN and type(tensor.data) is Tensor for *_, tensor in found):
