@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from piledriver.core.errors import CorruptFileError, MissingFileError
 from piledriver.engine.offload.extents import Extent, safetensors_extents
-from piledriver.engine.offload.model_stream import StreamedGroup, ModelStream, groups_in
+from piledriver.engine.offload.model_stream import ModelStream, StreamedGroup, groups_in
 from piledriver.engine.offload.weights import Assembled, Source
 from piledriver.serve.placement.align_devices import AlignDevicesHook
 from piledriver.serve.placement.errors import PlacementError
