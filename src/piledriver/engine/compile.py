@@ -43,9 +43,17 @@ def apply_compile(model: nn.Module, mesh: Mesh, options: Mapping[str, Any] | Non
 
     layout = mesh.layout
     budget = layout.activation_budget if layout.activations == "budget" else None
-    blocks = [] if layout.compile == "model" else list(blocks_of(model).values())
-    compile_modules(blocks or [model], activation_budget=budget, **(options or {}))
+    modules = _bodies(model) if layout.compile == "model" else list(blocks_of(model).values())
+    compile_modules(modules or [model], activation_budget=budget, **(options or {}))
     return model
+
+
+def _bodies(model: nn.Module) -> list[nn.Module]:
+    """Return what to compile of a model whose loss is computed without logits, outside of any graph."""
+    from piledriver.engine.fused.output_layer import bodies_of, is_lazy_output
+
+    layers = [module for module in model.modules() if is_lazy_output(module)]
+    return bodies_of(model, layers[0]) if len(layers) == 1 else []
 
 
 def compile_modules(modules: list[nn.Module], *, activation_budget: float | None = None, **options: Any) -> None:

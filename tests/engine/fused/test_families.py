@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from piledriver.engine.apply import apply_compute
+from piledriver.engine.compile import compile_report, reset_compiler
 from piledriver.engine.fused.lazy_logits import LazyLogits
 from piledriver.engine.fused.report import fuse_report, report_of
 from piledriver.engine.layout import Layout
@@ -25,8 +26,8 @@ from tests.engine.fused.catalogue import ALL, CAUSAL, batch, build
 # dynamo looks at the gradients of everything it guards, and expects that warnings are not errors.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
-MATERIALISED = {"bart", "vit"}
-"""Architectures that do arithmetic on their logits, or have no vocabulary."""
+WITHOUT_LOGITS = {"vit"}
+"""Architectures that have no vocabulary."""
 
 
 def fused(model: nn.Module, device: str = "cpu", **layout: Any) -> nn.Module:
@@ -63,7 +64,7 @@ def test_loss_and_gradients_are_those_of_the_original(name: str) -> None:
     report = report_of(twin)
     assert report is not None
     assert report.replaced
-    if name not in MATERIALISED:
+    if name not in WITHOUT_LOGITS:
         assert isinstance(logits, LazyLogits)
         assert not logits.product.read
     torch.testing.assert_close(logits.detach().clone() * 1.0, expected_logits.detach(), rtol=1e-4, atol=1e-5)
@@ -109,6 +110,22 @@ def test_activation_policies_and_recomputed_norms_change_no_gradient() -> None:
         torch._dynamo.reset()
         _, found, _ = loss_and_gradients(fused(build("llama"), **layout), given)
         assert largest_gap(found, expected) < 1e-5, layout
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "t5"])
+def test_a_whole_compiled_model_computes_its_loss_without_logits(name: str) -> None:
+    reset_compiler()
+    model, given = build(name), batch(name)
+    twin = fused(copy.deepcopy(model), compile="model")
+    loss, gradients, logits = loss_and_gradients(twin, given)
+    expected_loss, expected, _ = loss_and_gradients(model, given)
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-5, atol=1e-6)
+    assert largest_gap(gradients, expected) < 1e-5
+    assert isinstance(logits, LazyLogits)
+    assert not logits.product.read
+    report = compile_report()
+    assert report.graphs == (2 if name == "t5" else 1)
+    assert not report.breaks
 
 
 def test_what_was_replaced_is_described() -> None:

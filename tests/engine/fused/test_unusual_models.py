@@ -205,13 +205,15 @@ def test_copies_pickles_and_undoing() -> None:
     same(model, original)
 
 
-def test_shards_are_left_alone_with_the_reason() -> None:
-    layout = Layout(fuse=True, zero=3)
-    model = apply_fused(Users(), make_mesh(layout, "cpu"))
-    report = report_of(model)
-    assert report is not None
-    assert [entry.operation for entry in report.left] == ["output layer and cross-entropy"]
-    assert "zero 3" in report.left[0].note
+def test_what_is_left_under_other_layouts_is_said() -> None:
+    for layout, reason in (
+        ({"compile": "model"}, "no submodule holds all blocks"),
+        ({"pp": 2}, "the last stage of a pipeline returns its logits"),
+        ({"tp": 2}, "nothing else is replaced under tp 2"),
+    ):
+        mesh: Any = types.SimpleNamespace(layout=Layout(fuse=True, **layout), device_type="cpu", alone=False)  # type: ignore[arg-type]
+        report = report_of(apply_fused(Users(), mesh))
+        assert reason in str(report)
 
 
 def test_describe_and_free_memory(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,12 +29,24 @@ def fuse(model: nn.Module, mesh: Mesh) -> nn.Module:
     modules = {name: module for name, module in model.named_modules() if id(module) not in inside}
     if ours:
         report.notes.append("Transformer of piledriver: fused by construction")
-    axes = [f"{axis} {size}" for axis in ("tp", "pp", "cp", "ep") if (size := getattr(mesh.layout, axis)) > 1]
+    axes = [f"{axis} {size}" for axis in ("tp", "ep") if (size := getattr(mesh.layout, axis)) > 1]
     if axes:
         report.notes.append(f"nothing else is replaced under {', '.join(axes)}: layers compute on shards")
         return model
+    _fuse_layers(report, modules, mesh)
+    if mesh.layout.pp > 1:
+        report.notes.append(f"attention and residual stream are left under pp {mesh.layout.pp}: stages pass tensors on")
+    else:
+        _fuse_attention(report, model, torch.device(mesh.device_type))
+        if not ours:
+            _cast_residual(report, model, mesh)
+    _fuse_output(report, model, modules, mesh)
+    return model
+
+
+def _fuse_layers(report: FuseReport, modules: dict[str, nn.Module], mesh: Mesh) -> None:
+    """Replace what computes each token by itself: norms, gated MLPs, experts."""
     device = torch.device(mesh.device_type)
-    dtype = compute_dtype(mesh.layout)
     _replace(
         report,
         norms.OPERATION,
@@ -53,14 +65,14 @@ def fuse(model: nn.Module, mesh: Mesh) -> nn.Module:
         {name: module for name, module in modules.items() if experts.is_experts(module)},
         lambda module: experts.match_experts(module, device),
     )
-    _fuse_attention(report, model, device)
-    _fuse_output(report, model, modules, mesh)
-    if dtype is torch.bfloat16 and not ours:
-        names = residual.cast_block_inputs(model, dtype)
-        if names:
-            kind = type(model.get_submodule(names[0])).__name__
-            report.replace(residual.OPERATION, kind, names, "inputs of blocks are cast to bf16")
-    return model
+
+
+def _cast_residual(report: FuseReport, model: nn.Module, mesh: Mesh) -> None:
+    dtype = compute_dtype(mesh.layout)
+    names = residual.cast_block_inputs(model, dtype) if dtype is torch.bfloat16 else []
+    if names:
+        kind = type(model.get_submodule(names[0])).__name__
+        report.replace(residual.OPERATION, kind, names, "inputs of blocks are cast to bf16")
 
 
 def _replace(report: FuseReport, operation: str, candidates: dict[str, nn.Module], match: Match) -> None:
@@ -99,10 +111,10 @@ def _fuse_output(report: FuseReport, model: nn.Module, modules: dict[str, nn.Mod
         if name not in modules:
             continue
         why = why_special_linear(layer)
-        if mesh.layout.zero == 3:
-            why = "zero 3 gathers its weight for the forward pass only"
-        elif mesh.layout.compile == "model":
-            why = "compile 'model' has the logits inside its graph"
+        if mesh.layout.pp > 1:
+            why = "the last stage of a pipeline returns its logits"
+        elif mesh.layout.compile == "model" and not output_layer.bodies_of(model, layer):
+            why = "compile 'model' has the logits inside its graph: no submodule holds all blocks and not the output"
         if why is not None:
             report.leave(output_layer.OPERATION, type(layer).__name__, [name], why)
             continue

@@ -1,9 +1,10 @@
 """Logits that are computed only if they are read: a cross-entropy of them runs in chunks and never holds them.
 
-`LazyLogits` is a tensor without values that knows the input and the weight of its output layer. Views, casts, scaling
-and soft-capping are recorded. `F.cross_entropy` of the result is computed by `kernels.cross_entropy`. Every other
-operator computes the values first, so that code which reads logits gets what it always got. Gradients are exact on both
-ways: the tensor has a node in the autograd graph, whose backward is that of the linear layer.
+`LazyLogits` is a tensor without values that knows the input and the weight of its output layer. Views, casts, a
+constant bias, scaling and soft-capping are recorded. `F.cross_entropy` of the result is computed by
+`kernels.cross_entropy`. Every other operator computes the values first, so that code which reads logits gets what it
+always got. Gradients are exact on both ways: the tensor has a node in the autograd graph, whose backward is that of the
+linear layer.
 """
 
 from __future__ import annotations
@@ -76,12 +77,14 @@ def mark_stale(*_: Any) -> None:
 
 @dataclass(frozen=True)
 class View:
-    """How a tensor derives from the product: which rows, the vocabulary's dim, and cap * tanh(scale * logit)."""
+    """How a tensor derives from the product: which rows, the vocabulary's dim, cap * tanh(scale * (logit + bias))."""
 
     rows: tuple[tuple[Callable[..., Any], tuple[Any, ...]], ...] = ()
     """What was done to the dims before the vocabulary; the same is done to `hidden`."""
     transposed: bool = False
     """Whether the vocabulary is dim 1 of 3."""
+    bias: Tensor | None = None
+    """[vocabulary]: what was added to the product."""
     scale: float = 1.0
     capped: bool = False
     cap: float = 1.0
@@ -120,6 +123,9 @@ class LazyLogits(Tensor):
                 return loss
         elif func in _NEEDS_STORAGE:
             args = tree_map(lambda one: _plain(one) if isinstance(one, LazyLogits) else one, args)
+        elif func is Tensor.register_hook and _is_gather_hook(args[1]) and args[0].product.hidden.requires_grad:
+            # It gathers sharded parameters and changes no gradient. A loss without logits reaches `hidden` only.
+            args[0].product.hidden.register_hook(args[1])
         elif func in _GRADIENT_ACCESS:
             _read_gradient(args[0], late=func in _GRADIENT_HOOKS)
         with without_torch_function():
@@ -135,7 +141,8 @@ class LazyLogits(Tensor):
             view = _RECORDED[func](first, *args[1:], **kwargs)
             if view is not None:
                 chain = (*first.chain, (func, args[1:], kwargs))
-                return LazyLogits.make(first.product, view, chain, func(first.shape_only, *args[1:], **kwargs))
+                shapes = tree_map(lambda one: one.to("meta") if isinstance(one, Tensor) else one, args[1:])
+                return LazyLogits.make(first.product, view, chain, func(first.shape_only, *shapes, **kwargs))
         mutated = first if func._schema.is_mutable and isinstance(first, LazyLogits) else None
         plain = tree_map(lambda one: one.values() if isinstance(one, LazyLogits) else one, (args, kwargs))
         out = func(*plain[0], **plain[1])
@@ -208,8 +215,9 @@ def _loss_of_rows(
             rows = func(rows, *args)
         rows, weight = rows.flatten(0, -2), product.weight
         factor = view.scale * view.cap if view.capped else view.scale
-        if product.bias is not None:
-            rows, weight = with_bias_column(rows, weight, product.bias)
+        bias = view.bias if product.bias is None else product.bias
+        if bias is not None:
+            rows, weight = with_bias_column(rows, weight, bias)
         if factor != 1.0:
             rows = rows * factor
         total, _, _ = chunked_cross_entropy(
@@ -230,6 +238,11 @@ def _plain(logits: LazyLogits) -> Tensor:
     """Return the values as a plain tensor with its place in the graph."""
     with without_torch_function():
         return cast(Tensor, aten.alias.default(logits))
+
+
+def _is_gather_hook(hook: Any) -> bool:
+    """Return whether `fully_shard` registered a hook, on the outputs of a module, to gather its parameters."""
+    return getattr(hook, "__module__", "").startswith("torch.distributed.fsdp")
 
 
 def _read_gradient(logits: Any, *, late: bool) -> None:
@@ -314,6 +327,19 @@ def _divide(logits: LazyLogits, divisor: Any) -> View | None:
     return _multiply(logits, 1.0 / divisor) if number else None
 
 
+def _add(logits: LazyLogits, other: Any, alpha: Any = 1) -> View | None:
+    """A bias without a gradient (BART's): its own node in the graph is left out."""
+    view, vocabulary = logits.view_of_product, logits.shape_only.shape[-1]
+    if not isinstance(other, Tensor) or isinstance(other, LazyLogits) or other.requires_grad or alpha != 1:
+        return None
+    row = other.ndim > 0 and other.shape[-1] == other.numel() == vocabulary and other.ndim <= logits.shape_only.ndim
+    plain = not view.transposed and not view.capped and view.scale == 1.0 and logits.product.bias is None
+    if not row or not plain or other.dtype not in _FLOATS or other.device != logits.product.hidden.device:
+        return None
+    new = other.detach().flatten().clone()
+    return replace(view, bias=new if view.bias is None else view.bias + new)
+
+
 def _tanh(logits: LazyLogits) -> View | None:
     view = logits.view_of_product
     return None if view.capped else replace(view, capped=True)
@@ -331,6 +357,7 @@ _RECORDED: dict[Any, Callable[..., View | None]] = {
     aten.mul.Tensor: _multiply,
     aten.div.Tensor: _divide,
     aten.tanh.default: _tanh,
+    aten.add.Tensor: _add,
 }
 _NEEDS_STORAGE: frozenset[Any] = frozenset(
     {

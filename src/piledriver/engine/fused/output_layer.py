@@ -38,6 +38,25 @@ def output_layers(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
+def bodies_of(model: nn.Module, layer: nn.Module) -> list[nn.Module]:
+    """Return the submodules that hold all blocks and not an output layer; empty if there are none.
+
+    Compiled as a whole, such a body returns hidden states, and the loss is computed outside of its graph.
+    """
+    blocks = {id(block) for block in blocks_of(model).values()}
+    node = model
+    while blocks:
+        holders = [child for child in node.children() if blocks & {id(module) for module in child.modules()}]
+        if any(isinstance(child, nn.ModuleList | nn.ModuleDict) or id(child) in blocks for child in holders):
+            return []
+        if not any(layer is module for child in holders for module in child.modules()):
+            return holders
+        if len(holders) != 1:
+            return []
+        node = holders[0]
+    return []
+
+
 def _named_output(module: nn.Module) -> Any:
     getter = getattr(module, "get_output_embeddings", None)
     if getter is None:
