@@ -25,6 +25,7 @@ position in a list.
 
 def config_reference() -> str:
     """Return the page as Markdown."""
+    from piledriver.compress.distil.objective import DistilSettings
     from piledriver.compress.folders import PruneConfig, QuantiseConfig
     from piledriver.corpus.pipeline.recipe import Recipe
     from piledriver.runtime.launch.config import LaunchConfig
@@ -38,6 +39,11 @@ def config_reference() -> str:
         parts += [_table(stage["settings"])] if stage["settings"] else []
     parts += ["## Quantisation: `piledriver compress quantise`\n", _table(config_keys(QuantiseConfig))]
     parts += ["## Pruning: `piledriver compress prune`\n", _table(config_keys(PruneConfig))]
+    parts += [
+        "## Distillation: `piledriver compress distil`\n",
+        "Keys of training under `train.`, and under `distil.`:\n",
+    ]
+    parts += [_table(config_keys(DistilSettings))]
     parts += ["## Launch config: `piledriver config`, `piledriver launch`\n", _table(config_keys(LaunchConfig))]
     parts += ["## Model presets: `model: NAME`\n", _presets()]
     return "\n".join(parts)

@@ -167,6 +167,13 @@ class BlockWalk:
             moved = [_to(argument, self.device) for argument in arguments[name]]
             yield x, block(x, *moved)[0]
 
+    def output(self, name: str, block: nn.Module, index: int) -> Tensor:
+        """Return the block's output for one batch of samples, with gradients; the block is moved to the device."""
+        block.to(self.device)
+        moved = [_to(argument, self.device) for argument in self._arguments[index][name]]
+        out: Tensor = block(self.states[index].to(self.device), *moved)[0]
+        return out
+
     def statistics(self, name: str, block: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, LayerStatistics]:
         """Return the statistics of the inputs of some layers of a block."""
         found = {key: LayerStatistics(cast(int, layer.in_features), self.device) for key, layer in layers.items()}

@@ -3,4 +3,5 @@
 VERBS: dict[str, tuple[str, str]] = {
     "quantise": ("piledriver.cli.compress.quantise", "store weights in 8 or 4 bits"),
     "prune": ("piledriver.cli.compress.prune", "set weights to zero, or remove whole parts"),
+    "distil": ("piledriver.cli.compress.distil", "train a student against its teacher"),
 }

@@ -1,0 +1,185 @@
+"""`distil`: train a student as a config says; `recover`: win back what compression lost, in one call."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from piledriver.compress.calibration import Calibration
+from piledriver.compress.distil.objective import DistilObjective, DistilSettings
+from piledriver.compress.distil.reconstruct import reconstruct
+from piledriver.compress.quantise import quantise
+from piledriver.compress.scheme import Scheme
+from piledriver.core import storage
+from piledriver.core.config import load_config, save_config, to_mapping
+from piledriver.core.errors import ConfigError, UsageError
+from piledriver.data import TokenStream
+from piledriver.models import Transformer
+from piledriver.models.interchange import copy_model_files, load_folder, read_folder_config, save_folder
+from piledriver.models.layers import Linear
+from piledriver.models.presets import learning_rate
+from piledriver.optim import OptimizerConfig
+from piledriver.runtime.world import detect_world
+from piledriver.train import DataConfig, RunSummary, TrainConfig, train
+from piledriver.train.resume import CHECKPOINTS
+
+_CONFIG = "distil.yaml"
+MODEL, QUANTISED = "model", "quantised"
+# Of the peak rate of pretraining (Muralidharan et al., 2024).
+_RATE = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistilConfig:
+    """Config of `piledriver compress distil`."""
+
+    train: TrainConfig
+    """The run; `train.model` is the folder of the student. Its default learning rate is a fifth of pretraining's."""
+    distil: DistilSettings
+    """The teacher and the loss."""
+
+
+def distil(config: DistilConfig, **options: Any) -> RunSummary:
+    """Train a student through the ordinary train loop, or resume the run in `config.train.out`.
+
+    All that the loop does holds here too: every layout of ZeRO, checkpoints, bit-exact resume. With `distil.quantise`
+    the finished model is also written to `quantised/`, rounded as it was trained. `options` are those of `train`.
+    """
+    run = config.train
+    if run.model_folder is None:
+        raise ConfigError(f"train.model is {run.model!r}", fix="name the folder of the student")
+    shape, _ = read_folder_config(run.model_folder)
+    if run.optimizer.lr is None:
+        rate = float(f"{_RATE * learning_rate(shape):.1e}")
+        run = replace(run, optimizer=replace(run.optimizer, lr=rate))
+    if run.layout.compile is None and torch.cuda.is_available():
+        # Block by block: the loss runs outside the graph.
+        run = replace(run, layout=replace(run.layout, compile="blocks"))
+    config = replace(config, train=run)
+    _check_same(config)
+    summary = train(run, objective=DistilObjective(config.distil), **options)
+    if summary.finished:
+        _write_quantised(config)
+    return summary
+
+
+def _check_same(config: DistilConfig) -> None:
+    """Raise `ConfigError` if the run to resume has another teacher or loss; otherwise write the config."""
+    path = os.path.join(config.train.out, _CONFIG)
+    if os.path.isdir(os.path.join(config.train.out, CHECKPOINTS)) and storage.exists(path):
+        before = to_mapping(load_config(DistilConfig, path).distil)
+        now = to_mapping(config.distil)
+        for name in now:
+            if before[name] != now[name]:
+                raise ConfigError(
+                    f"{config.train.out} holds a run with distil.{name}={before[name]}, not {now[name]}",
+                    fix=f"set distil.{name}={before[name]} to resume it, or use another out",
+                )
+    storage.make_folder(config.train.out)
+    save_config(config, path)
+
+
+def _write_quantised(config: DistilConfig) -> None:
+    """Write the model of quantisation-aware training as it was trained: rounded to nearest."""
+    scheme, folder = config.distil.quantise, os.path.join(config.train.out, MODEL)
+    if scheme is None or not detect_world().is_main or not os.path.isdir(folder):
+        return
+    dense = load_folder(folder)
+    group = Scheme.named(scheme)
+    unfit = [
+        f"blocks.{name}"
+        for name, module in dense.blocks.named_modules()
+        if type(module) is Linear and group.weights == "int4" and module.in_features % group.group
+    ]
+    small = quantise(dense, scheme, skip=[*config.distil.skip, *unfit], in_place=True)
+    out = os.path.join(config.train.out, QUANTISED)
+    storage.make_folder(out)
+    copy_model_files(folder, out)
+    save_folder(small, out)
+
+
+def recover(
+    model: Transformer | str,
+    teacher: Transformer | str,
+    data: TokenStream,
+    *,
+    out: str,
+    tokens: int = 0,
+    batch_tokens: int = 65536,
+    settings: DistilSettings | None = None,
+    reconstruction: Calibration | Tensor | TokenStream | None = None,
+    samples: int = 128,
+    epochs: int = 8,
+    lr: float | None = None,
+    keep_zeros: bool = True,
+    device: torch.device | str | None = None,
+    **changes: Any,
+) -> Transformer:
+    """Return the model after block-wise reconstruction and, with `tokens`, distillation on that many tokens.
+
+    Reconstruction uses `samples` windows of `data`, or of `reconstruction`, for `epochs` passes; 0 epochs leave it out.
+    `out` is the run folder: a call that was interrupted resumes there. `settings` are those of the loss (default:
+    forward KL against `teacher`), `changes` further keys of `TrainConfig`. Zeros of weights stay with `keep_zeros`.
+    """
+    start = _folder_of(model, os.path.join(out, "start"))
+    large = _folder_of(teacher, os.path.join(out, "teacher"))
+    fitted = os.path.join(out, "reconstructed")
+    if epochs and not storage.exists(os.path.join(fitted, "config.json")):
+        student = reconstruct(
+            load_folder(start),
+            load_folder(large),
+            data if reconstruction is None else reconstruction,
+            samples=samples,
+            epochs=epochs,
+            keep_zeros=keep_zeros,
+            device=device,
+            in_place=True,
+        )
+        save_folder(student, fitted)
+    start = fitted if epochs else start
+    if not tokens:
+        return load_folder(start)
+    stream = data.config
+    if stream.epoch_windows is not None:
+        raise UsageError("data has epoch_windows, which a training run does not take", fix="leave it out")
+    config = DistilConfig(
+        train=TrainConfig(
+            model=start,
+            data=DataConfig(
+                tokens=stream.tokens,
+                seq_len=stream.seq_len,
+                packing=stream.packing,
+                mixture=stream.mixture,
+                exclude_sources=stream.exclude_sources,
+                exclude_licences=stream.exclude_licences,
+            ),
+            batch_tokens=batch_tokens,
+            budget_tokens=tokens,
+            out=os.path.join(out, "run"),
+            seed=stream.seed,
+            keep_zeros=keep_zeros and _has_zeros(start),
+            **{"optimizer": OptimizerConfig(lr=lr), "trackers": (), "plots": False, **changes},
+        ),
+        distil=replace(settings, teacher=large) if settings is not None else DistilSettings(teacher=large),
+    )
+    distil(config)
+    return load_folder(os.path.join(out, "run", MODEL))
+
+
+def _folder_of(model: Transformer | str, folder: str) -> str:
+    """Return the folder of a model, which is written unless it is there from an earlier call."""
+    if isinstance(model, str):
+        return model
+    if not storage.exists(os.path.join(folder, "config.json")):
+        save_folder(model, folder)
+    return folder
+
+
+def _has_zeros(folder: str) -> bool:
+    """Return whether the model of a folder was pruned without changing its shape."""
+    records = read_folder_config(folder)[1].get("compression") or []
+    return any(record.get("act") == "prune" and "zeros" in record for record in records)

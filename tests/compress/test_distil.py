@@ -1,0 +1,329 @@
+"""Distillation: the loss against its formula, the run through the train loop, reconstruction, rounded weights."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from piledriver import compress
+from piledriver.cli.main import main
+from piledriver.compress.distil import DistilConfig, DistilSettings, distil, reconstruct, write_teacher_logits
+from piledriver.compress.distil.loss import Distribution, DivergenceSettings, linear_distillation
+from piledriver.compress.distil.objective import matching_layers
+from piledriver.compress.distil.quantisation_aware import make_quantisation_aware, round_weight
+from piledriver.compress.scheme import Scheme
+from piledriver.core.errors import ConfigError, CorruptFileError, UsageError
+from piledriver.data import StreamConfig, open_stream
+from piledriver.engine import Layout
+from piledriver.kernels.linear import dequantise_weight
+from piledriver.models import ModelConfig, Transformer
+from piledriver.models.interchange import load_folder, save_folder
+from piledriver.optim import OptimizerConfig
+from piledriver.train import DataConfig, TrainConfig
+from tests.train.corpus import make_tokens
+from tests.train.runs import ENVIRONMENT, VERB, curve, finish, kill_when, lines_of, weights
+
+TOKENS = torch.randint(61, (8, 24), generator=torch.Generator().manual_seed(1))
+
+
+class Outputs:
+    def __init__(self, logits: torch.Tensor, top_k: int | None) -> None:
+        self.logits, self.top_k = logits, top_k
+
+    def chunk(self, begin: int, end: int, temperature: float) -> Distribution:
+        log_q = (self.logits[begin:end] / temperature).log_softmax(-1)
+        if self.top_k is None:
+            return Distribution(log_q)
+        best = log_q.topk(self.top_k)
+        return Distribution(best.values, best.indices)
+
+
+def formula(
+    logits: torch.Tensor, teacher: torch.Tensor, settings: DivergenceSettings, top_k: int | None
+) -> torch.Tensor:
+    """The divergence of every row, straight from its definition over outcomes."""
+    t = settings.temperature
+    p, q = (logits / t).softmax(-1), (teacher / t).softmax(-1)
+    if top_k is not None:
+        ids = q.topk(top_k).indices
+        kept_p, kept_q = p.gather(1, ids), q.gather(1, ids)
+        rest = [1 - part.sum(-1, keepdim=True) for part in (kept_p, kept_q)]
+        p, q = torch.cat((kept_p, rest[0]), 1), torch.cat((kept_q, rest[1]), 1)
+    first, second = (q, p) if settings.kind == "forward" else (p, q)
+    return t**2 * (first * (first.log() - second.log())).sum(-1)
+
+
+@pytest.mark.parametrize("top_k", [None, 5])
+@pytest.mark.parametrize("kind", ["forward", "reverse"])
+@pytest.mark.parametrize(("temperature", "share", "softcap", "z_loss"), [(1.0, 0.0, None, 0.0), (2.0, 0.3, 3.0, 0.1)])
+def test_the_chunked_loss_is_its_formula(
+    kind: Any, top_k: int | None, temperature: float, share: float, softcap: float | None, z_loss: float
+) -> None:
+    luck = torch.Generator().manual_seed(0)
+    hidden = torch.randn(11, 8, generator=luck, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(23, 8, generator=luck, dtype=torch.float64, requires_grad=True)
+    teacher = torch.randn(11, 23, generator=luck, dtype=torch.float64) * 2
+    targets = torch.randint(23, (11,), generator=luck)
+    targets[3] = -100
+    settings = DivergenceSettings(kind, temperature, share)
+    sums = linear_distillation(
+        hidden, weight, targets, Outputs(teacher, top_k), settings, softcap=softcap, z_loss=z_loss, chunk_tokens=4
+    )
+    found = torch.autograd.grad(sums.total, (hidden, weight))
+
+    logits = hidden @ weight.t()
+    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    counted = targets != -100
+    entropy = F.cross_entropy(logits, targets, reduction="sum")
+    wanted = (1 - share) * formula(logits, teacher, settings, top_k)[counted].sum() + share * entropy
+    wanted = wanted + z_loss * logits.logsumexp(-1)[counted].square().sum()
+    expected = torch.autograd.grad(wanted, (hidden, weight))
+    assert int(sums.tokens) == 10
+    torch.testing.assert_close(sums.total.double(), wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(sums.cross_entropy.double(), entropy.detach(), rtol=1e-5, atol=1e-5)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 512,
+    "dim": 32,
+    "layers": 3,
+    "heads": 4,
+    "kv_heads": 2,
+    "mlp_dim": 64,
+    "max_positions": 32,
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A teacher, a student that was pruned from it, a sparse one, and token shards."""
+    folder = tmp_path_factory.mktemp("distil")
+    make_tokens(folder, documents=60)
+    teacher = Transformer(ModelConfig(**SHAPE), seed=3)
+    for parameter in teacher.parameters():
+        parameter.data.mul_(8 if parameter.dim() > 1 else 1)
+    save_folder(teacher, folder / "teacher")
+    stream = open_stream(StreamConfig(tokens=str(folder / "tokens"), seq_len=32))
+    shape = compress.SmallerShape(layers=2, mlp_dim=48, dim=24)
+    save_folder(compress.prune(teacher, shape, data=stream, samples=16), folder / "student")
+    save_folder(compress.prune(teacher, 0.5, data=stream, samples=16), folder / "sparse")
+    return folder
+
+
+def config(place: Path, out: Path, student: str = "student", steps: int = 4, **settings: Any) -> DistilConfig:
+    if "teacher_logits" not in settings:
+        settings.setdefault("teacher", str(place / "teacher"))
+    layout = settings.pop("layout", Layout(precision="auto"))
+    return DistilConfig(
+        train=TrainConfig(
+            model=str(place / student),
+            data=DataConfig(tokens=str(place / "tokens")),
+            batch_tokens=128,
+            budget_tokens=128 * steps,
+            out=str(out),
+            optimizer=OptimizerConfig(lr=0.01),
+            layout=layout,
+            trackers=(),
+            plots=False,
+        ),
+        distil=DistilSettings(**settings),
+    )
+
+
+def test_a_student_comes_nearer_to_its_teacher(place: Path, tmp_path: Path) -> None:
+    stream = open_stream(StreamConfig(tokens=str(place / "tokens"), seq_len=32))
+    tokens = torch.from_numpy(stream.read(900, 8).inputs.astype("int64"))
+    teacher = load_folder(place / "teacher").eval()
+
+    def divergence(folder: Path) -> float:
+        with torch.no_grad():
+            log_p, log_q = (model(tokens).log_softmax(-1) for model in (load_folder(folder), teacher))
+            return float((log_q.exp() * (log_q - log_p)).sum(-1).mean())
+
+    before = divergence(place / "student")
+    for settings in ({}, {"divergence": "reverse", "top_k": 64}, {"hidden": 1.0, "cross_entropy": 0.05}):
+        out = tmp_path / str(len(list(tmp_path.iterdir())))
+        assert distil(config(place, out, steps=25, **settings)).finished
+        assert divergence(out / "model") < before, settings
+    record = load_folder(out / "model").compression
+    assert [one["act"] for one in record] == ["prune", "distil"]
+    assert record[-1]["tokens"] == 25 * 128
+
+
+def test_hidden_states_match_the_layers_and_channels_that_stayed(place: Path) -> None:
+    student, teacher = load_folder(place / "student"), load_folder(place / "teacher")
+    layers, channels = matching_layers(student, teacher)
+    record = student.compression[-1]
+    assert layers == record["kept_layers"]
+    assert channels is not None
+    assert channels.tolist() == record["kept_channels"]
+    assert matching_layers(Transformer(ModelConfig(**{**SHAPE, "layers": 1})), teacher) == ([2], None)
+    with pytest.raises(ConfigError, match="32 channels"):
+        matching_layers(Transformer(ModelConfig(**{**SHAPE, "dim": 16})), teacher)
+
+
+def test_stored_outputs_teach_like_the_teacher(place: Path, tmp_path: Path) -> None:
+    stream = open_stream(StreamConfig(tokens=str(place / "tokens"), seq_len=32))
+    folder = write_teacher_logits(
+        load_folder(place / "teacher"), stream, str(tmp_path / "logits"), windows=16, top_k=16, windows_per_shard=8
+    )
+    distil(config(place, tmp_path / "stored", teacher_logits=folder))
+    distil(config(place, tmp_path / "live", top_k=16))
+    one, other = curve(tmp_path / "stored"), curve(tmp_path / "live")
+    assert list(one) == [1, 2, 3, 4]
+    assert all(one[step] == pytest.approx(other[step], abs=2e-3) for step in one)
+    with pytest.raises(UsageError, match="window 16"):
+        distil(config(place, tmp_path / "long", steps=5, teacher_logits=folder))
+    shard = Path(folder) / "00001.npy"
+    shard.write_bytes(shard.read_bytes()[:-8])
+    with pytest.raises(CorruptFileError, match="checksum"):
+        distil(config(place, tmp_path / "cut", teacher_logits=folder))
+    other_seed = open_stream(StreamConfig(tokens=str(place / "tokens"), seq_len=32, seed=1))
+    with pytest.raises(UsageError, match="other settings"):
+        write_teacher_logits(load_folder(place / "teacher"), other_seed, folder, windows=16, top_k=16)
+
+
+def test_reconstruction_lowers_the_error_of_every_block_and_keeps_zeros(place: Path) -> None:
+    stream = open_stream(StreamConfig(tokens=str(place / "tokens"), seq_len=32))
+    teacher = load_folder(place / "teacher")
+    for name in ("sparse", "student"):
+        model = load_folder(place / name)
+        better = reconstruct(model, teacher, stream, samples=16, epochs=6, lr=2e-3, batch_tokens=128)
+        errors = better.compression[-1]["relative_error"]
+        assert len(errors) == model.config.layers
+        assert all(error["after"] < error["before"] for error in errors.values())
+        for old, new in zip(model.blocks.parameters(), better.blocks.parameters(), strict=True):
+            if old.dim() > 1 and name == "sparse":
+                assert torch.equal(old == 0, new == 0)
+        again = reconstruct(model, teacher, stream, samples=16, epochs=6, lr=2e-3, batch_tokens=128)
+        assert all(torch.equal(a, b) for a, b in zip(better.parameters(), again.parameters(), strict=True))
+
+
+def test_recover_reconstructs_then_distils_and_resumes(place: Path, tmp_path: Path) -> None:
+    stream = open_stream(StreamConfig(tokens=str(place / "tokens"), seq_len=32))
+    given: dict[str, Any] = {"out": str(tmp_path / "out"), "samples": 8, "epochs": 1, "batch_tokens": 64}
+    teacher, sparse = load_folder(place / "teacher"), load_folder(place / "sparse")
+    model = compress.recover(sparse, teacher, stream, tokens=128, **given)
+    assert [one["act"] for one in model.compression] == ["prune", "reconstruct", "distil"]
+    for name, weight in sparse.blocks.named_parameters():
+        if weight.dim() > 1:
+            assert torch.equal(weight == 0, dict(model.blocks.named_parameters())[name] == 0)
+    again = compress.recover(sparse, teacher, stream, tokens=128, **given)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_quantisation_aware_training_ends_in_the_values_it_was_trained_with(place: Path, tmp_path: Path) -> None:
+    scheme = Scheme.named("w4a16-g32")
+    weight = torch.randn(4, 64, requires_grad=True)
+    small = round_weight(weight, scheme)
+    small.square().sum().backward()
+    torch.testing.assert_close(weight.grad, 2 * small.detach())
+    out = tmp_path / "run"
+    assert distil(config(place, out, student="sparse", quantise="w4a16-g32")).finished
+    trained, rounded = load_folder(out / "model"), load_folder(out / "quantised")
+    for name in ("attention.qkv", "mlp.down"):
+        value = round_weight(trained.blocks["0"].get_submodule(name).weight, scheme)
+        quantised: Any = rounded.blocks["0"].get_submodule(name)
+        torch.testing.assert_close(dequantise_weight(quantised.quantised, torch.float32), value, rtol=1e-6, atol=1e-7)
+    make_quantisation_aware(trained, scheme)
+    with torch.no_grad():
+        torch.testing.assert_close(rounded(TOKENS), trained(TOKENS), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"layout": Layout(tp=1), "cross_entropy": 1.5}, "0 to 1"),
+        ({"teacher_logits": "x", "teacher": "y"}, "both"),
+        ({"teacher_logits": "x", "temperature": 2.0}, "neither"),
+        ({"teacher": None}, "no teacher"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(place: Path, tmp_path: Path, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        config(place, tmp_path, **settings)
+
+
+# One process each, then two: teacher sharded, student in zero 2; and the same bits of GPTQ on every rank.
+PARALLEL = """
+import hashlib, sys
+from dataclasses import replace
+from piledriver import compress
+from piledriver.compress.distil import DistilConfig, distil
+from piledriver.core.config import load_config
+from piledriver.data import StreamConfig, open_stream
+from piledriver.engine import Layout
+from piledriver.models.interchange import load_folder
+from piledriver.runtime.world import detect_world
+
+place, out = sys.argv[1:]
+config = load_config(DistilConfig, place + "/distil.yaml", [f"train.out={out}"])
+world = detect_world()
+if world.size > 1:
+    config = replace(config, train=replace(config.train, layout=Layout(zero=2)),
+                     distil=replace(config.distil, teacher_layout=Layout(zero=3)))
+assert distil(config).finished
+stream = open_stream(StreamConfig(tokens=place + "/tokens", seq_len=32))
+small = compress.quantise(load_folder(place + "/teacher"), "w4a16-g32", method="gptq", data=stream, samples=8)
+sums = hashlib.sha256(b"".join(value.numpy().tobytes() for value in small.state_dict().values())).hexdigest()
+open(f"{out}/bits-{world.rank}", "w").write(sums)
+"""
+
+
+@pytest.mark.slow
+def test_processes_and_layouts_do_not_change_the_result(place: Path, tmp_path: Path) -> None:
+    from piledriver.core.config import save_config
+
+    save_config(config(place, tmp_path), place / "distil.yaml")
+    script = tmp_path / "run.py"
+    script.write_text(PARALLEL)
+    for name, command in (
+        ("one", [sys.executable, str(script)]),
+        ("two", [*VERB, "launch", "--nproc", "2", "--max-restarts", "0", str(script)]),
+    ):
+        words = [*command, str(place), str(tmp_path / name)]
+        done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    one, two = curve(tmp_path / "one"), curve(tmp_path / "two")
+    assert all(one[step] == pytest.approx(two[step], rel=1e-4) for step in one)
+    bits = {path.read_text() for path in tmp_path.glob("*/bits-*")}
+    assert len(list(tmp_path.glob("*/bits-*"))) == 3
+    assert len(bits) == 1
+
+
+# Resumes what was killed, then does the same run from the start.
+BOTH = """
+import sys
+from piledriver.cli.main import main
+
+for out in sys.argv[2:]:
+    assert main(["compress", "distil", sys.argv[1], "train.checkpoint_steps=3", f"train.out={out}"]) == 0
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_with_the_same_bits(place: Path, tmp_path: Path) -> None:
+    from piledriver.core.config import save_config
+
+    save_config(config(place, tmp_path / "run", steps=12), tmp_path / "distil.yaml")
+    (tmp_path / "both.py").write_text(BOTH)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    words = [sys.executable, str(tmp_path / "both.py"), str(tmp_path / "distil.yaml")]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    first = subprocess.Popen([*words, str(killed)], **pipes, env=ENVIRONMENT, start_new_session=True)
+    assert kill_when(first, lambda: lines_of(killed) >= 5)
+    finish(subprocess.Popen([*words, str(killed), str(whole)], **pipes, env=ENVIRONMENT))
+    assert curve(whole) == curve(killed)
+    assert weights(whole) == weights(killed)
+    said = main(["compress", "distil", str(tmp_path / "distil.yaml"), f"train.out={killed}", "distil.hidden=1"])
+    assert said == 2
+    assert json.loads((killed / "model" / "config.json").read_text())["compression"][-1]["act"] == "distil"
