@@ -86,7 +86,7 @@ def prepare_model(
     if pop_state(model) is not None:
         # Prepared before by a single process: only its precision is undone.
         restore_forward(model)
-    if place and not is_on_meta(model) and mesh.layout.offload != "parameters":
+    if place and not is_on_meta(model) and not mesh.layout.streams_parameters:
         _place(model, device)
     if evaluation_mode:
         return apply_compute(model, mesh, prepared.options)

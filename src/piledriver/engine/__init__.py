@@ -2,5 +2,6 @@
 
 from piledriver.engine.errors import EngineError, LayoutError
 from piledriver.engine.layout import Layout
+from piledriver.engine.tiers import Offload
 
-__all__ = ["EngineError", "Layout", "LayoutError"]
+__all__ = ["EngineError", "Layout", "LayoutError", "Offload"]

@@ -20,7 +20,7 @@ from piledriver.engine.expert_parallel import apply_ep
 from piledriver.engine.fp8 import apply_fp8
 from piledriver.engine.fused import apply_fused
 from piledriver.engine.mesh import Mesh
-from piledriver.engine.offload import apply_offload
+from piledriver.engine.offload import apply_offload, parameter_allocator
 from piledriver.engine.optimizer.parameter_map import ParameterMap, swap_parameters
 from piledriver.engine.options import EngineOptions
 from piledriver.engine.pipeline_parallel import run_as_pipeline, split_stages, stages_of
@@ -67,7 +67,8 @@ def apply(
     if plan is not None:
         from piledriver.engine.meta_init import materialise_shards
 
-        materialise_shards(model, plan, torch.device("cpu") if layout.offload == "parameters" else device, weights)
+        home = torch.device("cpu") if layout.streams_parameters else device
+        materialise_shards(model, plan, home, weights, allocate=parameter_allocator(model, mesh))
     reducer = attach_reducer(model, mesh, options.ddp)
     model = sync_buffers(model, mesh)
     model = apply_offload(model, mesh, device)
@@ -110,7 +111,9 @@ def apply_optimizer(optimizer: torch.optim.Optimizer, mesh: Mesh, parameters: Pa
     if layout.offloads:
         from piledriver.engine.offload.apply import offload_optimizer
 
-        offload_optimizer(optimizer)
+        if offload_optimizer(optimizer):
+            # Its stand-ins are local fp32 tensors already.
+            return
     if layout.has_bf16_weights:
         round_stochastically(optimizer)
     else:

@@ -13,13 +13,13 @@ from typing import Any, Literal, cast, get_args
 from piledriver.core.config import to_mapping
 from piledriver.core.registry import Registry
 from piledriver.engine.errors import LayoutError
+from piledriver.engine.tiers import PRESETS, Offload, OffloadPreset
 
 Precision = Literal["auto", "fp32", "bf16", "fp16", "fp8", "fp8-rowwise", "bf16-pure", "fp8-pure"]
 Activations = Literal["keep", "selective", "full", "budget"]
 Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev"]
 
 Zero = Literal[0, 1, 2, 3]
-Offload = Literal["none", "optimizer", "parameters"]
 ContextMethod = Literal["ring", "all-to-all"]
 Reducer = Literal["bucketed", "ddp"]
 
@@ -28,7 +28,6 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "zero": get_args(Zero),
     "precision": get_args(Precision),
     "activations": get_args(Activations),
-    "offload": get_args(Offload),
     "cp_method": get_args(ContextMethod),
     "schedule": get_args(Schedule),
     "reducer": get_args(Reducer),
@@ -88,8 +87,9 @@ class Layout:
     """Keep saved activations in host memory until the backward pass needs them."""
     recompute_norms: bool = False
     """Recompute the norms before attention and MLP in the backward pass of compiled blocks."""
-    offload: Offload = "none"
-    """What lives in host memory: nothing, optimizer states, or these and the parameters."""
+    offload: OffloadPreset | Offload = "none"
+    """What lives outside the device: nothing, optimizer states, or these and the parameters in host memory; an
+    `Offload` names the tier of each, disk included."""
 
     sequence_parallel: bool = True
     """With tp: also shard the activations of norms along the sequence."""
@@ -126,6 +126,9 @@ class Layout:
             if not any(getattr(self, name) == one and type(getattr(self, name)) is type(one) for one in choices):
                 named = ", ".join(map(repr, choices))
                 raise LayoutError(f"{name} is {getattr(self, name)!r}", fix=f"use one of {named}")
+        if not isinstance(self.offload, Offload) and self.offload not in PRESETS:
+            named = ", ".join(map(repr, PRESETS))
+            raise LayoutError(f"offload is {self.offload!r}", fix=f"use one of {named}, or an Offload")
         if self.prefetch < 0:
             raise LayoutError(f"prefetch is {self.prefetch}", fix="use 0 or more blocks")
         if self.expert_capacity is not None and not self.expert_capacity > 0:
@@ -208,11 +211,8 @@ class Layout:
                 f"{world_size} processes cannot be divided by pp {self.pp} * cp {self.cp} * tp {self.tp} = {fixed}",
                 fix=f"use {choices} processes",
             )
-        if self.offloads and self.zero != 3 and world_size > 1:
-            raise LayoutError(
-                f"offload={self.offload!r} with zero {self.zero} on {world_size} processes keeps a copy on each",
-                fix="use zero=3",
-            )
+        if self.offloads and world_size > 1:
+            self._check_offload(world_size)
         replicate, shard = self._share(left)
         if replicate * shard != left:
             raise LayoutError(
@@ -224,6 +224,22 @@ class Layout:
             nearest = max(n for n in range(1, min(self.ep, size) + 1) if size % n == 0)
             raise LayoutError(f"ep {self.ep} does not divide the {size} data-parallel ranks", fix=f"use ep={nearest}")
         return replace(self, dp_replicate=replicate, dp_shard=shard)
+
+    def _check_offload(self, world_size: int) -> None:
+        tiers, on = self.tiers, f"on {world_size} processes"
+        if self.zero == 0:
+            raise LayoutError(
+                f"offload={self.offload!r} with zero 0 {on} keeps a copy on each", fix="use zero=1, 2 or 3"
+            )
+        if self.zero != 3 and (self.streams_parameters or tiers.gradients == "step"):
+            raise LayoutError(f"offload={self.offload!r} with zero {self.zero} {on}", fix="use zero=3")
+        if tiers.parameters == "disk" or (self.streams_parameters and tiers.steps_by_block):
+            raise LayoutError(
+                f"offload={self.offload!r} {on}: torch's sharding streams whole shards from host memory",
+                fix="use parameters='device', or 'host' with the optimizer on the host",
+            )
+        if tiers.optimizer_share < 1.0 and tiers.optimizer == "host":
+            raise LayoutError(f"offload={self.offload!r} {on}", fix="use optimizer_share=1")
 
     def _share(self, left: int) -> tuple[int, int]:
         replicate, shard = self.dp_replicate, self.dp_shard
@@ -254,9 +270,19 @@ class Layout:
         return self.zero == 0 and self.tp == self.pp == self.cp == self.ep == 1 and not self.offloads
 
     @property
+    def tiers(self) -> Offload:
+        """The tier of each part of the training state."""
+        return self.offload if isinstance(self.offload, Offload) else PRESETS[self.offload]
+
+    @property
     def offloads(self) -> bool:
-        """Whether optimizer states (and parameters) live in host memory."""
-        return self.offload != "none"
+        """Whether optimizer states (and parameters) live in host memory or on disk."""
+        return self.tiers.optimizer != "device"
+
+    @property
+    def streams_parameters(self) -> bool:
+        """Whether the parameters live in host memory or on disk, and blocks are streamed to the device."""
+        return self.tiers.parameters != "device"
 
     @property
     def has_bf16_weights(self) -> bool:
@@ -273,7 +299,8 @@ class Layout:
     def __repr__(self) -> str:
         """Show only what differs from the defaults."""
         plain = {name: field.default for name, field in type(self).__dataclass_fields__.items()}
-        said = [f"{k}={v!r}" for k, v in to_mapping(self).items() if v != plain[k]]
+        shown = {**to_mapping(self), "offload": self.offload}
+        said = [f"{k}={v!r}" for k, v in shown.items() if v != plain[k]]
         return f"Layout({', '.join(said)})"
 
 

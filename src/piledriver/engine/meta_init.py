@@ -37,10 +37,28 @@ def init_plan(model: nn.Module) -> InitPlan:
 
 
 def materialise_shards(
-    model: nn.Module, recipe: InitPlan, device: torch.device, weights: int | Callable[[nn.Module], None]
+    model: nn.Module,
+    recipe: InitPlan,
+    device: torch.device,
+    weights: int | Callable[[nn.Module], None],
+    *,
+    allocate: Callable[[Tensor], Tensor | None] | None = None,
 ) -> None:
-    """Allocate a model's local shards and fill them: by seed, or by the function `weights`."""
-    model.to_empty(device=device)
+    """Allocate a model's local shards and fill them: by seed, or by the function `weights`.
+
+    `allocate` may return memory for a tensor, where its tier is not the device.
+    """
+    if allocate is not None:
+        tied: dict[int, Tensor] = {}
+        for module in model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None and id(parameter) not in tied and (made := allocate(parameter)) is not None:
+                    tied[id(parameter)] = nn.Parameter(made, requires_grad=parameter.requires_grad)
+                if parameter is not None and id(parameter) in tied:
+                    module._parameters[name] = tied[id(parameter)]  # type: ignore[assignment]
+        model._apply(lambda one: torch.empty_like(one, device=device) if one.is_meta else one)  # type: ignore[no-untyped-call]
+    else:
+        model.to_empty(device=device)
     if not isinstance(weights, int):
         weights(model)
     elif isinstance(model, Transformer):

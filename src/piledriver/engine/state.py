@@ -88,8 +88,13 @@ def pipeline_call(model: nn.Module) -> Any:
 @contextmanager
 def no_sync(model: nn.Module) -> Iterator[None]:
     """Keep gradients local within the block."""
-    known = state_of(model)
-    if known is not None and known.pipeline is not None:
+    from piledriver.engine.offload import offloaded
+
+    known, made = state_of(model), offloaded(model)
+    if made is not None and known is not None and known.reducer is None and _sharded(model) is None:
+        with _set(made.gradients, accumulates=True):
+            yield
+    elif known is not None and known.pipeline is not None:
         with _set(model.forward, syncs=False):
             yield
     elif known is not None and known.reducer is not None:

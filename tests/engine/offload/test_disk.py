@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from piledriver.engine.offload.disk.block_file import DiskStore, Region
-from piledriver.engine.offload.disk.direct_io import DirectIO, HostBuffer, OpenedFile
+from piledriver.engine.offload.disk.direct_io import DirectIO, DiskRate, HostBuffer, OpenedFile
 from piledriver.engine.offload.disk.errors import DiskError, DiskFullError
-from piledriver.engine.offload.disk.rate import DiskRate, measure_rate, warn_if_slow
+from piledriver.engine.offload.disk.rate import measure_rate, warn_if_slow
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])

@@ -132,7 +132,12 @@ def _target(
         if isinstance(present, torch.Tensor) and tuple(present.shape) == entry.shape and present.dtype == entry.dtype:
             made = present
         elif tuple(parameter.shape) == entry.shape and entry.shape:
-            made = torch.empty_like(parameter, dtype=entry.dtype, requires_grad=False)
+            master = getattr(parameter, "master_weight", None)
+            if master is not None:
+                # An offloaded weight keeps its states in its own tier.
+                made = master.empty_state(entry.dtype)
+            else:
+                made = torch.empty_like(parameter, dtype=entry.dtype, requires_grad=False)
         elif isinstance(parameter, DTensor) and entry.shape:
             # A factor of the weight (Adafactor's rows and columns) is replicated.
             mesh = parameter.device_mesh

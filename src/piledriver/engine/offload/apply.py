@@ -1,11 +1,12 @@
-"""Offload optimizer states and fp32 master weights to host memory; with `parameters`, the weights too.
+"""Offload optimizer states and fp32 master weights to host memory or disk; with `parameters`, the weights too.
 
 The device keeps weights in the compute dtype; gradients are copied to the host during the backward; the optimizer,
 whose groups hold the master weights, steps there with its fused CPU kernel; new weights are copied back. The optimizer
 object and its state dict stay, and the model's state dict holds the master weights: checkpoints move between runs with
 and without offload.
 
-With zero 3 on several ranks each holds the masters of its shards; `parameters` is then torch's offload policy.
+With zero 3 on several ranks each holds the masters of its shards; `parameters` is then torch's offload policy. With
+zero 1 and 2 each holds the masters of the rows that it steps on.
 """
 
 from __future__ import annotations
@@ -15,53 +16,83 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from piledriver.engine.blocks import blocks_of
 from piledriver.engine.layout import Layout
+from piledriver.engine.mesh import Mesh
+from piledriver.engine.meta_init import put
 from piledriver.engine.offload import OFFLOADED, offloaded
-from piledriver.engine.offload.blocks import StreamedBlocks
+from piledriver.engine.offload.blocks import StreamedBlocks, StreamedWeight, StreamHome, streamed_parameters
 from piledriver.engine.offload.gradients import GradientStream
 from piledriver.engine.offload.master import MasterWeight
+from piledriver.engine.offload.places import Places
+from piledriver.engine.offload.stepping.replace_step import step_by_block
 from piledriver.engine.precision import compute_dtype
+from piledriver.engine.shards.owned_rows import gather_rows
 from piledriver.optim.shards import local
 
 
 class Offloaded:
-    """The master weights of a model on the host, with their transfers."""
+    """The master weights of a model on the host or on disk, with their transfers."""
 
-    def __init__(self, model: nn.Module, layout: Layout, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, layout: Layout, device: torch.device, axis: DeviceMesh | None = None) -> None:
         dtype = compute_dtype(layout) if layout.precision != "fp16" else None
+        self.tiers, self.axis = layout.tiers, axis
+        blocks = list(blocks_of(model).values()) if layout.streams_parameters else []
+        streamed = {parameter for block in streamed_parameters(blocks) for parameter in block}
+        places = Places(model, self.tiers, streamed)
+        self.store = places.store
         self.masters: dict[nn.Parameter, MasterWeight] = {}
-        for parameter in model.parameters():
-            if parameter.is_floating_point():
-                self.masters[parameter] = MasterWeight(parameter, device, home=self)
-                if dtype is not None and parameter.dim() > 1 and not isinstance(parameter, DTensor):
-                    # Vectors (norms, biases) stay fp32.
-                    parameter.data = parameter.data.to(dtype)
+        for parameter in places.offloaded:
+            self.masters[parameter] = MasterWeight(
+                parameter,
+                device,
+                home=self,
+                store=self.store if parameter in places.on_disk else None,
+                gradient_store=self.store if parameter in places.gradient_on_disk else None,
+                pin=self.tiers.pin,
+            )
+            if dtype is not None and parameter.dim() > 1 and not isinstance(parameter, DTensor):
+                # Vectors (norms, biases) stay fp32.
+                parameter.data = parameter.data if parameter in streamed else parameter.data.to(dtype)
         self.blocks: StreamedBlocks | None = None
-        if layout.offload == "parameters":
-            self.blocks = StreamedBlocks(list(blocks_of(model).values()), self.masters, device)
-            streamed = self.blocks.streamed
+        if layout.streams_parameters:
+            home = StreamHome(device, dtype, places.source_on_disk, self.store)
+            self.blocks = StreamedBlocks(blocks, self.masters, home)
             for parameter in model.parameters():
-                if parameter not in streamed:
+                if parameter not in self.blocks.streamed:
                     parameter.data = parameter.data.to(device)
             _move_buffers(model, device)
-        self.gradients = GradientStream(list(self.masters.values()))
+        self._streamed = {} if self.blocks is None else self.blocks.streamed
+        self.gradients = GradientStream(list(self.masters.values()), are_reduced_first=axis is not None)
         self.handles: list[Any] = []
+
+    @property
+    def steps_by_block(self) -> bool:
+        """Whether the optimizer steps block by block and sends weights itself."""
+        return self.tiers.steps_by_block or self.axis is not None
+
+    def streamed_weight(self, master: MasterWeight) -> StreamedWeight | None:
+        """Return the streamed weight of a master, None for a weight that stays on the device."""
+        return self._streamed.get(master.parameter)
 
     def send(self, *, only_stale: bool = False) -> None:
         """Copy new weights to the device, or to the source of streamed blocks."""
-        streamed = {} if self.blocks is None else self.blocks.streamed
-        for parameter, master in self.masters.items():
-            if only_stale and not master.is_stale:
-                continue
-            if parameter in streamed:
-                streamed[parameter].refresh()
+        due = [master for master in self.masters.values() if master.is_stale or not only_stale]
+        for master in due:
+            if (streamed := self.streamed_weight(master)) is not None:
+                streamed.refresh()
             else:
                 master.send()
+        if due and self.blocks is not None:
+            self.blocks.evict_all()
+        if due and self.axis is not None:
+            # Ranks load together: each has the rows that it steps on.
+            gather_rows([master.parameter for master in due], self.axis)
 
     def drop(self) -> None:
         """Reset after a failed step: finish all transfers."""
@@ -79,7 +110,7 @@ class Offloaded:
         for parameter, master in self.masters.items():
             if self.blocks is not None:
                 parameter.data = master.tensor.detach()
-            elif parameter.dtype != master.tensor.dtype and not isinstance(parameter, DTensor):
+            elif parameter.dtype != master.tensor.dtype and not isinstance(master.tensor, DTensor):
                 parameter.data = master.tensor.detach().to(parameter.device)
             del parameter.on_host  # type: ignore[attr-defined]
 
@@ -92,18 +123,20 @@ class Offloaded:
 
 def offload_policy(layout: Layout, device_type: str) -> OffloadPolicy:
     """Return the offload policy of `fully_shard`; memory is pinned if there is a GPU."""
-    if layout.offload != "parameters":
+    if not layout.streams_parameters:
         return OffloadPolicy()
     return CPUOffloadPolicy(pin_memory=device_type != "cpu")
 
 
-def offload_weights(model: nn.Module, layout: Layout, device: torch.device) -> nn.Module:
-    """Move a model's master weights (and weights) to the host, in place. Before its optimizers are offloaded."""
-    if layout.offload == "parameters" and any(isinstance(p, DTensor) for p in model.parameters()):
+def offload_weights(model: nn.Module, mesh: Mesh, device: torch.device) -> nn.Module:
+    """Move a model's master weights (and weights) to their tier, in place. Before its optimizers are offloaded."""
+    layout = mesh.layout
+    if layout.streams_parameters and any(isinstance(p, DTensor) for p in model.parameters()):
         # `offload_policy` keeps the sharded parameters on the host.
         _move_buffers(model, device)
         return model
-    made = Offloaded(model, layout, device)
+    by_rows = layout.zero in (1, 2) and not mesh.alone
+    made = Offloaded(model, layout, device, mesh.shard_group if by_rows else None)
     model.__dict__[OFFLOADED] = made
     # Before the hook that gathers shards.
     handles = [model.register_forward_pre_hook(_SendLoadedWeights(made), prepend=True)]
@@ -132,26 +165,33 @@ def _move_buffers(model: nn.Module, device: torch.device) -> None:
         buffer.data = buffer.data.to(device)
 
 
-def offload_optimizer(optimizer: Optimizer) -> None:
-    """Make an optimizer step on the master weights of offloaded models, in place, with its states on the host.
+def offload_optimizer(optimizer: Optimizer) -> bool:
+    """Make an optimizer step on the master weights of offloaded models, in place, with its states in their tier.
 
-    Call it again when more of the optimizer's parameters were offloaded.
+    Call it again when more of the optimizer's parameters were offloaded. Return whether it steps block by block, on
+    local fp32 tensors, so that no other wrapper of the step is needed.
     """
     masters: list[MasterWeight] = []
     for group in optimizer.param_groups:
         for place, parameter in enumerate(group["params"]):
-            master: MasterWeight | None = getattr(parameter, "on_host", None)
+            master: MasterWeight | None = getattr(parameter, "on_host", getattr(parameter, "master_weight", None))
             if master is None:
                 continue
             masters.append(master)
             group["params"][place] = master.tensor
-            if parameter in optimizer.state:
+            if parameter is not master.tensor and parameter in optimizer.state:
                 state = optimizer.state.pop(parameter)
                 optimizer.state[master.tensor] = {key: _on_host(value) for key, value in state.items()}
     use_fused_on_host(optimizer)
-    for home in dict.fromkeys(master.home for master in masters):
+    homes = list(dict.fromkeys(master.home for master in masters))
+    for home in homes:
         optimizer.register_step_pre_hook(_Settle(home))
-        optimizer.register_step_post_hook(_Send(home))
+    if not any(home.steps_by_block for home in homes):
+        for home in homes:
+            optimizer.register_step_post_hook(_Send(home))
+        return False
+    step_by_block(optimizer, masters, homes)
+    return True
 
 
 def use_fused_on_host(optimizer: Optimizer) -> None:
@@ -225,7 +265,12 @@ def _load_masters(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any
         came = state.get(prefix + name)
         if master is None or came is None or came.shape != master.tensor.shape:
             continue
-        master.tensor.copy_(came)
+        if master.first is not None:
+            # The parameter is whole, and takes all rows.
+            came = state[prefix + name] = came.full_tensor() if isinstance(came, DTensor) else came
+            put(master.tensor.detach(), came)
+        else:
+            master.tensor.copy_(came)
         master.was_given_out = True
         storage = local(parameter).untyped_storage()
         if storage.nbytes() == 0:

@@ -25,15 +25,17 @@ MOST_BYTES_UNDERWAY = 1 << 30
 class GradientStream:
     """Copies the gradients of one model to its master weights."""
 
-    def __init__(self, masters: list[MasterWeight]) -> None:
+    def __init__(self, masters: list[MasterWeight], *, are_reduced_first: bool = False) -> None:
+        self.accumulates = False
+        """Whether gradients only add up (`no_sync`), also where blocks are stepped in the backward."""
         self._masters = {master.parameter: master for master in masters}
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="gradients-to-host")
         self._underway: deque[tuple[int, Future[None]]] = deque()
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._backward: int | None = None
-        self.handles = [
-            when_accumulated(parameter, self._leave) for parameter in self._masters if parameter.requires_grad
-        ]
+        # With zero 1 and 2 the reducer passes on the rows that it has averaged.
+        held = [] if are_reduced_first else [one for one in self._masters if one.requires_grad]
+        self.handles = [when_accumulated(parameter, self._leave) for parameter in held]
 
     def _leave(self, parameter: nn.Parameter) -> None:
         backward = current_backward()
@@ -45,7 +47,7 @@ class GradientStream:
         gradient = local_gradient(parameter)
         parameter.grad = None
         staged, arrived = self._copy(gradient)
-        future = self._worker.submit(_add, self._masters[parameter], staged, arrived)
+        future = self._worker.submit(_add, self._masters[parameter], staged, arrived, not self.accumulates)
         self._underway.append((gradient.nbytes, future))
         while sum(size for size, _ in self._underway) > MOST_BYTES_UNDERWAY:
             self._underway.popleft()[1].result()
@@ -78,7 +80,9 @@ class GradientStream:
         self._worker.shutdown()
 
 
-def _add(master: MasterWeight, staged: Tensor, arrived: torch.cuda.Event | None) -> None:
+def _add(master: MasterWeight, staged: Tensor, arrived: torch.cuda.Event | None, is_complete: bool) -> None:
     if arrived is not None:
         arrived.synchronize()
     master.add_gradient(staged)
+    if is_complete and master.stepper is not None:
+        master.stepper.arrived(master)

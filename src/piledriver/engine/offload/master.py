@@ -1,4 +1,4 @@
-"""fp32 master weights in host memory, which the optimizer steps on, and their transfers."""
+"""fp32 master weights in host memory or in a file, which the optimizer steps on, and their transfers."""
 
 from __future__ import annotations
 
@@ -8,45 +8,85 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from piledriver.engine.offload.disk.block_file import DiskStore
 from piledriver.engine.offload.pinned import host_copy
 from piledriver.optim.shards import local
 
 
 class MasterWeight:
-    """The fp32 master weight of one parameter on the host.
+    """The fp32 master weight of one parameter, or of the rows of it that this rank steps on (zero 1 and 2).
 
     The optimizer holds `tensor`, which the rest of the engine finds as `parameter.optimizer_shard`; transfers go
-    through `parameter.on_host`.
+    through `parameter.on_host`. With a store, `tensor` lies in a file: reading it reads the disk.
     """
 
-    def __init__(self, parameter: nn.Parameter, device: torch.device, *, home: Any) -> None:
+    def __init__(
+        self,
+        parameter: nn.Parameter,
+        device: torch.device,
+        *,
+        home: Any,
+        store: DiskStore | None = None,
+        gradient_store: DiskStore | None = None,
+        pin: bool = True,
+    ) -> None:
         self.parameter, self.device, self.home = parameter, device, home
-        part = local(parameter).detach()
-        host = host_copy(part, torch.float32, owner=self)
-        if part.device.type == "cpu" != device.type and not isinstance(parameter, DTensor):
+        self.store, self.gradient_store = store, gradient_store
+        rows: DTensor | None = getattr(parameter, "optimizer_shard", None)
+        self.first: int | None = None
+        """With zero 1 and 2: the first element of this rank's rows in the local parameter."""
+        part, spec = local(parameter).detach(), getattr(parameter, "_spec", None)
+        if rows is not None:
+            self.first, spec = int(local(rows).storage_offset() - part.storage_offset()), rows._spec
+            part = local(rows).detach()
+        host = self._copy(part, pin)
+        if part.device.type == "cpu" != device.type and spec is None:
             # The weight will move to the device: do not hold it twice on the host until then.
             parameter.data = host
-        whole: Tensor = host
-        if isinstance(parameter, DTensor):
-            # Not `from_local`, which would move it to the device of the mesh.
-            whole = DTensor(host, parameter._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+        # Not `from_local`, which would move it to the device of the mesh.
+        whole: Tensor = host if spec is None else DTensor(host, spec, requires_grad=False)  # type: ignore[no-untyped-call]
         self.tensor = nn.Parameter(whole, requires_grad=parameter.requires_grad)
         self.tensor.is_optimizer_shard = True  # type: ignore[attr-defined]
+        self.tensor.master_weight = self  # type: ignore[attr-defined]
         parameter.optimizer_shard = self.tensor  # type: ignore[attr-defined]
         parameter.on_host = self  # type: ignore[attr-defined]
+        self.stepper: Any = None
+        """What steps on this weight in the backward, None where `optimizer.step` does."""
         self.was_given_out = False
         self.sent_version = self.tensor._version
         self.gradient: Tensor | None = None
         """Gradient buffer, reused between steps."""
 
+    def _copy(self, part: Tensor, pin: bool) -> Tensor:
+        if self.store is None:
+            return host_copy(part, torch.float32, owner=self, pin=pin)
+        if part.dtype == torch.float32 and self.store.find(part) is not None:
+            return part
+        kept = self.store.empty(part.shape, torch.float32)
+        self.store.write(kept, part)
+        return kept
+
     def __reduce__(self) -> tuple[Any, ...]:
         # A pickled parameter has no master.
         return type(None), ()
 
+    @property
+    def part(self) -> Tensor:
+        """The local tensor of the master weight."""
+        return local(self.tensor).detach()
+
+    @property
+    def device_part(self) -> Tensor:
+        """What the master is sent to: the local parameter, or this rank's rows of it."""
+        whole = local(self.parameter).detach()
+        if self.first is None:
+            return whole
+        return whole.view(-1)[self.first : self.first + self.part.numel()].view(self.part.shape)
+
     @torch.no_grad()
     def send(self) -> None:
         """Copy the new weight to the device, asynchronously."""
-        local(self.parameter).copy_(local(self.tensor).to(self.device, non_blocking=True))
+        self.device_part.copy_(self.part.to(self.device, non_blocking=True))
         self.sent()
 
     @property
@@ -68,9 +108,31 @@ class MasterWeight:
             local(self.tensor.grad).add_(came)
             return
         if self.gradient is None:
-            self.gradient = torch.empty_like(local(self.tensor).detach())
-        self.gradient.copy_(came)
-        wrapped: Tensor = self.gradient
-        if isinstance(self.tensor, DTensor):
-            wrapped = DTensor(self.gradient, self.tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
-        self.tensor.grad = wrapped
+            shape = self.part.shape
+            store = self.gradient_store
+            self.gradient = torch.empty(shape) if store is None else store.empty(shape, torch.float32)
+        if self.gradient_store is None:
+            self.gradient.copy_(came)
+        else:
+            self.gradient_store.write(self.gradient, came)
+        self.tensor.grad = self.wrapped(self.gradient)
+
+    def drop_gradient(self) -> None:
+        """Forget the gradient and free its memory; a file keeps its region."""
+        self.tensor.grad = None
+        if self.gradient_store is None:
+            self.gradient = None
+
+    def wrapped(self, part: Tensor) -> Tensor:
+        """Return a local tensor with the placements of the master weight."""
+        if not isinstance(self.tensor, DTensor):
+            return part
+        made: Tensor = DTensor(part, self.tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+        return made
+
+    def empty_state(self, dtype: torch.dtype) -> Tensor:
+        """Return an uninitialised optimizer state of the weight's shape, in its tier."""
+        shape = self.part.shape
+        if self.store is None:
+            return self.wrapped(torch.empty(shape, dtype=dtype))
+        return self.wrapped(self.store.empty(shape, dtype))

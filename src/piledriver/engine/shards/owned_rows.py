@@ -101,8 +101,14 @@ def expose_shard_gradient(parameter: nn.Parameter) -> None:
     part: DTensor | None = getattr(parameter, "optimizer_shard", None)
     if part is None:
         return
+    master = getattr(parameter, "on_host", None)
     if parameter.grad is None:
-        part.grad = None
+        part.grad = None if master is None else part.grad
+        return
+    if master is not None:
+        whole = local(parameter.grad).reshape(-1)
+        master.add_gradient(whole[master.first : master.first + master.part.numel()].view(master.part.shape))
+        parameter.grad = None
         return
     rows = local(part)
     begin = rows.storage_offset() - local(parameter).storage_offset()
@@ -115,6 +121,9 @@ def accumulate_shard_gradient(parameter: nn.Parameter, padded: Tensor) -> None:
     part: DTensor = parameter.optimizer_shard  # type: ignore[attr-defined]
     rows = local(part)
     came = padded[: rows.numel()].view(rows.shape)
+    if (master := getattr(parameter, "on_host", None)) is not None:
+        master.add_gradient(came)
+        return
     if part.grad is None:
         part.grad = _as(part, came)
     else:
@@ -161,7 +170,8 @@ def gather_rows(parameters: list[nn.Parameter], axis: DeviceMesh) -> None:
     size = axis.size()
     rows_of = []
     for parameter in parameters:
-        rows = local(parameter.optimizer_shard).flatten()  # type: ignore[attr-defined]
+        master = getattr(parameter, "on_host", None)
+        rows = (local(parameter.optimizer_shard) if master is None else master.device_part).flatten()  # type: ignore[attr-defined]
         rows_of.append(nn.functional.pad(rows, (0, chunk_elements(parameter, size) - rows.numel())))
     sent = torch.cat(rows_of)
     del rows_of

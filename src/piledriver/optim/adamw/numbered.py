@@ -25,6 +25,7 @@ class NumberedAdamW(Optimizer):
     """
 
     rounds_bf16 = True
+    per_parameter = True
     skips_on_device = True
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:

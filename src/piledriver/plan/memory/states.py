@@ -105,11 +105,11 @@ def bytes_of(
         if layout.offloads:
             matrix = len(one.shape) > 1 and layout.precision not in ("fp32", "fp16")
             small = 2 if matrix and shard == full else size
-            on_device = 0.0 if layout.offload == "parameters" else small * held
+            on_device = 0.0 if layout.streams_parameters else small * held
             total += StateBytes(
                 weights=on_device,
                 # Gradients leave for the host as they arrive; the timeline counts those of one block.
-                host=owned * (4 + 4 + per) + (small * held if layout.offload == "parameters" else 0),
+                host=owned * (4 + 4 + per) + (small * held if layout.streams_parameters else 0),
                 elements=full,
                 owned=owned,
             )

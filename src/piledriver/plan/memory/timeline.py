@@ -324,7 +324,7 @@ class _Rank:
         if self.layout.offloads:
             size = 2 * self.weight_size if self.accumulation > 1 else self.weight_size
             owners.append(Owner("gradients", "gradients on their way to the host", size * self.block.elements))
-            if self.layout.offload == "parameters":
+            if self.layout.streams_parameters:
                 both = 2 * self.setting.itemsize * self.block.elements
                 owners.append(Owner("gathered parameters", "two blocks' weights on the device", both))
         if self.accumulation > 1 and self.layout.zero < 2:

@@ -313,7 +313,7 @@ class _Timer:
         if self.layout.offloads:
             out = total.owned * (2 if self.layout.precision != "fp32" else 4)
             moves = 2 * out / host.link
-            if self.layout.offload == "parameters":
+            if self.layout.streams_parameters:
                 moves += 2 * total.elements * 2 / host.link
             return 0.0, moves + total.owned / host.adam
         # Read gradient, weight and states, write weight and states; the norm reads the gradients once more.

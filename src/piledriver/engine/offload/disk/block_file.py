@@ -13,6 +13,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import threading
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from piledriver.engine.offload.disk.direct_io import (
     DirectIO,
+    DiskRate,
     HostBuffer,
     OpenedFile,
     Transfer,
@@ -90,6 +92,9 @@ class DiskStore:
         self.io = DirectIO()
         self.files: list[BlockFile] = []
         self._staging: HostBuffer | None = None
+        self._lock = threading.Lock()
+        self.expected: DiskRate | None = None
+        """The raw rate of the folder, where it was measured."""
         weakref.finalize(self, self.io.close)
 
     @property
@@ -119,15 +124,15 @@ class DiskStore:
 
     def write(self, kept: Tensor, tensor: Tensor) -> None:
         """Write the values of a tensor, from any device, to a kept tensor of the same size. Waits."""
-        if self._staging is None:
-            self._staging = HostBuffer(_STAGING_BYTES, pin=self.pin)
-        region, flat = self.region_of(kept), tensor.detach().reshape(-1)
-        step = self._staging.nbytes // kept.element_size()
-        for start in range(0, flat.numel(), step):
-            part = flat[start : start + step]
-            self._staging.tensor(0, (part.numel(),), kept.dtype).copy_(part)
-            nbytes = part.numel() * kept.element_size()
-            self.begin_write(region.slice(start * kept.element_size(), nbytes), self._staging, 0).wait()
+        region, flat, size = self.region_of(kept), tensor.detach().reshape(-1), kept.element_size()
+        with self._lock:
+            if self._staging is None or self._staging.nbytes < min(kept.nbytes, _STAGING_BYTES):
+                self._staging = HostBuffer(min(kept.nbytes, _STAGING_BYTES), pin=self.pin)
+            step = self._staging.nbytes // size
+            for start in range(0, flat.numel(), step):
+                part = flat[start : start + step]
+                self._staging.tensor(0, (part.numel(),), kept.dtype).copy_(part)
+                self.begin_write(region.slice(start * size, part.numel() * size), self._staging, 0).wait()
 
     def region_of(self, tensor: Tensor) -> Region:
         """Return where a kept tensor lies; raise for others."""

@@ -63,6 +63,22 @@ class HostBuffer:
 
 
 @dataclass(frozen=True)
+class DiskRate:
+    """Bytes per second of a folder."""
+
+    read: float
+    write: float
+
+    @property
+    def mixed(self) -> float:
+        """Bytes per second of as many reads as writes."""
+        return 2.0 / (1.0 / self.read + 1.0 / self.write)
+
+    def __str__(self) -> str:
+        return f"read {self.read / 1e9:.2f} GB/s, write {self.write / 1e9:.2f} GB/s"
+
+
+@dataclass(frozen=True)
 class OpenedFile:
     """A file that the pool reads and writes: its descriptor, whether it bypasses the page cache, its folder."""
 

@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
 
 import torch
 
 from piledriver.engine.offload.disk.block_file import DiskStore
-from piledriver.engine.offload.disk.direct_io import HostBuffer
+from piledriver.engine.offload.disk.direct_io import DiskRate, HostBuffer
 
 _log = logging.getLogger(__name__)
 
 SLOW = 1 / 3
 """Transfers below this fraction of the raw rate are reported."""
-
-
-@dataclass(frozen=True)
-class DiskRate:
-    """Bytes per second of a folder."""
-
-    read: float
-    write: float
-
-    @property
-    def mixed(self) -> float:
-        """Bytes per second of as many reads as writes."""
-        return 2.0 / (1.0 / self.read + 1.0 / self.write)
-
-    def __str__(self) -> str:
-        return f"read {self.read / 1e9:.2f} GB/s, write {self.write / 1e9:.2f} GB/s"
 
 
 def measure_rate(folder: str, nbytes: int = 256 << 20) -> DiskRate:
