@@ -106,6 +106,9 @@ class Layout:
     """With pp: the pipeline schedule."""
     stages_per_rank: int | None = None
     """With pp: stages per rank; None: what the schedule needs."""
+    stage_blocks: tuple[int, ...] | None = None
+    """With pp: blocks of each stage, for devices of uneven speed or memory; the output layer is in the last stage.
+    None: stages of about equal cost."""
 
     compile: bool | Literal["blocks", "model"] | None = None
     """Compile each block (`true` means the same), or the model as one graph; None: each block, on GPUs."""
@@ -158,6 +161,8 @@ class Layout:
 
     def _check_stages(self) -> None:
         if self.pp == 1:
+            if self.stage_blocks is not None:
+                raise LayoutError(f"stage_blocks {list(self.stage_blocks)} with pp 1", fix="raise pp, or leave it out")
             return
         stages = self.stages_per_rank
         if self.schedule in TWO_STAGES_A_RANK and stages not in (None, 2):
@@ -175,8 +180,24 @@ class Layout:
             raise LayoutError(
                 f"{self.schedule} runs the backward in two parts, which compiled blocks cannot", fix="use schedule 1f1b"
             )
+        self._check_stage_blocks()
         if self.microbatches is not None:
             check_microbatches(self.schedule, ranks=self.pp, stages=self.stages, microbatches=self.microbatches)
+
+    def _check_stage_blocks(self) -> None:
+        counts = self.stage_blocks
+        if counts is None:
+            return
+        if len(counts) != self.stages:
+            raise LayoutError(
+                f"stage_blocks {list(counts)} has {len(counts)} numbers for {self.stages} stages",
+                fix=f"give the blocks of each of the {self.stages} stages",
+            )
+        if any(type(count) is not int or count < 0 for count in counts) or 0 in counts[:-1]:
+            raise LayoutError(
+                f"stage_blocks {list(counts)} has an empty stage",
+                fix="give each stage 1 or more blocks; the last may have 0, with the output layer alone",
+            )
 
     def _check_one_graph(self) -> None:
         """Reject features that act between two blocks, which cannot be inside one graph."""

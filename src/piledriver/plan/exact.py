@@ -22,7 +22,7 @@ from piledriver.models import Transformer
 from piledriver.models.config import ModelConfig
 from piledriver.optim import OptimizerConfig, build_optimizer
 from piledriver.optim.shards import local
-from piledriver.plan.blocks.parameters import stages_of_model
+from piledriver.plan.blocks.parameters import stages_of_layout
 from piledriver.plan.errors import PlanError
 from piledriver.plan.memory.states import stage_total
 from piledriver.plan.prediction import Prediction
@@ -71,7 +71,7 @@ def compare_with_engine(one: Prediction) -> str:
     """Return a line that compares a prediction with the engine's placement; raises `PlanError` if they differ."""
     layout, count = one.layout, one.cluster.count
     found = engine_bytes(one.workload.config, layout, world_size=count, rank=0, optimizer=one.workload.optimizer)
-    stages = stages_of_model(one.workload.config, layout.stages)
+    stages = stages_of_layout(one.workload.config, layout)
     said = stage_total(one.workload.config, stages[0], layout, one.workload.optimizer)
     pairs = {
         "weights": (said.weights, found.weights),

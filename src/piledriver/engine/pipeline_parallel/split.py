@@ -6,6 +6,7 @@ A rank keeps the modules of its stages only. Works on the meta device, so that n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, cast
 
 import torch
@@ -51,7 +52,7 @@ def keep_own_stages(model: nn.Module, mesh: Mesh, *, sequence_length: int | None
     """
     layout = mesh.layout
     chain = units_of(model, sequence_length)
-    names = assign_stages(chain, layout.stages)
+    names = assign_stages(chain, layout.stages, layout.stage_blocks)
     mine = stages_of_rank(layout, mesh.pp.get_local_rank())
     if chain.kind == "traced":
         return _split_traced(model, chain, names, mine, layout)
@@ -78,15 +79,36 @@ def _split_traced(
     return model
 
 
-def assign_stages(chain: PipelineUnits, stages: int) -> list[tuple[str, ...]]:
-    """Return the module names of each stage, minimising the cost of the most expensive one."""
+def assign_stages(chain: PipelineUnits, stages: int, blocks: tuple[int, ...] | None = None) -> list[tuple[str, ...]]:
+    """Return the module names of each stage: `blocks` of them if given, else minimising the most expensive stage."""
     if len(chain.units) < stages:
         raise LayoutError(
             f"{stages} stages of a model with {len(chain.units)} units (blocks, and the output layer)",
             fix=f"use at most {len(chain.units)} stages: a smaller pp or stages_per_rank",
         )
-    parts = balanced(weights([unit.cost for unit in chain.units]), stages)
+    if blocks is None:
+        parts = balanced(weights([unit.cost for unit in chain.units]), stages)
+    else:
+        parts = parts_by_count(blocks, len(chain.units), output=chain.has_output)
     return [tuple(name for unit in chain.units[part.start : part.stop] for name in unit.names) for part in parts]
+
+
+def parts_by_count(blocks: tuple[int, ...], units: int, *, output: bool) -> list[range]:
+    """Return the units of each stage by given counts of blocks; an output unit follows the last block.
+
+    >>> parts_by_count((1, 3), 5, output=True)
+    [range(0, 1), range(1, 5)]
+    """
+    there = units - output
+    if sum(blocks) != there or (blocks[-1] == 0 and not output):
+        even = [there // len(blocks)] * len(blocks)
+        even[-1] += there - sum(even)
+        raise LayoutError(
+            f"stage_blocks {list(blocks)} names {sum(blocks)} blocks of a model with {there}", fix=f"use {even}"
+        )
+    edges = [0, *accumulate(blocks)]
+    edges[-1] = units
+    return [range(begin, end) for begin, end in pairwise(edges)]
 
 
 def pipeline_split(model: nn.Module) -> Split | None:

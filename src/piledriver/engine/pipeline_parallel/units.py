@@ -45,6 +45,8 @@ class PipelineUnits:
     """Modules of the last unit whose weight is that of a module of the first: {borrower: owner}."""
     make_stage: Callable[[nn.Module], nn.Module]
     """Turn a shallow copy that holds the modules of a stage into one whose `forward` runs them."""
+    has_output: bool = False
+    """Whether the last unit is the output layer, after the blocks."""
 
 
 def units_of(model: nn.Module, sequence_length: int | None = None) -> PipelineUnits:
@@ -106,7 +108,7 @@ def _transformer(model: Transformer, length: int) -> PipelineUnits:
     units[0] = Unit((*ends, *units[0].names), units[0].cost + first)
     units.append(Unit(("norm", "head"), output_cost(model)))
     borrows = {"head": "embedding"} if model.config.tied else {}
-    return PipelineUnits("transformer", units, borrows, make_transformer_stage)
+    return PipelineUnits("transformer", units, borrows, make_transformer_stage, has_output=True)
 
 
 def _sequential(model: nn.Sequential, length: int) -> PipelineUnits:
@@ -140,7 +142,7 @@ def _huggingface(model: nn.Module, length: int) -> PipelineUnits:
     units.append(Unit((f"{inner_name}.norm", "lm_head"), cost_of(head, length)))
     tied = head.weight is embedding.weight
     borrows = {"lm_head": f"{inner_name}.embed_tokens"} if tied else {}
-    return PipelineUnits("huggingface", units, borrows, make_huggingface_stage)
+    return PipelineUnits("huggingface", units, borrows, make_huggingface_stage, has_output=True)
 
 
 def _longest(model: nn.Module) -> int:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from piledriver.kernels.cross_entropy import default_chunk_tokens
 from piledriver.models.config import ModelConfig
-from piledriver.plan.blocks.operators import CollectiveKind, Exchange, Kept, Operator, matmul, moved
+from piledriver.plan.blocks.exchanges import backward_of, embedding_exchanges, forward_of, loss_exchanges
+from piledriver.plan.blocks.operators import Exchange, Kept, Operator, matmul, moved
 from piledriver.plan.blocks.setting import BlockSetting
 
 
@@ -45,13 +46,9 @@ def loss_cost(config: ModelConfig, setting: BlockSetting, weight_size: int = 4, 
     hidden = Kept("input of the output layer", whole)
     # The final norm runs outside the blocks: eager, with its input cast to the dtype of its weight.
     norm = Kept("input of the final norm", tokens * dim * (max(size, weight_size) if config.norm_weight else size))
-    exchanges = (
-        (Exchange("all-gather", "tp", whole), Exchange("reduce-scatter", "tp", whole))
-        if setting.sequence_parallel
-        else (Exchange("all-reduce", "tp", whole),)
-        if setting.tp > 1
-        else ()
-    )
+    chunk = min(tokens, default_chunk_tokens(round(rows), kind)) if setting.traits.chunked_loss else tokens
+    pairs = list(loss_exchanges(config, setting, chunk))
+    exchanges = (*forward_of(pairs), *backward_of(pairs))
     if not setting.traits.chunked_loss:
         logits = tokens * rows
         return EndCost(
@@ -62,7 +59,6 @@ def loss_cost(config: ModelConfig, setting: BlockSetting, weight_size: int = 4, 
             backward_peak=(Kept("fp32 logits and their gradient", logits * (4 if setting.compiled else 12)),),
             exchanges=exchanges,
         )
-    chunk = min(tokens, default_chunk_tokens(round(rows), kind))
     weight = rows * dim
     cast = 0.0 if weight_size == size else weight * size
     operators.append(moved("weight gradient of chunks", 2 * weight * weight_size * max(1.0, tokens / chunk)))
@@ -96,8 +92,8 @@ def embedding_cost(config: ModelConfig, setting: BlockSetting, weight_size: int 
     table = config.vocab_size * config.dim / tp * weight_size
     whole = tokens * config.dim * size
     operators = (moved("embedding", 3 * whole), moved("embedding gradient", 2 * table + 3 * whole))
-    kind: CollectiveKind = "reduce-scatter" if setting.sequence_parallel else "all-reduce"
-    exchanges = (Exchange(kind, "tp", whole, 2),) if setting.tp > 1 else ()
+    pairs = list(embedding_exchanges(config, setting))
+    exchanges = (*forward_of(pairs), *backward_of(pairs))
     return EndCost(
         operators=operators,
         kept=(Kept("tokens and targets", tokens * 16),),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import torch
 
 from piledriver.engine.layout import Layout
 from piledriver.engine.pipeline_parallel.balance import balanced
 from piledriver.engine.pipeline_parallel.costs import Cost, weights
+from piledriver.engine.pipeline_parallel.split import parts_by_count
 from piledriver.models import Transformer
 from piledriver.models.axes import parameter_axes
 from piledriver.models.config import ModelConfig
@@ -60,42 +62,66 @@ class ParameterShape:
         return math.ceil(local[0] / ranks) * math.prod(local[1:])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelParts:
-    """The parameters of a model: of one block, and of the parts outside, with the number of blocks."""
+    """The parameters of a model: of one block of each kind, and of the parts outside, with the number of blocks."""
 
     block: tuple[ParameterShape, ...]
+    """Of a block; of one with experts in a model that has both kinds."""
+    dense: tuple[ParameterShape, ...]
+    """Of a dense block in a model whose other blocks have experts; empty if there is none."""
     embedding: tuple[ParameterShape, ...]
     """The first pipeline unit's own."""
     head: tuple[ParameterShape, ...]
     """The last pipeline unit's own: final norm and output layer; a tied output layer has none."""
     layers: int
+    dense_layers: int
     tied: bool
 
     @property
     def count(self) -> int:
         """Number of parameters, tied ones once."""
-        blocks = self.layers * sum(math.prod(one.shape) for one in self.block)
-        return blocks + sum(math.prod(one.shape) for one in (*self.embedding, *self.head))
+        blocks = (self.layers - self.dense_layers) * _elements(self.block) + self.dense_layers * _elements(self.dense)
+        return blocks + _elements((*self.embedding, *self.head))
+
+    def of_kind(self, *, experts: bool) -> tuple[ParameterShape, ...]:
+        """Return the parameters of a block with or without experts; of models with one kind of block, of that."""
+        return self.block if experts or not self.dense_layers else self.dense
+
+
+def _elements(shapes: Iterable[ParameterShape]) -> int:
+    return sum(math.prod(one.shape) for one in shapes)
 
 
 @functools.lru_cache(maxsize=64)
 def parts_of(config: ModelConfig) -> ModelParts:
     """Return the parameters of our `Transformer` by part; one block is built, on the meta device."""
-    from dataclasses import replace
-
-    one_layer = replace(config, layers=1, full_attention_layers=())
-    with torch.device("meta"):
-        model = Transformer(one_layer)
-    axes = parameter_axes(model)
+    model = _one_block(config, dense=False)
     found: dict[str, list[ParameterShape]] = {"block": [], "embedding": [], "head": []}
-    for name, parameter in model.named_parameters():
-        shape = ParameterShape(name.removeprefix("blocks.0."), tuple(parameter.shape), axes[name])
-        part = "block" if name.startswith("blocks.") else "embedding" if "embedding" in name else "head"
-        found[part].append(shape)
+    for one in model:
+        part = "block" if one.name.startswith("blocks.") else "embedding" if "embedding" in one.name else "head"
+        found[part].append(replace(one, name=one.name.removeprefix("blocks.0.")))
+    dense_layers = config.layers - config.expert_layers if config.moe is not None else 0
+    dense = [one for one in _one_block(config, dense=True) if one.name.startswith("blocks.")] if dense_layers else []
     return ModelParts(
-        tuple(found["block"]), tuple(found["embedding"]), tuple(found["head"]), config.layers, config.tied
+        block=tuple(found["block"]),
+        dense=tuple(replace(one, name=one.name.removeprefix("blocks.0.")) for one in dense),
+        embedding=tuple(found["embedding"]),
+        head=tuple(found["head"]),
+        layers=config.layers,
+        dense_layers=dense_layers,
+        tied=config.tied,
     )
+
+
+def _one_block(config: ModelConfig, *, dense: bool) -> list[ParameterShape]:
+    """Return the parameters of this model with one block only."""
+    moe = None if config.moe is None else replace(config.moe, dense_layers=(0,) if dense else ())
+    small = replace(config, layers=1, full_attention_layers=(), no_rope_layers=(), moe=moe)
+    with torch.device("meta"):
+        model = Transformer(small)
+    axes = parameter_axes(model)
+    return [ParameterShape(name, tuple(one.shape), axes[name]) for name, one in model.named_parameters()]
 
 
 def shard_ranks(layout: Layout, *, expert: bool = False) -> int:
@@ -126,9 +152,21 @@ def stages_of_model(config: ModelConfig, stages: int, speeds: tuple[float, ...] 
             fix=f"use at most {config.layers + 1} stages",
         )
     shares = weights(_unit_costs(config))
-    cuts = balanced(shares, stages) if not speeds else _by_speed(shares, speeds)
+    return _stages(config, balanced(shares, stages) if not speeds else _by_speed(shares, speeds))
+
+
+def stages_of_layout(config: ModelConfig, layout: Layout) -> tuple[Stage, ...]:
+    """Return the stages that the engine splits a model into on a layout."""
+    if layout.stage_blocks is None:
+        return stages_of_model(config, layout.stages)
+    parts = parts_by_count(layout.stage_blocks, config.layers + 1, output=True)
+    return _stages(config, parts)
+
+
+def _stages(config: ModelConfig, parts: list[range]) -> tuple[Stage, ...]:
     return tuple(
-        Stage(range(cut.start, min(cut.stop, config.layers)), cut.start == 0, cut.stop > config.layers) for cut in cuts
+        Stage(range(part.start, min(part.stop, config.layers)), part.start == 0, part.stop > config.layers)
+        for part in parts
     )
 
 
@@ -168,14 +206,15 @@ def _by_speed(shares: list[float], speeds: tuple[float, ...]) -> list[range]:
 def _unit_costs(config: ModelConfig) -> list[Cost]:
     parts = parts_of(config)
     length = min(config.max_positions, _LONGEST)
-    size = sum(math.prod(one.shape) for one in parts.block)
     units = []
     for layer in range(config.layers):
-        flops = 4.0 * config.heads * config.head_dim * mean_context(length, config.window_of(layer))
-        for one in parts.block:
+        shapes = parts.of_kind(experts=config.has_experts(layer))
+        flops = 2.0 * config.heads * (config.head_dim + config.value_dim)
+        flops *= mean_context(length, config.window_of(layer))
+        for one in shapes:
             share = config.moe.experts_per_token / config.moe.experts if config.moe and one.is_expert else 1.0
             flops += 2.0 * share * math.prod(one.shape) * (len(one.shape) > 1)
-        units.append(Cost(flops, size))
-    units[0] = units[0] + Cost(0.0, sum(math.prod(one.shape) for one in parts.embedding))
+        units.append(Cost(flops, _elements(shapes)))
+    units[0] = units[0] + Cost(0.0, _elements(parts.embedding))
     output = config.vocab_size * config.dim
     return [*units, Cost(2.0 * output, output)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +37,7 @@ class StateBytes:
             owned=self.owned + other.owned,
         )
 
-    def times(self, count: int) -> StateBytes:
+    def times(self, count: float) -> StateBytes:
         """Return the bytes of `count` such parts."""
         return StateBytes(
             weights=count * self.weights,
@@ -133,9 +132,24 @@ _STATES: dict[Any, dict[str, StateBytes]] = {}
 def stage_states(
     config: ModelConfig, stage: Stage, layout: Layout, optimizer: str, traits: Traits = PILEDRIVER
 ) -> dict[str, StateBytes]:
-    """Return the bytes of one block, of the embedding and of the output layer, as one stage holds them."""
+    """Return the bytes of one block, of the embedding and of the output layer, as one stage holds them.
+
+    In a model with dense blocks and blocks with experts, one block is the mean of the stage's blocks.
+    """
+    dense = dense_blocks(config, stage)
     place = (layout.zero, layout.tp, layout.ep, layout.cp, layout.dp_shard, layout.loss_parallel)
-    key = (config, stage.first, stage.last, place, layout.precision, layout.offload, optimizer, traits)
+    key = (
+        config,
+        stage.first,
+        stage.last,
+        dense,
+        len(stage.blocks) if dense else 0,
+        place,
+        layout.precision,
+        layout.offload,
+        optimizer,
+        traits,
+    )
     if key not in _STATES:
         if len(_STATES) > 8192:
             _STATES.clear()
@@ -147,7 +161,11 @@ def _stage_states(
     config: ModelConfig, stage: Stage, layout: Layout, optimizer: str, traits: Traits
 ) -> dict[str, StateBytes]:
     parts = parts_of(config)
-    ends: dict[str, StateBytes] = {"block": bytes_of(parts.block, layout, optimizer, traits)}
+    block, dense = bytes_of(parts.block, layout, optimizer, traits), dense_blocks(config, stage)
+    if dense:
+        share = dense / len(stage.blocks)
+        block = block.times(1 - share) + bytes_of(parts.dense, layout, optimizer, traits).times(share)
+    ends: dict[str, StateBytes] = {"block": block}
     ends["embedding"] = bytes_of(parts.embedding, layout, optimizer, traits) if stage.first else StateBytes()
     ends["head"] = bytes_of(parts.head, layout, optimizer, traits) if stage.last else StateBytes()
     if parts.tied and stage.last and not stage.first:
@@ -164,11 +182,8 @@ def stage_total(config: ModelConfig, stage: Stage, layout: Layout, optimizer: st
     return ends["block"].times(len(stage.blocks)) + ends["embedding"] + ends["head"]
 
 
-def largest_block(config: ModelConfig, layout: Layout) -> float:
-    """Return the elements of one block on one rank after tp and ep."""
-    return float(sum(one.elements(layout) for one in parts_of(config).block))
-
-
-def expert_elements(config: ModelConfig, layout: Layout) -> float:
-    """Return the expert elements of one block on one rank after tp and ep."""
-    return float(sum(math.prod(one.local(layout)) for one in parts_of(config).block if one.is_expert))
+def dense_blocks(config: ModelConfig, stage: Stage) -> int:
+    """Return how many blocks of a stage are dense in a model whose other blocks have experts."""
+    if config.moe is None or not config.moe.dense_layers:
+        return 0
+    return sum(not config.has_experts(layer) for layer in stage.blocks)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from piledriver.engine.layout import Layout
 from piledriver.engine.shards.owned_rows import BUCKET_BYTES
 from piledriver.models.config import ModelConfig
 from piledriver.plan.blocks.ends import EndCost, embedding_cost, loss_cost
 from piledriver.plan.blocks.operators import BlockCost
-from piledriver.plan.blocks.parameters import Stage, shard_ranks, stages_of_model
+from piledriver.plan.blocks.parameters import Stage, shard_ranks, stages_of_layout
 from piledriver.plan.blocks.setting import PILEDRIVER, Traits, setting_of
 from piledriver.plan.blocks.transformer import block_cost
 from piledriver.plan.memory.states import StateBytes, stage_states, weight_size_of
@@ -116,7 +117,7 @@ def step_timelines(
     stages: tuple[Stage, ...] | None = None,
 ) -> list[Timeline]:
     """Return the timeline of each kind of rank: one without pp, else those of the distinct pipeline ranks."""
-    stages = stages or stages_of_model(config, layout.stages)
+    stages = stages or stages_of_layout(config, layout)
     if layout.pp == 1:
         made = _Rank(config, layout, [stages[0]], length, sequences, accumulation, optimizer, compiled, traits, kind)
         return [made.timeline("every rank")]
@@ -163,24 +164,27 @@ class _Rank:
         ends = [stage_states(config, stage, layout, optimizer, traits) for stage in stages]
         self.block: StateBytes = ends[0]["block"]
         self.ends = sum((one["embedding"] + one["head"] for one in ends), StateBytes())
-        windows = [config.window_of(layer) for stage in stages for layer in stage.blocks]
-        self.cost: BlockCost = block_cost(config, windows[0] if windows else None, self.setting)
-        self.kept_by_block = self._kept(windows)
+        kinds = [(config.window_of(layer), config.has_experts(layer)) for stage in stages for layer in stage.blocks]
+        costs = {kind: block_cost(config, kind[0], self.setting, kind[1]) for kind in dict.fromkeys(kinds)}
+        # The kind of block that keeps the most stands for all in the list of owners; bytes are those of each.
+        self.cost: BlockCost = max(
+            costs.values() or [block_cost(config, None, self.setting)], key=lambda cost: cost.backward_workspace
+        )
+        self.kept_by_block = self._kept(kinds, costs)
         self.loss: EndCost = loss_cost(config, self.setting, self.weight_size, kind)
         self.embedding: EndCost = embedding_cost(config, self.setting, self.weight_size)
 
-    def _kept(self, windows: list[int | None]) -> float:
-        """Bytes that the blocks of one micro-batch keep, every n-th recomputed."""
-        layout = self.layout
-        kept = self.cost.kept_bytes
+    def _kept(self, kinds: list[tuple[int | None, bool]], costs: dict[Any, BlockCost]) -> float:
+        """Mean bytes that a block keeps for one micro-batch; every n-th may be recomputed."""
+        layout, count = self.layout, max(len(kinds), 1)
+        kept = sum(costs[kind].kept_bytes for kind in kinds) / count
         if layout.activations in ("full", "selective") and layout.activation_every > 1:
-            from dataclasses import replace
-
-            plain = block_cost(self.config, None, replace(self.setting, activations="keep")).kept_bytes
+            whole = replace(self.setting, activations="keep")
+            plain = sum(block_cost(self.config, kind[0], whole, kind[1]).kept_bytes for kind in kinds) / count
             share = 1 / layout.activation_every
             kept = share * kept + (1 - share) * plain
-        if layout.activation_offload and len(windows) > 1:
-            kept = 2 * kept / len(windows)  # the block at work and the next one are on the device
+        if layout.activation_offload and count > 1:
+            kept = 2 * kept / count  # the block at work and the next one are on the device
         return kept
 
     def timeline(self, name: str) -> Timeline:
@@ -249,9 +253,14 @@ class _Rank:
         return min(float(count), chunks / per)
 
     def _gathered(self, blocks: int, *, root: bool = True) -> list[Owner]:
-        """Zero 3: blocks gathered in the compute dtype, the copy that the collective fills, and the root's."""
+        """Zero 3: blocks gathered in the compute dtype, the copy that the collective fills, and the root's.
+
+        A pipeline keeps a stage gathered from its first backward to its last.
+        """
         if self.layout.zero != 3 or shard_ranks(self.layout) == 1:
             return []
+        if self.layout.pp > 1 and self.accumulation > 1:
+            blocks = max(blocks, self.layers)
         size = self.setting.itemsize
         block = self.block.elements * size
         found = [

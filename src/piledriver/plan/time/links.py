@@ -28,10 +28,12 @@ def axes_of_layout(layout: Layout) -> dict[str, Axis]:
         data, copies = Axis(shard * cp, tp), Axis(replicate, tp * cp * shard)
     else:
         data, copies = Axis(1, tp), Axis(replicate * shard * cp, tp)
+    over = data.size if layout.zero else copies.size
     return {
         "tp": Axis(tp, 1),
         "cp": Axis(cp, tp),
         "ep": Axis(layout.ep, tp),
+        "expert_dp": Axis(over // layout.ep, tp * layout.ep),
         "dp_shard": data,
         "dp_replicate": copies,
         "pp": Axis(layout.pp, tp * cp * shard * replicate),

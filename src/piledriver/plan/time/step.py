@@ -10,11 +10,11 @@ from piledriver.engine.pipeline_parallel.schedules import rank_of_stage
 from piledriver.models.config import ModelConfig
 from piledriver.plan.blocks.ends import EndCost, embedding_cost, loss_cost
 from piledriver.plan.blocks.operators import BlockCost, Exchange
-from piledriver.plan.blocks.parameters import Stage, parts_of, shard_ranks, stages_of_model
+from piledriver.plan.blocks.parameters import Stage, parts_of, shard_ranks, stages_of_layout
 from piledriver.plan.blocks.setting import PILEDRIVER, BlockSetting, Traits, setting_of
 from piledriver.plan.blocks.transformer import block_cost
 from piledriver.plan.hardware.cluster import Cluster, Device
-from piledriver.plan.memory.states import StateBytes, bytes_of, stage_states, weight_size_of
+from piledriver.plan.memory.states import stage_states, weight_size_of
 from piledriver.plan.time.links import Axis, axes_of_layout, collective_seconds
 from piledriver.plan.time.rates import Efficiency, Rates
 
@@ -85,7 +85,7 @@ def step_time(
     """
     efficiency = efficiency or Efficiency()
     setting = setting_of(layout, sequences=sequences, length=length, compiled=compiled, traits=traits)
-    stages = stages or stages_of_model(config, layout.stages)
+    stages = stages or stages_of_layout(config, layout)
     axes = axes_of_layout(layout)
     timer = _Timer(config, layout, cluster, setting, axes, efficiency, optimizer, {} if memo is None else memo)
     devices = _stage_devices(cluster, layout)
@@ -145,8 +145,11 @@ class _Timer:
         self.weight_size = 2 if setting.traits.master_copy else weight_size_of(layout)
         self.memo = memo
         self.own: dict[Any, Any] = {}
-        windows = {config.window_of(layer) for layer in range(config.layers)}
-        self.uniform = len(windows) == 1
+        self.uniform = len({self._kind(layer) for layer in range(config.layers)}) == 1
+
+    def _kind(self, layer: int) -> tuple[int | None, bool]:
+        """What the cost of a block depends on: its window, and whether it has experts."""
+        return self.config.window_of(layer), self.config.has_experts(layer)
 
     def _key(self, stage: Stage) -> Any:
         """Stages alike cost the same."""
@@ -163,13 +166,14 @@ class _Timer:
 
     def _stage(self, stage: Stage, device: Device) -> _StageSeconds:
         rates = Rates(device, self.setting.matmul_precision, self.efficiency)
-        windows = [self.config.window_of(layer) for layer in stage.blocks]
+        kinds = [self._kind(layer) for layer in stage.blocks]
         compute = recompute = tensor = host = backward = 0.0
-        for window in set(windows):
-            many = windows.count(window)
-            key = (self.setting, self.weight_size, window, device.name)
+        for kind in set(kinds):
+            many = kinds.count(kind)
+            key = (self.setting, self.weight_size, kind, device.name)
             if key not in self.memo:
-                self.memo[key] = self._block(block_cost(self.config, window, self.setting), rates)
+                cost = block_cost(self.config, kind[0], self.setting, kind[1])
+                self.memo[key] = self._block(cost, rates, experts=kind[1])
             one: _BlockSeconds = self.memo[key]
             compute += many * (one.forward + one.backward)
             recompute += many * one.recompute
@@ -187,12 +191,13 @@ class _Timer:
                 tensor += exchanged
         return _StageSeconds(compute=compute, recompute=recompute, tensor=tensor, host=host, backward=backward)
 
-    def _block(self, cost: BlockCost, rates: Rates) -> _BlockSeconds:
+    def _block(self, cost: BlockCost, rates: Rates, *, experts: bool) -> _BlockSeconds:
         forward, backward, again = rates.total(cost.forward), rates.total(cost.backward), rates.total(cost.recompute)
         if self.setting.casts and not self.setting.traits.master_copy:
             # fp32 weights are cast in the forward and again in the backward.
-            forward += rates.move(6 * self._block_elements())
-            backward += rates.move(6 * self._block_elements())
+            elements = self._block_elements(experts=experts)
+            forward += rates.move(6 * elements)
+            backward += rates.move(6 * elements)
         hidden = 1.0 - self.setting.traits.overlap_tp
         there, back = self._exchanges(cost.forward_exchanges), self._exchanges(cost.backward_exchanges)
         measured = rates.device.measured.get("launch")
@@ -212,8 +217,9 @@ class _Timer:
             host=host,
         )
 
-    def _block_elements(self) -> float:
-        return float(sum(one.elements(self.layout) for one in parts_of(self.config).block if len(one.shape) > 1))
+    def _block_elements(self, *, experts: bool) -> float:
+        shapes = parts_of(self.config).of_kind(experts=experts)
+        return float(sum(one.elements(self.layout) for one in shapes if len(one.shape) > 1))
 
     def _exchanges(self, exchanges: tuple[Exchange, ...]) -> float:
         return sum(
@@ -294,6 +300,9 @@ class _Timer:
         # Gradients are reduced in the last micro-batch only.
         back = max(0.0, gather - overlap * backward)
         last = max(0.0, gather + reduce - overlap * backward)
+        if self.layout.pp > 1:
+            # Backwards leave their blocks gathered until the last one: each micro-batch gathers once.
+            return rounds * layers * there + gather + layers * last + ends_gather + ends_reduce
         rounded = rounds * (layers * there + gather) + (rounds - 1) * layers * back + layers * last
         return rounded + rounds * ends_gather + ends_reduce
 
@@ -343,10 +352,3 @@ def _stage_devices(cluster: Cluster, layout: Layout) -> list[Device]:
     per = len(ranks) // layout.pp
     own = [min(ranks[rank * per : (rank + 1) * per], key=lambda one: one.peak("bf16")) for rank in range(layout.pp)]
     return [own[rank_of_stage(layout, stage)] for stage in range(layout.stages)]
-
-
-def total_states(config: ModelConfig, layout: Layout, optimizer: str) -> StateBytes:
-    """Return the bytes of all parameters of an unsplit model on one rank."""
-    parts = parts_of(config)
-    block = bytes_of(parts.block, layout, optimizer)
-    return bytes_of((*parts.embedding, *parts.head), layout, optimizer) + block.times(parts.layers)
