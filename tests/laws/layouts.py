@@ -65,6 +65,7 @@ ROWS += [
     Row(name="tp", layout=Layout(tp=2)),
     Row(name="tp-tied", layout=Layout(tp=2, sequence_parallel=False), model="tied"),
     Row(name="pp", layout=Layout(pp=2, microbatches=2)),
+    Row(name="pp-uneven", layout=Layout(pp=2, microbatches=2, stage_blocks=(1, 3)), model="deep"),
     Row(name="pp-tied", layout=Layout(pp=2, microbatches=4, schedule="gpipe"), model="tied"),
     Row(name="ep", layout=Layout(ep=2), model="moe"),
     Row(name="ep-zero3", layout=Layout(ep=2, zero=3), model="moe"),

@@ -63,7 +63,20 @@ class Prediction:
     @property
     def missing(self) -> float:
         """Bytes that the device lacks; negative if it fits."""
-        return self.worst.driver - self.cluster.smallest_memory * (1 - HEADROOM)
+        return max(one.driver - self._room(one) for one in self.timelines)
+
+    @property
+    def tightest(self) -> Timeline:
+        """The timeline of the rank that has the least memory left."""
+        return max(self.timelines, key=lambda one: one.driver - self._room(one))
+
+    @property
+    def capacity(self) -> float:
+        """Bytes of the device that needs the most memory."""
+        return self.cluster.stage_memory(self.layout.pp, self.worst.pipeline_rank)
+
+    def _room(self, one: Timeline) -> float:
+        return self.cluster.stage_memory(self.layout.pp, one.pipeline_rank) * (1 - HEADROOM)
 
     @property
     def tokens_per_second(self) -> float:
@@ -143,6 +156,7 @@ def predict_memory(
         optimizer=workload.optimizer,
         kind=cluster.device.kind,
         stages=stages,
+        every_rank=bool(cluster.others),
     )
     return Prediction(
         workload=workload,

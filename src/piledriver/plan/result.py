@@ -57,7 +57,7 @@ class Plan:
         text = (
             f"{best.layout!r}, micro-batches of {best.sequences} x {self.workload.length} tokens: predicted "
             f"{best.tokens_per_second:,.0f} tokens/s (MFU {100 * best.mfu:.0f}%), "
-            f"{best.worst.allocated / _GIB:.1f} of {self.cluster.smallest_memory / _GIB:.0f} GiB"
+            f"{best.worst.allocated / _GIB:.1f} of {best.capacity / _GIB:.0f} GiB"
         )
         if self.others:
             text += f"; next: {self.others[0].layout!r}, {reason_slower(self.others[0], best)}"

@@ -99,5 +99,5 @@ def _line(one: Prediction, why: str) -> str:
     return (
         f"{one.layout!r} ({why}), micro-batches of {one.sequences} x {one.workload.length} tokens: predicted "
         f"{one.tokens_per_second:,.0f} tokens/s and {one.worst.allocated / _GIB:.2f} of "
-        f"{one.cluster.smallest_memory / _GIB:.0f} GiB"
+        f"{one.capacity / _GIB:.0f} GiB"
     )

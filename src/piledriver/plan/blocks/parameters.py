@@ -142,8 +142,8 @@ class Stage:
 
 
 @functools.lru_cache(maxsize=1024)
-def stages_of_model(config: ModelConfig, stages: int, speeds: tuple[float, ...] = ()) -> tuple[Stage, ...]:
-    """Return the stages that the engine splits a model into; with `speeds` (one per stage), in proportion to them."""
+def stages_of_model(config: ModelConfig, stages: int) -> tuple[Stage, ...]:
+    """Return the stages that the engine splits a model into by itself: of about equal cost."""
     if stages == 1:
         return (Stage(range(config.layers), True, True),)
     if stages > config.layers + 1:
@@ -152,7 +152,7 @@ def stages_of_model(config: ModelConfig, stages: int, speeds: tuple[float, ...] 
             fix=f"use at most {config.layers + 1} stages",
         )
     shares = weights(_unit_costs(config))
-    return _stages(config, balanced(shares, stages) if not speeds else _by_speed(shares, speeds))
+    return _stages(config, balanced(shares, stages))
 
 
 def stages_of_layout(config: ModelConfig, layout: Layout) -> tuple[Stage, ...]:
@@ -177,30 +177,6 @@ def even_stages(config: ModelConfig, stages: int) -> tuple[Stage, ...]:
         Stage(range(begin, end), number == 0, number == stages - 1)
         for number, (begin, end) in enumerate(itertools.pairwise(edges))
     )
-
-
-def _by_speed(shares: list[float], speeds: tuple[float, ...]) -> list[range]:
-    """Cut costs into contiguous parts whose largest cost over speed is smallest (dynamic programming)."""
-    units, parts = len(shares), len(speeds)
-    before = [0.0]
-    for share in shares:
-        before.append(before[-1] + share)
-    best = [0.0] + [math.inf] * units
-    cuts: list[list[int]] = []
-    for speed in speeds:
-        row, chosen = [math.inf] * (units + 1), [0] * (units + 1)
-        for end in range(1, units + 1):
-            for begin in range(end):
-                value = max(best[begin], (before[end] - before[begin]) / speed)
-                if value < row[end]:
-                    row[end], chosen[end] = value, begin
-        best = row
-        cuts.append(chosen)
-    ends = [units]
-    for part in range(parts - 1, -1, -1):
-        ends.append(cuts[part][ends[-1]])
-    ends.reverse()
-    return [range(begin, end) for begin, end in itertools.pairwise(ends)]
 
 
 def _unit_costs(config: ModelConfig) -> list[Cost]:

@@ -60,7 +60,7 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Devices with their links. `devices` may differ in speed and memory: `slower` holds the other kinds."""
+    """Devices with their links, in rank order; they may differ in speed and memory."""
 
     device: Device
     count: int
@@ -93,6 +93,22 @@ class Cluster:
         """Return one device for each rank, in order."""
         first = self.count - sum(count for count, _ in self.others)
         return [device for count, device in ((first, self.device), *self.others) for _ in range(count)]
+
+    def stage_ranks(self, stages: int, rank: int) -> list[Device]:
+        """Return the devices of one of `stages` equal groups of consecutive ranks: those of a pipeline rank."""
+        if not self.others:
+            return [self.device]
+        every = self.devices()
+        per = len(every) // stages
+        return every[rank * per : (rank + 1) * per]
+
+    def stage_device(self, stages: int, rank: int) -> Device:
+        """Return the slowest device of a pipeline rank: the others wait for it."""
+        return min(self.stage_ranks(stages, rank), key=lambda one: one.peak("bf16"))
+
+    def stage_memory(self, stages: int, rank: int) -> float:
+        """Return the bytes of the smallest device of a pipeline rank."""
+        return min(one.memory for one in self.stage_ranks(stages, rank))
 
     def resized(self, count: int) -> Cluster:
         """Return a cluster of the same devices with another count."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
+from typing import Any
 
 import yaml
 
@@ -67,16 +69,35 @@ def _read_file(path: str) -> Cluster:
         given = yaml.safe_load(file)
     if not isinstance(given, dict) or "device" not in given:
         raise PlanError(f"{path} names no device", fix="write device: h100-80g and count: 64, or its own figures")
-    allowed = {"device", "count", "node_size", "link", "network", "host"}
+    allowed = {"device", "count", "node_size", "link", "network", "host", "others"}
     for key in given:
         if key not in allowed:
             raise UnknownNameError(f"key of {path}:", str(key), allowed)
-    device = given["device"]
-    changes = {key: value for key, value in given.items() if key not in ("device", "count")}
-    base = device if isinstance(device, str) else str(device.get("like", "h100-80g"))
-    if isinstance(device, dict):
-        own = {key: value for key, value in device.items() if key != "like"}
-        if "efficiency" in own:
-            own["efficiency"] = {**entry_of(base)["efficiency"], **own["efficiency"]}
-        changes.update(own)
-    return make_cluster(base, int(given.get("count", 1)), **changes)
+    base, own = _device(given["device"])
+    changes = {key: value for key, value in given.items() if key not in ("device", "count", "others")}
+    first = make_cluster(base, int(given.get("count", 1)), **changes, **own)
+    others = []
+    for group in given.get("others") or ():
+        if not isinstance(group, dict) or not {"device"} <= group.keys() <= {"device", "count"}:
+            raise PlanError(f"{path}: others has {group!r}", fix="list groups of device and count")
+        name, own = _device(group["device"])
+        others.append((int(group.get("count", 1)), make_device(name, {**entry_of(name), **own})))
+    return replace(first, count=first.count + sum(count for count, _ in others), others=tuple(others))
+
+
+def _device(device: Any) -> tuple[str, dict[str, Any]]:
+    """Return the table's name of a device in a file, and what differs: {like: NAME, speed: SHARE, memory: GIB, ...}."""
+    if isinstance(device, str):
+        return device, {}
+    base = str(device.get("like", "h100-80g"))
+    own = {key: value for key, value in device.items() if key not in ("like", "speed")}
+    known = entry_of(base)
+    if "efficiency" in own:
+        own["efficiency"] = {**known["efficiency"], **own["efficiency"]}
+    speed = float(device.get("speed", 1.0))
+    if speed != 1.0:
+        peaks = own.get("peaks", known["peaks"])
+        own["peaks"] = {dtype: speed * float(rate) for dtype, rate in peaks.items()}
+        own["bandwidth"] = speed * float(own.get("bandwidth", known["bandwidth"]))
+        own.setdefault("name", f"{known_name(base)}-at-{speed:g}")
+    return base, own

@@ -82,6 +82,7 @@ class Timeline:
     communicators: int
     peak: Phase
     """The phase with the most bytes."""
+    pipeline_rank: int = 0
 
     @property
     def allocated(self) -> float:
@@ -115,21 +116,52 @@ def step_timelines(
     traits: Traits = PILEDRIVER,
     kind: str = "cuda",
     stages: tuple[Stage, ...] | None = None,
+    every_rank: bool = False,
 ) -> list[Timeline]:
-    """Return the timeline of each kind of rank: one without pp, else those of the distinct pipeline ranks."""
+    """Return the timeline of each kind of rank: one without pp, else those of the distinct pipeline ranks.
+
+    With `every_rank`, or with stages of given sizes, those of all pipeline ranks.
+    """
     stages = stages or stages_of_layout(config, layout)
+    settings: dict[str, Any] = {
+        "length": length,
+        "sequences": sequences,
+        "accumulation": accumulation,
+        "optimizer": optimizer,
+        "compiled": compiled,
+        "traits": traits,
+        "kind": kind,
+    }
     if layout.pp == 1:
-        made = _Rank(config, layout, [stages[0]], length, sequences, accumulation, optimizer, compiled, traits, kind)
-        return [made.timeline("every rank")]
+        return [rank_timeline(config, layout, [stages[0]], 0, **settings)]
     from piledriver.engine.pipeline_parallel.schedules import stages_of_rank
 
     found = []
-    for rank in _distinct(layout):
+    for rank in range(layout.pp) if layout.stage_blocks is not None or every_rank else _distinct(layout):
         own = [stages[index] for index in stages_of_rank(layout, rank)]
-        made = _Rank(config, layout, own, length, sequences, accumulation, optimizer, compiled, traits, kind, rank)
-        name = "first stage" if rank == 0 else "last stage" if rank == layout.pp - 1 else f"stage {rank}"
-        found.append(made.timeline(name))
+        found.append(rank_timeline(config, layout, own, rank, **settings))
     return found
+
+
+def rank_timeline(
+    config: ModelConfig,
+    layout: Layout,
+    stages: list[Stage],
+    rank: int,
+    *,
+    length: int,
+    sequences: int,
+    accumulation: int,
+    optimizer: str = "adamw",
+    compiled: bool = True,
+    traits: Traits = PILEDRIVER,
+    kind: str = "cuda",
+) -> Timeline:
+    """Return the timeline of one pipeline rank that holds these stages."""
+    made = _Rank(config, layout, stages, length, sequences, accumulation, optimizer, compiled, traits, kind, rank)
+    if layout.pp == 1:
+        return made.timeline("every rank")
+    return made.timeline("first stage" if rank == 0 else "last stage" if rank == layout.pp - 1 else f"stage {rank}")
 
 
 def _distinct(layout: Layout) -> list[int]:
@@ -203,7 +235,14 @@ class _Rank:
         groups += shard_ranks(self.layout) > 1
         groups += (self.layout.dp_replicate or 1) > 1
         peak = max(phases, key=lambda phase: phase.bytes)
-        return Timeline(rank=name, phases=tuple(phases), host=host, communicators=groups, peak=peak)
+        return Timeline(
+            rank=name,
+            phases=tuple(phases),
+            host=host,
+            communicators=groups,
+            peak=peak,
+            pipeline_rank=self.rank,
+        )
 
     def _fixed(self, *, gradients: float = 0.0) -> list[Owner]:
         layers = self.layers

@@ -35,7 +35,7 @@ def _draw_memory(axes: Any, plan: Plan) -> None:
         if any(heights):
             axes.bar(names, heights, bottom=below, label=category)
             below = [low + height for low, height in zip(below, heights, strict=True)]
-    axes.axhline(plan.cluster.smallest_memory / _GIB, color="black", linestyle="--", linewidth=1, label="device")
+    axes.axhline(plan.best.capacity / _GIB, color="black", linestyle="--", linewidth=1, label="device")
     axes.set_ylabel("GiB")
     axes.set_title(f"memory by phase, {timeline.rank}")
     axes.tick_params(axis="x", labelrotation=35)

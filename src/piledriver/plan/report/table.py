@@ -44,7 +44,7 @@ def prediction_lines(one: Prediction) -> Iterator[str]:
     )
     yield (
         f"memory on {timeline.rank}: {readable(timeline.allocated)} allocated, {readable(timeline.reserved)} reserved, "
-        f"{readable(timeline.driver)} shown by the driver, of {readable(one.cluster.smallest_memory)}"
+        f"{readable(timeline.driver)} shown by the driver, of {readable(one.capacity)}"
         + (f"; {readable(timeline.host)} of host memory" if timeline.host else "")
     )
     for phase in timeline.phases:

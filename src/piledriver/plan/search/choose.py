@@ -12,6 +12,7 @@ from piledriver.plan.errors import PlanError
 from piledriver.plan.hardware.cluster import Cluster
 from piledriver.plan.prediction import Prediction, Workload, predict_memory, with_time
 from piledriver.plan.search.candidates import Wishes, meshes, micro_batches, variants, with_micro_batches
+from piledriver.plan.search.uneven import uneven_stages
 from piledriver.plan.time.rates import Efficiency
 
 _GIB = 2**30
@@ -73,7 +74,7 @@ NAMES = {
 
 def reason_too_large(one: Prediction) -> str:
     """Return by how much a layout does not fit, and what takes the most."""
-    timeline = one.worst
+    timeline = one.tightest
     if one.missing <= 0:
         there = one.cluster.host.memory / _GIB
         return f"needs {timeline.host / _GIB:.0f} GiB of host memory a device, which has {there:.0f}"
@@ -110,7 +111,15 @@ def search_layouts(
         for position, size in enumerate(sizes):
             counted += 1
             placed = with_micro_batches(layout, workload, size)
+            uneven = uneven_stages(workload, placed, cluster, sequences=size, efficiency=efficiency)
+            if uneven is not None:
+                counted += 1
+                other = predict_memory(workload, uneven, cluster, sequences=size)
+                if other.fits:
+                    fitting.append(with_time(other, efficiency=efficiency, memo=memo))
             memory = predict_memory(workload, placed, cluster, sequences=size)
+            if not memory.fits and uneven is not None:
+                continue
             if not memory.fits:
                 if position == 0:
                     too_large.append(memory)

@@ -317,7 +317,7 @@ class _Timer:
     def _stage_step(self, stage: Stage) -> tuple[float, float]:
         states = stage_states(self.config, stage, self.layout, self.optimizer, self.setting.traits)
         total = states["block"].times(len(stage.blocks)) + states["embedding"] + states["head"]
-        rates = Rates(self.cluster.device, self.setting.matmul_precision, self.efficiency)
+        rates = Rates(self.cluster.slowest, self.setting.matmul_precision, self.efficiency)
         host = self.cluster.host
         if self.layout.offloads:
             out = total.owned * (2 if self.layout.precision != "fp32" else 4)
@@ -348,7 +348,24 @@ def _stage_devices(cluster: Cluster, layout: Layout) -> list[Device]:
     """Return the device of each stage; every rank of a stage waits for its slowest."""
     if not cluster.others:
         return [cluster.device] * layout.stages
-    ranks = cluster.devices()
-    per = len(ranks) // layout.pp
-    own = [min(ranks[rank * per : (rank + 1) * per], key=lambda one: one.peak("bf16")) for rank in range(layout.pp)]
+    own = [cluster.stage_device(layout.pp, rank) for rank in range(layout.pp)]
     return [own[rank_of_stage(layout, stage)] for stage in range(layout.stages)]
+
+
+def stage_seconds(
+    config: ModelConfig,
+    layout: Layout,
+    cluster: Cluster,
+    device: Device,
+    stages: list[Stage],
+    *,
+    length: int,
+    sequences: int,
+    compiled: bool = True,
+    optimizer: str = "adamw",
+    efficiency: Efficiency | None = None,
+) -> list[float]:
+    """Return the seconds of one micro-batch on each of these stages, on one device."""
+    setting = setting_of(layout, sequences=sequences, length=length, compiled=compiled)
+    timer = _Timer(config, layout, cluster, setting, axes_of_layout(layout), efficiency or Efficiency(), optimizer, {})
+    return [timer.stage(stage, device).seconds for stage in stages]
