@@ -12,7 +12,7 @@ import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from plan_rows import GIB, Row, read_rows, tables, timelines_of
+from plan_rows import GIB, SOFTWARE, Row, read_rows, tables, timelines_of
 
 from piledriver.plan.time.fit import fit_efficiency
 
@@ -36,6 +36,11 @@ class Outcome:
 def chosen(rows: list[Row]) -> list[Row]:
     """Return a tenth of the rows, spread over the table; of small tables at least three."""
     return rows[:: max(1, min(10, len(rows) // 3))]
+
+
+def fitted_together(row: Row) -> str:
+    """Return the software whose rows share one fit: versions that differ in memory only share it."""
+    return SOFTWARE[row.software].name if row.software.startswith("torchtitan") else row.software
 
 
 def judge(table: str, rows: list[Row]) -> tuple[Outcome, list[tuple[float, Row]]]:
@@ -89,9 +94,9 @@ def main() -> None:
         print("| runs | rows | fitted | mean error | median | worst | Kendall tau |\n|---|---|---|---|---|---|---|")
     for table in args.tables:
         rows = [row for row in read_rows(args.rows, table) if row.seconds]
-        for software in sorted({row.software for row in rows}):
-            own = [row for row in rows if row.software == software]
-            name = table if len({row.software for row in rows}) == 1 else f"{table}, {software}"
+        for software in sorted({fitted_together(row) for row in rows}):
+            own = [row for row in rows if fitted_together(row) == software]
+            name = table if len({fitted_together(row) for row in rows}) == 1 else f"{table}, {software}"
             outcome, misses = judge(name, own)
             if args.markdown:
                 print(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,6 +48,15 @@ SOFTWARE = {
         name="llm-foundry", fused_gate=False, chunked_loss=False, overlap=1.0, memory_passes=1.6, dropout=False
     ),
     "torchtitan": Traits(name="torchtitan", fused_gate=False, chunked_loss=False, overlap=1.0, alternate_products=True),
+    # Until 2025 its loss ran eagerly beside compiled blocks ("compiling loss function causes CUDA errors").
+    "torchtitan-2024": Traits(
+        name="torchtitan",
+        fused_gate=False,
+        chunked_loss=False,
+        compiled_loss=False,
+        overlap=1.0,
+        alternate_products=True,
+    ),
 }
 
 
@@ -122,6 +132,11 @@ def _row(table: str, raw: dict[str, str]) -> Row | None:
     dp = count // (tp * pp * cp)
     batch = number("global_batch", 0)
     micro = number("micro_batch", 0)
+    if table == "torchtitan" and pp > 1:
+        # The default of its configs: as many pipeline micro-batches as stages.
+        local = re.search(r"local batch (\d+)", raw["notes"])
+        micro = max(1, int(local[1]) // pp) if local else micro
+        batch = dp * micro * pp
     if not batch:
         batch = dp * (micro or 1) * (1 if pp == 1 else 2 * pp)
     try:
@@ -159,6 +174,8 @@ def _row(table: str, raw: dict[str, str]) -> Row | None:
 
 
 def _software(table: str, raw: dict[str, str]) -> str:
+    if table == "torchtitan" and ("202412" in raw["source"] or "docs/performance" in raw["source"]):
+        return "torchtitan-2024"
     if table.startswith("vtrain"):
         return "vtrain"
     if table == "megatron":

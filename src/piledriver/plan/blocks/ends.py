@@ -26,6 +26,8 @@ class EndCost:
     backward_peak: tuple[Kept, ...] = ()
     """Alive while the backward of this end runs, besides `kept`."""
     exchanges: tuple[Exchange, ...] = ()
+    stranded: float = 0.0
+    """Bytes freed before the peak, in segments that the peak's tensors do not fit."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -50,15 +52,7 @@ def loss_cost(config: ModelConfig, setting: BlockSetting, weight_size: int = 4, 
     pairs = list(loss_exchanges(config, setting, chunk))
     exchanges = (*forward_of(pairs), *backward_of(pairs))
     if not setting.traits.chunked_loss:
-        logits = tokens * rows
-        return EndCost(
-            operators=tuple(operators),
-            kept=(norm, hidden, Kept("logits", logits * size)),
-            forward_peak=(Kept("fp32 logits", logits * 4),),
-            # A compiled loss keeps no fp32 copy; an eager one has the copy, its softmax and a gradient.
-            backward_peak=(Kept("fp32 logits and their gradient", logits * (4 if setting.compiled else 12)),),
-            exchanges=exchanges,
-        )
+        return _whole_logits(setting, tokens * rows, operators, (norm, hidden), exchanges)
     weight = rows * dim
     cast = 0.0 if weight_size == size else weight * size
     operators.append(moved("weight gradient of chunks", 2 * weight * weight_size * max(1.0, tokens / chunk)))
@@ -81,6 +75,37 @@ def loss_cost(config: ModelConfig, setting: BlockSetting, weight_size: int = 4, 
             Kept("scaled hidden gradient", whole * (1 + 4 / size)),
         ),
         exchanges=exchanges,
+    )
+
+
+def _whole_logits(
+    setting: BlockSetting,
+    logits: float,
+    operators: list[Operator],
+    kept: tuple[Kept, ...],
+    exchanges: tuple[Exchange, ...],
+) -> EndCost:
+    """A loss on the logits of the whole micro-batch, in fp32."""
+    size = setting.itemsize
+    if setting.compiled and setting.traits.compiled_loss:
+        # A compiled loss keeps no fp32 copy.
+        return EndCost(
+            operators=tuple(operators),
+            kept=(*kept, Kept("logits", logits * size)),
+            forward_peak=(Kept("fp32 logits", logits * 4),),
+            backward_peak=(Kept("fp32 logits and their gradient", logits * 4),),
+            exchanges=exchanges,
+        )
+    # Forward: the logits, their cast and its log-softmax; over sharded rows one exponential more. Backward: the
+    # log-softmax and the gradients of loss and softmax; over sharded rows the exponential and a sum besides.
+    sharded = setting.loss_parallel
+    return EndCost(
+        operators=tuple(operators),
+        kept=kept,
+        forward_peak=(Kept("logits in two dtypes and their softmax", logits * (size + (12 if sharded else 8))),),
+        backward_peak=(Kept("softmax of the logits and gradients", logits * (16 if sharded else 12)),),
+        exchanges=exchanges,
+        stranded=logits * size,
     )
 
 

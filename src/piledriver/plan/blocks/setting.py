@@ -20,6 +20,8 @@ class Traits:
     """The gated MLP keeps its inputs only."""
     chunked_loss: bool = True
     """The logits of the whole batch never exist."""
+    compiled_loss: bool = True
+    """Where blocks are compiled, the loss is too."""
     overlap: float = 1.0
     """Share of data-parallel communication that runs beside the backward."""
     overlap_tp: float = 0.0

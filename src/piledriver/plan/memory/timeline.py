@@ -36,6 +36,7 @@ _GIB = 2**30
 _RESERVED_SHARE, _RESERVED_BYTES = 0.03, 0.25 * _GIB
 # The CUDA context with its libraries' code, and one communicator's buffers, which no allocator counts.
 _CONTEXT_BYTES, _COMMUNICATOR_BYTES = 0.55 * _GIB, 0.35 * _GIB
+_ROUNDING = "stochastic rounding of a bucket"
 # cuBLAS workspaces, which torch allocates.
 _LIBRARY_BYTES = 0.075 * _GIB
 
@@ -83,6 +84,8 @@ class Timeline:
     peak: Phase
     """The phase with the most bytes."""
     pipeline_rank: int = 0
+    stranded: float = 0.0
+    """Bytes that the allocator holds beside the peak: freed in segments that the peak's tensors do not fit."""
 
     @property
     def allocated(self) -> float:
@@ -92,7 +95,7 @@ class Timeline:
     @property
     def reserved(self) -> float:
         """Bytes that torch's allocator holds at the peak."""
-        return self.allocated * (1 + _RESERVED_SHARE) + _RESERVED_BYTES
+        return (self.allocated + self.stranded) * (1 + _RESERVED_SHARE) + _RESERVED_BYTES
 
     @property
     def driver(self) -> float:
@@ -242,7 +245,20 @@ class _Rank:
             communicators=groups,
             peak=peak,
             pipeline_rank=self.rank,
+            stranded=self._stranded(phases, peak),
         )
+
+    def _stranded(self, phases: list[Phase], peak: Phase) -> float:
+        """Bytes freed in segments that are too small for what the peak allocates.
+
+        Whole logits are larger than anything that the forward freed; a bucket of stochastic rounding is larger than
+        any activation, so that it comes on top of their segments; those of the loss are as large.
+        """
+        if peak.name == "loss" and not self.traits.chunked_loss:
+            return self.loss.stranded + self.cost.forward_workspace
+        training = max(phase.bytes - phase.by_category()["loss"] for phase in phases[:-1])
+        rounding = sum(owner.bytes for owner in phases[-1].owners if owner.name == _ROUNDING)
+        return max(0.0, training + rounding - peak.bytes) if rounding else 0.0
 
     def _fixed(self, *, gradients: float = 0.0) -> list[Owner]:
         layers = self.layers
@@ -405,7 +421,7 @@ def _optimizer_workspace(
         yield Owner("communication buffers", "gathered rows", 2.0 * max(BUCKET_BYTES, 4 * ends.elements / 2))
     if layout.has_bf16_weights and optimizer in ("adamw", "muon", "lion", "sgd"):
         # fp32 copies of a bucket of weights and gradients, and the 64-bit numbers that its noise is hashed from.
-        yield Owner("workspace", "stochastic rounding of a bucket", 40.0 * min(owned, max(1 << 26, largest)))
+        yield Owner("workspace", _ROUNDING, 40.0 * min(owned, max(1 << 26, largest)))
     if optimizer == "lion" and not layout.has_bf16_weights:
         yield Owner("workspace", "updates of all matrices", 4.0 * layers * block.owned)
     if optimizer == "muon":
