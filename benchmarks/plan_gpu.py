@@ -27,7 +27,27 @@ SHAPES: dict[str, Any] = {
     "pythia": ("pythia-410m", 2048),
     "moe": ({**SMALL, "layers": 6, "mlp_dim": 1024, "moe": {"experts": 8, "experts_per_token": 2}}, 1024),
 }
+LATENT = {"kv_rank": 256, "rope_dim": 32, "value_dim": 64, "q_rank": 512}
+SHARED = {"experts": 16, "experts_per_token": 4, "expert_dim": 512, "shared_dim": 1024, "dense_layers": [0]}
+# Shapes that nothing in the planner was corrected on when they were first measured.
+SHAPES |= {
+    "square": ({**SMALL, "vocab_size": 50304, "dim": 1536, "layers": 8, "heads": 12, "mlp_dim": 4096}, 1024),
+    "deep": ({**SMALL, "dim": 512, "layers": 24, "heads": 8, "mlp_dim": 1408}, 1024),
+    "long": ({**SMALL, "layers": 8, "max_positions": 8192}, 8192),
+    "multi-query": (
+        {**SMALL, "dim": 2048, "layers": 6, "kv_heads": 1, "mlp": "plain", "mlp_dim": 8192, "activation": "gelu"},
+        1024,
+    ),
+    "vocabulary": ({**SMALL, "vocab_size": 256000, "layers": 8, "heads": 8}, 1024),
+    "latent": ({**SMALL, "layers": 10, "head_dim": 96, "latent": LATENT}, 1024),
+    "shared": ({**SMALL, "layers": 8, "head_dim": 96, "latent": LATENT, "moe": SHARED}, 1024),
+    "experts": ({**SMALL, "layers": 6, "moe": {"experts": 32, "experts_per_token": 4, "expert_dim": 512}}, 1024),
+    "post": ({**SMALL, "layers": 10, "norm_placement": "post", "qk_norm": "full", "tied": False}, 1024),
+    "window": ({**SMALL, "layers": 8, "sliding_window": 512, "max_positions": 4096}, 4096),
+    "2b": ({**SMALL, "dim": 2560, "layers": 22, "heads": 20, "kv_heads": 4, "mlp_dim": 8192, "tied": False}, 2048),
+}
 BF16, PURE = {"precision": "bf16"}, {"precision": "bf16-pure"}
+EAGER, COMPILED = {**BF16, "compile": False}, {**BF16, "compile": "blocks"}
 GRID: list[tuple[str, int, dict[str, Any], str, int]] = [
     # What compiles takes seconds; the first rows matter most.
     ("1.2b", 8, {**BF16, "compile": "blocks"}, "adamw", 1),
@@ -64,6 +84,47 @@ GRID: list[tuple[str, int, dict[str, Any], str, int]] = [
     ("small", 16, {**BF16, "compile": "blocks"}, "adamw8bit", 1),
     ("wide", 4, {**BF16, "compile": "blocks", "activations": "selective"}, "adamw", 1),
     ("1.2b", 2, {**BF16, "compile": False, "offload": "optimizer"}, "adamw", 1),
+]
+
+
+UNSEEN: list[tuple[str, int, dict[str, Any], str, int]] = [
+    *(
+        (shape, sequences, EAGER, "adamw", 1)
+        for shape, sequences in (
+            ("square", 8),
+            ("deep", 16),
+            ("long", 2),
+            ("multi-query", 8),
+            ("vocabulary", 8),
+            ("latent", 8),
+            ("shared", 8),
+            ("experts", 8),
+            ("post", 8),
+            ("window", 4),
+            ("2b", 2),
+        )
+    ),
+    ("1.2b", 2, {**EAGER, "offload": "optimizer"}, "adamw", 1),
+    ("1.2b", 2, {**EAGER, "offload": "parameters"}, "adamw", 1),
+    ("square", 8, {**EAGER, "activations": "selective"}, "adamw8bit", 1),
+    ("post", 8, {**EAGER, "activations": "full"}, "muon", 1),
+    # The choice: every policy and micro-batch of a batch of 32 sequences, besides those above.
+    ("square", 32, EAGER, "adamw", 1),
+    ("square", 16, EAGER, "adamw", 2),
+    ("square", 8, EAGER, "adamw", 4),
+    ("square", 32, {**EAGER, "activations": "selective"}, "adamw", 1),
+    ("square", 16, {**EAGER, "activations": "selective"}, "adamw", 2),
+    ("square", 32, {**EAGER, "activations": "full"}, "adamw", 1),
+    ("square", 16, {**EAGER, "activations": "full"}, "adamw", 2),
+    ("square", 16, COMPILED, "adamw", 1),
+    ("latent", 16, COMPILED, "adamw", 1),
+    ("1.2b", 8, {"precision": "fp8", "compile": "blocks"}, "adamw", 1),
+    ("long", 2, COMPILED, "adamw", 1),
+    ("experts", 16, COMPILED, "adamw", 1),
+    ("shared", 16, COMPILED, "adamw", 1),
+    ("2b", 4, {"precision": "fp8", "compile": "blocks"}, "adamw", 1),
+    ("window", 8, COMPILED, "adamw", 1),
+    ("multi-query", 16, COMPILED, "adamw", 1),
 ]
 
 
@@ -196,6 +257,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=110.0)
     parser.add_argument("--calibrate-seconds", type=float, default=20.0)
+    parser.add_argument("--grid", choices=("known", "unseen"), default="known")
     parser.add_argument("--compare", type=Path)
     args = parser.parse_args()
     if args.compare:
@@ -216,7 +278,7 @@ def main() -> None:
     from piledriver.plan.hardware.calibrate import calibrate
 
     say({"rates": calibrate(seconds=args.calibrate_seconds, save=False)[1]})
-    for shape, sequences, fields, optimizer, accumulation in GRID:
+    for shape, sequences, fields, optimizer, accumulation in UNSEEN if args.grid == "unseen" else GRID:
         if time.monotonic() - begun > args.seconds:
             break
         row = {

@@ -47,7 +47,7 @@ def choose_for_training(
         return LayoutChoice(
             layout=plain, sequences=sequences, prediction=plainly, reason=_line(plainly, "the plainest")
         )
-    wishes = wishes or Wishes(precisions=(plainly.layout.precision,))
+    wishes = replace(wishes or Wishes(precisions=(plainly.layout.precision,)), compile=plain.compile)
     try:
         made = plan(
             workload.config,
@@ -68,8 +68,7 @@ def choose_for_training(
         )
     gain = plainly.time.total / best.time.total - 1
     why = f"{100 * gain:.0f}% faster than replicas" if plainly.fits else f"replicas are {reason_too_large(plainly)}"
-    chosen = replace(best.layout, compile=plain.compile)
-    return LayoutChoice(layout=chosen, sequences=best.sequences, prediction=best, reason=_line(best, why))
+    return LayoutChoice(layout=best.layout, sequences=best.sequences, prediction=best, reason=_line(best, why))
 
 
 def choose_for_model(model: Any, cluster: Cluster, *, precision: str, sequences: int | None) -> LayoutChoice:

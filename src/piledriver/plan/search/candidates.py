@@ -33,6 +33,8 @@ class Wishes:
     """Sequences of a micro-batch, if given."""
     data_parallel_only: bool = False
     """Only replicas and ZeRO: tp, cp, pp and ep stay 1."""
+    compile: bool | str | None = None
+    """Whether blocks are compiled; None: what the engine does by itself."""
 
 
 def meshes(workload: Workload, cluster: Cluster, wishes: Wishes) -> Iterator[Layout]:
@@ -79,15 +81,15 @@ def variants(layout: Layout, wishes: Wishes, kind: str) -> Iterator[Layout]:
     """Yield a mesh with each precision, activation policy and offload."""
     for precision in wishes.precisions:
         for policy in wishes.activations:
-            if policy == "norms" and kind != "cuda":
+            if policy == "norms" and (kind != "cuda" or wishes.compile is False):
                 continue  # only compiled blocks recompute norms
             policies: dict[str, Any] = {"recompute_norms": True} if policy == "norms" else {"activations": policy}
             for offload in wishes.offloads:
                 alone = layout.zero == 0 and layout.tp == layout.cp == layout.ep == 1
                 if offload != "none" and (layout.pp > 1 or not (layout.zero == 3 or alone)):
                     continue
-                made = replace(layout, precision=precision, offload=offload, **policies)  # type: ignore[arg-type]
-                yield made
+                policies["compile"] = wishes.compile
+                yield replace(layout, precision=precision, offload=offload, **policies)  # type: ignore[arg-type]
 
 
 def micro_batches(workload: Workload, layout: Layout, wishes: Wishes) -> list[int]:

@@ -114,9 +114,9 @@ def search_layouts(
             uneven = uneven_stages(workload, placed, cluster, sequences=size, efficiency=efficiency)
             if uneven is not None:
                 counted += 1
-                other = predict_memory(workload, uneven, cluster, sequences=size)
-                if other.fits:
-                    fitting.append(with_time(other, efficiency=efficiency, memo=memo))
+                by_speed = predict_memory(workload, uneven, cluster, sequences=size)
+                if by_speed.fits:
+                    fitting.append(with_time(by_speed, efficiency=efficiency, memo=memo))
             memory = predict_memory(workload, placed, cluster, sequences=size)
             if not memory.fits and uneven is not None:
                 continue
