@@ -32,6 +32,7 @@ VERBS: Verbs = {
     "compress": ("piledriver.cli.compress", "make a model smaller: quantise or prune it"),
     "serve": ("piledriver.cli.serve", "serve a model: OpenAI-compatible API and a page for the browser"),
     "bench": ("piledriver.cli.bench", "measure a running server"),
+    "watch": ("piledriver.cli.watch", "open a local page for live and finished runs"),
     "trace": ("piledriver.cli.trace", "list the documents that a training step saw, or the steps that saw a document"),
     "launch": ("piledriver.cli.launch", "start a script on all processes of one or more nodes"),
     "config": ("piledriver.cli.config", "write the config of 'piledriver launch', by questions or --default"),

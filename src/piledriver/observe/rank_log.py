@@ -15,6 +15,8 @@ FOLDER = "ranks"
 _TAIL_BYTES = 8192
 # A row older than this is of a rank that stopped; it is left out of the summary.
 _STALE_S = 120.0
+# Totals since the boot of the machine; their rates are written instead.
+_TOTALS = frozenset({"network/sent_bytes", "network/received_bytes", "disk/read_bytes", "disk/written_bytes"})
 
 
 class RankLog:
@@ -41,7 +43,7 @@ class RankLog:
     def __call__(self, sample: dict[str, float]) -> None:
         """Append one line; called by the monitor's thread."""
         with self._lock:
-            steps, row = self._steps, dict(sample)
+            steps, row = self._steps, {name: value for name, value in sample.items() if name not in _TOTALS}
             if steps:
                 row |= {"step_seconds": self._seconds / steps, "data_wait_seconds": self._waited / steps}
             self._steps, self._seconds, self._waited = 0, 0.0, 0.0
