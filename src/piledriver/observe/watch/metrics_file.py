@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from piledriver.observe.watch.files import opened, status
-from piledriver.observe.watch.rows import NAME_LENGTH, numbers, parse_row
+from piledriver.observe.watch.rows import NAME_LENGTH, numbers_of, parse_row
 
 _CHUNK = 4 << 20
 _LONGEST_LINE = 1 << 20
@@ -154,7 +154,7 @@ class MetricsFile:
         self._time.append(when)
         self._tokens.append(tokens)
         columns = self._columns
-        for name, value in numbers(row):
+        for name, value in numbers_of(row):
             column = columns.get(name)
             if column is None:
                 if name in _NOT_A_METRIC or len(columns) >= _MOST_METRICS or len(name) > NAME_LENGTH:

@@ -38,10 +38,10 @@ def parse_row(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
-def numbers(row: dict[str, Any], prefix: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, float]]:
+def numbers_of(row: dict[str, Any], prefix: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, float]]:
     """Yield (name, number) of a row, nested ones by path; null is NaN, text and lists are left out.
 
-    >>> dict(numbers({"a": 1, "b": {"c": True}, "d": "inf", "e": "text"}))
+    >>> dict(numbers_of({"a": 1, "b": {"c": True}, "d": "inf", "e": "text"}))
     {'a': 1.0, 'b/c': 1.0, 'd': inf}
     """
     for key, value in row.items():
@@ -59,4 +59,4 @@ def numbers(row: dict[str, Any], prefix: str = "", depth: int = _DEPTH) -> Itera
             if len(value) < 10 and (word := _WORDS.get(value.lower())) is not None:
                 yield prefix + key, word
         elif kind is dict and depth > 0:
-            yield from numbers(value, f"{prefix + key}/", depth - 1)
+            yield from numbers_of(value, f"{prefix + key}/", depth - 1)

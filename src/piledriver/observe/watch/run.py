@@ -13,7 +13,7 @@ from typing import Any
 
 from piledriver.observe.watch.discover import METRICS
 from piledriver.observe.watch.files import read_head, read_tail, status
-from piledriver.observe.watch.rows import numbers, parse_row
+from piledriver.observe.watch.rows import numbers_of, parse_row
 
 _TAIL = 64 << 10
 _SMALL_FILE = 256 << 10
@@ -83,7 +83,7 @@ class Run:
             row = parse_row(line) if line else None
             if row is None or (last and (validated or b"validation/all" not in line)):
                 continue
-            found = dict(numbers(row))
+            found = dict(numbers_of(row))
             validated = validated or "validation/all" in found
             last = {**found, **last}
         loss = next((last[name] for name in _LOSSES if name in last), None)
