@@ -19,7 +19,6 @@ from piledriver.observe.communication import counted_communication
 from piledriver.observe.flops import count_flops, measured_peak, model_flops_utilisation, peak_flops
 from piledriver.observe.memory import memory_use, readable, reset_peak
 from piledriver.observe.monitor import SystemMonitor
-from piledriver.observe.profile import profile_step
 from piledriver.observe.timers import StepTimer
 from tests.checkpoint.processes import run as on_ranks
 from tests.checkpoint.runs import cpu_mesh
@@ -142,17 +141,6 @@ def test_monitor_samples_and_survives_its_sink() -> None:
     count = len(monitor.history)
     time.sleep(0.05)
     assert len(monitor.history) == count
-
-
-def test_profile_report_names_the_work() -> None:
-    model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256))
-    report = profile_step(lambda: model(torch.ones(64, 256)).sum().backward())
-    first, header, *rows = report.splitlines()
-    assert "host time" in first
-    assert header.split()[:2] == ["operator", "share"]
-    assert any("mm" in row for row in rows)
-    shares = [float(row.split("%")[0].split()[-1]) for row in rows]
-    assert shares == sorted(shares, reverse=True)
 
 
 @given(st.integers(0, 2**60))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -250,10 +251,19 @@ class GradientsMixin(AcceleratorProperties):
 
     @contextmanager
     def profile(self, profile_handler: ProfileKwargs | None = None) -> Iterator[Any]:
-        """Profile the block; each process writes its trace into `output_trace_dir`."""
-        from piledriver.accelerator.profiling import profiled
+        """Profile the block: torch's profiler, whose `report` tells afterwards where time and memory of all ranks went.
 
-        with profiled(self.world, profile_handler or self.profile_handler or ProfileKwargs()) as profiler:
+        With a handler, its options apply as in Accelerate, and its `report` says whether a report is made. Reports and
+        traces go to `output_trace_dir`, or to `profile` in the project folder.
+        """
+        from piledriver.accelerator.profiling import FULL, accelerator_regions, profiled
+
+        options = profile_handler or self.profile_handler or FULL
+        folder = options.output_trace_dir or (self.project_dir and os.path.join(self.project_dir, "profile"))
+        regions = accelerator_regions(type(self))
+        with profiled(
+            self.world, options, self._models, self._optimizers, folder=folder or None, functions=regions
+        ) as profiler:
             yield profiler
 
     @contextmanager

@@ -27,6 +27,7 @@ VERBS: Verbs = {
     "plan": ("piledriver.cli.plan", "predict memory and time of a model on hardware, and choose its layout"),
     "estimate-memory": ("piledriver.cli.estimate_memory", "bytes of a model by dtype, with Accelerate's arguments"),
     "train": ("piledriver.cli.train", "pretrain a model, or resume a run"),
+    "profile": ("piledriver.cli.profile", "show where time and memory of training steps go, with advice"),
     "evaluate": ("piledriver.cli.evaluate", "measure a model: bits per byte by source, or tasks"),
     "generate": ("piledriver.cli.generate", "continue prompts with a model"),
     "compress": ("piledriver.cli.compress", "make a model smaller: quantise or prune it"),

@@ -11,9 +11,24 @@ from importlib import resources
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from piledriver.core.errors import UsageError
+
+
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+
+
+def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_backward_flop_count(gradient, query, key, value))  # type: ignore[no-untyped-call]
+
+
+CPU_ATTENTION: dict[Any, Callable[..., int]] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}
+"""Formulas of the fused attention on a CPU, which torch's registry leaves out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +47,7 @@ def count_flops(step: Callable[[], Any]) -> FlopCount:
     >>> a = torch.ones(2, 3); count_flops(lambda: a @ torch.ones(3, 4)).total
     48
     """
-    counter = FlopCounterMode(display=False)
+    counter = FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION)
     with counter:
         step()
     whole = counter.get_flop_counts().get("Global", {})
@@ -81,8 +96,23 @@ def model_flops_utilisation(flops_per_step: float, seconds_per_step: float, peak
     return flops_per_step / seconds_per_step / (peak * devices)
 
 
-@lru_cache(maxsize=1)
+def memory_bandwidth(device_name: str) -> float | None:
+    """Return the memory bandwidth of a device by its datasheet, in bytes per second, or None if it is not known.
+
+    >>> memory_bandwidth("NVIDIA H200") / 1e12
+    4.8
+    """
+    known = [name for name in _file()["bandwidth"] if name.lower() in device_name.lower()]
+    return float(_file()["bandwidth"][max(known, key=len)]) * 1e9 if known else None
+
+
 def _table() -> dict[str, dict[str, float]]:
-    text = resources.files("piledriver.observe").joinpath("device_peaks.json").read_text(encoding="utf-8")
-    devices: dict[str, dict[str, float]] = json.loads(text)["devices"]
+    devices: dict[str, dict[str, float]] = _file()["devices"]
     return devices
+
+
+@lru_cache(maxsize=1)
+def _file() -> dict[str, Any]:
+    text = resources.files("piledriver.observe").joinpath("device_peaks.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found

@@ -196,9 +196,15 @@ class ProfileKwargs(KwargsHandler):
     with_flops: bool = False
     with_modules: bool = False
     output_trace_dir: str | None = None
+    report: bool = False
+    """Gather one report of all ranks after each cycle (ours; not in Accelerate)."""
 
     def build(self) -> torch.profiler.profile:
         """Return the profiler."""
+        return torch.profiler.profile(**self.build_arguments())
+
+    def build_arguments(self) -> dict[str, Any]:
+        """Return the arguments of `torch.profiler.profile`."""
         known = {
             "cpu": torch.profiler.ProfilerActivity.CPU,
             "cuda": torch.profiler.ProfilerActivity.CUDA,
@@ -209,16 +215,16 @@ class ProfileKwargs(KwargsHandler):
             if name not in known:
                 raise ValueError(f"unknown profiler activity {name!r}: choose from {', '.join(known)}")
         schedule = torch.profiler.schedule(**self.schedule_option) if self.schedule_option else None
-        return torch.profiler.profile(
-            activities=[known[name] for name in self.activities] if self.activities else None,
-            schedule=schedule,
-            on_trace_ready=self.on_trace_ready,
-            record_shapes=self.record_shapes,
-            profile_memory=self.profile_memory,
-            with_stack=self.with_stack,
-            with_flops=self.with_flops,
-            with_modules=self.with_modules,
-        )
+        return {
+            "activities": [known[name] for name in self.activities] if self.activities else None,
+            "schedule": schedule,
+            "on_trace_ready": self.on_trace_ready,
+            "record_shapes": self.record_shapes,
+            "profile_memory": self.profile_memory,
+            "with_stack": self.with_stack,
+            "with_flops": self.with_flops,
+            "with_modules": self.with_modules,
+        }
 
 
 @dataclass

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch.distributed.tensor.debug import CommDebugMode
 
-from piledriver.observe.torch_private import tree_leaves
+from piledriver.observe.communication.sizes import collective_bytes
 
 
 @dataclass
@@ -58,19 +57,8 @@ class _Traffic(CommDebugMode):
         result = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         for packet, count in self.comm_counts.items():
             if count > before.get(packet, 0):
-                self.traffic[_name(packet)] += max(_bytes((args, kwargs)), _bytes(result))
+                self.traffic[_name(packet)] += max(collective_bytes((args, kwargs)), collective_bytes(result))
         return result
-
-
-def _bytes(tree: Any) -> int:
-    # In-place collectives of c10d take input and output as arguments: the larger of them counts, not the sum.
-    if isinstance(tree, torch.Tensor):
-        return tree.numel() * tree.element_size()
-    if isinstance(tree, list) and all(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(tree)):
-        return sum(_bytes(leaf) for leaf in tree_leaves(tree))
-    if isinstance(tree, list | tuple):
-        return max(map(_bytes, tree), default=0)
-    return max(map(_bytes, tree.values()), default=0) if isinstance(tree, dict) else 0
 
 
 def _name(packet: Any) -> str:

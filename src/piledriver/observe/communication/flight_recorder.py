@@ -1,0 +1,47 @@
+"""Read torch's Flight Recorder: every collective of this process, whichever code started it, at no cost to the step."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from piledriver.observe.communication.bandwidth import TimedCall, collective_name, dtype_size
+from piledriver.observe.torch_private import dump_flight_recorder
+
+
+def flight_recorder_calls(since_ns: int = 0) -> list[TimedCall]:
+    """Return the collectives in the recorder that were created after a time of the Unix clock, oldest first.
+
+    NCCL fills in durations if collectives are timed (`CommunicationRecorder` switches that on); gloo does not. The
+    recorder keeps the latest 2,000; `TORCH_FR_BUFFER_SIZE` changes that before the process group is made.
+    """
+    text = dump_flight_recorder()
+    raw = json.loads(text) if text else {}
+    groups = {str(name): one for name, one in raw.get("pg_config", {}).items()}
+    return [_call(one, groups) for one in raw.get("entries", ()) if int(one.get("time_created_ns", 0)) >= since_ns]
+
+
+def _call(entry: dict[str, Any], groups: dict[str, Any]) -> TimedCall:
+    name, description = (entry.get("process_group") or ["", ""])[:2]
+    config: dict[str, Any] = groups.get(str(name)) or next(iter(groups.values()), {})
+    ranks = len(json.loads(config["ranks"])) if str(config.get("ranks", "")).startswith("[") else 0
+    size = max(_bytes(entry, "input"), _bytes(entry, "output"))
+    duration = entry.get("duration_ms")
+    return TimedCall(
+        collective_name(str(entry.get("profiling_name", ""))),
+        str(description or name),
+        ranks,
+        size,
+        None if duration is None else float(duration) / 1000,
+    )
+
+
+def _bytes(entry: dict[str, Any], side: str) -> int:
+    total = 0
+    kinds = entry.get(f"{side}_dtypes", [])
+    for index, dims in enumerate(entry.get(f"{side}_sizes", [])):
+        count = 1
+        for one in dims:
+            count *= int(one)
+        total += count * dtype_size(str(kinds[index] if index < len(kinds) else ""))
+    return total

@@ -1,0 +1,1 @@
+"""Read traces of torch's profiler: events, modules and phases, FLOPs and bytes of operators, sets of time."""

@@ -1,0 +1,196 @@
+"""The profile of steps: wall time that sums, FLOPs that equal torch's, memory with owners, one page."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+from piledriver.observe import Report, profile_step, region
+from piledriver.observe.flops import count_flops
+from piledriver.observe.memory.peak import UNNAMED
+from piledriver.observe.trace.chrome import read_trace
+from piledriver.observe.trace.intervals import Intervals, intersect, length, subtract, union
+from tests.observe.small_models import SmallModel, closed_form_flops
+
+BATCH, LENGTH, STEPS = 2, 16, 3
+
+
+@dataclass
+class Profiled:
+    report: Report
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    step: Callable[[], Any]
+    seconds: float
+    folder: Path
+
+
+def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, device: str = "cpu") -> Callable[[], Any]:
+    ids = torch.randint(0, 64, (BATCH, LENGTH), device=device)
+
+    def step() -> None:
+        with region("loader"):
+            time.sleep(0.004)
+        loss = functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with region("checkpoint"):
+            time.sleep(0.002)
+        time.sleep(0.003)
+
+    return step
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["kept", "recomputed"])
+def profiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Profiled:
+    folder = tmp_path_factory.mktemp("profile")
+    model = SmallModel(recompute=request.param)
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = make_step(model, optimizer)
+    times: list[float] = []
+
+    def timed() -> None:
+        begin = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - begin)
+
+    report = profile_step(timed, model, [optimizer], steps=STEPS, folder=str(folder))
+    return Profiled(report, model, optimizer, step, sum(times[-STEPS:]), folder)
+
+
+def test_the_wall_is_the_sum_of_its_causes(profiled: Profiled) -> None:
+    rank = profiled.report.ranks[0]
+    assert sum(rank.seconds.values()) == pytest.approx(rank.wall_seconds, rel=0.02)
+    assert rank.wall_seconds == pytest.approx(profiled.seconds, rel=0.02, abs=0.002)
+    assert rank.seconds["loader"] >= 0.004 * STEPS
+    assert rank.seconds["checkpoint"] >= 0.002 * STEPS
+    assert rank.seconds["compute"] > 0
+    # A thread that sleeps is idle; Python's own time is the host's.
+    assert rank.seconds["idle"] + rank.seconds["host_wait"] >= 0.003 * STEPS
+    waited = {row.name: row.waited_seconds for row in rank.input_output}
+    assert waited["loader"] == pytest.approx(rank.seconds["loader"])
+
+
+def test_flops_equal_torch_and_the_closed_form(profiled: Profiled) -> None:
+    rank = profiled.report.ranks[0]
+    assert rank.flops == STEPS * count_flops(profiled.step).total
+    root = next(row for row in rank.modules if row.path == "model")
+    forward = closed_form_flops(BATCH, LENGTH, 32, 2, 64)
+    assert root.flops["forward"] == STEPS * forward
+    attention = 2 * (2 * 2 * BATCH * LENGTH * LENGTH * 32)
+    # Backward: twice each product, and 2.5 times attention, which torch counts with its recomputed scores.
+    assert root.flops["backward"] == STEPS * (2 * (forward - attention) + attention * 5 // 2)
+    assert (root.flops["recomputed"] > 0) == profiled.model.recompute
+    blocks = next(row for row in rank.modules if row.path == "model.blocks.1")
+    assert blocks.flops["forward"] == STEPS * (forward - 2 * BATCH * LENGTH * 32 * 64) // 2
+    assert root.parameters == sum(p.numel() for p in profiled.model.parameters())
+
+
+def test_every_byte_at_the_peak_has_an_owner(profiled: Profiled) -> None:
+    peak = profiled.report.ranks[0].memory[0]
+    assert peak.named_share >= 0.98
+    assert sum(one.bytes for one in peak.owners) == pytest.approx(peak.bytes)
+    sizes = peak.by_category()
+    weights = sum(p.numel() * p.element_size() for p in profiled.model.parameters())
+    assert sizes["parameter"] == weights
+    # Two moments of each weight, and a step count of 4 bytes.
+    count = len(list(profiled.model.parameters()))
+    assert sizes["optimizer state"] == pytest.approx(2 * weights + 4 * count)
+    owners = {one.name for one in peak.owners if one.category in ("activation", "recomputed activation")}
+    assert any(name.startswith("model.blocks.") for name in owners) or "gradient" in sizes
+    assert UNNAMED not in sizes
+
+
+def test_the_report_is_text_json_and_one_page(profiled: Profiled) -> None:
+    text = (profiled.folder / "report.txt").read_text()
+    for part in ("Wall time", "Modules", "Operators", "Memory at the peak", "Critical path"):
+        assert part in text
+    values = json.loads((profiled.folder / "report.json").read_text())
+    assert values["ranks"][0]["flops"] == profiled.report.ranks[0].flops
+    page = (profiled.folder / "report.html").read_text()
+    assert not re.search(r"""(?:src|href)\s*=|url\(|https?://""", page), "the page needs another file"
+    trace = read_trace(str(profiled.folder / "traces" / "rank_0.json.gz"))
+    assert any(event.name == "module::model.blocks.0" for event in trace.host_events())
+
+
+def test_names_cannot_become_markup(tmp_path: Path) -> None:
+    model = nn.Sequential()
+    model.add_module("</script><img src=x onerror=alert(1)>", nn.Linear(4, 4))
+    report = profile_step(lambda: model(torch.ones(2, 4)).sum().backward(), model)
+    page = report.page()
+    assert "<img" not in page
+    assert page.count("</script>") == 2
+    assert any("onerror" in row.path for row in report.ranks[0].modules)
+
+
+def test_an_error_writes_the_report_and_continues(tmp_path: Path) -> None:
+    model = SmallModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ids = torch.randint(0, 64, (BATCH, LENGTH))
+    calls = 0
+
+    def step() -> None:
+        nonlocal calls
+        calls += 1
+        out = model(ids)
+        if calls == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
+        out.sum().backward()
+        optimizer.step()
+
+    with pytest.raises(torch.OutOfMemoryError, match="20 GiB"):
+        profile_step(step, model, [optimizer], folder=str(tmp_path))
+    values = json.loads((tmp_path / "report.json").read_text())
+    assert "OutOfMemoryError" in values["error"]
+    memory = values["ranks"][0]["memory"][0]
+    assert memory["named_share"] >= 0.98
+    assert any(owner["category"] == "activation" for owner in memory["owners"])
+
+
+PARTS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda pair: (min(pair), max(pair))), max_size=8)
+
+
+@given(PARTS, PARTS)
+def test_sets_of_time_follow_set_algebra(first: list[tuple[int, int]], second: list[tuple[int, int]]) -> None:
+    def points(found: Intervals) -> set[int]:
+        return {point for start, end in found for point in range(int(start), int(end))}
+
+    one, other = union(first), union(second)
+    assert points(intersect(one, other)) == points(one) & points(other)
+    assert points(subtract(one, other)) == points(one) - points(other)
+    assert length(one) == len(points(one))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_profile_on_the_device(compiled: bool) -> None:
+    model = SmallModel(width=256).cuda()
+    if compiled:
+        for block in model.blocks:
+            block.compile()
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = make_step(model, optimizer, "cuda")
+    report = profile_step(step, model, [optimizer], warm_up=3, steps=STEPS)
+    rank = report.ranks[0]
+    assert sum(rank.seconds.values()) == pytest.approx(rank.wall_seconds, rel=0.02)
+    peak = rank.memory[0]
+    assert peak.device.startswith("cuda")
+    assert peak.named_share >= 0.98
+    assert peak.bytes == pytest.approx(rank.facts["peak_bytes"], rel=0.02)
+    root = next(row for row in rank.modules if row.path == "model")
+    assert root.seconds["backward"] > 0
+    assert root.flops["forward"] == STEPS * closed_form_flops(BATCH, LENGTH, 256, 2, 64)
