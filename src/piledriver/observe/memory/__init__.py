@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from piledriver.observe.memory.peak import MemoryOwner, PeakMemory
     from piledriver.observe.memory.use import MemoryUse, memory_use, readable, reset_peak
 
-__all__ = ["MemoryUse", "MemoryOwner", "PeakMemory", "memory_use", "readable", "reset_peak"]
+__all__ = ["MemoryOwner", "MemoryUse", "PeakMemory", "memory_use", "readable", "reset_peak"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,

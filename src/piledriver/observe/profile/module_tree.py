@@ -9,7 +9,7 @@ from typing import Any
 
 from piledriver.observe.profile.wall import is_communication
 from piledriver.observe.trace.attribution import MODULE, REGION, Attribution, Place
-from piledriver.observe.trace.chrome import HostEvent, DeviceKernel, Trace
+from piledriver.observe.trace.chrome import DeviceKernel, HostEvent, Trace
 from piledriver.observe.trace.operators import has_output_argument, matmul_precision, operator_bytes, operator_flops
 
 PHASES = ("forward", "backward", "recomputed")

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from piledriver.observe.trace.attribution import Attribution
-from piledriver.observe.trace.chrome import HostEvent, DeviceKernel, Trace
+from piledriver.observe.trace.chrome import DeviceKernel, HostEvent, Trace
 from piledriver.observe.trace.intervals import Intervals, intersect, length, subtract, union
 
 CAUSES = ("compute", "exposed_communication", "host_wait", "loader", "checkpoint", "idle")
