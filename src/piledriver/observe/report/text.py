@@ -79,7 +79,7 @@ def _wall(report: ReportValues) -> list[str]:
         rows.append(row)
     rows.append(["sum", *(seconds_text(sum(one.seconds.values()) / one.steps) for one in report.ranks[:8])])
     rows.append(["wall", *(seconds_text(one.wall_seconds / one.steps) for one in report.ranks[:8])])
-    return aligned(rows)
+    return aligned_rows(rows)
 
 
 def _modules(rank: RankProfile, depth: int) -> list[str]:
@@ -91,7 +91,7 @@ def _modules(rank: RankProfile, depth: int) -> list[str]:
         if level > depth or (not seconds and not row.parameters):
             continue
         rows.append(_module(row, level, rank.steps, seconds / total))
-    return aligned(rows)
+    return aligned_rows(rows)
 
 
 def _module(row: ModuleRow, level: int, steps: int, share: float) -> list[str]:
@@ -122,7 +122,7 @@ def _operators(rank: RankProfile, most: int) -> list[str]:
                 readable(row.bytes / rank.steps) if row.bytes else "",
             ]
         )
-    return aligned(rows)
+    return aligned_rows(rows)
 
 
 def _memory(rank: RankProfile, most: int) -> list[str]:
@@ -137,7 +137,7 @@ def _memory(rank: RankProfile, most: int) -> list[str]:
         rows += [
             [f"  {readable(one.bytes)}", one.category, one.name[:70], str(one.count)] for one in peak.owners[:most]
         ]
-        lines += aligned(rows)
+        lines += aligned_rows(rows)
     return lines or ["not recorded"]
 
 
@@ -159,7 +159,7 @@ def _traffic(report: ReportValues) -> list[str]:
                 seconds_text(row.skew_seconds) if row.skew_seconds is not None else "",
             ]
         )
-    return aligned(rows)
+    return aligned_rows(rows)
 
 
 def _input_output(report: ReportValues) -> list[str]:
@@ -176,7 +176,7 @@ def _input_output(report: ReportValues) -> list[str]:
                     seconds_text(row.waited_seconds / rank.steps),
                 ]
             )
-    return aligned(rows)
+    return aligned_rows(rows)
 
 
 def _ranks(report: ReportValues) -> list[str]:
@@ -195,7 +195,7 @@ def _path(report: ReportValues) -> list[str]:
     for part in report.critical_path[:10]:
         cause = _NAMES.get(part.cause, part.cause)
         rows.append([str(part.rank), cause, seconds_text(part.seconds), f"{part.seconds / total:.1%}"])
-    return aligned(rows)
+    return aligned_rows(rows)
 
 
 def _advice(report: ReportValues) -> Iterable[str]:
@@ -205,10 +205,10 @@ def _advice(report: ReportValues) -> Iterable[str]:
         yield f"   change: {one.change}"
 
 
-def aligned(rows: list[list[str]]) -> list[str]:
+def aligned_rows(rows: list[list[str]]) -> list[str]:
     """Return rows as aligned lines, the first column to the left and numbers to the right.
 
-    >>> aligned([["a", "b"], ["long", "1"]])
+    >>> aligned_rows([["a", "b"], ["long", "1"]])
     ['a     b', 'long  1']
     """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
