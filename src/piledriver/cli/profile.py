@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     profiler = LoopProfiler(steps=args.steps, warm_up=args.warm_up, folder=args.out, title=title, functions=functions)
     with profiler:
         if is_training:
-            _train(args.target, args.script_args)
+            _train(args.target, args.script_args, steps=args.warm_up + args.steps)
         else:
             _run_script(args.target, args.script_args)
     if profiler.report is None:
@@ -82,8 +82,8 @@ def _run_script(script: str, arguments: Sequence[str]) -> None:
         sys.argv, sys.path[:] = before
 
 
-def _train(target: str, overrides: Sequence[str]) -> None:
-    """Train from a config, or from that of a run, into a folder that is thrown away."""
+def _train(target: str, overrides: Sequence[str], *, steps: int) -> None:
+    """Train from a config, or from that of a run, into a folder that is thrown away, for at least so many steps."""
     import os
     import tempfile
     from dataclasses import replace
@@ -96,6 +96,9 @@ def _train(target: str, overrides: Sequence[str]) -> None:
     path = os.path.join(target, CONFIG) if os.path.isdir(target) else target
     with tempfile.TemporaryDirectory() as out:
         config = load_config(TrainConfig, path, list(overrides))
+        # The profiler ends the run. A budget of minutes would be converted to steps first, which takes a while.
+        budget = max(config.budget_tokens or 0, 2 * steps * config.batch_tokens)
+        config = replace(config, budget_tokens=budget, budget_minutes=None)
         Trainer(replace(config, out=os.path.join(out, "run"), plots=False)).run()
 
 
