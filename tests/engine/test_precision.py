@@ -19,7 +19,7 @@ from piledriver.engine.optimizer import stochastic_rounding as stochastic
 from piledriver.engine.optimizer.global_norm import total_norm
 from piledriver.engine.optimizer.stochastic_rounding import assign_noise_ids, round_stochastically
 from piledriver.engine.precision import apply_precision
-from piledriver.models import ModelConfig, Transformer
+from piledriver.models import ModelConfig, MoEConfig, Transformer
 from piledriver.optim import CompactAdamW, Lion, Muon, SplitMasterAdamW
 from tests.checkpoint.processes import run as on_ranks
 from tests.optim.problems import Net, batch, train
@@ -238,3 +238,16 @@ def _like(parameter: Tensor, whole: Tensor) -> Tensor:
 @pytest.mark.slow
 def test_shards_round_as_the_whole_does() -> None:
     on_ranks(2, process)
+
+
+def test_a_routers_correction_bias_stays_in_fp32() -> None:
+    moe = MoEConfig(experts=4, experts_per_token=2, correction_bias=True, scores="sigmoid")
+    model = Transformer(ModelConfig(vocab_size=20, dim=64, layers=2, heads=2, moe=moe))
+    bias = torch.tensor([1.0, 1.001, 0.999, 1.002])
+    with torch.no_grad():
+        for block in model.blocks.values():
+            block.mlp.router.correction_bias.copy_(bias)
+    apply_precision(model, make_mesh(Layout(precision="bf16-pure"), "cpu"))
+    dtypes = {name.endswith("correction_bias"): p.dtype for name, p in model.named_parameters()}
+    assert dtypes == {True: torch.float32, False: torch.bfloat16}
+    torch.testing.assert_close(model.blocks["0"].mlp.router.correction_bias.detach(), bias, rtol=0, atol=0)

@@ -86,10 +86,30 @@ def restore_forward(model: nn.Module) -> None:
 
 
 def make_pure(model: nn.Module) -> None:
-    """Cast parameters to bf16, keeping the objects; buffers (rotary tables, running statistics) keep their dtype."""
+    """Cast parameters to bf16, keeping the objects; buffers (rotary tables, running statistics) keep their dtype.
+
+    So do parameters that a module names in `fp32_parameters` (the router's correction bias, which bf16 would round
+    away), and those that `transformers` keeps in fp32 under any dtype.
+    """
+    kept = {id(parameter) for parameter in fp32_parameters(model)}
     for parameter in model.parameters():
-        if parameter.is_floating_point():
+        if parameter.is_floating_point() and id(parameter) not in kept:
             parameter.data = parameter.data.to(torch.bfloat16)
+
+
+def fp32_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of a model that stay in fp32 where the weights are bf16."""
+    found = []
+    for module in model.modules():
+        names = set(getattr(module, "fp32_parameters", ()))
+        patterns = getattr(module, "_keep_in_fp32_modules_strict", None) or ()
+        found += [parameter for name, parameter in module.named_parameters(recurse=False) if name in names]
+        found += [
+            parameter
+            for name, parameter in (module.named_parameters() if patterns else ())
+            if any(pattern in name.split(".") for pattern in patterns)
+        ]
+    return found
 
 
 def own_transformers(model: nn.Module) -> list[Any]:

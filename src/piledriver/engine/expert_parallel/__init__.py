@@ -11,7 +11,8 @@ from piledriver.engine.mesh import Mesh
 
 def apply_ep(model: nn.Module, mesh: Mesh) -> nn.Module:
     """Shard the experts of a model over the ep axis, in place; average the balance loss over data-parallel ranks."""
-    if mesh.layout.ep == 1 and "piledriver.models.feed_forward.moe" not in sys.modules:
+    layout = mesh.layout
+    if layout.ep == 1 and layout.expert_capacity is None and "piledriver.models.feed_forward.moe" not in sys.modules:
         # Nothing here can be one of our mixtures of experts.
         return model
     from piledriver.engine.expert_parallel.apply import shard_experts

@@ -34,10 +34,7 @@ def shard_experts(model: nn.Module, mesh: Mesh) -> nn.Module:
     layout = mesh.layout
     mixtures = [module for module in model.modules() if isinstance(module, MoE)]
     if not mixtures:
-        # A pipeline stage without blocks of its own has no experts either.
-        if layout.ep > 1 and layout.pp == 1:
-            raise LayoutError(f"ep {layout.ep}, but {type(model).__name__} has no `MoE` layers", fix="use ep=1")
-        return model
+        return _without_own_mixtures(model, mesh)
     check_ep_divisible(mixtures[0].router.settings.experts, layout.ep)
     if not mesh.alone and mesh.reduce_size > 1:
         average = MeanOverData(_data_groups(mesh))
@@ -60,6 +57,26 @@ def shard_experts(model: nn.Module, mesh: Mesh) -> nn.Module:
             DroplessDispatcher(group)
             if layout.expert_capacity is None
             else CapacityDispatcher(group, layout.expert_capacity),
+        )
+    return model
+
+
+def _without_own_mixtures(model: nn.Module, mesh: Mesh) -> nn.Module:
+    layout = mesh.layout
+    if layout.ep == 1 and layout.expert_capacity is None:
+        return model
+    from piledriver.engine.expert_parallel.huggingface import shard_stacked_experts, stacked_experts
+
+    found = stacked_experts(model)
+    if found:
+        check_ep_divisible(found[0].num_experts, layout.ep)
+        group = Group("", 1, 0) if layout.ep == 1 or mesh.alone else Group.of(mesh.ep)
+        shard_stacked_experts(found, mesh, group)
+    elif layout.ep > 1 and layout.pp == 1:
+        # A pipeline stage without blocks of its own has no experts either.
+        raise LayoutError(
+            f"ep {layout.ep}, but {type(model).__name__} has neither `MoE` layers nor stacked experts of transformers",
+            fix="use ep=1",
         )
     return model
 

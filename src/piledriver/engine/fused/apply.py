@@ -29,9 +29,8 @@ def fuse(model: nn.Module, mesh: Mesh) -> nn.Module:
     modules = {name: module for name, module in model.named_modules() if id(module) not in inside}
     if ours:
         report.notes.append("Transformer of piledriver: fused by construction")
-    axes = [f"{axis} {size}" for axis in ("tp", "ep") if (size := getattr(mesh.layout, axis)) > 1]
-    if axes:
-        report.notes.append(f"nothing else is replaced under {', '.join(axes)}: layers compute on shards")
+    if mesh.layout.tp > 1:
+        report.notes.append(f"nothing else is replaced under tp {mesh.layout.tp}: layers compute on shards")
         return model
     _fuse_layers(report, modules, mesh)
     if mesh.layout.pp > 1:

@@ -58,16 +58,22 @@ def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
     slots, ends, size = sort_by_expert(top_k_index, module.num_experts)
     copies = x.repeat_interleave(top_k_index.shape[-1], dim=0)
     rows = x.new_zeros(size, x.shape[-1]).index_copy(0, slots, copies)
-    chosen = top_k_index.flatten() if module.has_bias else None
-    hidden = grouped_mm(rows, _matrices(module, module.gate_up_proj, x.dtype), ends)
-    if chosen is not None:
-        bias = module.gate_up_proj_bias.to(x.dtype)[chosen]
-        hidden = hidden + bias.new_zeros(size, bias.shape[-1]).index_copy(0, slots, bias)
-    done = grouped_mm(module._apply_gate(hidden), _matrices(module, module.down_proj, x.dtype), ends)[slots]
-    if chosen is not None:
-        done = done + module.down_proj_bias.to(x.dtype)[chosen]
+    done = apply_stacked(module, rows, ends)[slots]
     done = done.view(*top_k_index.shape, -1) * top_k_weights.to(done.dtype).unsqueeze(-1)
     return done.sum(dim=1).to(hidden_states.dtype)
+
+
+def apply_stacked(module: Any, rows: Tensor, ends: Tensor) -> Tensor:
+    """Apply the experts to [rows, dim] sorted by expert; expert e owns the rows from ends[e - 1] to ends[e]."""
+    hidden = grouped_mm(rows, _matrices(module, module.gate_up_proj, rows.dtype), ends)
+    if not module.has_bias:
+        return grouped_mm(module._apply_gate(hidden), _matrices(module, module.down_proj, rows.dtype), ends)
+    # Rows after the last end belong to no expert; what they compute is never read.
+    expert = torch.searchsorted(ends, torch.arange(rows.shape[0], device=ends.device), right=True)
+    expert = expert.clamp(max=ends.shape[0] - 1)
+    hidden = module._apply_gate(hidden + module.gate_up_proj_bias.to(rows.dtype)[expert])
+    out = grouped_mm(hidden, _matrices(module, module.down_proj, rows.dtype), ends)
+    return out + module.down_proj_bias.to(rows.dtype)[expert]
 
 
 def _matrices(module: Any, weight: Tensor, dtype: torch.dtype) -> Tensor:

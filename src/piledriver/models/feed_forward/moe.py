@@ -32,6 +32,9 @@ class Routing(NamedTuple):
 class Router(nn.Module):
     """Top-k router: scores every expert for every token and keeps the best k."""
 
+    fp32_parameters = ("correction_bias",)
+    """Parameters that stay in fp32 where the other weights are bf16."""
+
     def __init__(self, dim: int, settings: MoEConfig) -> None:
         super().__init__()
         self.settings = settings
