@@ -72,8 +72,9 @@ def apply_stacked(module: Any, rows: Tensor, ends: Tensor) -> Tensor:
     expert = torch.searchsorted(ends, torch.arange(rows.shape[0], device=ends.device), right=True)
     expert = expert.clamp(max=ends.shape[0] - 1)
     hidden = module._apply_gate(hidden + module.gate_up_proj_bias.to(rows.dtype)[expert])
-    out = grouped_mm(hidden, _matrices(module, module.down_proj, rows.dtype), ends)
-    return out + module.down_proj_bias.to(rows.dtype)[expert]
+    out: Tensor = grouped_mm(hidden, _matrices(module, module.down_proj, rows.dtype), ends)
+    out = out + module.down_proj_bias.to(rows.dtype)[expert]
+    return out
 
 
 def _matrices(module: Any, weight: Tensor, dtype: torch.dtype) -> Tensor:
