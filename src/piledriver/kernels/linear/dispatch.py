@@ -10,6 +10,7 @@ from torch import Tensor
 
 from piledriver.kernels.decode import rms_norm
 from piledriver.kernels.linear.gemv import fits_gemv, gemv
+from piledriver.kernels.linear.integer_gemv import fits_integer_gemv, integer_gemv
 from piledriver.kernels.linear.weights import GROUP, QuantisedWeight, dequantise_weight
 from piledriver.kernels.registry import HAS_TRITON, fastest_kernel
 
@@ -38,13 +39,16 @@ def linear(
     kernel: Any = fastest_kernel("linear", x.device)
     if x.is_cuda and isinstance(weight, QuantisedWeight) and not _has_gpu_kernel(weight):
         weight = dequantise_weight(weight, x.dtype)
-    if x.is_cuda and not invariant and HAS_TRITON and fits_gemv(x):
-        return gemv(x, weight, bias=bias, residual=residual, gate_block=gate_block, norm=norm, eps=eps)
-    if norm is not None:
-        x = rms_norm(x, norm, eps)
-    if x.is_cuda and len(x) > _MOST_ROWS and not invariant:
-        return _large(x, weight, bias, residual, gate_block)
-    out: Tensor = kernel(x, weight, bias=bias, residual=residual, gate_block=gate_block, invariant=invariant)
+    options: dict[str, Any] = {"bias": bias, "residual": residual, "gate_block": gate_block, "norm": norm, "eps": eps}
+    if x.is_cuda and not invariant and HAS_TRITON:
+        if isinstance(weight, QuantisedWeight) and fits_integer_gemv(x, weight, norm):
+            return integer_gemv(x, weight, **options)
+        if fits_gemv(x, weight):
+            return gemv(x, weight, **options)
+        if len(x) > _MOST_ROWS:
+            rows = x if norm is None else rms_norm(x, norm, eps)
+            return _large(rows, weight, bias, residual, gate_block)
+    out: Tensor = kernel(x, weight, **options, invariant=invariant)
     return out
 
 

@@ -1,0 +1,65 @@
+# mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,untyped-decorator,misc,name-defined"
+# ruff: noqa: N803
+"""Rows as 16-bit integers in two bytes each, so that products with int8 and int4 weights are sums of integers.
+
+An element is round(x * 32512 / max|x|) = 256 * high + low, both signed bytes: 15 bits below the largest element of its
+row. Integer sums are exact, so their order does not matter.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+if triton is not None:
+    MOST = tl.constexpr(32512.0)
+    # Adding 1.5 * 2^23 rounds to an integer, which the low bits of the sum then hold.
+    ROUND = tl.constexpr(12582912.0)
+    ROUND_BITS = tl.constexpr(0x4B400000)
+
+    @triton.jit
+    def integer_scale(most):
+        """Return the factor that takes values of at most `most` to integers of at most 32512."""
+        return tl.where(most > 0.0, MOST / most, 0.0)
+
+    @triton.jit
+    def integer_bits(x, factor):
+        """Return int32 whose low 16 bits are round(x * factor)."""
+        return tl.fma(x, factor, ROUND).to(tl.int32, bitcast=True)
+
+    @triton.jit
+    def _split_rows(
+        x, norm, high, low, scales, columns, stride, eps, NORM: tl.constexpr, BLOCK: tl.constexpr
+    ):  # fmt: skip
+        row = tl.program_id(0).to(tl.int64)
+        places = tl.arange(0, BLOCK)
+        inside = places < columns
+        value = tl.load(x + row * stride + places, mask=inside, other=0.0).to(tl.float32)
+        factor = 1.0
+        if NORM:
+            factor = tl.rsqrt(tl.sum(value * value, axis=0) / columns + eps)
+            value = value * tl.load(norm + places, mask=inside, other=0.0).to(tl.float32)
+        most = tl.max(tl.abs(value), axis=0)
+        bits = integer_bits(value, integer_scale(most))
+        tl.store(low + row * columns + places, bits.to(tl.int8), mask=inside)
+        tl.store(high + row * columns + places, ((bits + 128) >> 8).to(tl.int8), mask=inside)
+        tl.store(scales + row, most / MOST * factor)
+
+
+def split_rows(x: Tensor, norm: Tensor | None = None, eps: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Return high bytes, low bytes and the scale of each row of [rows, columns], after an RMS norm if `norm` is given."""
+    rows, columns = x.shape
+    high, low = torch.empty(2, rows, columns, dtype=torch.int8, device=x.device)
+    scales = torch.empty(rows, dtype=torch.float32, device=x.device)
+    block = triton.next_power_of_2(columns)
+    _split_rows[(rows,)](
+        x, x if norm is None else norm, high, low, scales, columns, x.stride(0), eps,
+        NORM=norm is not None, BLOCK=block, num_warps=4 if block <= 4096 else 8,
+    )  # fmt: skip
+    return high, low, scales
