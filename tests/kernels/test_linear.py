@@ -55,6 +55,12 @@ for dim, rotary, norms in ((16, 16, False), (16, 8, True), (24, 24, True), (16, 
     found = TritonDecode().rotate_and_store(projected, table, positions, *pages[:2], slots, group=3, **weights)
     expected = ReferenceDecode().rotate_and_store(projected, table, positions, *pages[2:], slots, group=3, **weights)
     torch.testing.assert_close((found, *pages[:2]), (expected, *pages[2:]), rtol=1e-5, atol=1e-5)
+fields = torch.tensor([[5, 6, 7], [-1, 2, -1], [3, 20, 0], [1, 0, 2], [9, 9, 9]], dtype=torch.int32)
+step = (fields, torch.tensor([11, 12, 13]), torch.randperm(30).view(3, 10).int(), 4)
+found, expected = (kernel.gather_step(*step, rows=3, width=7) for kernel in (TritonDecode(), ReferenceDecode()))
+for mine, theirs in zip(found, expected, strict=True):
+    assert torch.equal(mine, theirs) and mine.dtype == theirs.dtype
+assert found.tokens.tolist() == [5, 13, 7]
 """
 
 

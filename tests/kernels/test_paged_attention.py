@@ -15,6 +15,7 @@ from tests.kernels.interpreter import interpret
 
 CHECK = """
 import torch
+from piledriver.kernels.paged_attention import Rotation, rotate_and_attend
 from piledriver.kernels.paged_attention.reference import ReferencePagedAttention
 from piledriver.kernels.paged_attention.triton import TritonPagedAttention
 from tests.kernels.test_paged_attention import SCORES, batch_of
@@ -27,6 +28,18 @@ for dim, heads, kv_heads, scores in SCORES:
             found = TritonPagedAttention()(q, keys, values, mode, scale=0.3, **scores(heads))
             expected = ReferencePagedAttention()(q, keys, values, batch, scale=0.3, **scores(heads))
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+for dim, rotary, norms in ((16, 16, False), (16, 8, True), (24, 24, True), (16, 0, False)):
+    _, keys, values, batch = batch_of(((1, 5), (1, 130), (1, 64)), 6, 2, dim)
+    norm = (torch.randn(dim), torch.randn(dim), 1e-5) if norms else (None, None, 0.0)
+    rotation = Rotation(3, torch.randn(192, rotary) if rotary else None, *norm)
+    places = batch.contexts.long() - 1
+    slots = batch.tables[torch.arange(3), places // 16].long() * 16 + places % 16
+    projected, pages = torch.randn(3, 2 * 5 * dim), (keys.clone(), values.clone())
+    expected = rotate_and_attend(projected, *pages, batch._replace(slots=slots), places, rotation, scale=0.3, window=70)
+    for invariant in (False, True):
+        mine, mode = (keys.clone(), values.clone()), batch._replace(invariant=invariant)
+        found = TritonPagedAttention()(projected, *mine, mode, rotation=rotation, scale=0.3, window=70)
+        torch.testing.assert_close((found, *mine), (expected, *pages), rtol=1e-4, atol=1e-5)
 """
 
 # (head_dim, heads, kv_heads, changes of the scores)

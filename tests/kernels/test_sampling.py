@@ -29,7 +29,10 @@ for truncates in (False, True):
         torch.tensor([0.0, 0, 0, 0.05, 0, 0] * 4) if truncates else plain,
         truncates,
     )
-    found, expected = TritonSampling()(logits, settings, logits), ReferenceSampling()(logits, settings, logits)
+    last = torch.zeros(30, dtype=torch.int64)
+    found = TritonSampling()(logits, settings, logits, keep=(last, torch.arange(28, 4, -1)))
+    expected = ReferenceSampling()(logits, settings, logits)
+    assert torch.equal(last[5:29].flip(0), expected.tokens)
     assert torch.equal(found.tokens, expected.tokens)
     torch.testing.assert_close(found.logprobs, expected.logprobs, rtol=1e-5, atol=1e-5)
     again = TritonSampling().token_logprobs(logits, found.tokens)

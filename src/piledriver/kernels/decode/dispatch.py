@@ -6,7 +6,21 @@ from typing import Any
 
 from torch import Tensor
 
+from piledriver.kernels.decode.step import StepTensors
 from piledriver.kernels.registry import fastest_kernel
+
+
+def gather_step(
+    fields: Tensor, last_tokens: Tensor, tables: Tensor, size: int, *, rows: int, width: int
+) -> StepTensors:
+    """Return the inputs of the first `rows` sequences of a decode step, with `width` blocks of `size` tokens each.
+
+    `fields` ([4 or more, capacity] int32) holds the token, the slot whose last sampled token replaces it (-1 for none),
+    the position and the row of `tables` of each sequence.
+    """
+    kernel: Any = fastest_kernel("decode", fields.device)
+    out: StepTensors = kernel.gather_step(fields, last_tokens, tables, size, rows=rows, width=width)
+    return out
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:

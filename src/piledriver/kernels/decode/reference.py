@@ -6,12 +6,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from piledriver.kernels.decode.step import StepTensors
 from piledriver.kernels.paged_attention import write_pages
 from piledriver.kernels.registry import Kernel
 
 
 class ReferenceDecode(Kernel):
     """The formulas."""
+
+    def gather_step(
+        self, fields: Tensor, last_tokens: Tensor, tables: Tensor, size: int, *, rows: int, width: int
+    ) -> StepTensors:
+        given, source, positions, owners = fields[:4, :rows].long()
+        tokens = torch.where(source >= 0, last_tokens[source.clamp(min=0)], given)
+        blocks = tables[owners, :width]
+        slots = blocks.gather(1, (positions // size)[:, None])[:, 0].long() * size + positions % size
+        return StepTensors(tokens, positions, (positions + 1).int(), slots, blocks)
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         return F.rms_norm(x.float(), (x.shape[-1],), None if weight is None else weight.float(), eps).to(x.dtype)

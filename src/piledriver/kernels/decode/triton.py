@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from piledriver.kernels.decode.step import StepTensors
 from piledriver.kernels.registry import TritonKernel
 
 try:
@@ -29,6 +30,37 @@ if triton is not None:
         if WEIGHT:
             value = value * tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
         tl.store(out + row * dim + columns, value.to(out.dtype.element_ty), mask=inside)
+
+    @triton.jit
+    def rotate(x, other, dims, angles, ROTARY: tl.constexpr):
+        """Return x rotated with its partners `other`; an explicit fused multiply-add rounds alike in every kernel."""
+        half: tl.constexpr = ROTARY // 2
+        angle = tl.where(dims < half, dims, dims - half)
+        rotated = dims < ROTARY
+        cos = tl.load(angles + angle, mask=rotated, other=1.0)
+        sin = tl.load(angles + half + angle, mask=rotated, other=0.0)
+        sign = tl.where(dims < half, -1.0, 1.0)
+        return tl.where(rotated, tl.fma(x, cos, sign * other * sin), x)
+
+    @triton.jit
+    def _gather_step(
+        fields, last_tokens, tables, tokens, positions, contexts, slots, rows_out, stride, table_stride, width,
+        SIZE: tl.constexpr, WIDTH: tl.constexpr,
+    ):  # fmt: skip
+        row = tl.program_id(0)
+        token, source = tl.load(fields + row), tl.load(fields + stride + row)
+        position, slot = tl.load(fields + 2 * stride + row), tl.load(fields + 3 * stride + row)
+        sampled = tl.load(last_tokens + tl.maximum(source, 0))
+        tl.store(tokens + row, tl.where(source >= 0, sampled, token.to(tl.int64)))
+        tl.store(positions + row, position.to(tl.int64))
+        tl.store(contexts + row, position + 1)
+        table = tables + slot.to(tl.int64) * table_stride
+        block = tl.load(table + position // SIZE).to(tl.int64)
+        tl.store(slots + row, block * SIZE + position % SIZE)
+        for start in range(0, width, WIDTH):
+            places = start + tl.arange(0, WIDTH)
+            blocks = tl.load(table + places, mask=places < width, other=0)
+            tl.store(rows_out + row.to(tl.int64) * width + places, blocks, mask=places < width)
 
     @triton.jit
     def _rotate_and_store(
@@ -60,12 +92,7 @@ if triton is not None:
                 other = other * tl.where(member < GROUP, gain, key_gain) * factor
         if ROTARY > 0:
             row = table + tl.load(positions + token).to(tl.int64) * ROTARY
-            angle = tl.where(dims < half, dims, dims - half)
-            rotated = dims < ROTARY
-            cos = tl.load(row + angle, mask=rotated, other=1.0)
-            sin = tl.load(row + half + angle, mask=rotated, other=0.0)
-            sign = tl.where(dims < half, -1.0, 1.0)
-            x = tl.where(turned & rotated, x * cos + sign * other * sin, x)
+            x = tl.where(turned, rotate(x, other, dims, row, ROTARY), x)
         place = queries + token * kv_heads * GROUP * DIM + head * GROUP * DIM
         tl.store(place + member * DIM + dims, x.to(queries.dtype.element_ty), mask=(member < GROUP) & (dims < DIM))
         slot = tl.load(slots + token)
@@ -77,6 +104,19 @@ if triton is not None:
 
 class TritonDecode(TritonKernel):
     """One kernel for each."""
+
+    def gather_step(
+        self, fields: Tensor, last_tokens: Tensor, tables: Tensor, size: int, *, rows: int, width: int
+    ) -> StepTensors:
+        device = fields.device
+        tokens, positions, slots = torch.empty(3, rows, dtype=torch.int64, device=device)
+        contexts = torch.empty(rows, dtype=torch.int32, device=device)
+        blocks = torch.empty(rows, width, dtype=torch.int32, device=device)
+        _gather_step[(rows,)](
+            fields, last_tokens, tables, tokens, positions, contexts, slots, blocks, fields.stride(0),
+            tables.stride(0), width, SIZE=size, WIDTH=min(1024, triton.next_power_of_2(width)), num_warps=1,
+        )  # fmt: skip
+        return StepTensors(tokens, positions, contexts, slots, blocks)
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         rows, dim = x.shape

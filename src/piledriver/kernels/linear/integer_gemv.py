@@ -44,7 +44,7 @@ if triton is not None:
     @triton.jit
     def _four(x, words, known, EVEN: tl.constexpr):
         """Return four consecutive bf16 numbers, read as one int64, in fp32."""
-        if EVEN:
+        if EVEN:  # noqa: SIM108 - a mask costs instructions
             pair = tl.load(x + words)
         else:
             pair = tl.load(x + words, mask=known, other=0)
@@ -91,7 +91,12 @@ if triton is not None:
         first, second = weight & 0x0F0F0F0F, (weight >> 4) & 0x0F0F0F0F
         upper = _dp4a(second, more_high[None, :, :], _dp4a(first, high[None, :, :], tl.zeros_like(weight), ASM), ASM)
         # Codes are value + 8: `zero` takes the 8 off.
-        lower = _dp4a(second, more_low[None, :, :], _dp4a(first, low[None, :, :], zero[None, :, :] + tl.zeros_like(weight), ASM), ASM)
+        lower = _dp4a(
+            second,
+            more_low[None, :, :],
+            _dp4a(first, low[None, :, :], zero[None, :, :] + tl.zeros_like(weight), ASM),
+            ASM,
+        )
         part = tl.sum(tl.reshape(upper * 256 + lower, [R, CHUNKS, 32, 4]), axis=3)
         return tl.sum(tl.sum(part.to(tl.float32) * scales, axis=1), axis=1)
 

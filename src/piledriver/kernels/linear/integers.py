@@ -53,7 +53,7 @@ if triton is not None:
 
 
 def split_rows(x: Tensor, norm: Tensor | None = None, eps: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Return high bytes, low bytes and the scale of each row of [rows, columns], after an RMS norm if `norm` is given."""
+    """Return high and low bytes of [rows, columns] and the scale of each row, after an RMS norm if `norm` is given."""
     rows, columns = x.shape
     high, low = torch.empty(2, rows, columns, dtype=torch.int8, device=x.device)
     scales = torch.empty(rows, dtype=torch.float32, device=x.device)

@@ -29,6 +29,21 @@ class PagedBatch(NamedTuple):
     """Compute every row in the same order whatever the other rows are."""
 
 
+class Rotation(NamedTuple):
+    """What happens to a projection of queries, keys and values before they attend.
+
+    Rows of the projection are grouped by key-value head: `group` queries, the key, the value.
+    """
+
+    group: int
+    table: Tensor | None = None
+    """[positions, rotary_dim]: cosines, then sines; None for no rotation."""
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    """Weights of an RMS norm of each head before the rotation."""
+    eps: float = 0.0
+
+
 def as_bytes(x: Tensor) -> Tensor:
     """Return fp8 numbers as bytes, which torch can index on every device; other tensors as they are."""
     return x.view(torch.uint8) if x.dtype.itemsize == 1 else x

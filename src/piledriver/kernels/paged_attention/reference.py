@@ -19,6 +19,9 @@ _TILE_ROWS, _TILE_KEYS = 16, 64
 class ReferencePagedAttention(Kernel):
     """The formula, in fp32."""
 
+    rotates = False
+    """Whether it takes a `Rotation`."""
+
     def __call__(
         self,
         q: Tensor,

@@ -6,6 +6,9 @@ A program computes one tile of queries: consecutive new tokens of a sequence tim
 key-value head. The context is divided into splits whose results are merged in order; with few queries, several programs
 share the splits of a tile and the last one to finish merges them. Masked keys add exact zeros, so a query's result does
 not depend on which tile it is in. In invariant mode splits have a fixed length and tiles one shape.
+
+In a decode step the kernel can also rotate the queries and the new key (`Rotation`): the program of the last split
+stores the new key and value before it attends.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piledriver.kernels.paged_attention.batch import PagedBatch
+from piledriver.kernels.paged_attention.batch import PagedBatch, Rotation
 from piledriver.kernels.registry import TritonKernel
 
 try:
@@ -29,6 +32,23 @@ _INVARIANT_SPLIT = 128
 _MAX_SPLITS = 64
 
 if triton is not None:
+    from piledriver.kernels.decode.triton import rotate
+
+    @triton.jit
+    def _rotated(base, members, dims, live, gain, angles, eps, ROTARY: tl.constexpr, NORM: tl.constexpr,
+                 DIM: tl.constexpr):  # fmt: skip
+        """Return heads of [members, dims] at `base`, normalised if NORM, then rotated."""
+        x = tl.load(base + members * DIM + dims, mask=live, other=0.0).to(tl.float32)
+        half: tl.constexpr = ROTARY // 2
+        partner = tl.where(dims < half, dims + half, tl.where(dims < ROTARY, dims - half, dims))
+        other = tl.load(base + members * DIM + partner, mask=live, other=0.0).to(tl.float32)
+        if NORM:
+            factor = tl.rsqrt(tl.sum(x * x, axis=1) / DIM + eps)[:, None]
+            x = x * tl.load(gain + dims, mask=dims < DIM, other=0.0).to(tl.float32) * factor
+            other = other * tl.load(gain + partner, mask=dims < DIM, other=0.0).to(tl.float32) * factor
+        if ROTARY > 0:
+            x = rotate(x, other, dims, angles, ROTARY)
+        return x
 
     @triton.jit
     def _merge(highest, total, mixed, more_highest, more_total, more_mixed):
@@ -81,10 +101,13 @@ if triton is not None:
     @triton.jit
     def _paged_attention(
         q, keys, values, out, partial, counters, tables, starts, contexts, slopes, sinks,
-        rows, scale, softcap, split_keys, table_stride, token_stride, block_stride, head_stride, partial_splits,
+        angles, q_norm, k_norm, eps,
+        rows, scale, softcap, split_keys, table_stride, token_stride, out_stride, block_stride, head_stride,
+        partial_splits,
         GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
         ROWS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
         SLOPES: tl.constexpr, SINKS: tl.constexpr, SHARED: tl.constexpr, DECODE: tl.constexpr,
+        ROTATE: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr,
     ):  # fmt: skip
         tile, kv_head, program = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         programs = tl.num_programs(2)
@@ -113,9 +136,16 @@ if triton is not None:
             head = kv_head * GROUP + member
             positions = context - count + token
             dims = tl.arange(0, PADDED)
-            place = (first + token).to(tl.int64) * token_stride + head * DIM
+            place = (first + token).to(tl.int64) * out_stride + head * DIM
             live = valid[:, None] & (dims < DIM)[None, :]
-            queries = tl.load(q + place[:, None] + dims[None, :], mask=live, other=0.0)
+            if ROTATE:
+                base = q + first.to(tl.int64) * token_stride + kv_head * (GROUP + 2) * DIM
+                turn = angles + (context - 1).to(tl.int64) * ROTARY
+                queries = _rotated(base, member[:, None], dims[None, :], live, q_norm, turn, eps, ROTARY, NORM, DIM)
+                queries = queries.to(q.dtype.element_ty)
+            else:
+                spot = (first + token).to(tl.int64) * token_stride + head * DIM
+                queries = tl.load(q + spot[:, None] + dims[None, :], mask=live, other=0.0)
             slope = tl.zeros([ROWS], tl.float32)
             if SLOPES:
                 slope = tl.load(slopes + head, mask=valid, other=0.0)
@@ -139,6 +169,16 @@ if triton is not None:
             mixed = tl.zeros([ROWS, PADDED], tl.float32)
             slot = (tile * tl.num_programs(1) + kv_head).to(tl.int64)
             done = True
+            if ROTATE and (splits - 1) % programs == program:
+                one = tl.arange(0, 1)[:, None]
+                here = (dims < DIM)[None, :] & (one == 0)
+                page = tl.load(table + (context - 1) // SIZE).to(tl.int64) * block_stride
+                page += kv_head * head_stride + (context - 1) % SIZE * DIM
+                key = _rotated(base, GROUP + one, dims[None, :], here, k_norm, turn, eps, ROTARY, NORM, DIM)
+                tl.store(keys + page + one + dims[None, :], key.to(keys.dtype.element_ty), mask=here)
+                value = tl.load(base + (GROUP + 1) * DIM + one + dims[None, :], mask=here, other=0.0)
+                tl.store(values + page + one + dims[None, :], value.to(values.dtype.element_ty), mask=here)
+                tl.debug_barrier()  # this program's own reads of the page follow
             for split in range(program, splits, programs):
                 begin = origin + split * length
                 end = tl.minimum(begin + length, last)
@@ -183,6 +223,8 @@ if triton is not None:
 class TritonPagedAttention(TritonKernel):
     """One kernel; its tile shape follows from the number of new tokens, or is fixed in invariant mode."""
 
+    rotates = True
+
     def __init__(self) -> None:
         self._workspaces: dict[torch.device, tuple[Tensor, Tensor]] = {}
         self._kept: list[Tensor] = []
@@ -199,9 +241,11 @@ class TritonPagedAttention(TritonKernel):
         softcap: float | None = None,
         slopes: Tensor | None = None,
         sinks: Tensor | None = None,
+        rotation: Rotation | None = None,
     ) -> Tensor:
-        tokens, heads, dim = q.shape
-        kv_heads, size = keys.shape[1:3]
+        tokens = len(q)
+        kv_heads, size, dim = keys.shape[1:]
+        heads = q.shape[1] if rotation is None else kv_heads * rotation.group
         group = heads // kv_heads
         group_padded, padded = triton.next_power_of_2(group), max(16, triton.next_power_of_2(dim))
         rows, decode = len(batch.contexts), batch.max_new == 1
@@ -216,10 +260,12 @@ class TritonPagedAttention(TritonKernel):
         partial, counters = self._workspace(
             q.device, tiles * kv_heads * splits * tile_rows * (padded + 2) if shared else 1, tiles * kv_heads
         )
-        out = torch.empty_like(q)
+        out = torch.empty(tokens, heads, dim, dtype=q.dtype, device=q.device)
         # Scores are in base 2; a soft cap is applied in base e, so the change of base follows it.
         factor, cap = (scale * _LOG2E, 0.0) if softcap is None else (scale / softcap, softcap * _LOG2E)
         unused = batch.contexts
+        turns = rotation or Rotation(group)
+        angles, q_norm, k_norm = turns.table, turns.q_norm, turns.k_norm
         _paged_attention[(tiles, kv_heads, programs)](
             q,
             keys,
@@ -232,12 +278,17 @@ class TritonPagedAttention(TritonKernel):
             batch.contexts,
             unused if slopes is None else (slopes.float() * _LOG2E).contiguous(),
             unused if sinks is None else sinks,
+            unused if angles is None else angles,
+            unused if q_norm is None else q_norm,
+            unused if k_norm is None else k_norm,
+            turns.eps,
             rows,
             factor,
             cap,
             split_keys,
             batch.tables.stride(0),
             q.stride(0),
+            out.stride(0),
             keys.stride(0),
             keys.stride(1),
             splits,
@@ -255,6 +306,9 @@ class TritonPagedAttention(TritonKernel):
             SINKS=sinks is not None,
             SHARED=shared,
             DECODE=decode,
+            ROTATE=rotation is not None,
+            ROTARY=0 if angles is None else angles.shape[1],
+            NORM=q_norm is not None,
             num_warps=warps,
             num_stages=stages,
         )

@@ -10,14 +10,16 @@ from piledriver.kernels.registry import fastest_kernel
 from piledriver.kernels.sampling.rows import Drawn, RowSettings
 
 
-def draw_tokens(logits: Tensor, settings: RowSettings, raw: Tensor | None = None) -> Drawn:
+def draw_tokens(
+    logits: Tensor, settings: RowSettings, raw: Tensor | None = None, *, keep: tuple[Tensor, Tensor] | None = None
+) -> Drawn:
     """Return one token for each row of [rows, vocab] logits, with its log-probability.
 
     Log-probabilities are those of `raw`, the logits before penalties and masks, where it is given. Each row is computed
-    in an order that does not depend on the others.
+    in an order that does not depend on the others. `keep` = (last, slots) also stores each token in `last[slot]`.
     """
     kernel: Any = fastest_kernel("sampling", logits.device)
-    drawn: Drawn = kernel(logits, settings, logits if raw is None else raw)
+    drawn: Drawn = kernel(logits, settings, logits if raw is None else raw, keep=keep)
     return drawn
 
 

@@ -12,7 +12,9 @@ from piledriver.kernels.sampling.rows import Drawn, RowSettings
 class ReferenceSampling(Kernel):
     """The formulas. One row at a time: then its bits do not depend on how many rows there are."""
 
-    def __call__(self, logits: Tensor, settings: RowSettings, raw: Tensor) -> Drawn:
+    def __call__(
+        self, logits: Tensor, settings: RowSettings, raw: Tensor, *, keep: tuple[Tensor, Tensor] | None = None
+    ) -> Drawn:
         columns = (settings.temperature, settings.uniform, settings.top_k, settings.top_p, settings.min_p)
         rows = list(zip(*(column.tolist() for column in columns), strict=True))
         drawn = [
@@ -20,6 +22,8 @@ class ReferenceSampling(Kernel):
             for at, (temperature, uniform, top_k, top_p, min_p) in enumerate(rows)
         ]
         tokens = torch.tensor(drawn, device=logits.device)
+        if keep is not None:
+            keep[0][keep[1].long()] = tokens
         return Drawn(tokens, self.token_logprobs(raw, tokens))
 
     def token_logprobs(self, logits: Tensor, tokens: Tensor) -> Tensor:

@@ -116,8 +116,8 @@ if triton is not None:
     @triton.jit
     def _choose(
         logits, raw, temperatures, uniforms, thresholds, best, place, mass, raw_best, raw_mass, tokens, logprobs,
-        stride, raw_stride, vocab, tiles, TRUNCATES: tl.constexpr, GIVEN: tl.constexpr, TILES: tl.constexpr,
-        TILE: tl.constexpr,
+        kept, slots, stride, raw_stride, vocab, tiles, TRUNCATES: tl.constexpr, GIVEN: tl.constexpr,
+        KEEP: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
     ):  # fmt: skip
         row = tl.program_id(0)
         index = tl.arange(0, TILES)
@@ -153,6 +153,8 @@ if triton is not None:
             token = tl.load(tokens + row).to(tl.int32)
         else:
             tl.store(tokens + row, token.to(tl.int64))
+            if KEEP:
+                tl.store(kept + tl.load(slots + row), token.to(tl.int64))
         tops = tl.load(raw_best + row * tiles + index, mask=there, other=-3.0e38)
         highest = tl.max(tops, axis=0)
         sums = tl.load(raw_mass + row * tiles + index, mask=there, other=0.0) * tl.exp(tops - highest)
@@ -163,9 +165,11 @@ if triton is not None:
 class TritonSampling(TritonKernel):
     """Two kernels; a third one finds thresholds if any row cuts off a part of its distribution."""
 
-    def __call__(self, logits: Tensor, settings: RowSettings, raw: Tensor) -> Drawn:
+    def __call__(
+        self, logits: Tensor, settings: RowSettings, raw: Tensor, *, keep: tuple[Tensor, Tensor] | None = None
+    ) -> Drawn:
         tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-        return self._launch(logits, settings, raw, tokens, given=False)
+        return self._launch(logits, settings, raw, tokens, given=False, keep=keep)
 
     def token_logprobs(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """Return the log-probability of one token for each row."""
@@ -173,7 +177,16 @@ class TritonSampling(TritonKernel):
         settings = RowSettings(greedy, greedy, greedy, greedy, greedy, False)
         return self._launch(logits, settings, logits, tokens, given=True).logprobs
 
-    def _launch(self, logits: Tensor, settings: RowSettings, raw: Tensor, tokens: Tensor, *, given: bool) -> Drawn:
+    def _launch(
+        self,
+        logits: Tensor,
+        settings: RowSettings,
+        raw: Tensor,
+        tokens: Tensor,
+        *,
+        given: bool,
+        keep: tuple[Tensor, Tensor] | None = None,
+    ) -> Drawn:
         rows, vocab = logits.shape
         tiles = triton.cdiv(vocab, _TILE)
         best, mass, raw_best, raw_mass = torch.empty(4, rows, tiles, dtype=torch.float32, device=logits.device)
@@ -188,9 +201,11 @@ class TritonSampling(TritonKernel):
             logits, raw, settings.temperature, thresholds, best, place, mass, raw_best, raw_mass,
             logits.stride(0), raw.stride(0), vocab, tiles, TRUNCATES=settings.truncates, TILE=_TILE, num_warps=8,
         )  # fmt: skip
+        kept, slots = keep or (tokens, tokens)
         _choose[(rows,)](
             logits, raw, settings.temperature, settings.uniform, thresholds, best, place, mass, raw_best, raw_mass,
-            tokens, logprobs, logits.stride(0), raw.stride(0), vocab, tiles, TRUNCATES=settings.truncates, GIVEN=given,
+            tokens, logprobs, kept, slots, logits.stride(0), raw.stride(0), vocab, tiles,
+            TRUNCATES=settings.truncates, GIVEN=given, KEEP=keep is not None,
             TILES=triton.next_power_of_2(tiles), TILE=_TILE, num_warps=8,
         )  # fmt: skip
         return Drawn(tokens, logprobs)

@@ -1,4 +1,4 @@
-"""The fused forward pass: a block in eight kernels over the trained module's own parameters.
+"""The fused forward pass: a block in five kernels a decode step over the trained module's own parameters.
 
 It covers the Llama-like shapes (pre-norm RMSNorm, rotary positions, gated silu MLP, optional query-key norm, window and
 soft-cap) on a GPU in 16 bits; other models run through `ModuleForward`. Every kernel treats a token's row by itself; in
@@ -14,9 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from piledriver.kernels.decode import rms_norm, rotate_and_store
 from piledriver.kernels.linear import QuantisedWeight, linear
-from piledriver.kernels.paged_attention import PagedBatch, paged_attention
+from piledriver.kernels.paged_attention import PagedBatch, Rotation, rotate_and_attend
 from piledriver.kernels.registry import HAS_TRITON
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.attention.layer import Attention
@@ -66,7 +65,6 @@ class FusedForward:
         eps, invariant = config.norm_eps, self.invariant
         assert model.embedding is not None
         assert model.rotary is not None
-        assert model.norm is not None
         x = F.embedding(tokens, cast(Tensor, model.embedding.weight))
         table = model.rotary.table
         for layer, module in enumerate(model.blocks.values()):
@@ -76,24 +74,19 @@ class FusedForward:
             q_norm, k_norm = attention.q_norm, attention.k_norm
             qkv, gate_up = attention.qkv, mlp.gate_up
             normed: dict[str, Any] = {"norm": block.attention_norm.weight, "eps": eps, "invariant": invariant}
-            projected = linear(x, _weight(qkv), bias=qkv.bias, **normed)
-            queries = rotate_and_store(
-                projected,
-                table,
-                positions,
-                keys,
-                values,
-                batch.slots,
-                group=attention.group,
-                q_norm=None if q_norm is None else q_norm.weight,
-                k_norm=None if k_norm is None else k_norm.weight,
-                eps=eps,
-            )
-            mixed = paged_attention(
-                queries,
+            mixed = rotate_and_attend(
+                linear(x, _weight(qkv), bias=qkv.bias, **normed),
                 keys,
                 values,
                 batch,
+                positions,
+                Rotation(
+                    attention.group,
+                    table,
+                    None if q_norm is None else q_norm.weight,
+                    None if k_norm is None else k_norm.weight,
+                    eps,
+                ),
                 scale=config.attention_scale,
                 window=attention.window,
                 softcap=config.attention_softcap,
@@ -103,13 +96,16 @@ class FusedForward:
             normed["norm"] = block.mlp_norm.weight
             gated = linear(x, _weight(gate_up), bias=gate_up.bias, gate_block=mlp.block, **normed)
             x = linear(gated, _weight(down), bias=down.bias, residual=x, invariant=invariant)
-        return rms_norm(x, cast(Tensor, model.norm.weight), eps)
+        return x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See `Forward`."""
-        head = _head(self.model)
+        """See `Forward`; the final norm is here, for the rows that need it."""
+        head, norm, config = _head(self.model), self.model.norm, self.model.config
         assert head is not None
-        logits, cap = linear(hidden, head, invariant=self.invariant), self.model.config.logit_softcap
+        assert norm is not None
+        weight = cast(Tensor, norm.weight)
+        logits = linear(hidden, head, norm=weight, eps=config.norm_eps, invariant=self.invariant)
+        cap = config.logit_softcap
         return logits if cap is None else (cap * torch.tanh(logits.float() / cap)).to(logits.dtype)
 
 

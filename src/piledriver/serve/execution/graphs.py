@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from piledriver.kernels.decode import gather_step
 from piledriver.kernels.paged_attention import PagedBatch
 from piledriver.kernels.sampling import Drawn, RowSettings, draw_tokens
 from piledriver.serve.execution.forward import Forward
@@ -60,6 +61,7 @@ class DecodeGraphs:
         self._sizes += [*range(96, max_sequences, _STEP), max_sequences]
         device = tables.device
         self._inputs = torch.zeros(_FIELDS, max_sequences, dtype=torch.int32, device=device)
+        self._starts = torch.arange(max_sequences + 1, dtype=torch.int32, device=device)
         # A host buffer is reused after its copy is long done: the engine runs at most one step ahead.
         self._host = [torch.zeros(_FIELDS, max_sequences, dtype=torch.int32).pin_memory() for _ in range(_RING)]
         self._padding = _PADDING[:, None].copy()
@@ -106,24 +108,15 @@ class DecodeGraphs:
         self._inputs.copy_(host, non_blocking=True)
 
     def _run(self, size: int, bound: int) -> DecodeResult:
-        tokens, from_slot, positions, rows = self._inputs[:4, :size].long()
         temperature, uniform = self._inputs[4:, :size].view(torch.float32)
-        tokens = torch.where(from_slot >= 0, self._last_tokens[from_slot], tokens)
-        tables = self._tables[:, : -(-bound // self._block_size)][rows]
-        blocks = tables.gather(1, (positions // self._block_size)[:, None])[:, 0].long()
+        width = -(-bound // self._block_size)
+        step = gather_step(self._inputs, self._last_tokens, self._tables, self._block_size, rows=size, width=width)
         batch = PagedBatch(
-            tables,
-            torch.arange(size + 1, dtype=torch.int32, device=tokens.device),
-            (positions + 1).int(),
-            blocks * self._block_size + positions % self._block_size,
-            1,
-            bound,
-            (),
-            self._invariant,
+            step.tables, self._starts[: size + 1], step.contexts, step.slots, 1, bound, (), self._invariant
         )
-        logits = self._forward.logits(self._forward.hidden(tokens, positions, batch))
-        drawn = draw_tokens(logits, RowSettings(temperature, uniform, rows, temperature, temperature, False))
-        self._last_tokens[rows] = drawn.tokens
+        logits = self._forward.logits(self._forward.hidden(step.tokens, step.positions, batch))
+        settings = RowSettings(temperature, uniform, step.contexts, temperature, temperature, False)
+        drawn = draw_tokens(logits, settings, keep=(self._last_tokens, self._inputs[3, :size]))
         return DecodeResult(logits, drawn)
 
     def _capture(self, size: int, bound: int) -> _Graph:
