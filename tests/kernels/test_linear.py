@@ -17,7 +17,8 @@ CHECK = """
 import torch
 from piledriver.kernels.decode.reference import ReferenceDecode
 from piledriver.kernels.decode.triton import TritonDecode
-from piledriver.kernels.linear import quantise_weight
+from piledriver.kernels.linear import dequantise_weight, quantise_weight
+from piledriver.kernels.linear.dequantise import dequantise_integers
 from piledriver.kernels.linear.gemv import gemv
 from piledriver.kernels.linear.integer_gemv import integer_gemv
 from piledriver.kernels.linear.reference import ReferenceLinear
@@ -28,6 +29,8 @@ for rows, outputs, columns in ((1, 128, 1024), (1, 96, 384), (5, 96, 256), (20, 
     half = x.bfloat16()
     for kind in ("plain", "int8", "int4", "fp8"):
         given = weight if kind == "plain" else quantise_weight(weight, kind)
+        if kind in ("int8", "int4"):
+            assert torch.equal(dequantise_integers(given, torch.float32), dequantise_weight(given, torch.float32))
         for options in (
             {"gate_block": 16, "bias": torch.randn(outputs)},
             {"residual": torch.randn(rows, outputs)},

@@ -166,3 +166,18 @@ def test_a_seen_prompt_is_found_in_the_cache(model: Transformer) -> None:
     assert cached(PROMPTS[2]) == 32
     assert cached(PROMPTS[2], salt="another user") == 0
     assert cached([*PROMPTS[2][:16], 60]) == 16
+
+
+def test_every_step_launches_the_next_before_the_last_is_read(model: Transformer) -> None:
+    prompts, params = [[1, 2, 3], [4, 5]], SamplingParams(max_tokens=40, temperature=0.5, ignore_eos=True)
+    expected = [output.completions[0].token_ids for output in Engine(model).generate(prompts, params)]
+    engine = Engine(model)
+    engine._steps._overlap = True
+    for prompt in prompts:
+        engine.add_request(prompt, params)
+    steps, found = 0, {}
+    while engine.busy:
+        steps += 1
+        found |= {event.request_id: event.completions[0].token_ids for event in engine.step() if event.finished}
+    assert list(found.values()) == expected
+    assert steps <= 42  # one a token, and one to read the last

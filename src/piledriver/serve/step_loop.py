@@ -107,7 +107,8 @@ class StepLoop:
         launched = self._launch(step) if step.chunks else None
         if launched is not None:
             for row in launched.samples:
-                row.sequence.pending = 1
+                if not row.draft:
+                    row.sequence.pending += 1
         before, self._in_flight = self._in_flight, launched
         if before is not None:
             self._read(before)
@@ -173,7 +174,7 @@ class StepLoop:
                         self._fail_group(answer.group, f"{type(error).__name__}: {error}")
                         continue
                     row.sequence.tokens.append(tokens[at])
-                    row.sequence.pending = 0
+                    row.sequence.pending -= 1
                     group = answer.group
                     if ended or not group.only_final:
                         self._changed[group.request.id] = group

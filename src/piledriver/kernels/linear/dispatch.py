@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from piledriver.kernels.decode import rms_norm
+from piledriver.kernels.linear.dequantise import dequantise_integers
 from piledriver.kernels.linear.gemv import fits_gemv, gemv
 from piledriver.kernels.linear.integer_gemv import fits_integer_gemv, integer_gemv
 from piledriver.kernels.linear.weights import GROUP, QuantisedWeight, dequantise_weight
@@ -57,10 +58,14 @@ def _has_gpu_kernel(weight: QuantisedWeight) -> bool:
     return weight.kind != "int4" or (weight.zeros is None and weight.group == GROUP)
 
 
+def _plain(weight: QuantisedWeight, dtype: torch.dtype) -> Tensor:
+    return dequantise_weight(weight, dtype) if weight.kind == "fp8" else dequantise_integers(weight, dtype)
+
+
 def _large(
     x: Tensor, weight: Tensor | QuantisedWeight, bias: Tensor | None, residual: Tensor | None, gate_block: int
 ) -> Tensor:
-    plain = dequantise_weight(weight, x.dtype) if isinstance(weight, QuantisedWeight) else weight
+    plain = _plain(weight, x.dtype) if isinstance(weight, QuantisedWeight) else weight
     if gate_block:
         out: Tensor = fastest_kernel("gated_mlp", x.device).forward(F.linear(x, plain, bias), gate_block)
         return out if residual is None else out + residual

@@ -125,5 +125,7 @@ def fits_gemv(x: Tensor, weight: Tensor | QuantisedWeight) -> bool:
 
 def gemv_shape(columns: int, lanes: int, *, gate: bool) -> dict[str, int]:
     """Return rows of a program, chunks of columns that are loaded at once, and warps."""
-    chunks = min(8 if gate else 16, triton.next_power_of_2(triton.cdiv(columns, lanes)))
+    chunks = min(8, triton.next_power_of_2(triton.cdiv(columns, lanes)))
+    if gate or columns > 4096:
+        return {"rows": 2, "chunks": chunks, "warps": 2}
     return {"rows": 4, "chunks": chunks, "warps": 4}

@@ -208,6 +208,10 @@ def fits_integer_gemv(x: Tensor, weight: QuantisedWeight, norm: Tensor | None) -
 
 
 def integer_shape(words: int, *, gate: bool) -> dict[str, int]:
-    """Return rows of a program and warps: about 32 words of the weight a thread."""
-    rows = max(4, min(16, 4096 // (words * (2 if gate else 1))))
-    return {"rows": rows, "warps": 4}
+    """Return rows of a program and warps: 8 to 64 words of the weight a thread."""
+    words *= 2 if gate else 1
+    if words > 1024:
+        return {"rows": 2, "warps": 2}
+    if words > 512:
+        return {"rows": 4, "warps": 4 if gate else 2}
+    return {"rows": 8, "warps": 4}

@@ -7,10 +7,6 @@ row and for thousands. The columns are divided into a number of parts that depen
 added in order, by the last program to finish if several share a tile. Rows of the result are therefore independent of
 how many there are. int8 and int4 weights are multiplied as integers with rows in two bytes an element (`integers`);
 fp8 weights are converted in registers.
-
-An RMS norm of the rows is part of the product: elements are multiplied with its weight on the way, and the sums with
-its factor. The sum of squares has a fixed order (`_fold`), so that `_scale_rows`, which does the same ahead of products
-of many rows, gives the same bits.
 """
 
 from __future__ import annotations
@@ -20,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from piledriver.kernels.decode import rms_norm
 from piledriver.kernels.linear.integers import split_rows
 from piledriver.kernels.linear.weights import GROUP, QuantisedWeight
 from piledriver.kernels.registry import TritonKernel
@@ -31,11 +28,6 @@ except ImportError:
     triton = None
 
 _KINDS = {"plain": 0, "int8": 1, "int4": 2, "fp8": 3}
-_BN = 64
-_LANES = 128
-"""Partial sums of squares of a row."""
-_MOST_FUSED = 64
-"""Tokens of a tile up to which an RMS norm is computed beside the product."""
 
 if triton is not None:
 
@@ -62,33 +54,11 @@ if triton is not None:
             return (packed & 15).to(tl.int8) - 8, (packed >> 4).to(tl.int8) - 8
 
     @triton.jit
-    def _fold(x, ROWS: tl.constexpr):
-        """Return the sums of [ROWS, LANES] over lanes, pair by pair: an order that no layout changes."""
-        for _ in tl.static_range(7):
-            even, odd = tl.split(tl.reshape(x, [ROWS, x.shape[1] // 2, 2]))
-            x = even + odd
-        return tl.reshape(x, [ROWS])
-
-    @triton.jit
-    def _scale_rows(x, norm, out, factors, columns, stride, eps, LANES: tl.constexpr):
-        """Multiply rows with the weight of a norm; store the norm's factor of each."""
-        row = tl.program_id(0).to(tl.int64)
-        squares = tl.zeros([1, LANES], tl.float32)
-        for k in range(0, columns, LANES):
-            places = k + tl.arange(0, LANES)[None, :]
-            value = tl.load(x + row * stride + places, mask=places < columns, other=0.0).to(tl.float32)
-            squares = tl.fma(value, value, squares)
-            value = value * tl.load(norm + places, mask=places < columns, other=0.0).to(tl.float32)
-            tl.store(out + row * columns + places, value.to(out.dtype.element_ty), mask=places < columns)
-        tl.store(factors + row + tl.arange(0, 1), tl.rsqrt(_fold(squares, 1) / columns + eps))
-
-    @triton.jit
-    def _tile(x, low, norm, weight, scales, rows, tokens, begin, end, columns, x_stride, weight_stride, scale_stride,
+    def _tile(x, low, weight, scales, rows, tokens, begin, end, columns, x_stride, weight_stride, scale_stride,
               row_limit, token_limit, KIND: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
-              HALF: tl.constexpr, ASM: tl.constexpr, NORM: tl.constexpr):  # fmt: skip
-        """Return [BN, BM], rows of the weight times tokens over columns `begin` to `end`, and squares of the tokens."""
+              HALF: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
+        """Return [BN, BM]: rows of the weight times tokens, over columns `begin` to `end`."""
         total = tl.zeros([BN, BM], tl.float32)
-        squares = tl.zeros([BM, BK], tl.float32)
         live, read = (rows < row_limit)[:, None], (tokens < token_limit)[:, None]
         w_rows = weight + rows.to(tl.int64)[:, None] * weight_stride
         x_rows = x + tokens.to(tl.int64)[:, None] * x_stride
@@ -125,22 +95,16 @@ if triton is not None:
                 inside = (k + offsets < columns)[None, :]
                 w = tl.load(w_rows + (k + offsets)[None, :], mask=live & inside, other=0.0)
                 y = tl.load(x_rows + (k + offsets)[None, :], mask=read & inside, other=0.0)
-                if NORM == 1:
-                    wide = y.to(tl.float32)
-                    squares = tl.fma(wide, wide, squares)
-                    gain = tl.load(norm + k + offsets, mask=k + offsets < columns, other=0.0).to(tl.float32)
-                    y = (wide * gain[None, :]).to(y.dtype)
                 total = tl.dot(w.to(y.dtype), tl.trans(y), total)
-        return total, squares
+        return total
 
     @triton.jit
     def _linear(
-        x, low, x_scales, norm, weight, scales, bias, residual, out, partial, counters, eps, outputs, tokens_count,
-        columns, part,
+        x, low, x_scales, weight, scales, bias, residual, out, partial, counters, outputs, tokens_count, columns, part,
         x_stride, weight_stride, scale_stride, out_stride, residual_stride,
         KIND: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, PARTS: tl.constexpr,
         SHARED: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, HALF: tl.constexpr,
-        ASM: tl.constexpr, NORM: tl.constexpr,
+        ASM: tl.constexpr,
     ):  # fmt: skip
         tile, column = tl.program_id(0), tl.program_id(1)
         index = tile * BN + tl.arange(0, BN)
@@ -153,14 +117,12 @@ if triton is not None:
             limit = outputs
         total = tl.zeros([BN, BM], tl.float32)
         other = tl.zeros([BN, BM], tl.float32)
-        factor = tl.zeros([BM], tl.float32)
         done = True
         if SHARED:
             begin = tl.program_id(2) * part
             end = tl.minimum(begin + part, columns)
-            total, squares = _tile(x, low, norm, weight, scales, rows, tokens, begin, end, columns, x_stride,
-                                   weight_stride, scale_stride, limit, tokens_count, KIND, BN, BM, BK, HALF, ASM,
-                                   NORM)  # fmt: skip
+            total = _tile(x, low, weight, scales, rows, tokens, begin, end, columns, x_stride, weight_stride,
+                          scale_stride, limit, tokens_count, KIND, BN, BM, BK, HALF, ASM)  # fmt: skip
             slot = tile * tl.num_programs(1) + column
             size: tl.constexpr = BN * BM * (2 if GATE > 0 else 1)
             base = partial + slot.to(tl.int64) * PARTS * size
@@ -168,9 +130,8 @@ if triton is not None:
             mine = base + tl.program_id(2) * size
             tl.store(mine + within, total)
             if GATE > 0:
-                other, squares = _tile(x, low, norm, weight, scales, rows + GATE, tokens, begin, end, columns, x_stride,
-                                       weight_stride, scale_stride, limit, tokens_count, KIND, BN, BM, BK, HALF, ASM,
-                                       NORM)  # fmt: skip
+                other = _tile(x, low, weight, scales, rows + GATE, tokens, begin, end, columns, x_stride, weight_stride,
+                              scale_stride, limit, tokens_count, KIND, BN, BM, BK, HALF, ASM)  # fmt: skip
                 tl.store(mine + BN * BM + within, other)
             tl.debug_barrier()
             before = tl.atomic_add(counters + slot, 1, sem="acq_rel")
@@ -189,27 +150,14 @@ if triton is not None:
             for p in range(PARTS):
                 begin = p * part
                 end = tl.minimum(begin + part, columns)
-                sums, squares = _tile(x, low, norm, weight, scales, rows, tokens, begin, end, columns, x_stride,
-                                      weight_stride, scale_stride, limit, tokens_count, KIND, BN, BM, BK, HALF, ASM,
-                                      NORM)  # fmt: skip
-                total += sums
-                if NORM == 1:
-                    # The norm covers all columns: products with one have one part.
-                    factor = tl.rsqrt(_fold(squares, BM) / columns + eps)
+                total += _tile(x, low, weight, scales, rows, tokens, begin, end, columns, x_stride, weight_stride,
+                               scale_stride, limit, tokens_count, KIND, BN, BM, BK, HALF, ASM)  # fmt: skip
                 if GATE > 0:
-                    sums, squares = _tile(x, low, norm, weight, scales, rows + GATE, tokens, begin, end, columns,
-                                          x_stride, weight_stride, scale_stride, limit, tokens_count, KIND, BN, BM, BK,
-                                          HALF, ASM, NORM)  # fmt: skip
-                    other += sums
+                    other += _tile(x, low, weight, scales, rows + GATE, tokens, begin, end, columns, x_stride,
+                                   weight_stride, scale_stride, limit, tokens_count, KIND, BN, BM, BK, HALF,
+                                   ASM)  # fmt: skip
         if done:
             live = index < outputs
-            if NORM == 1:
-                total = total * factor[None, :]
-                other = other * factor[None, :]
-            if NORM == 2:
-                factor = tl.load(x_scales + tokens, mask=tokens < tokens_count, other=0.0)
-                total = total * factor[None, :]
-                other = other * factor[None, :]
             if (KIND == 1) | (KIND == 2):
                 token_scale = tl.load(x_scales + tokens, mask=tokens < tokens_count, other=0.0)[None, :]
                 total = total * token_scale
@@ -257,17 +205,12 @@ class TritonLinear(TritonKernel):
         data = weight.data if isinstance(weight, QuantisedWeight) else weight
         scales: Any = weight.scales if isinstance(weight, QuantisedWeight) else data
         outputs = data.shape[0] // 2 if gate_block else data.shape[0]
-        chosen = config or tile_shape(tokens, outputs, columns, kind, gate=bool(gate_block), norm=norm is not None)
+        chosen = config or tile_shape(tokens, outputs, columns, kind, gate=bool(gate_block))
         bn, bm, bk, parts = chosen["bn"], chosen["bm"], chosen["bk"], chosen["parts"]
-        rows = low = x_scales = x
-        mode = 0
         if kind in ("int8", "int4"):
             rows, low, x_scales = split_rows(x, norm, eps)
-        elif norm is not None and bm <= _MOST_FUSED:
-            mode = 1
-        elif norm is not None:
-            rows, x_scales = scale_rows(x, norm, eps)
-            mode = 2
+        else:
+            rows = low = x_scales = x if norm is None else rms_norm(x, norm, eps)
         unit = GROUP if kind == "int4" else bk
         part = triton.cdiv(triton.cdiv(columns, parts), unit) * unit
         parts = triton.cdiv(columns, part)
@@ -279,13 +222,13 @@ class TritonLinear(TritonKernel):
         )
         out = torch.empty(tokens, outputs, dtype=x.dtype, device=x.device)
         _linear[(tiles, across, parts if shared else 1)](
-            rows, low, x_scales, x if norm is None else norm, data, scales, data if bias is None else bias,
-            x if residual is None else residual, out, partial, counters, eps, outputs, tokens, columns, part,
+            rows, low, x_scales, data, scales, data if bias is None else bias,
+            x if residual is None else residual, out, partial, counters, outputs, tokens, columns, part,
             rows.stride(0), data.stride(0), scales.stride(0), out.stride(0),
             0 if residual is None else residual.stride(0),
             KIND=_KINDS[kind], GATE=gate_block, BIAS=bias is not None, RESIDUAL=residual is not None, PARTS=parts,
             SHARED=shared, BN=bn, BM=bm, BK=bk, HALF=GROUP // 2,
-            ASM=isinstance(_linear, triton.runtime.JITFunction), NORM=mode,
+            ASM=isinstance(_linear, triton.runtime.JITFunction),
             num_warps=chosen["warps"], num_stages=chosen["stages"],
         )  # fmt: skip
         return out
@@ -301,25 +244,23 @@ class TritonLinear(TritonKernel):
         return partial, counts
 
 
-def scale_rows(x: Tensor, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return x * norm and the factor of each row, whose product is the RMS norm."""
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    factors = torch.empty(len(x), dtype=torch.float32, device=x.device)
-    _scale_rows[(len(x),)](x, norm, out, factors, x.shape[1], x.stride(0), eps, LANES=_LANES, num_warps=1)
-    return out, factors
+def tile_shape(tokens: int, outputs: int, columns: int, kind: str, *, gate: bool) -> dict[str, int]:
+    """Return the tile for a number of tokens. `parts`, the division of the columns, depends on the weight alone.
 
-
-def tile_shape(tokens: int, outputs: int, columns: int, kind: str, *, gate: bool, norm: bool) -> dict[str, int]:
-    """Return the tile for a number of tokens. The division of the columns depends on the weight alone."""
+    The size of a tile changes no bit: an element is summed over the columns of a part in order, 16 at a time.
+    """
     bm = min(128, max(16, triton.next_power_of_2(tokens)))
-    tiles = triton.cdiv(outputs, _BN) * (2 if gate else 1)
-    parts = 1 if norm else max(1, min(128 // tiles, columns // 512))
-    small = bm <= _MOST_FUSED
-    return {
-        "bn": _BN,
-        "bm": bm,
-        "bk": _LANES if small else 64,
-        "parts": parts,
-        "warps": 4 if bm <= 64 else 8,
-        "stages": 4 if bm <= 32 else 3,
-    }
+    integers = kind in ("int8", "int4")
+    tiles = triton.cdiv(outputs, 64) * (2 if gate else 1)
+    parts = max(1, min((192 if kind == "int4" else 128) // tiles, 4, columns // (512 if integers else 2048)))
+    shape = {"bn": 64, "bm": bm, "bk": 128, "parts": parts, "warps": 4, "stages": 4 if bm <= 32 else 3}
+    if bm > 64:
+        return {**shape, "bk": 64, "warps": 8}
+    if integers:
+        long = bm > 16 and tiles > 1024
+        return {**shape, "bn": 128} if long else {**shape, "bk": 256 if kind == "int8" else 128}
+    if tiles > 1024:
+        return {**shape, "bn": 128, "warps": 8, "stages": 3}
+    if parts == 1 and tiles < 64 and bm <= 32:
+        return {**shape, "bn": 16, "bk": 256, "warps": 2}
+    return shape

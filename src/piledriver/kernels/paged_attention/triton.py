@@ -328,7 +328,9 @@ class TritonPagedAttention(TritonKernel):
 def _tile(invariant: bool, decode: bool, group: int, padded: int) -> tuple[int, int, int, int]:
     """Return rows and keys of a tile, warps and pipeline stages."""
     if invariant:
-        return max(64, group), 64, 4, 2
+        # A row's scores lie in one warp either way, and are summed in the same order.
+        small = decode and group <= 16 and padded <= 64
+        return (16, 64, 1, 2) if small else (max(64, group), 64, 4, 2)
     if decode:
         return max(16, group), 128 if padded <= 64 else 64 if padded <= 128 else 32, 4, 3
     return max(128 if padded <= 128 else 64, group), 64 if padded <= 128 else 32, 8 if padded > 64 else 4, 2

@@ -118,9 +118,8 @@ class Runner:
 
     def _keep_last(self, inputs: StepInputs, drawn: Drawn) -> None:
         """Keep sampled tokens on the device, where the next step finds them before the host has read them."""
-        if self.device.type == "cuda":
-            slots = self._send(np.array([row.sequence.slot for row in inputs.samples], dtype=np.int64))
-            self._last_tokens[slots] = drawn.tokens
+        slots = self._send(np.array([row.sequence.slot for row in inputs.samples], dtype=np.int64))
+        self._last_tokens[slots] = drawn.tokens
 
     def _on_the_way(
         self, step: Step, inputs: StepInputs, sampled: Sampled, prompts: dict[int, list[TokenLogprob]]
