@@ -252,15 +252,14 @@ def tile_shape(tokens: int, outputs: int, columns: int, kind: str, *, gate: bool
     bm = min(128, max(16, triton.next_power_of_2(tokens)))
     integers = kind in ("int8", "int4")
     tiles = triton.cdiv(outputs, 64) * (2 if gate else 1)
-    parts = max(1, min((192 if kind == "int4" else 128) // tiles, 4, columns // (512 if integers else 2048)))
+    most = {"int4": 8, "int8": 4}.get(kind, columns // 2048)
+    parts = max(1, min((256 if kind == "int4" else 128) // tiles, most, columns // 512))
     shape = {"bn": 64, "bm": bm, "bk": 128, "parts": parts, "warps": 4, "stages": 4 if bm <= 32 else 3}
     if bm > 64:
         return {**shape, "bk": 64, "warps": 8}
     if integers:
         long = bm > 16 and tiles > 1024
         return {**shape, "bn": 128} if long else {**shape, "bk": 256 if kind == "int8" else 128}
-    if tiles > 1024:
-        return {**shape, "bn": 128, "warps": 8, "stages": 3}
     if parts == 1 and tiles < 64 and bm <= 32:
         return {**shape, "bn": 16, "bk": 256, "warps": 2}
     return shape

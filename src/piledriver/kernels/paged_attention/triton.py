@@ -30,6 +30,8 @@ except ImportError:
 _LOG2E = 1.4426950408889634
 _INVARIANT_SPLIT = 128
 _MAX_SPLITS = 64
+_MANY = 8
+"""Sequences from which on decode steps fill a device."""
 
 if triton is not None:
     from piledriver.kernels.decode.triton import rotate
@@ -249,7 +251,7 @@ class TritonPagedAttention(TritonKernel):
         group = heads // kv_heads
         group_padded, padded = triton.next_power_of_2(group), max(16, triton.next_power_of_2(dim))
         rows, decode = len(batch.contexts), batch.max_new == 1
-        tile_rows, tile_keys, warps, stages = _tile(batch.invariant, decode, group_padded, padded)
+        tile_rows, tile_keys, warps, stages = _tile(batch.invariant, decode, tokens >= _MANY, group_padded, padded)
         block = tile_rows // group_padded
         tiles = rows if decode else tokens // block + rows
         programs = _programs(q.device, tiles * kv_heads, batch.max_context, tile_keys)
@@ -325,11 +327,11 @@ class TritonPagedAttention(TritonKernel):
         return partial, counts
 
 
-def _tile(invariant: bool, decode: bool, group: int, padded: int) -> tuple[int, int, int, int]:
+def _tile(invariant: bool, decode: bool, many: bool, group: int, padded: int) -> tuple[int, int, int, int]:
     """Return rows and keys of a tile, warps and pipeline stages."""
     if invariant:
         # A row's scores lie in one warp either way, and are summed in the same order.
-        small = decode and group <= 16 and padded <= 64
+        small = decode and many and group <= 16 and padded <= 64
         return (16, 64, 1, 2) if small else (max(64, group), 64, 4, 2)
     if decode:
         return max(16, group), 128 if padded <= 64 else 64 if padded <= 128 else 32, 4, 3
