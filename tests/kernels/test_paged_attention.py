@@ -15,7 +15,8 @@ from tests.kernels.interpreter import interpret
 
 CHECK = """
 import torch
-from piledriver.kernels.paged_attention import Rotation, rotate_and_attend
+from piledriver.kernels.decode import rotate_and_attend
+from piledriver.kernels.paged_attention import Rotation
 from piledriver.kernels.paged_attention.reference import ReferencePagedAttention
 from piledriver.kernels.paged_attention.triton import TritonPagedAttention
 from tests.kernels.test_paged_attention import SCORES, batch_of

@@ -17,6 +17,7 @@ except ImportError:
     triton = None
 
 if triton is not None:
+    from piledriver.kernels.paged_attention.rotate import rotate
 
     @triton.jit
     def _rms_norm(
@@ -30,17 +31,6 @@ if triton is not None:
         if WEIGHT:
             value = value * tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
         tl.store(out + row * dim + columns, value.to(out.dtype.element_ty), mask=inside)
-
-    @triton.jit
-    def rotate(x, other, dims, angles, ROTARY: tl.constexpr):
-        """Return x rotated with its partners `other`; an explicit fused multiply-add rounds alike in every kernel."""
-        half: tl.constexpr = ROTARY // 2
-        angle = tl.where(dims < half, dims, dims - half)
-        rotated = dims < ROTARY
-        cos = tl.load(angles + angle, mask=rotated, other=1.0)
-        sin = tl.load(angles + half + angle, mask=rotated, other=0.0)
-        sign = tl.where(dims < half, -1.0, 1.0)
-        return tl.where(rotated, tl.fma(x, cos, sign * other * sin), x)
 
     @triton.jit
     def _gather_step(

@@ -5,6 +5,6 @@ tokens at the end of its context. `triton` runs on a GPU, `reference` everywhere
 """
 
 from piledriver.kernels.paged_attention.batch import PagedBatch, Rotation
-from piledriver.kernels.paged_attention.dispatch import paged_attention, rotate_and_attend, write_pages
+from piledriver.kernels.paged_attention.dispatch import paged_attention, write_pages
 
-__all__ = ["PagedBatch", "Rotation", "paged_attention", "rotate_and_attend", "write_pages"]
+__all__ = ["PagedBatch", "Rotation", "paged_attention", "write_pages"]

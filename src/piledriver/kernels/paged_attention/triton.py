@@ -34,7 +34,7 @@ _MANY = 8
 """Sequences from which on decode steps fill a device."""
 
 if triton is not None:
-    from piledriver.kernels.decode.triton import rotate
+    from piledriver.kernels.paged_attention.rotate import rotate
 
     @triton.jit
     def _rotated(base, members, dims, live, gain, angles, eps, ROTARY: tl.constexpr, NORM: tl.constexpr,

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from piledriver.kernels.decode import rotate_and_attend
 from piledriver.kernels.linear import QuantisedWeight, linear
-from piledriver.kernels.paged_attention import PagedBatch, Rotation, rotate_and_attend
+from piledriver.kernels.paged_attention import PagedBatch, Rotation
 from piledriver.kernels.registry import HAS_TRITON
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.attention.layer import Attention
