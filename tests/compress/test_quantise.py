@@ -11,7 +11,7 @@ from torch import Tensor
 
 from piledriver import compress
 from piledriver.compress.awq import STEPS, channel_scale, search_scale
-from piledriver.compress.calibration import LayerStatistics
+from piledriver.compress.calibration import BlockWalk, Calibration, LayerStatistics
 from piledriver.compress.gptq import gptq
 from piledriver.compress.scaling import apply_scale, input_scales
 from piledriver.compress.scheme import NAMES, Scheme
@@ -19,7 +19,9 @@ from piledriver.compress.smoothquant import smoothing_scale
 from piledriver.core.errors import UsageError
 from piledriver.kernels.linear import GROUPS, dequantise_weight, quantise_weight, weight_codes, weight_grid
 from piledriver.models import ModelConfig, Transformer
+from piledriver.models.layers import Linear
 from piledriver.models.quantised import DynamicQuantisedLinear
+from piledriver.models.torch_private import has_forward_hooks
 from piledriver.serve import Engine, SamplingParams
 
 SHAPE: dict[str, Any] = {"vocab_size": 61, "dim": 64, "layers": 2, "heads": 4, "kv_heads": 2, "mlp_dim": 96}
@@ -248,3 +250,16 @@ def test_layers_are_skipped_by_name_and_by_sensitivity(model: Transformer) -> No
 def test_what_cannot_be_done_is_named(model: Transformer, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         compress.quantise(model, **arguments)
+
+
+def test_statistics_of_a_layer_that_is_bypassed_are_an_error() -> None:
+    model = Transformer(ModelConfig(vocab_size=32, dim=16, layers=1, heads=2, mlp_dim=32))
+    block = model.blocks["0"]
+    walk = BlockWalk(model, Calibration(torch.randint(32, (2, 8))))
+    with pytest.raises(UsageError, match="never called"):
+        walk.statistics("0", block, {"mlp.down": block.mlp.down, "other": Linear(16, 4)})
+    # A fused kernel must not take the place of a layer whose input is wanted.
+    handle = block.mlp.down.register_forward_pre_hook(lambda module, inputs: None)
+    assert not block.mlp._can_fuse(torch.zeros(1, 64))
+    handle.remove()
+    assert has_forward_hooks(block.mlp.down) is False

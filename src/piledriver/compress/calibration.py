@@ -7,6 +7,7 @@ block, its statistics and one batch of activations, whatever the size of the mod
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -106,6 +107,10 @@ class _Recorder(nn.Module):
         return x, None
 
 
+class _AllSeenError(Exception):
+    """Every layer that statistics are collected of has had its input."""
+
+
 class BlockWalk:
     """The hidden states of samples, before the block that is next.
 
@@ -175,19 +180,31 @@ class BlockWalk:
         return out
 
     def statistics(self, name: str, block: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, LayerStatistics]:
-        """Return the statistics of the inputs of some layers of a block."""
+        """Return the statistics of the inputs of some layers of a block; what follows the last of them is not run."""
         found = {key: LayerStatistics(cast(int, layer.in_features), self.device) for key, layer in layers.items()}
+        waiting: set[str] = set()
 
         def hook(key: str) -> Any:
-            return lambda module, inputs, output: found[key].add(inputs[0])
+            def add(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+                found[key].add(inputs[0])
+                waiting.discard(key)
+                if not waiting:
+                    raise _AllSeenError
 
-        handles = [layer.register_forward_hook(hook(key)) for key, layer in layers.items()]
+            return add
+
+        handles = [layer.register_forward_pre_hook(hook(key)) for key, layer in layers.items()]
         try:
-            for _ in self.outputs(name, block):
-                pass
+            for index in range(len(self.states) if layers else 0):
+                waiting.update(layers)
+                with suppress(_AllSeenError), torch.no_grad():
+                    self.output(name, block, index)
         finally:
             for handle in handles:
                 handle.remove()
+        missed = [key for key, statistics in found.items() if not statistics.rows]
+        if missed:
+            raise UsageError(f"blocks.{name}.{missed[0]} is never called", fix="skip it, or leave it out of layers")
         return found
 
     def advance(self, name: str, block: nn.Module) -> None:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 
 def has_forward_hooks(module: nn.Module) -> bool:
-    """Return whether a module's output is hooked; torch has no public way to ask."""
-    return bool(module._forward_hooks)
+    """Return whether a module's input or output is hooked; torch has no public way to ask."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def int8_product(x: Tensor, weight: Tensor) -> Tensor:

@@ -156,7 +156,7 @@ class Trainer:
                 raise
             self.saving.wait()
             seconds = max(1e-9, time.monotonic() - started)
-        self._compare_with_prediction()
+            self._compare_with_prediction()
         finished = step == self.total_steps
         if finished and unpublished is None:
             self.saving.publish()
