@@ -26,7 +26,7 @@ position in a list.
 def config_reference() -> str:
     """Return the page as Markdown."""
     from piledriver.compress.distil.objective import DistilSettings
-    from piledriver.compress.folders import PruneConfig, QuantiseConfig
+    from piledriver.compress.folders import PruneConfig, QuantiseConfig, ReportConfig
     from piledriver.corpus.pipeline.recipe import Recipe
     from piledriver.runtime.launch.config import LaunchConfig
     from piledriver.train.config import TrainConfig
@@ -44,6 +44,7 @@ def config_reference() -> str:
         "Keys of training under `train.`, and under `distil.`:\n",
     ]
     parts += [_table(config_keys(DistilSettings))]
+    parts += ["## Comparison: `piledriver compress report`\n", _table(config_keys(ReportConfig))]
     parts += ["## Launch config: `piledriver config`, `piledriver launch`\n", _table(config_keys(LaunchConfig))]
     parts += ["## Model presets: `model: NAME`\n", _presets()]
     return "\n".join(parts)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from piledriver.compress.calibration import Calibration
+from piledriver.compress.comparison import compare_models
 from piledriver.compress.prune import PruneMethod, prune
 from piledriver.compress.quantise import Method, quantise
 from piledriver.compress.structured import SmallerShape
@@ -75,6 +76,39 @@ class PruneConfig(CompressConfig):
     """How layers are chosen with a shape: by block influence, or by the loss without them."""
     correct: bool = True
     """With a shape: refit the output projections of attention and MLP to the inputs that stay."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportConfig:
+    """Config of `piledriver compress report`."""
+
+    models: tuple[str, ...]
+    """Model folders; the others are compared with the first."""
+    corpus: str
+    """Text shards of unseen text."""
+    out: str
+    """Folder for report.html and report.json."""
+    documents: int = 100
+    """Documents to score, spread evenly over the corpus."""
+    tokenizer: str | None = None
+    """Tokenizer; default: that of the first model."""
+    speed: bool = True
+    """Measure decoded tokens per second at batch 1 and 32."""
+    device: str | None = None
+    """Device; default: a GPU if there is one."""
+
+
+def report_folders(config: ReportConfig) -> dict[str, Any]:
+    """Compare model folders, write the report, and return it."""
+    return compare_models(
+        config.models,
+        config.corpus,
+        tokenizer=config.tokenizer,
+        documents=config.documents,
+        out=config.out,
+        device=config.device,
+        speed=config.speed,
+    )
 
 
 def quantise_folder(config: QuantiseConfig) -> dict[str, Any]:

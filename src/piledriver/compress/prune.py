@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from piledriver.compress.calibration import BlockWalk, Calibration, LayerStatistics
+from piledriver.compress.forecast import CompressionPlan
 from piledriver.compress.sparsegpt import importance, smallest, smallest_of_each, sparsegpt
 from piledriver.compress.structured import SmallerShape, prune_shape
 from piledriver.compress.structured.prune_shape import LayerScore
@@ -27,7 +28,7 @@ PRUNE_METHODS: tuple[PruneMethod, ...] = ("magnitude", "wanda", "sparsegpt")
 @torch.no_grad()
 def prune(
     model: Transformer,
-    sparsity: float | str | SmallerShape = 0.5,
+    sparsity: float | str | SmallerShape | CompressionPlan = 0.5,
     *,
     method: PruneMethod = "wanda",
     data: Tensor | TokenStream | Calibration | None = None,
@@ -49,8 +50,8 @@ def prune(
     block. `skip` holds patterns of layer names. The zeros are ordinary weights; training keeps them with
     `TrainConfig.keep_zeros`.
 
-    With a `SmallerShape`, whole layers, channels, groups of heads, neurons or experts are removed, and the result is a
-    plain smaller model; `correct` and `layer_score` are those of `structured.prune_shape`.
+    With a `SmallerShape`, or a plan that has one, whole layers, channels, groups of heads, neurons or experts are
+    removed, and the result is a plain smaller model; `correct` and `layer_score` are those of `structured.prune_shape`.
 
     >>> from piledriver.models import ModelConfig
     >>> model = Transformer(ModelConfig(vocab_size=32, dim=16, layers=1, heads=2))
@@ -58,6 +59,10 @@ def prune(
     >>> float((sparse.blocks["0"].attention.qkv.weight == 0).float().mean())
     0.5
     """
+    if isinstance(sparsity, CompressionPlan):
+        if sparsity.shape is None:
+            raise UsageError("the plan removes nothing", fix="plan with params:0.7, or quantise")
+        sparsity = sparsity.shape
     if isinstance(sparsity, SmallerShape):
         if data is None:
             raise UsageError("a smaller shape needs calibration text", fix="give data=tokens, or a TokenStream")

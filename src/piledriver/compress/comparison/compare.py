@@ -1,0 +1,163 @@
+"""Measure a dense model and what was made of it, and write the report as JSON and HTML."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from piledriver.compress.comparison.page import comparison_page
+from piledriver.compress.measure import paired_change
+from piledriver.core import storage
+from piledriver.core.errors import UsageError
+from piledriver.corpus import Document, read_shards
+from piledriver.data.tokenizer.open import open_tokenizer
+from piledriver.data.tokenizer.tokenizer import Tokenizer
+from piledriver.evaluate import DocumentScore, Figures, TransformerScorer, bits_per_byte, summarise
+from piledriver.evaluate.validation import spread
+from piledriver.models import Transformer
+from piledriver.models.interchange import load_folder
+from piledriver.serve import Engine, SamplingParams
+
+BATCHES = (1, 32)
+_NEW_TOKENS = 32
+_PROMPT = 16
+
+
+def compare_models(
+    models: Mapping[str, Transformer | str] | Sequence[str],
+    corpus: str | Sequence[Document],
+    *,
+    tokenizer: Tokenizer | str | None = None,
+    documents: int = 100,
+    out: str | None = None,
+    device: torch.device | str | None = None,
+    speed: bool = True,
+    new_tokens: int = _NEW_TOKENS,
+) -> dict[str, Any]:
+    """Compare models with the first of them, and return the report; with `out`, write report.html and report.json.
+
+    `models` are folders or models by name. Each is measured on the same documents of a corpus, spread evenly: bits per
+    byte by source with 95% intervals, the change against the first model with the interval of paired differences,
+    stored bytes, decoded tokens per second at batch 1 and 32, and what its records say: error of each layer, layers
+    that were skipped and why. The tokenizer is that of the first folder unless one is given.
+    """
+    named = dict(models) if isinstance(models, Mapping) else {_short(folder): folder for folder in models}
+    if not named:
+        raise UsageError("there is no model to report on", fix="name at least one model folder")
+    chosen = list(corpus) if not isinstance(corpus, str) else spread(read_shards(corpus), documents)
+    if not chosen:
+        raise UsageError(f"{corpus} holds no documents", fix="give text shards of unseen text")
+    words = _tokenizer(tokenizer, named)
+    place = torch.device(device) if device is not None else _default_device()
+    rows: list[dict[str, Any]] = []
+    first: list[DocumentScore] | None = None
+    for name, given in named.items():
+        model = load_folder(given) if isinstance(given, str) else given
+        model = model.to(place).eval()
+        scores = bits_per_byte(TransformerScorer(model), words, chosen)
+        figures = summarise(scores)
+        row: dict[str, Any] = {
+            "name": name,
+            "folder": given if isinstance(given, str) else None,
+            "parameters": _parameters(model),
+            "bytes": _folder_bytes(given) if isinstance(given, str) else stored_bytes(model),
+            "bits_per_byte": {source: _plain(figure) for source, figure in figures.items()},
+            "change": None if first is None else _finite(paired_change(first, scores)),
+            "tokens_per_second": measure_speed(model, new_tokens=new_tokens) if speed else {},
+            "records": model.compression,
+        }
+        first = scores if first is None else first
+        rows.append(row)
+        del model
+    report = {"device": _device_name(place), "documents": len(chosen), "models": rows}
+    if out is not None:
+        storage.make_folder(out)
+        storage.write_text(storage.join(out, "report.json"), json.dumps(report, indent=1) + "\n")
+        storage.write_text(storage.join(out, "report.html"), comparison_page(report))
+    return report
+
+
+def measure_speed(model: Transformer, *, new_tokens: int = _NEW_TOKENS) -> dict[str, float]:
+    """Return decoded tokens per second of a served model, by batch size; the second of two runs counts."""
+    speeds = {}
+    length = min(model.config.max_positions - 1, _PROMPT + new_tokens)
+    count = max(1, length - _PROMPT)
+    params = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
+    for batch in BATCHES:
+        engine = Engine(model, max_sequences=batch, max_context=length)
+        prompts = [[(7 * row + token) % model.config.vocab_size for token in range(_PROMPT)] for row in range(batch)]
+        for _ in range(2):
+            begun = time.perf_counter()
+            done = engine.generate(prompts, params)
+            seconds = time.perf_counter() - begun
+        decoded = sum(len(output.completions[0].token_ids) for output in done)
+        speeds[str(batch)] = round(decoded / seconds, 2)
+        engine.stop()
+    return speeds
+
+
+def stored_bytes(model: Transformer) -> int:
+    """Return the bytes of a model's parameters and quantised weights."""
+    tensors = {tensor.data_ptr(): tensor for tensor in model.parameters()}
+    for module in model.modules():
+        for name in ("weight", "scales", "zeros"):
+            buffer = dict(module.named_buffers(recurse=False)).get(name)
+            if buffer is not None:
+                tensors[buffer.data_ptr()] = buffer  # type: ignore[assignment]
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def _parameters(model: Transformer) -> int:
+    from piledriver.models.model_size import parameter_count
+
+    return parameter_count(model.config)
+
+
+def _folder_bytes(folder: str) -> int:
+    return sum(storage.size(path) for path in storage.files_below(folder) if path.endswith(".safetensors"))
+
+
+def _tokenizer(given: Tokenizer | str | None, models: Mapping[str, Any]) -> Tokenizer:
+    if isinstance(given, Tokenizer):
+        return given
+    folder = given or next((model for model in models.values() if isinstance(model, str)), None)
+    if folder is None:
+        raise UsageError("the models have no folder to take a tokenizer from", fix="give tokenizer")
+    return open_tokenizer(folder)
+
+
+def _short(folder: str) -> str:
+    parts = os.path.normpath(folder).split(os.sep)
+    return "/".join(parts[-2:]) if parts[-1] == "model" else parts[-1]
+
+
+def _plain(row: Figures) -> dict[str, Any]:
+    return {
+        "bits_per_byte": _number(row.bits_per_byte),
+        "low": _number(row.low),
+        "high": _number(row.high),
+        "documents": row.documents,
+        "bytes": row.bytes,
+    }
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _finite(values: tuple[float, ...]) -> list[float | None]:
+    return [_number(value) for value in values]
+
+
+def _default_device() -> torch.device:
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -1,0 +1,125 @@
+"""The report as one self-contained HTML page."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem; color: #1c2733; }
+h1, h2 { line-height: 1.2; } h2 { margin-top: 2rem; } .note { color: #56697c; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+.wide { overflow-x: auto; }
+th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid #dde3ea; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+tr.all td { font-weight: 600; }
+.bar { display: inline-block; height: .7rem; background: #2f6f9f; vertical-align: middle; }
+small { color: #56697c; } details { margin: .5rem 0; }
+"""
+
+
+def comparison_page(report: dict[str, Any]) -> str:
+    """Return the page of a report of `compare_models`."""
+    models = report["models"]
+    names = ", ".join(html.escape(row["name"]) for row in models)
+    parts = [
+        "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>",
+        f"<title>Compression of {html.escape(models[0]['name'])}</title><style>{_STYLE}</style>",
+        "<h1>Compression report</h1>",
+        f"<p class='note'>{names}; {report['documents']} documents of unseen text; {html.escape(report['device'])}</p>",
+        "<h2>Size, quality, speed</h2>",
+        "<p>Bits per byte: how many bits a byte of unseen text costs; lower is better. The change is against the first "
+        "model, with the 95% interval of the paired differences of documents.</p>",
+        _summary(models),
+        "<h2>Bits per byte by source</h2>",
+        _sources(models),
+        "<h2>What was done</h2>",
+        *(_records(row) for row in models),
+    ]
+    return "".join(parts) + "\n"
+
+
+def _summary(models: list[dict[str, Any]]) -> str:
+    heads = ["model", "parameters", "size (MB)", "bits per byte", "95% interval", "change"]
+    batches = list(models[0]["tokens_per_second"])
+    rows = [[*heads, *(f"tokens/s, batch {batch}" for batch in batches)]]
+    largest = max(row["bytes"] for row in models)
+    for row in models:
+        figure, change = row["bits_per_byte"]["all"], row["change"]
+        bar = f"<span class='bar' style='width:{60 * row['bytes'] / largest:.0f}px'></span>"
+        moved = ""
+        if change is not None and change[0] is not None:
+            moved = f"{100 * change[0]:+.3f}% <small>({100 * change[1]:+.3f} to {100 * change[2]:+.3f})</small>"
+        rows.append(
+            [
+                html.escape(row["name"]),
+                f"{row['parameters'] / 1e6:,.1f}M",
+                f"{bar} {row['bytes'] / 1e6:,.2f}",
+                _bits(figure["bits_per_byte"]),
+                _interval(figure),
+                moved,
+                *(f"{row['tokens_per_second'].get(batch, 0):,.0f}" for batch in batches),
+            ]
+        )
+    return _table(rows)
+
+
+def _sources(models: list[dict[str, Any]]) -> str:
+    rows = [["source", *(html.escape(row["name"]) for row in models)]]
+    for source in models[0]["bits_per_byte"]:
+        cells = []
+        for row in models:
+            figure = row["bits_per_byte"].get(source)
+            cells.append(
+                "" if figure is None else f"{_bits(figure['bits_per_byte'])} <small>{_interval(figure)}</small>"
+            )
+        rows.append([html.escape(source), *cells])
+    return _table(rows, last_bold=True)
+
+
+def _records(row: dict[str, Any]) -> str:
+    name = html.escape(row["name"])
+    if not row["records"]:
+        return f"<h3>{name}</h3><p>Nothing: the weights as they were trained.</p>"
+    parts = [f"<h3>{name}</h3>"]
+    for record in row["records"]:
+        shown = {
+            key: value
+            for key, value in record.items()
+            if key not in ("relative_error", "skipped", "zeros", "layer_scores", "kept_channels") and value is not None
+        }
+        said = "; ".join(f"{html.escape(str(key))}: {html.escape(str(value))}" for key, value in shown.items())
+        parts.append(f"<p>{said}</p>")
+        errors = record.get("relative_error") or record.get("zeros") or {}
+        if errors:
+            what = "relative squared error" if record.get("relative_error") else "share of zeros"
+            rows = [["layer", what], *([html.escape(layer), _error(value)] for layer, value in errors.items())]
+            parts.append(f"<details><summary>{len(errors)} layers</summary>{_table(rows)}</details>")
+        skipped = record.get("skipped") or {}
+        if skipped:
+            rows = [["skipped layer", "why"], *([html.escape(k), html.escape(str(v))] for k, v in skipped.items())]
+            parts.append(f"<details open><summary>{len(skipped)} skipped</summary>{_table(rows)}</details>")
+    return "".join(parts)
+
+
+def _error(value: Any) -> str:
+    if isinstance(value, dict):
+        return " → ".join(f"{part:.3g}" for part in value.values())
+    return f"{value:.3g}"
+
+
+def _bits(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def _interval(figure: dict[str, Any]) -> str:
+    return "" if figure["low"] is None else f"{figure['low']:.3f} to {figure['high']:.3f}"
+
+
+def _table(rows: list[list[str]], *, last_bold: bool = False) -> str:
+    head = "".join(f"<th>{cell}</th>" for cell in rows[0])
+    body = []
+    for number, cells in enumerate(rows[1:], 1):
+        style = " class='all'" if last_bold and number == len(rows) - 1 else ""
+        body.append(f"<tr{style}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    return f"<div class='wide'><table><tr>{head}</tr>{''.join(body)}</table></div>"

@@ -1,0 +1,104 @@
+"""The demo of compression: prune, recover, quantise, report and serve the demo's own model."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+from piledriver import compress
+from piledriver.compress.distil import DistilConfig, DistilSettings, distil, reconstruct
+from piledriver.core import storage
+from piledriver.core.errors import UsageError
+from piledriver.corpus import Document, read_shards
+from piledriver.data import StreamConfig, open_stream
+from piledriver.data.tokenizer.open import open_tokenizer
+from piledriver.demo.run import run_demo
+from piledriver.evaluate.validation import spread
+from piledriver.models import Transformer
+from piledriver.models.interchange import copy_model_files, load_folder, save_folder
+from piledriver.serve import Engine, SamplingParams
+from piledriver.train import DataConfig, TrainConfig
+
+_SHARE = 0.7
+_SCHEME = "w4a16-g32"
+_DOCUMENTS = 40
+_CHARACTERS = 3000
+
+
+def run_compression_demo(
+    out: str, *, minutes: float = 1.0, workers: int = 1, say: Callable[[str], None] = print, **settings: Any
+) -> dict[str, Any]:
+    """Compress the model of the demo in `out`, which is run first if it is not there; return the report.
+
+    `minutes` is the time of training in that case; a third of it is spent on recovery. `settings` are those of
+    `run_demo`.
+    """
+    if not 0 < minutes < math.inf:
+        raise UsageError(f"{minutes:g} minutes", fix="give a positive number")
+    dense = os.path.join(out, "run", "model")
+    if not storage.exists(os.path.join(dense, "config.json")):
+        say(f"{dense} is not there: training a small model on this machine's own files first")
+        run_demo(out, minutes=minutes, workers=workers, say=say, **settings)
+    tokens = os.path.join(out, "tokens")
+    model = load_folder(dense)
+    stream = open_stream(StreamConfig(tokens=tokens, seq_len=model.config.max_positions))
+    plan = compress.plan(model, f"params:{_SHARE}+{_SCHEME}")
+    say(plan.as_text())
+    folders = {name: os.path.join(out, "compressed", name) for name in ("pruned", "recovered", "quantised")}
+    data: dict[str, Any] = {"data": stream, "samples": 32}
+    pruned = compress.prune(model, plan, **data)
+    _save(pruned, dense, folders["pruned"])
+    say(f"pruned: {folders['pruned']}")
+    run = _recover(pruned, model, dense, tokens, out, minutes, data)
+    _save(run, dense, folders["recovered"])
+    say(f"recovered: {folders['recovered']}")
+    small = compress.quantise(run, _SCHEME, method="gptq", head="int8", **data)
+    _save(small, dense, folders["quantised"])
+    say(f"quantised: {folders['quantised']}")
+    report = compress.report(
+        {"dense": dense, **folders},
+        _held_out(os.path.join(out, "corpus", "test")),
+        out=os.path.join(out, "compressed"),
+    )
+    tokenizer = open_tokenizer(dense)
+    engine = Engine(load_folder(folders["quantised"]), tokenizer)
+    [answer] = engine.generate(["The "], SamplingParams(max_tokens=24, temperature=0.7, seed=1))
+    engine.stop()
+    report["sample"] = answer.completions[0].text
+    return report
+
+
+def _recover(
+    pruned: Transformer, model: Transformer, dense: str, tokens: str, out: str, minutes: float, data: dict[str, Any]
+) -> Transformer:
+    """Return the pruned model after block-wise reconstruction and a short distillation."""
+    fitted = reconstruct(pruned, model, epochs=2, lr=1e-3, batch_tokens=2048, **data)
+    start, run = os.path.join(out, "compressed", "reconstructed"), os.path.join(out, "compressed", "run")
+    save_folder(fitted, start)
+    shutil.rmtree(run, ignore_errors=True)
+    settings = TrainConfig(
+        model=start,
+        data=DataConfig(tokens=tokens),
+        batch_tokens=4096,
+        budget_minutes=minutes / 3,
+        out=run,
+        checkpoint_minutes=60,
+        trackers=(),
+        plots=False,
+    )
+    distil(DistilConfig(train=settings, distil=DistilSettings(teacher=dense)))
+    return load_folder(os.path.join(run, "model"))
+
+
+def _save(model: Transformer, dense: str, folder: str) -> None:
+    storage.make_folder(folder)
+    copy_model_files(dense, folder)
+    save_folder(model, folder)
+
+
+def _held_out(corpus: str) -> list[Document]:
+    chosen = spread(read_shards(corpus), _DOCUMENTS)
+    return [Document(document.text[:_CHARACTERS], source=document.source) for document in chosen]
