@@ -1,1 +1,1 @@
-"""Floor 7: other libraries' module paths and names over our rooms."""
+"""Floor 8: other libraries' module paths and names over our rooms."""
