@@ -297,14 +297,16 @@ def main() -> None:
     groups = {"llamas": LLAMAS, "others": tuple(OTHERS)}
     shapes = [shape for given in options.shapes for shape in groups.get(given, (given,))]
     names = [f"{shape}:{row}" for shape in shapes for row in options.rows or rows_of(shape)]
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, dict[str, Any]]] = {}
     given = ["--liger", options.liger] if options.liger else []
     for begin in range(0, len(names), options.at_once):
         for name, numbers in in_turn.measure(__file__, names[begin : begin + options.at_once], given):
-            found[name] = numbers
+            shape, row = name.split(":")
+            found.setdefault(shape, {})[row] = numbers
             print(name, numbers, file=sys.stderr, flush=True)
-    for shape in shapes:
-        print(json.dumps(line_of(shape, {n.split(":")[1]: v for n, v in found.items() if n.split(":")[0] == shape})))
+            # As soon as it is whole: a run that is cut short keeps what it measured.
+            if len(found[shape]) == len(options.rows or rows_of(shape)):
+                print(json.dumps(line_of(shape, found[shape])), flush=True)
 
 
 def rows_of(shape: str) -> tuple[str, ...]:

@@ -27,7 +27,9 @@ def my_turn() -> None:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
     print(READY, flush=True)
-    sys.stdin.readline()
+    if not sys.stdin.readline():
+        # The process that asked is gone: measuring now would disturb what runs next.
+        raise SystemExit(1)
     if torch is not None and torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
 

@@ -213,3 +213,24 @@ def process(rank: int) -> None:
 @pytest.mark.slow
 def test_blocks_that_are_shared_out_share_one_graph_too() -> None:
     on_ranks(2, process)
+
+
+class Stage(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.widen = nn.Linear(width, width + 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.widen(x).relu()
+        return out
+
+
+def test_blocks_of_many_shapes_stay_compiled() -> None:
+    """Stages of a network that grows are one function: torch's limit of graphs for it would leave some uncompiled."""
+    model = nn.Sequential(*(Stage(width) for width in range(4, 14)))
+    with torch._dynamo.config.patch(recompile_limit=8):
+        apply_compile(model, make_mesh(Layout(compile=True), "cpu"), {"backend": "eager"})
+        before = compile_report().graphs
+        for rows in (2, 2, 3):
+            model(torch.randn(rows, 4)).sum().backward()
+        assert compile_report().graphs - before == 20

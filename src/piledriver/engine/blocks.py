@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from torch import nn
 
 from piledriver.models import Transformer
@@ -71,3 +73,8 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
 def is_repeated(module: nn.Module) -> bool:
     """Whether this is a list of several modules of one class."""
     return isinstance(module, nn.ModuleList) and len(module) > 1 and len({type(member) for member in module}) == 1
+
+
+def block_kind(module: nn.Module) -> Hashable:
+    """Return a key that blocks with the same parameters by name and shape share."""
+    return type(module), tuple((name, tuple(p.shape), p.dtype) for name, p in module.named_parameters())

@@ -20,9 +20,12 @@ from piledriver.engine.hf_kv_cache import without_empty_caches
 from piledriver.engine.layout import SPLIT_BACKWARD
 from piledriver.engine.mesh import Mesh
 from piledriver.engine.state import state_of
+from piledriver.engine.torch_private import raise_recompile_limit
 
 # How many compilations torch keeps metrics of; its default of 64 is too few for a long run with many shapes.
 _REMEMBERED = 4096
+# Graphs of one function beside two for each kind of block: modes, dtypes and masks that change.
+_SPARE_GRAPHS = 6
 
 
 def is_compiled(mesh: Mesh) -> bool:
@@ -60,7 +63,11 @@ def compile_modules(modules: list[nn.Module], *, activation_budget: float | None
     """Compile the forward of modules, in place; `activation_budget` is the fraction of activations they may keep."""
     from torch._dynamo import utils
 
+    from piledriver.engine.blocks import block_kind
+
     utils.set_compilation_metrics_limit(_REMEMBERED)
+    # Stages of a convolutional network are one function with as many shapes as stages; each may get a symbolic graph.
+    raise_recompile_limit(_SPARE_GRAPHS + 2 * len({block_kind(module) for module in modules}))
     for module in modules:
         outer: Any = module
         # Activation offload acts on tensors that leave the graph, so it stays outside.
@@ -86,6 +93,9 @@ class Compiled:
             return self.forward(*args, **kwargs)
         if torch.is_grad_enabled():
             args, kwargs = without_empty_caches(args, kwargs)
+        if args and _is_transposed(args[0]):
+            # The patches of an image, in the first block only: their strides would need a graph of their own.
+            args = (args[0].contiguous(), *args[1:])
         if self.activation_budget is None:
             return self.compiled(*args, **kwargs)
         import torch._functorch.config as config
@@ -99,6 +109,11 @@ class Compiled:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Compiled, (self.forward, self.options, self.activation_budget)
+
+
+def _is_transposed(given: Any) -> bool:
+    """Return whether this is [batch, time, dim] of which the time is contiguous, not the dim."""
+    return isinstance(given, torch.Tensor) and given.ndim == 3 and given.stride(1) == 1 != given.stride(2)
 
 
 @contextmanager

@@ -46,6 +46,13 @@ def remove_pre_hooks(module: nn.Module, kind: type[Any]) -> None:
         module._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
+def raise_recompile_limit(least: int) -> None:
+    """Let the compiler keep at least so many graphs of one function; beyond its limit it would run uncompiled."""
+    import torch._dynamo.config as config
+
+    config.recompile_limit = max(config.recompile_limit, least)
+
+
 def current_backward() -> int:
     """Return the id of the backward pass that is running in this thread, -1 outside of one."""
     return torch._C._current_graph_task_id()

@@ -157,7 +157,8 @@ class TestOnGpu:
         assert largest_gap(gradients, expected) < 1e-4
         report = report_of(twin)
         assert report is not None
-        assert name not in CAUSAL or not report.left, str(report)
+        left = [entry for entry in report.left if entry.operation != "attention"]
+        assert name not in CAUSAL or not left, str(report)
 
     @pytest.mark.parametrize("precision", ["bf16", "fp8", "fp8-pure"])
     def test_compiled_blocks_stay_within_the_precision(self, precision: str) -> None:
