@@ -217,6 +217,8 @@ def predicted(row: dict[str, Any], rates: dict[str, Any] | None = None) -> Any:
     from piledriver.core.config import from_mapping
     from piledriver.engine.layout import Layout
     from piledriver.plan import Workload, parse_hardware, predict
+    from piledriver.plan.blocks.setting import Traits
+    from piledriver.plan.memory.timeline import step_timelines
 
     config, length = config_of_row(row["shape"])
     cluster = parse_hardware("1xh200")
@@ -224,20 +226,54 @@ def predicted(row: dict[str, Any], rates: dict[str, Any] | None = None) -> Any:
         cluster = replace(cluster, device=replace(cluster.device, measured=rates))
     batch = row["sequences"] * row["accumulation"]
     workload = Workload(config=config, length=length, batch=batch, optimizer=row["optimizer"])
-    return predict(workload, from_mapping(Layout, row["layout"], "row"), cluster, sequences=row["sequences"])
+    made = predict(workload, from_mapping(Layout, row["layout"], "row"), cluster, sequences=row["sequences"])
+    if row.get("loss_buffers", 1) == 1:
+        return made
+    # Measured before the chunked loss had one buffer for its logits.
+    timelines = step_timelines(
+        config,
+        made.layout,
+        length=length,
+        sequences=row["sequences"],
+        accumulation=made.accumulation,
+        optimizer=row["optimizer"],
+        compiled=made.compiled,
+        traits=Traits(loss_buffers=row["loss_buffers"]),
+    )
+    return replace(made, timelines=tuple(timelines))
+
+
+def kendall(left: list[float], right: list[float]) -> float:
+    """Return Kendall's tau of two lists."""
+    signs = [1 if (left[i] - left[j]) * (right[i] - right[j]) > 0 else -1 for i in range(len(left)) for j in range(i)]
+    return sum(signs) / max(len(signs), 1)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the measured rows of a file, each with the rates that were measured before it."""
+    found: list[dict[str, Any]] = []
+    rates = None
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line) if line.startswith("{") else {}
+        rates = row.get("rates", rates)
+        if "allocated" in row:
+            found.append({**row, "rates": rates})
+    return found
 
 
 def compare(path: Path) -> None:
     """Predict the rows of a file again and print the errors."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("{")]
-    rates = next((row["rates"] for row in rows if "rates" in row), None)
     memory, reserved, plain, tuned = [], [], [], []
-    for row in (one for one in rows if "allocated" in one):
-        made, by_rates = predicted(row), predicted(row, rates)
+    tuned_seconds: list[float] = []
+    seconds: list[float] = []
+    for row in read_rows(path):
+        made, by_rates = predicted(row), predicted(row, row["rates"])
         memory.append(made.worst.allocated / GIB / row["allocated"] - 1)
         reserved.append(made.worst.reserved / GIB / row["reserved"] - 1)
         plain.append(made.time.total / row["seconds"] - 1)
         tuned.append(by_rates.time.total / row["seconds"] - 1)
+        tuned_seconds.append(by_rates.time.total)
+        seconds.append(row["seconds"])
         print(
             f"{row['shape']:>7} x{row['sequences']:<3} {row['optimizer']:<16} {json.dumps(row['layout'])[:70]:<70} "
             f"memory {row['allocated']:6.2f} {100 * memory[-1]:+6.1f}% reserved {100 * reserved[-1]:+6.1f}% "
@@ -250,6 +286,7 @@ def compare(path: Path) -> None:
             f"{name}: {len(errors)} rows, median {100 * statistics.median(sizes):.1f}%, worst {100 * max(sizes):.1f}%, "
             f"lowest {100 * min(errors):+.1f}%"
         )
+    print(f"Kendall tau of the calibrated steps: {kendall(tuned_seconds, seconds):.3f}")
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ def attention_operators(w: Widths) -> list[Operator]:
     config, dropout = w.config, w.setting.traits.dropout
     found = [w.move("norm", 2 * w.stream), *(_projections(w) if config.latent is None else _latent_projections(w))]
     if w.setting.traits.flash_attention:
-        flops = 2.0 * w.tokens * w.context * (w.q + w.attended)
+        flops = 2.0 * w.tokens * w.context * (w.q + w.attended) * w.mask_cost
         shape = (round(w.tokens), round(w.context), config.head_dim)
         wide = w.q + w.attended + (2 * w.kv if config.latent is None else w.q + w.attended)
         found.append(Operator("attention", "attention", flops, wide * w.tokens * w.size, shape))
@@ -115,7 +115,9 @@ def _kept_latents(w: Widths) -> list[Kept]:
         found += w.linear_input("query latent", latent.q_rank)
     found.append(w.keep("key-value latent before its norm", (latent.kv_rank + latent.rope_dim) * share, wide))
     found += w.linear_input("key-value latent", latent.kv_rank)
-    return [*found, w.keep("queries, keys, values", 2 * w.q + w.attended)]
+    # Values are a view of the expanded latent, which is kept whole.
+    expanded = w.q + w.attended - w.heads * latent.rope_dim
+    return [*found, w.keep("queries, keys, values", 2 * w.q + expanded)]
 
 
 def kept_products_of_attention(w: Widths) -> list[Kept]:

@@ -64,14 +64,16 @@ def loss_cost(config: ModelConfig, setting: BlockSetting, weight_size: int = 4, 
             Kept("hidden gradient of the loss", whole),
             Kept("weight gradient of the loss", weight * weight_size),
         ),
-        # The logits of a chunk are alive until those of the next replace them.
         forward_peak=(
-            Kept("logits of two chunks", min(2, math.ceil(tokens / chunk)) * chunk * rows * size),
+            Kept(
+                "logits of a chunk", min(setting.traits.loss_buffers, math.ceil(tokens / chunk)) * chunk * rows * size
+            ),
             Kept("output weight, cast", cast),
             hidden,
         ),
+        # The scaled weight gradient is copied into the parameter's.
         backward_peak=(
-            Kept("scaled weight gradient", weight * weight_size),
+            Kept("scaled weight gradient and its copy", 2 * weight * weight_size),
             Kept("scaled hidden gradient", whole * (1 + 4 / size)),
         ),
         exchanges=exchanges,

@@ -20,6 +20,8 @@ class Traits:
     """The gated MLP keeps its inputs only."""
     chunked_loss: bool = True
     """The logits of the whole batch never exist."""
+    loss_buffers: int = 1
+    """Chunks of logits that exist at once."""
     compiled_loss: bool = True
     """Where blocks are compiled, the loss is too."""
     overlap: float = 1.0
@@ -66,6 +68,8 @@ class BlockSetting:
     compiled: bool = True
     gathered: bool = False
     """Weights arrive in the compute dtype (zero 3): a block does not cast them."""
+    half_matrices: bool = False
+    """Matrices on the device are in the compute dtype, their fp32 masters elsewhere (offload); vectors are fp32."""
     traits: Traits = PILEDRIVER
 
     @property
@@ -88,7 +92,7 @@ class BlockSetting:
     @property
     def casts(self) -> bool:
         """Whether blocks cast fp32 master weights to the compute dtype."""
-        return self.precision not in ("fp32", "bf16-pure", "fp8-pure") and not self.gathered
+        return self.precision not in ("fp32", "bf16-pure", "fp8-pure") and not (self.gathered or self.half_matrices)
 
 
 def setting_of(
@@ -111,5 +115,6 @@ def setting_of(
         budget=layout.activation_budget if layout.activations == "budget" else 1.0,
         compiled=compiled,
         gathered=layout.zero == 3 and (layout.dp_shard or 1) * layout.cp > 1,
+        half_matrices=layout.offloads and layout.precision not in ("fp32", "fp16"),
         traits=traits,
     )

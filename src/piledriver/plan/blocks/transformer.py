@@ -19,14 +19,18 @@ from piledriver.plan.blocks.widths import Widths
 
 # Products of a flash attention backward relative to its forward: it recomputes the scores.
 _ATTENTION_BACKWARD = 2.5
-# Kernels that the host launches for one block, forward and backward.
-_EAGER_KERNELS = (62, 130)
+# Kernels that the host launches for one block, forward and backward; of eager blocks with the Python between them, in
+# units of a launch.
+_EAGER_KERNELS = (58, 122)
 _FUSED_EAGER_KERNELS = (34, 62)
 _COMPILED_KERNELS = (16, 34)
-# Further ones of routing, of latent attention, and of the Python that selective checkpointing runs for each operator.
+# Further ones of rotary positions and gates, of routing, of latent attention, of norms of queries and keys, and of the
+# Python that selective checkpointing runs for each operator.
+_EAGER_ROTARY, _EAGER_GATE = (22, 43), (10, 20)
 _EAGER_ROUTING, _COMPILED_ROUTING = (80, 130), (24, 36)
-_EAGER_LATENT, _COMPILED_LATENT = (34, 66), (5, 10)
-_EAGER_SELECTIVE = (130, 260)
+_EAGER_LATENT, _COMPILED_LATENT = (45, 90), (5, 10)
+_EAGER_QK_NORM = (25, 50)
+_EAGER_SELECTIVE = (86, 172)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -71,6 +75,12 @@ def _kernels(w: Widths) -> tuple[int, int]:
         found.append(_COMPILED_ROUTING if compiled else _EAGER_ROUTING)
     if w.config.latent is not None:
         found.append(_COMPILED_LATENT if compiled else _EAGER_LATENT)
+    if w.config.positions == "rotary" and not compiled:
+        found.append(_EAGER_ROTARY)
+    if w.gated and not compiled:
+        found.append(_EAGER_GATE)
+    if w.config.qk_norm != "none" and not compiled:
+        found.append(_EAGER_QK_NORM)
     if w.setting.activations == "selective" and not compiled:
         found.append(_EAGER_SELECTIVE)
     return sum(one[0] for one in found), sum(one[1] for one in found)

@@ -9,6 +9,8 @@ from piledriver.plan.blocks.setting import BlockSetting
 
 # Passes over memory of eager elementwise kernels, relative to fused ones.
 _EAGER_PASSES = 2.9
+# Windows run on a kernel that takes a mask by blocks of this size, slower than the causal one.
+_MASK_BLOCK, _WINDOW_COST = 128, 2.5
 
 
 class Widths:
@@ -34,6 +36,9 @@ class Widths:
         self.products = setting.matmul_precision
         traits = setting.traits
         self.context = mean_context(setting.length, window) if traits.causal else float(setting.length)
+        windowed = window is not None and window < setting.length and traits.name == "piledriver"
+        self.mask_cost = _WINDOW_COST * (1 + _MASK_BLOCK / (window or 1)) if windowed else 1.0
+        """Time of attention with a window, relative to the products of a causal kernel that skips what is masked."""
         self.eager = not setting.compiled and traits.name == "piledriver"
         self.passes = traits.memory_passes * (_EAGER_PASSES if self.eager else 1.0)
 

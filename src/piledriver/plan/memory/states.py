@@ -9,7 +9,7 @@ from typing import Any
 from piledriver.engine.layout import Layout
 from piledriver.models.config import ModelConfig
 from piledriver.optim.adamw.quantise import block_size
-from piledriver.plan.blocks.parameters import ParameterShape, Stage, parts_of
+from piledriver.plan.blocks.parameters import ParameterShape, Stage, parts_of, shard_ranks
 from piledriver.plan.blocks.setting import PILEDRIVER, Traits
 from piledriver.plan.errors import PlanError
 
@@ -22,6 +22,7 @@ class StateBytes:
     gradients: float = 0.0
     states: float = 0.0
     host: float = 0.0
+    disk: float = 0.0
     elements: float = 0.0
     """Parameters that this rank computes with, after tp and ep."""
     owned: float = 0.0
@@ -33,6 +34,7 @@ class StateBytes:
             gradients=self.gradients + other.gradients,
             states=self.states + other.states,
             host=self.host + other.host,
+            disk=self.disk + other.disk,
             elements=self.elements + other.elements,
             owned=self.owned + other.owned,
         )
@@ -44,6 +46,7 @@ class StateBytes:
             gradients=count * self.gradients,
             states=count * self.states,
             host=count * self.host,
+            disk=count * self.disk,
             elements=count * self.elements,
             owned=count * self.owned,
         )
@@ -86,9 +89,14 @@ def weight_size_of(layout: Layout) -> int:
 
 
 def bytes_of(
-    shapes: Iterable[ParameterShape], layout: Layout, optimizer: str, traits: Traits = PILEDRIVER
+    shapes: Iterable[ParameterShape],
+    layout: Layout,
+    optimizer: str,
+    traits: Traits = PILEDRIVER,
+    *,
+    of_blocks: bool = True,
 ) -> StateBytes:
-    """Return the bytes of some parameters on one rank."""
+    """Return the bytes of some parameters on one rank; offload streams those of blocks only."""
     total = StateBytes()
     size = weight_size_of(layout)
     for one in shapes:
@@ -104,19 +112,37 @@ def bytes_of(
         if layout.offloads:
             matrix = len(one.shape) > 1 and layout.precision not in ("fp32", "fp16")
             small = 2 if matrix and shard == full else size
-            on_device = 0.0 if layout.streams_parameters else small * held
-            total += StateBytes(
-                weights=on_device,
-                # Gradients leave for the host as they arrive; the timeline counts those of one block.
-                host=owned * (4 + 4 + per) + (small * held if layout.streams_parameters else 0),
-                elements=full,
-                owned=owned,
-            )
+            streams = layout.streams_parameters and (of_blocks or shard_ranks(layout) > 1)
+            total += _offloaded(layout, small * held, owned, owned * (4 + per), streams=streams)
+            total += StateBytes(elements=full, owned=owned)
             continue
         total += StateBytes(
             weights=size * held, gradients=size * gradients, states=owned * per + step, elements=full, owned=owned
         )
     return total
+
+
+def _offloaded(layout: Layout, weights: float, owned: float, states: float, *, streams: bool) -> StateBytes:
+    """Return the bytes of one parameter by tier; `states` are those of its master weight and optimizer states.
+
+    What a share leaves lives one tier nearer. Gradients leave the device as they arrive: the timeline counts those of
+    one block.
+    """
+    tiers = layout.tiers
+    found = {"device": 0.0, "host": 0.0, "disk": 0.0}
+    nearer = {"disk": "host", "host": "device", "device": "device"}
+    found[tiers.optimizer] += states * tiers.optimizer_share
+    found[nearer[tiers.optimizer]] += states * (1 - tiers.optimizer_share)
+    if tiers.gradients != "step":
+        found[tiers.gradients] += 4 * owned
+    place = tiers.parameters if streams else "device"
+    share = tiers.parameters_share if streams else 1.0
+    on_device = {"device": weights, "host": weights * (1 - share), "disk": 0.0}[place]
+    if place != "device":
+        found[place] += weights * share
+        if place == "disk":
+            found["host"] += weights * (1 - share)
+    return StateBytes(weights=on_device, states=found["device"], host=found["host"], disk=found["disk"])
 
 
 def _megatron(full: float, shard: float, layout: Layout, traits: Traits) -> StateBytes:
@@ -166,8 +192,10 @@ def _stage_states(
         share = dense / len(stage.blocks)
         block = block.times(1 - share) + bytes_of(parts.dense, layout, optimizer, traits).times(share)
     ends: dict[str, StateBytes] = {"block": block}
-    ends["embedding"] = bytes_of(parts.embedding, layout, optimizer, traits) if stage.first else StateBytes()
-    ends["head"] = bytes_of(parts.head, layout, optimizer, traits) if stage.last else StateBytes()
+    ends["embedding"] = (
+        bytes_of(parts.embedding, layout, optimizer, traits, of_blocks=False) if stage.first else StateBytes()
+    )
+    ends["head"] = bytes_of(parts.head, layout, optimizer, traits, of_blocks=False) if stage.last else StateBytes()
     if parts.tied and stage.last and not stage.first:
         # The last stage borrows the embedding: a weight with a gradient, without states.
         table = next(one for one in parts.embedding if one.axes[0] == "vocab")

@@ -80,6 +80,8 @@ class Timeline:
     phases: tuple[Phase, ...]
     host: float
     """Bytes of host memory for one rank."""
+    disk: float
+    """Bytes of files for one rank."""
     communicators: int
     peak: Phase
     """The phase with the most bytes."""
@@ -193,6 +195,7 @@ class _Rank:
         self.accumulation, self.optimizer, self.traits = accumulation, optimizer, traits
         self.setting = setting_of(layout, sequences=sequences, length=length, compiled=compiled, traits=traits)
         self.weight_size = weight_size_of(layout)
+        self.matrix_size = self.setting.itemsize if self.setting.half_matrices else self.weight_size
         self.kind = kind
         self.layers = sum(len(stage.blocks) for stage in stages)
         self.first, self.last = any(one.first for one in stages), any(one.last for one in stages)
@@ -206,8 +209,8 @@ class _Rank:
             costs.values() or [block_cost(config, None, self.setting)], key=lambda cost: cost.backward_workspace
         )
         self.kept_by_block = self._kept(kinds, costs)
-        self.loss: EndCost = loss_cost(config, self.setting, self.weight_size, kind)
-        self.embedding: EndCost = embedding_cost(config, self.setting, self.weight_size)
+        self.loss: EndCost = loss_cost(config, self.setting, self.matrix_size, kind)
+        self.embedding: EndCost = embedding_cost(config, self.setting, self.matrix_size)
 
     def _kept(self, kinds: list[tuple[int | None, bool]], costs: dict[Any, BlockCost]) -> float:
         """Mean bytes that a block keeps for one micro-batch; every n-th may be recomputed."""
@@ -232,6 +235,8 @@ class _Rank:
             phases.append(self._embedding_backward())
         phases.append(self._step())
         host = self.block.host * self.layers + self.ends.host
+        if self.layout.offloads and self.layout.tiers.steps_by_block:
+            host += self.layout.tiers.buffers * self.layout.tiers.buffer_bytes
         if self.layout.activation_offload:
             host += max(0, self.layers - 1) * self.cost.kept_bytes
         groups = sum(size > 1 for size in (self.layout.tp, self.layout.pp, self.layout.cp, self.layout.ep))
@@ -242,6 +247,7 @@ class _Rank:
             rank=name,
             phases=tuple(phases),
             host=host,
+            disk=self.block.disk * self.layers + self.ends.disk,
             communicators=groups,
             peak=peak,
             pipeline_rank=self.rank,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from piledriver.plan.blocks.parameters import Stage, parts_of, shard_ranks, stag
 from piledriver.plan.blocks.setting import PILEDRIVER, BlockSetting, Traits, setting_of
 from piledriver.plan.blocks.transformer import block_cost
 from piledriver.plan.hardware.cluster import Cluster, Device
-from piledriver.plan.memory.states import stage_states, weight_size_of
+from piledriver.plan.memory.states import StateBytes, stage_states, weight_size_of
 from piledriver.plan.time.links import Axis, axes_of_layout, collective_seconds
 from piledriver.plan.time.rates import Efficiency, Rates
 
@@ -50,6 +51,8 @@ class StepTime:
 _ROUNDING_BYTES = 340.0
 # What `fully_shard` does on the host around each block, forward and backward, in launches of a kernel.
 _SHARDED_CALLS = (25, 45)
+# Seconds of the host for one call of a compiled function, and iterations of Muon.
+_COMPILED_CALL, _NEWTON_SCHULZ = 1.2e-3, 5
 PARTS = ("compute", "recompute", "tensor", "data", "bubble", "send", "optimizer", "offload", "host")
 
 
@@ -143,6 +146,7 @@ class _Timer:
         self.config, self.layout, self.cluster, self.setting = config, layout, cluster, setting
         self.axes, self.efficiency, self.optimizer = axes, efficiency, optimizer
         self.weight_size = 2 if setting.traits.master_copy else weight_size_of(layout)
+        self.matrix_size = setting.itemsize if setting.half_matrices else self.weight_size
         self.memo = memo
         self.own: dict[Any, Any] = {}
         self.uniform = len({self._kind(layer) for layer in range(config.layers)}) == 1
@@ -228,10 +232,10 @@ class _Timer:
         )
 
     def _embedding(self) -> EndCost:
-        return embedding_cost(self.config, self.setting, self.weight_size)
+        return embedding_cost(self.config, self.setting, self.matrix_size)
 
     def _loss(self) -> EndCost:
-        return loss_cost(self.config, self.setting, self.weight_size)
+        return loss_cost(self.config, self.setting, self.matrix_size)
 
     def pipeline(self, costs: list[_StageSeconds], microbatches: int) -> tuple[float, float]:
         """Return the seconds of the bubble, and of activations between stages."""
@@ -318,20 +322,41 @@ class _Timer:
         states = stage_states(self.config, stage, self.layout, self.optimizer, self.setting.traits)
         total = states["block"].times(len(stage.blocks)) + states["embedding"] + states["head"]
         rates = Rates(self.cluster.slowest, self.setting.matmul_precision, self.efficiency)
-        host = self.cluster.host
         if self.layout.offloads:
-            out = total.owned * (2 if self.layout.precision != "fp32" else 4)
-            moves = 2 * out / host.link
-            if self.layout.streams_parameters:
-                moves += 2 * total.elements * 2 / host.link
-            return 0.0, moves + total.owned / host.adam
+            return 0.0, self._offloaded_step(total)
         # Read gradient, weight and states, write weight and states; the norm reads the gradients once more.
         share = total.owned / max(total.elements, 1.0) if self.layout.zero else 1.0
         traffic = 2 * total.states + 2 * total.weights * min(1.0, share if self.layout.zero < 3 else 1.0)
         traffic += 3 * total.gradients
         if self.layout.has_bf16_weights and self.optimizer in ("adamw", "muon", "lion", "sgd"):
             traffic += _ROUNDING_BYTES * total.owned
-        return rates.move(traffic), 0.0
+        return rates.move(traffic) + self._optimizer_kernels(stage, rates), 0.0
+
+    def _optimizer_kernels(self, stage: Stage, rates: Rates) -> float:
+        """Seconds besides traffic: calls of a compiled update for each parameter, Newton-Schulz products of Muon."""
+        shapes = parts_of(self.config).of_kind(experts=any(map(self.config.has_experts, stage.blocks)))
+        if self.optimizer in ("adamw8bit", "adamw_bf16") and self.cluster.device.kind == "cuda":
+            return _COMPILED_CALL * len(stage.blocks) * len(shapes)
+        if self.optimizer != "muon":
+            return 0.0
+        flops = 0.0
+        for one in shapes:
+            if len(one.shape) > 1:
+                short, long = sorted(one.shape[-2:])
+                flops += _NEWTON_SCHULZ * (4.0 * short * short * long + 2.0 * short**3) * math.prod(one.shape[:-2])
+        return len(stage.blocks) * flops / (0.5 * rates.device.peak("bf16") * rates.device.efficiency["matmul"])
+
+    def _offloaded_step(self, total: StateBytes) -> float:
+        """Seconds of transfers and of the step on the host; reads and writes of files overlap with it."""
+        host, tiers = self.cluster.host, self.layout.tiers
+        size = 2 if self.setting.half_matrices else 4
+        moves = 2 * total.owned * size / host.link
+        if self.layout.streams_parameters:
+            moves += 2 * total.elements * size / (host.link if tiers.parameters == "host" else host.disk)
+        share = tiers.optimizer_share if tiers.optimizer == "disk" else 0.0
+        files = 2 * share * total.disk / host.disk
+        step = total.owned / host.adam
+        return moves + (max(step, files) if tiers.buffers > 1 else step + files)
 
 
 def _own_stages(layout: Layout) -> list[list[int]]:
