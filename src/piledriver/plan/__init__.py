@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING
 from piledriver.core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from piledriver.plan.any_module import plan_module
     from piledriver.plan.blocks.trace import trace_module
+    from piledriver.plan.collectives import step_collectives
     from piledriver.plan.entry import explain, plan
     from piledriver.plan.errors import PlanError
     from piledriver.plan.hardware.parse import parse_hardware
     from piledriver.plan.inference import plan_inference
+    from piledriver.plan.placement import device_map
     from piledriver.plan.prediction import Prediction, Workload, predict
     from piledriver.plan.result import Plan
     from piledriver.plan.search.candidates import Wishes
@@ -30,12 +33,15 @@ __all__ = [
     "Prediction",
     "Wishes",
     "Workload",
+    "device_map",
     "elastic_batch",
     "explain",
     "parse_hardware",
     "plan",
     "plan_inference",
+    "plan_module",
     "predict",
+    "step_collectives",
     "trace_module",
 ]
 
@@ -47,12 +53,15 @@ __getattr__, __dir__ = lazy_names(
         "Prediction": "prediction",
         "Wishes": "search.candidates",
         "Workload": "prediction",
+        "device_map": "placement",
         "elastic_batch": "worlds",
         "explain": "entry",
         "parse_hardware": "hardware.parse",
         "plan": "entry",
         "plan_inference": "inference",
+        "plan_module": "any_module",
         "predict": "prediction",
+        "step_collectives": "collectives",
         "trace_module": "blocks.trace",
     },
 )

@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
 
-from piledriver.engine.layout import Layout
+from piledriver.engine.layout import TWO_STAGES_A_RANK, Layout
 from piledriver.engine.pipeline_parallel.balance import balanced
 from piledriver.engine.pipeline_parallel.costs import Cost, weights
+from piledriver.engine.pipeline_parallel.schedules import rank_of_stage
 from piledriver.engine.pipeline_parallel.split import parts_by_count
 from piledriver.models import Transformer
 from piledriver.models.axes import parameter_axes
@@ -141,6 +143,13 @@ class Stage:
     last: bool
 
 
+@functools.lru_cache(maxsize=4096)
+def block_kinds(config: ModelConfig, blocks: range) -> tuple[tuple[int | None, bool, int], ...]:
+    """Return the kinds of blocks among some: (attention window, whether it has experts, how many)."""
+    found = Counter((config.window_of(layer), config.has_experts(layer)) for layer in blocks)
+    return tuple((window, experts, count) for (window, experts), count in found.items())
+
+
 @functools.lru_cache(maxsize=1024)
 def stages_of_model(config: ModelConfig, stages: int) -> tuple[Stage, ...]:
     """Return the stages that the engine splits a model into by itself: of about equal cost."""
@@ -168,6 +177,22 @@ def _stages(config: ModelConfig, parts: list[range]) -> tuple[Stage, ...]:
         Stage(range(part.start, min(part.stop, config.layers)), part.start == 0, part.stop > config.layers)
         for part in parts
     )
+
+
+def stages_by_rank(layout: Layout) -> tuple[tuple[int, ...], ...]:
+    """Return the stages of each pipeline rank."""
+    return _places(layout.pp, layout.stages, layout.schedule in TWO_STAGES_A_RANK)
+
+
+@functools.lru_cache(maxsize=1024)
+def _places(pp: int, stages: int, is_v: bool) -> tuple[tuple[int, ...], ...]:
+    if pp == 1:
+        return ((0,),)
+    plain = Layout(pp=pp, schedule="zbv") if is_v else Layout(pp=pp)
+    found: list[list[int]] = [[] for _ in range(pp)]
+    for stage in range(stages):
+        found[rank_of_stage(plain, stage)].append(stage)
+    return tuple(map(tuple, found))
 
 
 def even_stages(config: ModelConfig, stages: int) -> tuple[Stage, ...]:

@@ -16,7 +16,7 @@ from piledriver.engine.shards.owned_rows import BUCKET_BYTES
 from piledriver.models.config import ModelConfig
 from piledriver.plan.blocks.ends import EndCost, embedding_cost, loss_cost
 from piledriver.plan.blocks.operators import BlockCost
-from piledriver.plan.blocks.parameters import Stage, shard_ranks, stages_of_layout
+from piledriver.plan.blocks.parameters import Stage, block_kinds, shard_ranks, stages_by_rank, stages_of_layout
 from piledriver.plan.blocks.setting import PILEDRIVER, Traits, setting_of
 from piledriver.plan.blocks.transformer import block_cost
 from piledriver.plan.memory.states import StateBytes, stage_states, weight_size_of
@@ -139,11 +139,9 @@ def step_timelines(
     }
     if layout.pp == 1:
         return [rank_timeline(config, layout, [stages[0]], 0, **settings)]
-    from piledriver.engine.pipeline_parallel.schedules import stages_of_rank
-
     found = []
     for rank in range(layout.pp) if layout.stage_blocks is not None or every_rank else _distinct(layout):
-        own = [stages[index] for index in stages_of_rank(layout, rank)]
+        own = [stages[index] for index in stages_by_rank(layout)[rank]]
         found.append(rank_timeline(config, layout, own, rank, **settings))
     return found
 
@@ -199,26 +197,36 @@ class _Rank:
         self.kind = kind
         self.layers = sum(len(stage.blocks) for stage in stages)
         self.first, self.last = any(one.first for one in stages), any(one.last for one in stages)
-        ends = [stage_states(config, stage, layout, optimizer, traits) for stage in stages]
-        self.block: StateBytes = ends[0]["block"]
-        self.ends = sum((one["embedding"] + one["head"] for one in ends), StateBytes())
-        kinds = [(config.window_of(layer), config.has_experts(layer)) for stage in stages for layer in stage.blocks]
-        costs = {kind: block_cost(config, kind[0], self.setting, kind[1]) for kind in dict.fromkeys(kinds)}
+        mixed = config.moe is not None and bool(config.moe.dense_layers)
+        own = [stage_states(config, one, layout, optimizer, traits) for one in (stages if mixed else stages[:1])]
+        self.block: StateBytes = own[0]["block"]
+        if mixed and self.layers:
+            every = [one["block"].times(len(stage.blocks)) for one, stage in zip(own, stages, strict=True)]
+            self.block = sum(every, StateBytes()).times(1 / self.layers)
+        outer = [stage_states(config, one, layout, optimizer, traits) for one in stages if one.first or one.last]
+        self.ends = sum((one["embedding"] + one["head"] for one in outer), StateBytes())
+        kinds = [kind for stage in stages for kind in block_kinds(config, stage.blocks)]
+        costs = [block_cost(config, window, self.setting, experts) for window, experts, _ in kinds]
         # The kind of block that keeps the most stands for all in the list of owners; bytes are those of each.
-        self.cost: BlockCost = max(
-            costs.values() or [block_cost(config, None, self.setting)], key=lambda cost: cost.backward_workspace
+        self.cost: BlockCost = (
+            costs[0]
+            if len(costs) == 1
+            else max(costs or [block_cost(config, None, self.setting)], key=lambda cost: cost.backward_workspace)
         )
+        self.cost_kept = self.cost.kept_bytes
         self.kept_by_block = self._kept(kinds, costs)
         self.loss: EndCost = loss_cost(config, self.setting, self.matrix_size, kind)
         self.embedding: EndCost = embedding_cost(config, self.setting, self.matrix_size)
 
-    def _kept(self, kinds: list[tuple[int | None, bool]], costs: dict[Any, BlockCost]) -> float:
+    def _kept(self, kinds: list[tuple[int | None, bool, int]], costs: list[BlockCost]) -> float:
         """Mean bytes that a block keeps for one micro-batch; every n-th may be recomputed."""
-        layout, count = self.layout, max(len(kinds), 1)
-        kept = sum(costs[kind].kept_bytes for kind in kinds) / count
+        layout, count = self.layout, max(self.layers, 1)
+        kept = self.cost_kept
+        if len(costs) > 1:
+            kept = sum(cost.kept_bytes * kind[2] for cost, kind in zip(costs, kinds, strict=True)) / count
         if layout.activations in ("full", "selective") and layout.activation_every > 1:
             whole = replace(self.setting, activations="keep")
-            plain = sum(block_cost(self.config, kind[0], whole, kind[1]).kept_bytes for kind in kinds) / count
+            plain = sum(n * block_cost(self.config, window, whole, e).kept_bytes for window, e, n in kinds) / count
             share = 1 / layout.activation_every
             kept = share * kept + (1 - share) * plain
         if layout.activation_offload and count > 1:
@@ -262,9 +270,11 @@ class _Rank:
         """
         if peak.name == "loss" and not self.traits.chunked_loss:
             return self.loss.stranded + self.cost.forward_workspace
-        training = max(phase.bytes - phase.by_category()["loss"] for phase in phases[:-1])
         rounding = sum(owner.bytes for owner in phases[-1].owners if owner.name == _ROUNDING)
-        return max(0.0, training + rounding - peak.bytes) if rounding else 0.0
+        if not rounding:
+            return 0.0
+        training = max(phase.bytes - phase.by_category()["loss"] for phase in phases[:-1])
+        return max(0.0, training + rounding - peak.bytes)
 
     def _fixed(self, *, gradients: float = 0.0) -> list[Owner]:
         layers = self.layers
@@ -352,7 +362,7 @@ class _Rank:
         """The kept activations of `share` micro-batches: by tensor, over all blocks."""
         if not share:
             return []
-        scale = share * self.layers * self.kept_by_block / max(self.cost.kept_bytes, 1.0)
+        scale = share * self.layers * self.kept_by_block / max(self.cost_kept, 1.0)
         found = [
             Owner("kept activations", f"{one.name} of {self.layers} blocks", scale * one.bytes)
             for one in self.cost.kept

@@ -10,6 +10,7 @@ from piledriver.core.errors import PiledriverError
 from piledriver.engine.context_parallel.apply import check_model
 from piledriver.engine.layout import Layout
 from piledriver.engine.tensor_parallel.transformer import check_tp_divisible
+from piledriver.engine.tiers import Offload, OffloadPreset
 from piledriver.models.config import ModelConfig
 from piledriver.plan.hardware.cluster import Cluster
 from piledriver.plan.prediction import Workload
@@ -26,13 +27,19 @@ class Wishes:
     precisions: tuple[str, ...] = ("bf16",)
     activations: tuple[str, ...] = ("keep", "norms", "selective", "full")
     """Activation policies; `norms` keeps all but the norms' outputs."""
-    offloads: tuple[str, ...] = ("none", "optimizer", "parameters")
+    offloads: tuple[OffloadPreset | Offload, ...] = ("none", "optimizer", "parameters")
     fixed: Layout | None = None
     """A layout whose fields that differ from the defaults are kept."""
     sequences: int | None = None
     """Sequences of a micro-batch, if given."""
+    zeros: tuple[int, ...] = (0, 1, 2, 3)
+    """Stages of ZeRO."""
+    tps: tuple[int, ...] | None = None
+    """Sizes of tp; None for all."""
     data_parallel_only: bool = False
-    """Only replicas and ZeRO: tp, cp, pp and ep stay 1."""
+    """Only replicas and ZeRO: cp, pp and ep stay 1, and tp unless `tps` says otherwise."""
+    disk: str | None = None
+    """A folder on a local disk, where masters and optimizer states may live."""
     compile: bool | str | None = None
     """Whether blocks are compiled; None: what the engine does by itself."""
 
@@ -41,10 +48,12 @@ def meshes(workload: Workload, cluster: Cluster, wishes: Wishes) -> Iterator[Lay
     """Yield layouts that differ in their axes: tp, cp, pp, ep, zero, replicas, schedule."""
     config, count = workload.config, cluster.count
     if wishes.data_parallel_only:
-        yield from _data_parallel(workload, cluster, 1, 1, 1)
+        for tp in wishes.tps or (1,):
+            if count % tp == 0 and _allows(lambda tp=tp: check_tp_divisible(config, tp), tp):
+                yield from _data_parallel(workload, cluster, wishes, tp, 1, 1)
         return
-    for tp in _sizes(min(count, cluster.node_size)):
-        if not _allows(lambda tp=tp: check_tp_divisible(config, tp), tp):
+    for tp in wishes.tps or _sizes(min(count, cluster.node_size)):
+        if count % tp or not _allows(lambda tp=tp: check_tp_divisible(config, tp), tp):
             continue
         for cp in _sizes(count // tp):
             if cp > 1 and (workload.length // cp < _SHORTEST_PART or workload.length % (2 * cp)):
@@ -52,10 +61,10 @@ def meshes(workload: Workload, cluster: Cluster, wishes: Wishes) -> Iterator[Lay
             for pp in _divisors(count // (tp * cp)):
                 if pp > config.layers:
                     break
-                yield from _data_parallel(workload, cluster, tp, cp, pp)
+                yield from _data_parallel(workload, cluster, wishes, tp, cp, pp)
 
 
-def _data_parallel(workload: Workload, cluster: Cluster, tp: int, cp: int, pp: int) -> Iterator[Layout]:
+def _data_parallel(workload: Workload, cluster: Cluster, wishes: Wishes, tp: int, cp: int, pp: int) -> Iterator[Layout]:
     config = workload.config
     left = cluster.count // (tp * cp * pp)
     if workload.batch % left:
@@ -67,7 +76,7 @@ def _data_parallel(workload: Workload, cluster: Cluster, tp: int, cp: int, pp: i
             return
     for schedule in _schedules(config, pp):
         for ep in _experts(config, left * cp):
-            for zero in (0, 1, 2, 3) if left * cp > 1 else (0,):
+            for zero in wishes.zeros if left * cp > 1 else (0,):
                 if ep > 1 and zero in (1, 2):
                     continue
                 if zero == 2 and pp > 1:
@@ -84,12 +93,22 @@ def variants(layout: Layout, wishes: Wishes, kind: str) -> Iterator[Layout]:
             if policy == "norms" and (kind != "cuda" or wishes.compile is False):
                 continue  # only compiled blocks recompute norms
             policies: dict[str, Any] = {"recompute_norms": True} if policy == "norms" else {"activations": policy}
-            for offload in wishes.offloads:
+            for offload in (*wishes.offloads, *_on_disk(wishes)):
                 alone = layout.zero == 0 and layout.tp == layout.cp == layout.ep == 1
                 if offload != "none" and (layout.pp > 1 or not (layout.zero == 3 or alone)):
                     continue
                 policies["compile"] = wishes.compile
                 yield replace(layout, precision=precision, offload=offload, **policies)  # type: ignore[arg-type]
+
+
+def _on_disk(wishes: Wishes) -> tuple[Offload, ...]:
+    """Masters and states in files, if a folder is given and offload is looked at."""
+    if wishes.disk is None or wishes.offloads == ("none",):
+        return ()
+    return (
+        Offload(optimizer="disk", folder=wishes.disk),
+        Offload(optimizer="disk", gradients="step", folder=wishes.disk),
+    )
 
 
 def micro_batches(workload: Workload, layout: Layout, wishes: Wishes) -> list[int]:

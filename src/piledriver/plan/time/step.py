@@ -11,7 +11,14 @@ from piledriver.engine.pipeline_parallel.schedules import rank_of_stage
 from piledriver.models.config import ModelConfig
 from piledriver.plan.blocks.ends import EndCost, embedding_cost, loss_cost
 from piledriver.plan.blocks.operators import BlockCost, Exchange
-from piledriver.plan.blocks.parameters import Stage, parts_of, shard_ranks, stages_of_layout
+from piledriver.plan.blocks.parameters import (
+    Stage,
+    block_kinds,
+    parts_of,
+    shard_ranks,
+    stages_by_rank,
+    stages_of_layout,
+)
 from piledriver.plan.blocks.setting import PILEDRIVER, BlockSetting, Traits, setting_of
 from piledriver.plan.blocks.transformer import block_cost
 from piledriver.plan.hardware.cluster import Cluster, Device
@@ -94,7 +101,7 @@ def step_time(
     devices = _stage_devices(cluster, layout)
     costs = [timer.stage(stage, device) for stage, device in zip(stages, devices, strict=True)]
     bubble = send = 0.0
-    own = max(_own_stages(layout), key=lambda many: sum(costs[index].seconds for index in many))
+    own = max(stages_by_rank(layout), key=lambda many: sum(costs[index].seconds for index in many))
     if layout.pp > 1:
         bubble, send = timer.pipeline(costs, accumulation)
     names = ("compute", "recompute", "tensor", "host")
@@ -149,11 +156,7 @@ class _Timer:
         self.matrix_size = setting.itemsize if setting.half_matrices else self.weight_size
         self.memo = memo
         self.own: dict[Any, Any] = {}
-        self.uniform = len({self._kind(layer) for layer in range(config.layers)}) == 1
-
-    def _kind(self, layer: int) -> tuple[int | None, bool]:
-        """What the cost of a block depends on: its window, and whether it has experts."""
-        return self.config.window_of(layer), self.config.has_experts(layer)
+        self.uniform = len(block_kinds(config, range(config.layers))) == 1
 
     def _key(self, stage: Stage) -> Any:
         """Stages alike cost the same."""
@@ -170,14 +173,12 @@ class _Timer:
 
     def _stage(self, stage: Stage, device: Device) -> _StageSeconds:
         rates = Rates(device, self.setting.matmul_precision, self.efficiency)
-        kinds = [self._kind(layer) for layer in stage.blocks]
         compute = recompute = tensor = host = backward = 0.0
-        for kind in set(kinds):
-            many = kinds.count(kind)
-            key = (self.setting, self.weight_size, kind, device.name)
+        for window, experts, many in block_kinds(self.config, stage.blocks):
+            key = (self.setting, self.weight_size, window, experts, device.name)
             if key not in self.memo:
-                cost = block_cost(self.config, kind[0], self.setting, kind[1])
-                self.memo[key] = self._block(cost, rates, experts=kind[1])
+                cost = block_cost(self.config, window, self.setting, experts)
+                self.memo[key] = self._block(cost, rates, experts=experts)
             one: _BlockSeconds = self.memo[key]
             compute += many * (one.forward + one.backward)
             recompute += many * one.recompute
@@ -241,7 +242,7 @@ class _Timer:
         """Return the seconds of the bubble, and of activations between stages."""
         layout = self.layout
         per = layout.stages // layout.pp
-        own = [sum(costs[index].seconds for index in many) for many in _own_stages(layout)]
+        own = [sum(costs[index].seconds for index in many) for many in stages_by_rank(layout)]
         slowest, everything = max(own), sum(own)
         # The first micro-batch passes every stage; looped schedules start after one of their `per` parts.
         fill = (everything - slowest) / (per if layout.schedule in MANY_STAGES_A_RANK else 1)
@@ -357,16 +358,6 @@ class _Timer:
         files = 2 * share * total.disk / host.disk
         step = total.owned / host.adam
         return moves + (max(step, files) if tiers.buffers > 1 else step + files)
-
-
-def _own_stages(layout: Layout) -> list[list[int]]:
-    """The stages of each pipeline rank."""
-    if layout.pp == 1:
-        return [[0]]
-    found: list[list[int]] = [[] for _ in range(layout.pp)]
-    for stage in range(layout.stages):
-        found[rank_of_stage(layout, stage)].append(stage)
-    return found
 
 
 def _stage_devices(cluster: Cluster, layout: Layout) -> list[Device]:

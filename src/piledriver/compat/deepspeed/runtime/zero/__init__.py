@@ -1,0 +1,1 @@
+"""Paths of DeepSpeed under which users import the estimators of model states."""
