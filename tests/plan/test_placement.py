@@ -32,24 +32,24 @@ def test_weights_cache_and_activations_fit_each_device(model: nn.Module) -> None
 
 
 def test_a_longer_batch_moves_modules_off_the_device(model: nn.Module) -> None:
-    short = device_map(model, batch=1, length=512, hardware="1xl4", max_memory={0: 4e9}, dtype=torch.bfloat16)
-    long = device_map(model, batch=8, length=512, hardware="1xl4", max_memory={0: 4e9}, dtype=torch.bfloat16)
+    short = device_map(model, batch=1, length=512, hardware="1xl4", max_memory={0: 2.5e9}, dtype=torch.bfloat16)
+    long = device_map(model, batch=8, length=512, hardware="1xl4", max_memory={0: 2.5e9}, dtype=torch.bfloat16)
     assert short.streamed < long.streamed
     assert short.seconds < long.seconds
     assert set(long.places.values()) == {0, "cpu"}
 
 
 def test_what_host_memory_does_not_hold_is_on_disk(model: nn.Module) -> None:
-    made = device_map(model, hardware="1xl4", length=128, max_memory={0: 2e9, "cpu": 1e9}, dtype=torch.bfloat16)
+    made = device_map(model, hardware="1xl4", length=128, max_memory={0: 1e9, "cpu": 5e8}, dtype=torch.bfloat16)
     assert set(made.places.values()) == {0, "cpu", "disk"}
-    assert made.weights["cpu"] <= 1e9
+    assert made.weights["cpu"] <= 5e8
     with pytest.raises(PlanError, match="smaller batch"):
         device_map(model, hardware="1xl4", batch=64, length=4096, max_memory={0: 2e9})
 
 
 def test_any_module_is_planned_from_an_example() -> None:
     with torch.device("meta"):
-        large = nn.Sequential(*(nn.Sequential(nn.Linear(16384, 16384), nn.ReLU()) for _ in range(8)))
+        large = nn.Sequential(*(nn.Sequential(nn.Linear(16384, 16384), nn.ReLU()) for _ in range(12)))
     example = torch.empty(2, 16384, device="meta")
     made = plan_module(large, example, batch=64, hardware="8xa100-40g")
     assert made.fits

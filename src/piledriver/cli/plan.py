@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
 from piledriver.cli.counts import positive
@@ -23,6 +24,8 @@ def configure(parser: Parser) -> None:
     )
     parser.add_argument("--optimizer", metavar="KIND", help="adamw, adamw_split_bf16, adamw8bit, muon, lion, ...")
     parser.add_argument("--precisions", metavar="LIST", help="precisions to consider, such as bf16,fp8 (default: bf16)")
+    parser.add_argument("--disk", metavar="FOLDER", help="a local disk that optimizer states may live on")
+    parser.add_argument("--ds-config", metavar="FILE", help="fill in the open values of a DeepSpeed config")
     parser.add_argument("--budget-tokens", type=float, metavar="N", help="print days and price of this many tokens")
     parser.add_argument("--explain", metavar="LAYOUT", help="predict one layout, such as zero=3,tp=2,activations=full")
     parser.add_argument("--micro-batch", type=positive, metavar="N", help="with --explain: sequences of a micro-batch")
@@ -55,6 +58,9 @@ def run(args: argparse.Namespace) -> None:
     given = _given(args)
     if args.inference:
         _inference(args, given)
+        return
+    if args.ds_config:
+        _ds_config(args, given)
         return
     if args.explain is not None:
         _explain(args, given)
@@ -92,8 +98,8 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
         found["length"] = args.length
     if args.optimizer:
         found["optimizer"] = args.optimizer
-    if args.precisions:
-        found["wishes"] = Wishes(precisions=tuple(args.precisions.split(",")))
+    if args.precisions or args.disk:
+        found["wishes"] = Wishes(precisions=tuple((args.precisions or "bf16").split(",")), disk=args.disk)
     if batch_tokens:
         from piledriver.plan.entry import config_of
 
@@ -124,23 +130,35 @@ def _explain(args: argparse.Namespace, given: dict[str, Any]) -> None:
     from piledriver.core.config.yaml_tree import parse_override
     from piledriver.engine.layout import Layout
     from piledriver.plan.entry import explain
-    from piledriver.plan.report.table import prediction_lines
+    from piledriver.plan.report.table import collective_lines, prediction_lines
     from piledriver.plan.result import prediction_mapping
 
     text = args.explain.strip()
     text = text.removeprefix("Layout(").removesuffix(")") if text.startswith("Layout(") else text
-    fields = dict(parse_override(part.strip()) for part in text.split(",") if part.strip())
+    # Not the commas of a list, such as stage_blocks=[3,5].
+    fields = dict(parse_override(part.strip()) for part in re.split(r",(?![^\[]*\])", text) if part.strip())
     layout = from_mapping(Layout, {"precision": "auto", **fields}, "--explain")
     given.pop("wishes", None)
     made = explain(given.pop("model"), layout, sequences=args.micro_batch, **given)
     if args.json:
         print(json.dumps(prediction_mapping(made), indent=2))
     else:
-        print("\n".join(prediction_lines(made)))
+        print("\n".join((*prediction_lines(made), *collective_lines(made))))
         if not made.fits:
             from piledriver.plan.search.choose import reason_too_large
 
             print(f"does not fit: {reason_too_large(made)}")
+
+
+def _ds_config(args: argparse.Namespace, given: dict[str, Any]) -> None:
+    import json
+    import sys
+
+    from piledriver.compat.deepspeed.autotuning import autotune
+
+    tuned = autotune(args.ds_config, given["model"], hardware=args.hardware, length=given.get("length"))
+    print(json.dumps(tuned.config, indent=2))
+    print(tuned.plan.why, file=sys.stderr)
 
 
 def _inference(args: argparse.Namespace, given: dict[str, Any]) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 from piledriver.engine.layout import SPLIT_BACKWARD, Layout
 from piledriver.models.config import ModelConfig
 from piledriver.models.model_size import flops_per_token
+from piledriver.plan.blocks.operators import Exchange
 from piledriver.plan.blocks.parameters import Stage
+from piledriver.plan.collectives import step_collectives
 from piledriver.plan.hardware.cluster import Cluster
 from piledriver.plan.memory.timeline import Timeline, step_timelines
 from piledriver.plan.time.rates import Efficiency
@@ -77,6 +79,19 @@ class Prediction:
 
     def _room(self, one: Timeline) -> float:
         return self.cluster.stage_memory(self.layout.pp, one.pipeline_rank) * (1 - HEADROOM)
+
+    def collectives(self, pipeline_rank: int = 0) -> tuple[Exchange, ...]:
+        """Return the collectives of one step on a rank: kind, axis, bytes and count."""
+        return step_collectives(
+            self.workload.config,
+            self.layout,
+            length=self.workload.length,
+            sequences=self.sequences,
+            accumulation=self.accumulation,
+            pipeline_rank=pipeline_rank,
+            kind=self.cluster.device.kind,
+            compiled=self.compiled,
+        )
 
     @property
     def tokens_per_second(self) -> float:

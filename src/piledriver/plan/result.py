@@ -132,6 +132,7 @@ def prediction_mapping(one: Prediction) -> dict[str, Any]:
             "reserved_gib": timeline.reserved / _GIB,
             "driver_gib": timeline.driver / _GIB,
             "host_gib": timeline.host / _GIB,
+            "disk_gib": timeline.disk / _GIB,
             "rank": timeline.rank,
             "phase": timeline.peak.name,
             "owners": [
@@ -152,6 +153,10 @@ def prediction_mapping(one: Prediction) -> dict[str, Any]:
                 for line in one.timelines
             ],
         },
+        "collectives": [
+            {"kind": call.kind, "axis": call.axis, "bytes": call.bytes, "count": call.count}
+            for call in one.collectives()
+        ],
         "time": {
             "step_seconds": one.time.total,
             "parts": {name: getattr(one.time, name) for name in PARTS},

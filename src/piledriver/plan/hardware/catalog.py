@@ -15,7 +15,7 @@ from piledriver.plan.hardware.cluster import Cluster, Device, Host, Link
 _GIB = 2**30
 
 
-def make_cluster(name: str, count: int, **changes: Any) -> Cluster:
+def make_cluster(name: str, count: int, /, **changes: Any) -> Cluster:
     """Return `count` devices of a kind with its usual links and host; `changes` override fields of the tables."""
     known = {**entry_of(name), **changes}
     return Cluster(

@@ -46,6 +46,7 @@ def prediction_lines(one: Prediction) -> Iterator[str]:
         f"memory on {timeline.rank}: {readable(timeline.allocated)} allocated, {readable(timeline.reserved)} reserved, "
         f"{readable(timeline.driver)} shown by the driver, of {readable(one.capacity)}"
         + (f"; {readable(timeline.host)} of host memory" if timeline.host else "")
+        + (f"; {readable(timeline.disk)} on disk" if timeline.disk else "")
     )
     for phase in timeline.phases:
         parts = sorted(phase.by_category().items(), key=lambda item: -item[1])
@@ -63,6 +64,18 @@ def prediction_lines(one: Prediction) -> Iterator[str]:
     )
     parts = [(name, getattr(one.time, name)) for name in PARTS if getattr(one.time, name) > 0]
     yield "  " + ", ".join(f"{NAMES[name]} {1e3 * seconds:.1f} ms" for name, seconds in parts)
+
+
+def collective_lines(one: Prediction) -> Iterator[str]:
+    """Yield the collectives of a step on the first rank, by kind and axis."""
+    totals: dict[tuple[str, str], tuple[int, float]] = {}
+    for call in one.collectives():
+        count, size = totals.get((call.kind, call.axis), (0, 0.0))
+        totals[call.kind, call.axis] = count + call.count, size + call.count * call.bytes
+    if totals:
+        yield "collectives of a step on rank 0:"
+    for (kind, axis), (count, size) in sorted(totals.items(), key=lambda item: -item[1][1]):
+        yield f"  {kind} over {axis}: {count} calls, {readable(size)}"
 
 
 def _table(predictions: list[Prediction]) -> Iterator[str]:
