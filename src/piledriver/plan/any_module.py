@@ -90,7 +90,7 @@ def plan_module(
         raise PlanError(f"a batch of {batch} on {cluster.count} devices", fix=f"use {max(mine, 1) * cluster.count}")
     sizes = [size for size in range(1, mine + 1) if mine % size == 0 and (size & (size - 1) == 0 or size == mine)]
     made = [
-        _predicted(costs, Layout(zero=zero).on(cluster.count), cluster, size, mine // size, batch, optimizer)  # type: ignore[arg-type]
+        _predicted(costs, Layout(zero=zero).on(cluster.count), cluster, size, mine // size, batch, optimizer)
         for zero in ((0, 1, 2, 3) if cluster.count > 1 else (0,))
         for size in sizes
     ]

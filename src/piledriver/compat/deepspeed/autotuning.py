@@ -12,9 +12,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from piledriver.core.errors import ConfigError, UnknownNameError
+from piledriver.engine.layout import Zero
+from piledriver.engine.tiers import OffloadPreset
 from piledriver.plan import Plan, Wishes, parse_hardware, plan
 from piledriver.plan.entry import config_of
 from piledriver.plan.hardware.cluster import Cluster
@@ -92,14 +94,14 @@ def _precision(given: Mapping[str, Any]) -> str:
     return "bf16" if "bf16" not in given and "fp16" not in given else "fp32"
 
 
-def _stages(given: Mapping[str, Any]) -> tuple[int, ...]:
+def _stages(given: Mapping[str, Any]) -> tuple[Zero, ...]:
     stage = (given.get("zero_optimization") or {}).get("stage", "auto")
     if stage in ("auto", "all", None):
         return (0, 1, 2, 3)
-    return tuple(int(one) for one in (stage if isinstance(stage, list) else [stage]))
+    return tuple(cast(Zero, int(one)) for one in (stage if isinstance(stage, list) else [stage]))
 
 
-def _offloads(given: Mapping[str, Any]) -> tuple[str, ...]:
+def _offloads(given: Mapping[str, Any]) -> tuple[OffloadPreset, ...]:
     zero = given.get("zero_optimization") or {}
     parameters = (zero.get("offload_param") or {}).get("device", "none")
     optimizer = (zero.get("offload_optimizer") or {}).get("device", "none")

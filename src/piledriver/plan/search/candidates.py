@@ -8,7 +8,7 @@ from typing import Any
 
 from piledriver.core.errors import PiledriverError
 from piledriver.engine.context_parallel.apply import check_model
-from piledriver.engine.layout import Layout
+from piledriver.engine.layout import Layout, Zero
 from piledriver.engine.tensor_parallel.transformer import check_tp_divisible
 from piledriver.engine.tiers import Offload, OffloadPreset
 from piledriver.models.config import ModelConfig
@@ -32,7 +32,7 @@ class Wishes:
     """A layout whose fields that differ from the defaults are kept."""
     sequences: int | None = None
     """Sequences of a micro-batch, if given."""
-    zeros: tuple[int, ...] = (0, 1, 2, 3)
+    zeros: tuple[Zero, ...] = (0, 1, 2, 3)
     """Stages of ZeRO."""
     tps: tuple[int, ...] | None = None
     """Sizes of tp; None for all."""
