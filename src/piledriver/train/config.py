@@ -143,6 +143,8 @@ class TrainConfig:
     """Trackers besides the run folder's metrics.jsonl (wandb, ...); default: TensorBoard if installed; [] for none."""
     monitor_seconds: float = 5.0
     """Seconds between samples of processor, memory, GPU, disk, network and energy, on every rank; 0 for none."""
+    leaks: bool = True
+    """Watch for memory, files and threads that grow with every step, and name the line that makes them grow."""
     plots: bool = True
     """Draw plots/*.png at the end, if matplotlib is installed."""
     deterministic: bool = False

@@ -31,7 +31,7 @@ from piledriver.train.reporting.display import display
 from piledriver.train.reporting.log_file import LoggedDisplay, open_log
 from piledriver.train.reporting.memory_parts import MemoryParts
 from piledriver.train.reporting.metrics import metric_log, read_metrics
-from piledriver.train.reporting.monitoring import monitored
+from piledriver.train.reporting.monitoring import leaks_watched, monitored
 from piledriver.train.reporting.plots import save_plots
 from piledriver.train.reporting.step_reports import Reports
 from piledriver.train.resolved import FILE as RESOLVED
@@ -139,6 +139,7 @@ class Trainer:
             self.reports = Reports(self.components, metrics, shown, peak=self.peak, total_steps=self.total_steps)
             parts = MemoryParts(self.model, self.optimizer, self.components.device)
             self.reports.extra = lambda step, peak: {**parts.figures(peak, step, first), **self.ranks.take()}
+            self.look_for_leaks = stack.enter_context(leaks_watched(self.components, self.reports.say))
             stack.callback(self.reports.flush_ready)
             unpublished = why_not_published(self.components.shape)
             if unpublished is not None:
@@ -210,6 +211,7 @@ class Trainer:
             taken = self._step(step, StopSaveVote(stop=request.asked, save=self.saving.is_late()))
             step, count = step + 1, count + 1
             self.ranks.step(step, seconds=time.monotonic() - begun, data_seconds=self.position.take_wait())
+            self.look_for_leaks()
             skipped = self.position.skipped_batches
             self.reports.add(step, taken, begun=begun, learning_rate=learning_rate, skipped_batches=skipped)
             if self.config.spikes.rolls_back and taken.result().broken:
