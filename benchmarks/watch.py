@@ -1,4 +1,5 @@
-"""`piledriver watch` on many runs: time until the page has its data, long charts, CPU when nothing changes.
+"""`piledriver watch` on many runs: time until the page has its data, long charts, CPU when nothing changes; and what
+the system monitor and the leak watch cost a run.
 
     python benchmarks/watch.py [--runs 1000] [--metrics 200] [--rows 50] [--idle-seconds 20]
 
@@ -72,6 +73,28 @@ def start(folder: Path) -> tuple[subprocess.Popen[str], Page]:
     return process, Page(process.stdout.readline().split(": ")[1].strip())
 
 
+def cost_of_watching(samples: int = 200, steps: int = 20_000) -> dict[str, float]:
+    """CPU time of the monitor at its default interval, and of the leak watch per step of a loop that leaks nothing."""
+    from piledriver.observe.leaks.watch import LeakWatch
+    from piledriver.observe.monitor import SystemMonitor
+
+    monitor = SystemMonitor()
+    monitor.sample()
+    before = time.process_time()
+    for _ in range(samples):
+        monitor.sample()
+    per_sample = (time.process_time() - before) / samples
+    watch = LeakWatch()
+    before = time.process_time()
+    for _ in range(steps):
+        watch.step()
+    per_step = (time.process_time() - before) / steps
+    return {
+        "monitor_percent_of_a_core": round(100 * per_sample / 5.0, 4),
+        "leak_watch_microseconds_a_step": round(1e6 * per_step, 2),
+    }
+
+
 def measure(runs: int, metrics: int, rows: int, idle_seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
@@ -125,6 +148,7 @@ def measure(runs: int, metrics: int, rows: int, idle_seconds: float) -> dict[str
             "idle_percent_of_a_core": round(100 * idle, 3),
             "memory_mb": round(memory / 1e6, 1),
             "chart_of_100k_points_ms": round(1e3 * chart, 2),
+            **cost_of_watching(),
         },
         "runs": runs,
         "metrics": metrics,

@@ -90,6 +90,7 @@ def test_a_line_without_end_a_huge_file_and_endless_names_stay_bounded(
     assert len(file._rest) <= 1 << 20
 
     monkeypatch.setattr(metrics_file, "_WHOLE_UP_TO", 256 << 10)
+    monkeypatch.setattr(metrics_file, "_SAMPLE", 256 << 10)
     monkeypatch.setattr(metrics_file, "_SAMPLE_BLOCK", 4 << 10)
     count = 40_000
     write(path, [{"step": step, "loss": step / count} for step in range(count)])

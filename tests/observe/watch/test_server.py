@@ -58,6 +58,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (evil / "resolved.yaml").write_text(f"{HOSTILE!r}: {HOSTILE!r}\n")
     (evil / "log.txt").write_text(HOSTILE + "\n</pre><script>document.title='scripted'</script>\n")
     (evil / "samples.jsonl").write_text(json.dumps({"step": 1, "prompt": HOSTILE, "text": HOSTILE}) + "\n")
+    absurd = {**prediction, "time": {"step_seconds": 1e-300, "parts": {HOSTILE: 1}}, "batch": 1e300}
+    (evil / "prediction.json").write_text(json.dumps(absurd))
+    (evil / "ranks").mkdir()
+    (evil / f"ranks/{HOSTILE.replace('/', '')}.jsonl").write_text('{"time": 1, "step_seconds": Infinity}\n')
     (evil / "x.html").write_text("<script>document.title='scripted'</script>")
     return root
 
@@ -204,6 +208,8 @@ def test_hostile_runs_are_data(served: WatchServer) -> None:
     curve = data(served, "series", run=key, metric="loss")[key]["loss"]
     assert (curve["y"], curve["bad"]) == ([1.0, None], 1)
     assert data(served, "log", run=key)["lines"][0] == HOSTILE
+    assert data(served, "run", run=key)["prediction"]["tokens_per_second"] is None
+    assert data(served, "ranks", run=key, metric="step_seconds")["values"] == [[None]]
 
 
 @pytest.mark.slow

@@ -33,18 +33,10 @@ class Census:
 
 def live_tensors() -> list[Tensor]:
     """Return every tensor that Python knows."""
-    # By type and cached: isinstance() asks the object, which lazy objects answer with side effects, and torch's own
-    # check is slow for a million objects.
-    known: dict[type, bool] = {}
-    found = []
-    for thing in gc.get_objects():
-        kind = type(thing)
-        is_tensor = known.get(kind)
-        if is_tensor is None:
-            is_tensor = known[kind] = Tensor in kind.__mro__
-        if is_tensor:
-            found.append(thing)
-    return found
+    # By type: isinstance() asks the object, which lazy objects answer with side effects, and torch's own check is slow.
+    things = gc.get_objects()
+    kinds = {kind for kind in set(map(type, things)) if Tensor in kind.__mro__}
+    return [thing for thing in things if type(thing) in kinds]
 
 
 def live_bytes() -> int:

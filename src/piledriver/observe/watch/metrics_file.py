@@ -17,7 +17,7 @@ _LONGEST_LINE = 1 << 20
 _MOST_METRICS = 2000
 # A file over this size is read at evenly spaced places only, when it is first opened.
 _WHOLE_UP_TO = 64 << 20
-_SAMPLE_BLOCK = 64 << 10
+_SAMPLE, _SAMPLE_BLOCK = 8 << 20, 16 << 10
 _NOT_A_METRIC = frozenset({"step", "time", "tokens"})
 
 
@@ -108,7 +108,7 @@ class MetricsFile:
 
     def _read_samples(self, descriptor: int, size: int) -> None:
         """Read evenly spaced blocks of a very large file, without the partial lines at their ends."""
-        blocks = _WHOLE_UP_TO // _SAMPLE_BLOCK
+        blocks = _SAMPLE // _SAMPLE_BLOCK
         end = 0
         for at in np.linspace(0, size - _SAMPLE_BLOCK, blocks, dtype=np.int64).tolist():
             block = os.pread(descriptor, _SAMPLE_BLOCK, at)
@@ -117,7 +117,7 @@ class MetricsFile:
         # Reading continues after the last whole line, or after the end of a line that has none.
         self._offset = size - _SAMPLE_BLOCK + end if end else size
         self._rest, self._skipping = b"", not end
-        self.sampled = _WHOLE_UP_TO / size
+        self.sampled = _SAMPLE / size
 
     def _add(self, chunk: bytes) -> None:
         for line in self._lines(chunk):

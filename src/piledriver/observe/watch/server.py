@@ -109,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(400, f"{type(error).__name__}: {error}")
         if found is None:
             return self._refuse(404, "no such run")
-        return self._send(200, "application/json", json.dumps(found, allow_nan=False).encode())
+        return self._send(200, "application/json", json.dumps(_finite(found), allow_nan=False).encode())
 
     def _is_allowed(self, query: Query) -> bool:
         header = self.headers.get("Authorization", "")
@@ -245,6 +245,16 @@ def _one(query: Query, name: str, default: str = "") -> str:
 def _number(text: str) -> float:
     value = float(text)
     return -math.inf if math.isnan(value) else value
+
+
+def _finite(value: Any) -> Any:
+    """Return nested values with null instead of NaN and infinity, which JSON lacks."""
+    if isinstance(value, dict):
+        return {name: _finite(member) for name, member in value.items()}
+    if isinstance(value, list):
+        # Curves are long and hold null already.
+        return value if value and type(value[0]) in (float, str) else [_finite(member) for member in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _host_name(host: str) -> str:
