@@ -26,8 +26,8 @@ _LOGGER = logging.getLogger(__name__)
 _EVERY = 4
 # Steps after the start of tracing at which what is alive is counted.
 _COUNTS = (3, 12, 21)
-# On a CPU, freed memory of the process can absorb a leak for long, so that its size does not grow. The bytes of all live
-# tensors are therefore compared at two steps, early and then ever more rarely: that visits every object of the process.
+# On a CPU, freed memory of the process can absorb a leak for long, so that its size does not grow. The bytes of all
+# live tensors are therefore compared at two steps, early and then ever more rarely: that visits every Python object.
 _FIRST_WEIGHED, _SECOND_WEIGHED, _WEIGHED_STEPS = 8, 1024, 12
 _FIRST_PAUSE, _LONGEST_PAUSE = 64, 1 << 20
 
@@ -92,21 +92,23 @@ class LeakWatch:
     def _look(self) -> None:
         counters = read_counters(self._steps)
         self._trend.add(counters)
-        # The device's allocator knows the bytes of its tensors; host memory does not.
-        if counters.device:
-            pass
-        elif self._steps == self._weigh_at:
-            self._weight = live_bytes()
-        elif self._steps == self._weigh_at + _WEIGHED_STEPS:
-            self._weigh_at = max(_SECOND_WEIGHED, 16 * self._weigh_at)
-            if live_bytes() - self._weight >= _WEIGHED_STEPS * BYTES_PER_STEP:
-                self._tracing = _Tracing(self._steps, self._trend.growing() | {"tensors"}, self._trend)
-                return
+        # A device's allocator knows the bytes of its tensors; on a CPU they are added up.
+        if not counters.device and self._live_tensors_grow():
+            self._tracing = _Tracing(self._steps, self._trend.growing() | {"tensors"}, self._trend)
+            return
         if self._steps < self._quiet_until:
             return
         suspects = self._trend.growing()
         if suspects:
             self._tracing = _Tracing(self._steps, suspects, self._trend)
+
+    def _live_tensors_grow(self) -> bool:
+        if self._steps == self._weigh_at:
+            self._weight = live_bytes()
+        if self._steps != self._weigh_at + _WEIGHED_STEPS:
+            return False
+        self._weigh_at = max(_SECOND_WEIGHED, 16 * self._weigh_at)
+        return live_bytes() - self._weight >= _WEIGHED_STEPS * BYTES_PER_STEP
 
     def _trace(self) -> None:
         tracing = self._tracing
