@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piledriver.observe.leaks.lines import Line, line_of, made_at
+from piledriver.observe.leaks.lines import SourceLine, line_of, made_at
 
 _MOST_NODES = 300_000
 
@@ -21,13 +21,13 @@ _MOST_NODES = 300_000
 class Census:
     """Numbers of one moment; it refers to no tensor."""
 
-    tensor_bytes: dict[Line, int] = field(default_factory=dict)
+    tensor_bytes: dict[SourceLine, int] = field(default_factory=dict)
     """Bytes of tensors that were made since tracing began, by line; storage that several share counts once."""
-    python_bytes: dict[Line, int] = field(default_factory=dict)
+    python_bytes: dict[SourceLine, int] = field(default_factory=dict)
     """Bytes of Python objects and arrays that were made since tracing began, by line."""
     nodes: int = 0
     """Autograd nodes that live tensors reach."""
-    roots: dict[Line, int] = field(default_factory=dict)
+    roots: dict[SourceLine, int] = field(default_factory=dict)
     """Autograd nodes by the line of the tensor that keeps them."""
 
 
@@ -48,11 +48,11 @@ def take_census(*, graphs: bool = True) -> Census:
     """Count what is alive now."""
     found = Census()
     tensors = live_tensors()
-    found.tensor_bytes = tensor_bytes(tensors)
+    found.tensor_bytes = bytes_by_line(tensors)
     if graphs:
         _count_nodes(tensors, found)
     del tensors
-    sizes: dict[Line, int] = defaultdict(int)
+    sizes: dict[SourceLine, int] = defaultdict(int)
     for group in tracemalloc.take_snapshot().statistics("traceback"):
         line = line_of((frame.filename, frame.lineno) for frame in reversed(group.traceback))
         if line is not None:
@@ -61,9 +61,9 @@ def take_census(*, graphs: bool = True) -> Census:
     return found
 
 
-def tensor_bytes(tensors: Iterable[Tensor]) -> dict[Line, int]:
+def bytes_by_line(tensors: Iterable[Tensor]) -> dict[SourceLine, int]:
     """Return the bytes of traced tensors by line."""
-    sizes: dict[Line, int] = defaultdict(int)
+    sizes: dict[SourceLine, int] = defaultdict(int)
     seen: set[int] = set()
     for tensor in tensors:
         line = made_at(tensor)
@@ -102,7 +102,7 @@ def _count_nodes(tensors: list[Tensor], found: Census) -> None:
         inner.update(below)
         waiting += below
     found.nodes = len(seen)
-    reached: dict[Line, int] = defaultdict(int)
+    reached: dict[SourceLine, int] = defaultdict(int)
     counted: set[Any] = set()
     for tensor, node in ends:
         line = made_at(tensor) if node not in inner else None

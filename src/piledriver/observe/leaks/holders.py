@@ -36,9 +36,9 @@ def holder_of(thing: Any, frames: list[FrameType]) -> str:
                 # The closure of a function.
                 for function in gc.get_referrers(referrer):
                     if isinstance(function, FunctionType):
-                        return described(function)
+                        return function_label(function)
             if isinstance(referrer, FunctionType) and isinstance(current, tuple | CellType):
-                return described(referrer)
+                return function_label(referrer)
             if isinstance(referrer, (*_CONTAINERS, CellType)):
                 waiting.append(referrer)
             elif isinstance(referrer, FrameType | ModuleType | type | FunctionType):
@@ -49,10 +49,10 @@ def holder_of(thing: Any, frames: list[FrameType]) -> str:
     return ""
 
 
-def described(function: Any) -> str:
+def function_label(function: Any) -> str:
     """Return the name and the line of a function.
 
-    >>> described(described).startswith("the function described at ")
+    >>> function_label(function_label).startswith("the function function_label at ")
     True
     """
     code = function.__code__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from piledriver.observe.leaks.lines import Line
+from piledriver.observe.leaks.lines import SourceLine
 from piledriver.observe.memory import readable
 
 _WHAT = {
@@ -31,7 +31,7 @@ class Leak:
 
     kind: str
     """tensors, graph, hook, host memory, files or threads."""
-    line: Line
+    line: SourceLine
     """Where it is made."""
     per_step: float
     """Bytes per step; for files and threads, their number per step."""

@@ -19,7 +19,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(_HERE))
 _HEADERS = (32, 16, 0)
 
 
-class Line(NamedTuple):
+class SourceLine(NamedTuple):
     """A line of a source file."""
 
     file: str
@@ -30,12 +30,12 @@ class Line(NamedTuple):
         return f"{self.file}:{self.number}" + (f" `{text[:100]}`" if text else "")
 
 
-def line_of(frames: Iterable[tuple[str, int]]) -> Line | None:
+def line_of(frames: Iterable[tuple[str, int]]) -> SourceLine | None:
     """Return the line to blame among the frames of an allocation, innermost first; None for those of `leaks` itself.
 
     The innermost line of the user's own code; without one, of this library; without that, the innermost.
     """
-    ranked: tuple[int, Line] | None = None
+    ranked: tuple[int, SourceLine] | None = None
     for place, (file, number) in enumerate(frames):
         rank = _rank(file)
         if rank < 0:
@@ -43,11 +43,11 @@ def line_of(frames: Iterable[tuple[str, int]]) -> Line | None:
                 return None
             continue
         if ranked is None or rank > ranked[0]:
-            ranked = rank, Line(file, number)
+            ranked = rank, SourceLine(file, number)
     return None if ranked is None else ranked[1]
 
 
-def made_at(thing: Any) -> Line | None:
+def made_at(thing: Any) -> SourceLine | None:
     """Return the line that made an object; None if it was made before tracing began."""
     trace = tracemalloc.get_object_traceback(thing)
     if trace is not None:

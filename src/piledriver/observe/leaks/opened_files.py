@@ -7,7 +7,7 @@ import sys
 from collections import Counter, defaultdict
 from types import FrameType
 
-from piledriver.observe.leaks.lines import FRAMES, Line, line_of
+from piledriver.observe.leaks.lines import FRAMES, SourceLine, line_of
 
 _recorders: list[OpenRecorder] = []
 _installed = False
@@ -21,7 +21,7 @@ class OpenRecorder:
     """
 
     def __init__(self) -> None:
-        self._lines: dict[str, Counter[Line]] = defaultdict(Counter)
+        self._lines: dict[str, Counter[SourceLine]] = defaultdict(Counter)
         self._before: set[int] = set()
 
     def start(self) -> None:
@@ -33,17 +33,17 @@ class OpenRecorder:
             _installed = True
             sys.addaudithook(_audit)
 
-    def stop(self) -> dict[Line, int]:
+    def stop(self) -> dict[SourceLine, int]:
         """Stop, and return how many files that are still open each line has opened."""
         _recorders.remove(self)
-        found: Counter[Line] = Counter()
+        found: Counter[SourceLine] = Counter()
         for descriptor, path in _descriptors().items():
             lines = self._lines.get(path)
             if descriptor not in self._before and lines:
                 found[lines.most_common(1)[0][0]] += 1
         return dict(found)
 
-    def add(self, path: str, line: Line) -> None:
+    def add(self, path: str, line: SourceLine) -> None:
         """Record one opening."""
         self._lines[os.path.realpath(path)][line] += 1
 

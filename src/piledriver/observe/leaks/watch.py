@@ -17,9 +17,9 @@ from typing import Any
 
 from piledriver.observe.leaks.census import Census, live_bytes, live_tensors, take_census
 from piledriver.observe.leaks.counters import BYTES_PER_STEP, Trend, read_counters
-from piledriver.observe.leaks.holders import callers, described, holder_of
+from piledriver.observe.leaks.holders import callers, function_label, holder_of
 from piledriver.observe.leaks.leak import Leak
-from piledriver.observe.leaks.lines import FRAMES, Line, made_at
+from piledriver.observe.leaks.lines import FRAMES, SourceLine, made_at
 from piledriver.observe.leaks.opened_files import OpenRecorder
 
 _LOGGER = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class LeakWatch:
         self._tracing: _Tracing | None = None
         self._pause, self._quiet_until = _FIRST_PAUSE, 0
         self._weigh_at, self._weight = _FIRST_WEIGHED, 0
-        self._known: set[tuple[str, Line]] = set()
+        self._known: set[tuple[str, SourceLine]] = set()
         self._handles: list[Any] = []
         self.leaks: list[Leak] = []
         """Leaks found so far."""
@@ -186,7 +186,7 @@ class _Tracing:
     def _thread_leaks(self, step: int) -> list[Leak]:
         if "threads" not in self._suspects:
             return []
-        by_line: dict[Line, list[threading.Thread]] = {}
+        by_line: dict[SourceLine, list[threading.Thread]] = {}
         for thread in threading.enumerate():
             line = made_at(thread) if thread not in self._threads else None
             if line is not None:
@@ -209,7 +209,7 @@ class _Tracing:
         kept = _grown([census.python_bytes for census in self._censuses])
         return [Leak("host memory", line, per_step, step) for line, per_step in kept.items()]
 
-    def _tensor_leak(self, kind: str, line: Line, per_step: float, step: int) -> Leak:
+    def _tensor_leak(self, kind: str, line: SourceLine, per_step: float, step: int) -> Leak:
         """Return the leak of what a line made: a hook's, if a function or a cycle keeps it alive."""
         held_by = _holder(line)
         if held_by.startswith("the function"):
@@ -221,10 +221,10 @@ class _Tracing:
         return Leak(kind, line, per_step, step, held_by)
 
 
-def _grown(counts: list[Mapping[Line, int]]) -> dict[Line, float]:
+def _grown(counts: list[Mapping[SourceLine, int]]) -> dict[SourceLine, float]:
     """Return the growth per step of the lines whose bytes grew in both intervals, the largest first."""
     first, middle, last = counts
-    found: dict[Line, float] = {}
+    found: dict[SourceLine, float] = {}
     for line, size in last.items():
         least = BYTES_PER_STEP * (_COUNTS[2] - _COUNTS[1])
         early, late = middle.get(line, 0) - first.get(line, 0), size - middle.get(line, 0)
@@ -233,11 +233,11 @@ def _grown(counts: list[Mapping[Line, int]]) -> dict[Line, float]:
     return dict(sorted(found.items(), key=lambda one: -one[1])[:3])
 
 
-def _count(line: Line) -> int:
+def _count(line: SourceLine) -> int:
     return sum(made_at(tensor) == line for tensor in live_tensors())
 
 
-def _holder(line: Line) -> str:
+def _holder(line: SourceLine) -> str:
     """Return what holds one of the tensors that a line made, "" if that is not found."""
     candidates = [tensor for tensor in live_tensors() if made_at(tensor) == line]
     if not candidates:
@@ -245,7 +245,7 @@ def _holder(line: Line) -> str:
     for tensor in candidates:
         for hook in (getattr(tensor, "_backward_hooks", None) or {}).values():
             with suppress(AttributeError):
-                return described(hook)
+                return function_label(hook)
     # Of the tensors of a graph that one line made, the one that is kept is its end: a small one, perhaps the latest.
     least = min(tensor.numel() for tensor in candidates)
     small = [tensor for tensor in candidates if tensor.numel() == least]
