@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from piledriver.engine.offload.apply import offload_optimizer
 from piledriver.engine.optimizer.loss_scale import LossScale, LossScaler
 from piledriver.engine.optimizer.stochastic_rounding import round_stochastically
 from piledriver.engine.precision import apply_precision
+from piledriver.engine.tiers import Offload
 from piledriver.models import ModelConfig, Transformer
 from piledriver.optim import clip_gradients
 from tests.engine.gpu import ON_GPU
@@ -37,7 +39,7 @@ def run(
     gc.collect()
     torch.cuda.empty_cache()
     model = Transformer(config)
-    if layout.offload != "parameters":
+    if not layout.streams_parameters:
         model.to(CUDA)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     apply_precision(model, make_mesh(layout, "cuda"))
@@ -52,7 +54,8 @@ def run(
         sums = model(tokens[step, :, :-1], targets=tokens[step, :, 1:])
         (sums.total / sums.tokens).backward()
         held = [getattr(parameter, "optimizer_shard", parameter) for parameter in model.parameters()]
-        clip_gradients(held, 1.0)
+        if layout.tiers.gradients != "step":
+            clip_gradients(held, 1.0)
         optimizer.step()
         optimizer.zero_grad()
         losses.append((sums.total / sums.tokens).item())
@@ -149,3 +152,34 @@ def test_fp16_finds_its_scale() -> None:
         losses.append((sums.total / sums.tokens).item())
     assert 0 < scaler.skipped < 35
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"optimizer": "disk"},
+        {"optimizer": "disk", "optimizer_share": 0.5, "gradients": "disk"},
+        {"optimizer": "disk", "parameters": "disk"},
+        {"optimizer": "disk", "optimizer_share": 0.5, "parameters": "disk", "parameters_share": 0.5},
+    ],
+)
+def test_disk_is_bit_equal_to_host_memory(tmp_path: Path, options: Any) -> None:
+    torch.manual_seed(0)
+    like: Any = "parameters" if "parameters" in options else "optimizer"
+    expected, _ = run(Layout(precision="bf16", compile=False, offload=like))
+    torch.manual_seed(0)
+    tiers = Offload(folder=str(tmp_path), buffer_bytes=1 << 22, **options)
+    found, _ = run(Layout(precision="bf16", compile=False, offload=tiers))
+    assert found == expected
+
+
+def test_blocks_that_step_in_the_backward_on_a_gpu(tmp_path: Path) -> None:
+    found = []
+    for tiers in (
+        Offload(gradients="step"),
+        Offload(optimizer="disk", optimizer_share=0.5, gradients="step", folder=str(tmp_path), buffer_bytes=1 << 22),
+        Offload(optimizer="disk", parameters="disk", gradients="step", folder=str(tmp_path), buffer_bytes=1 << 22),
+    ):
+        torch.manual_seed(0)
+        found.append(run(Layout(precision="bf16", compile=False, offload=tiers))[0])
+    assert found[0] == found[1] == found[2]

@@ -46,6 +46,8 @@ class Offloaded:
         streamed = {parameter for block in streamed_parameters(blocks) for parameter in block}
         places = Places(model, self.tiers, streamed)
         self.store = places.store
+        self.spare_gradients: dict[torch.Size, list[Tensor]] = {}
+        """Memory of gradients that were applied in the backward, by shape."""
         self.masters: dict[nn.Parameter, MasterWeight] = {}
         for parameter in places.offloaded:
             self.masters[parameter] = MasterWeight(
@@ -65,8 +67,11 @@ class Offloaded:
             self.blocks = StreamedBlocks(blocks, self.masters, home)
             for parameter in model.parameters():
                 if parameter not in self.blocks.streamed:
-                    parameter.data = parameter.data.to(device)
+                    # Not the master weight itself, where that is the weight that was made on the host or in a file.
+                    parameter.data = parameter.data.to(device, copy=parameter in self.masters)
             _move_buffers(model, device)
+        if self.store is not None:
+            self.store.settle()
         self._streamed = {} if self.blocks is None else self.blocks.streamed
         self.gradients = GradientStream(list(self.masters.values()), are_reduced_first=axis is not None)
         self.handles: list[Any] = []

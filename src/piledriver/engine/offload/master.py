@@ -108,20 +108,26 @@ class MasterWeight:
             local(self.tensor.grad).add_(came)
             return
         if self.gradient is None:
-            shape = self.part.shape
-            store = self.gradient_store
-            self.gradient = torch.empty(shape) if store is None else store.empty(shape, torch.float32)
+            self.gradient = self._empty_gradient()
         if self.gradient_store is None:
             self.gradient.copy_(came)
         else:
             self.gradient_store.write(self.gradient, came)
         self.tensor.grad = self.wrapped(self.gradient)
 
+    def _empty_gradient(self) -> Tensor:
+        shape = self.part.shape
+        if self.gradient_store is not None:
+            return self.gradient_store.empty(shape, torch.float32)
+        spare: list[Tensor] = self.home.spare_gradients.get(shape, [])
+        return spare.pop() if spare else torch.empty(shape)
+
     def drop_gradient(self) -> None:
-        """Forget the gradient and free its memory; a file keeps its region."""
-        self.tensor.grad = None
-        if self.gradient_store is None:
+        """Forget the gradient; its memory serves the next weight of this shape, a file keeps its region."""
+        if self.gradient_store is None and self.gradient is not None:
+            self.home.spare_gradients.setdefault(self.gradient.shape, []).append(self.gradient)
             self.gradient = None
+        self.tensor.grad = None
 
     def wrapped(self, part: Tensor) -> Tensor:
         """Return a local tensor with the placements of the master weight."""

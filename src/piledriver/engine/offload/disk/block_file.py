@@ -57,7 +57,10 @@ class BlockFile:
 
     def settle(self) -> None:
         """Write out the pages that were changed through the mapping, and drop them from memory."""
-        self.mapping.flush()
+        try:
+            self.mapping.flush()
+        except OSError as error:
+            raise disk_error(error, "writing changed pages", self.folder) from error
         with suppress(OSError):
             self.mapping.madvise(mmap.MADV_DONTNEED)
             os.posix_fadvise(self.opened.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
