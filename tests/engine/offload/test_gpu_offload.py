@@ -182,4 +182,6 @@ def test_blocks_that_step_in_the_backward_on_a_gpu(tmp_path: Path) -> None:
     ):
         torch.manual_seed(0)
         found.append(run(Layout(precision="bf16", compile=False, offload=tiers))[0])
-    assert found[0] == found[1] == found[2]
+    # Equal bits are proved on the CPU: here attention adds up its gradients in any order.
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+    assert found[2] == pytest.approx(found[0], rel=1e-4)

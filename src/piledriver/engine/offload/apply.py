@@ -73,7 +73,11 @@ class Offloaded:
         if self.store is not None:
             self.store.settle()
         self._streamed = {} if self.blocks is None else self.blocks.streamed
-        self.gradients = GradientStream(list(self.masters.values()), are_reduced_first=axis is not None)
+        self.gradients = GradientStream(
+            list(self.masters.values()),
+            are_reduced_first=axis is not None,
+            most_bytes=self.tiers.buffers * self.tiers.buffer_bytes,
+        )
         self.handles: list[Any] = []
 
     @property

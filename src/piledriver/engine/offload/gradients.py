@@ -25,7 +25,10 @@ MOST_BYTES_UNDERWAY = 1 << 30
 class GradientStream:
     """Copies the gradients of one model to its master weights."""
 
-    def __init__(self, masters: list[MasterWeight], *, are_reduced_first: bool = False) -> None:
+    def __init__(
+        self, masters: list[MasterWeight], *, are_reduced_first: bool = False, most_bytes: int | None = None
+    ) -> None:
+        self._most = most_bytes
         self.accumulates = False
         """Whether gradients only add up (`no_sync`), also where blocks are stepped in the backward."""
         self._masters = {master.parameter: master for master in masters}
@@ -49,7 +52,7 @@ class GradientStream:
         staged, arrived = self._copy(gradient)
         future = self._worker.submit(_add, self._masters[parameter], staged, arrived, not self.accumulates)
         self._underway.append((gradient.nbytes, future))
-        while sum(size for size, _ in self._underway) > MOST_BYTES_UNDERWAY:
+        while sum(size for size, _ in self._underway) > min(self._most or MOST_BYTES_UNDERWAY, MOST_BYTES_UNDERWAY):
             self._underway.popleft()[1].result()
 
     def _copy(self, gradient: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:

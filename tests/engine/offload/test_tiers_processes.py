@@ -1,0 +1,103 @@
+"""On several processes each rank keeps its shards or rows in its tier; checkpoints are those of a run without tiers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from piledriver.checkpoint import Contents, load, save
+from piledriver.engine import Layout, Offload
+from piledriver.engine.apply import apply, apply_optimizer
+from piledriver.engine.mesh import make_mesh
+from piledriver.engine.optimizer.global_norm import clip_sharded_grad_norm
+from piledriver.engine.optimizer.parameter_map import ParameterMap
+from piledriver.engine.state import no_sync
+from tests.checkpoint.processes import run as on_ranks
+
+
+def make(layout: Layout) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(*(nn.Linear(24, 24) for _ in range(3)))
+    optimizer, mesh, parameters = (
+        torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True),
+        make_mesh(layout, "cpu"),
+        ParameterMap(),
+    )
+    before = dict(model.named_parameters())
+    model = apply(model, mesh, device=torch.device("cpu"))
+    parameters.record(model, before)
+    apply_optimizer(optimizer, mesh, parameters)
+    return model, optimizer, mesh
+
+
+def train(
+    made: tuple[nn.Module, torch.optim.Optimizer, Any], steps: range, rank: int, clip: bool = True
+) -> list[float]:
+    model, optimizer, mesh = made
+    seen = []
+    for step in steps:
+        for part in range(2):
+            batch = torch.randn(4, 24, generator=torch.Generator().manual_seed(100 * step + 10 * part + rank))
+            if part == 0:
+                with no_sync(model):
+                    model(batch).square().mean().backward()
+            else:
+                loss = model(batch).square().mean()
+                loss.backward()
+        if clip:
+            seen.append(float(clip_sharded_grad_norm(list(model.parameters()), 0.1, mesh=mesh)))
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append(loss.item())
+    return seen
+
+
+def whole(value: Any) -> Any:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def values(made: tuple[nn.Module, torch.optim.Optimizer, Any]) -> list[Any]:
+    model, optimizer, _ = made
+    weights = [whole(value) for value in model.state_dict().values()]
+    states = sorted(optimizer.state_dict()["state"].items())
+    return weights + [whole(value) for _, state in states for _, value in sorted(state.items())]
+
+
+def process(rank: int, folder: str) -> None:
+    on_disk: dict[str, Any] = {"optimizer": "disk", "folder": folder, "buffer_bytes": 1 << 16}
+    for zero in (1, 2, 3):
+        tiers: list[Any] = ["none", "optimizer", Offload(**on_disk), Offload(**on_disk, optimizer_share=0.5)]
+        tiers += [Offload(**on_disk, gradients="disk")]
+        runs = [make(Layout(zero=zero, offload=one)) for one in tiers]  # type: ignore[arg-type]
+        losses = [train(one, range(2), rank) for one in runs]
+        assert all(one == losses[0] for one in losses), (zero, losses)
+        expected = values(runs[0])
+        for made, one in zip(runs, tiers, strict=True):
+            for ours, theirs in zip(values(made), expected, strict=True):
+                assert torch.equal(ours, theirs), (zero, one)
+
+        # Saved with tiers, resumed without, and the other way round.
+        for source, target in ((2, "none"), (0, tiers[2])):
+            path = Path(folder).parent / f"checkpoints-{zero}-{source}"
+            save(path, Contents(models=[runs[source][0]], optimizers=[runs[source][1]], rng=False))
+            resumed = make(Layout(zero=zero, offload=target))  # type: ignore[arg-type]
+            train(resumed, range(1), rank)
+            load(path, Contents(models=[resumed[0]], optimizers=[resumed[1]], rng=False))
+            assert train(resumed, range(2, 3), rank) == train(runs[source], range(2, 3), rank)
+            for ours, theirs in zip(values(resumed), values(runs[source]), strict=True):
+                assert torch.equal(ours, theirs), (zero, target)
+    stepped, plain = (make(Layout(zero=3, offload=one)) for one in (Offload(**on_disk, gradients="step"), "optimizer"))
+    assert train(stepped, range(2), rank, clip=False) == train(plain, range(2), rank, clip=False)
+
+
+@pytest.mark.slow
+def test_ranks_keep_their_share_in_a_tier(tmp_path: Path) -> None:
+    folder = tmp_path / "tier"
+    folder.mkdir()
+    on_ranks(2, process, str(folder))
+    assert list(folder.iterdir()) == []
