@@ -13,12 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from piledriver.accelerator import Accelerator
+from piledriver.accelerator.prepare import suggest_layout
 from piledriver.engine.fused import apply_fused
 from piledriver.engine.fused.gains import gains_of
 from piledriver.engine.fused.report import FuseReport, report_of
 from piledriver.engine.fused.undo import unfuse
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import make_mesh
+from tests.engine.gpu import ON_GPU
 
 WORDS = 50
 
@@ -225,3 +227,27 @@ def test_describe_and_free_memory(capsys: pytest.CaptureFixture[str]) -> None:
     assert report_of(model) is None
     plain = Accelerator(cpu=True, layout=Layout(fuse=False)).prepare(Users())
     assert report_of(plain) is None
+
+
+def test_the_hint_names_what_a_layout_would_do_and_the_line_to_write(caplog: pytest.LogCaptureFixture) -> None:
+    suggest_layout(Users())
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "\n" not in line
+    assert "Accelerator(layout=Layout(precision='bf16'))" in line
+    assert "3 blocks compiled; 4 norms and 3 gated MLPs fused; the loss without its logits" in line
+    caplog.clear()
+    suggest_layout(nn.Linear(2, 2))
+    assert not caplog.records
+
+
+class TestOnGpu:
+    pytestmark = ON_GPU
+
+    def test_a_loop_without_a_layout_is_told_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        accelerator = Accelerator()
+        accelerator.prepare(Users(), Users())
+        said = [record.getMessage() for record in caplog.records if "trains as it is" in record.getMessage()]
+        assert len(said) == 1
+        caplog.clear()
+        Accelerator(layout=Layout(precision="bf16", compile=False)).prepare(Users())
+        assert not [record for record in caplog.records if "trains as it is" in record.getMessage()]

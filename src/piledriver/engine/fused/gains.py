@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from piledriver.engine.blocks import blocks_of
+from piledriver.engine.fused.experts import is_experts
 from piledriver.engine.fused.gated_mlp import is_gated_mlp
 from piledriver.engine.fused.norms import is_norm
 from piledriver.engine.fused.output_layer import output_layers
@@ -21,10 +22,15 @@ def gains_of(model: nn.Module) -> str | None:
     blocks = len(blocks_of(model))
     norms = sum(1 for module in model.modules() if is_norm(module))
     mlps = sum(1 for module in model.modules() if is_gated_mlp(module))
+    experts = sum(1 for module in model.modules() if is_experts(module))
     words = max((getattr(layer, "out_features", 0) for layer in output_layers(model).values()), default=0)
     said = [f"{blocks} blocks compiled"] if blocks else []
-    fused = [f"{count} {what}" for count, what in ((norms, "norms"), (mlps, "gated MLPs")) if count]
-    said += [f"{' and '.join(fused)} fused"] if fused else []
+    fused = [
+        f"{count} {what}"
+        for count, what in ((norms, "norms"), (mlps, "gated MLPs"), (experts, "mixtures of experts"))
+        if count
+    ]
+    said += [f"{', '.join(fused[:-1])}{' and ' if fused[1:] else ''}{fused[-1]} fused"] if fused else []
     # An fp32 copy of the logits is the least that a loss of theirs holds.
     said += [f"the loss without its logits, {4 * words:,} bytes or more a token"] if words else []
     return "; ".join(said) or None
