@@ -29,6 +29,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-sequences", type=positive, default=256, metavar="N", help="most answers at once")
     parser.add_argument("--cache-tokens", type=positive, default=0, metavar="N", help="tokens in the KV cache")
     parser.add_argument("--kv-dtype", choices=("auto", "fp8"), default="auto", help="dtype of the KV cache")
+    parser.add_argument(
+        "--tp", type=positive, default=1, metavar="N", help="processes, each with its device, that share every matrix"
+    )
     parser.add_argument("--speculate", choices=("none", "ngram"), default="none", help="guess tokens ahead by n-grams")
     parser.add_argument(
         "--max-queue", type=positive, default=1024, metavar="N", help="most open requests (default 1024)"
@@ -40,8 +43,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Serve until SIGTERM or Ctrl-C."""
     from piledriver.core.errors import MissingFileError, UsageError
+    from piledriver.runtime import environment
     from piledriver.serve.http.config import ServerConfig
     from piledriver.serve.http.server import open_socket, serve_http
+    from piledriver.serve.tensor_parallel.processes import end_with_parent, start_ranks
 
     if not Path(args.model).is_dir():
         raise MissingFileError(args.model, fix="give a model folder, such as RUN/model")
@@ -62,15 +67,26 @@ def run(args: argparse.Namespace) -> None:
         chat_template=args.chat_template,
         drain_seconds=args.drain_seconds,
     )
-    listener = open_socket(config)  # before torch is imported: a taken port is an error at once
+    rank = environment.snapshot().get("RANK") if args.tp > 1 else None
+    # Before torch is imported: a taken port is an error at once.
+    listener = open_socket(config) if rank in (None, "0") else None
+    started = start_ranks(args.tp, sys.argv[1:]) if args.tp > 1 and rank is None else []
     try:
         import torch
 
+        from piledriver.engine import Layout
+        from piledriver.runtime import connect, detect_world
         from piledriver.serve.http.served_model import open_served_model
         from piledriver.serve.offline import open_engine
 
+        if args.tp > 1:
+            end_with_parent()
+            world = detect_world()
+            connect(world)
         engine = open_engine(
             args.model,
+            device=world.device if args.tp > 1 else None,
+            layout=Layout(tp=args.tp),
             dtype=getattr(torch, args.dtype) if args.dtype else None,
             deterministic=args.deterministic,
             max_context=args.max_context,
@@ -79,11 +95,19 @@ def run(args: argparse.Namespace) -> None:
             kv_dtype=args.kv_dtype,
             speculate=args.speculate,
         )
+        if listener is None:
+            engine.follow()
+            return
         served = open_served_model(engine, args.model, config)
     except BaseException:
-        listener.close()
+        for process in started:
+            process.kill()
+        if listener is not None:
+            listener.close()
         raise
     serve_http(served, listener, on_ready=lambda url: _announce(url, served.name, bool(key)))
+    for process in started:
+        process.wait()
 
 
 def _announce(url: str, name: str, guarded: bool) -> None:

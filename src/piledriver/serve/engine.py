@@ -22,7 +22,10 @@ from piledriver.serve.answer import AnswerGroup
 from piledriver.serve.config import EngineConfig
 from piledriver.serve.errors import ServeError
 from piledriver.serve.request import Constraint, Request, RequestError, RequestOutput, SamplingParams
+from piledriver.serve.scheduling.scheduler import Step
 from piledriver.serve.step_loop import StepLoop
+from piledriver.serve.tensor_parallel.forward import TensorParallelForward, follow
+from piledriver.serve.tensor_parallel.load import tensor_parallel_ranks
 
 OnOutput = Callable[[RequestOutput], None]
 
@@ -156,6 +159,10 @@ class Engine:
 
     # Steps
 
+    def observe_steps(self, observer: Callable[[Step], None]) -> None:
+        """Call a function with every step before it is launched, in the thread that steps."""
+        self._steps.on_step = observer
+
     @property
     def busy(self) -> bool:
         """Whether any request is not finished."""
@@ -246,12 +253,33 @@ class Engine:
             self._take_orders()
             self._steps.fail(error)
 
+    @property
+    def follows(self) -> bool:
+        """Whether this process is a rank other than 0 of a tensor-parallel model: it must call `follow`."""
+        return tensor_parallel_ranks(self.model)[0] > 0
+
+    def follow(self) -> None:
+        """Compute this rank's shard of the steps that rank 0 runs, until it closes its engine."""
+        dtype = self.model.compute_dtype or next(self.model.parameters()).dtype
+        follow(self.runner.forward, self.runner.device, dtype, invariant=self.config.deterministic)
+
+    def close(self) -> None:
+        """Stop the background thread, and the other ranks of a tensor-parallel model."""
+        self.stop()
+        if isinstance(self.runner.forward, TensorParallelForward):
+            self.runner.forward.close()
+
     def update_weights(self, model: Transformer | None = None) -> None:
         """Use new weights from the next step on: those of `model`, or the served module's own, changed in place.
 
         Nothing is copied if `model` is the served module or shares its parameters. Cached prefixes are forgotten, and
         running requests are computed again from their tokens so far.
         """
+        if model is not None and isinstance(self.runner.forward, TensorParallelForward):
+            raise ServeError(
+                "weights of another model cannot be copied to several ranks",
+                fix="change the shards of each rank in place, then call update_weights()",
+            )
         if model is not None and model.config != self.model.config:
             raise ServeError("the new model has another config than the served one", fix="make another engine for it")
         done = threading.Event()

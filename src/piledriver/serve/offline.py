@@ -10,12 +10,15 @@ import torch
 from piledriver.core import storage
 from piledriver.data.tokenizer.open import open_tokenizer
 from piledriver.data.tokenizer.tokenizer import Tokenizer
+from piledriver.engine import Layout
 from piledriver.kernels.linear import WeightKind
 from piledriver.models import Transformer
 from piledriver.models.interchange import load_folder
 from piledriver.models.quantised import quantise_linears
 from piledriver.serve.engine import Engine
+from piledriver.serve.errors import ServeError
 from piledriver.serve.request import RequestOutput, SamplingParams
+from piledriver.serve.tensor_parallel.load import load_sharded
 
 
 def generate(
@@ -50,13 +53,21 @@ def open_engine(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     quantise: WeightKind | None = None,
+    layout: Layout | None = None,
     **settings: Any,
 ) -> Engine:
     """Return an engine for a model folder (config.json and safetensors) with its tokenizer.
 
-    `quantise` rounds the weights of the linear layers; an int4 model gets an int8 head.
+    `quantise` rounds the weights of the linear layers; an int4 model gets an int8 head. With a `layout` of tp over 1
+    each rank loads its shard: all ranks call this in connected processes, and those with `Engine.follows` then call
+    `Engine.follow`.
     """
     place = device or torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    if layout is not None and layout.tp > 1:
+        if quantise is not None:
+            raise ServeError("quantised weights are not sharded", fix="serve without quantise, or with tp=1")
+        shard = load_sharded(folder, layout, device=torch.device(place), dtype=dtype)
+        return Engine(shard, tokenizer or open_tokenizer(folder), **settings)
     model = load_folder(folder, device=place, dtype=dtype).requires_grad_(False)
     if quantise is not None:
         quantise_linears(model, quantise, head="int8" if quantise == "int4" else quantise)

@@ -6,6 +6,9 @@ must be reduced; if all ranks compute the same from it, each holds the full grad
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -22,6 +25,22 @@ _wait: Any = funcol.wait_tensor
 # Renamed in torch 2.13.
 _all_gather: Any = getattr(funcol, "all_gather_single", None) or funcol.all_gather_tensor
 _reduce_scatter: Any = getattr(funcol, "reduce_scatter_single", None) or funcol.reduce_scatter_tensor
+
+
+_IN_ORDER: ContextVar[bool] = ContextVar("ordered_sums", default=False)
+
+
+@contextmanager
+def ordered_sums() -> Iterator[None]:
+    """Within it, all-reduces add the tensors of ranks one after the other, in the order of ranks.
+
+    Backends add different places of a tensor in different orders, so that a sum depends on where it stands.
+    """
+    token = _IN_ORDER.set(True)
+    try:
+        yield
+    finally:
+        _IN_ORDER.reset(token)
 
 
 @dataclass(frozen=True)
@@ -119,6 +138,11 @@ def _run(way: str, x: Tensor, dim: int, name: str, size: int, rank: int) -> Tens
     # gloo cannot reduce 16-bit floats: on CPUs they are sent as fp32.
     wire = x.float() if x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16) else x
     wire = wire.contiguous()
+    if way == "all-reduce" and _IN_ORDER.get():
+        total, *rest = cast(Tensor, _wait(_all_gather(wire.unsqueeze(0), 0, name))).unbind(0)
+        for one in rest:
+            total = total + one
+        return total.to(x.dtype)
     if way == "all-reduce":
         out = _all_reduce(wire, "sum", name)
     elif way == "all-gather":

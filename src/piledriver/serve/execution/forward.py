@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from piledriver.engine.shards.local_params import part
+from piledriver.engine.tensor_parallel.transformer import ExpertTensorParallel
 from piledriver.kernels.paged_attention import PagedBatch
 from piledriver.models import Transformer
 from piledriver.models.feed_forward.moe import Experts, MoE, Routing
@@ -26,6 +28,9 @@ TILE = 16
 class Forward(Protocol):
     """Computes hidden states of a step's tokens, and logits of some of them."""
 
+    captured: ClassVar[bool]
+    """Whether a CUDA graph can hold it: all its inputs are tensors on the device."""
+
     def hidden(self, tokens: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         """Return [tokens, dim] for flattened tokens at these positions of their sequences."""
 
@@ -35,6 +40,8 @@ class Forward(Protocol):
 
 class ModuleForward:
     """The module's own forward over all tokens at once."""
+
+    captured: ClassVar[bool] = True
 
     def __init__(self, model: Transformer, cache: PagedCache) -> None:
         self.model, self.cache = model, cache
@@ -51,6 +58,8 @@ class ModuleForward:
 
 class TiledForward:
     """The module's forward over `TILE` tokens at a time, in order: later tokens find earlier ones in the cache."""
+
+    captured: ClassVar[bool] = False
 
     def __init__(self, model: Transformer, cache: PagedCache) -> None:
         self.model, self.cache = model, cache
@@ -95,7 +104,8 @@ def dense_experts(model: Transformer) -> Iterator[None]:
     mixtures = [module for module in model.modules() if isinstance(module, MoE)]
     usual = [moe.dispatch for moe in mixtures]
     for moe in mixtures:
-        moe.dispatch = dispatch_densely
+        over = moe.dispatch.group if isinstance(moe.dispatch, ExpertTensorParallel) else None
+        moe.dispatch = dispatch_densely if over is None else ExpertTensorParallel(dispatch_densely, over)
     try:
         yield
     finally:
@@ -108,8 +118,9 @@ def dispatch_densely(experts: Experts, tokens: Tensor, routing: Routing) -> Tens
     kept = tokens.new_zeros(tokens.shape[0], experts.count)
     kept.scatter_(1, routing.experts, routing.weights.to(tokens.dtype))
     out = torch.zeros_like(tokens)
+    gate_up, down = part(experts.gate_up).to(tokens.dtype), part(experts.down).to(tokens.dtype)
+    biases = None if experts.gate_up_bias is None else part(experts.gate_up_bias).to(tokens.dtype)
     for expert in range(experts.count):  # in this order, whatever was chosen
-        bias = None if experts.gate_up_bias is None else experts.gate_up_bias[expert].to(tokens.dtype)
-        hidden = experts.activated(F.linear(tokens, experts.gate_up[expert].to(tokens.dtype), bias))
-        out = out + F.linear(hidden, experts.down[expert].to(tokens.dtype)) * kept[:, expert, None]
+        hidden = experts.activated(F.linear(tokens, gate_up[expert], None if biases is None else biases[expert]))
+        out = out + F.linear(hidden, down[expert]) * kept[:, expert, None]
     return out

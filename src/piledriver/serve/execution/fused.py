@@ -8,11 +8,12 @@ invariant mode also in an order that does not depend on the number of rows.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from piledriver.kernels.decode import rotate_and_attend
 from piledriver.kernels.linear import QuantisedWeight, linear
@@ -40,6 +41,8 @@ _HANDLED = frozenset(
 class FusedForward:
     """A `Forward` that runs fused kernels over the parameters of a module."""
 
+    captured: ClassVar[bool] = True
+
     def __init__(self, model: Transformer, cache: PagedCache, *, invariant: bool) -> None:
         self.model, self.cache, self.invariant = model, cache, invariant
 
@@ -51,6 +54,7 @@ class FusedForward:
         shapes = (
             HAS_TRITON
             and weight.is_cuda
+            and not isinstance(weight, DTensor)  # a shard's collectives are hooks of modules
             and weight.dtype == dtype
             and dtype in (torch.bfloat16, torch.float16)
             and config.qk_norm in ("none", "head")

@@ -26,9 +26,12 @@ class PagedCache:
         length: int,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        ranks: tuple[int, int] = (0, 1),
     ) -> None:
+        """Allocate pages for the heads of one rank; `ranks` is this rank and the number of those that share them."""
         check_servable(config, length)
-        heads, width = config.cache_shape
+        heads, width = local_cache_shape(config, ranks[1])
+        self.ranks = ranks
         shape = (blocks + 1, heads, block_size, width)
         self.length, self.block_size, self.scratch_block = length, block_size, blocks
         self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.layers)]
@@ -59,14 +62,22 @@ class PagedCache:
         assert self.batch is not None, "set `batch` before the forward pass"
         keys, values = self.keys[layer], self.values[layer]
         write_pages(keys, values, k[0], v[0], self.batch.slots)
+        if slopes is not None and self.ranks[1] > 1:
+            slopes = slopes.narrow(0, self.ranks[0] * q.shape[2], q.shape[2])
         return paged_attention(
             q[0], keys, values, self.batch, scale=scale, window=window, softcap=softcap, slopes=slopes, sinks=sinks
         )[None]
 
 
-def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Return the bytes of one block over all layers."""
+def local_cache_shape(config: ModelConfig, ranks: int) -> tuple[int, int]:
+    """Return heads and width of the cache on one of several ranks; the one head of latent attention is on each."""
     heads, width = config.cache_shape
+    return (heads if config.latent is not None else heads // ranks), width
+
+
+def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype, ranks: int = 1) -> int:
+    """Return the bytes of one block over all layers, on one of several ranks."""
+    heads, width = local_cache_shape(config, ranks)
     return 2 * config.layers * heads * block_size * width * dtype.itemsize
 
 

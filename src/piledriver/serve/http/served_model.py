@@ -12,6 +12,7 @@ from typing import Any
 
 from piledriver.core.errors import UsageError
 from piledriver.data.tokenizer.tokenizer import Tokenizer
+from piledriver.engine.shards.local_params import part
 from piledriver.serve.engine import Engine
 from piledriver.serve.http.config import ServerConfig
 from piledriver.serve.http.errors import ClientError
@@ -44,7 +45,7 @@ class ServedModel:
         """Checksum of the model's config, a sample of every weight and the engine's settings."""
         digest = hashlib.sha256(repr(self.engine.model.config).encode() + repr(self.engine.config).encode())
         for name, parameter in self.engine.model.named_parameters():
-            flat = parameter.detach().reshape(-1)
+            flat = part(parameter.detach()).reshape(-1)  # of a shard: its own, without a collective
             digest.update(name.encode() + str(flat[:: max(1, len(flat) // 64)][:64].float().tolist()).encode())
         return "pd_" + digest.hexdigest()[:12]
 

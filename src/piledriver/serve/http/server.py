@@ -62,5 +62,5 @@ def serve_http(served: ServedModel, listener: socket.socket, on_ready: Callable[
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        served.engine.stop()
+        served.engine.close()
         listener.close()
