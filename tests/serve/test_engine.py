@@ -168,8 +168,10 @@ def test_a_seen_prompt_is_found_in_the_cache(model: Transformer) -> None:
     assert cached([*PROMPTS[2][:16], 60]) == 16
 
 
-def test_every_step_launches_the_next_before_the_last_is_read(model: Transformer) -> None:
-    prompts, params = [[1, 2, 3], [4, 5]], SamplingParams(max_tokens=40, temperature=0.5, ignore_eos=True)
+@pytest.mark.parametrize("penalty", [0.0, 0.7])
+def test_every_step_launches_the_next_before_the_last_is_read(model: Transformer, penalty: float) -> None:
+    prompts = [[1, 2, 3], [4, 5]]
+    params = SamplingParams(max_tokens=40, temperature=0.5, ignore_eos=True, frequency_penalty=penalty)
     expected = [output.completions[0].token_ids for output in Engine(model).generate(prompts, params)]
     engine = Engine(model)
     engine._steps._overlap = True

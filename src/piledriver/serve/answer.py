@@ -109,6 +109,7 @@ class AnswerGroup:
     """Make no event before the request is finished."""
     prompt_logprobs: list[TokenLogprob | None] | None = None
     error: str | None = None
+    scheduled_at: float | None = None
 
     @property
     def finished(self) -> bool:
@@ -136,6 +137,7 @@ class AnswerGroup:
             self.prompt_logprobs,
             self.answers[0].sequence.cached,
             self.error,
+            self.scheduled_at,
         )
 
 

@@ -211,3 +211,5 @@ class RequestOutput:
     """Prompt tokens that were found in the prefix cache."""
     error: str | None = None
     """Why the request failed, with finish reason `error`."""
+    scheduled_at: float | None = None
+    """`time.perf_counter()` when the request left the queue."""

@@ -6,6 +6,8 @@ On a GPU step N + 1 is launched before the tokens of step N are read, so that th
 from __future__ import annotations
 
 import itertools
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from piledriver.serve.answer import Answer, AnswerGroup
 from piledriver.serve.config import EngineConfig
 from piledriver.serve.execution.build import build_runner
 from piledriver.serve.execution.inputs import SampleRow
-from piledriver.serve.execution.runner import Launched
+from piledriver.serve.execution.runner import Forwarded, Launched
 from piledriver.serve.execution.sampler import AnswerSampler
 from piledriver.serve.request import RequestOutput
 from piledriver.serve.scheduling.blocks import BlockPool
@@ -49,6 +51,8 @@ class StepLoop:
         )
         self.groups: dict[str, AnswerGroup] = {}
         """Requests that are not finished."""
+        self.on_step: Callable[[Step], None] | None = None
+        """Sees every step before it is launched, for metrics."""
         self._speculator = make_speculator(config, draft_model)
         self._overlap = on_gpu
         self._numbers = itertools.count()
@@ -98,39 +102,61 @@ class StepLoop:
 
     def step(self) -> list[RequestOutput]:
         """Run one step and return the events that it made; on a GPU, those of the step before."""
-        if self._in_flight is not None and not self._can_overlap():
+        if self._speculator is not None:
             self._finish()
         self._propose()
         step = self.scheduler.schedule()
         for sequence in step.preempted:
             self.runner.release(sequence)
-        launched = self._launch(step) if step.chunks else None
+        for sequence in step.admitted:
+            group = _answer(sequence).group
+            group.scheduled_at = group.scheduled_at or time.perf_counter()
+        if self.on_step is not None and step.chunks:
+            self.on_step(step)
+        forwarded = self._launch(step) if step.chunks else None
+        before = self._in_flight
+        if self._host_bound and before is not None:
+            # Sampling needs the tokens of the step before, which are read while the forward pass runs.
+            self._finish()
+            before = None
+        launched = None if forwarded is None else self._launch_sampling(forwarded)
         if launched is not None:
             for row in launched.samples:
                 if not row.draft:
                     row.sequence.pending += 1
-        before, self._in_flight = self._in_flight, launched
+        self._in_flight = launched
         if before is not None:
             self._read(before)
         if self._in_flight is not None and not self._overlap:
             self._finish()
         return self._events()
 
-    def _launch(self, step: Step) -> Launched | None:
-        """Launch a step. If it does not fit in memory, halve the token budget and compute everything again."""
+    def _launch(self, step: Step) -> Forwarded | None:
+        """Launch the forward pass of a step; None if it does not fit in memory."""
         try:
-            return self.runner.launch(step)
+            return self.runner.launch_forward(step)
         except torch.OutOfMemoryError:
-            self._finish()
-            if step.tokens == 1:
-                self._fail_group(_answer(step.chunks[0].sequence).group, "out of memory")
-            self.scheduler.token_budget = max(step.tokens // 2, 1)
-            for sequence in self.scheduler.preempt_all():
-                self.runner.release(sequence)
-            self.pool.clear_cache()
-            if self.runner.device.type == "cuda":
-                torch.cuda.empty_cache()
+            self._shrink(step)
             return None
+
+    def _launch_sampling(self, forwarded: Forwarded) -> Launched | None:
+        try:
+            return self.runner.launch_sampling(forwarded)
+        except torch.OutOfMemoryError:
+            self._shrink(forwarded.step)
+            return None
+
+    def _shrink(self, step: Step) -> None:
+        """Halve the token budget and compute everything again, after a step that did not fit in memory."""
+        self._finish()
+        if step.tokens == 1:
+            self._fail_group(_answer(step.chunks[0].sequence).group, "out of memory")
+        self.scheduler.token_budget = max(step.tokens // 2, 1)
+        for sequence in self.scheduler.preempt_all():
+            self.runner.release(sequence)
+        self.pool.clear_cache()
+        if self.runner.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _fail_group(self, group: AnswerGroup, reason: str) -> None:
         """End one request with an error; the others continue."""
@@ -140,12 +166,6 @@ class StepLoop:
                 answer.end("error")
                 self._drop(answer.sequence)
         self._changed[group.request.id] = group
-
-    def _can_overlap(self) -> bool:
-        """Whether the next step can be scheduled before the last one is read."""
-        if not self._overlap or self._speculator is not None:
-            return False
-        return self._host_bound == 0
 
     def _finish(self) -> None:
         launched, self._in_flight = self._in_flight, None

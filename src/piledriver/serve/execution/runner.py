@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,6 +40,21 @@ class Launched:
     ready: Any = None
 
 
+class Forwarded(NamedTuple):
+    """A step whose forward pass was launched."""
+
+    step: Step
+    samples: list[SampleRow]
+    slots: Any
+    """Rows of the tables; a sequence that ends meanwhile has none any more."""
+    answers: list[AnswerSampler]
+    logits: Tensor | None
+    """[samples, vocab]; None if nothing is sampled."""
+    drawn: Drawn | None
+    """Tokens sampled by temperature alone inside a CUDA graph, padded."""
+    prompt_logprobs: dict[int, list[TokenLogprob]] = {}  # noqa: RUF012 - never changed
+
+
 class Runner:
     """Runs steps on one device."""
 
@@ -70,26 +85,46 @@ class Runner:
                 invariant=invariant,
             )
 
-    @torch.inference_mode()
     def launch(self, step: Step) -> Launched:
         """Start a step; on a GPU this returns before it is done."""
+        return self.launch_sampling(self.launch_forward(step))
+
+    @torch.inference_mode()
+    def launch_forward(self, step: Step) -> Forwarded:
+        """Start the forward pass of a step; tokens that the host has not read yet may be among its inputs."""
         changed = [chunk.sequence for chunk in step.chunks if self.tables.update(chunk.sequence)]
         if changed:
             slots = np.array([sequence.slot for sequence in changed])
             width = max([len(sequence.blocks) for sequence in changed])
             self._tables[self._send(slots), :width] = self._send(self.tables.array[slots, :width])
         inputs = step_inputs(step)
+        slots = np.array([row.sequence.slot for row in inputs.samples], dtype=np.int64)
         answers = [_answer(row.sequence) for row in inputs.samples]
         if self._graphs is not None and self._graphs.fits(inputs):
-            return self._launch_graph(step, inputs, answers)
+            temperatures = [answer.params.temperature for answer in answers]
+            uniforms = [
+                0.0 if temperature == 0 else min(answer.uniform(row.place), ALMOST_ONE)
+                for temperature, answer, row in zip(temperatures, answers, inputs.samples, strict=True)
+            ]
+            result = self._graphs.run(inputs, temperatures, uniforms)
+            return Forwarded(step, inputs.samples, slots, answers, result.logits[: len(answers)], result.drawn)
         hidden = self._hidden(inputs)
         prompts = self._prompt_logprobs(step, inputs, hidden)
-        if not inputs.samples:
+        logits = self.forward.logits(hidden[self._send(inputs.rows)]) if inputs.samples else None
+        return Forwarded(step, inputs.samples, slots, answers, logits, None, prompts)
+
+    @torch.inference_mode()
+    def launch_sampling(self, forwarded: Forwarded) -> Launched:
+        """Start sampling from a forward pass. Constraints and penalties read all tokens before: they must be known."""
+        step, rows, slots, answers, logits, drawn, prompts = forwarded
+        if logits is None:
             return Launched(step, [], prompt_logprobs=prompts)
-        logits = self.forward.logits(hidden[self._send(inputs.rows)])
-        sampled = sample(logits, inputs.samples, answers)
-        self._keep_last(inputs, sampled.drawn)
-        return self._on_the_way(step, inputs, sampled, prompts)
+        if drawn is not None and all([answer.plain for answer in answers]):  # noqa: C419 - a list is faster here
+            return self._on_the_way(step, rows, Sampled(drawn), {})
+        sampled = sample(logits, rows, answers)
+        # Sampled tokens stay on the device, where the next step finds them before the host has read them.
+        self._last_tokens[self._send(slots)] = sampled.drawn.tokens
+        return self._on_the_way(step, rows, sampled, prompts)
 
     def read(self, launched: Launched) -> tuple[list[int], list[float], list[tuple[tuple[int, float], ...]] | None]:
         """Wait for a step; return tokens, log-probabilities and most likely tokens in the order of its rows."""
@@ -102,29 +137,10 @@ class Runner:
         tops = None if launched.tops is None else [tuple(top or ()) for top in launched.tops]
         return tokens, logprobs, tops
 
-    def _launch_graph(self, step: Step, inputs: StepInputs, answers: list[AnswerSampler]) -> Launched:
-        assert self._graphs is not None
-        temperatures = [answer.params.temperature for answer in answers]
-        uniforms = [
-            0.0 if temperature == 0 else min(answer.uniform(row.place), ALMOST_ONE)
-            for temperature, answer, row in zip(temperatures, answers, inputs.samples, strict=True)
-        ]
-        result = self._graphs.run(inputs, temperatures, uniforms)
-        if all([answer.plain for answer in answers]):  # noqa: C419 - a list is faster here
-            return self._on_the_way(step, inputs, Sampled(result.drawn), {})
-        sampled = sample(result.logits[: len(answers)], inputs.samples, answers)
-        self._keep_last(inputs, sampled.drawn)
-        return self._on_the_way(step, inputs, sampled, {})
-
-    def _keep_last(self, inputs: StepInputs, drawn: Drawn) -> None:
-        """Keep sampled tokens on the device, where the next step finds them before the host has read them."""
-        slots = self._send(np.array([row.sequence.slot for row in inputs.samples], dtype=np.int64))
-        self._last_tokens[slots] = drawn.tokens
-
     def _on_the_way(
-        self, step: Step, inputs: StepInputs, sampled: Sampled, prompts: dict[int, list[TokenLogprob]]
+        self, step: Step, rows: list[SampleRow], sampled: Sampled, prompts: dict[int, list[TokenLogprob]]
     ) -> Launched:
-        launched = Launched(step, inputs.samples, sampled.drawn, sampled.tops, prompts, sampled.failures)
+        launched = Launched(step, rows, sampled.drawn, sampled.tops, prompts, sampled.failures)
         if self.device.type == "cuda":
             launched.host = Drawn(*(tensor.to("cpu", non_blocking=True) for tensor in sampled.drawn))
             launched.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -13,6 +13,7 @@ from torch import Tensor
 from piledriver.core.random import Stream
 from piledriver.kernels.sampling import Drawn, RowSettings, draw_tokens, token_logprobs
 from piledriver.kernels.sampling.reference import truncate_row
+from piledriver.serve.execution.constraints import apply_constraints
 from piledriver.serve.execution.inputs import SampleRow
 from piledriver.serve.request import Constraint, SamplingParams, TokenLogprob
 
@@ -73,12 +74,8 @@ def sample(logits: Tensor, rows: Rows[SampleRow], answers: Rows[AnswerSampler]) 
         changed = logits.float().clone()
         for position, (row, answer) in enumerate(zip(rows, answers, strict=True)):
             if answer.changes_logits:
-                try:
-                    _change(changed[position], row, answer)
-                except Exception as error:
-                    # The constraint is the caller's code: whatever it raises ends its own request only.
-                    failures[position] = f"{type(error).__name__}: {error}"
-                    changed[position] = logits[position]
+                _change(changed[position], row, answer)
+        failures = apply_constraints(changed, rows, answers)
     drawn = draw_tokens(changed, row_settings(rows, answers, logits.device), logits)
     return Sampled(drawn, _log_probabilities(logits, changed, drawn, answers), failures)
 
@@ -109,7 +106,7 @@ def _to_device(array: Any, device: torch.device) -> Tensor:
 
 
 def _change(logits: Tensor, row: SampleRow, answer: AnswerSampler) -> None:
-    """Apply penalties, biases and the constraint to one row, in place."""
+    """Apply penalties and biases to one row, in place."""
     params, sequence = answer.params, row.sequence
     tokens = [*sequence.tokens, *row.draft]
     if params.repetition_penalty != 1.0:
@@ -127,19 +124,6 @@ def _change(logits: Tensor, row: SampleRow, answer: AnswerSampler) -> None:
         logits[places] += torch.tensor(list(params.logit_bias.values()), device=logits.device)
     if row.place < params.min_tokens and answer.end_ids:
         logits[torch.tensor(sorted(answer.end_ids), device=logits.device)] = -torch.inf
-    if answer.constraint is not None:
-        _mask(logits, row, answer.constraint)
-
-
-def _mask(logits: Tensor, row: SampleRow, constraint: Constraint) -> None:
-    words = np.zeros(-(-len(logits) // 32), dtype=np.int32)
-    for token in row.draft:
-        constraint.accept(token)
-    constraint.fill_mask(words)
-    if row.draft:
-        constraint.rollback(len(row.draft))
-    allowed = np.unpackbits(words.view(np.uint8), bitorder="little")[: len(logits)].astype(bool)
-    logits.masked_fill_(~torch.from_numpy(allowed).to(logits.device), -torch.inf)
 
 
 def _log_probabilities(

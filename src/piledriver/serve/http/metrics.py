@@ -8,6 +8,7 @@ from typing import Any
 from piledriver.core.errors import MissingDependencyError
 from piledriver.serve.engine import Engine
 from piledriver.serve.request import RequestOutput
+from piledriver.serve.scheduling.scheduler import Step
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
@@ -52,10 +53,20 @@ class ServerMetrics:
         self._first = histogram("time_to_first_token_seconds", "Arrival to the first token", _SECONDS)
         self._between = histogram("inter_token_latency_seconds", "Between two tokens of an answer", _SECONDS)
         self._whole = histogram("e2e_request_latency_seconds", "Arrival to the last token", _SECONDS)
+        self._queue = histogram("request_queue_time_seconds", "Arrival to the first step", _SECONDS)
+        self._prefill = histogram("request_prefill_time_seconds", "First step to the first token", _SECONDS)
         self._decode = histogram("request_decode_time_seconds", "First to last token", _SECONDS)
         self._prompt_sizes = histogram("request_prompt_tokens", "Tokens of a prompt", _TOKENS)
         self._answer_sizes = histogram("request_generation_tokens", "Tokens of an answer", _TOKENS)
+        self._step_sizes = histogram("iteration_tokens_total", "Tokens of a step", _TOKENS)
+        self._preemptions = counter("num_preemptions", "Answers that lost their blocks and were computed again")
         self._model_name = model_name
+        engine.observe_steps(self._see_step)
+
+    def _see_step(self, step: Step) -> None:
+        self._step_sizes.observe(step.tokens)
+        if step.preempted:
+            self._preemptions.inc(len(step.preempted))
 
     def observer(self) -> RequestObserver:
         """Return the observer of a request that arrives now."""
@@ -84,6 +95,9 @@ class RequestObserver:
             if self._first is None:
                 self._first = now
                 metrics._first.observe(now - self._arrived)
+                if event.scheduled_at is not None:
+                    metrics._queue.observe(event.scheduled_at - self._arrived)
+                    metrics._prefill.observe(now - event.scheduled_at)
             before = self._last.get(delta.index)
             if before is not None:
                 for _ in delta.token_ids:

@@ -33,6 +33,8 @@ class Step:
 
     chunks: list[Chunk]
     preempted: list[Sequence] = field(default_factory=list)
+    admitted: list[Sequence] = field(default_factory=list)
+    """Sequences that left the queue for this step."""
 
     @property
     def tokens(self) -> int:
@@ -66,9 +68,8 @@ class Scheduler:
         chunks: list[Chunk] = []
         preempted: list[Sequence] = []
         budget = self._schedule_running(chunks, preempted)
-        if not preempted:
-            self._admit(chunks, budget)
-        return Step(chunks, preempted)
+        admitted = [] if preempted else self._admit(chunks, budget)
+        return Step(chunks, preempted, admitted)
 
     def preempt_all(self) -> list[Sequence]:
         """Release the blocks of all running sequences and queue them again; return them."""
@@ -122,7 +123,8 @@ class Scheduler:
             position += 1
         return budget
 
-    def _admit(self, chunks: list[Chunk], budget: int) -> None:
+    def _admit(self, chunks: list[Chunk], budget: int) -> list[Sequence]:
+        admitted: list[Sequence] = []
         position = 0
         while budget > 0 and position < len(self.waiting) and len(self.running) < self.max_sequences:
             sequence = self.waiting[position]
@@ -133,11 +135,13 @@ class Scheduler:
             count = min(sequence.known - sequence.computed, budget)
             if not self._reserve(sequence, sequence.computed + count):
                 self._release(sequence)
-                return
+                break
             del self.waiting[position]
+            admitted.append(sequence)
             bisect.insort(self.running, sequence, key=_order)
             chunks.append(self._advance(sequence, count))
             budget -= count
+        return admitted
 
     def _advance(self, sequence: Sequence, count: int) -> Chunk:
         start = sequence.computed
