@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import signal
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from piledriver.serve.http.config import ServerConfig
 from piledriver.serve.http.served_model import open_served_model
 from piledriver.serve.offline import open_engine
 from tests.serve.http.conftest import Server
+from tests.serve.http.soak import blocks_in_use, vanish
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -73,6 +72,36 @@ BAD: list[tuple[str, dict[str, Any], str, str | None]] = [
     ("/detokenize", {"tokens": [999999]}, "token 999999 does not exist", "tokens"),
 ]
 
+# (path, body, number of choices, tokens of all answers together; None for any)
+GOOD: list[tuple[str, dict[str, Any], int, int | None]] = [
+    (TEXT, {"prompt": "Once"}, 1, None),
+    (TEXT, {"prompt": ["Once", "The"], "max_tokens": 3, "ignore_eos": True}, 2, 6),
+    (TEXT, {"prompt": [40, 41, 42], "max_tokens": 2, "ignore_eos": True}, 1, 2),
+    (TEXT, {"prompt": [[40], [41, 42]], "max_tokens": 2, "ignore_eos": True}, 2, 4),
+    (TEXT, {"prompt": "Once", "n": 3, "max_tokens": 2, "ignore_eos": True, "seed": 4}, 3, 6),
+    (TEXT, {"prompt": "Once", "n": 1, "best_of": 3, "max_tokens": 2, "ignore_eos": True}, 1, None),
+    (TEXT, {"prompt": "Once", "temperature": 0, "max_tokens": 4, "ignore_eos": True, "user": "someone"}, 1, 4),
+    (TEXT, {"prompt": "Once", "top_k": 3, "top_p": 0.5, "min_p": 0.1, "max_tokens": 4, "ignore_eos": True}, 1, 4),
+    (TEXT, {"prompt": "Once", "presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.2}, 1, None),
+    (TEXT, {"prompt": "Once", "logit_bias": {"40": 100}, "max_tokens": 3, "ignore_eos": True}, 1, 3),
+    (TEXT, {"prompt": "Once", "stop": "e", "max_tokens": 50}, 1, None),
+    (TEXT, {"prompt": "Once", "stop": ["e", "t"], "include_stop_str_in_output": True, "max_tokens": 50}, 1, None),
+    (TEXT, {"prompt": "Once", "stop_token_ids": [40, 41, 42], "max_tokens": 50}, 1, None),
+    (TEXT, {"prompt": "Once", "min_tokens": 5, "max_tokens": 5}, 1, 5),
+    (TEXT, {"prompt": "Once", "echo": True, "max_tokens": 1, "logprobs": 2, "ignore_eos": True}, 1, 1),
+    (TEXT, {"prompt": "Once", "prompt_logprobs": 1, "logprobs": 0, "max_tokens": 2, "ignore_eos": True}, 1, 2),
+    (TEXT, {"prompt": "Once", "return_token_ids": True, "add_special_tokens": False, "max_tokens": 1}, 1, 1),
+    (TEXT, {"prompt": "a" * 900, "truncate_prompt_tokens": 20, "max_tokens": 1}, 1, 1),
+    (TEXT, {"prompt": "Once", "cache_salt": "mine", "priority": 3, "max_tokens": 1}, 1, 1),
+    (TEXT, {"prompt": "Once", "skip_special_tokens": False, "max_tokens": 4}, 1, None),
+    (CHAT, {"messages": HELLO, "max_tokens": 3, "ignore_eos": True}, 1, 3),
+    (CHAT, {"messages": HELLO, "max_completion_tokens": 3, "ignore_eos": True, "n": 2}, 2, 6),
+    (CHAT, {"messages": [{"role": "system", "content": "Be brief."}, *HELLO], "max_tokens": 2}, 1, None),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}], "max_tokens": 2}, 1, None),
+    (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 3, "max_tokens": 2, "ignore_eos": True}, 1, 2),
+    (CHAT, {"messages": HELLO, "response_format": {"type": "text"}, "max_tokens": 2}, 1, None),
+]
+
 
 @pytest.fixture(scope="module")
 def app(folder: Path) -> Any:
@@ -91,6 +120,18 @@ def call(app: Any, method: str, path: str, key: str | None = "sesame", **options
             return await client.request(method, path, headers=headers, **options)
 
     return asyncio.run(ask())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("path", "body", "choices", "tokens"), GOOD, ids=lambda value: str(value)[:40])
+def test_what_can_be_asked_is_answered(
+    post: Any, path: str, body: dict[str, Any], choices: int, tokens: int | None
+) -> None:
+    answer = post(path, **body)
+    assert sorted(choice["index"] for choice in answer["choices"]) == list(range(choices))
+    assert {choice["finish_reason"] for choice in answer["choices"]} <= {"stop", "length"}
+    assert tokens is None or answer["usage"]["completion_tokens"] == tokens
+    assert answer["usage"]["total_tokens"] == answer["usage"]["prompt_tokens"] + answer["usage"]["completion_tokens"]
 
 
 @pytest.mark.parametrize(("path", "body", "said", "parameter"), BAD, ids=lambda value: str(value)[:40])
@@ -174,26 +215,20 @@ def test_answers_keep_to_their_grammar(post: Any) -> None:
 
 
 @pytest.mark.slow
+def test_phases_of_requests_are_measured_under_vllms_names(post: Any, server: Server) -> None:
+    post(TEXT, prompt="Once upon", max_tokens=3, ignore_eos=True)
+    phases = ("request_queue_time", "request_prefill_time", "request_decode_time", "time_to_first_token")
+    for name in (*(f"{phase}_seconds" for phase in phases), "iteration_tokens_total", "request_prompt_tokens"):
+        assert server.metric(f"vllm:{name}_count") >= 1, name
+    assert server.metric("vllm:iteration_tokens_total_sum") >= server.metric("vllm:generation_tokens_total")
+    assert server.metric("vllm:num_preemptions_total") == 0
+
+
+@pytest.mark.slow
 def test_clients_that_leave_free_their_blocks(server: Server) -> None:
     """Streaming or not, in any phase: what they asked for is not computed any longer."""
-    luck = random.Random(4)
-    host, port = server.url.removeprefix("http://").split(":")
-    for number in range(60):
-        fields = {"prompt": "Once upon a time", "max_tokens": 200, "stream": number % 2 == 0, "ignore_eos": True}
-        body = json.dumps(fields).encode()
-        head = (
-            f"POST {TEXT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        with socket.create_connection((host, int(port))) as connection:
-            connection.sendall(head.encode() + body[: luck.choice([len(body), len(body), 10])])
-            time.sleep(luck.uniform(0, 0.03))
-    for _ in range(100):
-        left = server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting")
-        if left == 0:
-            break
-        time.sleep(0.05)
-    assert left == 0
-    assert server.metric("vllm:kv_cache_usage_perc") == 0
+    assert vanish(server.url, clients=60) == 60
+    assert blocks_in_use(server.url) == 0
 
 
 @pytest.mark.slow
