@@ -44,9 +44,9 @@ def run(args: argparse.Namespace) -> None:
     """Serve until SIGTERM or Ctrl-C."""
     from piledriver.core.errors import MissingFileError, UsageError
     from piledriver.runtime import environment
+    from piledriver.serve.execution.tensor_parallel.processes import end_with_parent, start_ranks
     from piledriver.serve.http.config import ServerConfig
     from piledriver.serve.http.server import open_socket, serve_http
-    from piledriver.serve.tensor_parallel.processes import end_with_parent, start_ranks
 
     if not Path(args.model).is_dir():
         raise MissingFileError(args.model, fix="give a model folder, such as RUN/model")

@@ -21,11 +21,11 @@ from piledriver.models import Transformer
 from piledriver.serve.answer import AnswerGroup
 from piledriver.serve.config import EngineConfig
 from piledriver.serve.errors import ServeError
+from piledriver.serve.execution.tensor_parallel.forward import TensorParallelForward, follow
+from piledriver.serve.execution.tensor_parallel.load import tensor_parallel_ranks
 from piledriver.serve.request import Constraint, Request, RequestError, RequestOutput, SamplingParams
 from piledriver.serve.scheduling.scheduler import Step
 from piledriver.serve.step_loop import StepLoop
-from piledriver.serve.tensor_parallel.forward import TensorParallelForward, follow
-from piledriver.serve.tensor_parallel.load import tensor_parallel_ranks
 
 OnOutput = Callable[[RequestOutput], None]
 

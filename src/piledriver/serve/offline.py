@@ -17,8 +17,8 @@ from piledriver.models.interchange import load_folder
 from piledriver.models.quantised import quantise_linears
 from piledriver.serve.engine import Engine
 from piledriver.serve.errors import ServeError
+from piledriver.serve.execution.tensor_parallel.load import load_sharded
 from piledriver.serve.request import RequestOutput, SamplingParams
-from piledriver.serve.tensor_parallel.load import load_sharded
 
 
 def generate(

@@ -13,8 +13,8 @@ from piledriver.serve.execution.fused import FusedForward
 from piledriver.serve.execution.inputs import BlockTables
 from piledriver.serve.execution.pages import PagedCache, block_bytes
 from piledriver.serve.execution.runner import Runner
-from piledriver.serve.tensor_parallel.forward import TensorParallelForward
-from piledriver.serve.tensor_parallel.load import tensor_parallel_ranks
+from piledriver.serve.execution.tensor_parallel.forward import TensorParallelForward
+from piledriver.serve.execution.tensor_parallel.load import tensor_parallel_ranks
 
 _CPU_CONTEXTS = 16
 _WORKSPACE_BYTES = 2 << 30

@@ -19,9 +19,9 @@ from piledriver.engine.mesh import make_mesh
 from piledriver.models import ModelConfig, MoEConfig, Transformer
 from piledriver.models.interchange import save_folder
 from piledriver.serve import Engine, RequestOutput, SamplingParams, ServeError
+from piledriver.serve.execution.tensor_parallel.load import load_sharded
 from piledriver.serve.http.background import start_server
 from piledriver.serve.load import LoadConfig, run_load
-from piledriver.serve.tensor_parallel.load import load_sharded
 from tests.checkpoint.processes import run
 from tests.serve.http.conftest import make_folder
 
