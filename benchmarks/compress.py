@@ -184,7 +184,7 @@ def rows_of(bench: Bench) -> None:
 
 def summary_of(bench: Bench) -> dict[str, Any]:
     """Return what the issue asks for."""
-    loss, dense = bench.loss, bench.rows["dense"]["bits_per_byte"]
+    loss = bench.loss
 
     def ratio(name: str, other: str) -> float | None:
         value = loss(name) / loss(other) if loss(other) else math.nan
@@ -196,7 +196,7 @@ def summary_of(bench: Bench) -> dict[str, Any]:
         "unit": "bits per byte",
         "machine": torch.cuda.get_device_name() if bench.device == "cuda" else "cpu",
         "bits_per_byte": {name: row["bits_per_byte"] for name, row in bench.rows.items()},
-        "relative": {name: round(row["bits_per_byte"] / dense, 5) for name, row in bench.rows.items()},
+        "percent_lost": {name: round(100 * row["change"][0], 4) for name, row in bench.rows.items() if "change" in row},
         "loss_ratios": {
             "int4 gptq over rtn": ratio("w4a16-g128 gptq", "w4a16-g128 rtn"),
             "int4 awq over rtn": ratio("w4a16-g128 awq", "w4a16-g128 rtn"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from piledriver.compress.scheme import NAMES, Scheme
 from piledriver.compress.smoothquant import smoothing_scale
 from piledriver.core.errors import UsageError
 from piledriver.kernels.linear import GROUPS, dequantise_weight, quantise_weight, weight_codes, weight_grid
-from piledriver.models import ModelConfig, Transformer
+from piledriver.models import ModelConfig, MoEConfig, Transformer
+from piledriver.models.config import LatentAttentionConfig
+from piledriver.models.interchange import load_folder, save_folder
 from piledriver.models.layers import Linear
 from piledriver.models.quantised import DynamicQuantisedLinear
 from piledriver.models.torch_private import has_forward_hooks
@@ -263,3 +266,29 @@ def test_statistics_of_a_layer_that_is_bypassed_are_an_error() -> None:
     assert not block.mlp._can_fuse(torch.zeros(1, 64))
     handle.remove()
     assert has_forward_hooks(block.mlp.down) is False
+
+
+@pytest.mark.parametrize("kind", ["latent", "experts"])
+def test_other_blocks_are_quantised_where_they_can_be(kind: str, tmp_path: Path) -> None:
+    moe = MoEConfig(
+        experts=4, experts_per_token=2, expert_dim=32, shared_dim=32, scores="sigmoid", correction_bias=True
+    )
+    latent = LatentAttentionConfig(kv_rank=32, rope_dim=8, value_dim=16, q_rank=32)
+    more: dict[str, Any] = {"moe": moe, "latent": latent, "kv_heads": 4, "head_dim": 24, "tied": False}
+    if kind == "experts":
+        more = {"moe": MoEConfig(experts=4, experts_per_token=2, expert_dim=32), "tied": False}
+    model = Transformer(ModelConfig(**{**SHAPE, "max_positions": 64, **more})).requires_grad_(False)
+    for method in ("rtn", "gptq", "awq"):
+        given = {} if method == "rtn" else {"data": TOKENS}
+        small = compress.quantise(model, "w4a16-g32", method=method, **given)
+        record = small.compression[-1]
+        assert "stacked" in record["skipped"]["blocks.0.mlp.experts"]
+        assert f"blocks.0.attention.{'q_a' if kind == 'latent' else 'qkv'}" in record["relative_error"]
+        assert ("blocks.0.attention.kv_b" in record["skipped"]) == (kind == "latent")
+        error = (small(TOKENS) - model(TOKENS)).square().mean() / model(TOKENS).square().mean()
+        assert 0 < float(error) < 0.2
+    if kind == "experts":
+        save_folder(small, tmp_path / "small")
+        torch.testing.assert_close(load_folder(tmp_path / "small")(TOKENS), small(TOKENS))
+    sparse = compress.prune(model, 0.5, method="magnitude")
+    assert "blocks.0.mlp.router.score" in sparse.compression[-1]["skipped"]

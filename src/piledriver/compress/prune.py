@@ -19,6 +19,7 @@ from piledriver.compress.structured.prune_shape import LayerScore
 from piledriver.core.errors import UsageError
 from piledriver.data import Cursor, TokenStream
 from piledriver.models import Transformer
+from piledriver.models.feed_forward.moe import MoE
 from piledriver.models.layers import Linear
 
 PruneMethod = Literal["magnitude", "wanda", "sparsegpt"]
@@ -90,14 +91,20 @@ def prune(
     walk = None
     if calibration is not None and method != "magnitude":
         walk = BlockWalk(model, calibration, device=place, batch_tokens=batch_tokens)
-    skipped: list[str] = []
+    skipped: dict[str, str] = {}
     zeros: dict[str, float] = {}
     for name, block in model.blocks.items():
         home = next(block.parameters()).device
         layers = {key: module for key, module in block.named_modules() if type(module) is Linear}
+        if isinstance(block.mlp, MoE):
+            skipped[f"blocks.{name}.mlp.experts"] = "experts are removed whole: give a SmallerShape"
         for key in list(layers):
-            if any(fnmatch.fnmatch(f"blocks.{name}.{key}", one) for one in skip):
-                skipped.append(f"blocks.{name}.{key}")
+            full = f"blocks.{name}.{key}"
+            if key in ("mlp.router.score", "shared_gate"):
+                skipped[full] = "small, and its choices must not change"
+            if any(fnmatch.fnmatch(full, one) for one in skip):
+                skipped[full] = "matches a skip pattern"
+            if full in skipped:
                 del layers[key]
         known = {} if walk is None else walk.statistics(name, block, layers)
         for key, layer in layers.items():
@@ -115,7 +122,7 @@ def prune(
             "sparsity": sparsity,
             "calibration": None if walk is None or calibration is None else dict(calibration.origin),
             "zeros": zeros,
-            "skipped": dict.fromkeys(skipped, "matches a skip pattern"),
+            "skipped": skipped,
         }
     )
     return model

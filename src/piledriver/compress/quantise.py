@@ -26,13 +26,27 @@ from piledriver.data import Cursor, TokenStream
 from piledriver.kernels.linear import QuantisedWeight, WeightKind, dequantise_weight, quantise_weight
 from piledriver.models import Transformer
 from piledriver.models.block import Block
+from piledriver.models.feed_forward.moe import MoE
 from piledriver.models.layers import Linear
 from piledriver.models.quantised import DynamicQuantisedLinear, QuantisedLinear, project_quantised, replace_linear
 
 Method = Literal["rtn", "gptq", "awq", "smoothquant"]
 METHODS: tuple[Method, ...] = ("rtn", "gptq", "awq", "smoothquant")
 # Layers of a block in the order in which they compute; those of one row read the same input.
-_ORDER = (("attention.qkv",), ("attention.out",), ("mlp.gate_up", "mlp.up"), ("mlp.down",))
+_ORDER = (
+    ("attention.qkv", "attention.q_a", "attention.kv_a"),
+    ("attention.q_b",),
+    ("attention.out",),
+    ("mlp.gate_up", "mlp.up", "shared_mlp.gate_up", "shared_mlp.up"),
+    ("mlp.down", "shared_mlp.down"),
+)
+# Layers that stay dense in every model, and why.
+_DENSE = {
+    "attention.kv_b": "decoding over latent vectors reads it as a matrix",
+    "mlp.router.score": "small, and its choices must not change",
+    "shared_gate": "small",
+}
+_EXPERTS = "experts are stored stacked, and have no quantised kernel"
 
 
 @torch.no_grad()
@@ -226,10 +240,6 @@ def _check(
         raise UsageError(f"{what} needs calibration text", fix="give data=tokens, or a TokenStream")
     if method == "smoothquant" and not scheme.dynamic:
         raise UsageError(f"smoothquant with {scheme.name} does nothing useful", fix="use scheme w8a8 or w8a8-fp8")
-    if model.config.moe is not None:
-        raise UsageError("experts cannot be quantised yet", fix="give a model without experts")
-    if model.config.latent is not None:
-        raise UsageError("latent attention cannot be quantised yet", fix="give a model without latent attention")
     if head is not None and model.config.head_bias:
         raise UsageError("an output projection with a bias cannot be quantised", fix="leave out head")
     if head == "int4":
@@ -248,8 +258,12 @@ def _skipped(model: Transformer, scheme: Scheme, patterns: Iterable[str]) -> dic
             raise UsageError(f"skip pattern {pattern!r} matches no layer", fix=f"names are such as {names[0]}")
         skipped |= dict.fromkeys(found, f"matches {pattern}")
     for name, block in model.blocks.items():
+        if isinstance(block.mlp, MoE):
+            skipped[f"blocks.{name}.mlp.experts"] = _EXPERTS
         for key, layer in _linears(block):
             full = f"blocks.{name}.{key}"
+            if key in _DENSE:
+                skipped.setdefault(full, _DENSE[key])
             if full not in skipped and not _fits(layer.weight, scheme):
                 raise UsageError(
                     f"{full} has {layer.in_features} columns, which {scheme.name} does not divide",

@@ -19,6 +19,7 @@ from piledriver.core import storage
 from piledriver.core.errors import CorruptFileError, StorageError
 from piledriver.core.safetensors import CODES, SafetensorsWriter, TensorEntry
 from piledriver.models.config import ModelConfig
+from piledriver.models.feed_forward.moe import Experts
 from piledriver.models.interchange.compressed_tensors import merge_codes, quantisation_settings, write_layer
 from piledriver.models.interchange.config_json import TOKEN_IDS, read_config, read_token_ids, write_config
 from piledriver.models.interchange.errors import InterchangeError
@@ -278,6 +279,10 @@ def _dense_linears(model: Transformer, kind: Family) -> list[str]:
             names += [
                 source.removesuffix(".weight") for source in _rule(kind, f"blocks.{name}.weight", model.config)[1]
             ]
+        if isinstance(module, Experts):
+            for part in ("gate_up", "down"):
+                sources = _rule(kind, f"blocks.{name}.{part}", model.config)[1]
+                names += [source.removesuffix(".weight") for source in sources]
     return names
 
 
