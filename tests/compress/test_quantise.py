@@ -276,7 +276,7 @@ def test_other_blocks_are_quantised_where_they_can_be(kind: str, tmp_path: Path)
     latent = LatentAttentionConfig(kv_rank=32, rope_dim=8, value_dim=16, q_rank=32)
     more: dict[str, Any] = {"moe": moe, "latent": latent, "kv_heads": 4, "head_dim": 24, "tied": False}
     if kind == "experts":
-        more = {"moe": MoEConfig(experts=4, experts_per_token=2, expert_dim=32), "tied": False}
+        more = {"moe": MoEConfig(experts=4, experts_per_token=2), "tied": False}
     model = Transformer(ModelConfig(**{**SHAPE, "max_positions": 64, **more})).requires_grad_(False)
     for method in ("rtn", "gptq", "awq"):
         given = {} if method == "rtn" else {"data": TOKENS}
