@@ -22,7 +22,6 @@ from piledriver.plan.hardware.parse import parse_hardware
 
 BATCHES = (1, 32)
 """Batch sizes whose decoding speed is shown."""
-_STEP = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +166,8 @@ def narrower_shape(config: ModelConfig, share: float) -> SmallerShape:
     keeps_heads = config.positions == "alibi" or config.qk_norm == "full"
     kv_heads = config.kv_heads if keeps_heads else max(1, round(config.kv_heads * (1 - 0.55 * (1 - share))))
     smaller = SmallerShape(kv_heads=kv_heads).config_of(config, kept_layers=range(config.layers))
-    step = next(width for width in (_STEP * 4, _STEP, 8, 1) if config.mlp_dim // width >= 4 or width == 1)
+    # Widths that kernels tile evenly, and groups of int4 divide, in steps of a few per cent.
+    step = next(width for width in (128, 32, 8, 1) if config.mlp_dim >= 32 * width or width == 1)
     for width in range(config.mlp_dim // step * step, 0, -step):
         if _block_parameters(replace(smaller, mlp_dim=width)) <= share * whole:
             return SmallerShape(kv_heads=None if kv_heads == config.kv_heads else kv_heads, mlp_dim=width)
