@@ -167,7 +167,7 @@ def narrower_shape(config: ModelConfig, share: float) -> SmallerShape:
     kv_heads = config.kv_heads if keeps_heads else max(1, round(config.kv_heads * (1 - 0.55 * (1 - share))))
     smaller = SmallerShape(kv_heads=kv_heads).config_of(config, kept_layers=range(config.layers))
     # Widths that kernels tile evenly, and groups of int4 divide, in steps of a few per cent.
-    step = next(width for width in (128, 32, 8, 1) if config.mlp_dim >= 32 * width or width == 1)
+    step = next(step for least, step in ((4096, 128), (256, 32), (64, 8), (0, 1)) if config.mlp_dim >= least)
     for width in range(config.mlp_dim // step * step, 0, -step):
         if _block_parameters(replace(smaller, mlp_dim=width)) <= share * whole:
             return SmallerShape(kv_heads=None if kv_heads == config.kv_heads else kv_heads, mlp_dim=width)
