@@ -85,5 +85,5 @@ def test_experts_beside_other_axes() -> None:
 def test_an_ep_that_does_not_fit_is_refused() -> None:
     with pytest.raises(LayoutError, match=r"ep 3 does not divide the 8 experts\. Fix: use ep=2"):
         check_ep_divisible(8, 3)
-    with pytest.raises(LayoutError, match="ep 2, but Linear has no `MoE` layers"):
+    with pytest.raises(LayoutError, match="ep 2, but Linear has neither `MoE` layers nor stacked experts"):
         apply_ep(nn.Linear(2, 2), replace(make_mesh(Layout(), "cpu"), layout=Layout(ep=2)))
