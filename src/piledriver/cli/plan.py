@@ -29,6 +29,7 @@ def configure(parser: Parser) -> None:
     parser.add_argument("--budget-tokens", type=float, metavar="N", help="print days and price of this many tokens")
     parser.add_argument("--explain", metavar="LAYOUT", help="predict one layout, such as zero=3,tp=2,activations=full")
     parser.add_argument("--micro-batch", type=positive, metavar="N", help="with --explain: sequences of a micro-batch")
+    parser.add_argument("--longest", action="store_true", help="with --explain: print the longest sequence that fits")
     parser.add_argument(
         "--inference", type=positive, metavar="REQUESTS", help="plan serving this many requests at once"
     )
@@ -129,7 +130,7 @@ def _explain(args: argparse.Namespace, given: dict[str, Any]) -> None:
     from piledriver.core.config import from_mapping
     from piledriver.core.config.yaml_tree import parse_override
     from piledriver.engine.layout import Layout
-    from piledriver.plan.entry import explain
+    from piledriver.plan.entry import explain, longest_sequence
     from piledriver.plan.report.table import collective_lines, prediction_lines
     from piledriver.plan.result import prediction_mapping
 
@@ -139,6 +140,14 @@ def _explain(args: argparse.Namespace, given: dict[str, Any]) -> None:
     fields = dict(parse_override(part.strip()) for part in re.split(r",(?![^\[]*\])", text) if part.strip())
     layout = from_mapping(Layout, {"precision": "auto", **fields}, "--explain")
     given.pop("wishes", None)
+    if args.longest:
+        optimizer = given.get("optimizer", "adamw")
+        print(
+            longest_sequence(
+                given["model"], layout, args.hardware, optimizer=optimizer, sequences=args.micro_batch or 1
+            )
+        )
+        return
     made = explain(given.pop("model"), layout, sequences=args.micro_batch, **given)
     if args.json:
         print(json.dumps(prediction_mapping(made), indent=2))

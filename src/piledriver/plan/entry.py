@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from piledriver.models.presets import preset
 from piledriver.plan.errors import PlanError
 from piledriver.plan.hardware.cluster import Cluster
 from piledriver.plan.hardware.parse import parse_hardware
-from piledriver.plan.prediction import Prediction, Workload, predict
+from piledriver.plan.prediction import Prediction, Workload, predict, predict_memory
 from piledriver.plan.result import Plan
 from piledriver.plan.search.candidates import Wishes, with_micro_batches
 from piledriver.plan.search.choose import reason_too_large, search_layouts, smallest_changes
@@ -89,6 +90,38 @@ def explain(
     if found.fitting:
         return found.fitting[0]
     return predict(workload, with_micro_batches(resolved, workload, 1), cluster, sequences=1)
+
+
+def longest_sequence(
+    model: Any, layout: Layout, hardware: str | Cluster = "here", *, optimizer: str = "adamw", sequences: int = 1
+) -> int:
+    """Return the most tokens of a sequence with which micro-batches of `sequences` fit, a multiple of 128 and of 2 cp.
+
+    >>> longest_sequence("llama-3-8b", Layout(zero=3, precision="bf16"), "8xh100-80g") > 8192
+    True
+    """
+    config, name = config_of(model)
+    cluster = parse_hardware(hardware) if isinstance(hardware, str) else hardware
+    resolved = layout.on(cluster.count)
+    step = math.lcm(128, 2 * layout.cp)
+    micro = resolved.microbatches or 2 * resolved.stages if resolved.pp > 1 else 1
+
+    def fits(count: int) -> bool:
+        batch = resolved.data_size * sequences * micro
+        workload = Workload(config=config, length=count * step, batch=batch, optimizer=optimizer)
+        return predict_memory(workload, resolved, cluster, sequences=sequences).fits
+
+    if not fits(1):
+        raise PlanError(f"{name} does not fit on {cluster.name} even with {step} tokens", fix="use another layout")
+    low, high = 1, 2
+    most = config.max_positions // step if config.positions == "learned" else 2**20
+    while high < most and fits(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low * step
 
 
 def auto_layout(model: Any, **settings: Any) -> Layout:

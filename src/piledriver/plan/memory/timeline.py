@@ -330,6 +330,8 @@ class _Rank:
         """
         if self.layout.zero != 3 or shard_ranks(self.layout) == 1:
             return []
+        if blocks > 1:
+            blocks = min(self.layers, blocks - 1 + max(1, self.layout.prefetch))
         if self.layout.pp > 1 and self.accumulation > 1:
             blocks = max(blocks, self.layers)
         size = self.setting.itemsize
