@@ -7,8 +7,9 @@ import pytest
 from piledriver.engine.layout import Layout
 from piledriver.models.config import ModelConfig, MoEConfig
 from piledriver.models.presets import preset
+from piledriver.plan import Workload, parse_hardware, predict
 from piledriver.plan.blocks.parameters import parts_of, stages_of_model
-from piledriver.plan.exact import engine_bytes
+from piledriver.plan.exact import compare_with_engine, engine_bytes
 from piledriver.plan.memory.states import stage_total
 
 DENSE = ModelConfig(vocab_size=1000, dim=64, layers=4, heads=4, kv_heads=2, mlp_dim=256, max_positions=128)
@@ -51,6 +52,13 @@ def test_predicted_bytes_are_those_that_the_engine_places(
     assert said.weights == pytest.approx(placed.weights, rel=0.01)
     assert said.gradients == pytest.approx(placed.gradients, rel=0.01)
     assert said.states == pytest.approx(placed.states, rel=0.01)
+
+
+def test_a_chosen_layout_agrees_with_the_engine() -> None:
+    workload = Workload(config=DENSE, length=64, batch=8)
+    layout = Layout(pp=2, schedule="interleaved-1f1b", stages_per_rank=2, microbatches=4, precision="bf16")
+    made = predict(workload, layout, parse_hardware("4xh100-80g"), sequences=1)
+    assert "agrees" in compare_with_engine(made)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-3-8b", "mixtral-8x7b", "olmo2-7b", "pythia-1b", "qwen3-8b"])

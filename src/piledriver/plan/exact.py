@@ -22,9 +22,9 @@ from piledriver.models import Transformer
 from piledriver.models.config import ModelConfig
 from piledriver.optim import OptimizerConfig, build_optimizer
 from piledriver.optim.shards import local
-from piledriver.plan.blocks.parameters import stages_of_layout
+from piledriver.plan.blocks.parameters import stages_by_rank, stages_of_layout
 from piledriver.plan.errors import PlanError
-from piledriver.plan.memory.states import stage_total
+from piledriver.plan.memory.states import StateBytes, stage_total
 from piledriver.plan.prediction import Prediction
 
 _GIB = 2**30
@@ -72,7 +72,8 @@ def compare_with_engine(one: Prediction) -> str:
     layout, count = one.layout, one.cluster.count
     found = engine_bytes(one.workload.config, layout, world_size=count, rank=0, optimizer=one.workload.optimizer)
     stages = stages_of_layout(one.workload.config, layout)
-    said = stage_total(one.workload.config, stages[0], layout, one.workload.optimizer)
+    own = [stages[index] for index in stages_by_rank(layout)[0]]
+    said = sum((stage_total(one.workload.config, stage, layout, one.workload.optimizer) for stage in own), StateBytes())
     pairs = {
         "weights": (said.weights, found.weights),
         "gradients": (said.gradients, found.gradients),
