@@ -249,6 +249,18 @@ def kendall(left: list[float], right: list[float]) -> float:
     return sum(signs) / max(len(signs), 1)
 
 
+def choices(rows: list[dict[str, Any]], predictions: list[float]) -> list[float]:
+    """Return, for each shape, batch and optimizer with several layouts, how fast the chosen one is beside the best.
+
+    The chosen one is that whose predicted step is shortest; 1.0 means that it is the best of those measured.
+    """
+    groups: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
+    for row, predicted_seconds in zip(rows, predictions, strict=True):
+        key = (row["shape"], row["sequences"] * row["accumulation"], row["optimizer"], "offload" in row["layout"])
+        groups.setdefault(key, []).append((predicted_seconds, row["seconds"]))
+    return [min(took for _, took in many) / min(many)[1] for many in groups.values() if len(many) > 1]
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Return the measured rows of a file, each with the rates that were measured before it."""
     found: list[dict[str, Any]] = []
@@ -286,6 +298,8 @@ def compare(path: Path) -> None:
             f"{name}: {len(errors)} rows, median {100 * statistics.median(sizes):.1f}%, worst {100 * max(sizes):.1f}%, "
             f"lowest {100 * min(errors):+.1f}%"
         )
+    shares = choices(read_rows(path), tuned_seconds)
+    print(f"chosen layouts: {len(shares)} groups, slowest {100 * min(shares, default=1.0):.1f}% of the best measured")
     print(f"Kendall tau of the calibrated steps: {kendall(tuned_seconds, seconds):.3f}")
 
 

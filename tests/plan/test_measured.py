@@ -20,13 +20,13 @@ GIB = 2**30
 def rows() -> list[dict[str, Any]]:
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
-        from plan_gpu import kendall, predicted, read_rows
+        from plan_gpu import choices, kendall, predicted, read_rows
     finally:
         sys.path.pop(0)
     found = read_rows(Path(__file__).parent / "h200_rows.jsonl")
     for row in found:
         row["predicted"], row["calibrated"] = predicted(row), predicted(row, row["rates"])
-    found[0]["kendall"] = kendall
+    found[0] |= {"kendall": kendall, "choices": choices}
     return found
 
 
@@ -64,5 +64,8 @@ def test_steps_and_their_order(rows: list[dict[str, Any]]) -> None:
     assert statistics.median(map(abs, tuned)) < 0.06
     # Muon's own step is not predicted well.
     assert max(abs(miss) for miss, row in zip(tuned, rows, strict=True) if row["optimizer"] != "muon") < 0.16
+    chosen = rows[0]["choices"](rows, [row["calibrated"].time.total for row in rows])
+    assert len(chosen) >= 5
+    assert min(chosen) > 0.98
     tau = rows[0]["kendall"]
     assert tau([row["calibrated"].time.total for row in rows], [row["seconds"] for row in rows]) > 0.89
