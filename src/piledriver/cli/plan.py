@@ -130,7 +130,7 @@ def _explain(args: argparse.Namespace, given: dict[str, Any]) -> None:
     from piledriver.core.config import from_mapping
     from piledriver.core.config.yaml_tree import parse_override
     from piledriver.engine.layout import Layout
-    from piledriver.plan.entry import explain, longest_sequence
+    from piledriver.plan.entry import explain, longest_fitting_length
     from piledriver.plan.report.table import collective_lines, prediction_lines
     from piledriver.plan.result import prediction_mapping
 
@@ -143,7 +143,7 @@ def _explain(args: argparse.Namespace, given: dict[str, Any]) -> None:
     if args.longest:
         optimizer = given.get("optimizer", "adamw")
         print(
-            longest_sequence(
+            longest_fitting_length(
                 given["model"], layout, args.hardware, optimizer=optimizer, sequences=args.micro_batch or 1
             )
         )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from piledriver.plan.any_module import plan_module
     from piledriver.plan.blocks.trace import trace_module
     from piledriver.plan.collectives import step_collectives
-    from piledriver.plan.entry import explain, longest_sequence, plan
+    from piledriver.plan.entry import explain, longest_fitting_length, plan
     from piledriver.plan.errors import PlanError
     from piledriver.plan.hardware.parse import parse_hardware
     from piledriver.plan.inference import plan_inference
@@ -36,7 +36,7 @@ __all__ = [
     "device_map",
     "elastic_batch",
     "explain",
-    "longest_sequence",
+    "longest_fitting_length",
     "parse_hardware",
     "plan",
     "plan_inference",
@@ -57,7 +57,7 @@ __getattr__, __dir__ = lazy_names(
         "device_map": "placement",
         "elastic_batch": "worlds",
         "explain": "entry",
-        "longest_sequence": "entry",
+        "longest_fitting_length": "entry",
         "parse_hardware": "hardware.parse",
         "plan": "entry",
         "plan_inference": "inference",

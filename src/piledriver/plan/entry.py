@@ -92,12 +92,12 @@ def explain(
     return predict(workload, with_micro_batches(resolved, workload, 1), cluster, sequences=1)
 
 
-def longest_sequence(
+def longest_fitting_length(
     model: Any, layout: Layout, hardware: str | Cluster = "here", *, optimizer: str = "adamw", sequences: int = 1
 ) -> int:
     """Return the most tokens of a sequence with which micro-batches of `sequences` fit, a multiple of 128 and of 2 cp.
 
-    >>> longest_sequence("llama-3-8b", Layout(zero=3, precision="bf16"), "8xh100-80g") > 8192
+    >>> longest_fitting_length("llama-3-8b", Layout(zero=3, precision="bf16"), "8xh100-80g") > 8192
     True
     """
     config, name = config_of(model)
