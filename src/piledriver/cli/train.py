@@ -49,12 +49,14 @@ def run(args: argparse.Namespace) -> int:
     from piledriver.train.text import split_of, tokens_folder
 
     held_out = args.validation or (split_of(config.data.corpus, "validation") if config.data.corpus else None)
-    validate = None
+    validate = sample = None
     if held_out:
+        from piledriver.evaluate.text_samples import sampler
         from piledriver.evaluate.validation import validation
 
         validate = validation(held_out, tokens_folder(config), documents=args.validation_documents)
-    made = Trainer(config, validate)  # checks the config before anything is printed or written
+        sample = sampler(held_out, tokens_folder(config))
+    made = Trainer(config, validate, sample=sample)  # checks the config before anything is printed or written
     is_main = made.world.is_main
     if is_main and not args.json:
         print(to_yaml(made.resolved), flush=True)

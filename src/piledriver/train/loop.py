@@ -33,6 +33,7 @@ from piledriver.train.reporting.memory_parts import MemoryParts
 from piledriver.train.reporting.metrics import metric_log, read_metrics
 from piledriver.train.reporting.monitoring import leaks_watched, monitored
 from piledriver.train.reporting.plots import save_plots
+from piledriver.train.reporting.samples import write_samples
 from piledriver.train.reporting.step_reports import Reports
 from piledriver.train.resolved import FILE as RESOLVED
 from piledriver.train.resolved import resolved_config, validation_interval
@@ -47,6 +48,7 @@ from piledriver.train.stopping import StopRequest, stop_on_signals
 _WARM_STEPS = 5
 
 Validate = Callable[[Transformer, World], dict[str, float]]
+Sample = Callable[[Transformer, World], list[dict[str, str]]]
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,14 @@ class Trainer:
     """One training run. Construction checks the config and builds the components; `run` trains."""
 
     def __init__(
-        self, config: TrainConfig, validate: Validate | None = None, objective: Objective | None = None
+        self,
+        config: TrainConfig,
+        validate: Validate | None = None,
+        objective: Objective | None = None,
+        *,
+        sample: Sample | None = None,
     ) -> None:
-        self.config, self.validate = config, validate
+        self.config, self.validate, self.sample = config, validate, sample
         self.components = components = build_components(config)
         self.world, self.batching = components.world, components.batching
         self.config = config = components.config
@@ -218,7 +225,7 @@ class Trainer:
                 step = self._roll_back(step, taken.result().loss)
                 continue
             if self._is_time_to_validate(step):
-                self.reports.flush(self._validated())
+                self.reports.flush(self._validated(step))
             elif self.train_step.waits:
                 self.reports.flush()
             # One process acts on its own vote; several act on the reduced votes, which all ranks read alike.
@@ -278,10 +285,15 @@ class Trainer:
         every = self.config.validate_steps or validation_interval(self.total_steps)
         return self.validate is not None and (step % every == 0 or step == self.total_steps)
 
-    def _validated(self) -> dict[str, float]:
-        """Return validation metrics of the model in its layout; replicas share the documents."""
+    def _validated(self, step: int) -> dict[str, float]:
+        """Return validation metrics of the model in its layout; replicas share the documents. Write samples."""
         assert self.validate is not None
         self.model.eval()
         figures = self.validate(self.model, self.world)
+        try:
+            write_samples(self.config.out, step, self.sample(self.model, self.world) if self.sample else [])
+        except Exception as error:  # samples are for reading: they must not end a run
+            self.sample = None
+            self.reports.say(f"no more samples: {type(error).__name__}: {error}")
         self.model.train()
         return {f"validation/{name}": value for name, value in figures.items()}

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
-FRAMES = 40
-"""Frames of an allocation that are traced: a user's line is rarely deeper below the allocation."""
+FRAMES = 16
+"""Frames of an allocation that are traced: more would find the user's line below deeper libraries, and cost more."""
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _PACKAGE = os.path.dirname(os.path.dirname(_HERE))
 # CPython puts the garbage collector's header and, since 3.11, two words for the attributes in front of an object.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -29,6 +30,7 @@ _COUNTS = (3, 12, 21)
 # On a CPU, freed memory of the process can absorb a leak for long, so that its size does not grow. The bytes of all
 # live tensors are therefore compared at two steps, early and then ever more rarely: that visits every Python object.
 _FIRST_WEIGHED, _SECOND_WEIGHED, _WEIGHED_STEPS = 8, 1024, 12
+_LONGEST_TRACE_S = 120.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 64, 1 << 20
 
 
@@ -113,11 +115,17 @@ class LeakWatch:
     def _trace(self) -> None:
         tracing = self._tracing
         assert tracing is not None
-        if not tracing.is_done(self._steps):
+        if tracing.is_too_slow():
+            tracing.stop()
+            self._end_trace([])
             return
+        if tracing.is_done(self._steps):
+            self._end_trace(tracing.conclude(self._steps))
+
+    def _end_trace(self, leaks: list[Leak]) -> None:
         self._tracing = None
         self._trend.clear()
-        found = [leak for leak in tracing.conclude(self._steps) if (leak.kind, leak.line) not in self._known]
+        found = [leak for leak in leaks if (leak.kind, leak.line) not in self._known]
         self._quiet_until = self._steps + self._pause
         self._weigh_at = _EVERY * -(-self._quiet_until // _EVERY)
         self._pause = _FIRST_PAUSE if found else min(_LONGEST_PAUSE, 4 * self._pause)
@@ -141,6 +149,11 @@ class _Tracing:
         if self._files is not None:
             self._files.start()
         self._threads = set(threading.enumerate())
+        self._deadline = time.monotonic() + _LONGEST_TRACE_S
+
+    def is_too_slow(self) -> bool:
+        """Return whether tracing has lasted too long: long steps, or a validation among them."""
+        return time.monotonic() > self._deadline and len(self._censuses) < 2
 
     @property
     def _memory(self) -> bool:
