@@ -19,7 +19,8 @@ from piledriver.plan.blocks.parameters import even_stages
 from piledriver.plan.blocks.setting import Traits
 from piledriver.plan.hardware.catalog import make_cluster
 from piledriver.plan.hardware.cluster import Cluster
-from piledriver.plan.memory.timeline import Timeline, step_timelines
+from piledriver.plan.memory.phases import Timeline
+from piledriver.plan.memory.timeline import step_timelines
 from piledriver.plan.time.rates import Efficiency
 from piledriver.plan.time.step import step_time
 

@@ -12,7 +12,8 @@ from piledriver.plan.blocks.operators import Exchange
 from piledriver.plan.blocks.parameters import Stage
 from piledriver.plan.collectives import step_collectives
 from piledriver.plan.hardware.cluster import Cluster
-from piledriver.plan.memory.timeline import Timeline, step_timelines
+from piledriver.plan.memory.phases import Timeline
+from piledriver.plan.memory.timeline import step_timelines
 from piledriver.plan.time.rates import Efficiency
 from piledriver.plan.time.step import StepTime, step_time
 

@@ -6,9 +6,8 @@ backward from the last block to the first while gradients replace activations, t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from piledriver.engine.layout import Layout
@@ -19,94 +18,13 @@ from piledriver.plan.blocks.operators import BlockCost
 from piledriver.plan.blocks.parameters import Stage, block_kinds, shard_ranks, stages_by_rank, stages_of_layout
 from piledriver.plan.blocks.setting import PILEDRIVER, Traits, setting_of
 from piledriver.plan.blocks.transformer import block_cost
+from piledriver.plan.memory.phases import Owner, Phase, Timeline, make_phase
 from piledriver.plan.memory.states import StateBytes, stage_states, weight_size_of
 
-CATEGORIES = (
-    "weights",
-    "gradients",
-    "optimizer states",
-    "kept activations",
-    "gathered parameters",
-    "communication buffers",
-    "loss",
-    "workspace",
-)
 _GIB = 2**30
-# What torch's allocator reserves beyond the allocated peak: rounding of blocks, and gaps between them.
-_RESERVED_SHARE, _RESERVED_BYTES = 0.03, 0.25 * _GIB
-# The CUDA context with its libraries' code, and one communicator's buffers, which no allocator counts.
-_CONTEXT_BYTES, _COMMUNICATOR_BYTES = 0.55 * _GIB, 0.35 * _GIB
-_ROUNDING = "stochastic rounding of a bucket"
 # cuBLAS workspaces, which torch allocates.
 _LIBRARY_BYTES = 0.075 * _GIB
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """Bytes with a name and a category."""
-
-    category: str
-    name: str
-    bytes: float
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """A moment of the step with everything that is allocated then."""
-
-    name: str
-    owners: tuple[Owner, ...]
-    bytes: float
-    """Bytes allocated."""
-
-    def by_category(self) -> dict[str, float]:
-        """Return the bytes of each category."""
-        found = dict.fromkeys(CATEGORIES, 0.0)
-        for owner in self.owners:
-            found[owner.category] += owner.bytes
-        return found
-
-
-def _phase(name: str, owners: list[Owner]) -> Phase:
-    return Phase(name, tuple(owners), math.fsum([owner.bytes for owner in owners]))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
-    """The memory of one step on one kind of rank."""
-
-    rank: str
-    """Which rank: `every rank`, `first stage`, `last stage` or `stage n`."""
-    phases: tuple[Phase, ...]
-    host: float
-    """Bytes of host memory for one rank."""
-    disk: float
-    """Bytes of files for one rank."""
-    communicators: int
-    peak: Phase
-    """The phase with the most bytes."""
-    pipeline_rank: int = 0
-    stranded: float = 0.0
-    """Bytes that the allocator holds beside the peak: freed in segments that the peak's tensors do not fit."""
-
-    @property
-    def allocated(self) -> float:
-        """Largest bytes that tensors take."""
-        return self.peak.bytes
-
-    @property
-    def reserved(self) -> float:
-        """Bytes that torch's allocator holds at the peak."""
-        return (self.allocated + self.stranded) * (1 + _RESERVED_SHARE) + _RESERVED_BYTES
-
-    @property
-    def driver(self) -> float:
-        """Bytes that the driver shows: the allocator's, the context and the communicators'."""
-        return self.reserved + _CONTEXT_BYTES + self.communicators * _COMMUNICATOR_BYTES
-
-    def largest(self, count: int = 5) -> list[Owner]:
-        """Return the largest owners at the peak."""
-        return sorted(self.peak.owners, key=lambda owner: -owner.bytes)[:count]
+_ROUNDING = "stochastic rounding of a bucket"
 
 
 def step_timelines(
@@ -375,14 +293,14 @@ class _Rank:
 
     def _start(self) -> Phase:
         gradients = self._all_gradients if self.traits.master_copy else 0.0
-        return _phase("before the forward", self._fixed(gradients=gradients))
+        return make_phase("before the forward", self._fixed(gradients=gradients))
 
     def _forward(self) -> Phase:
         owners = self._fixed(gradients=self._earlier_gradients())
         owners += self._kept_owners(self._in_flight)
         owners += self._gathered(2)
         owners.append(Owner("workspace", "temporaries of a block's forward", self.cost.forward_workspace))
-        return _phase("forward, last block", owners)
+        return make_phase("forward, last block", owners)
 
     def _loss(self) -> Phase:
         owners = self._fixed(gradients=self._earlier_gradients())
@@ -390,7 +308,7 @@ class _Rank:
         owners += self._gathered(1)
         both = max(self.loss.forward_peak, self.loss.backward_peak, key=lambda many: sum(one.bytes for one in many))
         owners += [Owner("loss", one.name, one.bytes) for one in (*self.loss.kept, *both)]
-        return _phase("loss", owners)
+        return make_phase("loss", owners)
 
     def _backward(self, *, first: bool) -> Phase:
         """The backward of the last block (all activations alive) or of the first one (all gradients alive)."""
@@ -412,7 +330,7 @@ class _Rank:
         if self.accumulation > 1 and self.layout.zero < 2:
             # A new gradient exists beside the sum that it is added to.
             owners.append(Owner("gradients", "gradients of one block", self.block.gradients))
-        return _phase("backward, first block" if first else "backward, last block", owners)
+        return make_phase("backward, first block" if first else "backward, last block", owners)
 
     def _embedding_backward(self) -> Phase:
         owners = self._fixed(gradients=self._all_gradients)
@@ -422,12 +340,12 @@ class _Rank:
         if self.config.tied and self.last:
             # Beside the output layer's gradient of the same weight.
             owners += [Owner("gradients", one.name, one.bytes) for one in self.embedding.backward_peak]
-        return _phase("backward, embedding", owners)
+        return make_phase("backward, embedding", owners)
 
     def _step(self) -> Phase:
         owners = self._fixed(gradients=self._all_gradients)
         owners += _optimizer_workspace(self.optimizer, self.layout, self.block, self.ends, self.layers)
-        return _phase("optimizer step", owners)
+        return make_phase("optimizer step", owners)
 
 
 def _optimizer_workspace(

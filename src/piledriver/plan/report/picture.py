@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from piledriver.core.lazy import import_optional
-from piledriver.plan.memory.timeline import CATEGORIES
+from piledriver.plan.memory.phases import CATEGORIES
 from piledriver.plan.result import Plan
 
 _GIB = 2**30
