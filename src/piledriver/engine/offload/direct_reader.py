@@ -22,7 +22,6 @@ from torch import Tensor
 
 from piledriver.core.errors import StorageError
 from piledriver.engine.offload.disk.direct_io import (
-    CHUNK_BYTES,
     PAGE_BYTES,
     THREADS,
     HostBuffer,
@@ -32,6 +31,9 @@ from piledriver.engine.offload.disk.direct_io import (
     whole_pages,
 )
 from piledriver.engine.offload.extents import Extent
+
+CHUNK_BYTES = 4 << 20
+"""Of a read: small enough that the copy out of the staging buffer finds it in a cache."""
 
 
 class Reading:

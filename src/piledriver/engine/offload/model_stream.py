@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,25 +96,30 @@ class ModelStream:
         self.memory = StreamMemory(self.device)
         self.modules: list[nn.Module] = []
         blocks: list[WeightBlock] = []
-        absent: dict[int, Tensor] = {}
+        # Only tied weights are remembered: others are freed here as soon as they are packed.
+        uses = Counter(id(tensor) for group in groups for *_, tensor in group.weights(buffers))
+        known: dict[int, tuple[StreamedGroup, StreamedTensor, Tensor]] = {}
         for group in groups:
-            tensors: dict[int, StreamedTensor] = {}
+            found: list[StreamedTensor] = []
             for name, owner, leaf, tensor in list(group.weights(buffers)):
-                if id(tensor) in tensors:
-                    tensors[id(tensor)].owners.append((owner, leaf))
+                tied = known.get(id(tensor))
+                if tied is not None and owner in set(tied[0].module.modules()):
+                    tied[1].owners.append((owner, leaf))
+                    tied[1].put(tied[1].absent)
                     continue
-                source = source_of(name, tensor)
+                source = source_of(name, tensor) if tied is None else tied[1].source
                 if source is None:
                     continue
-                if id(tensor) not in absent:
-                    absent[id(tensor)] = _absent(tensor)
-                tensors[id(tensor)] = StreamedTensor([(owner, leaf)], absent[id(tensor)], source)
-            if tensors:
-                blocks.append(WeightBlock(group.name, list(tensors.values()), self.memory))
+                absent = _absent(tensor) if tied is None else tied[1].absent
+                is_shared = tied is not None and isinstance(source, Tensor)
+                found.append(StreamedTensor([(owner, leaf)], absent, source, is_shared))
+                if uses[id(tensor)] > 1:
+                    known.setdefault(id(tensor), (group, found[-1], tensor))
+            if found:
+                blocks.append(WeightBlock(group.name, found, self.memory))
+                blocks[-1].evict()
                 self.modules.append(group.module)
         self.blocks = blocks
-        for block in blocks:
-            block.evict()
         self._start(deepest)
         for number, module in enumerate(self.modules):
             module.register_forward_pre_hook(_Before(self, number), prepend=True, with_kwargs=True)

@@ -44,6 +44,8 @@ class StreamedTensor:
     absent: Tensor
     """What the modules hold between uses: a meta tensor."""
     source: Source
+    is_shared: bool = False
+    """Whether the source in host memory is that of a tied weight of another block, where it stays."""
     offset: int = 0
     """Of its bytes in the block."""
     part_offsets: list[int] = field(default_factory=list)
@@ -152,11 +154,11 @@ class WeightBlock:
         self.tier = Tier.DISK if on_disk else Tier.HOST
         # Weights in host memory are used where they are if the host computes.
         self._in_place = self.memory.device.type == "cpu"
-        at = 0
-        for tensor in self.tensors:
+        at = self._packed_bytes = 0
+        for tensor in sorted(self.tensors, key=lambda one: one.is_shared):
             if not (self._in_place and isinstance(tensor.source, Tensor)):
                 tensor.offset, at = at, at + round_to_alignment(tensor.nbytes)
-        self._weight_bytes = at
+                self._packed_bytes = self._packed_bytes if tensor.is_shared else at
         for tensor in self.tensors:
             tensor.part_offsets = []
             for part in tensor.source.parts if isinstance(tensor.source, Assembled) else ():
@@ -164,7 +166,7 @@ class WeightBlock:
                 at += round_to_alignment(part.nbytes)
         self.nbytes = at
         if on_host and not on_disk and not self._in_place:
-            self._packed = pack_on_host(self.tensors, self._weight_bytes)
+            self._packed = pack_on_host([one for one in self.tensors if not one.is_shared], self._packed_bytes)
 
     def fetch(self) -> bool:
         """See `StreamedBlock`."""
@@ -188,14 +190,13 @@ class WeightBlock:
     def _start(self, base: int) -> None:
         copies = self.memory.copies
         if self._packed is not None:
-            begun = time.perf_counter()
-            timing: Any = copies is not None
-            start = copies.record_event(torch.cuda.Event(enable_timing=True)) if timing else None  # type: ignore[union-attr, no-untyped-call]
-            self._span(base, 0, self._weight_bytes).copy_(self._packed.bytes[: self._weight_bytes], non_blocking=True)
-            if timing:
-                self._events = (start, copies.record_event(torch.cuda.Event(enable_timing=True)))  # type: ignore[union-attr, no-untyped-call]
-            else:
-                self._seconds = time.perf_counter() - begun
+            begun, start = time.perf_counter(), self._mark()
+            self._span(base, 0, self._packed_bytes).copy_(self._packed.bytes[: self._packed_bytes], non_blocking=True)
+            for tensor in self.tensors:
+                if tensor.is_shared:
+                    self._copy(base, tensor)
+            self._events = None if start is None else (start, self._mark())
+            self._seconds = time.perf_counter() - begun if start is None else None
             return
         jobs: list[tuple[Extent, Tensor]] = []
         for tensor in self.tensors:
@@ -206,10 +207,20 @@ class WeightBlock:
                 for part, offset in zip(tensor.source.parts, tensor.part_offsets, strict=True):
                     jobs.append((part, self._span(base, offset, part.nbytes)))
             elif not self._in_place:
-                target.copy_(tensor.source.detach().view(-1).view(torch.uint8), non_blocking=True)
+                self._copy(base, tensor)
         self._reading = self.memory.reader.read(jobs, copies)
         if any(isinstance(tensor.source, Assembled) for tensor in self.tensors):
             self._assembled = self.memory.assembler.submit(self._assemble, base, self._reading)
+
+    def _copy(self, base: int, tensor: StreamedTensor) -> None:
+        assert isinstance(tensor.source, Tensor)
+        source = tensor.source.detach().contiguous().view(-1).view(torch.uint8)
+        self._span(base, tensor.offset, tensor.nbytes).copy_(source, non_blocking=True)
+
+    def _mark(self) -> Any:
+        if self.memory.copies is None:
+            return None
+        return self.memory.copies.record_event(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def _assemble(self, base: int, reading: Reading) -> None:
@@ -337,6 +348,7 @@ class WeightBlock:
                 [(copy.deepcopy(module, memo), name) for module, name in tensor.owners],
                 copy.deepcopy(tensor.absent, memo),
                 tensor.source,
+                tensor.is_shared,
             )
             for tensor in self.tensors
         ]

@@ -6,9 +6,11 @@ import logging
 import warnings
 from typing import Any
 
+import torch
 from torch import nn
 
 from piledriver.serve.placement.allocation import DeviceAllocator, is_inside
+from piledriver.serve.placement.by_time import device_map_by_time
 from piledriver.serve.placement.errors import PlacementError
 from piledriver.serve.placement.sizes import compute_module_sizes, get_max_memory
 
@@ -25,14 +27,27 @@ def infer_auto_device_map(
     clean_result: bool = True,
     offload_buffers: bool = False,
     fallback_allocation: bool = False,
+    *,
+    batch: int | None = None,
+    length: int | None = None,
 ) -> dict[str, Any]:
     """Return a map that fills accelerators in order, then the CPU, then disk.
+
+    With `batch` and `length`, return the fastest map that leaves room for the activations and the key-value cache of so
+    many sequences of so many tokens (`by_time.py`); the other settings of order do not apply.
 
     >>> model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
     >>> infer_auto_device_map(model, {0: 700, "cpu": 1000})
     {'0': 0, '1': 'cpu', '2': 'cpu'}
     """
     classes = _as_list(no_split_module_classes)
+    if batch is not None and length is not None:
+        wanted = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
+        memory = get_max_memory(max_memory)
+        found = device_map_by_time(model, memory, batch=batch, length=length, dtype=wanted, no_split=classes)
+        return clean_device_map(found.device_map) if clean_result else found.device_map
+    if batch is not None or length is not None:
+        raise PlacementError("one of batch and length is missing", fix="give both or neither")
     allocator = DeviceAllocator(
         model, get_max_memory(max_memory), classes, dtype, special_dtypes or {}, fallback_allocation
     )

@@ -13,9 +13,9 @@ from piledriver.serve.placement.align_devices import AlignDevicesHook
 from piledriver.serve.placement.device_map import check_device_map, get_balanced_memory, infer_auto_device_map
 from piledriver.serve.placement.errors import PlacementError
 from piledriver.serve.placement.hooks import add_hook_to_module
-from piledriver.serve.placement.load_checkpoint import load_checkpoint_in_model, prefix_in
+from piledriver.serve.placement.load_checkpoint import load_weights_to_map, prefix_in
 from piledriver.serve.placement.model_offload import CpuOffload, UserCpuOffloadHook
-from piledriver.serve.placement.streaming import Sources, move_tensors, stream_weights
+from piledriver.serve.placement.streaming import Sources, place_modules, stream_weights
 from piledriver.serve.placement.tensors import find_tied_parameters, retie_parameters
 from piledriver.serve.placement.weight_files import (
     OffloadedWeightsLoader,
@@ -134,7 +134,8 @@ def dispatch_model(
         return None if at is None or at in offloaded else device_map[at]
 
     _attach_placed(model, device_map, main, offloaded, skip_keys)
-    move_tensors(model, device_of)
+    here = {name: device for name, device in device_map.items() if name not in offloaded}
+    place_modules(model, here, device_of)
     if offloaded:
         weights = OffloadedWeightsLoader(
             state_dict=dict(state_dict) if state_dict else None, save_folder=offload_dir, index=offload_index
@@ -215,22 +216,14 @@ def load_checkpoint_and_dispatch(
             dtype=dtype,
             offload_buffers=offload_buffers,
         )
-    load_checkpoint_in_model(
-        model,
-        checkpoint,
-        device_map=device_map,
-        offload_folder=offload_folder,
-        dtype=dtype,
-        offload_state_dict=bool(offload_state_dict),
-        offload_buffers=offload_buffers,
-        strict=strict,
-    )
+    index = load_weights_to_map(model, checkpoint, device_map, offload_folder, dtype, offload_buffers, strict)
     if device_map is None:
         return model
     return dispatch_model(
         model,
         device_map=device_map,
         offload_dir=offload_folder,
+        offload_index=index or None,
         offload_buffers=offload_buffers,
         skip_keys=skip_keys,
         preload_module_classes=preload_module_classes,

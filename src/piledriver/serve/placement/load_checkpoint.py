@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ import torch
 from torch import nn
 
 from piledriver.core import storage
+from piledriver.engine.offload.extents import Extent
+from piledriver.engine.offload.weights import read_extents
+from piledriver.serve.placement.direct_load import find_extents, load_extents, offload_entry
 from piledriver.serve.placement.errors import PlacementError, StrictLoadError
 from piledriver.serve.placement.tensors import (
     align_module_device,
@@ -84,25 +88,23 @@ def load_checkpoint_in_model(
 
     With `strict`, raise `StrictLoadError` where the checkpoint lacks weights of the model or holds others.
     """
+    load_weights_to_map(model, checkpoint, device_map, offload_folder, dtype, offload_buffers, strict)
+
+
+def load_weights_to_map(
+    model: nn.Module,
+    checkpoint: Any,
+    device_map: Mapping[str, Any] | None,
+    offload_folder: Any = None,
+    dtype: Any = None,
+    offload_buffers: bool = False,
+    strict: bool = False,
+) -> dict[str, Any]:
+    """Load weights as `load_checkpoint_in_model` does; return the index of those that stay on disk."""
     tied = find_tied_parameters(model)
-    files = checkpoint_files(checkpoint)
-    if device_map is not None and "disk" in device_map.values() and offload_folder is None:
-        raise PlacementError("the device map offloads modules to disk", fix="pass an `offload_folder`")
-    wanted = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
+    index, seen = _place_weights(model, checkpoint, device_map, offload_folder, dtype, offload_buffers)
     expected = set(model.state_dict())
-    offload_index: dict[str, Any] = {}
-    unused: set[str] = set()
-    seen: set[str] = set()
-    for file in files:
-        state = load_state_dict(file, device_map)
-        unused |= set(state) - expected
-        seen |= set(state)
-        if device_map is None:
-            model.load_state_dict({k: v for k, v in state.items() if k in expected}, strict=False)
-        else:
-            for name, tensor in state.items():
-                if name in expected:
-                    _place(model, name, tensor, device_map, wanted, offload_folder, offload_index, offload_buffers)
+    unused = seen - expected
     if unused:
         message = (
             f"Some weights of the checkpoint at {checkpoint} were not used when initializing {type(model).__name__}"
@@ -113,32 +115,84 @@ def load_checkpoint_in_model(
     missing = expected - seen - _tied_to_seen(tied, seen)
     if strict and missing:
         raise StrictLoadError(f"the checkpoint at {checkpoint} lacks {sorted(missing)}")
-    save_offload_index(offload_index, offload_folder)
+    if offload_folder is not None:
+        save_offload_index(index, offload_folder)
     retie_parameters(model, tied)
+    return index
+
+
+def _place_weights(
+    model: nn.Module,
+    checkpoint: Any,
+    device_map: Mapping[str, Any] | None,
+    offload_folder: Any = None,
+    dtype: Any = None,
+    offload_buffers: bool = False,
+) -> tuple[dict[str, Any], set[str]]:
+    """Load the weights of a checkpoint to the devices of a map; return the index of those on disk, and all names.
+
+    Safetensors files are read past the page cache straight to their devices; weights on disk stay in these files where
+    their dtype is the wanted one.
+    """
+    files = checkpoint_files(checkpoint)
+    wanted = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
+    index: dict[str, Any] = {}
+    seen: set[str] = set()
+    expected, buffers = set(model.state_dict()), set(dict(model.named_buffers()))
+
+    def on_disk(name: str) -> bool:
+        return _device_of(name, device_map or {}) == "disk" and (offload_buffers or name not in buffers)
+
+    if device_map is None:
+        for file in files:
+            state = load_state_dict(file, device_map)
+            seen |= set(state)
+            model.load_state_dict({k: v for k, v in state.items() if k in expected}, strict=False)
+        return index, seen
+    if "disk" in device_map.values():
+        direct = all(file.suffix == ".safetensors" for file in files)
+        if offload_folder is None and not (direct and wanted is None):
+            raise PlacementError("the device map offloads modules to disk", fix="pass an `offload_folder`")
+        if offload_folder is not None:
+            os.makedirs(offload_folder, exist_ok=True)
+    extents = find_extents(file for file in files if file.suffix == ".safetensors")
+    seen |= set(extents)
+    here: dict[str, Extent] = {}
+    for name, extent in extents.items():
+        if name not in expected:
+            continue
+        if not on_disk(name):
+            here[name] = extent
+        elif wanted is None or wanted == extent.dtype or not extent.dtype.is_floating_point:
+            index[name] = offload_entry(name, extent)
+            set_module_tensor_to_device(model, name, "meta")
+        else:
+            offload_weight(read_extents([extent])[0].to(wanted), name, offload_folder, index)
+            set_module_tensor_to_device(model, name, "meta")
+    load_extents(model, here, lambda name: _memory_device(name, device_map), wanted)
+    for file in files:
+        if file.suffix != ".safetensors":
+            state = load_state_dict(file, device_map)
+            seen |= set(state)
+            for name, tensor in state.items():
+                if name in expected:
+                    kind = wanted if wanted is not None and tensor.is_floating_point() else None
+                    if on_disk(name):
+                        offload_weight(tensor if kind is None else tensor.to(kind), name, offload_folder, index)
+                        set_module_tensor_to_device(model, name, "meta")
+                    else:
+                        at = _memory_device(name, device_map)
+                        set_module_tensor_to_device(model, name, at, value=tensor, dtype=kind)
+    return index, seen
+
+
+def _memory_device(name: str, device_map: Mapping[str, Any]) -> Any:
+    device = _device_of(name, device_map)
+    return "cpu" if device == "disk" else device
 
 
 def _tied_to_seen(tied: list[list[str]], seen: set[str]) -> set[str]:
     return {name for group in tied if seen & set(group) for name in group}
-
-
-def _place(
-    model: nn.Module,
-    name: str,
-    tensor: torch.Tensor,
-    device_map: Mapping[str, Any],
-    dtype: Any,
-    folder: Any,
-    index: dict[str, Any],
-    offload_buffers: bool,
-) -> None:
-    device = _device_of(name, device_map)
-    kind = dtype if dtype is not None and tensor.is_floating_point() else None
-    is_buffer = name in dict(model.named_buffers())
-    if device != "disk" or (is_buffer and not offload_buffers):
-        set_module_tensor_to_device(model, name, "cpu" if device == "disk" else device, value=tensor, dtype=kind)
-        return
-    offload_weight(tensor if kind is None else tensor.to(kind), name, folder, index)
-    set_module_tensor_to_device(model, name, "meta")
 
 
 def prefix_in(name: str, device_map: Mapping[str, Any]) -> str | None:

@@ -16,7 +16,8 @@ class CpuOffload(ModelHook):
 
     def __init__(self, execution_device: Any = None, prev_module_hook: UserCpuOffloadHook | None = None) -> None:
         self.prev_module_hook = prev_module_hook
-        self.execution_device = execution_device if execution_device is not None else torch.device("cpu")
+        default = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+        self.execution_device = execution_device if execution_device is not None else default
 
     def init_hook(self, module: nn.Module) -> nn.Module:
         """Move the model to the CPU."""

@@ -107,7 +107,7 @@ def stream_weights(
     resident = _resident_parameters(model, is_offloaded, place)
 
     def source_of(name: str, tensor: Tensor) -> Source | None:
-        return sources.of(name) if is_offloaded(name) and id(tensor) not in resident else None
+        return _like(sources.of(name), tensor) if is_offloaded(name) and id(tensor) not in resident else None
 
     for group in plain:
         for _, owner, leaf, tensor in group.weights(offload_buffers):
@@ -120,6 +120,14 @@ def stream_weights(
             held._hf_hook = SequentialHook(held._hf_hook, hook) if hasattr(owner, "_hf_hook") else hook
             _place_rest(owner, place)
     return stream
+
+
+def _like(source: Source, tensor: Tensor) -> Source:
+    """Return a source in the dtype of the model's tensor; codes of quantised layers are never cast."""
+    dtype = tensor.dtype
+    if isinstance(source, Assembled) or source.dtype == dtype or not source.dtype.is_floating_point:
+        return source
+    return source.to(dtype) if isinstance(source, Tensor) else Assembled((source,), lambda parts: parts[0].to(dtype))
 
 
 def _resident_parameters(model: nn.Module, is_offloaded: Callable[[str], bool], place: torch.device) -> set[int]:
@@ -146,8 +154,16 @@ def _attach_whole(
         add_hook_to_module(owner, hook, append=True)
 
 
-def move_tensors(model: nn.Module, device_of: Callable[[str], Any]) -> None:
-    """Move every tensor of a model to its device, where there is one; tied parameters stay one."""
+def place_modules(model: nn.Module, devices: Mapping[str, Any], device_of: Callable[[str], Any]) -> None:
+    """Move the modules of `devices` to their devices, then every other tensor to its own, where there is one.
+
+    Modules move as a whole where they can: some rebuild tables when they move. Tied parameters stay one.
+    """
+    modules = dict(model.named_modules())
+    for name, device in devices.items():
+        module = modules.get(name)
+        if module is not None and not any(one.is_meta for one in (*module.parameters(), *module.buffers())):
+            module.to(device)
     moved: dict[int, Any] = {}
     for path, module in model.named_modules():
         for name, parameter in list(module._parameters.items()):

@@ -1,0 +1,96 @@
+"""Device maps by time: room for activations and cache, and the threads of Accelerate's tracker about maps."""
+
+import pytest
+import torch
+from torch import nn
+
+from piledriver.engine.offload.model_stream import window_bytes
+from piledriver.models import ModelConfig, Transformer
+from piledriver.serve.placement import PlacementError, infer_auto_device_map, init_empty_weights
+from piledriver.serve.placement.by_time import LinkRates, device_map_by_time
+from piledriver.serve.placement.device_map import get_balanced_memory
+from piledriver.serve.placement.room import WORKSPACE_BYTES, inference_room
+from piledriver.serve.placement.sizes import compute_module_sizes
+
+RATES = LinkRates(host=50e9, disk=2e9, memory=3e12, flops=5e14)
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def model():
+    with init_empty_weights():
+        return Transformer(ModelConfig(vocab_size=4096, dim=1024, layers=12, heads=8)).to(torch.bfloat16)
+
+
+def used(model, found, device):
+    sizes = compute_module_sizes(model)
+    blocks = [name for name in found.device_map if name.startswith("blocks.")]
+    streamed = [sizes[name] for name in blocks if found.device_map[name] in ("cpu", "disk")]
+    held = sum(sizes.get(name, 0) for name, place in found.device_map.items() if place == device)
+    return held + window_bytes(streamed, 1) + found.room.activations + found.room.cache + WORKSPACE_BYTES
+
+
+def test_room_for_activations_and_cache_issue_608(model):
+    """A map made for a batch leaves the room of that batch; larger batches leave fewer blocks on the device."""
+    limit, resident = WORKSPACE_BYTES + 400 * MIB, []
+    for batch, length in ((1, 16), (2, 512), (4, 512)):
+        found = device_map_by_time(model, {0: limit, "cpu": 1 << 40}, batch=batch, length=length, rates=RATES)
+        assert used(model, found, 0) <= limit
+        resident.append(sum(place == 0 for place in found.device_map.values()))
+    assert resident == sorted(resident, reverse=True)
+    assert resident[0] > resident[-1]
+    with pytest.raises(PlacementError, match="lower the batch or the length"):
+        infer_auto_device_map(model, {0: limit}, batch=512, length=2048)
+
+
+def test_room_grows_with_the_batch(model):
+    one, four = inference_room(model, 1, 128), inference_room(model, 4, 128)
+    assert four.cache == 4 * one.cache == 4 * 128 * 12 * 2 * 1024 * 2
+    assert one.activations >= 128 * 4096 * 2, "at least the logits"
+    assert 3 * one.activations < four.activations < 5 * one.activations
+
+
+@pytest.mark.parametrize("width", [10, 100, 1_000, 3_000, 20_000])
+def test_balanced_memory_offloads_nothing_that_fits_issue_1888(width):
+    """Devices with room for the whole model get all of it, however uneven its layers are."""
+    with init_empty_weights():
+        model = nn.Sequential(nn.Linear(10, 100), nn.Linear(100, 5), nn.Linear(5, width))
+    memory = {0: 10**9, 1: 10**9, "cpu": 10**9}
+    places = infer_auto_device_map(model, get_balanced_memory(model, memory))
+    assert set(places.values()) <= {0, 1}
+
+
+def test_small_layers_use_a_device_that_the_largest_does_not_fit_issue_3041():
+    with init_empty_weights():
+        model = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 100), nn.Linear(100, 5_000), nn.Linear(5_000, 10))
+    largest = 4 * 5_000 * 101
+    places = infer_auto_device_map(
+        model, {0: largest + 250_000, "cpu": 10**9}, clean_result=False, fallback_allocation=True
+    )
+    assert places["0"] == 0
+    assert places["2"] == "cpu"
+
+
+def test_what_fits_stays_and_the_fastest_order_is_taken(model):
+    whole = device_map_by_time(model, {0: 80 << 30, "cpu": 1 << 40}, batch=1, length=16, rates=RATES)
+    assert set(whole.device_map.values()) == {0}
+    tight = {0: WORKSPACE_BYTES + 200 * MIB, "cpu": 60 * MIB}
+    three = device_map_by_time(model, tight, batch=1, length=16, rates=RATES)
+    assert {0, "cpu", "disk"} == set(three.device_map.values())
+    assert three.seconds > whole.seconds
+    assert three.seconds >= three.bytes_by_place["disk"] / RATES.disk
+    assert "s a token" in str(three)
+    host = device_map_by_time(model, {"cpu": 200 * MIB}, batch=1, length=16, rates=RATES)
+    assert {"cpu", "disk"} == set(host.device_map.values())
+    # Many tokens compute long enough to hide a transfer: streamed blocks lie among resident ones.
+    slow = LinkRates(host=50e9, disk=2e9, memory=3e12, flops=2e12)
+    spread = device_map_by_time(
+        model, {0: WORKSPACE_BYTES + 400 * MIB, "cpu": 1 << 40}, batch=1, length=256, rates=slow
+    )
+    places = [place for name, place in spread.device_map.items() if name.startswith("blocks.")]
+    assert places != sorted(places, key=str)
+
+
+def test_one_of_batch_and_length_is_an_error(model):
+    with pytest.raises(PlacementError, match="one of batch and length is missing"):
+        infer_auto_device_map(model, {"cpu": 10**9}, batch=1)
