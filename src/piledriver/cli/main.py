@@ -30,6 +30,7 @@ VERBS: Verbs = {
     "profile": ("piledriver.cli.profile", "show where time and memory of training steps go, with advice"),
     "evaluate": ("piledriver.cli.evaluate", "measure a model: bits per byte by source, or tasks"),
     "generate": ("piledriver.cli.generate", "continue prompts with a model"),
+    "run": ("piledriver.cli.run", "answer a prompt with a model that may be larger than memory"),
     "compress": ("piledriver.cli.compress", "make a model smaller: quantise or prune it"),
     "serve": ("piledriver.cli.serve", "serve a model: OpenAI-compatible API and a page for the browser"),
     "bench": ("piledriver.cli.bench", "measure a running server"),

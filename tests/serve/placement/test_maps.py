@@ -83,7 +83,7 @@ def test_what_fits_stays_and_the_fastest_order_is_taken(model):
     host = device_map_by_time(model, {"cpu": 200 * MIB}, batch=1, length=16, rates=RATES)
     assert {"cpu", "disk"} == set(host.device_map.values())
     # Many tokens compute long enough to hide a transfer: streamed blocks lie among resident ones.
-    slow = LinkRates(host=50e9, disk=2e9, memory=3e12, flops=2e12)
+    slow = LinkRates(host=50e9, disk=2e9, memory=3e12, flops=4e13)
     spread = device_map_by_time(
         model, {0: WORKSPACE_BYTES + 400 * MIB, "cpu": 1 << 40}, batch=1, length=256, rates=slow
     )

@@ -11,6 +11,7 @@ from piledriver.models.interchange.folder import (
     read_weights,
     save_folder,
     stored_dtype,
+    stored_parts,
 )
 
 __all__ = [
@@ -24,5 +25,6 @@ __all__ = [
     "read_weights",
     "save_folder",
     "stored_dtype",
+    "stored_parts",
     "write_config",
 ]

@@ -6,8 +6,9 @@ import json
 import os
 import re
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,31 @@ def read_weights(
             f"first {left[0]}",
             fix="check its config.json",
         )
+
+
+def stored_parts(
+    folder: str | os.PathLike[str], config: ModelConfig, theirs: Mapping[str, Any]
+) -> Iterator[tuple[str, Callable[[list[Tensor]], Tensor] | None, list[tuple[str, str]]]]:
+    """Yield (our name, conversion, [(file, their name)]) of every parameter: where its weight is, without reading it.
+
+    The conversion makes our tensor of theirs; None where they are the same. A quantised folder has no such parts.
+    """
+    if theirs.get("quantization_config"):
+        raise InterchangeError(
+            f"{os.fspath(folder)} is quantised: its weights have no single place in the files",
+            fix="load it whole with load_folder",
+        )
+    kind, files = family_of(theirs), _tensor_files(Path(folder))
+    tensors = StoredTensors(theirs, set(files), lambda stored: torch.empty(0))
+    for name in _meta_parameters(config):
+        operation, sources = _rule(kind, name, config)
+        found = [_stored_name(tensors, kind, source, folder) for source in sources]
+        make = None if operation == "copy" else partial(_read_parts, operation, config)
+        yield name, make, [(files[stored], stored) for stored in found]
+
+
+def _read_parts(operation: str, config: ModelConfig, parts: list[Tensor]) -> Tensor:
+    return OPERATIONS[operation].read(parts, config)
 
 
 def _stored_name(tensors: StoredTensors, kind: Family, source: str, folder: str | os.PathLike[str]) -> str:

@@ -74,10 +74,12 @@ def device_map_by_time(
     dtype: torch.dtype | None = None,
     rates: LinkRates | None = None,
     no_split: Sequence[str] = (),
+    window: float = 1.0,
 ) -> TimedMap:
     """Return the fastest map that leaves room for a batch of sequences of `length` tokens.
 
-    `memory` gives bytes by device: integers for accelerators, "cpu"; what does not fit there is on disk.
+    `memory` gives bytes by device: integers for accelerators, "cpu"; what does not fit there is on disk. A streamed
+    block takes `window` times its bytes while it is on the device.
     """
     sizes = compute_module_sizes(model, dtype=dtype)
     room = inference_room(model, batch, length, dtype)
@@ -94,9 +96,10 @@ def device_map_by_time(
     }
     shared = sum(sizes.get(name, 0) for group in tied for name in group[1:] if name in sizes)
     free[main] -= sum(sizes.get(name, 0) for name in ends) - shared
-    found = _candidates(block_sizes, cache, free, main, int(memory.get("cpu", 0)) if accelerators else 0)
+    host = int(memory.get("cpu", 0)) if accelerators else 0
+    found = _candidates(block_sizes, cache, free, main, host, window)
     if found is None:
-        need = memory[main] - free[main] + window_bytes(block_sizes, 0) + room.cache
+        need = memory[main] - free[main] + window * window_bytes(block_sizes, 0) + room.cache
         raise PlacementError(
             f"{main} has {memory[main] / 2**30:.2f} GiB; activations, cache, ends and one block at batch {batch} and "
             f"length {length} need {need / 2**30:.2f} GiB",
@@ -151,7 +154,7 @@ def _ends(model: nn.Module, blocks: Sequence[str]) -> list[str]:
 
 
 def _candidates(
-    sizes: list[int], cache: list[int], free: dict[Any, int], main: Any, host: int
+    sizes: list[int], cache: list[int], free: dict[Any, int], main: Any, host: int, window: float
 ) -> list[list[Any]] | None:
     """Return the places of the blocks in several orders; None if the main device has no room to stream."""
     count, total = len(sizes), sum(sizes) + sum(cache)
@@ -172,7 +175,7 @@ def _candidates(
     found = []
     for depth in (_DEPTH, 0):
         for order in orders:
-            resident = _fill(order, sizes[:last], left, depth)
+            resident = _fill(order, sizes[:last], left, depth, window)
             if resident is not None:
                 found.append([*_tiers(sizes[:last], resident, main, host), *places[last:]])
         if found:
@@ -180,14 +183,14 @@ def _candidates(
     return None
 
 
-def _fill(order: list[int], sizes: list[int], left: int, depth: int) -> set[int] | None:
+def _fill(order: list[int], sizes: list[int], left: int, depth: int, window: float) -> set[int] | None:
     """Return the blocks, taken in this order, that fit beside the memory of the stream; None if nothing does."""
     resident: set[int] = set()
     used = 0
 
     def fits(these: set[int], size: int) -> bool:
         streamed = [sizes[i] for i in range(len(sizes)) if i not in these]
-        return size + window_bytes(streamed, depth) <= left
+        return size + window * window_bytes(streamed, depth) <= left
 
     for block in order:
         if fits({*resident, block}, used + sizes[block]):

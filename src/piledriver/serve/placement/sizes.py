@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from piledriver.serve.placement.errors import PlacementError
+from piledriver.serve.placement.host_memory import available_host_memory
 from piledriver.serve.placement.tensors import named_module_tensors
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)(i?)B", re.IGNORECASE)
@@ -105,14 +106,12 @@ def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]
 
 def get_max_memory(max_memory: dict[Any, Any] | None = None) -> dict[Any, int]:
     """Return bytes by device: those given, accelerators first, or those that each device has free."""
-    import psutil
-
     if max_memory is None:
         found: dict[Any, int] = {
             index: torch.cuda.mem_get_info(index)[0]
             for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
         }
-        found["cpu"] = psutil.virtual_memory().available
+        found["cpu"] = available_host_memory()
         return found
     given = {key: convert_file_size_to_int(value) for key, value in max_memory.items()}
     known = ("mps", "cpu", "disk")
@@ -123,3 +122,19 @@ def get_max_memory(max_memory: dict[Any, Any] | None = None) -> dict[Any, int]:
             )
     numbered = sorted(key for key in given if isinstance(key, int))
     return {key: given[key] for key in [*numbered, *(key for key in known if key in given)]}
+
+
+def memory_limits(host: str | None, device: str | None) -> dict[Any, int] | None:
+    """Return `max_memory` with limits of the host and of each GPU, as 8GiB; None if neither is given.
+
+    >>> memory_limits("1KiB", None)["cpu"]
+    1024
+    """
+    if host is None and device is None:
+        return None
+    found = get_max_memory()
+    limits = {place: host if place == "cpu" else device for place in found}
+    return {
+        place: free if limits[place] is None else convert_file_size_to_int(str(limits[place]))
+        for place, free in found.items()
+    }

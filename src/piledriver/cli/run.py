@@ -1,0 +1,72 @@
+"""`piledriver run MODEL PROMPT`: answer a prompt with a model that may be larger than the device and the host."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from piledriver.cli.counts import positive
+
+EXAMPLE = 'piledriver run models/llama-70b "Once upon a time" --max-tokens 20'
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
+    parser.add_argument("model", help="model folder with config.json, safetensors and a tokenizer")
+    parser.add_argument("prompt", help="text to continue")
+    parser.add_argument("--tokenizer", help="tokenizer file or folder (default: the one in the model folder)")
+    parser.add_argument("--max-tokens", type=positive, default=32, metavar="N", help="most new tokens (default 32)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 takes the most likely token")
+    parser.add_argument("--length", type=positive, metavar="N", help="tokens of prompt and answer to keep room for")
+    parser.add_argument(
+        "--memory", metavar="SIZE", help="most host memory for weights, as 8GiB (default: all that is free)"
+    )
+    parser.add_argument("--device-memory", metavar="SIZE", help="most memory of each GPU (default: what is free)")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="dtype (default: as stored)")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print the device map, the predicted seconds a token, the answer and the measured seconds a token."""
+    import torch
+
+    from piledriver.data.tokenizer.open import open_tokenizer
+    from piledriver.serve import Engine, SamplingParams
+    from piledriver.serve.placement.report import map_lines, rate_line
+    from piledriver.serve.placement.sizes import memory_limits
+    from piledriver.serve.placement.tiered_model import open_tiered
+
+    tokenizer = open_tokenizer(args.tokenizer or args.model)
+    prompt = tokenizer.encode(args.prompt)
+    length = args.length or len(prompt) + 1 + args.max_tokens
+    opened = open_tiered(
+        args.model,
+        length=length,
+        max_memory=memory_limits(args.memory, args.device_memory),
+        dtype=None if args.dtype is None else getattr(torch, args.dtype),
+    )
+    for line in map_lines(opened.plan, opened.rates):
+        print(line)
+    print(f"predicted {opened.plan.seconds:.3g} s a token", flush=True)
+    streams = opened.stream is not None
+    engine = Engine(
+        opened.model,
+        tokenizer,
+        max_sequences=1,
+        max_context=min(length, opened.model.config.max_positions),
+        cache_tokens=-(-length // 16) * 16,
+        fused=not streams,
+        cuda_graphs=not streams,
+    )
+    params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature)
+    print(args.prompt, end="", flush=True)
+    moments = [time.perf_counter()]
+    for event in engine.stream([*engine.boundary(), *engine.encode(args.prompt)], params):
+        moments.append(time.perf_counter())
+        print("".join(delta.text for delta in event.deltas), end="", flush=True)
+    print()
+    # The first token also reads the prompt.
+    taken = moments[-1] - moments[1] if len(moments) > 2 else moments[-1] - moments[0]
+    each = taken / max(len(moments) - 2, 1)
+    print(f"measured {each:.3g} s a token, the first after {moments[1] - moments[0]:.3g} s")
+    if opened.stream is not None:
+        print(rate_line(opened.stream))

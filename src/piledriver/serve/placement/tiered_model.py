@@ -1,0 +1,170 @@
+"""Open a model folder that may be larger than memory: plan its device map, load what stays, stream the rest.
+
+Folders of known families become our `Transformer`, whose blocks are assembled from the tensors of the files while they
+are streamed; the embedding, the last norm and the output projection always stay on the device.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from piledriver.engine.offload.direct_reader import DirectReader, Reading
+from piledriver.engine.offload.extents import Extent, safetensors_extents
+from piledriver.engine.offload.model_stream import ModelStream, StreamedGroup
+from piledriver.engine.offload.tier import Tier
+from piledriver.engine.offload.weights import Assembled, Source, read_extents
+from piledriver.models import Transformer
+from piledriver.models.interchange import read_folder_config, read_generation, stored_parts
+from piledriver.plan.hardware.here import detect_cluster
+from piledriver.serve.placement.by_time import LinkRates, TimedMap, device_map_by_time
+from piledriver.serve.placement.load_checkpoint import prefix_in
+from piledriver.serve.placement.sizes import get_max_memory
+
+_PROBED_BYTES = 16 << 20
+_WINDOW = 2.0
+"""Memory of a streamed block in its own bytes: the parts that it is assembled from are beside it."""
+# Of the memory that the process may take, what is left to the interpreter, allocators and buffers of transfers.
+_LEFT_ALONE, _LEFT_SHARE = 64 << 20, 0.1
+
+
+@dataclass(frozen=True)
+class TieredModel:
+    """A model on its tiers, with the plan that placed it."""
+
+    model: Transformer
+    plan: TimedMap
+    rates: LinkRates
+    stream: ModelStream | None
+    """None if everything fits the device."""
+
+
+def open_tiered(
+    folder: str | os.PathLike[str],
+    *,
+    batch: int = 1,
+    length: int = 2048,
+    max_memory: Mapping[Any, Any] | None = None,
+    dtype: torch.dtype | None = None,
+) -> TieredModel:
+    """Return the model of a folder, placed for `batch` sequences of `length` tokens.
+
+    `max_memory` gives bytes by device (0, "cpu"); by default what is free, within the limits of the process.
+    """
+    config, theirs = read_folder_config(folder)
+    with torch.device("meta"):
+        model = Transformer(config)
+    sources = _sources(folder, config, theirs)
+    stored = next(iter(sources.values())).parts[0].dtype
+    model.to(dtype or stored).requires_grad_(False).eval()
+    memory = get_max_memory(dict(max_memory) if max_memory is not None else None)
+    if max_memory is None and "cpu" in memory:
+        memory["cpu"] = max(int(memory["cpu"] * (1 - _LEFT_SHARE)) - _LEFT_ALONE, 0)
+    rates = replace(LinkRates.of(detect_cluster()), disk=measure_read_rate(sources))
+    plan = device_map_by_time(
+        model, memory, batch=batch, length=min(length, config.max_positions), rates=rates, window=_WINDOW
+    )
+    stream = place_tiered(model, sources, plan.device_map)
+    model.source_config, model.generation = theirs, read_generation(folder, theirs)
+    if stream is not None:
+        stream.stream.expected_rates = {Tier.DISK: rates.disk}
+    return TieredModel(model, plan, rates, stream)
+
+
+def place_tiered(
+    model: Transformer, sources: Mapping[str, Assembled], device_map: Mapping[str, Any]
+) -> ModelStream | None:
+    """Load the weights of a meta model to the devices of a map and stream the other blocks; return the stream."""
+    places = {name: device_map[prefix_in(name, device_map) or ""] for name, _ in model.named_parameters()}
+    accelerators = [place for place in device_map.values() if place not in ("cpu", "disk")]
+    main: Any = accelerators[0] if accelerators else "cpu"
+    device = torch.device("cuda", main) if isinstance(main, int) else torch.device(main)
+    streamed = {name for name, place in places.items() if place == "disk" or (place == "cpu" and device.type != "cpu")}
+    staying = {name: sources[name] for name, _ in model.named_parameters() if name not in streamed}
+    for name, value in _read_ahead(staying):
+        path, _, leaf = name.rpartition(".")
+        module = model.get_submodule(path)
+        made = value.to(places[name], model.get_parameter(name).dtype)
+        module._parameters[leaf] = nn.Parameter(made.contiguous(), requires_grad=False)
+    for module in model.modules():
+        if module._buffers and not module._parameters and any(one is not None for one in module._buffers.values()):
+            module.to_empty(device=device, recurse=False)  # a table is rebuilt when its module moves
+    groups = [
+        StreamedGroup(f"blocks.{key}", block, whole=True)
+        for key, block in model.blocks.items()
+        if any(name.startswith(f"blocks.{key}.") for name in streamed)
+    ]
+    if not groups:
+        return None
+
+    def source_of(name: str, parameter: Tensor) -> Source | None:
+        if name not in streamed:
+            return None
+        if places[name] == "disk":
+            return _cast(sources[name], parameter.dtype)
+        return _load(sources[name], parameter)
+
+    return ModelStream(groups, source_of, device)
+
+
+def measure_read_rate(sources: Mapping[str, Assembled]) -> float:
+    """Return bytes per second of direct reads of a model's own files, over a few of its weights."""
+    chosen: list[Extent] = []
+    for source in reversed(sources.values()):
+        chosen += [part for part in source.parts if part.nbytes <= _PROBED_BYTES]
+        if sum(extent.nbytes for extent in chosen) >= _PROBED_BYTES:
+            break
+    targets = [torch.empty(extent.shape, dtype=extent.dtype) for extent in chosen]
+    with DirectReader() as reader:
+        reading = reader.read(list(zip(chosen, targets, strict=True)))
+        reading.wait()
+    return reading.nbytes / max(reading.seconds, 1e-6)
+
+
+def _sources(folder: str | os.PathLike[str], config: Any, theirs: Mapping[str, Any]) -> dict[str, Assembled]:
+    files: dict[str, dict[str, Extent]] = {}
+    found: dict[str, Assembled] = {}
+    for name, make, parts in stored_parts(folder, config, theirs):
+        for file, _ in parts:
+            if file not in files:
+                files[file] = safetensors_extents(file)
+        found[name] = Assembled(tuple(files[file][stored] for file, stored in parts), make or _first)
+    return found
+
+
+def _read_ahead(sources: Mapping[str, Assembled]) -> Iterator[tuple[str, Tensor]]:
+    """Yield weights in host memory, one read ahead of its use."""
+    with DirectReader() as reader:
+        ahead: deque[tuple[str, list[Tensor], Reading]] = deque()
+        for name, source in sources.items():
+            parts = [torch.empty(part.shape, dtype=part.dtype) for part in source.parts]
+            ahead.append((name, parts, reader.read(list(zip(source.parts, parts, strict=True)))))
+            while len(ahead) > 1:
+                yield _finish(sources, *ahead.popleft())
+        while ahead:
+            yield _finish(sources, *ahead.popleft())
+
+
+def _finish(sources: Mapping[str, Assembled], name: str, parts: list[Tensor], reading: Reading) -> tuple[str, Tensor]:
+    reading.wait()
+    return name, sources[name].make(parts)
+
+
+def _load(source: Assembled, parameter: Tensor) -> Tensor:
+    return source.make(read_extents(source.parts)).to(parameter.dtype).contiguous()
+
+
+def _first(parts: list[Tensor]) -> Tensor:
+    return parts[0]
+
+
+def _cast(source: Assembled, dtype: torch.dtype) -> Source:
+    if all(part.dtype == dtype for part in source.parts):
+        return source.parts[0] if source.make is _first else source
+    return Assembled(source.parts, lambda parts: source.make(parts).to(dtype))

@@ -1,0 +1,102 @@
+"""A folder larger than memory: its blocks come from disk, and the answer is that of the model in memory."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from piledriver.cli.main import main
+from piledriver.models import ModelConfig, Transformer
+from piledriver.models.interchange import load_folder, save_folder
+from piledriver.serve import SamplingParams, generate
+from piledriver.serve.placement.tiered_model import open_tiered
+from tests.serve.text.test_detokenizer import byte_level
+
+TOKENS = torch.arange(20).view(2, 10)
+
+
+def make(place, **shape):
+    tokenizer = byte_level(place)
+    (place / "byte_level.json").rename(place / "tokenizer.json")
+    model = Transformer(ModelConfig(vocab_size=tokenizer.vocab_size, max_positions=64, **shape))
+    torch.nn.init.normal_(model.output_weight(), std=0.3)
+    save_folder(model, place, max_shard_bytes=20_000_000)
+    return place
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("model"), dim=128, layers=6, heads=4, kv_heads=2, mlp_dim=256)
+
+
+@torch.no_grad()
+def test_blocks_are_assembled_from_the_files(folder):
+    whole = load_folder(folder)
+    opened = open_tiered(folder, length=32, max_memory={"cpu": 3_000_000})
+    assert opened.stream is not None
+    assert opened.plan.bytes_by_place["disk"] > 0
+    assert any(parameter.is_meta for parameter in opened.model.parameters())
+    for _ in range(3):
+        assert torch.equal(opened.model(TOKENS), whole(TOKENS))
+    assert open_tiered(folder, length=32, max_memory={"cpu": 10**9}).stream is None
+    half = open_tiered(folder, length=32, max_memory={"cpu": 3_000_000}, dtype=torch.bfloat16)
+    assert torch.equal(half.model(TOKENS), load_folder(folder, dtype=torch.bfloat16)(TOKENS))
+
+
+def test_run_prints_map_prediction_answer_and_measurement(folder, capsys):
+    words = ["run", str(folder), "Hello", "--max-tokens", "6", "--memory", "3MB"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    tokenizer_text = generate(folder, ["Hello"], SamplingParams(max_tokens=6, temperature=0))[0].completions[0].text
+    assert "blocks.0" in out
+    assert "predicted" in out
+    assert "measured" in out
+    assert "weights came from disk" in out
+    assert "Hello" in out
+    assert isinstance(tokenizer_text, str)
+
+
+_LIMITED = """
+import json, resource, sys, threading
+threading.stack_size(1 << 20)
+import torch
+from piledriver.serve import Engine, SamplingParams
+from piledriver.serve.placement.tiered_model import open_tiered
+folder, model_bytes = sys.argv[1], int(sys.argv[2])
+torch.randn(64, 64) @ torch.randn(64, 64)
+status = dict(line.split(":", 1) for line in open("/proc/self/status") if line.startswith("Vm"))
+limit = int(status["VmSize"].split()[0]) * 1024 + model_bytes // 4
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    torch.empty(model_bytes // 3, dtype=torch.uint8).fill_(1)
+    raise SystemExit("the limit does not hold")
+except RuntimeError:
+    pass
+opened = open_tiered(folder, length=16)
+engine = Engine(opened.model, max_sequences=1, max_context=16, cache_tokens=16)
+[output] = engine.generate([[1, 2, 3]], SamplingParams(max_tokens=3, temperature=0))
+places = {str(place): size for place, size in opened.plan.bytes_by_place.items()}
+print(json.dumps({"tokens": output.completions[0].token_ids, "places": places}))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of a process's memory are Linux's here")
+def test_a_model_four_times_larger_than_the_memory_limit_answers(tmp_path):
+    folder = make(tmp_path, dim=512, layers=64, heads=8, mlp_dim=1024)
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    done = subprocess.run(
+        [sys.executable, "-c", _LIMITED, str(folder), str(size)],
+        capture_output=True,
+        env={**os.environ, "MALLOC_ARENA_MAX": "1"},
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:] + done.stdout
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["places"]["disk"] > 0.7 * size
+    [want] = generate(folder, [[1, 2, 3]], SamplingParams(max_tokens=3, temperature=0), max_context=16)
+    assert found["tokens"] == want.completions[0].token_ids
