@@ -29,6 +29,7 @@ from piledriver.engine.offload.disk.direct_io import CHUNK_BYTES, THREADS, HostB
 from piledriver.serve.placement import dispatch_model, init_empty_weights, load_checkpoint_and_dispatch
 
 PCIE_GOAL = 55e9
+os.environ.setdefault("TQDM_DISABLE", "1")
 
 
 def raw_read_rate(files: list[Path], *, keep: bool = False) -> float:

@@ -30,33 +30,22 @@ def run(args: argparse.Namespace) -> None:
     import torch
 
     from piledriver.data.tokenizer.open import open_tokenizer
-    from piledriver.serve import Engine, SamplingParams
+    from piledriver.serve import SamplingParams
     from piledriver.serve.placement.report import map_lines, rate_line
     from piledriver.serve.placement.sizes import memory_limits
-    from piledriver.serve.placement.tiered_model import open_tiered
+    from piledriver.serve.tiered_engine import open_tiered_engine
 
     tokenizer = open_tokenizer(args.tokenizer or args.model)
-    prompt = tokenizer.encode(args.prompt)
-    length = args.length or len(prompt) + 1 + args.max_tokens
-    opened = open_tiered(
+    engine, opened = open_tiered_engine(
         args.model,
-        length=length,
+        tokenizer=tokenizer,
+        max_context=args.length or len(tokenizer.encode(args.prompt)) + 1 + args.max_tokens,
         max_memory=memory_limits(args.memory, args.device_memory),
         dtype=None if args.dtype is None else getattr(torch, args.dtype),
     )
     for line in map_lines(opened.plan, opened.rates):
         print(line)
     print(f"predicted {opened.plan.seconds:.3g} s a token", flush=True)
-    streams = opened.stream is not None
-    engine = Engine(
-        opened.model,
-        tokenizer,
-        max_sequences=1,
-        max_context=min(length, opened.model.config.max_positions),
-        cache_tokens=-(-length // 16) * 16,
-        fused=not streams,
-        cuda_graphs=not streams,
-    )
     params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature)
     print(args.prompt, end="", flush=True)
     moments = [time.perf_counter()]

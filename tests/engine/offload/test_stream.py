@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from piledriver.core.errors import CorruptFileError, MissingFileError, StorageError
 from piledriver.engine.compile import compile_modules, compile_report, reset_compiler
+from piledriver.engine.offload import stream as stream_module
 from piledriver.engine.offload.direct_reader import DirectReader
 from piledriver.engine.offload.extents import Extent, safetensors_extents
 from piledriver.engine.offload.model_stream import ModelStream, groups_in
@@ -118,7 +119,8 @@ def test_an_exception_in_a_block_gives_its_memory_back(model, file):
 
 
 @torch.no_grad()
-def test_a_far_slower_disk_is_one_warning(model, file):
+def test_a_far_slower_disk_is_one_warning(model, file, monkeypatch):
+    monkeypatch.setattr(stream_module, "NOTICEABLE_SECONDS", 0.0)
     made, stream = streamed(model, file)
     stream.stream.expected_rates[Tier.DISK] = 1e15
     with warnings.catch_warnings(record=True) as caught:

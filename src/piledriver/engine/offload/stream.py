@@ -20,6 +20,8 @@ from piledriver.engine.offload.tier import Tier
 # Passes before the depth is chosen, and between later choices: the first one also compiles and warms up.
 _FIRST_CHOICE, _LATER_CHOICES = 2, 64
 _FAR_SLOWER = 0.4
+NOTICEABLE_SECONDS = 0.5
+"""Of a pass over all blocks: shorter ones are dominated by latency, and no rate is expected of them."""
 FORWARD, BACKWARD = 1, -1
 
 
@@ -180,7 +182,8 @@ class BlockStream:
                 self.depth = depth
         for tier, expected in list(self.expected_rates.items()):
             rate = self.measured_rate(tier)
-            if rate is not None and rate < _FAR_SLOWER * expected:
+            seconds = sum(block.fetch_seconds() or 0.0 for block in self.blocks if block.tier == tier)
+            if rate is not None and rate < _FAR_SLOWER * expected and seconds >= NOTICEABLE_SECONDS:
                 del self.expected_rates[tier]
                 warnings.warn(
                     f"weights on {tier.value} arrive at {rate / 1e6:,.0f} MB/s, {expected / 1e6:,.0f} MB/s were "

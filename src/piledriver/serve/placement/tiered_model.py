@@ -116,7 +116,7 @@ def place_tiered(
 def measure_read_rate(sources: Mapping[str, Assembled]) -> float:
     """Return bytes per second of direct reads of a model's own files, over a few of its weights."""
     chosen: list[Extent] = []
-    for source in reversed(sources.values()):
+    for source in reversed(list(sources.values())):
         chosen += [part for part in source.parts if part.nbytes <= _PROBED_BYTES]
         if sum(extent.nbytes for extent in chosen) >= _PROBED_BYTES:
             break
