@@ -22,8 +22,7 @@ from piledriver.engine.offload.tier import Tier
 from piledriver.engine.offload.weights import Assembled, Source, read_extents
 from piledriver.models import Transformer
 from piledriver.models.interchange import read_folder_config, read_generation, stored_parts
-from piledriver.plan.hardware.here import detect_cluster
-from piledriver.serve.placement.by_time import LinkRates, TimedMap, device_map_by_time
+from piledriver.serve.placement.by_time import LinkRates, TimedMap, device_map_by_time, rates_here
 from piledriver.serve.placement.load_checkpoint import prefix_in
 from piledriver.serve.placement.sizes import get_max_memory
 
@@ -66,7 +65,7 @@ def open_tiered(
     memory = get_max_memory(dict(max_memory) if max_memory is not None else None)
     if max_memory is None and "cpu" in memory:
         memory["cpu"] = max(int(memory["cpu"] * (1 - _LEFT_SHARE)) - _LEFT_ALONE, 0)
-    rates = replace(LinkRates.of(detect_cluster()), disk=measure_read_rate(sources))
+    rates = replace(rates_here(), disk=measure_read_rate(sources))
     plan = device_map_by_time(
         model, memory, batch=batch, length=min(length, config.max_positions), rates=rates, window=_WINDOW
     )
