@@ -7,7 +7,7 @@ import time
 
 from piledriver.cli.counts import positive
 
-EXAMPLE = 'piledriver run models/llama-70b "Once upon a time" --max-tokens 20'
+EXAMPLE = "piledriver run models/llama-70b Hello --max-tokens 20"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -31,8 +31,8 @@ def run(args: argparse.Namespace) -> None:
 
     from piledriver.data.tokenizer.open import open_tokenizer
     from piledriver.serve import SamplingParams
-    from piledriver.serve.placement.report import map_lines, rate_line
-    from piledriver.serve.placement.sizes import memory_limits
+    from piledriver.serve.placement.maps.report import map_lines, rate_line
+    from piledriver.serve.placement.maps.sizes import memory_limits
     from piledriver.serve.tiered_engine import open_tiered_engine
 
     tokenizer = open_tokenizer(args.tokenizer or args.model)

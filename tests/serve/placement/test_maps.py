@@ -7,10 +7,10 @@ from torch import nn
 from piledriver.engine.offload.model_stream import window_bytes
 from piledriver.models import ModelConfig, Transformer
 from piledriver.serve.placement import PlacementError, infer_auto_device_map, init_empty_weights
-from piledriver.serve.placement.by_time import LinkRates, device_map_by_time
-from piledriver.serve.placement.device_map import get_balanced_memory
-from piledriver.serve.placement.room import WORKSPACE_BYTES, inference_room
-from piledriver.serve.placement.sizes import compute_module_sizes
+from piledriver.serve.placement.maps.by_time import LinkRates, device_map_by_time
+from piledriver.serve.placement.maps.device_map import get_balanced_memory
+from piledriver.serve.placement.maps.room import WORKSPACE_BYTES, inference_room
+from piledriver.serve.placement.maps.sizes import compute_module_sizes
 
 RATES = LinkRates(host=50e9, disk=2e9, memory=3e12, flops=5e14)
 MIB = 1 << 20

@@ -85,6 +85,7 @@ print(json.dumps({"tokens": output.completions[0].token_ids, "places": places, "
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of a process's memory are Linux's here")
 def test_a_model_four_times_larger_than_the_memory_limit_answers(tmp_path):
     folder = make(tmp_path, dim=256, layers=160, heads=4, mlp_dim=512)

@@ -4,7 +4,6 @@ The names are the field's (`device_map`, `dispatch_model`, `cpu_offload`), with 
 Accelerate, whose paths `piledriver.compat.accelerate` mirrors. Read `dispatch.py` first.
 """
 
-from piledriver.serve.placement.device_map import infer_auto_device_map
 from piledriver.serve.placement.dispatch import (
     cpu_offload,
     cpu_offload_with_hook,
@@ -15,6 +14,7 @@ from piledriver.serve.placement.dispatch import (
 from piledriver.serve.placement.empty_weights import init_empty_weights, init_on_device
 from piledriver.serve.placement.errors import PlacementError, StrictLoadError
 from piledriver.serve.placement.load_checkpoint import load_checkpoint_in_model
+from piledriver.serve.placement.maps.device_map import infer_auto_device_map
 
 __all__ = [
     "PlacementError",

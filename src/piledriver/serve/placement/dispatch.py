@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from piledriver.serve.placement.align_devices import AlignDevicesHook
-from piledriver.serve.placement.device_map import check_device_map, get_balanced_memory, infer_auto_device_map
 from piledriver.serve.placement.errors import PlacementError
 from piledriver.serve.placement.hooks import add_hook_to_module
 from piledriver.serve.placement.load_checkpoint import load_weights_to_map, prefix_in
+from piledriver.serve.placement.maps.device_map import check_device_map, get_balanced_memory, infer_auto_device_map
 from piledriver.serve.placement.model_offload import CpuOffload, UserCpuOffloadHook
 from piledriver.serve.placement.streaming import Sources, place_modules, stream_weights
 from piledriver.serve.placement.tensors import find_tied_parameters, retie_parameters

@@ -22,9 +22,9 @@ from piledriver.engine.offload.tier import Tier
 from piledriver.engine.offload.weights import Assembled, Source, read_extents
 from piledriver.models import Transformer
 from piledriver.models.interchange import read_folder_config, read_generation, stored_parts
-from piledriver.serve.placement.by_time import LinkRates, TimedMap, device_map_by_time, rates_here
 from piledriver.serve.placement.load_checkpoint import prefix_in
-from piledriver.serve.placement.sizes import get_max_memory
+from piledriver.serve.placement.maps.by_time import LinkRates, TimedMap, device_map_by_time, rates_here
+from piledriver.serve.placement.maps.sizes import get_max_memory
 
 _PROBED_BYTES = 16 << 20
 _WINDOW = 2.0

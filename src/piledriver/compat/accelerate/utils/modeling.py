@@ -8,8 +8,14 @@ from piledriver.accelerator.options.handlers import AutocastKwargs
 from piledriver.compat.accelerate.state import PartialState
 from piledriver.engine.layout import resolve_layout
 from piledriver.engine.precision import autocast
-from piledriver.serve.placement.allocation import get_module_size_with_ties
-from piledriver.serve.placement.device_map import (
+from piledriver.serve.placement.load_checkpoint import (
+    get_state_dict_from_offload,
+    get_state_dict_offloaded_model,
+    load_checkpoint_in_model,
+    load_state_dict,
+)
+from piledriver.serve.placement.maps.allocation import get_module_size_with_ties
+from piledriver.serve.placement.maps.device_map import (
     check_device_map,
     check_tied_parameters_in_config,
     check_tied_parameters_on_same_device,
@@ -17,13 +23,7 @@ from piledriver.serve.placement.device_map import (
     get_balanced_memory,
     infer_auto_device_map,
 )
-from piledriver.serve.placement.load_checkpoint import (
-    get_state_dict_from_offload,
-    get_state_dict_offloaded_model,
-    load_checkpoint_in_model,
-    load_state_dict,
-)
-from piledriver.serve.placement.sizes import (
+from piledriver.serve.placement.maps.sizes import (
     calculate_maximum_sizes,
     compute_module_sizes,
     compute_module_total_buffer_size,

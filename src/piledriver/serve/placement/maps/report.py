@@ -7,7 +7,7 @@ from typing import Any
 
 from piledriver.engine.offload.model_stream import ModelStream
 from piledriver.engine.offload.tier import Tier
-from piledriver.serve.placement.by_time import LinkRates, TimedMap
+from piledriver.serve.placement.maps.by_time import LinkRates, TimedMap
 
 
 def map_lines(plan: TimedMap, rates: LinkRates) -> list[str]:

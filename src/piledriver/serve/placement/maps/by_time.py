@@ -21,8 +21,8 @@ from piledriver.engine.offload.model_stream import window_bytes
 from piledriver.plan.hardware.cluster import Cluster
 from piledriver.plan.hardware.here import detect_cluster
 from piledriver.serve.placement.errors import PlacementError
-from piledriver.serve.placement.room import WORKSPACE_BYTES, Room, inference_room
-from piledriver.serve.placement.sizes import compute_module_sizes
+from piledriver.serve.placement.maps.room import WORKSPACE_BYTES, Room, inference_room
+from piledriver.serve.placement.maps.sizes import compute_module_sizes
 from piledriver.serve.placement.tensors import find_tied_parameters
 
 _DEPTH = 1

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from piledriver.serve.placement.sizes import (
+from piledriver.serve.placement.maps.sizes import (
     compute_module_sizes,
     compute_module_total_buffer_size,
     get_max_layer_size,

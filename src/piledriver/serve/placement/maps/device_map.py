@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from piledriver.serve.placement.allocation import DeviceAllocator, is_inside
-from piledriver.serve.placement.by_time import device_map_by_time
 from piledriver.serve.placement.errors import PlacementError
-from piledriver.serve.placement.sizes import compute_module_sizes, get_max_memory
+from piledriver.serve.placement.maps.allocation import DeviceAllocator, is_inside
+from piledriver.serve.placement.maps.by_time import device_map_by_time
+from piledriver.serve.placement.maps.sizes import compute_module_sizes, get_max_memory
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from piledriver.models.model_size import cache_bytes_per_token
 from piledriver.plan.blocks.torch_private import FakeTensorMode
 from piledriver.plan.entry import config_of
 from piledriver.serve.placement.errors import PlacementError
-from piledriver.serve.placement.live_bytes import LiveBytes
+from piledriver.serve.placement.maps.live_bytes import LiveBytes
 
 WORKSPACE_BYTES = 256 << 20
 """Of kernel libraries and of memory that the allocator cannot use, on a GPU."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from piledriver.serve.placement.errors import PlacementError
-from piledriver.serve.placement.host_memory import available_host_memory
+from piledriver.serve.placement.maps.host_memory import available_host_memory
 from piledriver.serve.placement.tensors import named_module_tensors
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)(i?)B", re.IGNORECASE)

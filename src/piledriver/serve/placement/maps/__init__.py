@@ -1,0 +1,1 @@
+"""Device maps: sizes of modules, room of a batch, places by bytes or by predicted time."""
