@@ -133,7 +133,8 @@ def main() -> None:
         shares.append((busy_now - busy) / (end - stepping))
         rates.append((now - moved) / max(busy_now - busy, 1e-9))
         note(f"step {len(steps)}: {steps[-1]:.1f} s, disk busy {shares[-1]:.3f}, {rates[-1] / 1e9:.2f} GB/s")
-    buffers = tiers.buffers * tiers.buffer_bytes
+    # Of the step, of gradients in flight, and of the first write.
+    buffers = 2 * tiers.buffers * tiers.buffer_bytes + (64 << 20)
     line = {
         "row": f"offload {chosen.model}, {chosen.share:g} on disk, gradients {chosen.gradients}, parameters "
         f"{chosen.parameters}",

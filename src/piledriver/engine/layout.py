@@ -132,6 +132,11 @@ class Layout:
         if not isinstance(self.offload, Offload) and self.offload not in PRESETS:
             named = ", ".join(map(repr, PRESETS))
             raise LayoutError(f"offload is {self.offload!r}", fix=f"use one of {named}, or an Offload")
+        if self.precision == "fp16" and self.tiers.gradients == "step":
+            raise LayoutError(
+                "precision fp16 with gradients 'step': the loss scale must see all gradients before the first step",
+                fix="use Offload(gradients='host') or 'disk', or bf16",
+            )
         if self.prefetch < 0:
             raise LayoutError(f"prefetch is {self.prefetch}", fix="use 0 or more blocks")
         if self.expert_capacity is not None and not self.expert_capacity > 0:
