@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from piledriver.core.config import from_mapping, to_mapping
 from piledriver.engine.errors import EngineError, LayoutError
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import make_mesh
-from piledriver.engine.offload import apply_offload, offloaded
+from piledriver.engine.offload import apply_offload, offloaded, undo_offload
 from piledriver.engine.offload.apply import offload_optimizer
 from piledriver.engine.offload.disk.direct_io import DiskRate
 from piledriver.engine.offload.disk.errors import DiskFullError
@@ -216,6 +218,21 @@ def test_states_that_were_loaded_into_memory_move_to_their_tier(tmp_path: Path, 
     held = [v for state in ours[1].state.values() for v in state.values() if v.dim() > 1]
     assert len(held) >= 18
     assert all(store.find(value) is not None for value in held)
+
+
+@pytest.mark.parametrize("options", [{}, {"parameters": "disk", "gradients": "step"}])
+def test_weights_come_back_and_a_model_that_is_gone_leaves_nothing(tmp_path: Path, options: dict[str, Any]) -> None:
+    model, optimizer = make(on_disk(tmp_path, **options))
+    train((model, optimizer), range(1), clip=None, parts=1)
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    held = [weakref.ref(parameter) for parameter in model.parameters()]
+    held += [weakref.ref(master) for group in optimizer.param_groups for master in group["params"]]
+    undo_offload(model)
+    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+    assert loss_of(model, TOKENS[0]).isfinite()
+    del model, optimizer
+    gc.collect()
+    assert sum(one() is not None for one in held) == 0
 
 
 def test_a_full_disk_is_found_before_the_first_step(tmp_path: Path) -> None:

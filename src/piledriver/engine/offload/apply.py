@@ -44,7 +44,7 @@ class Offloaded:
         self.tiers, self.axis = layout.tiers, axis
         blocks = list(blocks_of(model).values()) if layout.streams_parameters else []
         streamed = {parameter for block in streamed_parameters(blocks) for parameter in block}
-        places = Places(model, self.tiers, streamed)
+        places = Places(model, self.tiers, streamed, source_bytes=0 if dtype is None else dtype.itemsize)
         self.store = places.store
         self.spare_gradients: dict[torch.Size, list[Tensor]] = {}
         """Memory of gradients that were applied in the backward, by shape."""

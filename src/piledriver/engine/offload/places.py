@@ -22,7 +22,8 @@ _WORTH_MEASURING = 1 << 30
 class Places:
     """The tier of each parameter of a model. Vectors are small and stay in memory."""
 
-    def __init__(self, model: nn.Module, tiers: Offload, streamed: set[nn.Parameter]) -> None:
+    def __init__(self, model: nn.Module, tiers: Offload, streamed: set[nn.Parameter], *, source_bytes: int) -> None:
+        """`source_bytes` are those of one streamed number, 0 where the master weight itself is streamed."""
         held = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
         matrices = [parameter for parameter in held if parameter.dim() > 1]
         far = spread_share(matrices, tiers.optimizer_share)
@@ -40,13 +41,12 @@ class Places:
         self.store: DiskStore | None = model.__dict__.pop(STORE, None)
         if tiers.uses_disk:
             self.store = self.store or open_store(tiers)
-            self._reserve(self.store, tiers)
+            self._reserve(self.store, tiers, source_bytes)
 
-    def _reserve(self, store: DiskStore, tiers: Offload) -> None:
+    def _reserve(self, store: DiskStore, tiers: Offload, source_bytes: int) -> None:
         new = [one for one in self.on_disk if store.find(local(one).detach()) is None]
         nbytes = sum(whole_pages(4 * _local_size(one)) for one in [*new, *self.gradient_on_disk])
-        # Reserved for fp32, although the copy is usually smaller.
-        nbytes += sum(whole_pages(4 * _local_size(one)) for one in self.source_on_disk)
+        nbytes += sum(whole_pages(source_bytes * _local_size(one)) for one in self.source_on_disk)
         if nbytes >= _WORTH_MEASURING and tiers.folder is not None:
             store.expected = measure_rate(tiers.folder)
         store.reserve(nbytes)
