@@ -168,6 +168,26 @@ def test_every_layout_takes_the_same_steps_validates_and_publishes(
         published = load_folder(tmp_path / str(number) / "model")
         for name, weight in load_folder(tmp_path / "alone" / "model").state_dict().items():
             torch.testing.assert_close(published.state_dict()[name], weight, rtol=1e-3, atol=1e-4)
+    check_what_watch_reads(tmp_path, expected_ranks=2)
+
+
+def check_what_watch_reads(folder: Path, expected_ranks: int) -> None:
+    """Files beside the metrics: system metrics of every rank, memory by category, the log, samples of whole models."""
+    whole = {"alone", *(str(number) for number, layout in enumerate(LAYOUTS) if layout in ("{zero: 1}", "{zero: 2}"))}
+    for name in ["alone", *map(str, range(len(LAYOUTS)))]:
+        run, ranks = folder / name, 1 if name == "alone" else expected_ranks
+        for rank in range(ranks):
+            row = json.loads((run / f"ranks/{rank:05d}.jsonl").read_text().splitlines()[-1])
+            assert row["step"] == 4
+            assert row["host/rss_bytes"] > 0
+        metrics = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+        assert metrics["memory/parameters_gib"] > 0
+        assert metrics["memory/optimizer_gib"] > 0
+        assert "step 4/4: loss" in (run / "log.txt").read_text()
+        assert (run / "samples.jsonl").exists() == (name in whole), name
+    samples = [json.loads(line) for line in (folder / "alone/samples.jsonl").read_text().splitlines()]
+    assert [sample["step"] for sample in samples] == [step for step in (1, 2, 3, 4) for _ in range(len(samples) // 4)]
+    assert all(sample["prompt"] and sample["source"] for sample in samples)
 
 
 def figures(out: Path) -> list[tuple[float, ...]]:
