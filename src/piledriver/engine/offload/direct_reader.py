@@ -46,18 +46,13 @@ class Reading:
         self.arrived: torch.cuda.Event | None = None
         """On a GPU: recorded after the last copy."""
         self._chunks: list[Future[None]] = []
-        self._begun = self._left = 0.0
+        self._begun, self._left = 0.0, 0
         self._lock = threading.Lock()
 
     def wait(self) -> None:
         """Wait for the reads; on a GPU, copies may still run until `arrived`."""
         for chunk in self._chunks:
             chunk.result()
-
-    @property
-    def is_done(self) -> bool:
-        """Whether all reads have ended."""
-        return all(chunk.done() for chunk in self._chunks)
 
 
 class DirectReader:
@@ -91,11 +86,6 @@ class DirectReader:
     def close(self) -> None:
         """Finish the reads and close the files."""
         self._finalizer()
-
-    @property
-    def staging_bytes(self) -> int:
-        """The most host memory that staging buffers take."""
-        return 2 * THREADS * (self.chunk_bytes + 2 * PAGE_BYTES)
 
     def read(self, jobs: Sequence[tuple[Extent, Tensor]], stream: torch.cuda.Stream | None = None) -> Reading:
         """Start reading extents into contiguous tensors of as many bytes; GPU copies run on `stream`."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from piledriver.engine.offload.direct_reader import DirectReader, Reading
 from piledriver.engine.offload.extents import Extent, safetensors_extents
 from piledriver.engine.offload.model_stream import ModelStream, StreamedGroup
-from piledriver.engine.offload.tier import Tier
+from piledriver.engine.offload.tier import Tier, tier_of
 from piledriver.engine.offload.weights import Assembled, Source, read_extents
 from piledriver.models import Transformer
 from piledriver.models.interchange import read_folder_config, read_generation, stored_parts
@@ -84,7 +84,7 @@ def place_tiered(
     accelerators = [place for place in device_map.values() if place not in ("cpu", "disk")]
     main: Any = accelerators[0] if accelerators else "cpu"
     device = torch.device("cuda", main) if isinstance(main, int) else torch.device(main)
-    streamed = {name for name, place in places.items() if place == "disk" or (place == "cpu" and device.type != "cpu")}
+    streamed = {name for name, place in places.items() if tier_of(place, device) is not Tier.DEVICE}
     staying = {name: sources[name] for name, _ in model.named_parameters() if name not in streamed}
     for name, value in _read_ahead(staying):
         path, _, leaf = name.rpartition(".")
