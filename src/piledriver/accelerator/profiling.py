@@ -215,4 +215,6 @@ def accelerator_regions(kind: type) -> list[Instrumented]:
 
 
 def _advise(report: Report) -> None:
-    return None
+    from piledriver.plan.advice.advise import advise
+
+    report.advice = advise(report)

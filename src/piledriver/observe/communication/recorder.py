@@ -62,10 +62,10 @@ class CommunicationRecorder:
         if not dist.is_available():
             return self
         for name in _METHODS:
-            original = getattr(dist.ProcessGroup, name, None)
-            if original is not None:
-                self._originals[name] = original
-                setattr(dist.ProcessGroup, name, self._wrapped(name, original))
+            if name in vars(dist.ProcessGroup):
+                # As the class holds it: what getattr returns would not bind to a group when it is put back.
+                self._originals[name] = vars(dist.ProcessGroup)[name]
+                setattr(dist.ProcessGroup, name, self._wrapped(name, getattr(dist.ProcessGroup, name)))
         if dist.is_initialized() and dist.get_backend() == "nccl":
             enable_collective_timing()
         return self

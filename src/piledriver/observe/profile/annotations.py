@@ -117,7 +117,7 @@ def _known_functions() -> Iterator[Instrumented]:
 
 def _annotate_function(stack: ExitStack, one: Instrumented) -> None:
     original: Callable[..., Any] = getattr(one.owner, one.attribute)
-    own = one.attribute in vars(one.owner) if hasattr(one.owner, "__dict__") else True
+    own = vars(one.owner).get(one.attribute)
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -125,6 +125,6 @@ def _annotate_function(stack: ExitStack, one: Instrumented) -> None:
             return original(*args, **kwargs)
 
     setattr(one.owner, one.attribute, call)
-    # A method of an instance shadows its class's: taking it away restores it.
-    restore = functools.partial(setattr, one.owner, one.attribute, original)
-    stack.callback(restore if own else functools.partial(delattr, one.owner, one.attribute))
+    # What the owner did not hold itself was inherited: taking the wrapper away restores it.
+    restore = functools.partial(setattr, one.owner, one.attribute, own)
+    stack.callback(restore if own is not None else functools.partial(delattr, one.owner, one.attribute))

@@ -11,10 +11,13 @@ from piledriver.observe.profile.wall import Wall
 from piledriver.observe.trace.attribution import Attribution
 from piledriver.observe.trace.chrome import HostEvent, Trace
 from piledriver.observe.trace.intervals import Intervals, intersect, length, subtract, union
+from piledriver.observe.trace.operators import matmul_precision
 
 _SYNCHRONISE = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 _READS = ("aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero")
 _SMALL_US = 10.0
+_ACCUMULATES = ("torch::autograd::AccumulateGrad", "aten::add_")
+_PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1}
 _MATMULS = ("mm", "linear", "matmul", "convolution", "attention")
 
 
@@ -42,6 +45,8 @@ def collect_facts(
         "capacity_bytes": notes.capacity,
     }
     facts |= _products(work)
+    facts |= _small(work)
+    facts["shapes"] = _shapes(trace, window)
     facts |= _synchronisations(trace, window, wall)
     facts |= _copies(trace, window)
     facts["malloc_seconds"] = _seconds(trace, window, ("cudaMalloc", "cudaFree"))
@@ -50,7 +55,10 @@ def collect_facts(
     facts["optimizer_kernels"] = sum(one.kernels for one in work if one.place.phase == "optimizer")
     facts["optimizer_operators"] = sum(one.calls for one in work if one.place.phase == "optimizer")
     facts["optimizer_host_seconds"] = _annotated(trace, window, "Optimizer.step#")
-    facts["forward_calls"] = float(notes.batches.get("calls", 0.0))
+    facts["accumulate_seconds"] = sum(
+        one.seconds for one in work if one.operator in _ACCUMULATES and one.place.phase == "backward"
+    )
+    facts["backward_passes"] = _backward_passes(trace, window, notes)
     return facts
 
 
@@ -81,6 +89,45 @@ def _products(work: list[Work]) -> dict[str, Any]:
     }
 
 
+def _small(work: list[Work]) -> dict[str, Any]:
+    """Return calls and time of operators whose calls are so short that their overhead is most of them."""
+    small = [one for one in work if one.calls and one.seconds / one.calls < _SMALL_US * 2e-6 and not one.kernels]
+    return {
+        "small_operator_calls": sum(one.calls for one in small),
+        "small_operator_seconds": sum(one.seconds for one in small),
+    }
+
+
+def _shapes(trace: Trace, window: tuple[float, float], most: int = 64) -> list[dict[str, Any]]:
+    """Return matrix products by shape and type: how often, how long, how many FLOPs; the longest first."""
+    on_device: dict[int, float] = {}
+    for kernel in trace.kernels:
+        if window[0] <= kernel.start < window[1] and kernel.launch is not None:
+            for event in kernel.launch.ancestors():
+                if event.name in _PRODUCTS:
+                    on_device[id(event)] = on_device.get(id(event), 0.0) + kernel.end - kernel.start
+                    break
+    found: dict[tuple[int, int, int, int, str], dict[str, Any]] = {}
+    for event in trace.host_events():
+        first = _PRODUCTS.get(event.name)
+        dims = event.args.get("Input Dims")
+        if first is None or not dims or not window[0] <= event.start < window[1]:
+            continue
+        left, right = dims[first], dims[first + 1]
+        if len(left) < 2 or len(right) < 2:
+            continue
+        groups = left[0] if len(left) == 3 else 1
+        key = (left[-2], right[-1], left[-1], groups, str(matmul_precision(event)))
+        row = found.setdefault(key, {"calls": 0, "seconds": 0.0})
+        row["calls"] += 1
+        row["seconds"] += (on_device.get(id(event), 0.0) if trace.kernels else event.duration) / 1e6
+    rows = [
+        {"m": m, "n": n, "k": k, "groups": groups, "precision": precision, **row}
+        for (m, n, k, groups, precision), row in found.items()
+    ]
+    return sorted(rows, key=lambda row: -float(row["seconds"]))[:most]
+
+
 def _synchronisations(trace: Trace, window: tuple[float, float], wall: Wall) -> dict[str, Any]:
     """Return how often the host waited for the device within the window, and the device's idle time right after."""
     found: list[HostEvent] = []
@@ -100,7 +147,7 @@ def _synchronisations(trace: Trace, window: tuple[float, float], wall: Wall) -> 
         found.remove(last)
         names[last.name] -= 1
     idle: Intervals = subtract([window], union((one.start, one.end) for one in trace.kernels)) if trace.kernels else []
-    after = union((one.end, one.end + max(300.0, 0.0)) for one in found)
+    after = union((one.end, one.end + 300.0) for one in found)
     return {
         "synchronisations": len(found),
         "synchronised_by": {name: count for name, count in names.items() if count > 0},
@@ -118,6 +165,15 @@ def _copies(trace: Trace, window: tuple[float, float]) -> dict[str, Any]:
             else:
                 pinned += one.end - one.start
     return {"pageable_copy_seconds": pageable / 1e6, "pinned_copy_seconds": pinned / 1e6}
+
+
+def _backward_passes(trace: Trace, window: tuple[float, float], notes: Notes) -> float:
+    """Return the backward passes of the window: how often each gradient was accumulated."""
+    count = sum(
+        one.name == "torch::autograd::AccumulateGrad" and window[0] <= one.start < window[1]
+        for one in trace.host_events()
+    )
+    return count / max(1, int(notes.optimizer.get("parameters", 1)))
 
 
 def _seconds(trace: Trace, window: tuple[float, float], names: tuple[str, ...]) -> float:
