@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch._C._profiler import _RecordFunctionFast
-from torch.utils._pytree import tree_leaves
 
 __all__ = [
     "annotation",
@@ -17,7 +16,6 @@ __all__ = [
     "enable_collective_timing",
     "local_tensor",
     "recompilations",
-    "tree_leaves",
 ]
 
 

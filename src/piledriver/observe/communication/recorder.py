@@ -2,15 +2,15 @@
 
 Counts, groups and bytes come from torch's Flight Recorder, which also sees what C++ starts (DDP's reducer, functional
 collectives). Durations come from NCCL's own events through the Flight Recorder, and on gloo from the futures of the
-works that Python starts: a callback notes the time when the collective is done, and nothing waits.
+works that Python starts: a callback notes the time when the collective is done, and nothing waits. A callback costs
+more than the rest, so only some calls of each size have one.
 """
 
 from __future__ import annotations
 
-import functools
 import statistics
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +29,7 @@ _METHODS = (
     "scatter", "send", "recv", "barrier",
 )  # fmt: skip
 _KEPT = 200_000
+_Key = tuple[str, str, int, int]
 
 
 @dataclass(slots=True)
@@ -52,9 +53,15 @@ class CommunicationRecorder:
     []
     """
 
-    def __init__(self) -> None:
-        self.calls: list[RecordedCall] = []
+    def __init__(self, every: int = 64) -> None:
+        """Time the first two calls of each collective and size, then one in `every`; all are counted."""
         self.begin_ns = 0
+        self._every = every
+        # Tuples instead of objects: this is the cost of a step. The key is (collective, group, ranks, bytes).
+        self._plain: deque[tuple[_Key, int]] = deque(maxlen=_KEPT)
+        self._timed: deque[RecordedCall] = deque(maxlen=_KEPT)
+        self._seen: dict[_Key, int] = {}
+        self._groups: dict[int, tuple[str, int]] = {}
         self._originals: dict[str, Any] = {}
 
     def __enter__(self) -> CommunicationRecorder:
@@ -76,34 +83,47 @@ class CommunicationRecorder:
         self._originals.clear()
 
     def _wrapped(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        kind, calls = collective_name(name), self.calls
+        kind, groups, counts, every = collective_name(name), self._groups, self._seen, self._every
+        plain, timed, now = self._plain, self._timed, time.time_ns
 
-        @functools.wraps(original)
         def call(group: Any, *args: Any, **kwargs: Any) -> Any:
-            begin = time.time_ns()
+            begin = now()
             work = original(group, *args, **kwargs)
-            if torch.compiler.is_compiling() or len(calls) >= _KEPT:
-                return work
-            seen = RecordedCall(kind, group.group_desc or group.group_name, group.size(), collective_bytes(args), begin)
-            calls.append(seen)
-            if work is not None and not (args and _on_device(args[0])):
+            about = groups.get(id(group))
+            if about is None:
+                about = groups[id(group)] = (group.group_desc or group.group_name, group.size())
+            key = (kind, *about, collective_bytes(args))
+            before = counts.get(key, 0)
+            counts[key] = before + 1
+            if (before >= 2 and before % every) or work is None or (args and _on_device(args[0])):
+                plain.append((key, begin))
+            else:
+                seen = RecordedCall(*key, begin)
+                timed.append(seen)
                 _when_done(work, seen)
             return work
 
         return call
+
+    @property
+    def calls(self) -> list[RecordedCall]:
+        """Every call from Python so far, by its start."""
+        untimed = (RecordedCall(*key, begin) for key, begin in list(self._plain))
+        return sorted((*untimed, *self._timed), key=lambda one: one.begin_ns)
 
     def summary(self, *, across_ranks: bool = False) -> list[Traffic]:
         """Return count, bytes and bandwidth by group, collective and size since the beginning, most bytes first.
 
         `across_ranks` adds the skew of arrivals; all ranks call it together, outside of the timed part.
         """
-        recorded = [one for one in self.calls if one.end_ns]
+        calls = self.calls
+        recorded = [one for one in calls if one.end_ns]
         durations: dict[tuple[str, int], list[float]] = defaultdict(list)
         for one in recorded:
             durations[one.name, one.size].append((one.end_ns - one.begin_ns) / 1e9)
         seen = flight_recorder_calls(self.begin_ns) if self._has_group() else []
         if not seen:
-            seen = [TimedCall(one.name, one.group, one.ranks, one.size, None) for one in self.calls]
+            seen = [TimedCall(one.name, one.group, one.ranks, one.size, None) for one in calls]
         timed = [
             replace(one, seconds=statistics.median(durations[one.name, one.size]))
             if one.seconds is None and (one.name, one.size) in durations
@@ -122,7 +142,7 @@ class CommunicationRecorder:
     def _add_skew(self, rows: list[Traffic]) -> None:
         """Exchange when each rank reached its collectives; the shortest duration of a call is its own."""
         mine: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
-        for one in list(self.calls):
+        for one in self.calls:
             mine[one.name, one.size].append((one.begin_ns, one.end_ns))
         everything: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everything, dict(mine))

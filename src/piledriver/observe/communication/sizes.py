@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-from piledriver.observe.torch_private import tree_leaves
-
 
 def collective_bytes(tree: Any) -> int:
     """Return the bytes of the larger side of a collective: its input and output are both arguments.
@@ -16,9 +14,15 @@ def collective_bytes(tree: Any) -> int:
     16
     """
     if isinstance(tree, torch.Tensor):
-        return tree.numel() * tree.element_size()
-    if isinstance(tree, list) and all(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(tree)):
-        return sum(collective_bytes(leaf) for leaf in tree_leaves(tree))
-    if isinstance(tree, list | tuple):
-        return max(map(collective_bytes, tree), default=0)
+        return tree.nbytes
+    if isinstance(tree, tuple):
+        largest = 0
+        for one in tree:
+            if isinstance(one, (torch.Tensor, list)):
+                largest = max(largest, collective_bytes(one))
+        return largest
+    if isinstance(tree, list):
+        if len(tree) == 1:
+            return collective_bytes(tree[0])
+        return sum(map(collective_bytes, tree))
     return max(map(collective_bytes, tree.values()), default=0) if isinstance(tree, dict) else 0
