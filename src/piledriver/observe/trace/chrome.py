@@ -111,6 +111,8 @@ def read_trace(path: str) -> Trace:
 
 def parse_trace(raw: Mapping[str, Any]) -> Trace:
     """Return the events of a chrome trace as `torch.profiler` writes it."""
+    # Old traces count from 1970, where a float has no nanoseconds: count from the first event instead.
+    origin = int(min((event["ts"] for event in raw["traceEvents"] if "ts" in event), default=0))
     by_thread: dict[int, list[HostEvent]] = defaultdict(list)
     kernels: list[DeviceKernel] = []
     allocations: list[Allocation] = []
@@ -119,7 +121,7 @@ def parse_trace(raw: Mapping[str, Any]) -> Trace:
     for event in raw["traceEvents"]:
         phase, kind = event.get("ph"), event.get("cat")
         if phase == "X" and kind in _HOST:
-            start = event["ts"]
+            start = event["ts"] - origin
             end = start + event.get("dur", 0.0)
             made = HostEvent(event["name"], kind, start, end, _number(event["tid"]), event.get("args", {}))
             if made.name.startswith(_COLLECTIVE):
@@ -127,18 +129,19 @@ def parse_trace(raw: Mapping[str, Any]) -> Trace:
             elif kind != "python_function":
                 by_thread[made.thread].append(made)
         elif phase == "X" and kind in _DEVICE:
-            start = event["ts"]
+            start = event["ts"] - origin
             args = event.get("args", {})
             stream = _number(args.get("stream", event.get("tid", 0)))
             kernels.append(DeviceKernel(event["name"], kind, start, start + event.get("dur", 0.0), stream, args))
         elif phase == "i" and event.get("name") == "[memory]":
-            allocations.append(_allocation(event))
+            allocations.append(_allocation(event, origin))
         elif kind == "fwdbwd" and phase in flows:
-            flows[phase][event["id"]] = (_number(event["tid"]), event["ts"])
+            flows[phase][event["id"]] = (_number(event["tid"]), event["ts"] - origin)
     threads = {thread: _nest(events) for thread, events in by_thread.items()}
     kernels.sort(key=lambda one: one.start)
     allocations.sort(key=lambda one: one.time)
-    trace = Trace(threads, kernels, allocations, collectives, int(raw.get("baseTimeNanoseconds", 0)))
+    base_ns = int(raw.get("baseTimeNanoseconds", 0)) + origin * 1000
+    trace = Trace(threads, kernels, allocations, collectives, base_ns)
     _link_launches(by_thread, kernels)
     _link_backward(by_thread, flows["s"], flows["f"])
     _place(trace)
@@ -152,11 +155,11 @@ def _number(value: Any) -> int:
         return -1
 
 
-def _allocation(event: Mapping[str, Any]) -> Allocation:
+def _allocation(event: Mapping[str, Any], origin: int) -> Allocation:
     args = event["args"]
     device = int(args.get("Device Id", -1)) if int(args.get("Device Type", 0)) != 0 else -1
     return Allocation(
-        time=event["ts"],
+        time=event["ts"] - origin,
         address=int(args.get("Addr", 0)),
         size=int(args.get("Bytes", 0)),
         thread=_number(event["tid"]),
