@@ -6,8 +6,11 @@ memory, what was compiled, and how long the main thread was blocked.
 
 from __future__ import annotations
 
+import gzip
 import os
+import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -90,11 +93,13 @@ class StepProfiler(torch.profiler.profile):
         self._functions = tuple(functions)
         self._stack = ExitStack()
         self._marks: list[int] = []
+        self._saved: Any = None
         self._blocked = 0.0
         self._counters: tuple[Any, ...] = ()
 
     def start_trace(self) -> None:
         """Install the annotations and start recording: at once, or where the schedule says."""
+        self._saved = None
         device = model_device(self.models)
         cuda = device.type == "cuda"
         notes = self.notes = Notes(device=device.type, thread=threading.get_native_id())
@@ -160,6 +165,17 @@ class StepProfiler(torch.profiler.profile):
             1 for model in self.models.values() for one in model.modules() if _is_compiled(one)
         )
         notes.optimizer = _optimizer_facts(self.optimizers)
+
+    def export_chrome_trace(self, path: str) -> None:
+        """Write the trace, gzipped if the path ends so. Unlike torch's, this can be called again."""
+        if self._saved is None:
+            self._saved = tempfile.NamedTemporaryFile(suffix=".json")
+            super().export_chrome_trace(self._saved.name)
+        with (
+            open(self._saved.name, "rb") as plain,
+            gzip.open(path, "wb", 3) if path.endswith(".gz") else open(path, "wb") as target,
+        ):
+            shutil.copyfileobj(plain, target)
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if error is not None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import os
-import shutil
 import tempfile
 
 from piledriver.observe.profile.collect import StepProfiler, process_rank, trace_path
@@ -23,7 +21,6 @@ def finish_rank(profiler: StepProfiler, folder: str | None = None) -> RankProfil
         if folder is not None:
             target = trace_path(folder, rank)
             os.makedirs(os.path.dirname(target), exist_ok=True)
-            with open(path, "rb") as plain, gzip.open(target, "wb", compresslevel=3) as packed:
-                shutil.copyfileobj(plain, packed)
+            profiler.export_chrome_trace(target)
     notes = profiler.notes
     return rank_profile(trace, notes, rank=rank, roofline=device_roofline(notes.device_name, notes.device))
