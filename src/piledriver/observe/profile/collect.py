@@ -166,11 +166,11 @@ class StepProfiler(torch.profiler.profile):
         )
         notes.optimizer = _optimizer_facts(self.optimizers)
 
-    def export_chrome_trace(self, path: str) -> None:
+    def export_chrome_trace(self, path: str, *args: Any, **kwargs: Any) -> None:
         """Write the trace, gzipped if the path ends so. Unlike torch's, this can be called again."""
         if self._saved is None:
             self._saved = tempfile.NamedTemporaryFile(suffix=".json")
-            super().export_chrome_trace(self._saved.name)
+            super().export_chrome_trace(self._saved.name, *args, **kwargs)
         with (
             open(self._saved.name, "rb") as plain,
             gzip.open(path, "wb", 3) if path.endswith(".gz") else open(path, "wb") as target,
