@@ -19,36 +19,44 @@ from piledriver.demo.run import run_demo
 from piledriver.evaluate.validation import spread
 from piledriver.models import Transformer
 from piledriver.models.interchange import copy_model_files, load_folder, save_folder
+from piledriver.optim import OptimizerConfig
 from piledriver.serve import Engine, SamplingParams
 from piledriver.train import DataConfig, TrainConfig
 
 _SHARE = 0.7
 _SCHEME = "w4a16-g32"
-_DOCUMENTS = 40
 _CHARACTERS = 3000
+# Few steps: a rate at which none of them does harm.
+_RATE = 2e-4
 
 
 def run_compression_demo(
-    out: str, *, minutes: float = 1.0, workers: int = 1, say: Callable[[str], None] = print, **settings: Any
+    out: str,
+    *,
+    minutes: float = 1.0,
+    workers: int = 1,
+    samples: int = 32,
+    documents: int = 40,
+    say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Compress the model of the demo in `out`, which is run first if it is not there; return the report.
 
-    `minutes` is the time of training in that case; a third of it is spent on recovery. `settings` are those of
-    `run_demo`.
+    `minutes` is the time of training in that case; a third of it is spent on recovery. `samples` are the windows of
+    calibration text, `documents` those that the report is measured on.
     """
     if not 0 < minutes < math.inf:
         raise UsageError(f"{minutes:g} minutes", fix="give a positive number")
     dense = os.path.join(out, "run", "model")
     if not storage.exists(os.path.join(dense, "config.json")):
         say(f"{dense} is not there: training a small model on this machine's own files first")
-        run_demo(out, minutes=minutes, workers=workers, say=say, **settings)
+        run_demo(out, minutes=minutes, workers=workers, say=say)
     tokens = os.path.join(out, "tokens")
     model = load_folder(dense)
     stream = open_stream(StreamConfig(tokens=tokens, seq_len=model.config.max_positions))
     plan = compress.plan(model, f"params:{_SHARE}+{_SCHEME}")
     say(plan.as_text())
     folders = {name: os.path.join(out, "compressed", name) for name in ("pruned", "recovered", "quantised")}
-    data: dict[str, Any] = {"data": stream, "samples": 32}
+    data: dict[str, Any] = {"data": stream, "samples": samples}
     pruned = compress.prune(model, plan, **data)
     _save(pruned, dense, folders["pruned"])
     say(f"pruned: {folders['pruned']}")
@@ -60,7 +68,7 @@ def run_compression_demo(
     say(f"quantised: {folders['quantised']}")
     report = compress.report(
         {"dense": dense, **folders},
-        _held_out(os.path.join(out, "corpus", "test")),
+        _held_out(os.path.join(out, "corpus", "test"), documents),
         out=os.path.join(out, "compressed"),
     )
     tokenizer = open_tokenizer(dense)
@@ -75,16 +83,17 @@ def _recover(
     pruned: Transformer, model: Transformer, dense: str, tokens: str, out: str, minutes: float, data: dict[str, Any]
 ) -> Transformer:
     """Return the pruned model after block-wise reconstruction and a short distillation."""
-    fitted = reconstruct(pruned, model, epochs=2, lr=1e-3, batch_tokens=2048, **data)
+    fitted = reconstruct(pruned, model, epochs=2, batch_tokens=2048, **data)
     start, run = os.path.join(out, "compressed", "reconstructed"), os.path.join(out, "compressed", "run")
     save_folder(fitted, start)
     shutil.rmtree(run, ignore_errors=True)
     settings = TrainConfig(
         model=start,
         data=DataConfig(tokens=tokens),
-        batch_tokens=4096,
+        batch_tokens=2048,
         budget_minutes=minutes / 3,
         out=run,
+        optimizer=OptimizerConfig(lr=_RATE),
         checkpoint_minutes=60,
         trackers=(),
         plots=False,
@@ -99,6 +108,6 @@ def _save(model: Transformer, dense: str, folder: str) -> None:
     save_folder(model, folder)
 
 
-def _held_out(corpus: str) -> list[Document]:
-    chosen = spread(read_shards(corpus), _DOCUMENTS)
+def _held_out(corpus: str, documents: int) -> list[Document]:
+    chosen = spread(read_shards(corpus), documents)
     return [Document(document.text[:_CHARACTERS], source=document.source) for document in chosen]
