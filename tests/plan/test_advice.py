@@ -58,7 +58,6 @@ def test_the_part_that_a_step_waits_for_is_named_first(name: str, rule: str) -> 
     report = profile_step(step, model, [optimizer], warm_up=1, steps=2)
     first, *_ = advise(report)
     assert first.rule == rule
-    assert 0.05 / first.step_seconds > 0.5
     assert first.predicted_seconds < first.step_seconds - 0.04 or rule == "slow loader"
 
 
