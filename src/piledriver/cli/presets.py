@@ -17,6 +17,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Print one line per preset."""
+    from piledriver.models.model_size import short_count
+
     rows = list_presets()
     if args.json:
         print(json.dumps(rows, indent=2))
@@ -44,12 +46,3 @@ def list_presets() -> list[dict[str, Any]]:
         shape = {key: getattr(config, key) for key in _SHAPE}
         rows.append({"preset": name, **counts, **shape, "learning_rate": learning_rate(name)})
     return rows
-
-
-def short_count(count: int) -> str:
-    """Return a parameter count in millions or billions.
-
-    >>> short_count(124_439_808), short_count(7_000_000_000)
-    ('124.4M', '7.00B')
-    """
-    return f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"

@@ -105,3 +105,12 @@ def _moe(config: ModelConfig, moe: MoEConfig, experts: int) -> int:
     router = moe.experts * (config.dim + moe.router_bias + moe.correction_bias)
     shared = _mlp(config, moe.shared_dim) + config.dim * moe.shared_gate if moe.shared_dim else 0
     return router + experts * _mlp(config, moe.expert_dim) + shared
+
+
+def short_count(count: int) -> str:
+    """Return a parameter count in millions or billions.
+
+    >>> short_count(124_439_808), short_count(7_000_000_000)
+    ('124.4M', '7.00B')
+    """
+    return f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"

@@ -18,7 +18,7 @@ from piledriver.data.stream.token_stream import StreamConfig, TokenStream, open_
 from piledriver.engine import Layout
 from piledriver.engine.layout import SPLIT_BACKWARD
 from piledriver.models import ModelConfig, Transformer, initialise
-from piledriver.models.model_size import parameter_count
+from piledriver.models.model_size import parameter_count, short_count
 from piledriver.models.presets import learning_rate
 from piledriver.observe.flops import peak_flops
 from piledriver.observe.trackers import choose_trackers
@@ -76,7 +76,7 @@ class RunComponents:
         """The model's name for display."""
         name = self.config.model if isinstance(self.config.model, str) else "model"
         name = name if self.config.model_folder is None else Path(name).name
-        return f"{name} ({parameter_count(self.shape) / 1e6:.1f}M)"
+        return f"{name} ({short_count(parameter_count(self.shape))})"
 
 
 def build_components(config: TrainConfig) -> RunComponents:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from piledriver.models.model_size import parameter_count
+from piledriver.models.model_size import parameter_count, short_count
 from piledriver.observe.memory import readable
 from piledriver.plan.prediction import Prediction
 from piledriver.plan.result import Plan, layout_mapping
@@ -18,7 +18,7 @@ def plan_text(plan: Plan, *, budget_tokens: float | None = None) -> str:
     """Return the report of a plan."""
     workload = plan.workload
     head = (
-        f"{plan.name} ({parameter_count(workload.config) / 1e9:.2f}B parameters) on {plan.cluster.name}, "
+        f"{plan.name} ({short_count(parameter_count(workload.config))} parameters) on {plan.cluster.name}, "
         f"{workload.batch} x {workload.length} tokens a step, {workload.optimizer}; {plan.counted} layouts compared"
     )
     lines = [head, "", *prediction_lines(plan.best), "", *_table([plan.best, *plan.others])]
