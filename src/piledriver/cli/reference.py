@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from piledriver.cli.corpus.filters import list_stages
 from piledriver.cli.keys import shown_type, shown_value
-from piledriver.cli.presets import list_presets, short_count
+from piledriver.cli.presets import list_presets
 from piledriver.core import storage
 from piledriver.core.config.keys import ConfigKey, config_keys
 
@@ -59,6 +59,8 @@ def _table(keys: Iterable[ConfigKey]) -> str:
 
 
 def _presets() -> str:
+    from piledriver.models.model_size import short_count
+
     presets = list_presets()
     columns = list(presets[0])
     rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
