@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import tracemalloc
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest
 import torch
 from torch import nn
 
+from piledriver.observe.leaks.census import take_census
 from piledriver.observe.leaks.leak import Leak
+from piledriver.observe.leaks.lines import FRAMES
 from piledriver.observe.leaks.watch import LeakWatch
 
 STEPS = 50
@@ -144,6 +147,16 @@ def test_what_stops_growing_or_is_bounded_is_no_leak(loop: Loop) -> None:
         loop.kept.append(torch.zeros(MIB // 4))  # an epoch's results
 
     assert watched(loop, body, 2 * STEPS) == []
+
+
+def test_what_the_watch_itself_allocates_is_not_blamed_on_the_loop() -> None:
+    tracemalloc.start(FRAMES)
+    try:
+        kept = [take_census() for _ in range(3)]
+        lines = {line for census in kept for line in [*census.python_bytes, *census.tensor_bytes]}
+    finally:
+        tracemalloc.stop()
+    assert not [line for line in lines if "take_census()" in str(line)]
 
 
 def test_it_attaches_to_an_optimizer_and_leaves_it(loop: Loop) -> None:

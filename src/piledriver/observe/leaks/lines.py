@@ -36,12 +36,10 @@ def line_of(frames: Iterable[tuple[str, int]]) -> SourceLine | None:
     The innermost line of the user's own code; without one, of this library; without that, the innermost.
     """
     ranked: tuple[int, SourceLine] | None = None
-    for place, (file, number) in enumerate(frames):
+    for file, number in frames:
         rank = _rank(file)
         if rank < 0:
-            if place == 0:
-                return None
-            continue
+            return None
         if ranked is None or rank > ranked[0]:
             ranked = rank, SourceLine(file, number)
     return None if ranked is None else ranked[1]
