@@ -34,6 +34,7 @@ class Communication:
 def counted_communication() -> Iterator[Communication]:
     """Count the collectives of a block. Counting slows it down: use it for single steps.
 
+    >>> import torch
     >>> with counted_communication() as found:
     ...     _ = torch.ones(2) + 1
     >>> print(found)

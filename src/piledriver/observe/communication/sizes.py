@@ -18,7 +18,7 @@ def collective_bytes(tree: Any) -> int:
     if isinstance(tree, tuple):
         largest = 0
         for one in tree:
-            if isinstance(one, (torch.Tensor, list)):
+            if isinstance(one, (torch.Tensor, list, tuple, dict)):
                 largest = max(largest, collective_bytes(one))
         return largest
     if isinstance(tree, list):
