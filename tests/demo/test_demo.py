@@ -13,6 +13,7 @@ from piledriver.core.errors import UsageError
 from piledriver.corpus import Document, read_shards
 from piledriver.data.tokenizer.open import open_tokenizer
 from piledriver.demo import run_demo
+from piledriver.demo.compression import run_compression_demo
 from piledriver.demo.domains import find_domains
 from piledriver.demo.page import columns
 from piledriver.demo.run import _few, _reserve
@@ -55,6 +56,13 @@ def test_the_whole_way(tmp_path: Path) -> None:
     assert make_samples(model, tokenizer, test) == result.samples, "the same model and texts, the same samples"
     again = find_domains(Path(out) / "raw", 40_000, seed=0)
     assert again == result.domains, "the same texts, whatever was imported since"
+    report = run_compression_demo(out, minutes=0.02, samples=4, documents=3, say=said.append)
+    sizes = {row["name"]: row["bytes"] for row in report["models"]}
+    assert list(sizes) == ["dense", "pruned", "recovered", "quantised"]
+    assert sizes["quantised"] < sizes["pruned"] == sizes["recovered"] < sizes["dense"]
+    acts = [record["act"] for record in report["models"][-1]["records"]]
+    assert acts == ["prune", "reconstruct", "distil", "quantise"]
+    assert Path(out, "compressed", "report.html").exists()
 
 
 def test_validation_gets_a_document_of_each_domain_from_the_test_split() -> None:
