@@ -107,7 +107,11 @@ class StateSaver:
         if self.save_hooks:
             models = self._after_hooks(prepared.world, project, models, target, alone=alone)
         contents = self._contents(prepared, models)
-        extra = {"accumulation_step": prepared.gradient_state.step, "iteration": project.iteration}
+        extra = {
+            "accumulation_step": prepared.gradient_state.step,
+            "accumulation_window": prepared.gradient_state.num_steps,
+            "iteration": project.iteration,
+        }
         if alone and not prepared.world.is_main:
             write_rank_state(target, prepared.world.rank, contents, extra)
         else:
@@ -145,8 +149,12 @@ class StateSaver:
         for hook in self.load_hooks.values():
             hook(models, str(source))
         report = self.checkpointer.load(source, self._contents(prepared, models), strict=strict)
+        state = prepared.gradient_state
         # Accelerate's folders keep it as their step.
-        prepared.gradient_state.step = int(report.extra.get("accumulation_step", report.step or 0))
+        step = int(report.extra.get("accumulation_step", report.step or 0))
+        window = int(report.extra.get("accumulation_window", state.num_steps))
+        # A run that accumulates another number of batches starts with a new window, after as many whole ones.
+        state.step = step if window == state.num_steps else step // window * state.num_steps
         return report
 
     def close(self) -> None:
