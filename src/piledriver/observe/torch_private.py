@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._C._profiler import _RecordFunctionFast
+from torch._subclasses.fake_tensor import FakeTensor
 
 __all__ = [
     "annotation",
@@ -25,15 +26,18 @@ def annotation(name: str) -> Any:
 
 
 def local_tensor(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the plain tensors that hold the data of a tensor: of a DTensor its shard, of a subclass its parts."""
+    """Yield the plain tensors that hold the data of a tensor: of a DTensor its shard, of a subclass its parts.
+
+    Fake tensors, which a compiler may have left, hold none.
+    """
     inner = getattr(tensor, "_local_tensor", None)
     if isinstance(inner, torch.Tensor):
-        yield inner
+        yield from local_tensor(inner)
     elif hasattr(tensor, "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()
         for name in names:
             yield from local_tensor(getattr(tensor, name))
-    else:
+    elif not isinstance(tensor, FakeTensor):
         yield tensor
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,7 +26,8 @@ _all_gather: Any = getattr(funcol, "all_gather_single", None) or funcol.all_gath
 _reduce_scatter: Any = getattr(funcol, "reduce_scatter_single", None) or funcol.reduce_scatter_tensor
 
 
-_IN_ORDER: ContextVar[bool] = ContextVar("ordered_sums", default=False)
+# Of the process, not of a context: the compiler guards a plain value and cannot trace a context variable.
+_in_order = False
 
 
 @contextmanager
@@ -36,11 +36,12 @@ def ordered_sums() -> Iterator[None]:
 
     Backends add different places of a tensor in different orders, so that a sum depends on where it stands.
     """
-    token = _IN_ORDER.set(True)
+    global _in_order
+    before, _in_order = _in_order, True
     try:
         yield
     finally:
-        _IN_ORDER.reset(token)
+        _in_order = before
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def _run(way: str, x: Tensor, dim: int, name: str, size: int, rank: int) -> Tens
     # gloo cannot reduce 16-bit floats: on CPUs they are sent as fp32.
     wire = x.float() if x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16) else x
     wire = wire.contiguous()
-    if way == "all-reduce" and _IN_ORDER.get():
+    if way == "all-reduce" and _in_order:
         total, *rest = cast(Tensor, _wait(_all_gather(wire.unsqueeze(0), 0, name))).unbind(0)
         for one in rest:
             total = total + one

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -169,10 +170,12 @@ class StepProfiler(torch.profiler.profile):
     def export_chrome_trace(self, path: str, *args: Any, **kwargs: Any) -> None:
         """Write the trace, gzipped if the path ends so. Unlike torch's, this can be called again."""
         if self._saved is None:
-            self._saved = tempfile.NamedTemporaryFile(suffix=".json")
-            super().export_chrome_trace(self._saved.name, *args, **kwargs)
+            self._saved = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+            # Removed with the profiler, or at the end of the process.
+            weakref.finalize(self, self._saved.cleanup)
+            super().export_chrome_trace(os.path.join(self._saved.name, "trace.json"), *args, **kwargs)
         with (
-            open(self._saved.name, "rb") as plain,
+            open(os.path.join(self._saved.name, "trace.json"), "rb") as plain,
             gzip.open(path, "wb", 3) if path.endswith(".gz") else open(path, "wb") as target,
         ):
             shutil.copyfileobj(plain, target)
