@@ -56,7 +56,7 @@ def test_the_whole_way(tmp_path: Path) -> None:
     assert make_samples(model, tokenizer, test) == result.samples, "the same model and texts, the same samples"
     again = find_domains(Path(out) / "raw", 40_000, seed=0)
     assert again == result.domains, "the same texts, whatever was imported since"
-    report = run_compression_demo(out, minutes=0.02, samples=4, documents=3, say=said.append)
+    report = run_compression_demo(out, minutes=0.02, samples=4, documents=3, new_tokens=2, say=said.append)
     sizes = {row["name"]: row["bytes"] for row in report["models"]}
     assert list(sizes) == ["dense", "pruned", "recovered", "quantised"]
     assert sizes["quantised"] < sizes["pruned"] == sizes["recovered"] < sizes["dense"]

@@ -37,12 +37,13 @@ def run_compression_demo(
     workers: int = 1,
     samples: int = 32,
     documents: int = 40,
+    new_tokens: int = 32,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Compress the model of the demo in `out`, which is run first if it is not there; return the report.
 
     `minutes` is the time of training in that case; a third of it is spent on recovery. `samples` are the windows of
-    calibration text, `documents` those that the report is measured on.
+    calibration text, `documents` those that the report is measured on; `new_tokens` are decoded to measure speed.
     """
     if not 0 < minutes < math.inf:
         raise UsageError(f"{minutes:g} minutes", fix="give a positive number")
@@ -70,6 +71,7 @@ def run_compression_demo(
         {"dense": dense, **folders},
         _held_out(os.path.join(out, "corpus", "test"), documents),
         out=os.path.join(out, "compressed"),
+        new_tokens=new_tokens,
     )
     tokenizer = open_tokenizer(dense)
     engine = Engine(load_folder(folders["quantised"]), tokenizer)
