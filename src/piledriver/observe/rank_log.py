@@ -80,7 +80,7 @@ class RankLog:
 
 
 def _last_row(path: Path) -> dict[str, Any] | None:
-    """Return the last whole row of a rank's file, None if there is none or it is stale."""
+    """Return the last whole row of a rank's file, None without one or if it is stale."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))

@@ -182,6 +182,7 @@ def test_blocks_that_step_in_the_backward_on_a_gpu(tmp_path: Path) -> None:
     ):
         torch.manual_seed(0)
         found.append(run(Layout(precision="bf16", compile=False, offload=tiers))[0])
-    # Equal bits are proved on the CPU: here attention adds up its gradients in any order.
+    # Equal bits are proved on the CPU. On a GPU losses differed in the sixth digit from the first one on, before any
+    # gradient: the cause is not known, and this tolerance only says that nothing is grossly wrong.
     assert found[1] == pytest.approx(found[0], rel=1e-4)
     assert found[2] == pytest.approx(found[0], rel=1e-4)

@@ -16,8 +16,9 @@ from piledriver.engine.mesh import Mesh, make_mesh
 from piledriver.engine.tensor_parallel import apply_tp
 from piledriver.engine.tensor_parallel.inferred import split_logits
 from piledriver.engine.tensor_parallel.roles import Role, infer_roles
-from piledriver.engine.tensor_parallel.transformer import check_tp_divisible
+from piledriver.engine.tensor_parallel.transformer import check_tp_divisible, split_transformer
 from piledriver.models import LatentAttentionConfig, MoEConfig, Transformer
+from piledriver.models.quantised import quantise_linears
 from tests.checkpoint.processes import run
 from tests.engine.parallel_steps import VOCAB, assert_like_one_process, config
 
@@ -247,6 +248,13 @@ def test_a_tp_that_cuts_heads_is_refused_with_the_nearest() -> None:
         check_tp_divisible(config(heads=8, mlp_dim=128), 8)
     with pytest.raises(LayoutError, match=r"tp 3 does not divide the 4 key-value heads"):
         infer_roles(Stack(), 3)
+
+
+def test_quantised_layers_are_rejected() -> None:
+    model = Transformer(config())
+    quantise_linears(model, "int8")
+    with pytest.raises(LayoutError, match="tp does not shard quantised linear layers"):
+        split_transformer(model, Any, Layout(tp=2))  # before the mesh is used
 
 
 def test_what_is_not_understood_stays_whole() -> None:

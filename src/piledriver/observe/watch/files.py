@@ -28,13 +28,13 @@ def opened(path: str) -> Iterator[int | None]:
 
 
 def read_head(path: str, limit: int) -> bytes:
-    """Return the first `limit` bytes of a file, b"" if there is none."""
+    """Return the first `limit` bytes of a file, b"" if it is not a readable regular file."""
     with opened(path) as descriptor:
         return b"" if descriptor is None else _read_at(descriptor, 0, limit)
 
 
 def read_tail(path: str, limit: int) -> bytes:
-    """Return the last `limit` bytes of a file, b"" if there is none."""
+    """Return the last `limit` bytes of a file, b"" if it is not a readable regular file."""
     with opened(path) as descriptor:
         if descriptor is None:
             return b""
@@ -42,7 +42,7 @@ def read_tail(path: str, limit: int) -> bytes:
 
 
 def status(path: str) -> tuple[int, int, int] | None:
-    """Return (inode, size, time of change in ns) of a regular file, None if there is none."""
+    """Return (inode, size, time of change in ns) of a regular file, None if it is not one."""
     try:
         found = os.lstat(path)
     except (OSError, ValueError):

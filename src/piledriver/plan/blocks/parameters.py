@@ -71,7 +71,7 @@ class ModelParts:
     block: tuple[ParameterShape, ...]
     """Of a block; of one with experts in a model that has both kinds."""
     dense: tuple[ParameterShape, ...]
-    """Of a dense block in a model whose other blocks have experts; empty if there is none."""
+    """Of a dense block in a model whose other blocks have experts; empty if all blocks are alike."""
     embedding: tuple[ParameterShape, ...]
     """The first pipeline unit's own."""
     head: tuple[ParameterShape, ...]

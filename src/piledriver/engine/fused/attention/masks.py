@@ -145,7 +145,7 @@ def _leaves(function: Any) -> list[Any]:
 
 
 def _cell(function: Any, name: str, kind: type) -> Any:
-    """Return a variable that a function closes over; None if there is none of that name and kind."""
+    """Return a variable that a function closes over; None if it has no variable of that name and kind."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     found = cells[name].cell_contents if name in cells else None
     return found if isinstance(found, kind) else None

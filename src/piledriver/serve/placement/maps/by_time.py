@@ -18,6 +18,7 @@ from torch import nn
 from piledriver.engine.blocks import blocks_of
 from piledriver.engine.offload.depth import cycle_seconds
 from piledriver.engine.offload.model_stream import window_bytes
+from piledriver.observe.memory import readable
 from piledriver.plan.hardware.cluster import Cluster
 from piledriver.plan.hardware.here import detect_cluster
 from piledriver.serve.placement.errors import PlacementError
@@ -69,7 +70,7 @@ class TimedMap:
     bytes_by_place: dict[Any, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        parts = [f"{place}: {size / 2**30:.2f} GiB" for place, size in self.bytes_by_place.items() if size]
+        parts = [f"{place}: {readable(size)}" for place, size in self.bytes_by_place.items() if size]
         return f"{', '.join(parts)}; {self.seconds:.3g} s a token"
 
 
@@ -109,9 +110,9 @@ def device_map_by_time(
     if found is None:
         need = memory[main] - free[main] + window * window_bytes(block_sizes, 0) + room.cache
         raise PlacementError(
-            f"{main} has {memory[main] / 2**30:.2f} GiB; activations, cache, ends and one block at batch {batch} and "
-            f"length {length} need {need / 2**30:.2f} GiB",
-            fix="lower the batch or the length",
+            f"{main} may hold {readable(memory[main])}; activations, cache, one block and what is outside the blocks "
+            f"(embedding, output projection) need {readable(need)} at batch {batch} and length {length}",
+            fix="raise the memory limit, or lower the batch or the length",
         )
     timed = []
     for number, places in enumerate(found):
