@@ -7,7 +7,9 @@ from torch import Tensor
 
 from piledriver.compress.scheme import Scheme
 from piledriver.compress.second_order import compensate
-from piledriver.kernels.linear import QuantisedWeight, WeightGrid, weight_grid
+from piledriver.kernels.linear import QuantisedWeight, weight_grid
+
+_FP8_MAX = 448.0
 
 
 class _RoundColumns:
@@ -18,6 +20,9 @@ class _RoundColumns:
         self.grid = weight_grid(weight, scheme.weights, group=scheme.group, symmetric=scheme.symmetric)
         self.dtype, self.static = weight.dtype, static
         self.width = weight.shape[1] // self.grid.scales.shape[1]
+        # [groups, rows] in fp32: what a column needs lies together.
+        self._scales = self.grid.scales.float().t().contiguous()
+        self._zeros = None if self.grid.zeros is None else self.grid.zeros.float().t().contiguous()
 
     def prepare(self, place: int, columns: Tensor, factors: Tensor) -> None:
         """Make the grid of a group from its columns as corrected so far, unless grids are static."""
@@ -31,14 +36,26 @@ class _RoundColumns:
         )
         group = place // self.width
         self.grid.scales[:, group] = now.scales[:, 0]
-        if self.grid.zeros is not None and now.zeros is not None:
+        self._scales[group] = now.scales[:, 0].float()
+        if self.grid.zeros is not None and self._zeros is not None and now.zeros is not None:
             self.grid.zeros[:, group] = now.zeros[:, 0]
+            self._zeros[group] = now.zeros[:, 0].float()
 
-    def apply(self, place: int, column: Tensor) -> Tensor:
-        """Return the nearest values of the grid."""
+    def apply(self, place: int, column: Tensor, out: Tensor) -> None:
+        """Write the nearest values of the grid: `WeightGrid.values` of its `codes`, in few operations."""
         group = self.order[place] // self.width
-        grid: WeightGrid = self.grid.columns(group, group + 1)
-        return grid.values(grid.codes(column[:, None]))[:, 0]
+        scale = self._scales[group]
+        steps = column / scale
+        if self.grid.kind == "fp8":
+            steps = steps.clamp_(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn).float()
+        elif self.grid.kind == "int8":
+            steps.round_().clamp_(-127.0, 127.0)
+        elif self._zeros is None:
+            steps.round_().clamp_(-8.0, 7.0)
+        else:
+            zero = self._zeros[group]
+            steps.round_().add_(zero).clamp_(0.0, 15.0).sub_(zero)
+        torch.mul(steps, scale, out=out)
 
 
 def gptq(

@@ -27,8 +27,8 @@ class ColumnRule(Protocol):
         `columns` is [columns, rows], corrected so far; `factors` are the diagonal of the Cholesky factor, [columns].
         """
 
-    def apply(self, place: int, column: Tensor) -> Tensor:
-        """Return what is stored for a column."""
+    def apply(self, place: int, column: Tensor, out: Tensor) -> None:
+        """Write what is stored for a column to `out`."""
 
 
 @torch.no_grad()
@@ -52,15 +52,18 @@ def compensate(
     out = torch.empty_like(work)
     for first in range(0, columns, WIDTH):
         last = min(first + WIDTH, columns)
-        part, inner = work[first:last], factor[first:last, first:last]
+        part, diagonal = work[first:last], factor.diagonal()[first:last]
+        # Rows over their diagonal element: what an error of 1 changes in the columns after it.
+        changes = factor[first:last] / diagonal[:, None]
         errors = torch.empty_like(part)
-        for index in range(last - first):
-            place = first + index
-            rule.prepare(place, part[index:], inner.diagonal()[index:])
-            out[place] = rule.apply(place, part[index])
-            errors[index] = (part[index] - out[place]) / inner[index, index]
-            part[index:].addr_(inner[index, index:], errors[index], alpha=-1.0)
-        work[last:].addmm_(factor[first:last, last:].t(), errors, alpha=-1.0)
+        # Few and small operations: each column waits for the one before it.
+        rows = zip(part.unbind(), out[first:last].unbind(), errors.unbind(), changes.unbind(), strict=True)
+        for index, (column, stored, error, change) in enumerate(rows):
+            rule.prepare(first + index, part[index:], diagonal[index:])
+            rule.apply(first + index, column, stored)
+            torch.sub(column, stored, out=error)
+            part[index + 1 :].addr_(change[first + index + 1 : last], error, alpha=-1.0)
+        work[last:].addmm_(changes[:, last:].t(), errors, alpha=-1.0)
     result = torch.empty_like(out)
     result[order] = out
     return result.t()

@@ -39,7 +39,7 @@ class _RemoveColumns:
     def __init__(self, sparsity: float, pattern: tuple[int, int] | None) -> None:
         self.sparsity, self.pattern = sparsity, pattern
         self.width = WIDTH if pattern is None else pattern[1]
-        self.mask = torch.empty(0)
+        self.kept = torch.empty(0)
         self.first = 0
 
     def prepare(self, place: int, columns: Tensor, factors: Tensor) -> None:
@@ -49,19 +49,20 @@ class _RemoveColumns:
         part = columns[: self.width]
         scores = (part / factors[: self.width, None]).square().t()
         if self.pattern is not None:
-            self.mask = smallest_of_each(scores, *self.pattern).t()
+            mask = smallest_of_each(scores, *self.pattern)
         else:
             # All rows of a part together: rows may differ in how many weights they lose.
             count = round(scores.numel() * self.sparsity)
             chosen = torch.argsort(scores.flatten(), stable=True)[:count]
             flat = torch.zeros(scores.numel(), dtype=torch.bool, device=scores.device)
             flat[chosen] = True
-            self.mask = flat.view_as(scores).t()
+            mask = flat.view_as(scores)
+        self.kept = (~mask).t().to(columns.dtype).contiguous()
         self.first = place
 
-    def apply(self, place: int, column: Tensor) -> Tensor:
-        """Return the column with its chosen weights set to 0."""
-        return column.masked_fill(self.mask[place - self.first], 0.0)
+    def apply(self, place: int, column: Tensor, out: Tensor) -> None:
+        """Write the column with its chosen weights set to 0."""
+        torch.mul(column, self.kept[place - self.first], out=out)
 
 
 def sparsegpt(
