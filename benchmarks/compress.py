@@ -2,12 +2,17 @@
 
     python benchmarks/compress.py --tokens TOKENS --held-out HELD_OUT.jsonl        # on a GPU, a few minutes
     python benchmarks/compress.py --gptq-cpu                                       # 124M by GPTQ on two cores
+    python benchmarks/compress.py --gptq-block                                     # one block of 9.6B by GPTQ, on a GPU
 
 TOKENS is a folder that `piledriver tokenize` made of other text than HELD_OUT, which has one {"text", "source"} a line.
 Every row is scored on all held-out documents, by source, with 95% intervals; `change` is the relative change against
 the dense model with the interval of the paired differences of documents. Calibration: 128 windows of 1,024 training
 tokens. Rows are printed as they are measured, the last line has all of them: `loss_ratios` are losses of bits per byte
 over that of the method that the issue compares with.
+
+To use a GPU well, two processes share it: `--work DIR --parts train,quantise,prune` and `--work DIR --parts recover`,
+which compiles its kernels on random weights while the first one trains. Their rows lie in DIR; the process that ends
+last prints the summary of all.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ import os
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,8 +58,15 @@ SMALLER = {
 }
 
 
+PARTS = ("train", "quantise", "prune", "recover")
+STRUCTURED, RECOVERED = "30% structured", "30% structured, recovered on 5% of the tokens"
+SCRATCH = "the small shape from scratch on 20% of the tokens"
+PAIRS, AWARE = "2:4 sparsegpt", "w4a16-g128 quantisation-aware on 5% of the tokens"
+PAIRS_RECOVERED = "2:4 sparsegpt, recovered on 5% of the tokens"
+
+
 class Bench:
-    """The rows so far."""
+    """The model, the text, and the rows so far, which processes share in a folder."""
 
     def __init__(self, options: argparse.Namespace, work: str) -> None:
         self.options, self.work, self.begun = options, work, time.monotonic()
@@ -64,8 +77,16 @@ class Bench:
         self.documents = [Document(row["text"], source=row["source"]) for row in rows]
         self.shape = SHAPES[options.shape]
         self.stream = open_stream(StreamConfig(tokens=options.tokens, seq_len=self.shape.max_positions, seed=1))
-        self.rows: dict[str, dict[str, Any]] = {}
         self.dense: list[DocumentScore] | None = None
+        self.teacher = os.path.join(work, "base", "model")
+        os.makedirs(os.path.join(work, "rows"), exist_ok=True)
+
+    @property
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """All rows by name, those of other processes too."""
+        files = sorted(Path(self.work, "rows").glob("*.json"), key=lambda file: file.stat().st_mtime)
+        found = [json.loads(file.read_text()) for file in files]
+        return {row["row"].removeprefix("compress: "): row for row in found}
 
     def score(self, name: str, model: Transformer, **about: Any) -> None:
         """Score a model and print its row."""
@@ -73,7 +94,7 @@ class Bench:
         scores = bits_per_byte(scorer, self.tokenizer, self.documents, batch_tokens=self.options.batch_tokens)
         figures = summarise(scores)
         row: dict[str, Any] = {
-            "bits_per_byte": round(figures["all"].bits_per_byte, 5),
+            "bits_per_byte": round(figures["all"].bits_per_byte, 7),
             "interval": [round(figures["all"].low, 4), round(figures["all"].high, 4)],
             "by_source": {
                 source: [round(value, 4) for value in (row.bits_per_byte, row.low, row.high)]
@@ -87,13 +108,26 @@ class Bench:
             self.dense = scores
         else:
             row["change"] = [round(value, 6) for value in paired_change(self.dense, scores)]
-        self.rows[name] = row
-        print(json.dumps({"row": f"compress: {name}", **row}), flush=True)
+        row = {"row": f"compress: {name}", **row}
+        path = Path(self.work, "rows", f"{len(self.rows):02}-{os.getpid()}.json")
+        path.with_suffix(".new").write_text(json.dumps({**row, "nats": [score.nats for score in scores]}))
+        path.with_suffix(".new").rename(path)
+        print(json.dumps(row), flush=True)
 
-    def loss(self, name: str) -> float:
-        """Bits per byte lost against the dense model."""
-        dense = self.rows["dense"]["bits_per_byte"]
-        return self.rows[name]["bits_per_byte"] - dense if name in self.rows else math.nan
+    def attempt(self, name: str, make: Callable[[], Transformer]) -> Transformer | None:
+        """Make a model and score it, unless time is up; a failed row does not cost the others."""
+        if time.monotonic() - self.begun > self.options.limit:
+            print(json.dumps({"row": f"compress: {name}", "skipped": "out of time"}), flush=True)
+            return None
+        try:
+            started = time.monotonic()
+            made = make()
+            self.score(name, made, made_in=round(time.monotonic() - started, 1))
+            return made
+        except Exception as error:
+            traceback.print_exc()
+            print(json.dumps({"row": f"compress: {name}", "failed": repr(error)[:300]}), flush=True)
+            return None
 
     def train_config(self, model: Any, out: str, tokens: int, lr: float, batch: int) -> TrainConfig:
         """The settings of every run: bf16 on a GPU, compiled block by block."""
@@ -105,7 +139,12 @@ class Bench:
             micro_batch_tokens=batch if gpu else None,
             budget_tokens=tokens // batch * batch,
             out=os.path.join(self.work, out),
-            optimizer=OptimizerConfig(lr=lr),
+            # From scratch, much decay for few tokens in several epochs: what is left of the initial noise is small.
+            optimizer=OptimizerConfig(
+                lr=lr,
+                weight_decay=self.options.decay if isinstance(model, ModelConfig) else 0.1,
+                embedding_weight_decay=0.1,
+            ),
             layout=Layout(precision="bf16", compile="blocks") if gpu else Layout(),
             checkpoint_minutes=600,
             trackers=(),
@@ -113,101 +152,157 @@ class Bench:
         )
 
 
-def rows_of(bench: Bench) -> None:
-    """Measure every row, in the order of their worth: a run that is cut short has the first ones."""
-    options, batch = bench.options, bench.options.step_tokens
-    tokens = options.train_tokens
-    base = bench.train_config(bench.shape, "base", tokens, 1e-3, 2 * batch)
+def train_base(bench: Bench) -> dict[str, Any]:
+    """Train the model that all rows start from, and return what is known about it."""
+    options = bench.options
+    base = bench.train_config(bench.shape, "base", options.train_tokens, options.lr, options.step_tokens)
     began = time.monotonic()
     summary = train(base)
-    seconds = time.monotonic() - began
-    about = {"train_tokens": summary.tokens, "train_seconds": round(seconds, 1), "train_loss": summary.loss}
-    teacher = os.path.join(base.out, "model")
-    model = load_folder(teacher, dtype=bench.dtype, device=bench.device)
-    bench.score("dense", model, parameters=parameter_count(bench.shape), **about)
-    data: dict[str, Any] = {"data": bench.stream, "samples": options.samples, "batch_tokens": options.batch_tokens}
+    about = {
+        "train_tokens": summary.tokens,
+        "train_seconds": round(time.monotonic() - began, 1),
+        "train_loss": summary.loss,
+        "parameters": parameter_count(bench.shape),
+    }
+    Path(bench.work, "base.json").write_text(json.dumps(about))
+    return about
 
-    def attempt(name: str, make: Callable[[], Transformer]) -> Transformer | None:
-        if time.monotonic() - bench.begun > options.limit:
-            print(json.dumps({"row": f"compress: {name}", "skipped": "out of time"}), flush=True)
-            return None
-        try:
-            started = time.monotonic()
-            made = make()
-            bench.score(name, made, made_in=round(time.monotonic() - started, 1))
-            return made
-        except Exception as error:  # a failed row must not cost the others
-            print(json.dumps({"row": f"compress: {name}", "failed": repr(error)[:300]}), flush=True)
-            return None
 
-    attempt("w8a16", lambda: compress.quantise(model, "w8a16"))
-    attempt("w8a16-fp8", lambda: compress.quantise(model, "w8a16-fp8"))
-    for method in ("rtn", "gptq", "awq"):
+def wait_for_base(bench: Bench) -> None:
+    """Compile what recovery needs on random weights, then wait until another process has trained the model."""
+    small = SMALLER[bench.options.shape].config_of(bench.shape, kept_layers=list(range(bench.shape.layers)))
+    folders = {name: os.path.join(bench.work, "random", name) for name in ("small", "large")}
+    save_folder(Transformer(small), folders["small"])
+    save_folder(Transformer(bench.shape), folders["large"])
+    batch = bench.options.recover_step_tokens
+    for name, quantise in (("small", None), ("large", "w4a16-g128")):
+        run = bench.train_config(folders[name], f"random/{name}-run", 2 * batch, 1e-4, batch)
+        distil(DistilConfig(train=run, distil=DistilSettings(teacher=folders["large"], quantise=quantise)))
+        torch.compiler.reset()
+    while not Path(bench.work, "base.json").exists():
+        time.sleep(0.5)
+
+
+def quantised_rows(bench: Bench, model: Transformer, data: dict[str, Any]) -> None:
+    """int4 first, then 8 bits."""
+    for method in ("rtn", "awq", "gptq"):
         given = {} if method == "rtn" else data
-        attempt(f"w4a16-g128 {method}", lambda m=method, g=given: compress.quantise(model, "w4a16-g128", method=m, **g))  # type: ignore[misc]
-    attempt("50% magnitude", lambda: compress.prune(model, 0.5, method="magnitude"))
-    wanda = attempt("50% wanda", lambda: compress.prune(model, 0.5, method="wanda", **data))
-    attempt("50% sparsegpt", lambda: compress.prune(model, 0.5, method="sparsegpt", **data))
+        bench.attempt(
+            f"w4a16-g128 {method}",
+            lambda m=method, g=given: compress.quantise(model, "w4a16-g128", method=m, **g),  # type: ignore[misc]
+        )
+    for scheme in ("w8a16", "w8a16-fp8", "w8a8", "w8a8-fp8"):
+        bench.attempt(scheme, lambda s=scheme: compress.quantise(model, s))  # type: ignore[misc]
+    bench.attempt("w8a8 smoothquant", lambda: compress.quantise(model, "w8a8", method="smoothquant", **data))
+
+
+def pruned_rows(bench: Bench, model: Transformer, data: dict[str, Any]) -> None:
+    """Half of the weights; Wanda's and 2:4's losses before and after reconstruction."""
+    fit: dict[str, Any] = {**data, "epochs": bench.options.epochs, "batch_tokens": bench.options.fit_tokens}
+    bench.attempt("50% magnitude", lambda: compress.prune(model, 0.5, method="magnitude"))
+    wanda = bench.attempt("50% wanda", lambda: compress.prune(model, 0.5, method="wanda", **data))
+    bench.attempt("50% sparsegpt", lambda: compress.prune(model, 0.5, method="sparsegpt", **data))
     if wanda is not None:
-        attempt("50% wanda, reconstructed", lambda: reconstruct(wanda, model, epochs=options.epochs, **data))
-    pruned = attempt("30% structured", lambda: compress.prune(model, SMALLER[options.shape], **data))
+        bench.attempt("50% wanda, reconstructed", lambda: reconstruct(wanda, model, **fit))
+    pairs = bench.attempt(PAIRS, lambda: compress.prune(model, "2:4", method="sparsegpt", **data))
+    if pairs is not None:
+        bench.attempt("2:4 sparsegpt, reconstructed", lambda: reconstruct(pairs, model, **fit))
+    bench.attempt("2:4 wanda", lambda: compress.prune(model, "2:4", method="wanda", **data))
+    bench.attempt("4:8 sparsegpt", lambda: compress.prune(model, "4:8", method="sparsegpt", **data))
+    bench.attempt("4:8 wanda", lambda: compress.prune(model, "4:8", method="wanda", **data))
+
+
+def recovered_rows(bench: Bench, model: Transformer, data: dict[str, Any], trained_tokens: int) -> None:
+    """Structured pruning, distillation on 5% of the tokens, the same shape from scratch on four times those."""
+    options, few, batch = bench.options, int(0.05 * trained_tokens), bench.options.recover_step_tokens
+
+    def distilled(start: str, name: str, lr: float, **settings: Any) -> Transformer:
+        run = bench.train_config(start, name, few, lr, batch)
+        run = dataclasses.replace(run, keep_zeros=name == "pairs")
+        torch.compiler.reset()
+        distil(DistilConfig(train=run, distil=DistilSettings(teacher=bench.teacher, **settings)))
+        folder = "quantised" if "quantise" in settings else "model"
+        return load_folder(os.path.join(run.out, folder), dtype=bench.dtype)
+
+    def from_scratch(shape: ModelConfig) -> Transformer:
+        run = bench.train_config(shape, "scratch", 4 * few, options.lr, options.step_tokens)
+        torch.compiler.reset()
+        train(run)
+        return load_folder(os.path.join(run.out, "model"), dtype=bench.dtype)
+
+    def folder_of(pruned: Transformer, name: str) -> str:
+        folder = os.path.join(bench.work, name)
+        save_folder(pruned, folder)
+        return folder
+
+    pruned = bench.attempt(STRUCTURED, lambda: compress.prune(model, SMALLER[options.shape], **data))
     if pruned is not None:
-        parts = sum(p.numel() for p in pruned.blocks.parameters()) / sum(p.numel() for p in model.blocks.parameters())
-        print(json.dumps({"row": "compress: sizes", "block_parameters_kept": round(parts, 4)}), flush=True)
-        save_folder(pruned, os.path.join(bench.work, "pruned"))
-        few = int(0.05 * summary.tokens)
+        kept = sum(p.numel() for p in pruned.blocks.parameters()) / sum(p.numel() for p in model.blocks.parameters())
+        print(json.dumps({"row": "compress: sizes", "block_parameters_kept": round(kept, 4)}), flush=True)
+        start = folder_of(pruned, "pruned")
+        bench.attempt(RECOVERED, lambda: distilled(start, "recovered", options.recover_lr))
+        bench.attempt(SCRATCH, lambda: from_scratch(pruned.config))
+    bench.attempt(AWARE, lambda: distilled(bench.teacher, "aware", options.aware_lr, quantise="w4a16-g128"))
+    pairs = compress.prune(model, "2:4", method="sparsegpt", **data)
+    bench.attempt(PAIRS_RECOVERED, lambda: distilled(folder_of(pairs, "pairs-start"), "pairs", options.recover_lr))
 
-        def recovered() -> Transformer:
-            run = bench.train_config(os.path.join(bench.work, "pruned"), "recovered", few, options.recover_lr, batch)
-            distil(DistilConfig(train=run, distil=DistilSettings(teacher=teacher)))
-            return load_folder(os.path.join(run.out, "model"), dtype=bench.dtype)
 
-        def from_scratch() -> Transformer:
-            run = bench.train_config(pruned.config, "scratch", 4 * few, 1e-3, batch)
-            train(run)
-            return load_folder(os.path.join(run.out, "model"), dtype=bench.dtype)
-
-        attempt("30% structured, recovered on 5% of the tokens", recovered)
-        attempt("the small shape from scratch on 20% of the tokens", from_scratch)
-    pair = attempt("2:4 sparsegpt", lambda: compress.prune(model, "2:4", method="sparsegpt", **data))
-    if pair is not None:
-        attempt("2:4 sparsegpt, reconstructed", lambda: reconstruct(pair, model, epochs=options.epochs, **data))
-    attempt("w8a8", lambda: compress.quantise(model, "w8a8", method="smoothquant", **data))
-
-    def aware() -> Transformer:
-        run = bench.train_config(teacher, "aware", int(0.05 * summary.tokens), 1e-4, batch)
-        distil(DistilConfig(train=run, distil=DistilSettings(teacher=teacher, quantise="w4a16-g128")))
-        return load_folder(os.path.join(run.out, "quantised"), dtype=bench.dtype)
-
-    attempt("w4a16-g128 quantisation-aware on 5% of the tokens", aware)
+def all_rows(bench: Bench) -> None:
+    """Measure the rows of the parts asked for, in the order of their worth: a run cut short has the first ones."""
+    options, parts = bench.options, bench.options.parts.split(",")
+    if "train" in parts:
+        about = train_base(bench)
+        torch.compiler.reset()
+    else:
+        wait_for_base(bench)
+        about = json.loads(Path(bench.work, "base.json").read_text())
+    model = load_folder(bench.teacher, dtype=bench.dtype, device=bench.device)
+    if "train" in parts:
+        bench.score("dense", model, **about)
+    else:
+        bench.score("dense, second process", model)
+    data: dict[str, Any] = {"data": bench.stream, "samples": options.samples, "batch_tokens": options.batch_tokens}
+    if "quantise" in parts:
+        quantised_rows(bench, model, data)
+    if "prune" in parts:
+        pruned_rows(bench, model, data)
+    if "recover" in parts:
+        recovered_rows(bench, model, data, about["train_tokens"])
 
 
 def summary_of(bench: Bench) -> dict[str, Any]:
     """Return what the issue asks for."""
-    loss = bench.loss
+    rows = bench.rows
 
-    def ratio(name: str, other: str) -> float | None:
-        value = loss(name) / loss(other) if loss(other) else math.nan
-        return round(value, 4) if math.isfinite(value) else None
+    def ratio(name: str, other: str) -> list[float] | None:
+        """Return the ratio of two losses with its 95% interval, from the residuals of the documents."""
+        if not {"dense", name, other} <= set(rows):
+            return None
+        dense, one, two = (rows[key]["nats"] for key in ("dense", name, other))
+        lost = [(a - d, b - d) for d, a, b in zip(dense, one, two, strict=True)]
+        total = math.fsum(b for _, b in lost)
+        value = math.fsum(a for a, _ in lost) / total
+        squares = math.fsum((a - value * b) ** 2 for a, b in lost)
+        error = 1.96 * math.sqrt(squares * len(lost) / (len(lost) - 1)) / abs(total)
+        return [round(figure, 4) for figure in (value, value - error, value + error)]
 
-    structured, recovered = "30% structured", "30% structured, recovered on 5% of the tokens"
     return {
         "row": "compress",
         "unit": "bits per byte",
         "machine": torch.cuda.get_device_name() if bench.device == "cuda" else "cpu",
-        "bits_per_byte": {name: row["bits_per_byte"] for name, row in bench.rows.items()},
-        "percent_lost": {name: round(100 * row["change"][0], 4) for name, row in bench.rows.items() if "change" in row},
+        "bits_per_byte": {name: row["bits_per_byte"] for name, row in rows.items()},
+        "percent_lost": {name: round(100 * row["change"][0], 4) for name, row in rows.items() if "change" in row},
         "loss_ratios": {
             "int4 gptq over rtn": ratio("w4a16-g128 gptq", "w4a16-g128 rtn"),
             "int4 awq over rtn": ratio("w4a16-g128 awq", "w4a16-g128 rtn"),
             "wanda over magnitude": ratio("50% wanda", "50% magnitude"),
             "sparsegpt over magnitude": ratio("50% sparsegpt", "50% magnitude"),
             "wanda reconstructed over wanda": ratio("50% wanda, reconstructed", "50% wanda"),
-            "2:4 reconstructed over 2:4": ratio("2:4 sparsegpt, reconstructed", "2:4 sparsegpt"),
-            "structured recovered over structured": ratio(recovered, structured),
-            "quantisation-aware over gptq": ratio(
-                "w4a16-g128 quantisation-aware on 5% of the tokens", "w4a16-g128 gptq"
-            ),
+            "2:4 reconstructed over 2:4": ratio("2:4 sparsegpt, reconstructed", PAIRS),
+            "2:4 recovered over 2:4": ratio(PAIRS_RECOVERED, PAIRS),
+            "structured recovered over structured": ratio(RECOVERED, STRUCTURED),
+            "structured recovered over from scratch": ratio(RECOVERED, SCRATCH),
+            "quantisation-aware over gptq": ratio(AWARE, "w4a16-g128 gptq"),
         },
     }
 
@@ -224,30 +319,75 @@ def gptq_on_cpu(samples: int, length: int) -> None:
     print(json.dumps({**found, "ours": round(time.monotonic() - began, 1), "limit": 180, "unit": "s"}), flush=True)
 
 
+def gptq_of_one_block(samples: int, length: int, *, tiny: bool = False) -> None:
+    """Print the seconds that GPTQ of one block of a 9.6B model takes, and what all blocks would take.
+
+    The block runs as it does in `quantise`: hidden states on the host, five passes, four layers. Reading the model from
+    a disk is not part of it.
+    """
+    shape = ModelConfig(
+        vocab_size=50304, dim=4096, layers=43, heads=32, kv_heads=8, mlp_dim=14336, max_positions=length
+    )
+    if tiny:
+        shape = dataclasses.replace(shape, vocab_size=64, dim=256, heads=4, kv_heads=2, mlp_dim=512)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    one = dataclasses.replace(shape, layers=1)
+    with torch.device("meta"):
+        model = Transformer(one)
+    model = model.to(torch.bfloat16).to_empty(device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.02, generator=generator)
+    model.embedding.to(device)  # type: ignore[union-attr]
+    model.norm.to(device)  # type: ignore[union-attr]
+    tokens = torch.randint(shape.vocab_size, (samples, length), generator=generator)
+    seconds = []
+    for _ in range(2):  # the first pass loads libraries
+        began = time.monotonic()
+        compress.quantise(model, "w4a16-g128", method="gptq", data=tokens, device=device, batch_tokens=16384)
+        seconds.append(time.monotonic() - began)
+    total = seconds[-1] * shape.layers
+    found = {"row": "compress: gptq of one block of 9.6B", "samples": samples, "length": length, "blocks": shape.layers}
+    found |= {"parameters": parameter_count(shape), "first": round(seconds[0], 2), "ours": round(seconds[-1], 2)}
+    peak = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None
+    print(json.dumps({**found, "unit": "s", "all_blocks": round(total, 1), "limit": 900, "peak_gib": peak}), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", help="token shards, from `piledriver tokenize`")
     parser.add_argument("--held-out", help='JSON lines with "text" and "source", of other documents')
     parser.add_argument("--shape", choices=sorted(SHAPES), default="124m")
-    parser.add_argument("--train-tokens", type=int, default=30_000_000)
+    parser.add_argument("--work", help="folder that processes share; default: a temporary one")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--train-tokens", type=int, default=40_000_000)
     parser.add_argument("--step-tokens", type=int, default=16384)
+    parser.add_argument("--recover-step-tokens", type=int, default=8192)
+    parser.add_argument("--lr", type=float, default=1.2e-3)
+    parser.add_argument("--decay", type=float, default=1.0)
+    parser.add_argument("--aware-lr", type=float, default=1e-4)
+    parser.add_argument("--fit-tokens", type=int, default=8192, help="tokens of a step of reconstruction")
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--recover-lr", type=float, default=4e-4)
     parser.add_argument("--batch-tokens", type=int, default=65536)
     parser.add_argument("--limit", type=float, default=600.0, help="seconds after which no row is begun")
     parser.add_argument("--gptq-cpu", action="store_true")
+    parser.add_argument("--gptq-block", action="store_true")
     options = parser.parse_args()
     if options.gptq_cpu:
         gptq_on_cpu(128, 128)
+        return
+    if options.gptq_block:
+        gptq_of_one_block(128, 2048, tiny=not torch.cuda.is_available())
         return
     if options.tokens is None or options.held_out is None:
         print(json.dumps({"row": "compress", "ours": None, "why": "needs --tokens and --held-out"}))
         return
     torch.set_float32_matmul_precision("high")
-    with tempfile.TemporaryDirectory() as work:
-        bench = Bench(options, work)
-        rows_of(bench)
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(options, options.work or folder)
+        all_rows(bench)
         print(json.dumps(summary_of(bench)), flush=True)
 
 

@@ -207,6 +207,23 @@ class BlockWalk:
             raise UsageError(f"blocks.{name}.{missed[0]} is never called", fix="skip it, or leave it out of layers")
         return found
 
+    def inputs(self, name: str, block: nn.Module, module: nn.Module) -> Iterator[tuple[Any, ...]]:
+        """Yield the arguments with which a block calls one of its modules, for each batch; what follows is not run."""
+        for index in range(len(self.states)):
+            seen: list[tuple[Any, ...]] = []
+
+            def keep(_: nn.Module, inputs: tuple[Any, ...], seen: list[tuple[Any, ...]] = seen) -> None:
+                seen.append(inputs)
+                raise _AllSeenError
+
+            handle = module.register_forward_pre_hook(keep)
+            try:
+                with suppress(_AllSeenError), torch.no_grad():
+                    self.output(name, block, index)
+            finally:
+                handle.remove()
+            yield seen[0]
+
     def advance(self, name: str, block: nn.Module) -> None:
         """Replace the hidden states by the block's outputs."""
         self.states = [out.cpu() for _, out in self.outputs(name, block)]

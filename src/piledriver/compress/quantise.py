@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from piledriver.compress.awq import output_error, round_clipped, search_scale
 from piledriver.compress.calibration import BlockWalk, Calibration, LayerStatistics
+from piledriver.compress.experts import quantise_experts
 from piledriver.compress.gptq import gptq
 from piledriver.compress.scaling import apply_scale, input_scales
 from piledriver.compress.scheme import Scheme
@@ -26,7 +27,7 @@ from piledriver.data import Cursor, TokenStream
 from piledriver.kernels.linear import QuantisedWeight, WeightKind, dequantise_weight, quantise_weight
 from piledriver.models import Transformer
 from piledriver.models.block import Block
-from piledriver.models.feed_forward.moe import MoE
+from piledriver.models.feed_forward.moe import Experts, MoE
 from piledriver.models.layers import Linear
 from piledriver.models.quantised import DynamicQuantisedLinear, QuantisedLinear, project_quantised, replace_linear
 
@@ -46,7 +47,7 @@ _DENSE = {
     "mlp.router.score": "small, and its choices must not change",
     "shared_gate": "small",
 }
-_EXPERTS = "experts are stored stacked, and have no quantised kernel"
+_EXPERTS = "experts are quantised by weights only, and this scheme rounds their inputs"
 
 
 @torch.no_grad()
@@ -195,6 +196,10 @@ class _Quantiser:
                 small = self._round(layer.weight, known.get(key))
                 self.layers[full] = _relative_error(layer.weight, small, known.get(key))
                 replace_linear(block, key, self._layer(small, layer.bias))
+        if isinstance(block.mlp, MoE) and f"blocks.{name}.mlp.experts" not in self.skipped:
+            settings = self.gptq_settings if self.method == "gptq" else None
+            found = quantise_experts(name, block, self.scheme, walk, settings)
+            self.layers |= {f"blocks.{name}.{key}": error for key, error in found.items()}
         if walk is not None:
             walk.advance(name, block)
 
@@ -252,6 +257,7 @@ def _skipped(model: Transformer, scheme: Scheme, patterns: Iterable[str]) -> dic
     """Return the layers that a pattern names, with the reason; other layers must fit the scheme."""
     skipped: dict[str, str] = {}
     names = [f"blocks.{name}.{key}" for name, block in model.blocks.items() for key, _ in _linears(block)]
+    names += [f"blocks.{name}.mlp.experts" for name, block in model.blocks.items() if isinstance(block.mlp, MoE)]
     for pattern in patterns:
         found = fnmatch.filter(names, pattern)
         if not found:
@@ -259,7 +265,7 @@ def _skipped(model: Transformer, scheme: Scheme, patterns: Iterable[str]) -> dic
         skipped |= dict.fromkeys(found, f"matches {pattern}")
     for name, block in model.blocks.items():
         if isinstance(block.mlp, MoE):
-            skipped[f"blocks.{name}.mlp.experts"] = _EXPERTS
+            _check_experts(block.mlp.experts, f"blocks.{name}.mlp.experts", scheme, skipped)
         for key, layer in _linears(block):
             full = f"blocks.{name}.{key}"
             if key in _DENSE:
@@ -270,6 +276,18 @@ def _skipped(model: Transformer, scheme: Scheme, patterns: Iterable[str]) -> dic
                     fix=f"use a smaller group, or skip=['*.{key}']",
                 )
     return skipped
+
+
+def _check_experts(experts: Experts, full: str, scheme: Scheme, skipped: dict[str, str]) -> None:
+    """Skip the experts of a block if the scheme rounds inputs; otherwise their columns must fit it."""
+    if scheme.dynamic:
+        skipped[full] = _EXPERTS
+    for weight in (experts.gate_up, experts.down):
+        if full not in skipped and not _fits(weight[0], scheme):
+            raise UsageError(
+                f"{full} has {weight.shape[2]} columns, which {scheme.name} does not divide",
+                fix="use a smaller group, or skip=['*.experts']",
+            )
 
 
 def _fits(weight: Tensor, scheme: Scheme) -> bool:

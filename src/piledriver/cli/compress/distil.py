@@ -6,19 +6,12 @@ import argparse
 import json
 import math
 
-from piledriver.cli.parser import Parser
+from piledriver.cli.compress.arguments import configure
 
 EXAMPLE = "piledriver compress distil distil.yaml distil.teacher=run/model train.model=small train.out=recovered"
 KEYS = "piledriver.compress.distil.recover:DistilConfig"
 
-
-def configure(parser: Parser) -> None:
-    """Add the verb's arguments."""
-    parser.add_argument(
-        "config", nargs="?", help="YAML config; optional if key=value gives every required key (--keys lists them)"
-    )
-    parser.add_overrides("change keys of the config, such as distil.cross_entropy=0.2", optional_file="config")
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+__all__ = ["EXAMPLE", "KEYS", "configure", "run"]
 
 
 def run(args: argparse.Namespace) -> int:

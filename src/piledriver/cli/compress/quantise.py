@@ -5,19 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 
-from piledriver.cli.parser import Parser
+from piledriver.cli.compress.arguments import configure
 
 EXAMPLE = "piledriver compress quantise quantise.yaml scheme=w4a16-g128 method=gptq"
 KEYS = "piledriver.compress.folders:QuantiseConfig"
 
-
-def configure(parser: Parser) -> None:
-    """Add the verb's arguments."""
-    parser.add_argument(
-        "config", nargs="?", help="YAML config; optional if key=value gives every required key (--keys lists them)"
-    )
-    parser.add_overrides("change keys of the config, such as out=small", optional_file="config")
-    parser.add_argument("--json", action="store_true", help="print the record as JSON")
+__all__ = ["EXAMPLE", "KEYS", "configure", "run"]
 
 
 def run(args: argparse.Namespace) -> None:

@@ -6,19 +6,12 @@ import argparse
 import json
 from typing import Any
 
-from piledriver.cli.parser import Parser
+from piledriver.cli.compress.arguments import configure
 
 EXAMPLE = "piledriver compress report models=[run/model,small] corpus=corpus/test out=report"
 KEYS = "piledriver.compress.folders:ReportConfig"
 
-
-def configure(parser: Parser) -> None:
-    """Add the verb's arguments."""
-    parser.add_argument(
-        "config", nargs="?", help="YAML config; optional if key=value gives every required key (--keys lists them)"
-    )
-    parser.add_overrides("change keys of the config, such as out=report", optional_file="config")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+__all__ = ["EXAMPLE", "KEYS", "configure", "run"]
 
 
 def run(args: argparse.Namespace) -> None:

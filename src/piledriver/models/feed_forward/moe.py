@@ -100,12 +100,16 @@ class Experts(nn.Module):
 
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
         """Apply the experts to [rows, dim] sorted by expert; expert e owns the rows from ends[e - 1] to ends[e]."""
+        return grouped_mm(self.hidden(rows, ends), self.down.to(rows.dtype).transpose(-2, -1), ends)
+
+    def hidden(self, rows: Tensor, ends: Tensor) -> Tensor:
+        """Return the input of the second product for [rows, dim] sorted by expert."""
         hidden = grouped_mm(rows, self.gate_up.to(rows.dtype).transpose(-2, -1), ends)
         if self.gate_up_bias is not None:
             expert = torch.searchsorted(ends, torch.arange(rows.shape[0], device=ends.device), right=True)
             # Rows after the last end belong to no expert; what they compute is never read.
             hidden = hidden + self.gate_up_bias.to(rows.dtype)[expert.clamp(max=ends.shape[0] - 1)]
-        return grouped_mm(self.activated(hidden), self.down.to(rows.dtype).transpose(-2, -1), ends)
+        return self.activated(hidden)
 
     def activated(self, hidden: Tensor) -> Tensor:
         """Return what the second product of an expert reads, given the output of its first."""

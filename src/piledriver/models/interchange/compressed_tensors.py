@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piledriver.kernels.linear import WeightGrid, weight_codes
+from piledriver.kernels.linear import QuantisedWeight, WeightGrid, weight_codes
 from piledriver.models.config import ModelConfig
 from piledriver.models.interchange.errors import InterchangeError
 from piledriver.models.interchange.quantised_layers import Codes, pack_words
 from piledriver.models.interchange.tensors import OPERATIONS
 from piledriver.models.quantised import DynamicQuantisedLinear, QuantisedLinear
+from piledriver.models.quantised_experts import StackedCodes
 
 
 def write_layer(
@@ -24,12 +25,18 @@ def write_layer(
 ) -> list[tuple[str, Tensor]]:
     """Return the tensors of a layer, which is stored under the dense names `names`; scales are in `dtype`."""
     made: list[tuple[str, Tensor]] = []
-    split = OPERATIONS[operation].write
-    codes = split(weight_codes(layer.quantised).cpu(), config)
-    scales = split(layer.scales.to(device="cpu", dtype=dtype), config)
-    zeros = [None] * len(codes) if layer.zeros is None else split(layer.zeros.cpu(), config)
-    if any(len(code) != len(scale) for code, scale in zip(codes, scales, strict=True)):
-        raise InterchangeError(f"{names[0]}: a transposed weight cannot be written quantised", fix="save it dense")
+
+    def split(rows: Tensor) -> list[Tensor]:
+        stacked = torch.unflatten(rows, 0, (layer.count, -1)) if isinstance(layer, StackedCodes) else rows
+        return OPERATIONS[operation].write(stacked, config)
+
+    codes = split(weight_codes(layer.quantised).cpu())
+    scales = split(layer.scales.to(device="cpu", dtype=dtype))
+    zeros = [None] * len(codes) if layer.zeros is None else split(layer.zeros.cpu())
+    if any(code.dim() != 2 or len(code) != len(scale) for code, scale in zip(codes, scales, strict=True)):
+        raise InterchangeError(
+            f"{names[0]}: a stacked or transposed weight cannot be written quantised", fix="save it dense"
+        )
     for name, code, scale, zero in zip(names, codes, scales, zeros, strict=True):
         prefix = name.removesuffix(".weight")
         bits = 4 if layer.kind == "int4" else 8
@@ -61,6 +68,13 @@ def merge_codes(parts: list[Codes], operation: str, config: ModelConfig) -> Code
     scales = read([grid.scales for grid in grids], config).contiguous()
     values = read([part.values for part in parts], config)
     return Codes(WeightGrid(grids[0].kind, scales, zeros), values) if len(values) == len(scales) else None
+
+
+def flat_codes(codes: Codes) -> QuantisedWeight:
+    """Return stacked codes of [experts, rows, columns] as one weight, the rows of one expert after the other's."""
+    grid = codes.grid
+    zeros = None if grid.zeros is None else grid.zeros.flatten(0, 1)
+    return WeightGrid(grid.kind, grid.scales.flatten(0, 1), zeros).pack(codes.values.flatten(0, 1))
 
 
 def quantisation_settings(layers: Iterable[QuantisedLinear], dense: list[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from piledriver.core.errors import CorruptFileError, StorageError
 from piledriver.core.safetensors import CODES, SafetensorsWriter, TensorEntry
 from piledriver.models.config import ModelConfig
 from piledriver.models.feed_forward.moe import Experts
-from piledriver.models.interchange.compressed_tensors import merge_codes, quantisation_settings, write_layer
+from piledriver.models.interchange.compressed_tensors import flat_codes, merge_codes, quantisation_settings, write_layer
 from piledriver.models.interchange.config_json import TOKEN_IDS, read_config, read_token_ids, write_config
 from piledriver.models.interchange.errors import InterchangeError
 from piledriver.models.interchange.families import Family, family_of
@@ -29,6 +29,7 @@ from piledriver.models.interchange.quantised_layers import StoredTensors
 from piledriver.models.interchange.tensors import OPERATIONS
 from piledriver.models.layers import Linear
 from piledriver.models.quantised import DynamicQuantisedLinear, QuantisedLinear, replace_linear
+from piledriver.models.quantised_experts import QuantisedExperts, StackedCodes, replace_experts
 from piledriver.models.transformer import Transformer
 
 _WHOLE, _INDEX, _GENERATION = "model.safetensors", "model.safetensors.index.json", "generation_config.json"
@@ -60,7 +61,12 @@ def load_folder(
     for name, tensor in weights:
         _copy(targets[name], tensor)
     for name, layer in quantised.items():
-        replace_linear(model, name.removesuffix(".weight"), layer.to(device))
+        if not isinstance(layer, StackedCodes):
+            replace_linear(model, name.removesuffix(".weight"), layer.to(device))
+        elif name.endswith(".gate_up"):
+            experts = name.removesuffix(".gate_up")
+            down = cast(StackedCodes, quantised[f"{experts}.down"])
+            replace_experts(model, experts, layer.to(device), down.to(device))
     model.compression = list(theirs.get("compression") or [])
     model.source_config, model.generation = theirs, read_generation(folder, theirs)
     return model
@@ -184,7 +190,8 @@ def _quantised_layers(
         with torch.device("meta"):
             linears = {name for name, module in Transformer(config).blocks.named_modules() if type(module) is Linear}
         for name, shape in _meta_parameters(config).items():
-            if name.removeprefix("blocks.").removesuffix(".weight") not in linears or shape.dim() != 2:
+            stacked = shape.dim() == 3 and not tensors.dynamic
+            if name.removeprefix("blocks.").removesuffix(".weight") not in linears and not stacked:
                 continue
             operation, sources = _rule(kind, name, config)
             parts = [tensors.codes(_stored_name(tensors, kind, source, folder)) for source in sources]
@@ -197,8 +204,22 @@ def _quantised_layers(
                     f"{tuple(shape.shape)}",
                     fix="check the config.json of the folder",
                 )
-            layers[name] = made(codes.grid.pack(codes.values))
-    return layers
+            if stacked:
+                layers[name] = StackedCodes(flat_codes(codes), len(shape))
+            else:
+                layers[name] = made(codes.grid.pack(codes.values))
+    return _without_lone_matrices(layers)
+
+
+def _without_lone_matrices(layers: dict[str, QuantisedLinear]) -> dict[str, QuantisedLinear]:
+    """Leave out a quantised matrix of experts whose other matrix is dense: it is read dense too."""
+    other = {"gate_up": "down", "down": "gate_up"}
+    kept = {}
+    for name, layer in layers.items():
+        parent, _, part = name.rpartition(".")
+        if not isinstance(layer, StackedCodes) or f"{parent}.{other[part]}" in layers:
+            kept[name] = layer
+    return kept
 
 
 def save_folder(
@@ -223,9 +244,7 @@ def save_folder(
     theirs.pop("quantization_config", None)
     kind = family_of(theirs)
     target = Path(folder)
-    quantised = {
-        f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, QuantisedLinear)
-    }
+    quantised = dict(_own_quantised(model))
     stream = iter(_own_weights(model) if weights is None else weights)
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -305,17 +324,22 @@ def _dense_linears(model: Transformer, kind: Family) -> list[str]:
             names += [
                 source.removesuffix(".weight") for source in _rule(kind, f"blocks.{name}.weight", model.config)[1]
             ]
-        if isinstance(module, Experts):
+        if isinstance(module, Experts) and not isinstance(module, QuantisedExperts):
             for part in ("gate_up", "down"):
                 sources = _rule(kind, f"blocks.{name}.{part}", model.config)[1]
                 names += [source.removesuffix(".weight") for source in sources]
     return names
 
 
-def _own_weights(model: Transformer) -> Iterator[tuple[str, Tensor | QuantisedLinear]]:
+def _own_quantised(model: Transformer) -> Iterator[tuple[str, QuantisedLinear]]:
+    """Yield the quantised layers by the names of the parameters that they replace."""
     for name, module in model.named_modules():
         if isinstance(module, QuantisedLinear):
-            yield f"{name}.weight", module
+            yield name.removesuffix("_codes") if isinstance(module, StackedCodes) else f"{name}.weight", module
+
+
+def _own_weights(model: Transformer) -> Iterator[tuple[str, Tensor | QuantisedLinear]]:
+    yield from _own_quantised(model)
     for name, parameter in model.named_parameters():
         yield name, parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
 
