@@ -129,14 +129,16 @@ class Bench:
             print(json.dumps({"row": f"compress: {name}", "failed": repr(error)[:300]}), flush=True)
             return None
 
-    def train_config(self, model: Any, out: str, tokens: int, lr: float, batch: int) -> TrainConfig:
+    def train_config(
+        self, model: Any, out: str, tokens: int, lr: float, batch: int, micro: int | None = None
+    ) -> TrainConfig:
         """The settings of every run: bf16 on a GPU, compiled block by block."""
         gpu = self.device == "cuda"
         return TrainConfig(
             model=model,
             data=DataConfig(tokens=self.options.tokens, seq_len=self.shape.max_positions),
             batch_tokens=batch,
-            micro_batch_tokens=batch if gpu else None,
+            micro_batch_tokens=(micro or batch) if gpu else None,
             budget_tokens=tokens // batch * batch,
             out=os.path.join(self.work, out),
             # From scratch, much decay for few tokens in several epochs: what is left of the initial noise is small.
@@ -183,14 +185,18 @@ def wait_for_base(bench: Bench) -> None:
         time.sleep(0.5)
 
 
-def quantised_rows(bench: Bench, model: Transformer, data: dict[str, Any]) -> None:
-    """int4 first, then 8 bits."""
+def four_bit_rows(bench: Bench, model: Transformer, data: dict[str, Any]) -> None:
+    """Round to nearest, AWQ, GPTQ."""
     for method in ("rtn", "awq", "gptq"):
         given = {} if method == "rtn" else data
         bench.attempt(
             f"w4a16-g128 {method}",
             lambda m=method, g=given: compress.quantise(model, "w4a16-g128", method=m, **g),  # type: ignore[misc]
         )
+
+
+def eight_bit_rows(bench: Bench, model: Transformer, data: dict[str, Any]) -> None:
+    """Weights alone, and with dynamic inputs."""
     for scheme in ("w8a16", "w8a16-fp8", "w8a8", "w8a8-fp8"):
         bench.attempt(scheme, lambda s=scheme: compress.quantise(model, s))  # type: ignore[misc]
     bench.attempt("w8a8 smoothquant", lambda: compress.quantise(model, "w8a8", method="smoothquant", **data))
@@ -225,7 +231,8 @@ def recovered_rows(bench: Bench, model: Transformer, data: dict[str, Any], train
         return load_folder(os.path.join(run.out, folder), dtype=bench.dtype)
 
     def from_scratch(shape: ModelConfig) -> Transformer:
-        run = bench.train_config(shape, "scratch", 4 * few, options.lr, options.step_tokens)
+        # Micro-batches as in recovery: what was compiled for it serves here.
+        run = bench.train_config(shape, "scratch", 4 * few, options.lr, options.step_tokens, micro=batch)
         torch.compiler.reset()
         train(run)
         return load_folder(os.path.join(run.out, "model"), dtype=bench.dtype)
@@ -263,9 +270,11 @@ def all_rows(bench: Bench) -> None:
         bench.score("dense, second process", model)
     data: dict[str, Any] = {"data": bench.stream, "samples": options.samples, "batch_tokens": options.batch_tokens}
     if "quantise" in parts:
-        quantised_rows(bench, model, data)
+        four_bit_rows(bench, model, data)
     if "prune" in parts:
         pruned_rows(bench, model, data)
+    if "quantise" in parts:
+        eight_bit_rows(bench, model, data)
     if "recover" in parts:
         recovered_rows(bench, model, data, about["train_tokens"])
 
