@@ -21,10 +21,9 @@ from piledriver.core.errors import UsageError
 from piledriver.kernels.linear import GROUPS, dequantise_weight, quantise_weight, weight_codes, weight_grid
 from piledriver.models import ModelConfig, MoEConfig, Transformer
 from piledriver.models.config import LatentAttentionConfig
-from piledriver.models.feed_forward.quantised_experts import QuantisedExperts
 from piledriver.models.interchange import load_folder, save_folder
 from piledriver.models.layers import Linear
-from piledriver.models.quantised import DynamicQuantisedLinear
+from piledriver.models.quantised import DynamicQuantisedLinear, QuantisedExperts
 from piledriver.models.torch_private import has_forward_hooks
 from piledriver.serve import Engine, SamplingParams
 

@@ -14,7 +14,7 @@ from piledriver.compress.scheme import Scheme
 from piledriver.kernels.linear import QuantisedWeight, dequantise_weight, quantise_weight
 from piledriver.models.block import Block
 from piledriver.models.feed_forward.moe import Experts
-from piledriver.models.feed_forward.quantised_experts import QuantisedExperts, StackedCodes
+from piledriver.models.quantised import QuantisedExperts, StackedCodes
 
 
 @torch.no_grad()

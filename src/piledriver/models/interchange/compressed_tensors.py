@@ -13,11 +13,10 @@ from torch import Tensor
 
 from piledriver.kernels.linear import QuantisedWeight, WeightGrid, weight_codes
 from piledriver.models.config import ModelConfig
-from piledriver.models.feed_forward.quantised_experts import StackedCodes
 from piledriver.models.interchange.errors import InterchangeError
 from piledriver.models.interchange.quantised_layers import Codes, pack_words
 from piledriver.models.interchange.tensors import OPERATIONS
-from piledriver.models.quantised import DynamicQuantisedLinear, QuantisedLinear
+from piledriver.models.quantised import DynamicQuantisedLinear, QuantisedLinear, StackedCodes
 
 
 def write_layer(

@@ -21,7 +21,6 @@ from piledriver.core.errors import CorruptFileError, StorageError
 from piledriver.core.safetensors import CODES, SafetensorsWriter, TensorEntry
 from piledriver.models.config import ModelConfig
 from piledriver.models.feed_forward.moe import Experts
-from piledriver.models.feed_forward.quantised_experts import QuantisedExperts, StackedCodes, replace_experts
 from piledriver.models.interchange.compressed_tensors import flat_codes, merge_codes, quantisation_settings, write_layer
 from piledriver.models.interchange.config_json import TOKEN_IDS, read_config, read_token_ids, write_config
 from piledriver.models.interchange.errors import InterchangeError
@@ -29,7 +28,14 @@ from piledriver.models.interchange.families import Family, family_of
 from piledriver.models.interchange.quantised_layers import StoredTensors
 from piledriver.models.interchange.tensors import OPERATIONS
 from piledriver.models.layers import Linear
-from piledriver.models.quantised import DynamicQuantisedLinear, QuantisedLinear, replace_linear
+from piledriver.models.quantised import (
+    DynamicQuantisedLinear,
+    QuantisedExperts,
+    QuantisedLinear,
+    StackedCodes,
+    replace_experts,
+    replace_linear,
+)
 from piledriver.models.transformer import Transformer
 
 _WHOLE, _INDEX, _GENERATION = "model.safetensors", "model.safetensors.index.json", "generation_config.json"

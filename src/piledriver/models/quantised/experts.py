@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from piledriver.kernels.linear import QuantisedWeight, dequantise_weight
 from piledriver.models.feed_forward.moe import Experts
-from piledriver.models.quantised import QuantisedLinear
+from piledriver.models.quantised.linear import QuantisedLinear
 
 
 class StackedCodes(QuantisedLinear):

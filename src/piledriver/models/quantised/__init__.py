@@ -1,0 +1,21 @@
+"""Layers with weights of 8 or 4 bits, for inference: linear layers, and the experts of a mixture."""
+
+from piledriver.models.quantised.experts import QuantisedExperts, StackedCodes, replace_experts
+from piledriver.models.quantised.linear import (
+    DynamicQuantisedLinear,
+    QuantisedLinear,
+    project_quantised,
+    quantise_linears,
+    replace_linear,
+)
+
+__all__ = [
+    "DynamicQuantisedLinear",
+    "QuantisedExperts",
+    "QuantisedLinear",
+    "StackedCodes",
+    "project_quantised",
+    "quantise_linears",
+    "replace_experts",
+    "replace_linear",
+]
