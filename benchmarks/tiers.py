@@ -25,7 +25,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from piledriver.engine.offload.disk.direct_io import CHUNK_BYTES, THREADS, HostBuffer
+from piledriver.engine.offload.disk.direct_io import CHUNK_BYTES, THREADS
+from piledriver.engine.offload.disk.host_buffer import HostBuffer
 from piledriver.serve.placement import dispatch_model, init_empty_weights, load_checkpoint_and_dispatch
 
 PCIE_GOAL = 55e9

@@ -11,6 +11,7 @@ from piledriver.core.errors import CorruptFileError, MissingFileError, StorageEr
 from piledriver.engine.compile import compile_modules, compile_report, reset_compiler
 from piledriver.engine.offload import stream as stream_module
 from piledriver.engine.offload.direct_reader import DirectReader
+from piledriver.engine.offload.disk.direct_io import DirectIO
 from piledriver.engine.offload.extents import Extent, safetensors_extents
 from piledriver.engine.offload.model_stream import ModelStream, groups_in
 from piledriver.engine.offload.stream import SlowDiskWarning
@@ -135,11 +136,13 @@ def test_reads_of_any_alignment(tmp_path):
     path = tmp_path / "bytes"
     content = torch.randint(256, (70_001,), dtype=torch.uint8)
     path.write_bytes(content.numpy().tobytes())
-    with DirectReader(chunk_bytes=8192) as reader:
+    io = DirectIO(staged_bytes=8192)
+    with DirectReader(io) as reader:
         for offset, size in ((0, 70_001), (0, 4096), (1, 1), (4095, 3), (4096, 8192), (8191, 60_000), (70_000, 1)):
             got = torch.empty(size, dtype=torch.uint8)
             reader.read([(Extent(str(path), offset, torch.uint8, (size,)), got)]).wait()
             assert torch.equal(got, content[offset : offset + size])
+    io.close()
 
 
 def test_damaged_files_are_named(tmp_path, model, file):

@@ -26,11 +26,12 @@ from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Mesh
 from piledriver.engine.meta_init import put
 from piledriver.engine.offload import OFFLOADED, offloaded
-from piledriver.engine.offload.blocks import StreamedBlocks, StreamedWeight, StreamHome, streamed_parameters
 from piledriver.engine.offload.gradients import GradientStream
 from piledriver.engine.offload.master import MasterWeight
 from piledriver.engine.offload.places import Places
 from piledriver.engine.offload.stepping.replace_step import step_by_block
+from piledriver.engine.offload.training_block import StreamHome, TrainingWeight
+from piledriver.engine.offload.training_stream import TrainingStream, streamed_parameters
 from piledriver.engine.precision import compute_dtype
 from piledriver.engine.shards.owned_rows import gather_rows
 from piledriver.optim.shards import local
@@ -61,18 +62,19 @@ class Offloaded:
             if dtype is not None and parameter.dim() > 1 and not isinstance(parameter, DTensor):
                 # Vectors (norms, biases) stay fp32.
                 parameter.data = parameter.data if parameter in streamed else parameter.data.to(dtype)
-        self.blocks: StreamedBlocks | None = None
+        self.stream: TrainingStream | None = None
         if layout.streams_parameters:
             home = StreamHome(device, dtype, places.source_on_disk, self.store)
-            self.blocks = StreamedBlocks(blocks, self.masters, home)
+            self.stream = TrainingStream(blocks, self.masters, home)
+            streaming = self.stream.weights
             for parameter in model.parameters():
-                if parameter not in self.blocks.streamed:
+                if parameter not in streaming:
                     # Not the master weight itself, where that is the weight that was made on the host or in a file.
                     parameter.data = parameter.data.to(device, copy=parameter in self.masters)
             _move_buffers(model, device)
         if self.store is not None:
             self.store.settle()
-        self._streamed = {} if self.blocks is None else self.blocks.streamed
+        self._streamed = {} if self.stream is None else self.stream.weights
         self.gradients = GradientStream(
             list(self.masters.values()),
             are_reduced_first=axis is not None,
@@ -85,20 +87,20 @@ class Offloaded:
         """Whether the optimizer steps block by block and sends weights itself."""
         return self.tiers.steps_by_block or self.axis is not None
 
-    def streamed_weight(self, master: MasterWeight) -> StreamedWeight | None:
+    def streamed_weight(self, master: MasterWeight) -> TrainingWeight | None:
         """Return the streamed weight of a master, None for a weight that stays on the device."""
         return self._streamed.get(master.parameter)
 
     def send(self, *, only_stale: bool = False) -> None:
         """Copy new weights to the device, or to the source of streamed blocks."""
         due = [master for master in self.masters.values() if master.is_stale or not only_stale]
+        if due:
+            self.evict()
         for master in due:
             if (streamed := self.streamed_weight(master)) is not None:
                 streamed.refresh()
             else:
                 master.send()
-        if due and self.blocks is not None:
-            self.blocks.evict_all()
         if due and self.axis is not None:
             # Ranks load together: each has the rows that it steps on.
             gather_rows([master.parameter for master in due], self.axis)
@@ -106,18 +108,22 @@ class Offloaded:
     def drop(self) -> None:
         """Reset after a failed step: finish all transfers."""
         self.gradients.settle()
-        if self.blocks is not None:
-            self.blocks.evict_all()
+        self.evict()
+
+    def evict(self) -> None:
+        """Free the device memory of streamed blocks, whose weights change."""
+        if self.stream is not None:
+            self.stream.evict_all()
 
     @torch.no_grad()
     def release(self) -> None:
         """Move the master weights back into the model: in host memory if blocks were streamed, else on its device."""
         self.send(only_stale=True)
         self.gradients.close()
-        if self.blocks is not None:
-            self.blocks.release()
+        if self.stream is not None:
+            self.stream.release()
         for parameter, master in self.masters.items():
-            if self.blocks is not None:
+            if self.stream is not None:
                 parameter.data = master.tensor.detach()
             elif parameter.dtype != master.tensor.dtype and not isinstance(master.tensor, DTensor):
                 parameter.data = master.tensor.detach().to(parameter.device)
@@ -162,7 +168,7 @@ def return_weights(model: nn.Module) -> None:
     """Undo `offload_weights`: the model holds its master weights itself."""
     made: Offloaded = offloaded(model)
     made.release()
-    if made.blocks is not None:
+    if made.stream is not None:
         _move_buffers(model, torch.device("cpu"))
     for handle in made.handles:
         handle.remove()
@@ -170,8 +176,15 @@ def return_weights(model: nn.Module) -> None:
 
 
 def _move_buffers(model: nn.Module, device: torch.device) -> None:
-    for buffer in model.buffers():
-        buffer.data = buffer.data.to(device)
+    """Move buffers as `model.to(device)` does: modules without parameters may compute theirs anew on the device."""
+    for module in model.modules():
+        if not module._buffers:
+            continue
+        if not module._parameters:
+            module._apply(lambda tensor: tensor.to(device), recurse=False)  # type: ignore[no-untyped-call]
+            continue
+        for buffer in module.buffers(recurse=False):
+            buffer.data = buffer.data.to(device)
 
 
 def offload_optimizer(optimizer: Optimizer) -> bool:

@@ -1,4 +1,4 @@
-"""Choose how many blocks to fetch ahead, by simulating the pipeline with measured times."""
+"""Choose how many blocks to fetch ahead, by simulating the pipeline with measured times; the memory that they take."""
 
 from __future__ import annotations
 
@@ -50,3 +50,18 @@ def choose_depth(fetch: Sequence[float], compute: Sequence[float], deepest: int)
         if cycle_seconds(fetch, compute, depth) <= _ALMOST * best:
             return depth
     return max(deepest, 1)
+
+
+def window_bytes(sizes: Sequence[int], depth: int) -> int:
+    """Return the memory for a block and `depth` ones ahead, wherever in the cycle of blocks.
+
+    >>> window_bytes([100, 100, 100], 1), window_bytes([512, 1024, 0], 1)
+    (200, 2560)
+    """
+    count = len(sizes)
+    if not count:
+        return 0
+    window = max(sum(sizes[(i + k) % count] for k in range(min(depth + 1, count))) for i in range(count))
+    # Blocks of different sizes leave gaps where the ring starts again.
+    uneven = depth and len({size for size in sizes if size}) > 1
+    return window + (max(sizes) if uneven else 0)

@@ -1,13 +1,11 @@
 """Stream the weights of a model's modules to the device that computes, with hooks around the modules' calls.
 
 A group is a module whose weights come and go together: a block with all its weights, or one layer outside the blocks.
-Hooks are torch's own and run outside a block's compiled forward.
 """
 
 from __future__ import annotations
 
 import copy
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +16,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_any, tree_leaves
 
 from piledriver.engine.blocks import blocks_of
+from piledriver.engine.offload.depth import window_bytes
 from piledriver.engine.offload.stream import BlockStream
+from piledriver.engine.offload.stream_hooks import attach_stream, detach_stream
 from piledriver.engine.offload.weights import Source, StreamedTensor, StreamMemory, WeightBlock
 from piledriver.models.quantised import QuantisedLinear
 from piledriver.runtime.collectives.nested import send_to_device
@@ -122,8 +122,7 @@ class ModelStream:
         self.blocks = blocks
         self._start(deepest)
         for number, module in enumerate(self.modules):
-            module.register_forward_pre_hook(_Before(self, number), prepend=True, with_kwargs=True)
-            module.register_forward_hook(_After(self, number), always_call=True)
+            attach_stream(module, self, number)
 
     def _start(self, deepest: int) -> None:
         self.stream = BlockStream(self.blocks, self.device, deepest=deepest, make_room=self._make_room)
@@ -156,6 +155,22 @@ class ModelStream:
         with torch.inference_mode(False), torch.no_grad():
             self.stream.done(number)
 
+    def before(self, number: int, args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, Any] | None:
+        """See `CalledStream`."""
+        records = torch.is_grad_enabled() and self._needs_gradients(number, args, kwargs)
+        self.need(number, records_gradients=records)
+        return self.to_device(args, kwargs)
+
+    def after(self, number: int, _out: Any) -> None:
+        """See `CalledStream`."""
+        self.done(number)
+
+    def _needs_gradients(self, number: int, args: Any, kwargs: Any) -> bool:
+        held = self.blocks[number].tensors
+        return any(tensor.absent.requires_grad for tensor in held) or any(
+            leaf.requires_grad for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)
+        )
+
     def to_device(self, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Return the arguments on the device; None if they are there."""
         if not tree_any(self._is_elsewhere, (args, kwargs)):
@@ -174,7 +189,7 @@ class ModelStream:
                 for tensor in block.forget(module):
                     found |= {leaf: tensor.load() for owner, leaf in tensor.owners if owner is module}
             if not block.tensors:
-                _remove_hooks(self.modules[number], self)
+                detach_stream(self.modules[number], self)
         if not any(block.tensors for block in self.blocks):
             self.memory.close()
         return found
@@ -190,21 +205,6 @@ class ModelStream:
         return made
 
 
-def window_bytes(sizes: Sequence[int], depth: int) -> int:
-    """Return the memory for a block and `depth` ones ahead, wherever in the cycle of blocks.
-
-    >>> window_bytes([100, 100, 100], 1), window_bytes([512, 1024, 0], 1)
-    (200, 2560)
-    """
-    count = len(sizes)
-    if not count:
-        return 0
-    window = max(sum(sizes[(i + k) % count] for k in range(min(depth + 1, count))) for i in range(count))
-    # Blocks of different sizes leave gaps where the ring starts again.
-    uneven = depth and len({size for size in sizes if size}) > 1
-    return window + (max(sizes) if uneven else 0)
-
-
 def _absent(tensor: Tensor) -> Tensor:
     if tensor.is_meta:
         return tensor
@@ -214,51 +214,3 @@ def _absent(tensor: Tensor) -> Tensor:
         made.__dict__.update(tensor.__dict__)
         return made
     return empty
-
-
-class _Hook:
-    def __init__(self, stream: ModelStream, number: int) -> None:
-        self.stream, self.number = stream, number
-
-    def _outside_compiler(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Call without compiling the callee: a compiled caller breaks its graph here, the block's stays whole."""
-        compiler = sys.modules.get("torch._dynamo")  # importing it takes seconds
-        return call(*args) if compiler is None else compiler.disable(call)(*args)
-
-
-class _Before(_Hook):
-    def __call__(self, _module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        return self._outside_compiler(self._bring, args, kwargs)
-
-    def _bring(self, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        records = torch.is_grad_enabled() and self._needs_gradients(args, kwargs)
-        self.stream.need(self.number, records_gradients=records)
-        return self.stream.to_device(args, kwargs)
-
-    def _needs_gradients(self, args: Any, kwargs: Any) -> bool:
-        held = self.stream.blocks[self.number].tensors
-        return any(tensor.absent.requires_grad for tensor in held) or any(
-            leaf.requires_grad for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)
-        )
-
-
-class _After(_Hook):
-    def __call__(self, _module: nn.Module, _args: Any, _out: Any) -> None:
-        self._outside_compiler(self.stream.done, self.number)
-
-
-for _hook in (_Before, _After):
-    _hook.__call__._torchdynamo_disable = True  # type: ignore[union-attr]
-
-
-def _remove_hooks(module: nn.Module, stream: ModelStream) -> None:
-    for hooks in (module._forward_pre_hooks, module._forward_hooks):
-        for key, hook in list(hooks.items()):
-            if isinstance(hook, _Hook) and hook.stream is stream:
-                del hooks[key]
-                for marks in (
-                    module._forward_pre_hooks_with_kwargs,
-                    module._forward_hooks_with_kwargs,
-                    module._forward_hooks_always_called,
-                ):
-                    marks.pop(key, None)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from piledriver.engine.offload.disk.block_file import DiskStore
-from piledriver.engine.offload.disk.direct_io import whole_pages
+from piledriver.engine.offload.disk.host_buffer import whole_pages
 from piledriver.engine.offload.disk.rate import measure_rate
 from piledriver.engine.tiers import Offload
 from piledriver.optim.shards import local

@@ -63,25 +63,33 @@ class BlockStream:
         *,
         depth: int = 1,
         deepest: int = 4,
+        cyclic: bool = True,
         make_room: Callable[[int], bool] | None = None,
     ) -> None:
-        """Stream `blocks`; `make_room(depth)` provides memory for blocks ahead and returns whether it could."""
+        """Stream `blocks`; `make_room(depth)` provides memory for blocks ahead and returns whether it could.
+
+        With `cyclic`, the first block is fetched during the last one. Without, a pass ends with its last block: weights
+        may change before the next one.
+        """
         self.blocks = list(blocks)
         self.device = device
-        self.depth, self.deepest = depth, deepest
+        self.depth, self.deepest, self.cyclic = depth, deepest, cyclic
         self._make_room = make_room
         self._here: set[int] = set()
         self._uses = [0] * len(self.blocks)
-        count = max(len(self.blocks), 1)
-        self._next = {way: [(i + way) % count for i in range(len(self.blocks))] for way in (FORWARD, BACKWARD)}
+        self._next = {way: [self._after(i, way) for i in range(len(self.blocks))] for way in (FORWARD, BACKWARD)}
         self._last: tuple[int, int] | None = None
         self._passes = 0
-        self._started: dict[int, Any] = {}
-        self._ended: dict[int, Any] = {}
+        self._started: dict[tuple[int, int], Any] = {}
+        self._ended: dict[tuple[int, int], Any] = {}
         self.waited_seconds = 0.0
         """How long the host waited for weights; on a GPU, for disk reads only."""
         self.expected_rates: dict[Tier, float] = {}
         """Bytes per second by tier; much slower arrivals are a `SlowDiskWarning`."""
+
+    def _after(self, number: int, way: int) -> int | None:
+        found, count = number + way, len(self.blocks)
+        return found % count if self.cyclic or 0 <= found < count else None
 
     def need(self, number: int, way: int = FORWARD) -> None:
         """Make a block's weights usable and start fetching those that come next in this direction."""
@@ -101,7 +109,7 @@ class BlockStream:
             self.evict_unused()
             raise
         self.waited_seconds += time.perf_counter() - begun
-        self._started[number] = self._mark()
+        self._started[number, way] = self._mark()
 
     def done(self, number: int, way: int = FORWARD) -> None:
         """Give a block's memory back and use it for those that come next."""
@@ -110,7 +118,7 @@ class BlockStream:
         self._uses[number] -= 1
         if self._uses[number]:
             return
-        self._ended[number] = self._mark()
+        self._ended[number, way] = self._mark()
         self.blocks[number].evict()
         self._here.discard(number)
         # The memory of this block now serves one more ahead.
@@ -121,6 +129,14 @@ class BlockStream:
         for number in [one for one in self._here if not self._uses[one]]:
             self.blocks[number].evict()
             self._here.discard(number)
+
+    def release_all(self) -> None:
+        """Give back the memory of all blocks, also of those in use: their weights change, or a pass has failed."""
+        self._uses = [0] * len(self.blocks)
+        self._last = None
+        for block in self.blocks:
+            block.evict()
+        self._here.clear()
 
     def measured_rate(self, tier: Tier) -> float | None:
         """Return the bytes per second at which blocks of a tier last arrived; None before any has."""
@@ -150,10 +166,10 @@ class BlockStream:
             )
 
     def _ahead(self, number: int, way: int, count: int) -> None:
-        at = number
+        at: int | None = number
         for _ in range(count):
-            at = self._next[way][at]
-            if at == number:
+            at = None if at is None else self._next[way][at]
+            if at is None or at == number:
                 return
             try:
                 if at not in self._here and not self._fetch(at):
@@ -164,7 +180,7 @@ class BlockStream:
     def _learn(self, number: int, way: int) -> None:
         if self._last is not None:
             last, last_way = self._last
-            if last_way == way:
+            if last_way == way and (self.cyclic or (number - last) * way > 0):
                 self._next[way][last] = number
         self._last = number, way
         if number == 0 and way == FORWARD:
@@ -174,8 +190,10 @@ class BlockStream:
 
     def _choose(self) -> None:
         """Choose the depth from the times of the last pass, and warn of a disk that is far slower than expected."""
-        fetch = [block.fetch_seconds() for block in self.blocks]
-        compute = [self._between(i) for i in range(len(self.blocks))]
+        visits = [(i, FORWARD) for i in range(len(self.blocks))]
+        visits += [(i, BACKWARD) for i, _ in reversed(visits) if (i, BACKWARD) in self._ended]
+        fetch = [self.blocks[i].fetch_seconds() for i, _ in visits]
+        compute = [self._between(visit) for visit in visits]
         if all(one is not None for one in (*fetch, *compute)):
             depth = choose_depth(fetch, compute, min(self.deepest, len(self.blocks) - 1))  # type: ignore[arg-type]
             if depth <= self.depth or self._room(depth):
@@ -205,8 +223,8 @@ class BlockStream:
         event.record(torch.cuda.current_stream(self.device))
         return event
 
-    def _between(self, number: int) -> float | None:
-        start, end = self._started.get(number), self._ended.get(number)
+    def _between(self, visit: tuple[int, int]) -> float | None:
+        start, end = self._started.get(visit), self._ended.get(visit)
         if start is None or end is None:
             return None
         if isinstance(start, float):

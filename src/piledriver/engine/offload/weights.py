@@ -7,10 +7,7 @@ copies of them, because the memory will hold other weights when the backward run
 from __future__ import annotations
 
 import copy
-import time
-import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from piledriver.engine.offload.arena import Arena, round_to_alignment
-from piledriver.engine.offload.direct_reader import DirectReader, Reading
-from piledriver.engine.offload.disk.direct_io import HostBuffer
+from piledriver.engine.offload.direct_reader import DirectReader
+from piledriver.engine.offload.disk.host_buffer import HostBuffer
 from piledriver.engine.offload.extents import Extent
+from piledriver.engine.offload.link import Arrival, Copy, DeviceLink, Read
 from piledriver.engine.offload.tier import Tier
 
 
@@ -82,37 +80,18 @@ def read_extents(extents: Sequence[Extent]) -> list[Tensor]:
 
 
 class StreamMemory:
-    """Device memory for the blocks of a stream, with the reader and the copy stream that fill it."""
+    """Device memory for the blocks of a stream, with the link that fills it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.arena = Arena(0, device)
-        self.copies: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            self.copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._reader: DirectReader | None = None
-        self._assembler: ThreadPoolExecutor | None = None
-
-    @property
-    def reader(self) -> DirectReader:
-        """The reader of the disk tier, made when first needed."""
-        if self._reader is None:
-            self._reader = DirectReader()
-        return self._reader
-
-    @property
-    def assembler(self) -> ThreadPoolExecutor:
-        """A thread that assembles weights from their parts."""
-        if self._assembler is None:
-            self._assembler = ThreadPoolExecutor(1, thread_name_prefix="assemble")
-            weakref.finalize(self, self._assembler.shutdown, wait=False)
-        return self._assembler
+        self.link = DeviceLink(device)
 
     def resize(self, nbytes: int) -> bool:
         """Replace the memory, which must be unused; return False, with the old size, if there is not so much."""
         before = self.arena.nbytes
-        if self.copies is not None:
-            self.copies.synchronize()
+        if self.device.type == "cuda":
+            self.link.synchronize()
             torch.cuda.current_stream(self.device).synchronize()
         self.arena = Arena(0, self.device)
         try:
@@ -124,9 +103,7 @@ class StreamMemory:
 
     def close(self) -> None:
         """Free the memory and end the threads."""
-        if self._reader is not None:
-            self._reader.close()
-        self._reader = None
+        self.link.close()
         self.arena = Arena(0, self.device)
 
 
@@ -138,9 +115,7 @@ class WeightBlock:
         self.records_gradients = False
         """Whether the next use is recorded by autograd."""
         self._base: int | None = None
-        self._reading: Reading | None = None
-        self._assembled: Future[None] | None = None
-        self._events: Any = None
+        self._arrival: Arrival | None = None
         self._seconds: float | None = None
         self._packed: HostBuffer | None = None
         self._bound: dict[int, list[Tensor]] = {}
@@ -176,65 +151,36 @@ class WeightBlock:
         if base is None:
             return False
         self._base = base
-        copies = self.memory.copies
-        for event in self.memory.arena.events(base, self.nbytes):
-            assert copies is not None
-            copies.wait_event(event)
-        if copies is None:
-            self._start(base)
-            return True
-        with torch.cuda.stream(copies):
-            self._start(base)
+        self.fetch_seconds()  # of the last fetch
+        copies, reads = self._jobs(base)
+        is_assembled = any(isinstance(tensor.source, Assembled) for tensor in self.tensors)
+        self._arrival = self.memory.link.send(
+            copies,
+            reads,
+            after=self.memory.arena.events(base, self.nbytes),
+            assemble=(lambda: self._make_parts(base)) if is_assembled else None,
+        )
         return True
 
-    def _start(self, base: int) -> None:
-        copies = self.memory.copies
+    def _jobs(self, base: int) -> tuple[list[Copy], list[Read]]:
+        copies: list[Copy] = []
+        reads: list[Read] = []
         if self._packed is not None:
-            begun, start = time.perf_counter(), self._mark()
-            self._span(base, 0, self._packed_bytes).copy_(self._packed.bytes[: self._packed_bytes], non_blocking=True)
-            for tensor in self.tensors:
-                if tensor.is_shared:
-                    self._copy(base, tensor)
-            self._events = None if start is None else (start, self._mark())
-            self._seconds = time.perf_counter() - begun if start is None else None
-            return
-        jobs: list[tuple[Extent, Tensor]] = []
+            packed = self._packed.bytes[: self._packed_bytes]
+            copies.append((packed, self._span(base, 0, self._packed_bytes)))
         for tensor in self.tensors:
             target = self._span(base, tensor.offset, tensor.nbytes)
             if isinstance(tensor.source, Extent):
-                jobs.append((tensor.source, target))
+                reads.append((tensor.source, target))
             elif isinstance(tensor.source, Assembled):
                 for part, offset in zip(tensor.source.parts, tensor.part_offsets, strict=True):
-                    jobs.append((part, self._span(base, offset, part.nbytes)))
-            elif not self._in_place:
-                self._copy(base, tensor)
-        self._reading = self.memory.reader.read(jobs, copies)
-        if any(isinstance(tensor.source, Assembled) for tensor in self.tensors):
-            self._assembled = self.memory.assembler.submit(self._assemble, base, self._reading)
-
-    def _copy(self, base: int, tensor: StreamedTensor) -> None:
-        assert isinstance(tensor.source, Tensor)
-        source = tensor.source.detach().contiguous().view(-1).view(torch.uint8)
-        self._span(base, tensor.offset, tensor.nbytes).copy_(source, non_blocking=True)
-
-    def _mark(self) -> Any:
-        if self.memory.copies is None:
-            return None
-        return self.memory.copies.record_event(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
-
-    @torch.no_grad()
-    def _assemble(self, base: int, reading: Reading) -> None:
-        """Make assembled weights from their parts; runs in a thread, on the copy stream."""
-        reading.wait()
-        copies = self.memory.copies
-        if copies is None:
-            self._make_parts(base)
-            return
-        with torch.cuda.stream(copies):
-            self._make_parts(base)
-            reading.arrived = copies.record_event()
+                    reads.append((part, self._span(base, offset, part.nbytes)))
+            elif not self._in_place and (self._packed is None or tensor.is_shared):
+                copies.append((tensor.source.detach().contiguous().view(-1).view(torch.uint8), target))
+        return copies, reads
 
     def _make_parts(self, base: int) -> None:
+        """Make assembled weights from their parts; runs in a thread, on the copy stream."""
         for tensor in self.tensors:
             if isinstance(tensor.source, Assembled):
                 parts = [
@@ -246,17 +192,8 @@ class WeightBlock:
 
     def wait(self) -> None:
         """See `StreamedBlock`."""
-        if self._assembled is not None:
-            self._assembled.result()
-        if self._reading is not None:
-            self._reading.wait()
-        copies = self.memory.copies
-        if copies is not None and self._base is not None:
-            arrived = self._events[1] if self._events is not None else None
-            if self._reading is not None:
-                arrived = self._reading.arrived or copies.record_event()
-            if arrived is not None:
-                torch.cuda.current_stream(self.memory.device).wait_event(arrived)
+        if self._arrival is not None:
+            self._arrival.wait()
         self._bind()
 
     def evict(self) -> None:
@@ -265,31 +202,18 @@ class WeightBlock:
             tensor.put(tensor.absent)
         if self._base is None:
             return
-        self._settle()
+        if self._arrival is not None:
+            self._arrival.settle()
         event = None
-        if self.memory.copies is not None:
+        if self.memory.device.type == "cuda":
             event = torch.cuda.current_stream(self.memory.device).record_event()
         self.memory.arena.free(self._base, event)
         self._base = None
 
-    def _settle(self) -> None:
-        """Wait for reads that write into the memory, and keep how long they took."""
-        for late in (self._assembled, self._reading):
-            try:
-                if isinstance(late, Reading):
-                    late.wait()
-                elif late is not None:
-                    late.result()
-            except Exception:  # raised by `wait` if the weights are used
-                continue
-        if self._reading is not None:
-            self._seconds = self._reading.seconds
-        self._reading = self._assembled = None
-
     def fetch_seconds(self) -> float | None:
         """See `StreamedBlock`."""
-        if self._events is not None and self._events[1].query():
-            self._seconds = self._events[0].elapsed_time(self._events[1]) / 1000
+        if self._arrival is not None:
+            self._seconds = self._arrival.seconds or self._seconds
         return 0.0 if not self.nbytes else self._seconds
 
     def _span(self, base: int, offset: int, nbytes: int) -> Tensor:

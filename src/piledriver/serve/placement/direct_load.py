@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from piledriver.engine.offload.direct_reader import DirectReader, Reading
+from piledriver.engine.offload.direct_reader import DirectReader
+from piledriver.engine.offload.disk.direct_io import Transfer
 from piledriver.engine.offload.extents import Extent, safetensors_extents
 from piledriver.engine.offload.pinned import page_aligned_empty
 from piledriver.serve.placement.errors import PlacementError
@@ -82,7 +83,7 @@ def _tensors(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
 
 def _read_in_place(
     reader: DirectReader, streams: dict[torch.device, Any], owner: nn.Module, leaf: str, extent: Extent, device: Any
-) -> Reading:
+) -> Transfer:
     """Replace a tensor by an empty one on its device and start reading into it."""
     made = _empty(extent, device)
     if leaf in owner._buffers:
@@ -115,7 +116,7 @@ def _read_converted(reader: DirectReader, wanted: list[tuple[str, Extent, Any]])
             size = 0
         batches[-1].append(one)
         size += one[1].nbytes
-    ahead: tuple[list[Tensor], Reading] | None = None
+    ahead: tuple[list[Tensor], Transfer] | None = None
     for number, batch in enumerate(batches):
         tensors, reading = ahead or _start(reader, batch)
         ahead = _start(reader, batches[number + 1]) if number + 1 < len(batches) else None
@@ -124,6 +125,6 @@ def _read_converted(reader: DirectReader, wanted: list[tuple[str, Extent, Any]])
             yield name, tensor, device
 
 
-def _start(reader: DirectReader, batch: list[tuple[str, Extent, Any]]) -> tuple[list[Tensor], Reading]:
+def _start(reader: DirectReader, batch: list[tuple[str, Extent, Any]]) -> tuple[list[Tensor], Transfer]:
     tensors = [torch.empty(extent.shape, dtype=extent.dtype) for _, extent, _ in batch]
     return tensors, reader.read([(extent, tensor) for (_, extent, _), tensor in zip(batch, tensors, strict=True)])

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from piledriver.engine.offload.direct_reader import DirectReader, Reading
+from piledriver.engine.offload.direct_reader import DirectReader
+from piledriver.engine.offload.disk.direct_io import Transfer
 from piledriver.engine.offload.extents import Extent, safetensors_extents
 from piledriver.engine.offload.model_stream import ModelStream, StreamedGroup
 from piledriver.engine.offload.tier import Tier, tier_of
@@ -140,7 +141,7 @@ def _sources(folder: str | os.PathLike[str], config: Any, theirs: Mapping[str, A
 def _read_ahead(sources: Mapping[str, Assembled]) -> Iterator[tuple[str, Tensor]]:
     """Yield weights in host memory, one read ahead of its use."""
     with DirectReader() as reader:
-        ahead: deque[tuple[str, list[Tensor], Reading]] = deque()
+        ahead: deque[tuple[str, list[Tensor], Transfer]] = deque()
         for name, source in sources.items():
             parts = [torch.empty(part.shape, dtype=part.dtype) for part in source.parts]
             ahead.append((name, parts, reader.read(list(zip(source.parts, parts, strict=True)))))
@@ -150,7 +151,7 @@ def _read_ahead(sources: Mapping[str, Assembled]) -> Iterator[tuple[str, Tensor]
             yield _finish(sources, *ahead.popleft())
 
 
-def _finish(sources: Mapping[str, Assembled], name: str, parts: list[Tensor], reading: Reading) -> tuple[str, Tensor]:
+def _finish(sources: Mapping[str, Assembled], name: str, parts: list[Tensor], reading: Transfer) -> tuple[str, Tensor]:
     reading.wait()
     return name, sources[name].make(parts)
 

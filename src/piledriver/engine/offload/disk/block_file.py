@@ -21,16 +21,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from piledriver.engine.offload.disk.direct_io import (
-    DirectIO,
-    DiskRate,
-    HostBuffer,
-    OpenedFile,
-    Transfer,
-    open_direct,
-    whole_pages,
-)
+from piledriver.engine.offload.disk.direct_io import DirectIO, DiskRate, Transfer
 from piledriver.engine.offload.disk.errors import DiskError, DiskFullError, disk_error
+from piledriver.engine.offload.disk.host_buffer import HostBuffer, whole_pages
+from piledriver.engine.offload.disk.opened_file import OpenedFile, open_direct
 
 _STAGING_BYTES = 64 << 20
 
@@ -43,7 +37,9 @@ class BlockFile:
         descriptor = _unlinked(folder, self.nbytes)
         try:
             # A second description of the same file, which alone has O_DIRECT: the mapping needs one without.
-            self.opened: OpenedFile = open_direct(f"/proc/self/fd/{descriptor}", os.O_RDWR, folder=folder)
+            self.opened: OpenedFile = open_direct(
+                f"/proc/self/fd/{descriptor}", os.O_RDWR, name=folder, drops_cache=True
+            )
             self.mapping = mmap.mmap(descriptor, self.nbytes, mmap.MAP_SHARED)
         finally:
             os.close(descriptor)

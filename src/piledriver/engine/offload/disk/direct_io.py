@@ -1,65 +1,30 @@
-"""Read and write files past the page cache (O_DIRECT) from a small pool of threads.
+"""`DirectIO`: read and write files past the page cache from a small pool of threads.
 
 The system calls release the interpreter lock, so a few threads with large aligned transfers reach the rate of the disk;
-no library for asynchronous I/O is needed. Where the filesystem rejects O_DIRECT (tmpfs, some overlays) the same calls
-go through the page cache, which is then told to drop what was transferred.
+no library for asynchronous I/O is needed. Optimizer states move between page-aligned buffers and their files in place;
+weights go to tensors of any alignment on any device, through staging buffers.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from piledriver.engine.offload.disk.errors import disk_error
-from piledriver.engine.offload.pinned import page_aligned_empty, pin_pages
+from piledriver.engine.offload.disk.host_buffer import PAGE_BYTES
+from piledriver.engine.offload.disk.opened_file import OpenedFile
+from piledriver.engine.offload.disk.staging import StagingBuffers
 
-PAGE_BYTES = 4096
 CHUNK_BYTES = 8 << 20
+STAGED_BYTES = 4 << 20
+"""Of a chunk that is staged: small enough that the copy out of the buffer finds it in a cache."""
 THREADS = 4
-
-
-def whole_pages(nbytes: int) -> int:
-    """Return the bytes of whole pages that hold `nbytes`.
-
-    >>> whole_pages(1), whole_pages(4096), whole_pages(4097)
-    (4096, 4096, 8192)
-    """
-    return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
-
-
-def memory_of(tensor: Tensor) -> memoryview:
-    """Return the memory of a tensor of bytes."""
-    array: Any = tensor.numpy()
-    return memoryview(array)
-
-
-class HostBuffer:
-    """Page-aligned host memory for transfers, pinned if there is a GPU.
-
-    >>> HostBuffer(10).tensor(0, (2, 3), torch.float32).zero_().shape
-    torch.Size([2, 3])
-    """
-
-    def __init__(self, nbytes: int, *, pin: bool = True) -> None:
-        self.nbytes = whole_pages(max(nbytes, 1))
-        self.bytes = page_aligned_empty(torch.Size((self.nbytes,)), torch.uint8)
-        if pin:
-            pin_pages(self.bytes, owner=self)
-        self.view = memory_of(self.bytes)
-
-    def tensor(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return the memory at an offset as a tensor."""
-        size = torch.Size(shape)
-        return self.bytes[offset : offset + size.numel() * dtype.itemsize].view(dtype).view(size)
 
 
 @dataclass(frozen=True)
@@ -78,20 +43,17 @@ class DiskRate:
         return f"read {self.read / 1e9:.2f} GB/s, write {self.write / 1e9:.2f} GB/s"
 
 
-@dataclass(frozen=True)
-class OpenedFile:
-    """A file that the pool reads and writes: its descriptor, whether it bypasses the page cache, its folder."""
-
-    descriptor: int
-    is_direct: bool
-    folder: str
-
-
 class Transfer:
     """A read or write in flight, in chunks."""
 
-    def __init__(self, chunks: int) -> None:
-        self._left = chunks
+    def __init__(self, nbytes: int, chunks: int, stream: torch.cuda.Stream | None = None) -> None:
+        self.nbytes = nbytes
+        self.seconds = 0.0
+        """From the start of the first chunk to the end of the last one."""
+        self.arrived: torch.cuda.Event | None = None
+        """On a GPU: recorded after the last copy."""
+        self._stream = stream
+        self._begun, self._left = 0.0, chunks
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._error: BaseException | None = None
@@ -100,7 +62,7 @@ class Transfer:
             self._done.set()
 
     def wait(self) -> None:
-        """Wait until it is done; raise what failed."""
+        """Wait until it is done; raise what failed. On a GPU, copies may still run until `arrived`."""
         self._done.wait()
         if self._error is not None:
             raise self._error
@@ -113,6 +75,11 @@ class Transfer:
                 return
         call()
 
+    def begin_chunk(self) -> None:
+        """Record that a chunk starts."""
+        with self._lock:
+            self._begun = self._begun or time.perf_counter()
+
     def finish_chunk(self, error: BaseException | None) -> None:
         """Record that one chunk is done."""
         with self._lock:
@@ -120,6 +87,9 @@ class Transfer:
             self._error = self._error or error
             if self._left:
                 return
+            self.seconds = time.perf_counter() - self._begun
+            if self._stream is not None:
+                self.arrived = self._stream.record_event()
             self._done.set()
         for call in self._then:
             call()
@@ -160,78 +130,68 @@ class IoMeter:
 
 
 class DirectIO:
-    """A pool of threads that transfers between files and host memory.
+    """A pool of threads that transfers between files and memory. Transfers begin in the order of their calls."""
 
-    Offsets, lengths and addresses are multiples of a page. Transfers begin in the order in which they were queued.
-    """
-
-    def __init__(self, threads: int = THREADS, *, chunk_bytes: int = CHUNK_BYTES) -> None:
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="disk")
+    def __init__(
+        self, threads: int = THREADS, *, chunk_bytes: int = CHUNK_BYTES, staged_bytes: int = STAGED_BYTES
+    ) -> None:
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="direct-io")
         self._chunk = chunk_bytes
+        self._staging = StagingBuffers(staged_bytes, 2 * threads)
         self.meter = IoMeter()
 
     def read(self, file: OpenedFile, offset: int, into: memoryview) -> Transfer:
-        """Begin to read bytes at an offset."""
-        return self._queue(file, offset, into, is_write=False)
+        """Begin to read whole pages at an offset into page-aligned memory."""
+        chunks = range(0, len(into), self._chunk)
+        transfer = Transfer(len(into), len(chunks))
+        for start in chunks:
+            part = into[start : start + self._chunk]
+            self._queue(transfer, len(part), partial(file.read, offset + start, part))
+        return transfer
 
     def write(self, file: OpenedFile, offset: int, source: memoryview) -> Transfer:
-        """Begin to write bytes at an offset; the memory must not change until it is done."""
-        return self._queue(file, offset, source, is_write=True)
+        """Begin to write whole pages of page-aligned memory, which must not change until it is done."""
+        chunks = range(0, len(source), self._chunk)
+        transfer = Transfer(len(source), len(chunks))
+        for start in chunks:
+            part = source[start : start + self._chunk]
+            self._queue(transfer, len(part), partial(file.write, offset + start, part), is_write=True)
+        return transfer
+
+    def read_tensors(
+        self, jobs: Sequence[tuple[OpenedFile, int, Tensor]], stream: torch.cuda.Stream | None = None
+    ) -> Transfer:
+        """Begin to read files at any offset into contiguous tensors on any device; GPU copies run on `stream`."""
+        chunks = [(file, *chunk) for file, offset, target in jobs for chunk in self._pieces(offset, target)]
+        transfer = Transfer(sum(target.nbytes for *_, target in jobs), len(chunks), stream)
+        for file, at, part in chunks:
+            self._queue(transfer, part.nbytes, partial(self._staging.read, file, at, part, stream))
+        return transfer
 
     def close(self) -> None:
         """Finish what is queued and end the threads."""
         self._threads.shutdown()
 
-    def _queue(self, file: OpenedFile, offset: int, memory: memoryview, *, is_write: bool) -> Transfer:
-        starts = range(0, len(memory), self._chunk)
-        transfer = Transfer(len(starts))
-        for start in starts:
-            self.meter.begin()
-            part = memory[start : start + self._chunk]
-            self._threads.submit(self._move, transfer, file, offset + start, part, is_write)
-        return transfer
+    def _pieces(self, offset: int, target: Tensor) -> list[tuple[int, Tensor]]:
+        flat = target.detach().view(-1).view(torch.uint8)
+        found, at, end = [], offset, offset + flat.nbytes
+        while at < end:
+            # Pieces end at multiples of the page size, so that the next ones start there.
+            stop = min(end, (at + self._staging.nbytes) & ~(PAGE_BYTES - 1))
+            found.append((at, flat[at - offset : stop - offset]))
+            at = stop
+        return found
 
-    def _move(self, transfer: Transfer, file: OpenedFile, offset: int, memory: memoryview, is_write: bool) -> None:
+    def _queue(self, transfer: Transfer, nbytes: int, move: Callable[[], None], *, is_write: bool = False) -> None:
+        self.meter.begin()
+        self._threads.submit(self._run, transfer, nbytes, move, is_write)
+
+    def _run(self, transfer: Transfer, nbytes: int, move: Callable[[], None], is_write: bool) -> None:
         error: BaseException | None = None
+        transfer.begin_chunk()
         try:
-            _move_all(file, offset, memory, is_write=is_write)
-        except OSError as failed:
-            error = disk_error(failed, f"{'writing' if is_write else 'reading'} {len(memory):,} bytes", file.folder)
+            move()
         except BaseException as failed:
             error = failed
-        self.meter.end(len(memory), is_write=is_write)
+        self.meter.end(nbytes, is_write=is_write)
         transfer.finish_chunk(error)
-
-
-def _move_all(file: OpenedFile, offset: int, memory: memoryview, *, is_write: bool) -> None:
-    call = os.pwritev if is_write else os.preadv
-    done = 0
-    while done < len(memory):
-        moved = call(file.descriptor, [memory[done:]], offset + done)
-        if moved == 0:
-            raise disk_error(OSError("the file ends early"), f"reading {len(memory):,} bytes", file.folder)
-        done += moved
-    if not file.is_direct:
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(file.descriptor, offset, len(memory), os.POSIX_FADV_DONTNEED)
-
-
-def open_direct(path: str, flags: int, *, folder: str) -> OpenedFile:
-    """Open an existing file with O_DIRECT, or through the page cache where the filesystem rejects it."""
-    direct = getattr(os, "O_DIRECT", 0)
-    if direct:
-        with contextlib.suppress(OSError):
-            descriptor = os.open(path, flags | direct | os.O_CLOEXEC)
-            if _accepts(descriptor):
-                return OpenedFile(descriptor, True, folder)
-            os.close(descriptor)
-    return OpenedFile(os.open(path, flags | os.O_CLOEXEC), False, folder)
-
-
-def _accepts(descriptor: int) -> bool:
-    """Whether a descriptor reads with the alignment of a page: some filesystems only reject the first transfer."""
-    try:
-        os.preadv(descriptor, [memory_of(page_aligned_empty(torch.Size((PAGE_BYTES,)), torch.uint8))], 0)
-    except OSError:
-        return False
-    return True

@@ -8,7 +8,8 @@ import time
 import torch
 
 from piledriver.engine.offload.disk.block_file import DiskStore
-from piledriver.engine.offload.disk.direct_io import DiskRate, HostBuffer
+from piledriver.engine.offload.disk.direct_io import DiskRate
+from piledriver.engine.offload.disk.host_buffer import HostBuffer
 
 _log = logging.getLogger(__name__)
 

@@ -309,8 +309,6 @@ class StepRun:
         elif not streamed.is_master:
             writes += self._publish_source(piece, weight, streamed, slot)
         if piece.is_last:
-            if streamed is not None:
-                streamed.release()
             master.sent()
         return writes
 

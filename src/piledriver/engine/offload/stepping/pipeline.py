@@ -10,7 +10,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from piledriver.engine.offload.disk.direct_io import HostBuffer, Transfer, whole_pages
+from piledriver.engine.offload.disk.direct_io import Transfer
+from piledriver.engine.offload.disk.host_buffer import HostBuffer, whole_pages
 
 B = TypeVar("B")
 

@@ -45,6 +45,9 @@ def _replace_step(optimizer: Optimizer, stepper: BlockStep, homes: list[Any]) ->
             settle()
         # torch's schedulers check this.
         self._opt_called = True  # type: ignore[attr-defined]
+        for home in homes:
+            # A forward without a backward may have left blocks on the device.
+            home.evict()
         stepper.step()
         return loss
 

@@ -1,0 +1,77 @@
+"""Files opened past the page cache (O_DIRECT), and the system calls that transfer their bytes.
+
+Where the filesystem rejects O_DIRECT (tmpfs, some overlays) the same calls go through the page cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+
+import torch
+
+from piledriver.engine.offload.disk.errors import DiskError, disk_error
+from piledriver.engine.offload.disk.host_buffer import PAGE_BYTES, memory_of
+from piledriver.engine.offload.pinned import page_aligned_empty
+
+
+@dataclass(frozen=True)
+class OpenedFile:
+    """A file that is read or written: its descriptor, whether it bypasses the page cache, what errors call it."""
+
+    descriptor: int
+    is_direct: bool
+    name: str
+    """The path of a file, or the folder of one that has no name."""
+    drops_cache: bool = False
+    """Whether the page cache drops what was transferred, where the file cannot bypass it."""
+
+    def read(self, offset: int, into: memoryview, needed: int | None = None) -> None:
+        """Read at an offset; a file may end after `needed` bytes (default: all), within the last page."""
+        self._move(offset, into, len(into) if needed is None else needed, is_write=False)
+
+    def write(self, offset: int, source: memoryview) -> None:
+        """Write at an offset."""
+        self._move(offset, source, len(source), is_write=True)
+
+    def _move(self, offset: int, memory: memoryview, needed: int, *, is_write: bool) -> None:
+        call, doing = (os.pwritev, "writing") if is_write else (os.preadv, "reading")
+        reached = 0
+        while reached < needed:
+            # A direct transfer starts at a page.
+            start = reached & ~(PAGE_BYTES - 1) if self.is_direct else reached
+            try:
+                moved = call(self.descriptor, [memory[start:]], offset + start)
+            except OSError as error:
+                raise disk_error(error, f"{doing} {len(memory):,} bytes at {offset + start:,}", self.name) from error
+            if start + moved <= reached:
+                raise DiskError(
+                    f"{self.name} ends at {offset + reached:,}, {needed - reached:,} bytes too early",
+                    fix="the file was truncated: download or save it again",
+                )
+            reached = start + moved
+        if self.drops_cache and not self.is_direct:
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self.descriptor, offset, len(memory), os.POSIX_FADV_DONTNEED)
+
+
+def open_direct(path: str, flags: int, *, name: str, drops_cache: bool = False) -> OpenedFile:
+    """Open an existing file with O_DIRECT, or through the page cache where the filesystem rejects it."""
+    direct = getattr(os, "O_DIRECT", 0)
+    if direct:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, flags | direct | os.O_CLOEXEC)
+            if _accepts(descriptor):
+                return OpenedFile(descriptor, True, name, drops_cache)
+            os.close(descriptor)
+    return OpenedFile(os.open(path, flags | os.O_CLOEXEC), False, name, drops_cache)
+
+
+def _accepts(descriptor: int) -> bool:
+    """Whether a descriptor reads with the alignment of a page: some filesystems only reject the first transfer."""
+    try:
+        os.preadv(descriptor, [memory_of(page_aligned_empty(torch.Size((PAGE_BYTES,)), torch.uint8))], 0)
+    except OSError:
+        return False
+    return True
