@@ -9,14 +9,14 @@ from safetensors.torch import save_file
 
 from piledriver.core.errors import CorruptFileError, MissingFileError, StorageError
 from piledriver.engine.compile import compile_modules, compile_report, reset_compiler
-from piledriver.engine.offload import stream as stream_module
-from piledriver.engine.offload.direct_reader import DirectReader
 from piledriver.engine.offload.disk.direct_io import DirectIO
-from piledriver.engine.offload.extents import Extent, safetensors_extents
-from piledriver.engine.offload.model_stream import ModelStream, groups_in
-from piledriver.engine.offload.stream import SlowDiskWarning
+from piledriver.engine.offload.disk.extents import Extent, safetensors_extents
+from piledriver.engine.offload.disk.reader import DirectReader
+from piledriver.engine.offload.stream import block_stream as stream_module
+from piledriver.engine.offload.stream.block_stream import SlowDiskWarning
+from piledriver.engine.offload.stream.model_stream import ModelStream, groups_in
+from piledriver.engine.offload.stream.weight_block import Assembled
 from piledriver.engine.offload.tier import Tier
-from piledriver.engine.offload.weights import Assembled
 from piledriver.models import ModelConfig, Transformer
 
 TOKENS = torch.arange(18).view(2, 9)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from piledriver.engine.offload.depth import window_bytes
+from piledriver.engine.offload.stream.depth import window_bytes
 from piledriver.models import ModelConfig, Transformer
 from piledriver.serve.placement import PlacementError, infer_auto_device_map, init_empty_weights
 from piledriver.serve.placement.maps.by_time import LinkRates, device_map_by_time

@@ -30,8 +30,8 @@ from piledriver.engine.offload.gradients import GradientStream
 from piledriver.engine.offload.master import MasterWeight
 from piledriver.engine.offload.places import Places
 from piledriver.engine.offload.stepping.replace_step import step_by_block
-from piledriver.engine.offload.training_block import StreamHome, TrainingWeight
-from piledriver.engine.offload.training_stream import TrainingStream, streamed_parameters
+from piledriver.engine.offload.stream.parameter_block import StreamedParameter, StreamHome
+from piledriver.engine.offload.stream.training_stream import TrainingStream, streamed_parameters
 from piledriver.engine.precision import compute_dtype
 from piledriver.engine.shards.owned_rows import gather_rows
 from piledriver.optim.shards import local
@@ -87,7 +87,7 @@ class Offloaded:
         """Whether the optimizer steps block by block and sends weights itself."""
         return self.tiers.steps_by_block or self.axis is not None
 
-    def streamed_weight(self, master: MasterWeight) -> TrainingWeight | None:
+    def streamed_weight(self, master: MasterWeight) -> StreamedParameter | None:
         """Return the streamed weight of a master, None for a weight that stays on the device."""
         return self._streamed.get(master.parameter)
 

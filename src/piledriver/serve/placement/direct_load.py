@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from piledriver.engine.offload.direct_reader import DirectReader
 from piledriver.engine.offload.disk.direct_io import Transfer
-from piledriver.engine.offload.extents import Extent, safetensors_extents
+from piledriver.engine.offload.disk.extents import Extent, safetensors_extents
+from piledriver.engine.offload.disk.reader import DirectReader
 from piledriver.engine.offload.pinned import page_aligned_empty
 from piledriver.serve.placement.errors import PlacementError
 from piledriver.serve.placement.tensors import set_module_tensor_to_device

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from piledriver.core import storage
-from piledriver.engine.offload.extents import Extent
-from piledriver.engine.offload.weights import read_extents
+from piledriver.engine.offload.disk.extents import Extent
+from piledriver.engine.offload.stream.weight_block import read_extents
 from piledriver.serve.placement.direct_load import find_extents, load_extents, offload_entry
 from piledriver.serve.placement.errors import PlacementError, StrictLoadError
 from piledriver.serve.placement.tensors import (

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from piledriver.engine.offload.model_stream import ModelStream
-from piledriver.engine.offload.weights import StreamedTensor
+from piledriver.engine.offload.stream.model_stream import ModelStream
+from piledriver.engine.offload.stream.weight_block import StreamedTensor
 from piledriver.serve.placement.align_devices import AlignDevicesHook
 
 

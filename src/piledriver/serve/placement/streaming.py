@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from piledriver.core.errors import CorruptFileError, MissingFileError
-from piledriver.engine.offload.extents import Extent, safetensors_extents
-from piledriver.engine.offload.model_stream import ModelStream, StreamedGroup, groups_in
-from piledriver.engine.offload.weights import Assembled, Source
+from piledriver.engine.offload.disk.extents import Extent, safetensors_extents
+from piledriver.engine.offload.stream.model_stream import ModelStream, StreamedGroup, groups_in
+from piledriver.engine.offload.stream.weight_block import Assembled, Source
 from piledriver.serve.placement.align_devices import AlignDevicesHook
 from piledriver.serve.placement.errors import PlacementError
 from piledriver.serve.placement.hooks import SequentialHook, add_hook_to_module

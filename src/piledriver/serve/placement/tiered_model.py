@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from piledriver.engine.offload.direct_reader import DirectReader
 from piledriver.engine.offload.disk.direct_io import Transfer
-from piledriver.engine.offload.extents import Extent, safetensors_extents
-from piledriver.engine.offload.model_stream import ModelStream, StreamedGroup
+from piledriver.engine.offload.disk.extents import Extent, safetensors_extents
+from piledriver.engine.offload.disk.reader import DirectReader
+from piledriver.engine.offload.stream.model_stream import ModelStream, StreamedGroup
+from piledriver.engine.offload.stream.weight_block import Assembled, Source, read_extents
 from piledriver.engine.offload.tier import Tier, tier_of
-from piledriver.engine.offload.weights import Assembled, Source, read_extents
 from piledriver.models import Transformer
 from piledriver.models.interchange import read_folder_config, read_generation, stored_parts
 from piledriver.serve.placement.load_checkpoint import prefix_in

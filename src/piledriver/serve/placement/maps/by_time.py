@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from piledriver.engine.blocks import blocks_of
-from piledriver.engine.offload.depth import cycle_seconds, window_bytes
+from piledriver.engine.offload.stream.depth import cycle_seconds, window_bytes
 from piledriver.observe.memory import readable
 from piledriver.plan.hardware.cluster import Cluster
 from piledriver.plan.hardware.here import detect_cluster

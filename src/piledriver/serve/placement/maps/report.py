@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
-from piledriver.engine.offload.model_stream import ModelStream
+from piledriver.engine.offload.stream.model_stream import ModelStream
 from piledriver.engine.offload.tier import Tier
 from piledriver.serve.placement.maps.by_time import LinkRates, TimedMap
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_any, tree_leaves
 
 from piledriver.engine.blocks import blocks_of
-from piledriver.engine.offload.depth import window_bytes
-from piledriver.engine.offload.stream import BlockStream
-from piledriver.engine.offload.stream_hooks import attach_stream, detach_stream
-from piledriver.engine.offload.weights import Source, StreamedTensor, StreamMemory, WeightBlock
+from piledriver.engine.offload.stream.block_stream import BlockStream
+from piledriver.engine.offload.stream.depth import window_bytes
+from piledriver.engine.offload.stream.hooks import attach_stream, detach_stream
+from piledriver.engine.offload.stream.weight_block import Source, StreamedTensor, StreamMemory, WeightBlock
 from piledriver.models.quantised import QuantisedLinear
 from piledriver.runtime.collectives.nested import send_to_device
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from piledriver.core.errors import StorageError
 from piledriver.engine.offload.disk.block_file import Region
 from piledriver.engine.offload.disk.direct_io import DirectIO, Transfer
+from piledriver.engine.offload.disk.extents import Extent
 from piledriver.engine.offload.disk.opened_file import OpenedFile, open_direct
-from piledriver.engine.offload.extents import Extent
 
 
 class DirectReader:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from piledriver.engine.offload.arena import Arena, round_to_alignment
-from piledriver.engine.offload.direct_reader import DirectReader
+from piledriver.engine.offload.disk.extents import Extent
 from piledriver.engine.offload.disk.host_buffer import HostBuffer
-from piledriver.engine.offload.extents import Extent
-from piledriver.engine.offload.link import Arrival, Copy, DeviceLink, Read
+from piledriver.engine.offload.disk.reader import DirectReader
+from piledriver.engine.offload.stream.arena import Arena, round_to_alignment
+from piledriver.engine.offload.stream.link import Arrival, Copy, DeviceLink, Read
 from piledriver.engine.offload.tier import Tier
 
 

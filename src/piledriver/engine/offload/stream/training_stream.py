@@ -10,11 +10,16 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
-from piledriver.engine.offload.depth import window_bytes
 from piledriver.engine.offload.master import MasterWeight
-from piledriver.engine.offload.stream import BACKWARD, FORWARD, BlockStream
-from piledriver.engine.offload.stream_hooks import attach_stream, detach_stream
-from piledriver.engine.offload.training_block import StorageMemory, StreamHome, TrainingBlock, TrainingWeight
+from piledriver.engine.offload.stream.block_stream import BACKWARD, FORWARD, BlockStream
+from piledriver.engine.offload.stream.depth import window_bytes
+from piledriver.engine.offload.stream.hooks import attach_stream, detach_stream
+from piledriver.engine.offload.stream.parameter_block import (
+    ParameterBlock,
+    StorageMemory,
+    StreamedParameter,
+    StreamHome,
+)
 from piledriver.engine.torch_private import current_backward
 
 # Blocks ahead at most. From host memory one is enough; reads from disk vary more.
@@ -28,8 +33,8 @@ class TrainingStream:
         self.modules = blocks
         self.memory = StorageMemory(home.device, home.store)
         self.blocks = [
-            TrainingBlock(
-                f"block {number}", [TrainingWeight(masters[p], home) for p in held if p in masters], self.memory
+            ParameterBlock(
+                f"block {number}", [StreamedParameter(masters[p], home) for p in held if p in masters], self.memory
             )
             for number, held in enumerate(streamed_parameters(blocks))
         ]
@@ -47,7 +52,7 @@ class TrainingStream:
         return self.memory.resize(window_bytes([block.nbytes for block in self.blocks], depth))
 
     @property
-    def weights(self) -> dict[nn.Parameter, TrainingWeight]:
+    def weights(self) -> dict[nn.Parameter, StreamedParameter]:
         """The streamed weights, by parameter."""
         return {weight.master.parameter: weight for block in self.blocks for weight in block.weights}
 

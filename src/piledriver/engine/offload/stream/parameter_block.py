@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from piledriver.engine.offload.disk.block_file import DiskStore
-from piledriver.engine.offload.link import Arrival, DeviceLink
 from piledriver.engine.offload.master import MasterWeight
 from piledriver.engine.offload.pinned import host_copy
+from piledriver.engine.offload.stream.link import Arrival, DeviceLink
 from piledriver.engine.offload.tier import Tier
 
 
@@ -28,7 +28,7 @@ class StreamHome(NamedTuple):
     store: DiskStore | None
 
 
-class TrainingWeight:
+class StreamedParameter:
     """One streamed parameter and its source in host memory or on disk."""
 
     def __init__(self, master: MasterWeight, home: StreamHome) -> None:
@@ -88,10 +88,10 @@ class StorageMemory:
         return True
 
 
-class TrainingBlock:
+class ParameterBlock:
     """The streamed parameters of one block: a `StreamedBlock`."""
 
-    def __init__(self, name: str, weights: list[TrainingWeight], memory: StorageMemory) -> None:
+    def __init__(self, name: str, weights: list[StreamedParameter], memory: StorageMemory) -> None:
         self.name, self.weights, self.memory = name, weights, memory
         self.nbytes = sum(weight.nbytes for weight in weights)
         self.tier = Tier.DISK if any(weight.store is not None for weight in weights) else Tier.HOST

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from piledriver.core.errors import PiledriverError
-from piledriver.engine.offload.depth import choose_depth
+from piledriver.engine.offload.stream.depth import choose_depth
 from piledriver.engine.offload.tier import Tier
 
 # Passes before the depth is chosen, and between later choices: the first one also compiles and warms up.

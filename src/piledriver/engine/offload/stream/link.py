@@ -1,7 +1,7 @@
 """`DeviceLink`: bring the weights of a block to a device, by copies from host memory and by reads from disk.
 
-On a GPU all copies run on one stream beside the one that computes. The streams of inference (`weights.py`) and of
-training (`training_block.py`) differ in the memory that weights arrive in, not in how they come.
+On a GPU all copies run on one stream beside the one that computes. The streams of inference (`weight_block.py`) and of
+training (`parameter_block.py`) differ in the memory that weights arrive in, not in how they come.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piledriver.engine.offload.direct_reader import DirectReader
 from piledriver.engine.offload.disk.block_file import Region
 from piledriver.engine.offload.disk.direct_io import DirectIO, Transfer
-from piledriver.engine.offload.extents import Extent
+from piledriver.engine.offload.disk.extents import Extent
+from piledriver.engine.offload.disk.reader import DirectReader
 
 Copy = tuple[Tensor, Tensor]
 """A tensor in host memory, and the one of as many elements that it is copied to."""
