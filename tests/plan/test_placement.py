@@ -43,7 +43,7 @@ def test_what_host_memory_does_not_hold_is_on_disk(model: nn.Module) -> None:
     made = device_map(model, hardware="1xl4", length=128, max_memory={0: 1e9, "cpu": 5e8}, dtype=torch.bfloat16)
     assert set(made.places.values()) == {0, "cpu", "disk"}
     assert made.weights["cpu"] <= 5e8
-    with pytest.raises(PlanError, match="smaller batch"):
+    with pytest.raises(PlanError, match="lower the batch"):
         device_map(model, hardware="1xl4", batch=64, length=4096, max_memory={0: 2e9})
 
 

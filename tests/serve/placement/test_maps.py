@@ -6,11 +6,11 @@ from torch import nn
 
 from piledriver.engine.offload.stream.depth import window_bytes
 from piledriver.models import ModelConfig, Transformer
+from piledriver.plan.placement.by_time import LinkRates, place_by_time
+from piledriver.plan.placement.room import WORKSPACE_BYTES, inference_room
+from piledriver.plan.placement.sizes import compute_module_sizes
 from piledriver.serve.placement import PlacementError, infer_auto_device_map, init_empty_weights
-from piledriver.serve.placement.maps.by_time import LinkRates, device_map_by_time
 from piledriver.serve.placement.maps.device_map import get_balanced_memory
-from piledriver.serve.placement.maps.room import WORKSPACE_BYTES, inference_room
-from piledriver.serve.placement.maps.sizes import compute_module_sizes
 
 RATES = LinkRates(host=50e9, disk=2e9, memory=3e12, flops=5e14)
 MIB = 1 << 20
@@ -24,19 +24,19 @@ def model():
 
 def used(model, found, device):
     sizes = compute_module_sizes(model)
-    blocks = [name for name in found.device_map if name.startswith("blocks.")]
-    streamed = [sizes[name] for name in blocks if found.device_map[name] in ("cpu", "disk")]
-    held = sum(sizes.get(name, 0) for name, place in found.device_map.items() if place == device)
-    return held + window_bytes(streamed, 1) + found.room.activations + found.room.cache + WORKSPACE_BYTES
+    blocks = [name for name in found.places if name.startswith("blocks.")]
+    streamed = [sizes[name] for name in blocks if found.places[name] in ("cpu", "disk")]
+    held = sum(sizes.get(name, 0) for name, place in found.places.items() if place == device)
+    return held + window_bytes(streamed, 1) + found.needs.activations + found.needs.cache + WORKSPACE_BYTES
 
 
 def test_room_for_activations_and_cache_issue_608(model):
     """A map made for a batch leaves the room of that batch; larger batches leave fewer blocks on the device."""
     limit, resident = WORKSPACE_BYTES + 400 * MIB, []
     for batch, length in ((1, 16), (2, 512), (4, 512)):
-        found = device_map_by_time(model, {0: limit, "cpu": 1 << 40}, batch=batch, length=length, rates=RATES)
+        found = place_by_time(model, {0: limit, "cpu": 1 << 40}, batch=batch, length=length, rates=RATES)
         assert used(model, found, 0) <= limit
-        resident.append(sum(place == 0 for place in found.device_map.values()))
+        resident.append(sum(place == 0 for place in found.places.values()))
     assert resident == sorted(resident, reverse=True)
     assert resident[0] > resident[-1]
     with pytest.raises(PlacementError, match="lower the batch or the length"):
@@ -72,22 +72,20 @@ def test_small_layers_use_a_device_that_the_largest_does_not_fit_issue_3041():
 
 
 def test_what_fits_stays_and_the_fastest_order_is_taken(model):
-    whole = device_map_by_time(model, {0: 80 << 30, "cpu": 1 << 40}, batch=1, length=16, rates=RATES)
-    assert set(whole.device_map.values()) == {0}
+    whole = place_by_time(model, {0: 80 << 30, "cpu": 1 << 40}, batch=1, length=16, rates=RATES)
+    assert set(whole.places.values()) == {0}
     tight = {0: WORKSPACE_BYTES + 200 * MIB, "cpu": 60 * MIB}
-    three = device_map_by_time(model, tight, batch=1, length=16, rates=RATES)
-    assert {0, "cpu", "disk"} == set(three.device_map.values())
+    three = place_by_time(model, tight, batch=1, length=16, rates=RATES)
+    assert {0, "cpu", "disk"} == set(three.places.values())
     assert three.seconds > whole.seconds
-    assert three.seconds >= three.bytes_by_place["disk"] / RATES.disk
+    assert three.seconds >= three.weights["disk"] / RATES.disk
     assert "s a token" in str(three)
-    host = device_map_by_time(model, {"cpu": 200 * MIB}, batch=1, length=16, rates=RATES)
-    assert {"cpu", "disk"} == set(host.device_map.values())
+    host = place_by_time(model, {"cpu": 200 * MIB}, batch=1, length=16, rates=RATES)
+    assert {"cpu", "disk"} == set(host.places.values())
     # Many tokens compute long enough to hide a transfer: streamed blocks lie among resident ones.
     slow = LinkRates(host=50e9, disk=2e9, memory=3e12, flops=4e13)
-    spread = device_map_by_time(
-        model, {0: WORKSPACE_BYTES + 400 * MIB, "cpu": 1 << 40}, batch=1, length=256, rates=slow
-    )
-    places = [place for name, place in spread.device_map.items() if name.startswith("blocks.")]
+    spread = place_by_time(model, {0: WORKSPACE_BYTES + 400 * MIB, "cpu": 1 << 40}, batch=1, length=256, rates=slow)
+    places = [place for name, place in spread.places.items() if name.startswith("blocks.")]
     assert places != sorted(places, key=str)
 
 

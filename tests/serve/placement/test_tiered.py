@@ -37,7 +37,7 @@ def test_blocks_are_assembled_from_the_files(folder):
     whole = load_folder(folder)
     opened = open_tiered(folder, length=32, max_memory={"cpu": 3_000_000})
     assert opened.stream is not None
-    assert opened.plan.bytes_by_place["disk"] > 0
+    assert opened.plan.weights["disk"] > 0
     assert any(parameter.is_meta for parameter in opened.model.parameters())
     for _ in range(3):
         assert torch.equal(opened.model(TOKENS), whole(TOKENS))
@@ -79,7 +79,7 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 opened = open_tiered(folder, length=16)
 engine = Engine(opened.model, max_sequences=1, max_context=16, cache_tokens=16)
 [output] = engine.generate([[1, 2, 3]], SamplingParams(max_tokens=3, temperature=0))
-places = {str(place): size for place, size in opened.plan.bytes_by_place.items()}
+places = {str(place): size for place, size in opened.plan.weights.items()}
 grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
 print(json.dumps({"tokens": output.completions[0].token_ids, "places": places, "grown": grown}))
 """

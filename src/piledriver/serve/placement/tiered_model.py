@@ -23,8 +23,8 @@ from piledriver.engine.offload.stream.weight_block import Assembled, Source, rea
 from piledriver.engine.offload.tier import Tier, tier_of
 from piledriver.models import Transformer
 from piledriver.models.interchange import read_folder_config, read_generation, stored_parts
+from piledriver.plan.placement.by_time import DeviceMap, LinkRates, place_by_time, rates_here
 from piledriver.serve.placement.load_checkpoint import prefix_in
-from piledriver.serve.placement.maps.by_time import LinkRates, TimedMap, device_map_by_time, rates_here
 from piledriver.serve.placement.maps.sizes import get_max_memory
 
 _PROBED_BYTES = 16 << 20
@@ -39,7 +39,7 @@ class TieredModel:
     """A model on its tiers, with the plan that placed it."""
 
     model: Transformer
-    plan: TimedMap
+    plan: DeviceMap
     rates: LinkRates
     stream: ModelStream | None
     """None if everything fits the device."""
@@ -67,10 +67,10 @@ def open_tiered(
     if max_memory is None and "cpu" in memory:
         memory["cpu"] = max(int(memory["cpu"] * (1 - _LEFT_SHARE)) - _LEFT_ALONE, 0)
     rates = replace(rates_here(), disk=measure_read_rate(sources))
-    plan = device_map_by_time(
+    plan = place_by_time(
         model, memory, batch=batch, length=min(length, config.max_positions), rates=rates, window=_WINDOW
     )
-    stream = place_tiered(model, sources, plan.device_map)
+    stream = place_tiered(model, sources, plan.places)
     model.source_config, model.generation = theirs, read_generation(folder, theirs)
     if stream is not None:
         stream.stream.expected_rates = {Tier.DISK: rates.disk}

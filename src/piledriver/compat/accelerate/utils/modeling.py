@@ -8,6 +8,7 @@ from piledriver.accelerator.options.handlers import AutocastKwargs
 from piledriver.compat.accelerate.state import PartialState
 from piledriver.engine.layout import resolve_layout
 from piledriver.engine.precision import autocast
+from piledriver.plan.placement.sizes import compute_module_sizes, dtype_byte_size
 from piledriver.serve.placement.load_checkpoint import (
     get_state_dict_from_offload,
     get_state_dict_offloaded_model,
@@ -25,10 +26,8 @@ from piledriver.serve.placement.maps.device_map import (
 )
 from piledriver.serve.placement.maps.sizes import (
     calculate_maximum_sizes,
-    compute_module_sizes,
     compute_module_total_buffer_size,
     convert_file_size_to_int,
-    dtype_byte_size,
     get_max_layer_size,
     get_max_memory,
 )

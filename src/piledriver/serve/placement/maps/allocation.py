@@ -8,11 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from piledriver.serve.placement.maps.sizes import (
-    compute_module_sizes,
-    compute_module_total_buffer_size,
-    get_max_layer_size,
-)
+from piledriver.plan.placement.sizes import compute_module_sizes
+from piledriver.serve.placement.maps.sizes import compute_module_total_buffer_size, get_max_layer_size
 from piledriver.serve.placement.tensors import find_tied_parameters
 
 NamedModules = list[tuple[str, Any]]

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from piledriver.plan.errors import PlanError
+from piledriver.plan.placement.by_time import place_by_time
+from piledriver.plan.placement.sizes import compute_module_sizes
 from piledriver.serve.placement.errors import PlacementError
 from piledriver.serve.placement.maps.allocation import DeviceAllocator, is_inside
-from piledriver.serve.placement.maps.by_time import device_map_by_time
-from piledriver.serve.placement.maps.sizes import compute_module_sizes, get_max_memory
+from piledriver.serve.placement.maps.sizes import get_max_memory
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +36,7 @@ def infer_auto_device_map(
     """Return a map that fills accelerators in order, then the CPU, then disk.
 
     With `batch` and `length`, return the fastest map that leaves room for the activations and the key-value cache of so
-    many sequences of so many tokens (`by_time.py`); the other settings of order do not apply.
+    many sequences of so many tokens (`plan/placement/by_time.py`); the other settings of order do not apply.
 
     >>> model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
     >>> infer_auto_device_map(model, {0: 700, "cpu": 1000})
@@ -44,8 +46,11 @@ def infer_auto_device_map(
     if batch is not None and length is not None:
         wanted = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
         memory = get_max_memory(max_memory)
-        found = device_map_by_time(model, memory, batch=batch, length=length, dtype=wanted, no_split=classes)
-        return clean_device_map(found.device_map) if clean_result else found.device_map
+        try:
+            found = place_by_time(model, memory, batch=batch, length=length, dtype=wanted, no_split=classes)
+        except PlanError as error:
+            raise PlacementError(error.what, fix=error.fix) from error
+        return clean_device_map(found.places) if clean_result else found.places
     if batch is not None or length is not None:
         raise PlacementError("one of batch and length is missing", fix="give both or neither")
     allocator = DeviceAllocator(

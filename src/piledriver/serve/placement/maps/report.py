@@ -7,20 +7,20 @@ from typing import Any
 
 from piledriver.engine.offload.stream.model_stream import ModelStream
 from piledriver.engine.offload.tier import Tier
-from piledriver.serve.placement.maps.by_time import LinkRates, TimedMap
+from piledriver.plan.placement.by_time import DeviceMap, LinkRates
 
 
-def map_lines(plan: TimedMap, rates: LinkRates) -> list[str]:
+def map_lines(plan: DeviceMap, rates: LinkRates) -> list[str]:
     """Return the places of a map with their bytes, neighbours on one place as one entry."""
-    room = plan.room
+    room = plan.needs
     lines = [
         f"room for activations {room.activations / 2**20:,.0f} MiB and key-value cache {room.cache / 2**20:,.0f} MiB; "
         f"host link {rates.host / 1e9:.1f} GB/s, disk {rates.disk / 1e9:.2f} GB/s"
     ]
-    runs = [(place, [name for name, _ in run]) for place, run in groupby(plan.device_map.items(), key=lambda it: it[1])]
+    runs = [(place, [name for name, _ in run]) for place, run in groupby(plan.places.items(), key=lambda it: it[1])]
     for place, names in runs:
         lines.append(f"  {_where(place):<8} {names[0] if len(names) == 1 else f'{names[0]} to {names[-1]}'}")
-    totals = [f"{_where(place)} {size / 2**20:,.0f} MiB" for place, size in plan.bytes_by_place.items() if size]
+    totals = [f"{_where(place)} {size / 2**20:,.0f} MiB" for place, size in plan.weights.items()]
     return [*lines, f"weights: {', '.join(totals)}"]
 
 

@@ -1,27 +1,18 @@
-"""Bytes that a module and its submodules take, and bytes that devices have free."""
+"""The largest layers of a model, sizes as text, and bytes that devices have free."""
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from typing import Any
 
 import torch
 from torch import nn
 
+from piledriver.plan.placement.sizes import compute_module_sizes
 from piledriver.serve.placement.errors import PlacementError
 from piledriver.serve.placement.maps.host_memory import available_host_memory
-from piledriver.serve.placement.tensors import named_module_tensors
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)(i?)B", re.IGNORECASE)
-
-
-def dtype_byte_size(dtype: Any) -> float:
-    """Return bytes per element; a boolean counts as one bit."""
-    if dtype is torch.bool:
-        return 1 / 8
-    special = {"INT2": 1 / 4, "INT4": 1 / 2, "FP8": 1}.get(getattr(dtype, "name", ""))
-    return special if special is not None else torch.empty((), dtype=dtype, device="meta").element_size()
 
 
 def convert_file_size_to_int(size: int | str) -> int:
@@ -40,32 +31,6 @@ def convert_file_size_to_int(size: int | str) -> int:
         )
     base = 1024 if found[3] else 1000
     return int(float(found[1]) * base ** " KMGT".index(found[2].upper() or " "))
-
-
-def compute_module_sizes(
-    model: nn.Module, dtype: Any = None, special_dtypes: dict[str, Any] | None = None, buffers_only: bool = False
-) -> dict[str, int]:
-    """Return bytes by name of every tensor and of every module that holds it; the total is under the empty name."""
-    wanted = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
-    sizes: dict[str, Any] = defaultdict(int)
-    tensors: Any = model.named_buffers(recurse=True) if buffers_only else named_module_tensors(model, recurse=True)
-    for name, tensor in tensors:
-        size = _bytes_of(name, tensor, wanted, special_dtypes or {})
-        parts = name.split(".")
-        for depth in range(len(parts) + 1):
-            sizes[".".join(parts[:depth])] += size
-    return dict(sizes)
-
-
-def _bytes_of(name: str, tensor: torch.Tensor, wanted: Any, special: dict[str, Any]) -> int:
-    own = dtype_byte_size(tensor.dtype)
-    if name in special:
-        each = dtype_byte_size(special[name])
-    elif wanted is None or not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
-        each = own
-    else:
-        each = min(dtype_byte_size(wanted), own)
-    return int(tensor.numel() * each)
 
 
 def compute_module_total_buffer_size(

@@ -18,8 +18,8 @@ from piledriver.models import Transformer
 from piledriver.models.model_size import cache_bytes_per_token
 from piledriver.plan.blocks.torch_private import FakeTensorMode
 from piledriver.plan.entry import config_of
-from piledriver.serve.placement.errors import PlacementError
-from piledriver.serve.placement.maps.live_bytes import LiveBytes
+from piledriver.plan.errors import PlanError
+from piledriver.plan.placement.live_bytes import LiveBytes
 
 WORKSPACE_BYTES = 256 << 20
 """Of kernel libraries and of memory that the allocator cannot use, on a GPU."""
@@ -65,7 +65,7 @@ def _activation_bytes(model: nn.Module, batch: int, length: int, dtype: torch.dt
                 except TypeError:  # a model that takes no `use_cache`
                     out = torch.func.functional_call(model, state, (tokens,))
         except Exception as error:
-            raise PlacementError(
+            raise PlanError(
                 f"cannot count the activations of a {type(model).__name__}: {error}",
                 fix="pass max_memory with room for them, and neither batch nor length",
             ) from error

@@ -17,37 +17,56 @@ from torch import nn
 
 from piledriver.engine.blocks import blocks_of
 from piledriver.engine.offload.stream.depth import cycle_seconds, window_bytes
+from piledriver.engine.shards.tied_parameters import find_tied
 from piledriver.observe.memory import readable
-from piledriver.plan.hardware.cluster import Cluster
+from piledriver.plan.errors import PlanError
+from piledriver.plan.hardware.cluster import Cluster, Device
 from piledriver.plan.hardware.here import detect_cluster
-from piledriver.serve.placement.errors import PlacementError
-from piledriver.serve.placement.maps.room import WORKSPACE_BYTES, Room, inference_room
-from piledriver.serve.placement.maps.sizes import compute_module_sizes
-from piledriver.serve.placement.tensors import find_tied_parameters
+from piledriver.plan.placement.room import WORKSPACE_BYTES, Room, inference_room
+from piledriver.plan.placement.sizes import compute_module_sizes
 
 _DEPTH = 1
 
 
+Place = Any
+"""The number of an accelerator, "cpu" or "disk"."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LinkRates:
-    """Bytes per second to the device that computes, and of its own memory."""
+    """Bytes per second to the device that computes, and the rates of that device."""
 
     host: float
     disk: float
     memory: float
+    """Bytes per second of its own memory."""
     flops: float
+    others: Mapping[Place, tuple[float, float]] = field(default_factory=dict)
+    """`memory` and `flops` of devices that differ."""
 
     @classmethod
     def of(cls, cluster: Cluster) -> LinkRates:
         """Return the rates of a cluster: calibrated ones where it has them."""
         device, host = cluster.device, cluster.host
         known = device.measured
+        memory, flops = _device_rates(device)
         return cls(
             host=float(known.get("host_link", host.link)),  # type: ignore[arg-type]
             disk=float(known.get("disk_read", host.disk)),  # type: ignore[arg-type]
-            memory=device.bandwidth * device.efficiency["memory"],
-            flops=device.peak("bf16") * device.efficiency["matmul"],
+            memory=memory,
+            flops=flops,
+            others={number: _device_rates(one) for number, one in enumerate(cluster.devices()) if one is not device},
         )
+
+    def compute_seconds(self, nbytes: int, tokens: int, place: Place) -> float:
+        """Return the seconds of a module on a device: it reads every weight once and multiplies by each token."""
+        memory, flops = self.others.get(place, (self.memory, self.flops))
+        # Two bytes and two operations for each weight.
+        return max(nbytes / memory, tokens * nbytes / flops)
+
+
+def _device_rates(device: Device) -> tuple[float, float]:
+    return device.bandwidth * device.efficiency["memory"], device.peak("bf16") * device.efficiency["matmul"]
 
 
 def rates_here() -> LinkRates:
@@ -59,21 +78,33 @@ def rates_here() -> LinkRates:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimedMap:
-    """A device map with what it was made from and its predicted time."""
+class DeviceMap:
+    """Module names to places, as `device_map` of Accelerate and transformers takes them, with its prediction."""
 
-    device_map: dict[str, Any]
+    places: dict[str, Place]
+    weights: dict[Place, int]
+    """Bytes of weights in each place."""
+    room: dict[Place, int]
+    """Bytes that each device keeps free for activations, cache and streamed blocks."""
+    needs: Room
+    """Activations and cache of the whole model."""
     seconds: float
-    """Of one forward pass of one token for each sequence."""
-    room: Room
-    bytes_by_place: dict[Any, int] = field(default_factory=dict)
+    """Of one forward of one token for each sequence."""
+    prompt_seconds: float
+    """Of one forward of all tokens of the batch."""
+
+    @property
+    def streamed(self) -> int:
+        """Bytes of weights that every forward brings to the device."""
+        main = next(iter(self.room))
+        return sum(size for place, size in self.weights.items() if _is_streamed(place, main))
 
     def __str__(self) -> str:
-        parts = [f"{place}: {readable(size)}" for place, size in self.bytes_by_place.items() if size]
+        parts = [f"{place}: {readable(size)}" for place, size in self.weights.items()]
         return f"{', '.join(parts)}; {self.seconds:.3g} s a token"
 
 
-def device_map_by_time(
+def place_by_time(
     model: nn.Module,
     memory: Mapping[Any, int],
     *,
@@ -83,16 +114,18 @@ def device_map_by_time(
     rates: LinkRates | None = None,
     no_split: Sequence[str] = (),
     window: float = 1.0,
-) -> TimedMap:
+    room: Room | None = None,
+) -> DeviceMap:
     """Return the fastest map that leaves room for a batch of sequences of `length` tokens.
 
     `memory` gives bytes by device: integers for accelerators, "cpu"; what does not fit there is on disk. A streamed
-    block takes `window` times its bytes while it is on the device.
+    block takes `window` times its bytes while it is on the device. `room` is counted unless it is given. The first
+    device is the main one: it computes what is streamed and holds what is outside the blocks.
     """
     sizes = compute_module_sizes(model, dtype=dtype)
-    room = inference_room(model, batch, length, dtype)
+    room = room or inference_room(model, batch, length, dtype)
     blocks = _blocks(model, no_split)
-    ends, tied = _ends(model, blocks), find_tied_parameters(model)
+    ends, tied = _ends(model, blocks), [sorted(group) for group in find_tied(model)]
     rates = rates or rates_here()
     accelerators = [device for device in memory if device not in ("cpu", "disk")]
     main = accelerators[0] if accelerators else "cpu"
@@ -108,7 +141,7 @@ def device_map_by_time(
     found = _candidates(block_sizes, cache, free, main, host, window)
     if found is None:
         need = memory[main] - free[main] + window * window_bytes(block_sizes, 0) + room.cache
-        raise PlacementError(
+        raise PlanError(
             f"{main} may hold {readable(memory[main])}; activations, cache, one block and what is outside the blocks "
             f"(embedding, output projection) need {readable(need)} at batch {batch} and length {length}",
             fix="raise the memory limit, or lower the batch or the length",
@@ -118,14 +151,26 @@ def device_map_by_time(
         seconds, prefill = (_seconds(places, block_sizes, tokens, rates, main) for tokens in (batch, batch * length))
         # Of maps that decode as fast, to one percent, the one that reads a prompt faster.
         timed.append((round(math.log(seconds) * 100), prefill, number, seconds, places))
-    *_, seconds, places = min(timed)
+    _, prompt_seconds, _, seconds, places = min(timed)
     device_map = {**dict.fromkeys(ends, main), **dict(zip(blocks, places, strict=True))}
     order = [name for name, _ in model.named_modules()] + [name for name, _ in model.named_parameters()]
     device_map = dict(sorted(device_map.items(), key=lambda item: order.index(item[0])))
-    totals: dict[Any, int] = dict.fromkeys([*memory, "disk"], 0)
-    for name, place in device_map.items():
-        totals[place] += sizes.get(name, 0)
-    return TimedMap(device_map=device_map, seconds=seconds, room=room, bytes_by_place=totals)
+    totals: dict[Place, int] = {}
+    for place in dict.fromkeys([*memory, "disk"]):
+        if held := sum(sizes.get(name, 0) for name, at in device_map.items() if at == place):
+            totals[place] = held
+    kept: dict[Place, int] = dict.fromkeys(free, room.activations)
+    for place, size in zip(places, cache, strict=True):
+        kept[place if place in kept else main] += size
+    streamed = [size for size, place in zip(block_sizes, places, strict=True) if _is_streamed(place, main)]
+    kept[main] += int(window * window_bytes(streamed, _DEPTH))
+    return DeviceMap(
+        places=device_map, weights=totals, room=kept, needs=room, seconds=seconds, prompt_seconds=prompt_seconds
+    )
+
+
+def _is_streamed(place: Place, main: Place) -> bool:
+    return bool(place == "disk" or (place == "cpu" and main != "cpu"))
 
 
 def _blocks(model: nn.Module, no_split: Sequence[str]) -> list[str]:
@@ -231,8 +276,9 @@ def _evenly(count: int) -> list[int]:
 
 def _seconds(places: list[Any], sizes: list[int], tokens: int, rates: LinkRates, main: Any) -> float:
     """Return the seconds of a forward over so many tokens; compute reads every weight once from device memory."""
-    compute = [max(size / rates.memory, tokens * size / rates.flops) for size in sizes]
-    streamed = [i for i, place in enumerate(places) if place == "disk" or (place == "cpu" and main != "cpu")]
+    streamed = [i for i, place in enumerate(places) if _is_streamed(place, main)]
+    where = [main if i in streamed else place for i, place in enumerate(places)]
+    compute = [rates.compute_seconds(size, tokens, place) for size, place in zip(sizes, where, strict=True)]
     if not streamed:
         return sum(compute)
     # Resident blocks compute while the next streamed one is on its way.
