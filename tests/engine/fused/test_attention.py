@@ -136,15 +136,22 @@ def test_masks_of_other_parts_are_not_read() -> None:
 class TestOnGpu:
     pytestmark = ON_GPU
 
+    @pytest.mark.parametrize("precision", ["fp32", "bf16"])
     @pytest.mark.parametrize("name", ["llama", "gemma3", "gemma2", "gpt-oss"])
-    def test_gradients_are_those_of_dense_masks(self, name: str) -> None:
-        original = build(name, hidden_size=64, head_dim=32, max_position_embeddings=512).cuda()
+    def test_gradients_are_those_of_dense_masks(self, name: str, precision: str) -> None:
+        torch.set_float32_matmul_precision("highest")
+        # All experts: hidden states in bf16 would send some tokens to others, and a gradient jumps where that happens.
+        every = {"num_experts_per_tok": 4} if name == "gpt-oss" else {}
+        original = build(name, hidden_size=64, head_dim=32, max_position_embeddings=512, **every).cuda()
         with torch.no_grad():
             for parameter in original.parameters():
                 parameter.mul_(0.3 if parameter.ndim > 1 else 1.0)
         given = {key: one.cuda() if isinstance(one, Tensor) else one for key, one in batch(name, length=256).items()}
         positions = torch.cat((torch.arange(100), torch.arange(156))).repeat(2, 1).cuda()
-        twin = fused(copy.deepcopy(original), "cuda", precision="bf16")
+        twin = fused(copy.deepcopy(original), "cuda", precision=precision, compile=precision == "bf16")
+        report = report_of(twin)
+        assert report is not None
+        assert any(entry.operation == "attention" for entry in report.replaced), str(report)
         found: Any = []
         for model in (twin, original):
             for _ in range(2):
@@ -153,8 +160,11 @@ class TestOnGpu:
                 loss.backward()
             found.append((loss.detach(), {name: p.grad for name, p in model.named_parameters()}))
         (loss, gradients), (expected_loss, expected) = found
-        assert float(loss) == pytest.approx(float(expected_loss), rel=0.01)
+        assert float(loss) == pytest.approx(float(expected_loss), rel=0.01 if precision == "bf16" else 1e-5)
         scale = max(float(gradient.norm()) for gradient in expected.values())
-        for key, gradient in expected.items():
-            apart = float((gradients[key] - gradient).norm())
-            assert apart < 0.1 * max(float(gradient.norm()), 0.02 * scale), key
+        apart = {
+            key: float((gradients[key] - gradient).norm()) / max(float(gradient.norm()), 0.02 * scale)
+            for key, gradient in expected.items()
+        }
+        worst = max(apart, key=lambda key: apart[key])
+        assert apart[worst] < (0.1 if precision == "bf16" else 1e-3), worst

@@ -72,13 +72,14 @@ def test_loss_and_gradients_are_those_of_the_original(name: str) -> None:
 
 
 @functools.cache
-def losses_of_steps(name: str, steps: int, **layout: Any) -> list[float]:
-    model = build(name)
-    apply_compute(model, make_mesh(Layout(**layout), "cpu"), EngineOptions())
+def losses_of_steps(name: str, steps: int, device: str = "cpu", **layout: Any) -> list[float]:
+    model = build(name).to(device)
+    apply_compute(model, make_mesh(Layout(**layout), device), EngineOptions())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     for step in range(steps):
-        loss = model(**batch(name, seed=step % 4)).loss
+        given = batch(name, seed=step % 4).items()
+        loss = model(**{key: one.to(device) if isinstance(one, Tensor) else one for key, one in given}).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -150,6 +151,16 @@ def test_what_was_replaced_is_described() -> None:
 
 class TestOnGpu:
     pytestmark = ON_GPU
+
+    @pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+    def test_fifty_compiled_steps_stay_within_the_noise_of_bf16(self, name: str) -> None:
+        torch._dynamo.reset()
+        exact = torch.tensor(losses_of_steps(name, 50, "cuda", precision="fp32", fuse=False, compile=False))
+        plain = torch.tensor(losses_of_steps(name, 50, "cuda", precision="bf16", fuse=False, compile=False))
+        found = torch.tensor(losses_of_steps(name, 50, "cuda", precision="bf16"))
+        noise = float((plain - exact).abs().max())
+        assert float(exact[-1]) < 0.7 * float(exact[0])
+        assert float((found - exact).abs().max()) < 3 * noise, noise
 
     @pytest.mark.parametrize("name", ["llama", "gemma2", "phi3", "gpt2", "bert", "t5-gated", "qwen3-moe", "cohere"])
     def test_loss_and_gradients_are_those_of_the_original(self, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -22,8 +23,15 @@ def fuse(model: nn.Module, mesh: Mesh) -> nn.Module:
 
     Our own `Transformer` is fused by construction; modules inside it are not looked at.
     """
+    begun = time.monotonic()
     report = FuseReport()
     attach_report(model, report)
+    _fuse(report, model, mesh)
+    report.seconds = time.monotonic() - begun
+    return model
+
+
+def _fuse(report: FuseReport, model: nn.Module, mesh: Mesh) -> None:
     ours = own_transformers(model)
     inside = {id(module) for transformer in ours for module in transformer.modules()}
     modules = {name: module for name, module in model.named_modules() if id(module) not in inside}
@@ -31,7 +39,7 @@ def fuse(model: nn.Module, mesh: Mesh) -> nn.Module:
         report.notes.append("Transformer of piledriver: fused by construction")
     if mesh.layout.tp > 1:
         report.notes.append(f"nothing else is replaced under tp {mesh.layout.tp}: layers compute on shards")
-        return model
+        return
     _fuse_layers(report, modules, mesh)
     if mesh.layout.pp > 1:
         report.notes.append(f"attention and residual stream are left under pp {mesh.layout.pp}: stages pass tensors on")
@@ -40,7 +48,6 @@ def fuse(model: nn.Module, mesh: Mesh) -> nn.Module:
         if not ours:
             _cast_residual(report, model, mesh)
     _fuse_output(report, model, modules, mesh)
-    return model
 
 
 def _fuse_layers(report: FuseReport, modules: dict[str, nn.Module], mesh: Mesh) -> None:

@@ -35,6 +35,8 @@ class FuseReport:
     left: list[Entry] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What concerns the model as a whole."""
+    seconds: float = 0.0
+    """How long `prepare` took to compare and replace."""
 
     def replace(self, operation: str, kind: str, modules: Iterable[str], note: str) -> None:
         """Record modules that were replaced."""

@@ -77,7 +77,8 @@ def loss_and_gradients(
     buffer = hidden.new_empty(min(chunk_tokens, tokens), compute_weight.shape[0])
     sums = torch.zeros(3, dtype=torch.float32, device=hidden.device)
     d_hidden = torch.empty_like(hidden) if hidden_grad else hidden.new_empty(0)
-    d_weight = torch.zeros_like(weight) if weight_grad else weight.new_empty(0)
+    # With the padding's rows, which get zeros: a product of all rows is aligned, and the rest is a view without a gap.
+    d_weight = weight.new_zeros(compute_weight.shape) if weight_grad else weight.new_empty(0)
     to_gradient = fastest_kernel("cross_entropy", hidden.device)
     for begin in range(0, tokens, chunk_tokens):
         part = slice(begin, begin + chunk_tokens)
@@ -86,13 +87,13 @@ def loss_and_gradients(
         logits = wide[:, :vocab]
         gradient, chunk_sums = to_gradient(logits, targets[part], ignore_index, z_loss, softcap)
         sums += chunk_sums
+        # A gradient written over the logits has zeros beyond the vocabulary, as the weight's rows are zero there.
+        gradient = wide if gradient is logits else gradient
         if hidden_grad:
-            # A gradient written over the logits has zeros beyond the vocabulary, as the weight's rows are zero there.
-            whole = (wide, compute_weight) if gradient is logits else (gradient, compute_weight[:vocab])
-            torch.mm(*whole, out=d_hidden[part])
+            torch.mm(gradient, compute_weight[: gradient.shape[1]], out=d_hidden[part])
         if weight_grad:
-            _add_product(d_weight, gradient.t(), hidden[part])
-    return sums[0].clone(), sums[1].clone(), sums[2].clone(), d_hidden, d_weight
+            _add_product(d_weight[: gradient.shape[1]], gradient.t(), hidden[part])
+    return sums[0].clone(), sums[1].clone(), sums[2].clone(), d_hidden, d_weight[:vocab] if weight_grad else d_weight
 
 
 _chunked_loss = torch.library.custom_op("piledriver::linear_cross_entropy", loss_and_gradients, mutates_args=())

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from piledriver.engine.errors import EngineError
-from piledriver.engine.fused.attention.check import why_masks_differ
+from piledriver.engine.fused.attention.check import Scores, why_attention_differs
 from piledriver.engine.fused.attention.masks import has_kernels, make_block_mask, make_mask
 from piledriver.engine.fused.plain import in_autocast
 from piledriver.engine.torch_private import remove_pre_hooks
@@ -59,8 +59,16 @@ def match_attention(model: Any, device: torch.device) -> tuple[bool, str]:
         return False, "it does not take other implementations through AttentionInterface"
     if implementation == "eager" and model.config.output_attentions:
         return False, "its config asks for attention weights"
-    why = why_masks_differ(model.config, device)
+    # Models with `sdpa` need flex attention for windows alone.
+    flex = implementation == "eager" or getattr(model.config, "sliding_window", None) is not None
+    scores = _scores_of(model) if implementation == "eager" else None
+    why = why_attention_differs(model.config, device, flex=flex, scores=scores)
     return (False, why) if why else (True, _NOTES[implementation])
+
+
+def _scores_of(model: Any) -> Scores:
+    sinks = any(isinstance(getattr(module, "sinks", None), Tensor) for module in model.modules())
+    return Scores(getattr(model.config, "attn_logit_softcapping", None), sinks)
 
 
 def install_attention(model: Any) -> None:

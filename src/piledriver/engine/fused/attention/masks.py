@@ -15,7 +15,7 @@ from torch import Tensor
 
 from piledriver.kernels.attention import Mask, build_mask
 
-_SMALLEST_HEAD = 16
+SMALLEST_HEAD = 16
 """The least head size of flex attention on a GPU."""
 _DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 
@@ -63,7 +63,7 @@ def mask_parts_of(given: dict[str, Any]) -> MaskParts | None:
     config = given.get("config")
     if any(getattr(config, name, 0.0) for name in _DROPOUTS):
         return None
-    if torch.device(given["device"]).type == "cuda" and 0 < head_width(config) < _SMALLEST_HEAD:
+    if torch.device(given["device"]).type == "cuda" and 0 < head_width(config) < SMALLEST_HEAD:
         return None
     if padding is not None and not bool(padding.all()):
         return None
