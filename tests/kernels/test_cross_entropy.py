@@ -98,5 +98,6 @@ def test_padded_rows_change_nothing(in_place: bool, monkeypatch: pytest.MonkeyPa
 
 def test_default_chunks() -> None:
     assert default_chunk_tokens(50304, "cuda") == 4096
-    assert default_chunk_tokens(128256, "cuda") == 4096
+    assert default_chunk_tokens(128256, "cuda") == 2048
+    assert default_chunk_tokens(10**9, "cuda") == 1024
     assert default_chunk_tokens(10**9, "cpu") == 64

@@ -72,13 +72,15 @@ def test_loss_and_gradients_are_those_of_the_original(name: str) -> None:
 
 
 @functools.cache
-def losses_of_steps(name: str, steps: int, device: str = "cpu", **layout: Any) -> list[float]:
+def losses_of_steps(
+    name: str, steps: int, device: str = "cpu", rows: int = 2, length: int = 16, **layout: Any
+) -> list[float]:
     model = build(name).to(device)
     apply_compute(model, make_mesh(Layout(**layout), device), EngineOptions())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     for step in range(steps):
-        given = batch(name, seed=step % 4).items()
+        given = batch(name, rows, length, seed=step % 4).items()
         loss = model(**{key: one.to(device) if isinstance(one, Tensor) else one for key, one in given}).loss
         loss.backward()
         optimizer.step()
@@ -155,12 +157,14 @@ class TestOnGpu:
     @pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
     def test_fifty_compiled_steps_stay_within_the_noise_of_bf16(self, name: str) -> None:
         torch._dynamo.reset()
-        exact = torch.tensor(losses_of_steps(name, 50, "cuda", precision="fp32", fuse=False, compile=False))
-        plain = torch.tensor(losses_of_steps(name, 50, "cuda", precision="bf16", fuse=False, compile=False))
-        found = torch.tensor(losses_of_steps(name, 50, "cuda", precision="bf16"))
-        noise = float((plain - exact).abs().max())
-        assert float(exact[-1]) < 0.7 * float(exact[0])
-        assert float((found - exact).abs().max()) < 3 * noise, noise
+        shape = {"device": "cuda", "rows": 8, "length": 32}
+        exact = torch.tensor(losses_of_steps(name, 50, precision="fp32", fuse=False, compile=False, **shape))
+        plain = torch.tensor(losses_of_steps(name, 50, precision="bf16", fuse=False, compile=False, **shape))
+        found = torch.tensor(losses_of_steps(name, 50, precision="bf16", **shape))
+        noise = float((plain - exact).abs().mean())
+        assert float(exact[-1]) < 0.9 * float(exact[0])
+        assert float((found - exact).abs().mean()) < 3 * noise
+        assert float((found - exact).abs().max()) < 0.01
 
     @pytest.mark.parametrize("name", ["llama", "gemma2", "phi3", "gpt2", "bert", "t5-gated", "qwen3-moe", "cohere"])
     def test_loss_and_gradients_are_those_of_the_original(self, name: str) -> None:

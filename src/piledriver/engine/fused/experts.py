@@ -56,25 +56,75 @@ def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
         return type(module).forward(module, hidden_states, top_k_index, top_k_weights)  # type: ignore[no-any-return]
     x = in_autocast(hidden_states)
     slots, ends, size = sort_by_expert(top_k_index, module.num_experts)
-    copies = x.repeat_interleave(top_k_index.shape[-1], dim=0)
-    rows = x.new_zeros(size, x.shape[-1]).index_copy(0, slots, copies)
-    done = apply_stacked(module, rows, ends)[slots]
-    done = done.view(*top_k_index.shape, -1) * top_k_weights.to(done.dtype).unsqueeze(-1)
-    return done.sum(dim=1).to(hidden_states.dtype)
+    rows = ToExperts.apply(x, slots, size)  # type: ignore[no-untyped-call]
+    # Before the second product: its backward then needs neither the outputs of experts nor a pass over them.
+    factors = ToExperts.apply(top_k_weights.to(x.dtype).view(-1, 1), slots, size)  # type: ignore[no-untyped-call]
+    done = FromExperts.apply(apply_stacked(module, rows, ends, factors), slots)  # type: ignore[no-untyped-call]
+    return done.view(*top_k_index.shape, -1).sum(dim=1).to(hidden_states.dtype)  # type: ignore[no-any-return]
 
 
-def apply_stacked(module: Any, rows: Tensor, ends: Tensor) -> Tensor:
-    """Apply the experts to [rows, dim] sorted by expert; expert e owns the rows from ends[e - 1] to ends[e]."""
+class ToExperts(torch.autograd.Function):
+    """Rows of [tokens, dim] in the order of experts, zero between them; `slots` are the rows of each token's choices.
+
+    Both passes read by index and write in order. torch's own backward of an index adds atomically.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, slots: Tensor, size: int) -> Tensor:
+        ctx.save_for_backward(slots)
+        ctx.tokens = tokens.shape[0]
+        return _rows_at(tokens, slots, size, slots.shape[0] // tokens.shape[0])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (slots,) = ctx.saved_tensors
+        return gradient[slots].view(ctx.tokens, -1, gradient.shape[-1]).sum(dim=1), None, None
+
+
+class FromExperts(torch.autograd.Function):
+    """The rows of each token's choices, [tokens * choices, dim]."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, slots: Tensor) -> Tensor:
+        ctx.save_for_backward(slots)
+        ctx.size = rows.shape[0]
+        return rows[slots]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (slots,) = ctx.saved_tensors
+        return _rows_at(gradient, slots, ctx.size, 1), None
+
+
+def _rows_at(source: Tensor, slots: Tensor, size: int, choices: int) -> Tensor:
+    """Return [size, dim] with source[i // choices] at slots[i], and zeros elsewhere."""
+    numbers = torch.arange(slots.shape[0], device=slots.device) // choices
+    origin = torch.full((size,), -1, dtype=slots.dtype, device=slots.device).scatter(0, slots, numbers)
+    return torch.where((origin >= 0).unsqueeze(1), source[origin.clamp(min=0)], 0)
+
+
+def apply_stacked(module: Any, rows: Tensor, ends: Tensor, factors: Tensor | None = None) -> Tensor:
+    """Apply the experts to [rows, dim] sorted by expert; expert e owns the rows from ends[e - 1] to ends[e].
+
+    `factors` ([rows, 1]) multiply the outputs.
+    """
     hidden = grouped_mm(rows, _matrices(module, module.gate_up_proj, rows.dtype), ends)
-    if not module.has_bias:
-        return grouped_mm(module._apply_gate(hidden), _matrices(module, module.down_proj, rows.dtype), ends)
+    expert = _expert_of_row(rows, ends) if module.has_bias else None
+    if expert is not None:
+        hidden = hidden + module.gate_up_proj_bias.to(rows.dtype)[expert]
+    inner = module._apply_gate(hidden)
+    inner = inner if factors is None else inner * factors
+    out: Tensor = grouped_mm(inner, _matrices(module, module.down_proj, rows.dtype), ends)
+    if expert is not None:
+        bias = module.down_proj_bias.to(rows.dtype)[expert]
+        out = out + (bias if factors is None else bias * factors)
+    return out
+
+
+def _expert_of_row(rows: Tensor, ends: Tensor) -> Tensor:
     # Rows after the last end belong to no expert; what they compute is never read.
     expert = torch.searchsorted(ends, torch.arange(rows.shape[0], device=ends.device), right=True)
-    expert = expert.clamp(max=ends.shape[0] - 1)
-    hidden = module._apply_gate(hidden + module.gate_up_proj_bias.to(rows.dtype)[expert])
-    out: Tensor = grouped_mm(hidden, _matrices(module, module.down_proj, rows.dtype), ends)
-    out = out + module.down_proj_bias.to(rows.dtype)[expert]
-    return out
+    return expert.clamp(max=ends.shape[0] - 1)
 
 
 def _matrices(module: Any, weight: Tensor, dtype: torch.dtype) -> Tensor:

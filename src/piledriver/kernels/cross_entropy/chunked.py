@@ -53,9 +53,9 @@ def chunked_cross_entropy(
 def default_chunk_tokens(vocab_size: int, device_type: str) -> int:
     """Return a power of two of tokens whose logits fill 2^28 numbers on a GPU, 2^22 on a CPU.
 
-    On a GPU it is at least 4,096: each chunk reads and writes the whole gradient of the weight.
+    On a GPU it is at least 1,024: each chunk reads and writes the whole gradient of the weight.
     """
-    budget, least = (1 << 22, 64) if device_type == "cpu" else (1 << 28, 4096)
+    budget, least = (1 << 22, 64) if device_type == "cpu" else (1 << 28, 1024)
     return 1 << max(budget // vocab_size, least).bit_length() - 1
 
 
