@@ -24,8 +24,8 @@ from piledriver.optim.conditional_step import call_closure, skip_flag
 from piledriver.optim.groups import Params
 from piledriver.optim.shards import like, local, local_gradient
 
-# Matrices that are gathered and iterated on at a time: bounds the memory.
-_TOGETHER = 8
+MATRICES_TOGETHER = 8
+"""Matrices of one shape that are gathered and iterated on at a time: bounds the memory."""
 
 
 class Muon(Optimizer):
@@ -123,7 +123,7 @@ def _batches(parameters: list[Tensor]) -> list[list[Tensor]]:
     by_shape: dict[torch.Size, list[Tensor]] = {}
     for parameter in parameters:
         by_shape.setdefault(parameter.shape, []).append(parameter)
-    size = _TOGETHER if parameters and parameters[0].is_cuda else 1
+    size = MATRICES_TOGETHER if parameters and parameters[0].is_cuda else 1
     return [alike[i : i + size] for alike in by_shape.values() for i in range(0, len(alike), size)]
 
 

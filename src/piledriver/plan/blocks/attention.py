@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from piledriver.plan.blocks.fp8 import keeps_columns, linear, runs_in_fp8
 from piledriver.plan.blocks.operators import Kept, Operator, matmul, moved
 from piledriver.plan.blocks.widths import Widths
 
@@ -17,14 +18,14 @@ def attention_operators(w: Widths) -> list[Operator]:
         found.append(Operator("attention", "attention", flops, wide * w.tokens * w.size, shape))
     else:
         found += _scores(w)
-    found.append(matmul("out", w.tokens, w.dim, w.attended, w.size, precision=w.products))
+    found += linear(w, "out", w.dim, w.attended)
     found.append(w.move("residual", (3 + 2 * dropout) * w.stream))
     return found
 
 
 def _projections(w: Widths) -> list[Operator]:
     config, width = w.config, w.q + 2 * w.kv
-    found = [matmul("qkv", w.tokens, width, w.dim, w.size, precision=w.products)]
+    found = linear(w, "qkv", width, w.dim)
     if config.positions == "rotary" or config.qk_norm != "none":
         # Eager rotations run in fp32, operator by operator.
         found.append(w.move("rotary", (5 if w.eager else 2) * width))
@@ -35,24 +36,22 @@ def _projections(w: Widths) -> list[Operator]:
 
 def _latent_projections(w: Widths) -> list[Operator]:
     """Latent attention: down to the latent vectors on the residual stream, up to this rank's heads."""
-    latent = w.config.latent
+    latent, matrices = w.config.latent, w.attention_matrices
     assert latent is not None
     rows = w.tokens * w.stream / w.dim
-    down = latent.kv_rank + latent.rope_dim
-    expanded = w.q + w.attended - w.heads * latent.rope_dim
     found = []
     if latent.q_rank is not None:
-        found.append(matmul("query latent", rows, latent.q_rank, w.dim, w.size, precision=w.products))
+        found += linear(w, "query latent", *matrices["query latent"], tokens=rows)
         found.append(w.move("norm of the query latent", 2 * latent.q_rank))
-    found += [
-        matmul("queries", w.tokens, w.q, latent.q_rank or w.dim, w.size, precision=w.products),
-        matmul("key-value latent", rows, down, w.dim, w.size, precision=w.products),
+    return [
+        *found,
+        *linear(w, "queries", *matrices["queries"]),
+        *linear(w, "key-value latent", *matrices["key-value latent"], tokens=rows),
         w.move("norm of the key-value latent", 2 * latent.kv_rank),
-        matmul("keys and values", w.tokens, expanded, latent.kv_rank, w.size, precision=w.products),
+        *linear(w, "keys and values", *matrices["keys and values"]),
         w.move("rotary", (5 if w.eager else 2) * (w.q + latent.rope_dim)),
         w.move("keys with the shared part", 2 * w.q),
     ]
-    return found
 
 
 def _scores(w: Widths) -> list[Operator]:
@@ -80,19 +79,22 @@ def kept_by_attention(w: Widths) -> list[Kept]:
         if traits.dropout:
             found.append(w.keep("score dropout masks", w.heads * w.setting.length, 1))
     found.append(w.keep("attention output", w.attended))
+    if keeps_columns(w, *w.attention_matrices["out"]) and traits.name == "piledriver":
+        found.append(w.keep("attention output in fp8", w.attended, 1))
     if config.norm_placement == "post":
         found.append(w.norm_input("attention output before its norm"))
     if traits.dropout:
         found.append(w.keep("dropout masks", 2 * w.stream, 1))
-    if w.setting.casts:
-        # The partitioner too prefers to keep the cast: it is smaller than the weight.
-        found.append(Kept("attention weights in the compute dtype", w.attention_parameters * w.size))
-    return found
+    return [*found, *w.kept_weights("attention weights", w.attention_parameters, _fp8_parameters(w))]
+
+
+def _fp8_parameters(w: Widths) -> float:
+    return sum(rows * columns for rows, columns in w.attention_matrices.values() if runs_in_fp8(w, rows, columns))
 
 
 def _kept_projections(w: Widths) -> list[Kept]:
     config = w.config
-    found = w.linear_input("attention input")
+    found = w.linear_input("attention input", fp8=keeps_columns(w, *w.attention_matrices["qkv"]))
     if config.qk_norm != "none":
         # Cast to the dtype of the norms' weights.
         wide = 4 if w.setting.precision not in ("bf16-pure", "fp8-pure") else None
@@ -107,14 +109,19 @@ def _kept_latents(w: Widths) -> list[Kept]:
     """Latent vectors before and after their norms, then queries, keys and values of this rank's heads."""
     latent, share = w.config.latent, w.stream / w.dim
     assert latent is not None
-    found = w.linear_input("attention input", w.stream)
+    matrices = w.attention_matrices
+    inputs = [matrices["query latent" if latent.q_rank is not None else "queries"], matrices["key-value latent"]]
+    in_fp8 = [keeps_columns(w, *one) for one in inputs]
+    # In 8 bits for each product in fp8, in 16 bits for the others.
+    found = [] if all(in_fp8) else w.linear_input("attention input", w.stream)
+    found += [one for small in in_fp8 if small for one in w.linear_input("attention input in fp8", w.stream, fp8=True)]
     # Norms with fp32 weights keep their input cast, unless they are compiled.
     wide = 4 if not w.setting.compiled and w.setting.casts else None
     if latent.q_rank is not None:
         found.append(w.keep("query latent before its norm", latent.q_rank * share, wide))
-        found += w.linear_input("query latent", latent.q_rank)
+        found += w.linear_input("query latent", latent.q_rank, fp8=keeps_columns(w, *matrices["queries"]))
     found.append(w.keep("key-value latent before its norm", (latent.kv_rank + latent.rope_dim) * share, wide))
-    found += w.linear_input("key-value latent", latent.kv_rank)
+    found += w.linear_input("key-value latent", latent.kv_rank, fp8=keeps_columns(w, *matrices["keys and values"]))
     # Values are a view of the expanded latent, which is kept whole.
     expanded = w.q + w.attended - w.heads * latent.rope_dim
     return [*found, w.keep("queries, keys, values", 2 * w.q + expanded)]
@@ -127,10 +134,14 @@ def kept_products_of_attention(w: Widths) -> list[Kept]:
     if latent is not None:
         down = (latent.q_rank or 0) + latent.kv_rank + latent.rope_dim
         wide = w.q + w.q + w.attended - w.heads * latent.rope_dim + down * w.stream / w.dim
+    columns = sum(size[1] for size in w.attention_matrices.values() if keeps_columns(w, *size))
+    small = [w.keep("inputs in fp8", columns, 1)] if columns and w.setting.traits.name == "piledriver" else []
     return [
         w.keep("block input", w.stream),
         w.keep("queries, keys, values", wide),
         w.keep("attention output", w.attended),
         w.keep("log-sum-exp", w.heads, 4),
         w.keep("attention projection", w.stream),
+        *small,
+        *w.fp8_weights("attention weights", _fp8_parameters(w)),
     ]

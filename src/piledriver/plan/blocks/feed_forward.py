@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from piledriver.plan.blocks.fp8 import fp8_parameters_of_mlp, gated_mlp, keeps_columns, linear, mlp_is_one_operator
 from piledriver.plan.blocks.operators import Kept, Operator, matmul, moved
 from piledriver.plan.blocks.widths import Widths
 
@@ -14,11 +15,13 @@ def mlp_operators(w: Widths) -> list[Operator]:
 
 
 def _dense(w: Widths, width: float, prefix: str) -> list[Operator]:
+    if mlp_is_one_operator(w, width):
+        return gated_mlp(w, width, prefix)
     rows = width * (2 if w.gated else 1)
     return [
-        matmul(f"{prefix}up", w.tokens, rows, w.dim, w.size, precision=w.products),
+        *linear(w, f"{prefix}up", rows, w.dim),
         w.move("activation", rows + width),
-        matmul(f"{prefix}down", w.tokens, w.dim, width, w.size, precision=w.products),
+        *linear(w, f"{prefix}down", w.dim, width),
     ]
 
 
@@ -51,22 +54,23 @@ def kept_by_mlp(w: Widths) -> list[Kept]:
         found.append(w.norm_input("middle of the block"))
     elif config.parallel_residual and not setting.compiled and setting.casts:
         found.append(w.norm_input("block input, cast again"))
-    found += w.linear_input("MLP input")
+    rows = (w.inner * (2 if w.gated else 1), w.dim)
+    small = w.moe is None and (mlp_is_one_operator(w, w.inner) or keeps_columns(w, *rows))
+    found += w.linear_input("MLP input", fp8=small)
     if w.moe is not None:
         found += _kept_by_experts(w)
     else:
         found += _kept_inside(w, w.inner, "MLP")
     if config.norm_placement == "post":
         found.append(w.norm_input("MLP output before its norm"))
-    if setting.casts:
-        name = "MLP weights in the compute dtype" if w.moe is None else "expert weights in the compute dtype"
-        found.append(Kept(name, w.mlp_parameters * w.size))
-    return found
+    name = "MLP weights" if w.moe is None else "expert weights"
+    return [*found, *w.kept_weights(name, w.mlp_parameters, fp8_parameters_of_mlp(w))]
 
 
 def _kept_inside(w: Widths, width: float, name: str) -> list[Kept]:
     """What an MLP of this width keeps between its two products."""
-    if w.fuses_gate:
+    down = keeps_columns(w, w.dim, width)
+    if mlp_is_one_operator(w, width) or (w.fuses_gate and not down):
         return [w.keep(f"gate and up of the {name}", 2 * width)]
     if w.gated:
         inputs = w.keep(f"gate and up of the {name}", (2 if w.setting.compiled else 3) * width)

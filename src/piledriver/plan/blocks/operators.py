@@ -60,6 +60,8 @@ class BlockCost:
     backward_exchanges: tuple[Exchange, ...] = ()
     kernels: tuple[int, int] = (0, 0)
     """Kernels that the host launches in the forward and in the backward."""
+    fp8_parameters: float = 0.0
+    """Elements of weights that are cast to fp8, not to the compute dtype."""
 
     @property
     def kept_bytes(self) -> float:

@@ -39,6 +39,8 @@ class Traits:
     """Selective recomputation keeps every second matrix product (torchtitan)."""
     scatter_sends: bool = False
     """Pipeline stages send 1 / tp of an activation from each rank, and gather it inside the node."""
+    fp8_cast_bytes: float = 6.0
+    """Traffic of casting one 16-bit number to fp8, by rows and by columns: 6 with a pass for its scale, 4 without."""
     recompute_exchanges: bool = True
     """Recomputing a block repeats its tensor-parallel collectives."""
 
@@ -88,6 +90,11 @@ class BlockSetting:
         if self.precision.startswith("fp8"):
             return "fp8"
         return {"bf16-pure": "bf16"}.get(self.precision, self.precision)
+
+    @property
+    def wide_precision(self) -> str:
+        """The dtype of products that are not in fp8."""
+        return "bf16" if self.matmul_precision == "fp8" else self.matmul_precision
 
     @property
     def casts(self) -> bool:

@@ -13,6 +13,7 @@ from piledriver.models.config import ModelConfig
 from piledriver.plan.blocks.attention import attention_operators, kept_by_attention, kept_products_of_attention
 from piledriver.plan.blocks.exchanges import backward_of, block_exchanges, forward_of
 from piledriver.plan.blocks.feed_forward import kept_by_mlp, kept_products_of_mlp, mlp_operators
+from piledriver.plan.blocks.fp8 import CASTS, GATE, fp8_parameters, gate_gradient, gradient_casts
 from piledriver.plan.blocks.operators import BlockCost, Kept, Operator, gradients_of
 from piledriver.plan.blocks.setting import BlockSetting
 from piledriver.plan.blocks.widths import Widths
@@ -41,7 +42,7 @@ def block_cost(config: ModelConfig, window: int | None, setting: BlockSetting, e
     """
     widths = Widths(config, window, setting, experts=experts)
     forward = (*attention_operators(widths), *mlp_operators(widths))
-    backward = tuple(back for one in forward for back in _backward_of(one, widths.size))
+    backward = tuple(back for one in forward for back in _backward_of(one, widths))
     kept = _kept(widths)
     full = replace(setting, activations="keep", recompute_norms=False)
     everything = sum(one.bytes for one in _kept(Widths(config, window, full, experts=experts)))
@@ -62,6 +63,7 @@ def block_cost(config: ModelConfig, window: int | None, setting: BlockSetting, e
         forward_exchanges=there,
         backward_exchanges=back,
         kernels=_kernels(widths),
+        fp8_parameters=fp8_parameters(widths),
     )
 
 
@@ -86,13 +88,27 @@ def _kernels(w: Widths) -> tuple[int, int]:
     return sum(one[0] for one in found), sum(one[1] for one in found)
 
 
-def _backward_of(operator: Operator, itemsize: float) -> list[Operator]:
+def _backward_of(operator: Operator, w: Widths) -> list[Operator]:
     """Return the operators of one operator's backward."""
     if operator.kind == "matmul":
-        return gradients_of(operator, itemsize)
+        return [*gradient_casts(w, operator), *_gradients(operator, w)]
+    if operator.name == CASTS:
+        return []
+    if operator.name == GATE:
+        return [gate_gradient(operator)]
     if operator.kind == "attention":
         return [replace(operator, flops=_ATTENTION_BACKWARD * operator.flops, bytes=2 * operator.bytes)]
     return [replace(operator, bytes=2.0 * operator.bytes)]
+
+
+def _gradients(operator: Operator, w: Widths) -> list[Operator]:
+    by_input, by_weight = gradients_of(operator, w.size)
+    if w.setting.precision == "fp8-rowwise" and operator.precision == "fp8":
+        # It sums over rows, whose scales differ.
+        by_weight = replace(by_weight, precision=w.setting.wide_precision)
+    elif operator.precision == "fp8" and w.setting.casts and w.setting.traits.name == "piledriver":
+        by_weight = replace(by_weight, precision="fp8-fp32")
+    return [by_input, by_weight]
 
 
 def _recomputed(w: Widths, forward: tuple[Operator, ...]) -> tuple[Operator, ...]:
@@ -161,5 +177,4 @@ def _backward_workspace(w: Widths) -> float:
         wide *= w.expert_rows / w.tokens
     rows = w.inner * (2 if w.gated else 1) * w.dim
     weight = rows * (w.size + (0 if w.size == 4 else 4)) if w.moe is None else 0.0
-    casts = rows * w.size if w.setting.casts else 0.0
-    return w.tokens * (wide + 2 * w.dim) * w.size + weight + casts
+    return w.tokens * (wide + 2 * w.dim) * w.size + weight

@@ -33,7 +33,6 @@ class Widths:
         self.shared = 0.0 if self.moe is None else self.moe.shared_dim / tp
         """Width of the shared expert."""
         self.gated = config.mlp == "gated"
-        self.products = setting.matmul_precision
         traits = setting.traits
         self.context = mean_context(setting.length, window) if traits.causal else float(setting.length)
         windowed = window is not None and window < setting.length and traits.name == "piledriver"
@@ -59,15 +58,24 @@ class Widths:
         return even + 16 * (moe.experts + 1)
 
     @property
-    def attention_parameters(self) -> float:
-        """Elements of the matrices of attention on this rank."""
+    def attention_matrices(self) -> dict[str, tuple[float, float]]:
+        """Rows and columns of the matrices of attention on this rank."""
         latent = self.config.latent
         if latent is None:
-            return (self.q + 2 * self.kv) * self.dim + self.attended * self.dim
-        into = (latent.q_rank or 0) + latent.kv_rank + latent.rope_dim
-        expanded = self.q + self.attended - self.heads * latent.rope_dim
-        heads = self.q * (latent.q_rank or self.dim) + expanded * latent.kv_rank
-        return into * self.dim + heads + self.attended * self.dim
+            return {"qkv": (self.q + 2 * self.kv, self.dim), "out": (self.dim, self.attended)}
+        found: dict[str, tuple[float, float]] = {}
+        if latent.q_rank is not None:
+            found["query latent"] = (latent.q_rank, self.dim)
+        found["queries"] = (self.q, latent.q_rank or self.dim)
+        found["key-value latent"] = (latent.kv_rank + latent.rope_dim, self.dim)
+        found["keys and values"] = (self.q + self.attended - self.heads * latent.rope_dim, latent.kv_rank)
+        found["out"] = (self.dim, self.attended)
+        return found
+
+    @property
+    def attention_parameters(self) -> float:
+        """Elements of the matrices of attention on this rank."""
+        return sum(rows * columns for rows, columns in self.attention_matrices.values())
 
     @property
     def mlp_parameters(self) -> float:
@@ -89,13 +97,28 @@ class Widths:
         casts = casts and self.config.norm_weight and not self.setting.gathered
         return self.keep(name, self.stream, 4 if casts else None)
 
-    def linear_input(self, name: str, width: float | None = None) -> list[Kept]:
-        """Return the kept input of a projection. Compiled blocks with `recompute_norms` compute it again."""
+    def linear_input(self, name: str, width: float | None = None, *, fp8: bool = False) -> list[Kept]:
+        """Return the kept input of a projection: 1 byte an element for one in fp8, which keeps its columns.
+
+        Compiled blocks with `recompute_norms` compute it again.
+        """
         if self.setting.recompute_norms and not self.setting.sequence_parallel:
             return []
-        return [self.keep(name, self.dim if width is None else width, 1 if self.is_fp8 else None)]
+        return [self.keep(name, self.dim if width is None else width, 1 if fp8 else None)]
 
-    @property
-    def is_fp8(self) -> bool:
-        """Whether the products of the block are in fp8."""
-        return self.setting.precision.startswith("fp8")
+    def kept_weights(self, name: str, elements: float, fp8: float) -> list[Kept]:
+        """Return the kept casts of weights: those of fp8 products by columns, of others in the compute dtype.
+
+        The partitioner too prefers to keep a cast: it is smaller than the weight.
+        """
+        found = self.fp8_weights(name, fp8)
+        if self.setting.casts and elements > fp8:
+            found.append(Kept(f"{name} in the compute dtype", (elements - fp8) * self.size))
+        return found
+
+    def fp8_weights(self, name: str, elements: float) -> list[Kept]:
+        """Return the kept columns of weights that are multiplied in fp8."""
+        ours = self.setting.traits.name == "piledriver"
+        if not elements or not ours or self.setting.precision == "fp8-rowwise":
+            return []
+        return [Kept(f"{name} in fp8", elements)]

@@ -102,11 +102,13 @@ def matmul_rates(device: torch.device, seconds: float) -> dict[str, list[list[fl
             taken = timed(run, device, at_least=0.05) / repeats
             found[label].append([m, n, k, 2.0 * m * n * k / taken])
     if gpu and torch.cuda.get_device_capability() >= (8, 9):
-        found["fp8"] = _fp8_rates(device)
+        found["fp8"] = _fp8_rates(device, torch.bfloat16)
+        found["fp8-fp32"] = _fp8_rates(device, torch.float32)
     return found
 
 
-def _fp8_rates(device: torch.device) -> list[list[float]]:
+def _fp8_rates(device: torch.device, out: torch.dtype) -> list[list[float]]:
+    """Return the rates of fp8 products that write `out`: gradients of fp32 weights are written in fp32."""
     found = []
     one = torch.ones((), device=device)
     for m, n, k in _SHAPES[:5]:
@@ -115,7 +117,7 @@ def _fp8_rates(device: torch.device) -> list[list[float]]:
 
         def run(left: torch.Tensor = left, right: torch.Tensor = right) -> None:
             for _ in range(8):
-                torch._scaled_mm(left, right, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+                torch._scaled_mm(left, right, scale_a=one, scale_b=one, out_dtype=out)
 
         found.append([m, n, k, 2.0 * m * n * k / (timed(run, device) / 8)])
     return found

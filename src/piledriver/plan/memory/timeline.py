@@ -6,7 +6,6 @@ backward from the last block to the first while gradients replace activations, t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +17,13 @@ from piledriver.plan.blocks.operators import BlockCost
 from piledriver.plan.blocks.parameters import Stage, block_kinds, shard_ranks, stages_by_rank, stages_of_layout
 from piledriver.plan.blocks.setting import PILEDRIVER, Traits, setting_of
 from piledriver.plan.blocks.transformer import block_cost
+from piledriver.plan.memory.optimizer_workspace import ROUNDING, optimizer_workspace
 from piledriver.plan.memory.phases import Owner, Phase, Timeline, make_phase
 from piledriver.plan.memory.states import StateBytes, stage_states, weight_size_of
 
 _GIB = 2**30
 # cuBLAS workspaces, which torch allocates.
 _LIBRARY_BYTES = 0.075 * _GIB
-_ROUNDING = "stochastic rounding of a bucket"
 
 
 def step_timelines(
@@ -123,6 +122,10 @@ class _Rank:
             self.block = sum(every, StateBytes()).times(1 / self.layers)
         outer = [stage_states(config, one, layout, optimizer, traits) for one in stages if one.first or one.last]
         self.ends = sum((one["embedding"] + one["head"] for one in outer), StateBytes())
+        self.embedding_gradients = 0.0
+        if not (config.tied and self.last):
+            # The gradient of a tied table begins with the output layer's.
+            self.embedding_gradients = sum(one["embedding"].gradients for one in outer)
         kinds = [kind for stage in stages for kind in block_kinds(config, stage.blocks)]
         costs = [block_cost(config, window, self.setting, experts) for window, experts, _ in kinds]
         # The kind of block that keeps the most stands for all in the list of owners; bytes are those of each.
@@ -188,7 +191,7 @@ class _Rank:
         """
         if peak.name == "loss" and not self.traits.chunked_loss:
             return self.loss.stranded + self.cost.forward_workspace
-        rounding = sum(owner.bytes for owner in phases[-1].owners if owner.name == _ROUNDING)
+        rounding = sum(owner.bytes for owner in phases[-1].owners if owner.name == ROUNDING)
         if not rounding:
             return 0.0
         training = max(phase.bytes - phase.by_category()["loss"] for phase in phases[:-1])
@@ -311,9 +314,12 @@ class _Rank:
         return make_phase("loss", owners)
 
     def _backward(self, *, first: bool) -> Phase:
-        """The backward of the last block (all activations alive) or of the first one (all gradients alive)."""
-        head = self.ends.gradients if self.last else 0.0
-        gradients = self._all_gradients if first else self.block.gradients + head
+        """The backward of the last block (all activations alive) or of the first one (most gradients alive).
+
+        At its widest place, the MLP, the gradients of a block's other weights and of the embedding do not exist yet.
+        """
+        blocks = (self.layers - 1 if first else 0) * self.block.gradients
+        gradients = blocks + self.ends.gradients - self.embedding_gradients + self._gradients_at_mlp()
         gradients = max(gradients, self._earlier_gradients())
         owners = self._fixed(gradients=gradients)
         alive = self._in_flight - 1.0 + (1.0 / max(self.layers, 1) if first else 1.0)
@@ -332,6 +338,13 @@ class _Rank:
             owners.append(Owner("gradients", "gradients of one block", self.block.gradients))
         return make_phase("backward, first block" if first else "backward, last block", owners)
 
+    def _gradients_at_mlp(self) -> float:
+        """Gradients of a block's own weights beside the one in its workspace: of the MLP's last product."""
+        if self.config.moe is not None:
+            return self.block.gradients
+        last = self.config.mlp_dim * self.config.dim / self.layout.tp
+        return self.block.gradients * min(1.0, last / max(self.block.elements, 1.0))
+
     def _embedding_backward(self) -> Phase:
         owners = self._fixed(gradients=self._all_gradients)
         owners += self._kept_owners(max(self._in_flight - 1.0, 0.0))
@@ -344,21 +357,5 @@ class _Rank:
 
     def _step(self) -> Phase:
         owners = self._fixed(gradients=self._all_gradients)
-        owners += _optimizer_workspace(self.optimizer, self.layout, self.block, self.ends, self.layers)
+        owners += optimizer_workspace(self.config, self.optimizer, self.layout, self.block, self.ends, self.layers)
         return make_phase("optimizer step", owners)
-
-
-def _optimizer_workspace(
-    optimizer: str, layout: Layout, block: StateBytes, ends: StateBytes, layers: int
-) -> Iterable[Owner]:
-    owned = layers * block.owned + ends.owned
-    largest = ends.owned if layers else owned
-    if layout.zero in (1, 2) and shard_ranks(layout) > 1:
-        yield Owner("communication buffers", "gathered rows", 2.0 * max(BUCKET_BYTES, 4 * ends.elements / 2))
-    if layout.has_bf16_weights and optimizer in ("adamw", "muon", "lion", "sgd"):
-        # fp32 copies of a bucket of weights and gradients, and the 64-bit numbers that its noise is hashed from.
-        yield Owner("workspace", _ROUNDING, 40.0 * min(owned, max(1 << 26, largest)))
-    if optimizer == "lion" and not layout.has_bf16_weights:
-        yield Owner("workspace", "updates of all matrices", 4.0 * layers * block.owned)
-    if optimizer == "muon":
-        yield Owner("workspace", "Newton-Schulz iterations", 8 * 3 * 2.0 * block.elements / 4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,7 @@ from piledriver.plan.blocks.transformer import block_cost
 from piledriver.plan.hardware.cluster import Cluster, Device
 from piledriver.plan.memory.states import StateBytes, stage_states, weight_size_of
 from piledriver.plan.time.links import Axis, axes_of_layout, collective_seconds
+from piledriver.plan.time.optimizer import kernel_seconds
 from piledriver.plan.time.rates import Efficiency, Rates
 
 
@@ -58,8 +58,6 @@ class StepTime:
 _ROUNDING_BYTES = 340.0
 # What `fully_shard` does on the host around each block, forward and backward, in launches of a kernel.
 _SHARDED_CALLS = (25, 45)
-# Seconds of the host for one call of a compiled function, and iterations of Muon.
-_COMPILED_CALL, _NEWTON_SCHULZ = 1.2e-3, 5
 PARTS = ("compute", "recompute", "tensor", "data", "bubble", "send", "optimizer", "offload", "host")
 
 
@@ -200,13 +198,12 @@ class _Timer:
         forward, backward, again = rates.total(cost.forward), rates.total(cost.backward), rates.total(cost.recompute)
         if self.setting.casts and not self.setting.traits.master_copy:
             # fp32 weights are cast in the forward and again in the backward.
-            elements = self._block_elements(experts=experts)
+            elements = max(0.0, self._block_elements(experts=experts) - cost.fp8_parameters)
             forward += rates.move(6 * elements)
             backward += rates.move(6 * elements)
         hidden = 1.0 - self.setting.traits.overlap_tp
         there, back = self._exchanges(cost.forward_exchanges), self._exchanges(cost.backward_exchanges)
-        measured = rates.device.measured.get("launch")
-        launched = measured if isinstance(measured, float) else self.efficiency.launch
+        launched = self._launch(rates.device)
         first, second = cost.kernels
         if self.setting.gathered and self.setting.traits.name == "piledriver":
             first, second = first + _SHARDED_CALLS[0], second + _SHARDED_CALLS[1]
@@ -221,6 +218,10 @@ class _Timer:
             tensor_backward=hidden * back,
             host=host,
         )
+
+    def _launch(self, device: Device) -> float:
+        measured = device.measured.get("launch")
+        return measured if isinstance(measured, float) else self.efficiency.launch
 
     def _block_elements(self, *, experts: bool) -> float:
         shapes = parts_of(self.config).of_kind(experts=experts)
@@ -331,21 +332,8 @@ class _Timer:
         traffic += 3 * total.gradients
         if self.layout.has_bf16_weights and self.optimizer in ("adamw", "muon", "lion", "sgd"):
             traffic += _ROUNDING_BYTES * total.owned
-        return rates.move(traffic) + self._optimizer_kernels(stage, rates), 0.0
-
-    def _optimizer_kernels(self, stage: Stage, rates: Rates) -> float:
-        """Seconds besides traffic: calls of a compiled update for each parameter, Newton-Schulz products of Muon."""
-        shapes = parts_of(self.config).of_kind(experts=any(map(self.config.has_experts, stage.blocks)))
-        if self.optimizer in ("adamw8bit", "adamw_bf16") and self.cluster.device.kind == "cuda":
-            return _COMPILED_CALL * len(stage.blocks) * len(shapes)
-        if self.optimizer != "muon":
-            return 0.0
-        flops = 0.0
-        for one in shapes:
-            if len(one.shape) > 1:
-                short, long = sorted(one.shape[-2:])
-                flops += _NEWTON_SCHULZ * (4.0 * short * short * long + 2.0 * short**3) * math.prod(one.shape[:-2])
-        return len(stage.blocks) * flops / (0.5 * rates.device.peak("bf16") * rates.device.efficiency["matmul"])
+        launch = self._launch(rates.device)
+        return rates.move(traffic) + kernel_seconds(self.config, stage, self.optimizer, rates, launch), 0.0
 
     def _offloaded_step(self, total: StateBytes) -> float:
         """Seconds of transfers and of the step on the host; reads and writes of files overlap with it."""
