@@ -2,12 +2,15 @@
 
 `python benchmarks/plan.py --rows FOLDER` prints the errors of every table of published runs in FOLDER (CSV files; the
 columns are described in docs/plan.md), `--markdown` the table of docs/plan.md, `--worst N` the rows that miss most.
+`--seeds N` fits N random tenths and prints the mean error of the other rows with its spread: how much the choice of
+the tenth decides.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,9 +46,29 @@ def fitted_together(row: Row) -> str:
     return SOFTWARE[row.software].name if row.software.startswith("torchtitan") else row.software
 
 
-def judge(table: str, rows: list[Row]) -> tuple[Outcome, list[tuple[float, Row]]]:
+def random_tenth(rows: list[Row], seed: int) -> list[Row]:
+    """Return a random tenth of the rows, at least three."""
+    return random.Random(seed).sample(rows, max(3, round(len(rows) / 10)))
+
+
+def spread(table: str, rows: list[Row], seeds: int) -> dict[str, object]:
+    """Fit on random tenths; return the mean error of the rest, its standard deviation, and the mean of the worst."""
+    outcomes = [judge(table, rows, random_tenth(rows, seed))[0] for seed in range(seeds)]
+    means = [one.mean for one in outcomes]
+    return {
+        "table": table,
+        "rows": len(rows),
+        "fitted": outcomes[0].fitted,
+        "seeds": seeds,
+        "mean": round(statistics.mean(means), 4),
+        "spread": round(statistics.pstdev(means), 4),
+        "worst": round(statistics.mean(one.worst for one in outcomes), 4),
+    }
+
+
+def judge(table: str, rows: list[Row], some: list[Row] | None = None) -> tuple[Outcome, list[tuple[float, Row]]]:
     """Fit on a tenth and return the errors of the rest."""
-    some = chosen(rows)
+    some = chosen(rows) if some is None else some
     fitted = fit_efficiency([row.predict for row in some], [row.seconds or 0.0 for row in some])
     rest = [row for row in rows if row not in some] or rows
     misses = [(row.predict(fitted) / (row.seconds or 1.0) - 1, row) for row in rest]
@@ -89,6 +112,7 @@ def main() -> None:
     parser.add_argument("--tables", nargs="*", default=list(tables()))
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--worst", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=0, help="fit this many random tenths instead of the usual one")
     args = parser.parse_args()
     if args.markdown:
         print("| runs | rows | fitted | mean error | median | worst | Kendall tau |\n|---|---|---|---|---|---|---|")
@@ -97,6 +121,9 @@ def main() -> None:
         for software in sorted({fitted_together(row) for row in rows}):
             own = [row for row in rows if fitted_together(row) == software]
             name = table if len({fitted_together(row) for row in rows}) == 1 else f"{table}, {software}"
+            if args.seeds:
+                print(json.dumps(spread(name, own, args.seeds)), flush=True)
+                continue
             outcome, misses = judge(name, own)
             if args.markdown:
                 print(
@@ -109,7 +136,7 @@ def main() -> None:
                 print(
                     f"    {100 * miss:+.1f}% {row.id} {row.group} {row.layout!r} x{row.sequences} / {row.accumulation}"
                 )
-    pairs = memory_rows(args.rows)
+    pairs = [] if args.seeds else memory_rows(args.rows)
     if pairs:
         sizes = [abs(said / was - 1) for _, said, was in pairs]
         text = (len(pairs), 100 * statistics.mean(sizes), 100 * statistics.median(sizes), 100 * max(sizes))

@@ -6,6 +6,9 @@ from piledriver.plan.blocks.fp8 import keeps_columns, linear, runs_in_fp8
 from piledriver.plan.blocks.operators import Kept, Operator, matmul, moved
 from piledriver.plan.blocks.widths import Widths
 
+# Traffic of an element of attention's output in one step of a ring.
+_RING_BYTES = 30
+
 
 def attention_operators(w: Widths) -> list[Operator]:
     """Return the operators of attention, its norm and residual."""
@@ -16,6 +19,9 @@ def attention_operators(w: Widths) -> list[Operator]:
         shape = (round(w.tokens), round(w.context), config.head_dim)
         wide = w.q + w.attended + (2 * w.kv if config.latent is None else w.q + w.attended)
         found.append(Operator("attention", "attention", flops, wide * w.tokens * w.size, shape))
+        if w.setting.cp > 1 and not w.setting.ulysses:
+            # Each step of a ring adds a partial output to the sum in fp32, weighed by both normalisers, eagerly.
+            found.append(moved("sum of partial outputs", _RING_BYTES * (w.setting.cp - 1) * w.attended * w.tokens))
     else:
         found += _scores(w)
     found += linear(w, "out", w.dim, w.attended)

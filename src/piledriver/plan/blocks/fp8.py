@@ -57,7 +57,7 @@ def gradient_casts(w: Widths, product: Operator) -> list[Operator]:
     if product.precision != "fp8" or product.shape is None or product.name.endswith(_INSIDE):
         return []
     rows, columns, _ = product.shape
-    return [moved(CASTS, w.setting.traits.fp8_cast_bytes * rows * columns)]
+    return [moved(CASTS, _cast_bytes(w) * rows * columns)]
 
 
 _INSIDE = ", gated"
@@ -88,8 +88,15 @@ def _casts(w: Widths, inputs: float, weights: float, *, is_fp8: bool) -> list[Op
     if not is_fp8:
         return []
     # Two reads of a weight as it is stored, and two writes of 8 bits.
-    stored = 4 if w.setting.casts and not w.setting.traits.master_copy else 2
-    return [moved(CASTS, w.setting.traits.fp8_cast_bytes * inputs + (2 * stored + 2) * weights)]
+    traits = w.setting.traits
+    stored = 4 if w.setting.casts and not traits.master_copy else 2
+    each = 0 if traits.delayed_scales else 2 * stored + 2
+    return [moved(CASTS, _cast_bytes(w) * inputs + each * weights)]
+
+
+def _cast_bytes(w: Widths) -> float:
+    """Traffic of casting a 16-bit number by rows and by columns, after a pass for the scale."""
+    return 2 + 2 if w.setting.traits.delayed_scales else 2 + 2 + 2
 
 
 def fp8_parameters(w: Widths) -> float:

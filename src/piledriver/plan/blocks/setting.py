@@ -39,8 +39,10 @@ class Traits:
     """Selective recomputation keeps every second matrix product (torchtitan)."""
     scatter_sends: bool = False
     """Pipeline stages send 1 / tp of an activation from each rank, and gather it inside the node."""
-    fp8_cast_bytes: float = 6.0
-    """Traffic of casting one 16-bit number to fp8, by rows and by columns: 6 with a pass for its scale, 4 without."""
+    delayed_scales: bool = False
+    """Scales of fp8 come from earlier steps: a cast is one pass, and weights are cast once a step."""
+    hopper_attention: float = 1.0
+    """Rate of attention on devices with fp8 units, relative to kernels that are written for them."""
     recompute_exchanges: bool = True
     """Recomputing a block repeats its tensor-parallel collectives."""
 

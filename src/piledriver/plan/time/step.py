@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from piledriver.engine.layout import MANY_STAGES_A_RANK, SPLIT_BACKWARD, TWO_STAGES_A_RANK, Layout
@@ -58,6 +58,8 @@ class StepTime:
 _ROUNDING_BYTES = 340.0
 # What `fully_shard` does on the host around each block, forward and backward, in launches of a kernel.
 _SHARDED_CALLS = (25, 45)
+# Share of a device's units that the kernels of a collective occupy: what runs beside them is slower by that much.
+_CONTENTION = 0.12
 PARTS = ("compute", "recompute", "tensor", "data", "bubble", "send", "optimizer", "offload", "host")
 
 
@@ -170,7 +172,10 @@ class _Timer:
         return found
 
     def _stage(self, stage: Stage, device: Device) -> _StageSeconds:
-        rates = Rates(device, self.setting.matmul_precision, self.efficiency)
+        efficiency, traits = self.efficiency, self.setting.traits
+        if "fp8" in device.peaks and traits.hopper_attention != 1.0:
+            efficiency = replace(efficiency, attention=efficiency.attention * traits.hopper_attention)
+        rates = Rates(device, self.setting.matmul_precision, efficiency)
         compute = recompute = tensor = host = backward = 0.0
         for window, experts, many in block_kinds(self.config, stage.blocks):
             key = (self.setting, self.weight_size, window, experts, device.name)
@@ -280,16 +285,16 @@ class _Timer:
             kind = "reduce-scatter" if layout.zero == 2 or traits.master_copy else "all-reduce"
             reduce = self._time(kind, "dp_shard", total * gradient_size) + hybrid
             gather = self._time("all-gather", "dp_shard", total * self.weight_size)
-            return self._exposed(reduce, cost.backward, block / max(total, 1.0)) + gather * (
-                1.0 - (traits.overlap if traits.master_copy else 0.0)
-            )
+            hidden = gather * (traits.overlap if traits.master_copy else 0.0)
+            exposed = self._exposed(reduce, cost.backward, block / max(total, 1.0))
+            return exposed + gather - (1 - _CONTENTION) * hidden
         return self._exposed(hybrid, cost.backward, block / max(total, 1.0))
 
     def _exposed(self, seconds: float, backward: float, last: float) -> float:
         """Return what the backward does not hide: all beyond its length, and the last bucket."""
         overlap = self.setting.traits.overlap
         hidden = overlap * min(seconds * (1 - last), 0.9 * backward)
-        return seconds - hidden
+        return seconds - (1 - _CONTENTION) * hidden
 
     def _fully_sharded(self, block: float, ends: float, stage: Stage, cost: _StageSeconds, rounds: int) -> float:
         """Zero 3: gather each block before its forward and its backward, reduce its gradients after."""
@@ -302,10 +307,10 @@ class _Timer:
         backward = cost.backward / layers
         forward = (cost.seconds - cost.backward) / layers
         overlap = self.setting.traits.overlap
-        there = max(0.0, gather - overlap * forward)
+        there = _beside(gather, overlap * forward)
         # Gradients are reduced in the last micro-batch only.
-        back = max(0.0, gather - overlap * backward)
-        last = max(0.0, gather + reduce - overlap * backward)
+        back = _beside(gather, overlap * backward)
+        last = _beside(gather + reduce, overlap * backward)
         if self.layout.pp > 1:
             # Backwards leave their blocks gathered until the last one: each micro-batch gathers once.
             return rounds * layers * there + gather + layers * last + ends_gather + ends_reduce
@@ -346,6 +351,12 @@ class _Timer:
         files = 2 * share * total.disk / host.disk
         step = total.owned / host.adam
         return moves + (max(step, files) if tiers.buffers > 1 else step + files)
+
+
+def _beside(seconds: float, compute: float) -> float:
+    """Return what communication beside this much compute adds to a step."""
+    hidden = min(seconds, compute)
+    return seconds - (1 - _CONTENTION) * hidden
 
 
 def _stage_devices(cluster: Cluster, layout: Layout) -> list[Device]:
