@@ -56,8 +56,8 @@ def plan(
     best, *others = found.fitting
     return Plan(
         name=name,
-        best=best,
-        others=tuple(_distinct(others, best)[: _SHOWN - 1]),
+        best=_every_rank(best),
+        others=tuple(map(_every_rank, _distinct(others, best)[: _SHOWN - 1])),
         losers=tuple(found.losers()),
         counted=found.counted,
     )
@@ -172,6 +172,12 @@ def config_of(model: Any) -> tuple[ModelConfig, str]:
         f"cannot read the shape of a {type(model).__name__}",
         fix="give a ModelConfig, a preset or a model folder; trace_module counts any nn.Module with an example input",
     )
+
+
+def _every_rank(one: Prediction) -> Prediction:
+    """Return a prediction of the search with the timelines of all kinds of ranks."""
+    whole = predict_memory(one.workload, one.layout, one.cluster, sequences=one.sequences)
+    return replace(one, timelines=whole.timelines)
 
 
 def _distinct(others: list[Prediction], best: Prediction) -> list[Prediction]:

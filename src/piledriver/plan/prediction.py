@@ -155,8 +155,9 @@ def predict_memory(
     *,
     sequences: int,
     stages: tuple[Stage, ...] | None = None,
+    largest_only: bool = False,
 ) -> Prediction:
-    """Return a prediction without its time."""
+    """Return a prediction without its time; with `largest_only`, of the pipeline ranks that may need the most."""
     if layout.dp_replicate is None or layout.dp_shard is None:
         layout = layout.on(cluster.count)
     layout = layout.for_device(cluster.device.kind)
@@ -173,6 +174,7 @@ def predict_memory(
         kind=cluster.device.kind,
         stages=stages,
         every_rank=bool(cluster.others),
+        largest_only=largest_only,
     )
     return Prediction(
         workload=workload,

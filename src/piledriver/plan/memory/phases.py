@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 CATEGORIES = (
     "weights",
@@ -22,8 +23,7 @@ _RESERVED_SHARE, _RESERVED_BYTES = 0.03, 0.25 * _GIB
 _CONTEXT_BYTES, _COMMUNICATOR_BYTES = 0.55 * _GIB, 0.35 * _GIB
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(NamedTuple):
     """Bytes with a name and a category."""
 
     category: str
@@ -31,8 +31,7 @@ class Owner:
     bytes: float
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
+class Phase(NamedTuple):
     """A moment of the step with everything that is allocated then."""
 
     name: str
@@ -50,7 +49,7 @@ class Phase:
 
 def make_phase(name: str, owners: list[Owner]) -> Phase:
     """Return a phase with the sum of its owners."""
-    return Phase(name, tuple(owners), math.fsum([owner.bytes for owner in owners]))
+    return Phase(name, tuple(owners), math.fsum([owner[2] for owner in owners]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

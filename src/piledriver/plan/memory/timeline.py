@@ -6,6 +6,7 @@ backward from the last block to the first while gradients replace activations, t
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -39,10 +40,12 @@ def step_timelines(
     kind: str = "cuda",
     stages: tuple[Stage, ...] | None = None,
     every_rank: bool = False,
+    largest_only: bool = False,
 ) -> list[Timeline]:
     """Return the timeline of each kind of rank: one without pp, else those of the distinct pipeline ranks.
 
-    With `every_rank`, or with stages of given sizes, those of all pipeline ranks.
+    With `every_rank`, or with stages of given sizes, those of all pipeline ranks. With `largest_only` ranks are left
+    out that hold no more blocks and fewer micro-batches than the first.
     """
     stages = stages or stages_of_layout(config, layout)
     settings: dict[str, Any] = {
@@ -56,11 +59,13 @@ def step_timelines(
     }
     if layout.pp == 1:
         return [rank_timeline(config, layout, [stages[0]], 0, **settings)]
-    found = []
-    for rank in range(layout.pp) if layout.stage_blocks is not None or every_rank else _distinct(layout):
-        own = [stages[index] for index in stages_by_rank(layout)[rank]]
-        found.append(rank_timeline(config, layout, own, rank, **settings))
-    return found
+    own = [[stages[index] for index in many] for many in stages_by_rank(layout)]
+    ranks = list(range(layout.pp)) if layout.stage_blocks is not None or every_rank else _distinct(layout)
+    if largest_only and len(ranks) == 3 and len({config.has_experts(layer) for layer in range(config.layers)}) == 1:
+        blocks = [sum(len(stage.blocks) for stage in own[rank]) for rank in ranks]
+        if blocks[1] <= blocks[0]:
+            del ranks[1]
+    return [rank_timeline(config, layout, own[rank], rank, **settings) for rank in ranks]
 
 
 def rank_timeline(
@@ -198,16 +203,17 @@ class _Rank:
         return max(0.0, training + rounding - peak.bytes)
 
     def _fixed(self, *, gradients: float = 0.0) -> list[Owner]:
+        return [*self._at_rest, Owner("gradients", "gradients", gradients)] if gradients else [*self._at_rest]
+
+    @functools.cached_property
+    def _at_rest(self) -> tuple[Owner, ...]:
         layers = self.layers
-        found = [
+        return (
             Owner("weights", "weights of blocks", layers * self.block.weights),
             Owner("weights", "weights of embedding and output", self.ends.weights),
             Owner("optimizer states", f"{self.optimizer} states", layers * self.block.states + self.ends.states),
             Owner("workspace", "library workspaces", _LIBRARY_BYTES if self.kind == "cuda" else 0.0),
-        ]
-        if gradients:
-            found.append(Owner("gradients", "gradients", gradients))
-        return found
+        )
 
     @property
     def _all_gradients(self) -> float:
@@ -286,13 +292,14 @@ class _Rank:
         if not share:
             return []
         scale = share * self.layers * self.kept_by_block / max(self.cost_kept, 1.0)
-        found = [
-            Owner("kept activations", f"{one.name} of {self.layers} blocks", scale * one.bytes)
-            for one in self.cost.kept
-        ]
+        found = [Owner("kept activations", name, scale * size) for name, size in self._kept_tensors]
         if self.first:
             found.append(Owner("kept activations", "tokens", share * sum(one.bytes for one in self.embedding.kept)))
         return found
+
+    @functools.cached_property
+    def _kept_tensors(self) -> list[tuple[str, float]]:
+        return [(f"{one.name} of {self.layers} blocks", one.bytes) for one in self.cost.kept]
 
     def _start(self) -> Phase:
         gradients = self._all_gradients if self.traits.master_copy else 0.0

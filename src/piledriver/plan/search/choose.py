@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,6 +101,23 @@ def search_layouts(
         other = search_layouts(workload, cluster, more, efficiency=efficiency)
         too_large = sorted([*found.too_large, *other.too_large], key=lambda one: one.missing)
         return replace(other, too_large=too_large, counted=found.counted + other.counted)
+    with _without_collector():
+        return _search(workload, cluster, wishes, efficiency)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Pause the cycle collector: predictions have no cycles, and it would visit all of them again and again."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _search(workload: Workload, cluster: Cluster, wishes: Wishes, efficiency: Efficiency | None) -> Search:
     fitting: list[Prediction] = []
     too_large = []
     counted = 0
@@ -117,7 +136,7 @@ def search_layouts(
                 by_speed = predict_memory(workload, uneven, cluster, sequences=size)
                 if by_speed.fits:
                     fitting.append(with_time(by_speed, efficiency=efficiency, memo=memo))
-            memory = predict_memory(workload, placed, cluster, sequences=size)
+            memory = predict_memory(workload, placed, cluster, sequences=size, largest_only=True)
             if not memory.fits and uneven is not None:
                 continue
             if not memory.fits:

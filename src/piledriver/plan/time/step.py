@@ -100,6 +100,8 @@ def step_time(
     timer = _Timer(config, layout, cluster, setting, axes, efficiency, optimizer, {} if memo is None else memo)
     devices = _stage_devices(cluster, layout)
     costs = [timer.stage(stage, device) for stage, device in zip(stages, devices, strict=True)]
+    # Stages alike differ in their device at most.
+    alike = {id(cost): (stage, cost) for stage, cost in zip(stages, costs, strict=True)}.values()
     bubble = send = 0.0
     own = max(stages_by_rank(layout), key=lambda many: sum(costs[index].seconds for index in many))
     if layout.pp > 1:
@@ -107,8 +109,8 @@ def step_time(
     names = ("compute", "recompute", "tensor", "host")
     parts = [accumulation * sum(getattr(costs[index], name) for index in own) for name in names]
     compute, recompute, tensor, host = parts
-    data = timer.data_parallel(stages, costs, accumulation)
-    optimizer_seconds, offload = timer.optimizer_step(stages)
+    data = max(timer.data_parallel(stage, cost, accumulation) for stage, cost in alike)
+    optimizer_seconds, offload = max((timer.optimizer_step(stage) for stage, _ in alike), key=sum)
     return StepTime(
         compute=compute,
         recompute=recompute,
@@ -130,10 +132,8 @@ class _StageSeconds:
     host: float
     backward: float
     """Seconds of the backward, which hides data-parallel communication."""
-
-    @property
-    def seconds(self) -> float:
-        return self.compute + self.recompute + self.tensor + self.host
+    seconds: float
+    """All of them."""
 
 
 class _Timer:
@@ -197,7 +197,14 @@ class _Timer:
                 compute += seconds
                 backward += 2 / 3 * seconds
                 tensor += exchanged
-        return _StageSeconds(compute=compute, recompute=recompute, tensor=tensor, host=host, backward=backward)
+        return _StageSeconds(
+            compute=compute,
+            recompute=recompute,
+            tensor=tensor,
+            host=host,
+            backward=backward,
+            seconds=compute + recompute + tensor + host,
+        )
 
     def _block(self, cost: BlockCost, rates: Rates, *, experts: bool) -> _BlockSeconds:
         forward, backward, again = rates.total(cost.forward), rates.total(cost.backward), rates.total(cost.recompute)
@@ -264,12 +271,8 @@ class _Timer:
         # Forward and backward of each stage border; a steady pipeline hides none of a blocking exchange.
         return fill, 2 * hop * (microbatches * per + layout.pp - 1)
 
-    def data_parallel(self, stages: tuple[Stage, ...], costs: list[_StageSeconds], rounds: int) -> float:
-        """Return the seconds of data-parallel communication that are not hidden, on the stage with the most."""
-        alike = {self._key(stage): (stage, cost) for stage, cost in zip(stages, costs, strict=True)}
-        return max(self._stage_data(stage, cost, rounds) for stage, cost in alike.values())
-
-    def _stage_data(self, stage: Stage, cost: _StageSeconds, rounds: int) -> float:
+    def data_parallel(self, stage: Stage, cost: _StageSeconds, rounds: int) -> float:
+        """Return the seconds of a stage's data-parallel communication that are not hidden."""
         layout, traits = self.layout, self.setting.traits
         states = stage_states(self.config, stage, layout, self.optimizer)
         block = states["block"].elements
@@ -320,12 +323,8 @@ class _Timer:
     def _time(self, kind: str, axis: str, size: float) -> float:
         return collective_seconds(kind, size, self.axes[axis], self.cluster, self.efficiency)
 
-    def optimizer_step(self, stages: tuple[Stage, ...]) -> tuple[float, float]:
-        """Return the seconds of the optimizer and of offload, on the stage with the most."""
-        alike = {self._key(stage): stage for stage in stages}
-        return max((self._stage_step(stage) for stage in alike.values()), key=sum)
-
-    def _stage_step(self, stage: Stage) -> tuple[float, float]:
+    def optimizer_step(self, stage: Stage) -> tuple[float, float]:
+        """Return the seconds of a stage's optimizer and of offload."""
         states = stage_states(self.config, stage, self.layout, self.optimizer, self.setting.traits)
         total = states["block"].times(len(stage.blocks)) + states["embedding"] + states["head"]
         rates = Rates(self.cluster.slowest, self.setting.matmul_precision, self.efficiency)
