@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from piledriver.plan.blocks.fp8 import keeps_columns, linear, runs_in_fp8
+from piledriver.plan.blocks.fp8 import keeps_columns, linear_operators, runs_in_fp8
 from piledriver.plan.blocks.operators import Kept, Operator, matmul, moved
 from piledriver.plan.blocks.widths import Widths
 
@@ -24,14 +24,14 @@ def attention_operators(w: Widths) -> list[Operator]:
             found.append(moved("sum of partial outputs", _RING_BYTES * (w.setting.cp - 1) * w.attended * w.tokens))
     else:
         found += _scores(w)
-    found += linear(w, "out", w.dim, w.attended)
+    found += linear_operators(w, "out", w.dim, w.attended)
     found.append(w.move("residual", (3 + 2 * dropout) * w.stream))
     return found
 
 
 def _projections(w: Widths) -> list[Operator]:
     config, width = w.config, w.q + 2 * w.kv
-    found = linear(w, "qkv", width, w.dim)
+    found = linear_operators(w, "qkv", width, w.dim)
     if config.positions == "rotary" or config.qk_norm != "none":
         # Eager rotations run in fp32, operator by operator.
         found.append(w.move("rotary", (5 if w.eager else 2) * width))
@@ -47,14 +47,14 @@ def _latent_projections(w: Widths) -> list[Operator]:
     rows = w.tokens * w.stream / w.dim
     found = []
     if latent.q_rank is not None:
-        found += linear(w, "query latent", *matrices["query latent"], tokens=rows)
+        found += linear_operators(w, "query latent", *matrices["query latent"], tokens=rows)
         found.append(w.move("norm of the query latent", 2 * latent.q_rank))
     return [
         *found,
-        *linear(w, "queries", *matrices["queries"]),
-        *linear(w, "key-value latent", *matrices["key-value latent"], tokens=rows),
+        *linear_operators(w, "queries", *matrices["queries"]),
+        *linear_operators(w, "key-value latent", *matrices["key-value latent"], tokens=rows),
         w.move("norm of the key-value latent", 2 * latent.kv_rank),
-        *linear(w, "keys and values", *matrices["keys and values"]),
+        *linear_operators(w, "keys and values", *matrices["keys and values"]),
         w.move("rotary", (5 if w.eager else 2) * (w.q + latent.rope_dim)),
         w.move("keys with the shared part", 2 * w.q),
     ]

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from piledriver.plan.blocks.fp8 import fp8_parameters_of_mlp, gated_mlp, keeps_columns, linear, mlp_is_one_operator
+from piledriver.plan.blocks.fp8 import (
+    fp8_parameters_of_mlp,
+    gated_mlp,
+    keeps_columns,
+    linear_operators,
+    mlp_is_one_operator,
+)
 from piledriver.plan.blocks.operators import Kept, Operator, matmul, moved
 from piledriver.plan.blocks.widths import Widths
 
@@ -19,9 +25,9 @@ def _dense(w: Widths, width: float, prefix: str) -> list[Operator]:
         return gated_mlp(w, width, prefix)
     rows = width * (2 if w.gated else 1)
     return [
-        *linear(w, f"{prefix}up", rows, w.dim),
+        *linear_operators(w, f"{prefix}up", rows, w.dim),
         w.move("activation", rows + width),
-        *linear(w, f"{prefix}down", w.dim, width),
+        *linear_operators(w, f"{prefix}down", w.dim, width),
     ]
 
 

@@ -44,7 +44,7 @@ def keeps_columns(w: Widths, rows: float, columns: float) -> bool:
     return w.setting.precision != "fp8-rowwise" and runs_in_fp8(w, rows, columns)
 
 
-def linear(w: Widths, name: str, rows: float, columns: float, tokens: float | None = None) -> list[Operator]:
+def linear_operators(w: Widths, name: str, rows: float, columns: float, tokens: float | None = None) -> list[Operator]:
     """Return a product of `tokens` with a weight of [rows, columns], and its casts if it runs in fp8."""
     tokens = w.tokens if tokens is None else tokens
     is_fp8 = runs_in_fp8(w, rows, columns)
