@@ -33,7 +33,13 @@ CONFIG = ModelConfig(vocab_size=512, dim=512, layers=8, heads=8)
 
 
 def run(
-    layout: Layout, steps: int = 4, *, batch: int = 4, length: int = 256, config: ModelConfig = CONFIG
+    layout: Layout,
+    steps: int = 4,
+    *,
+    batch: int = 4,
+    length: int = 256,
+    config: ModelConfig = CONFIG,
+    clips: bool = True,
 ) -> tuple[list[float], int]:
     """Losses, and the most device memory of the last step."""
     gc.collect()
@@ -54,7 +60,7 @@ def run(
         sums = model(tokens[step, :, :-1], targets=tokens[step, :, 1:])
         (sums.total / sums.tokens).backward()
         held = [getattr(parameter, "optimizer_shard", parameter) for parameter in model.parameters()]
-        if layout.tiers.gradients != "step":
+        if clips:
             clip_gradients(held, 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -174,15 +180,16 @@ def test_disk_is_bit_equal_to_host_memory(tmp_path: Path, options: Any) -> None:
 
 
 def test_blocks_that_step_in_the_backward_on_a_gpu(tmp_path: Path) -> None:
+    """Wherever weights, masters and states live, losses are those of `offload="optimizer"`, bit for bit."""
+    on_disk: Any = {"optimizer": "disk", "folder": str(tmp_path), "buffer_bytes": 1 << 22}
     found = []
-    for tiers in (
+    for offload in (
+        "optimizer",
         Offload(gradients="step"),
-        Offload(optimizer="disk", optimizer_share=0.5, gradients="step", folder=str(tmp_path), buffer_bytes=1 << 22),
-        Offload(optimizer="disk", parameters="disk", gradients="step", folder=str(tmp_path), buffer_bytes=1 << 22),
+        Offload(gradients="step", parameters="host"),
+        Offload(gradients="step", optimizer_share=0.5, **on_disk),
+        Offload(gradients="step", parameters="disk", **on_disk),
     ):
         torch.manual_seed(0)
-        found.append(run(Layout(precision="bf16", compile=False, offload=tiers))[0])
-    # Equal bits are proved on the CPU. On a GPU losses differed in the sixth digit from the first one on, before any
-    # gradient: the cause is not known, and this tolerance only says that nothing is grossly wrong.
-    assert found[1] == pytest.approx(found[0], rel=1e-4)
-    assert found[2] == pytest.approx(found[0], rel=1e-4)
+        found.append(run(Layout(precision="bf16", compile=False, offload=offload), clips=False)[0])  # type: ignore[arg-type]
+    assert found[1:] == [found[0]] * 4
