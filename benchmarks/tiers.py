@@ -278,6 +278,7 @@ def disk_rows(count: int) -> list[dict[str, Any]]:
             equal = all(torch.equal(ours(tokens, use_cache=False).logits, logits) for _ in range(3))
         seconds = forward_seconds(lambda: ours(tokens, use_cache=False), 5)
         again = raw_read_rate(files)
+        print(f"# ours {size / seconds / 1e9:.2f} GB/s, raw {again / 1e9:.2f} GB/s, bit-equal {equal}", flush=True)
         peer = accelerate.load_checkpoint_and_dispatch(
             empty_llama(config), str(folder / "model.safetensors"), map_of(count, "disk"), offload_folder=str(other)
         )
