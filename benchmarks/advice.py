@@ -25,20 +25,34 @@ sys.path.insert(0, str(Path(__file__).parent))
 from slow_scripts.loops import LOOPS
 
 from piledriver.accelerator.profiling import LoopProfiler
+from piledriver.observe.report.report import Report
 
 _ON_BOTH = ("tiny kernels", "micro-batch", "padding", "slow loader")
 
 
 def measure(name: str, device: str, seconds: float = 1.0) -> dict[str, Any]:
-    loop = LOOPS[name][0]
-    with LoopProfiler(steps=4, warm_up=9) as profiler:
-        for _ in loop(True, device):
+    return judge(name, device, profile_loop(name, device), *gain(name, device, seconds))
+
+
+def profile_loop(name: str, device: str, folder: str | None = None) -> Report:
+    """Profile the slow loop as `piledriver profile` does; a folder keeps the report and the traces."""
+    with LoopProfiler(steps=4, warm_up=9, folder=folder, title=name) as profiler:
+        for _ in LOOPS[name][0](True, device):
             pass
     assert profiler.report is not None
-    slow, fixed = (timed(loop(variant, device), device, seconds) for variant in (True, False))
-    advice = profiler.report.advice
-    first = advice[0] if advice else None
-    gain = slow / fixed
+    return profiler.report
+
+
+def gain(name: str, device: str, seconds: float = 1.0) -> tuple[float, float]:
+    """Return the seconds of a step of the slow loop and of its cure."""
+    loop = LOOPS[name][0]
+    return timed(loop(True, device), device, seconds), timed(loop(False, device), device, seconds)
+
+
+def judge(name: str, device: str, report: Report, slow: float, fixed: float) -> dict[str, Any]:
+    """Compare the first advice of a report with what curing the loop gained."""
+    first = report.advice[0] if report.advice else None
+    measured = slow / fixed
     predicted = first.gain if first is not None else 1.0
     return {
         "loop": name,
@@ -47,11 +61,11 @@ def measure(name: str, device: str, seconds: float = 1.0) -> dict[str, Any]:
         "right": first is not None and first.rule == name,
         "slow_ms": round(slow * 1e3, 3),
         "fixed_ms": round(fixed * 1e3, 3),
-        "gain": round(gain, 3),
+        "gain": round(measured, 3),
         "predicted_gain": round(predicted, 3),
-        "within_a_third": abs(predicted / gain - 1) <= 1 / 3,
-        "others": [(one.rule, round(one.gain, 2)) for one in advice[1:4]],
-        "seconds": {cause: round(value, 4) for cause, value in profiler.report.ranks[0].seconds.items()},
+        "within_a_third": abs(predicted / measured - 1) <= 1 / 3,
+        "others": [(one.rule, round(one.gain, 2)) for one in report.advice[1:4]],
+        "seconds": {cause: round(value, 4) for cause, value in report.ranks[0].seconds.items()},
     }
 
 

@@ -40,9 +40,10 @@ class Slow(Dataset[Tensor]):
 
 
 def slow_loader(slow: bool, device: str) -> Iterator[None]:
-    model = perceptron(768, 8, device)
+    model = perceptron(768, 48 if device == "cuda" else 8, device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    workers: dict[str, Any] = {} if slow else {"num_workers": 4, "prefetch_factor": 4, "persistent_workers": True}
+    count = 12 if device == "cuda" else 4
+    workers: dict[str, Any] = {} if slow else {"num_workers": count, "prefetch_factor": 4, "persistent_workers": True}
     for batch in DataLoader(Slow(768), batch_size=16, **workers):
         update(optimizer, model(batch.to(device)).square().mean())
         yield
@@ -68,16 +69,28 @@ def _tiny_graphs(slow: bool) -> Iterator[None]:
     model = perceptron(256, 60, "cuda")
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     batch = torch.randn(16, 256, device="cuda")
-    called = model if slow else torch.cuda.make_graphed_callables(model, (batch,))
+    if slow:
+        while True:
+            update(optimizer, model(batch).square().mean())
+            yield
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            update(optimizer, model(batch).square().mean())
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        update(optimizer, model(batch).square().mean())
     while True:
-        update(optimizer, called(batch).square().mean())
+        graph.replay()
         yield
 
 
 def host_synchronisation(slow: bool, device: str) -> Iterator[None]:
-    model = perceptron(1024, 48, device)
+    model = perceptron(2048, 48, device).to(torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    batch = torch.randn(2048, 1024, device=device)
+    batch = torch.randn(2048, 2048, device=device, dtype=torch.bfloat16)
     while True:
         x = batch
         for layer in model:
@@ -206,12 +219,14 @@ def checkpoint_stall(slow: bool, device: str) -> Iterator[None]:
 
 
 def memory_fragmentation(slow: bool, device: str) -> Iterator[None]:
-    model = perceptron(2048, 12, device)
+    model = perceptron(2048, 12, device).to(torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    sizes = [4096, 5120, 6144, 7168]
+    sizes = [8192, 10240, 12288, 14336]
     step = 0
     while True:
-        update(optimizer, model(torch.randn(sizes[step % 4], 2048, device=device)).square().mean())
+        batch = torch.randn(sizes[step % 4], 2048, device=device, dtype=torch.bfloat16)
+        update(optimizer, model(batch).square().mean())
+        del batch
         if slow:
             torch.cuda.empty_cache()
         step += 1
@@ -244,9 +259,9 @@ class Language(nn.Module):
 
 
 def padding(slow: bool, device: str) -> Iterator[None]:
-    model = Language(1024 if device == "cuda" else 256).to(device)
+    model = Language(1024).to(device, torch.bfloat16) if device == "cuda" else Language(256)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    rows, longest, real = (64, 512, 128) if device == "cuda" else (8, 256, 64)
+    rows, longest, real = (256, 512, 128) if device == "cuda" else (8, 256, 64)
     ids = torch.randint(1, 1000, (rows, longest), device=device)
     mask = torch.ones_like(ids)
     if slow:

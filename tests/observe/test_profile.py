@@ -160,6 +160,17 @@ def test_an_error_writes_the_report_and_continues(tmp_path: Path) -> None:
     assert any(owner["category"] == "activation" for owner in memory["owners"])
 
 
+def test_an_error_before_the_window_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no profiler today")
+
+    model = SmallModel()
+    monkeypatch.setattr(torch.autograd.profiler.profile, "_start_trace", fail)
+    with pytest.raises(RuntimeError, match="no profiler today"):
+        profile_step(lambda: None, model)
+    assert not any(one._forward_pre_hooks for one in model.modules()), "annotations stayed"
+
+
 PARTS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda pair: (min(pair), max(pair))), max_size=8)
 
 
@@ -177,6 +188,7 @@ def test_sets_of_time_follow_set_algebra(first: list[tuple[int, int]], second: l
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.filterwarnings(r"ignore:The \.grad attribute of a Tensor that is not a leaf")  # torch 2.11's compiler
 def test_a_profile_on_the_device(compiled: bool) -> None:
     model = SmallModel(width=256).cuda()
     if compiled:
@@ -194,3 +206,32 @@ def test_a_profile_on_the_device(compiled: bool) -> None:
     root = next(row for row in rank.modules if row.path == "model")
     assert root.seconds["backward"] > 0
     assert root.flops["forward"] == STEPS * closed_form_flops(BATCH, LENGTH, 256, 2, 64)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_device_without_memory_writes_the_report_and_raises(tmp_path: Path) -> None:
+    model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)]).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    rows = 512
+    kept: list[torch.Tensor] = []
+
+    def step() -> None:
+        nonlocal rows
+        rows *= 8  # the third step needs more than there is
+        out = model(torch.randn(rows, 1024, device="cuda"))
+        if rows > 2**17:
+            kept.extend(torch.empty(2**30, device="cuda") for _ in range(1000))
+        out.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with pytest.raises(torch.OutOfMemoryError):
+        profile_step(step, model, [optimizer], folder=str(tmp_path))
+    kept.clear()
+    values = json.loads((tmp_path / "report.json").read_text())
+    assert "out of memory" in values["error"]
+    memory = values["ranks"][0]["memory"][0]
+    assert memory["device"].startswith("cuda")
+    assert memory["named_share"] >= 0.98
+    assert {"parameter", "activation"} <= set(memory["by_category"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,11 +19,10 @@ from piledriver.observe.profile.collect import StepProfiler, model_device
 from piledriver.observe.profile.discover import find_models
 from piledriver.observe.profile.finish import finish_rank
 from piledriver.observe.report.report import Report
+from piledriver.observe.report.run import write_failure
 from piledriver.runtime.collectives.barrier import barrier
 from piledriver.runtime.collectives.operations import gather_object
 from piledriver.runtime.world import World, current_world
-
-_log = logging.getLogger(__name__)
 
 FULL = ProfileKwargs(record_shapes=True, profile_memory=True, report=True)
 """What `Accelerator.profile()` records if nothing else is asked for."""
@@ -108,20 +106,6 @@ def gathered_report(
         report.save(folder)
     report.folder = folder
     return report
-
-
-def write_failure(profiler: StepProfiler, folder: str | None) -> Report | None:
-    """Write the report of this rank after an error; without a folder, log who owned the memory."""
-    try:
-        report = Report.of([finish_rank(profiler, folder)], "profile that ended in an error")
-        if folder is not None:
-            _log.error("the profile up to the error is in %s", report.save(folder))
-        else:
-            _log.error("%s", report.text())
-        return report
-    except Exception as error:  # the error of the block is what the user must see
-        _log.warning("no report of the failed profile: %s: %s", type(error).__name__, error)
-        return None
 
 
 class LoopProfiled(BaseException):

@@ -20,9 +20,6 @@ def configure(parser: Parser) -> None:
         help="a training script, a config of 'piledriver train', or a run folder; on several processes: "
         "piledriver launch --nproc 2 -m piledriver.cli.main profile SCRIPT",
     )
-    parser.add_argument(
-        "script_args", metavar="ARGS", nargs="*", help="arguments of the script, or key=value; after --"
-    )
     parser.add_argument("--steps", type=positive, default=3, metavar="N", help="optimizer steps to profile (default 3)")
     parser.add_argument(
         "--warm-up", type=positive, default=5, metavar="N", help="steps before, timed without the profiler (default 5)"
@@ -31,6 +28,7 @@ def configure(parser: Parser) -> None:
         "-o", "--out", default="profile", metavar="DIR", help="folder of report and traces (default profile)"
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_overrides("changes of the config; for a script, its arguments (its own options after --)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,9 +50,9 @@ def run(args: argparse.Namespace) -> int:
     profiler = LoopProfiler(steps=args.steps, warm_up=args.warm_up, folder=args.out, title=title, functions=functions)
     with profiler:
         if is_training:
-            _train(args.target, args.script_args, steps=args.warm_up + args.steps)
+            _train(args.target, args.overrides, steps=args.warm_up + args.steps)
         else:
-            _run_script(args.target, args.script_args)
+            _run_script(args.target, args.overrides)
     if profiler.report is None:
         raise UsageError(
             f"{args.target} ended before step {args.warm_up + 1}",

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -98,8 +99,27 @@ class StepProfiler(torch.profiler.profile):
         self._blocked = 0.0
         self._counters: tuple[Any, ...] = ()
 
+    @property
+    def was_recorded(self) -> bool:
+        """Whether a window was recorded to its end, so that it can be reported."""
+        return self.notes.end_ns > 0
+
+    def prepare_trace(self) -> None:
+        """Prepare a cycle of the schedule."""
+        with warnings.catch_warnings():
+            # Each cycle is reported and exported by itself, so nothing is lost; torch 2.11 warns of the first one too.
+            warnings.filterwarnings("ignore", "(Warning: )?Profiler clears events", UserWarning)
+            super().prepare_trace()
+
     def start_trace(self) -> None:
         """Install the annotations and start recording: at once, or where the schedule says."""
+        try:
+            self._start_trace()
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _start_trace(self) -> None:
         self._saved = None
         device = model_device(self.models)
         cuda = device.type == "cuda"

@@ -11,7 +11,7 @@ from piledriver.observe.profile.wall import Wall
 from piledriver.observe.trace.attribution import Attribution
 from piledriver.observe.trace.chrome import HostEvent, Trace
 from piledriver.observe.trace.intervals import Intervals, intersect, length, subtract, union
-from piledriver.observe.trace.operators import matmul_precision
+from piledriver.observe.trace.operators import has_formula, matmul_precision
 
 _SYNCHRONISE = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 _READS = ("aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero")
@@ -19,6 +19,8 @@ _SMALL_US = 10.0
 _ACCUMULATES = ("torch::autograd::AccumulateGrad", "aten::add_")
 _PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1}
 _MATMULS = ("mm", "linear", "matmul", "convolution", "attention")
+# A fused kernel reads the inputs of its run of operators once, and writes its results and what the backward needs.
+_FUSED_KERNELS = 2.5
 
 
 def collect_facts(
@@ -45,6 +47,7 @@ def collect_facts(
         "capacity_bytes": notes.capacity,
     }
     facts |= _products(work)
+    facts["fused_seconds"] = _fused_seconds(trace, places, window)
     facts |= _small(work)
     facts["shapes"] = _shapes(trace, window)
     facts |= _synchronisations(trace, window, wall)
@@ -87,6 +90,31 @@ def _products(work: list[Work]) -> dict[str, Any]:
         "softmax_seconds": unfused,
         "recomputed_seconds": recomputed,
     }
+
+
+def _fused_seconds(trace: Trace, places: Attribution, window: tuple[float, float]) -> float:
+    """Return the device's time for operators without products, if each run of them between products were fused."""
+    total = run = longest = 0.0
+    for kernel in trace.kernels:
+        if not window[0] <= kernel.start < window[1] or kernel.is_communication:
+            continue
+        if places.place(kernel.launch).phase == "optimizer" or _is_product(kernel.launch):
+            total += min(run, _FUSED_KERNELS * longest)
+            run = longest = 0.0
+        else:
+            run += kernel.end - kernel.start
+            longest = max(longest, kernel.end - kernel.start)
+    return (total + min(run, _FUSED_KERNELS * longest)) / 1e6
+
+
+def _is_product(launch: HostEvent | None) -> bool:
+    if launch is None:
+        return False
+    return any(
+        one.kind == "cpu_op" and (has_formula(one.name) or any(word in one.name for word in _MATMULS))
+        for one in launch.ancestors()
+        if not one.name.startswith("module::")
+    )
 
 
 def _small(work: list[Work]) -> dict[str, Any]:

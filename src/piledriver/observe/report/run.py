@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ from torch import nn
 from piledriver.observe.profile.collect import StepProfiler
 from piledriver.observe.profile.finish import finish_rank
 from piledriver.observe.report.report import Report
+
+_log = logging.getLogger(__name__)
 
 
 def profile_step(
@@ -37,9 +40,29 @@ def profile_step(
             for _ in range(steps):
                 step()
                 profiler.step()
-    finally:
-        # An out-of-memory error ends the block: the same report is written, and the error continues.
-        report = Report.of([finish_rank(profiler, folder)], "profile")
-        if folder is not None:
-            report.save(folder)
+    except BaseException:
+        write_failure(profiler, folder)
+        raise
+    report = Report.of([finish_rank(profiler, folder)], "profile")
+    if folder is not None:
+        report.save(folder)
     return report
+
+
+def write_failure(profiler: StepProfiler, folder: str | None) -> Report | None:
+    """Write the report of this rank after an error in the profiled block; without a folder, log it.
+
+    Never raises: the error of the block is what the user must see. Returns None if nothing was recorded.
+    """
+    if not profiler.was_recorded:
+        return None
+    try:
+        report = Report.of([finish_rank(profiler, folder)], "profile that ended in an error")
+        if folder is not None:
+            _log.error("the profile up to the error is in %s", report.save(folder))
+        else:
+            _log.error("%s", report.text())
+        return report
+    except Exception as error:
+        _log.warning("no report of the failed profile: %s: %s", type(error).__name__, error)
+        return None

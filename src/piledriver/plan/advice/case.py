@@ -67,6 +67,11 @@ class Case:
         """Return a fact of the window for one step; 0 if it was not recorded."""
         return float(self.facts.get(fact) or 0.0) / self.rank.steps
 
+    @property
+    def launching(self) -> float:
+        """Seconds of the host for the kernels of a step: less work for each kernel makes no step faster than this."""
+        return self.per_step("kernels") * LAUNCH
+
     def waited(self, part: str) -> float:
         """Seconds that a step waited for a part of the loop, such as the tokeniser."""
         found = [row.waited_seconds for row in self.rank.input_output if row.name == part]

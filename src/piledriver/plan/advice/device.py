@@ -5,8 +5,8 @@ from __future__ import annotations
 from piledriver.observe.report.values import Advice
 from piledriver.plan.advice.case import LAUNCH, Case, milliseconds, share
 
-# A compiled model reads and writes what its fused operators would hand to each other in memory only once.
-_FUSED = 0.35
+# Kernels of a CUDA graph start this long after each other.
+_GRAPH_GAP = 1e-6
 
 
 def host_synchronisation(case: Case) -> Advice | None:
@@ -48,6 +48,8 @@ def tiny_kernels(case: Case) -> Advice | None:
 
 def _tiny_on_device(case: Case) -> Advice | None:
     kernels, waiting = case.per_step("kernels"), case.seconds("host_wait") + case.seconds("idle")
+    # A graph cures neither reads of results nor allocations of device memory, which have rules of their own.
+    waiting -= case.per_step("idle_after_synchronisation") + case.per_step("malloc_seconds")
     median = float(case.facts.get("kernel_median_us", 0.0))
     if median > 12 or kernels < 50 or waiting < 0.15 * case.step:
         return None
@@ -57,7 +59,7 @@ def _tiny_on_device(case: Case) -> Advice | None:
         f"{kernels:.0f} kernels a step with a median of {median:.1f} us; the device waits for launches "
         f"{milliseconds(waiting)} ({share(waiting, case.step)})",
         'torch.compile(model, mode="reduce-overhead"), torch.cuda.make_graphed_callables, fused optimizers',
-        case.step - waiting,
+        case.step - max(0.0, waiting - kernels * _GRAPH_GAP),
     )
 
 
@@ -110,7 +112,7 @@ def not_compiled(case: Case) -> Advice | None:
         "compile the blocks of the model",
         f"operators without matrix products take {milliseconds(seconds)} of a step ({share(seconds, case.step)})",
         'Layout(compile="blocks"), or block.compile() for each block',
-        case.step - (1 - _FUSED) * seconds,
+        case.step - max(0.0, seconds - case.per_step("fused_seconds")),
     )
 
 

@@ -76,12 +76,14 @@ def padding_waste(case: Case) -> Advice | None:
     optimizer = case.per_step("optimizer_seconds")
     # The optimizer's time does not depend on tokens.
     device = max(0.0, case.seconds("compute") - optimizer)
+    if not case.on_device:  # the profiler slows a CPU's operators down as it does the whole step
+        device *= case.step / case.profiled
     return case.advice(
         "padding",
         "pack sequences instead of padding them",
         f"{share(padding, tokens)} of the tokens are padding",
         "concatenate documents (piledriver tokenize packs them), or batch sequences of similar length",
-        case.step - wasted * device,
+        max(case.step - wasted * device, case.launching),
     )
 
 

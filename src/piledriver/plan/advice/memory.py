@@ -7,6 +7,7 @@ from piledriver.observe.memory.use import readable
 from piledriver.observe.report.values import Advice
 from piledriver.plan.advice.case import Case, milliseconds, share
 
+_SHORT_US = 10.0
 _GROWS = ("activation", "recomputed activation", "activation gradient", "loss", "workspace", "batch")
 
 
@@ -25,7 +26,8 @@ def fragmentation(case: Case) -> Advice | None:
         f"({share(seconds, case.step)}); {readable(unused)} are reserved and unused, "
         f"{counts.get('retries', 0)} retries",
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; no empty_cache() in the loop; batches of one shape",
-        case.step - seconds,
+        # Releasing memory waits for the device, which is not saved.
+        max(case.step - seconds, case.seconds("compute") + case.seconds("exposed_communication")),
     )
 
 
@@ -47,7 +49,10 @@ def small_micro_batches(case: Case) -> Advice | None:
     adding = case.per_step("accumulate_seconds") * (1 - 1 / calls)
     if case.on_device:
         host = case.seconds("host_wait") + case.seconds("idle")
-        predicted = case.step - saved - adding - host * (1 - 1 / merged)
+        # Kernels shorter than their launch take as long for a larger micro-batch.
+        short = float(case.facts.get("kernel_median_us", 0.0)) < _SHORT_US
+        same = max(0.0, case.per_step("elementwise_seconds") - case.per_step("accumulate_seconds")) if short else 0.0
+        predicted = case.step - saved - adding - (host + same) * (1 - 1 / merged)
     else:
         fixed = case.per_step("small_operator_seconds") + case.rank.seconds["host_wait"] / case.rank.steps
         predicted = case.without(saved + adding + fixed * (1 - 1 / merged))
