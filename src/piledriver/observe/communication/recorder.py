@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,8 +29,8 @@ _METHODS = (
     "reduce_scatter_single", "broadcast", "alltoall", "alltoall_base", "all_to_all_single", "reduce", "gather",
     "scatter", "send", "recv", "barrier",
 )  # fmt: skip
-_KEPT = 200_000
-_Key = tuple[str, str, int, int]
+_IN_PLACE = frozenset({"allreduce", "broadcast", "reduce"})
+_KEPT = 65_536
 
 
 @dataclass(slots=True)
@@ -42,6 +43,34 @@ class RecordedCall:
     size: int
     begin_ns: int
     end_ns: int = 0
+
+
+class _Series:
+    """The calls of one collective, group and size. Times lie in an array: objects would cost the garbage collector."""
+
+    __slots__ = ("about", "starts", "timed")
+
+    def __init__(self, name: str, group: str, ranks: int, size: int) -> None:
+        self.about = (name, group, ranks, size)
+        self.starts = array("q")
+        self.timed: dict[int, RecordedCall] = {}
+
+    def time(self, begin_ns: int) -> RecordedCall:
+        """Return the record of a call whose end will be noted."""
+        found = self.timed[begin_ns] = RecordedCall(*self.about, begin_ns)
+        return found
+
+    def shorten(self) -> None:
+        """Forget the older half."""
+        half = len(self.starts) // 2
+        for begin in self.starts[:half]:
+            self.timed.pop(begin, None)
+        del self.starts[:half]
+
+    def calls(self) -> Iterator[RecordedCall]:
+        """Yield the calls that are kept."""
+        for begin in self.starts[:]:
+            yield self.timed.get(begin) or RecordedCall(*self.about, begin)
 
 
 class CommunicationRecorder:
@@ -57,11 +86,7 @@ class CommunicationRecorder:
         """Time the first two calls of each collective and size, then one in `every`; all are counted."""
         self.begin_ns = 0
         self._every = every
-        # Tuples instead of objects: this is the cost of a step. The key is (collective, group, ranks, bytes).
-        self._plain: deque[tuple[_Key, int]] = deque(maxlen=_KEPT)
-        self._timed: deque[RecordedCall] = deque(maxlen=_KEPT)
-        self._seen: dict[_Key, int] = {}
-        self._groups: dict[int, tuple[str, int]] = {}
+        self._series: list[_Series] = []
         self._originals: dict[str, Any] = {}
 
     def __enter__(self) -> CommunicationRecorder:
@@ -83,33 +108,38 @@ class CommunicationRecorder:
         self._originals.clear()
 
     def _wrapped(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        kind, groups, counts, every = collective_name(name), self._groups, self._seen, self._every
-        plain, timed, now = self._plain, self._timed, time.time_ns
+        kind, every, now = collective_name(name), self._every, time.time_ns
+        known: dict[tuple[int, int], _Series] = {}
+        in_place = name in _IN_PLACE
 
         def call(group: Any, *args: Any, **kwargs: Any) -> Any:
             begin = now()
             work = original(group, *args, **kwargs)
-            about = groups.get(id(group))
-            if about is None:
-                about = groups[id(group)] = (group.group_desc or group.group_name, group.size())
-            key = (kind, *about, collective_bytes(args))
-            before = counts.get(key, 0)
-            counts[key] = before + 1
-            if (before >= 2 and before % every) or work is None or (args and _on_device(args[0])):
-                plain.append((key, begin))
-            else:
-                seen = RecordedCall(*key, begin)
-                timed.append(seen)
-                _when_done(work, seen)
+            first = args[0] if args else None
+            # Most calls are of one tensor, and searching through the arguments would cost more than the rest.
+            single = in_place and type(first) is list and len(first) == 1
+            size = first[0].nbytes if single else collective_bytes(args)
+            series = known.get((id(group), size))
+            if series is None:
+                series = _Series(kind, group.group_desc or group.group_name, group.size(), size)
+                known[id(group), size] = series
+                self._series.append(series)
+            starts = series.starts
+            count = len(starts)
+            starts.append(begin)
+            if (count < 2 or not count % every) and work is not None and not (args and _on_device(args[0])):
+                _when_done(work, series.time(begin))
+            if count >= _KEPT:
+                series.shorten()
             return work
 
         return call
 
     @property
     def calls(self) -> list[RecordedCall]:
-        """Every call from Python so far, by its start."""
-        untimed = (RecordedCall(*key, begin) for key, begin in list(self._plain))
-        return sorted((*untimed, *self._timed), key=lambda one: one.begin_ns)
+        """The latest calls from Python, by their start."""
+        found = (one for series in list(self._series) for one in series.calls())
+        return sorted(found, key=lambda one: one.begin_ns)
 
     def summary(self, *, across_ranks: bool = False) -> list[Traffic]:
         """Return count, bytes and bandwidth by group, collective and size since the beginning, most bytes first.

@@ -11,13 +11,13 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 _LOGGER = logging.getLogger(__name__)
 
-Calls = queue.Queue[tuple[Callable[[], Any], threading.Event] | None]
+# A lock and this queue are C code: with `queue.Queue` and `threading.Event` a call would cost several times as much.
+Calls = queue.SimpleQueue[tuple[Callable[[], Any], threading.Lock] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Guard:
     def __init__(self, name: str, patience: Patience) -> None:
         self.name = name
         self._patience = patience
-        self._calls: Calls = queue.Queue(patience.queue_length)
+        self._calls: Calls = queue.SimpleQueue()
         self._slow = 0
         self._failed = 0
         self._dropped = 0
@@ -107,15 +107,15 @@ class Guard:
             self._thread.start()
             # Without `finish` the thread runs the queue and ends when the guard is collected.
             weakref.finalize(self, _end, self._calls).atexit = False
-        done = threading.Event()
-        try:
-            self._calls.put_nowait((action, done))
-        except queue.Full:
+        if self._calls.qsize() >= self._patience.queue_length:
             self._dropped += 1
             if self._dropped == 1:
                 self._warn(f"is {self._patience.queue_length} calls behind; values are dropped until it catches up")
             return False
-        return done.wait(wait_s) if wait_s > 0 else False
+        done = threading.Lock()
+        done.acquire()  # the tracker's thread releases it
+        self._calls.put((action, done))
+        return done.acquire(timeout=wait_s) if wait_s > 0 else False
 
     def failed(self, error: BaseException) -> None:
         """Count a call that raised, and log the first one."""
@@ -139,7 +139,7 @@ def _work(calls: Calls, held: weakref.ref[Guard]) -> None:
                 guard.failed(error)
             del guard
         finally:
-            done.set()
+            done.release()
             # Hold no reference while waiting for the next call.
             del item, action, done
         if held() is None and calls.empty():
@@ -147,5 +147,4 @@ def _work(calls: Calls, held: weakref.ref[Guard]) -> None:
 
 
 def _end(calls: Calls) -> None:
-    with suppress(queue.Full):
-        calls.put_nowait(None)
+    calls.put(None)
