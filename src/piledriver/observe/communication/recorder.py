@@ -115,7 +115,7 @@ class CommunicationRecorder:
         def call(group: Any, *args: Any, **kwargs: Any) -> Any:
             begin = now()
             work = original(group, *args, **kwargs)
-            first = args[0] if args else None
+            first: Any = args[0] if args else None
             # Most calls are of one tensor, and searching through the arguments would cost more than the rest.
             single = in_place and type(first) is list and len(first) == 1
             size = first[0].nbytes if single else collective_bytes(args)
