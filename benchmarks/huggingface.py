@@ -285,7 +285,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=["llamas"], help="`llamas`, `others`, or names of shapes")
     parser.add_argument("--rows", nargs="+", choices=[*PEERS, *OURS, *OWN])
-    parser.add_argument("--at-once", type=int, default=15, help="processes that warm up together")
+    parser.add_argument("--at-once", type=int, default=6, help="processes that warm up together")
     parser.add_argument("--liger", help="folder to import liger_kernel from")
     parser.add_argument("--one", help="used within")
     options = parser.parse_args()

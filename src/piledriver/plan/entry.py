@@ -157,7 +157,7 @@ def config_of(model: Any) -> tuple[ModelConfig, str]:
         return model, "model"
     if isinstance(model, str | os.PathLike):
         if os.path.isdir(model):
-            from piledriver.models.interchange.folder import read_folder_config
+            from piledriver.models.interchange import read_folder_config
 
             return read_folder_config(model)[0], os.path.basename(os.path.abspath(model))
         return preset(os.fspath(model)), os.fspath(model)

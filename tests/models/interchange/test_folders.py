@@ -190,7 +190,7 @@ def test_damaged_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(CorruptFileError, match=r"model.safetensors is not a complete safetensors file"):
         load_folder(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(CorruptFileError, match=r"config.json is not JSON"):
+    with pytest.raises(CorruptFileError, match=r"config.json is damaged"):
         load_folder(tmp_path)
 
 

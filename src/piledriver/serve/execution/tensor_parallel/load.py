@@ -12,8 +12,7 @@ from piledriver.engine.apply import apply
 from piledriver.engine.mesh import make_mesh
 from piledriver.engine.state import state_of
 from piledriver.models import Transformer
-from piledriver.models.interchange import load_weights, read_folder_config, stored_dtype
-from piledriver.models.interchange.folder import read_generation
+from piledriver.models.interchange import load_weights, read_folder_config, read_generation, stored_dtype
 from piledriver.serve.errors import ServeError
 
 
