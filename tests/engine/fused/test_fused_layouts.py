@@ -24,19 +24,23 @@ def _on_two(rank: int) -> None:
         assert_like_plain(name, Layout(zero=3, fuse=True, **EAGER))
     assert_like_plain("llama", Layout(cp=2, fuse=True, **EAGER))
     assert_like_plain("llama", Layout(pp=2, microbatches=2, fuse=True, **EAGER))
+    assert_like_plain("llama", Layout(tp=2, fuse=True, **EAGER))
     _own_loss(Layout(zero=3, fuse=True, **EAGER))
     operations = {}
     for layout in (
         Layout(zero=3, **EAGER, fuse=True),
         Layout(cp=2, **EAGER, fuse=True),
         Layout(pp=2, **EAGER, fuse=True),
+        Layout(tp=2, **EAGER, fuse=True),
     ):
         report = report_of(Accelerator(world=group_world(), layout=layout).prepare(made("llama")))
         assert report is not None
-        operations[layout.zero, layout.cp, layout.pp] = {entry.operation for entry in report.replaced}
+        operations[layout.zero, layout.cp, layout.pp, layout.tp] = {entry.operation for entry in report.replaced}
     layers = {"norm", "gated MLP"}
-    assert operations[3, 1, 1] == operations[0, 2, 1] == layers | {"output layer and cross-entropy"}
-    assert operations[0, 1, 2] == layers
+    assert operations[3, 1, 1, 1] == operations[0, 2, 1, 1] == layers | {"output layer and cross-entropy"}
+    assert operations[0, 1, 2, 1] == layers
+    # Sharded layers of MLPs and output compute on their own.
+    assert operations[0, 1, 1, 2] == {"norm"}
 
 
 def _own_loss(layout: Layout) -> None:

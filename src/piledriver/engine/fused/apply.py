@@ -37,9 +37,8 @@ def _fuse(report: FuseReport, model: nn.Module, mesh: Mesh) -> None:
     modules = {name: module for name, module in model.named_modules() if id(module) not in inside}
     if ours:
         report.notes.append("Transformer of piledriver: fused by construction")
-    if mesh.layout.tp > 1:
-        report.notes.append(f"nothing else is replaced under tp {mesh.layout.tp}: layers compute on shards")
-        return
+    if mesh.layout.tp > 1 and not ours:
+        report.notes.append(f"tp {mesh.layout.tp} has the output layer and MLPs: they compute on shards")
     _fuse_layers(report, modules, mesh)
     if mesh.layout.pp > 1:
         report.notes.append(f"attention and residual stream are left under pp {mesh.layout.pp}: stages pass tensors on")

@@ -22,13 +22,14 @@ def why_special(module: nn.Module) -> str | None:
     """Return why a module must run its own forward; None for a plain one."""
     if "forward" in vars(module):
         return "its forward was replaced"
+    sharded = [name for name, one in module.named_parameters(recurse=False) if isinstance(one, DTensor)]
+    if sharded:
+        return f"{sharded[0]} is sharded or replicated over ranks"
     if has_hooks(module):
         return "it has hooks"
     if parametrize.is_parametrized(module):
         return "its parameters are parametrised"
     for name, parameter in module.named_parameters(recurse=False):
-        if isinstance(parameter, DTensor):
-            return f"{name} is sharded"
         if type(parameter) is not nn.Parameter or not parameter.is_floating_point():
             return f"{name} is quantised ({type(parameter).__name__}, {str(parameter.dtype).removeprefix('torch.')})"
     return None

@@ -7,6 +7,7 @@ or with fp8 kernels, needs to know nothing of parallelism.
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_t
 from piledriver.engine.shards.collectives import Group, copy_to_region
 
 Reader = Callable[[Tensor], Tensor]
+_OF_READERS = frozenset({"_readers", "_reads_locally"})
 
 
 def part(parameter: Tensor) -> Tensor:
@@ -132,6 +134,32 @@ def read_locally(module: nn.Module, name: str, reader: Reader = part) -> None:
         names = (*kind.__dict__.get("_local_names", ()), name)
         base = kind.__mro__[1] if "_local_names" in kind.__dict__ else kind
         module.__class__ = _reading_class(base, names)
+
+
+def reads_replicas(module: nn.Module) -> bool:
+    """Return whether a module has no children, and no hooks but those by which it reads full parameters."""
+    readers = module.__dict__.get("_readers", {})
+    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    replicas = all(
+        isinstance(parameter, DTensor) and all(isinstance(one, Replicate) for one in parameter.placements)
+        for parameter in module._parameters.values()
+        if parameter is not None
+    )
+    known = readers.keys() == {name for name, parameter in module._parameters.items() if parameter is not None}
+    return bool(readers) and known and replicas and hooks == [_begin, _end] and not module._modules
+
+
+def plain_twin(module: nn.Module) -> nn.Module:
+    """Return a copy of a module of `reads_replicas` that has plain parameters, and no hooks."""
+    kind = type(module)
+    twin = object.__new__(kind.__mro__[1] if "_local_names" in kind.__dict__ else kind)
+    twin.__dict__.update({name: value for name, value in vars(module).items() if name not in _OF_READERS})
+    twin._parameters = {
+        name: None if parameter is None else nn.Parameter(part(parameter.detach()).clone())
+        for name, parameter in module._parameters.items()
+    }
+    twin._forward_pre_hooks, twin._forward_hooks = OrderedDict(), OrderedDict()
+    return twin
 
 
 @functools.cache  # one class for all blocks, so that they share one compilation
