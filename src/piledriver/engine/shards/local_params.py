@@ -152,7 +152,7 @@ def reads_replicas(module: nn.Module) -> bool:
 def plain_twin(module: nn.Module) -> nn.Module:
     """Return a copy of a module of `reads_replicas` that has plain parameters, and no hooks."""
     kind = type(module)
-    twin = object.__new__(kind.__mro__[1] if "_local_names" in kind.__dict__ else kind)
+    twin: nn.Module = object.__new__(kind.__mro__[1] if "_local_names" in kind.__dict__ else kind)
     twin.__dict__.update({name: value for name, value in vars(module).items() if name not in _OF_READERS})
     twin._parameters = {
         name: None if parameter is None else nn.Parameter(part(parameter.detach()).clone())
