@@ -59,6 +59,7 @@ SMALLER = {
 
 
 PARTS = ("train", "quantise", "prune", "recover")
+FITTED = "30% structured, reconstructed"
 STRUCTURED, RECOVERED = "30% structured", "30% structured, recovered on 5% of the tokens"
 SCRATCH = "the small shape from scratch on 20% of the tokens"
 PAIRS, AWARE = "2:4 sparsegpt", "w4a16-g128 quantisation-aware on 5% of the tokens"
@@ -246,8 +247,11 @@ def recovered_rows(bench: Bench, model: Transformer, data: dict[str, Any], train
     if pruned is not None:
         kept = sum(p.numel() for p in pruned.blocks.parameters()) / sum(p.numel() for p in model.blocks.parameters())
         print(json.dumps({"row": "compress: sizes", "block_parameters_kept": round(kept, 4)}), flush=True)
-        start = folder_of(pruned, "pruned")
-        bench.attempt(RECOVERED, lambda: distilled(start, "recovered", options.recover_lr))
+        fit: dict[str, Any] = {**data, "epochs": options.epochs, "batch_tokens": options.fit_tokens}
+        fitted = bench.attempt(FITTED, lambda: reconstruct(pruned, model, **fit))
+        start = folder_of(fitted or pruned, "pruned")
+        mix = options.recover_cross_entropy
+        bench.attempt(RECOVERED, lambda: distilled(start, "recovered", options.recover_lr, cross_entropy=mix))
         bench.attempt(SCRATCH, lambda: from_scratch(pruned.config))
     bench.attempt(AWARE, lambda: distilled(bench.teacher, "aware", options.aware_lr, quantise="w4a16-g128"))
     pairs = compress.prune(model, "2:4", method="sparsegpt", **data)
@@ -343,13 +347,11 @@ def gptq_of_one_block(samples: int, length: int, *, tiny: bool = False) -> None:
     one = dataclasses.replace(shape, layers=1)
     with torch.device("meta"):
         model = Transformer(one)
-    model = model.to(torch.bfloat16).to_empty(device="cpu")
-    generator = torch.Generator().manual_seed(0)
+    model = model.to(torch.bfloat16).to_empty(device=device)
     for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.02, generator=generator)
-    model.embedding.to(device)  # type: ignore[union-attr]
-    model.norm.to(device)  # type: ignore[union-attr]
-    tokens = torch.randint(shape.vocab_size, (samples, length), generator=generator)
+        torch.nn.init.normal_(parameter, std=0.02)
+    model.blocks.cpu()
+    tokens = torch.randint(shape.vocab_size, (samples, length), generator=torch.Generator().manual_seed(0))
     seconds = []
     for _ in range(2):  # the first pass loads libraries
         began = time.monotonic()
@@ -378,7 +380,8 @@ def main() -> None:
     parser.add_argument("--fit-tokens", type=int, default=8192, help="tokens of a step of reconstruction")
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--recover-lr", type=float, default=4e-4)
+    parser.add_argument("--recover-lr", type=float, default=6e-4)
+    parser.add_argument("--recover-cross-entropy", type=float, default=0.5)
     parser.add_argument("--batch-tokens", type=int, default=65536)
     parser.add_argument("--limit", type=float, default=600.0, help="seconds after which no row is begun")
     parser.add_argument("--gptq-cpu", action="store_true")

@@ -314,3 +314,12 @@ def test_an_expert_is_rounded_with_the_inputs_of_its_own_tokens() -> None:
         expected = dequantise_weight(gptq(mlp.experts.gate_up[expert], own.t() @ own, scheme), torch.float32)
         # Sums in another order may move a value that lies between two codes.
         assert (codes[expert] == expected).float().mean() > 0.99
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_codes_lie_row_by_row_as_kernels_read_them(name: str) -> None:
+    scheme = Scheme.named(name)
+    x = inputs(128)
+    small = gptq(torch.randn(8, 128), x.t() @ x, scheme)
+    assert small.data.is_contiguous()
+    assert small.scales.is_contiguous()

@@ -7,7 +7,7 @@ block, its statistics and one batch of activations, whatever the size of the mod
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -53,6 +53,18 @@ class Calibration(NamedTuple):
         return cls(torch.from_numpy(batch.inputs.astype("int64")), ids, origin)
 
 
+@contextmanager
+def _tensor_cores(dtype: torch.dtype) -> Iterator[None]:
+    """Multiply fp32 matrices on a GPU's tensor cores (TF32) if their values come from 16 bits, which TF32 holds."""
+    before = torch.get_float32_matmul_precision()
+    if dtype in (torch.bfloat16, torch.float16):
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 class LayerStatistics:
     """Sums over the inputs of a linear layer: their second moments, and the size of each channel."""
 
@@ -69,7 +81,8 @@ class LayerStatistics:
         """Add inputs of [..., columns]."""
         flat = x.detach().flatten(0, -2).float()
         self.rows += len(flat)
-        self.moments.addmm_(flat.t(), flat)
+        with _tensor_cores(x.dtype):
+            self.moments.addmm_(flat.t(), flat)
         size = flat.abs()
         self.magnitudes += size.sum(dim=0)
         self.largest = torch.maximum(self.largest, size.amax(dim=0))

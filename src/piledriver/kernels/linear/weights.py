@@ -73,13 +73,13 @@ class WeightGrid(NamedTuple):
         return (codes * self.scales.float()[..., None]).flatten(1)
 
     def pack(self, codes: Tensor) -> QuantisedWeight:
-        """Return the quantised weight with these codes."""
+        """Return the quantised weight with these codes, row by row in memory, as kernels read it."""
         if self.kind == "fp8":
-            return QuantisedWeight(self.kind, codes.to(torch.float8_e4m3fn), self.scales)
+            return QuantisedWeight(self.kind, codes.to(torch.float8_e4m3fn).contiguous(), self.scales)
         if self.kind == "int8":
-            return QuantisedWeight(self.kind, codes.to(torch.int8), self.scales)
+            return QuantisedWeight(self.kind, codes.to(torch.int8).contiguous(), self.scales)
         low, high = self._grouped(codes).to(torch.uint8).chunk(2, dim=-1)
-        return QuantisedWeight(self.kind, (low | (high << 4)).flatten(1), self.scales, self.zeros)
+        return QuantisedWeight(self.kind, (low | (high << 4)).flatten(1).contiguous(), self.scales, self.zeros)
 
     def _grouped(self, x: Tensor) -> Tensor:
         return torch.unflatten(x, 1, (self.scales.shape[1], -1))
