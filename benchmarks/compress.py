@@ -391,7 +391,8 @@ def main() -> None:
         gptq_on_cpu(128, 128)
         return
     if options.gptq_block:
-        gptq_of_one_block(128, 2048, tiny=not torch.cuda.is_available())
+        gpu = torch.cuda.is_available()
+        gptq_of_one_block(128 if gpu else 2, 2048, tiny=not gpu)
         return
     if options.tokens is None or options.held_out is None:
         print(json.dumps({"row": "compress", "ours": None, "why": "needs --tokens and --held-out"}))
