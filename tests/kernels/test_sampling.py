@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from piledriver.kernels.sampling import RowSettings, draw_tokens, token_logprobs
+from piledriver.kernels.sampling import RowSettings, draw_tokens, mask_tokens, token_logprobs
 from piledriver.kernels.sampling.reference import truncate_row
 from tests.kernels.interpreter import interpret
 
@@ -37,6 +37,11 @@ for truncates in (False, True):
     torch.testing.assert_close(found.logprobs, expected.logprobs, rtol=1e-5, atol=1e-5)
     again = TritonSampling().token_logprobs(logits, found.tokens)
     assert torch.equal(again, found.logprobs)
+words = torch.randint(-(2**31), 2**31, (2, 282), dtype=torch.int64).to(torch.int32)
+rows, masked, expected = torch.tensor([7, 2]), logits.clone(), logits.clone()
+TritonSampling().mask_tokens(masked, rows, words)
+ReferenceSampling().mask_tokens(expected, rows, words)
+assert torch.equal(masked, expected) and masked[7].isinf().any() and not masked[0].isinf().any()
 """
 
 
@@ -98,6 +103,14 @@ def test_a_row_does_not_depend_on_the_others() -> None:
         alone = draw_tokens(logits[row : row + 1], one)
         assert torch.equal(alone.tokens, whole.tokens[row : row + 1])
         assert torch.equal(alone.logprobs, whole.logprobs[row : row + 1])
+
+
+def test_a_mask_bars_tokens_whose_bit_is_off() -> None:
+    logits = torch.zeros(3, 40)
+    mask_tokens(logits, torch.tensor([2, 0]), torch.tensor([[-1, 1], [1 << 31, 0]], dtype=torch.int64).to(torch.int32))
+    assert (logits[2] == 0).nonzero().flatten().tolist() == list(range(33))
+    assert (logits[0] == 0).nonzero().flatten().tolist() == [31]
+    assert (logits[1] == 0).all()
 
 
 def test_the_triton_kernels_are_the_reference() -> None:

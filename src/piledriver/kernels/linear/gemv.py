@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from piledriver.kernels.early_launch import launch_options, starts_early
 from piledriver.kernels.linear.weights import QuantisedWeight
 
 try:
@@ -23,6 +24,7 @@ except ImportError:
 _MOST_COLUMNS = 16384
 
 if triton is not None:
+    from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
 
     @triton.jit
     def finish(total, other, rows, index, live, bias, residual, out, GATE: tl.constexpr, BIAS: tl.constexpr,
@@ -42,8 +44,10 @@ if triton is not None:
     def _gemv(
         x, norm, weight, scales, bias, residual, out, outputs, eps, weight_stride,
         COLUMNS: tl.constexpr, SCALED: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-        NORM: tl.constexpr, R: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr,
+        NORM: tl.constexpr, R: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr, EARLY: tl.constexpr,
     ):  # fmt: skip
+        if EARLY:
+            gdc_launch_dependents()
         index = tl.program_id(0) * R + tl.arange(0, R)
         live = index < outputs
         index = tl.where(live, index, 0)
@@ -62,11 +66,15 @@ if triton is not None:
                 w = tl.load(base + wide)
                 if GATE > 0:
                     v = tl.load(base + GATE * weight_stride + wide)
-                value = tl.load(x + places).to(tl.float32)
             else:
                 w = tl.load(base + wide, mask=wide < COLUMNS, other=0.0)
                 if GATE > 0:
                     v = tl.load(base + GATE * weight_stride + wide, mask=wide < COLUMNS, other=0.0)
+            if EARLY and start == 0:
+                gdc_wait()
+            if even:
+                value = tl.load(x + places).to(tl.float32)
+            else:
                 value = tl.load(x + places, mask=places < COLUMNS, other=0.0).to(tl.float32)
             if NORM:
                 squares += value * value
@@ -108,11 +116,13 @@ def gemv(
     lanes = 512 if scaled else 256  # 16 bytes a lane
     chosen = config or gemv_shape(columns, lanes, gate=bool(gate_block))
     out = torch.empty(1, outputs, dtype=x.dtype, device=x.device)
+    early = starts_early(x.device)
     _gemv[(triton.cdiv(outputs, chosen["rows"]),)](
         x, x if norm is None else norm, data, scales, data if bias is None else bias,
         x if residual is None else residual, out, outputs, eps, data.stride(0),
         COLUMNS=columns, SCALED=scaled, GATE=gate_block, BIAS=bias is not None, RESIDUAL=residual is not None,
-        NORM=norm is not None, R=chosen["rows"], CHUNKS=chosen["chunks"], LANES=lanes, num_warps=chosen["warps"],
+        NORM=norm is not None, R=chosen["rows"], CHUNKS=chosen["chunks"], LANES=lanes, EARLY=early,
+        num_warps=chosen["warps"], **launch_options(early),
     )  # fmt: skip
     return out
 

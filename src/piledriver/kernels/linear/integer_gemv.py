@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from piledriver.kernels.early_launch import launch_options, starts_early
 from piledriver.kernels.linear.weights import GROUP, QuantisedWeight
 
 try:
@@ -23,6 +24,7 @@ except ImportError:
 _MOST_COLUMNS = 16384
 
 if triton is not None:
+    from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
     from piledriver.kernels.linear.gemv import finish
     from piledriver.kernels.linear.integers import MOST, ROUND_BITS, integer_bits, integer_scale
 
@@ -105,7 +107,10 @@ if triton is not None:
         x, norm, weight, scales, bias, residual, out, outputs, eps, weight_stride, scale_stride, columns,
         WORDS: tl.constexpr, INT4: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
         NORM: tl.constexpr, R: tl.constexpr, CHUNKS: tl.constexpr, GROUP_WORDS: tl.constexpr, ASM: tl.constexpr,
+        EARLY: tl.constexpr,
     ):  # fmt: skip
+        if EARLY:
+            gdc_launch_dependents()
         index = tl.program_id(0) * R + tl.arange(0, R)
         live = index < outputs
         index = tl.where(live, index, 0)
@@ -134,6 +139,8 @@ if triton is not None:
             scale = tl.load(scales + rows).to(tl.float32)
             if GATE > 0:
                 other_scale = tl.load(scales + rows + GATE).to(tl.float32)
+        if EARLY:
+            gdc_wait()
         words = tl.arange(0, CHUNKS)[:, None] * LANES + tl.arange(0, LANES)[None, :]
         known = words < WORDS
         if INT4:
@@ -183,12 +190,14 @@ def integer_gemv(
     chosen = config or integer_shape(words, gate=bool(gate_block))
     numbers = x.view(torch.int64)
     out = torch.empty(1, outputs, dtype=x.dtype, device=x.device)
+    early = starts_early(x.device)
     _integer_gemv[(triton.cdiv(outputs, chosen["rows"]),)](
         numbers, numbers if norm is None else norm.view(torch.int64), data, scales, x if bias is None else bias,
         x if residual is None else residual, out, outputs, eps, data.stride(0), scales.stride(0), columns,
         WORDS=words, INT4=int4, GATE=gate_block, BIAS=bias is not None, RESIDUAL=residual is not None,
         NORM=norm is not None, R=chosen["rows"], CHUNKS=triton.next_power_of_2(triton.cdiv(words, 128)),
-        GROUP_WORDS=GROUP // 8, ASM=isinstance(_integer_gemv, triton.runtime.JITFunction), num_warps=chosen["warps"],
+        GROUP_WORDS=GROUP // 8, ASM=isinstance(_integer_gemv, triton.runtime.JITFunction), EARLY=early,
+        num_warps=chosen["warps"], **launch_options(early),
     )  # fmt: skip
     return out
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from piledriver.kernels.early_launch import launch_options, starts_early
 from piledriver.kernels.paged_attention.batch import PagedBatch, Rotation
 from piledriver.kernels.registry import TritonKernel
 
@@ -34,6 +35,7 @@ _MANY = 8
 """Sequences from which on decode steps fill a device."""
 
 if triton is not None:
+    from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
     from piledriver.kernels.paged_attention.rotate import rotate
 
     @triton.jit
@@ -109,8 +111,10 @@ if triton is not None:
         GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
         ROWS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
         SLOPES: tl.constexpr, SINKS: tl.constexpr, SHARED: tl.constexpr, DECODE: tl.constexpr,
-        ROTATE: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr,
+        ROTATE: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr, EARLY: tl.constexpr,
     ):  # fmt: skip
+        if EARLY:
+            gdc_launch_dependents()
         tile, kv_head, program = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         programs = tl.num_programs(2)
         if DECODE:
@@ -130,6 +134,8 @@ if triton is not None:
         first = tl.load(starts + row)
         count = tl.load(starts + row + 1) - first
         context = tl.load(contexts + row)
+        if EARLY:
+            gdc_wait()  # the projection; what is read above is older than the chain
         if within * BLOCK < count:
             index = tl.arange(0, ROWS)
             token = within * BLOCK + index // GROUP_PADDED
@@ -266,6 +272,8 @@ class TritonPagedAttention(TritonKernel):
         # Scores are in base 2; a soft cap is applied in base e, so the change of base follows it.
         factor, cap = (scale * _LOG2E, 0.0) if softcap is None else (scale / softcap, softcap * _LOG2E)
         unused = batch.contexts
+        # Between linear layers of one row. Invariant ones are not launched early: waiting programs would hold memory.
+        early = rotation is not None and tokens == 1 and not batch.invariant and starts_early(q.device)
         turns = rotation or Rotation(group)
         angles, q_norm, k_norm = turns.table, turns.q_norm, turns.k_norm
         _paged_attention[(tiles, kv_heads, programs)](
@@ -311,8 +319,10 @@ class TritonPagedAttention(TritonKernel):
             ROTATE=rotation is not None,
             ROTARY=0 if angles is None else angles.shape[1],
             NORM=q_norm is not None,
+            EARLY=early,
             num_warps=warps,
             num_stages=stages,
+            **launch_options(early),
         )
         return out
 

@@ -4,7 +4,7 @@ The number comes from a counter-based stream: a token is a pure function of its 
 `triton` runs on a GPU, `reference` everywhere.
 """
 
-from piledriver.kernels.sampling.dispatch import draw_tokens, token_logprobs
+from piledriver.kernels.sampling.dispatch import draw_tokens, mask_tokens, token_logprobs
 from piledriver.kernels.sampling.rows import Drawn, RowSettings
 
-__all__ = ["Drawn", "RowSettings", "draw_tokens", "token_logprobs"]
+__all__ = ["Drawn", "RowSettings", "draw_tokens", "mask_tokens", "token_logprobs"]

@@ -23,6 +23,15 @@ def draw_tokens(
     return drawn
 
 
+def mask_tokens(logits: Tensor, rows: Tensor, words: Tensor) -> None:
+    """Set logits of the given rows of [rows, vocab] to -inf where a bit of `words` is 0, in place.
+
+    `words` is [len(rows), ceil(vocab / 32)] int32: bit i % 32 of word i // 32 belongs to token i.
+    """
+    kernel: Any = fastest_kernel("sampling", logits.device)
+    kernel.mask_tokens(logits, rows, words)
+
+
 def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
     """Return the log-probability of one token for each row of [rows, vocab] logits, bit for bit as `draw_tokens`."""
     kernel: Any = fastest_kernel("sampling", logits.device)

@@ -26,6 +26,12 @@ class ReferenceSampling(Kernel):
             keep[0][keep[1].long()] = tokens
         return Drawn(tokens, self.token_logprobs(raw, tokens))
 
+    def mask_tokens(self, logits: Tensor, rows: Tensor, words: Tensor) -> None:
+        """Set logits to -inf where a bit of `words` is 0."""
+        bits = torch.arange(32, dtype=torch.int32, device=words.device)
+        allowed = ((words[:, :, None] >> bits) & 1).flatten(1)[:, : logits.shape[1]]
+        logits[rows] = logits[rows].masked_fill(allowed == 0, -torch.inf)
+
     def token_logprobs(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """Return the log-probability of one token for each row."""
         found = [

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from piledriver.kernels.early_launch import launch_options, starts_early
 from piledriver.kernels.registry import TritonKernel
 from piledriver.kernels.sampling.rows import Drawn, RowSettings
 
@@ -23,6 +24,7 @@ except ImportError:
 _TILE = 4096
 
 if triton is not None:
+    from piledriver.kernels.early_launch import gdc_launch_dependents, gdc_wait
 
     @triton.jit
     def _order(x):
@@ -91,8 +93,11 @@ if triton is not None:
     @triton.jit
     def _reduce_tiles(
         logits, raw, temperatures, thresholds, best, place, mass, raw_best, raw_mass, stride, raw_stride, vocab,
-        tiles, TRUNCATES: tl.constexpr, TILE: tl.constexpr,
+        tiles, TRUNCATES: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
     ):  # fmt: skip
+        if EARLY:
+            gdc_launch_dependents()
+            gdc_wait()
         row, tile = tl.program_id(0), tl.program_id(1)
         offsets = tile * TILE + tl.arange(0, TILE)
         inside = offsets < vocab
@@ -114,11 +119,23 @@ if triton is not None:
         tl.store(raw_mass + slot, tl.sum(tl.where(inside, tl.exp(y - raw_top), 0.0), axis=0))
 
     @triton.jit
+    def _mask_tokens(logits, rows, words, stride, word_stride, vocab, TILE: tl.constexpr):
+        row = tl.load(rows + tl.program_id(0)).to(tl.int64)
+        offsets = tl.program_id(1) * TILE + tl.arange(0, TILE)
+        inside = offsets < vocab
+        word = tl.load(words + tl.program_id(0) * word_stride + offsets // 32, mask=inside, other=-1)
+        barred = ((word >> (offsets % 32)) & 1) == 0
+        tl.store(logits + row * stride + offsets, -float("inf"), mask=inside & barred)
+
+    @triton.jit
     def _choose(
         logits, raw, temperatures, uniforms, thresholds, best, place, mass, raw_best, raw_mass, tokens, logprobs,
         kept, slots, stride, raw_stride, vocab, tiles, TRUNCATES: tl.constexpr, GIVEN: tl.constexpr,
-        KEEP: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
+        KEEP: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
     ):  # fmt: skip
+        if EARLY:
+            gdc_launch_dependents()
+            gdc_wait()
         row = tl.program_id(0)
         index = tl.arange(0, TILES)
         there = index < tiles
@@ -171,6 +188,13 @@ class TritonSampling(TritonKernel):
         tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
         return self._launch(logits, settings, raw, tokens, given=False, keep=keep)
 
+    def mask_tokens(self, logits: Tensor, rows: Tensor, words: Tensor) -> None:
+        """Set logits to -inf where a bit of `words` is 0."""
+        vocab = logits.shape[1]
+        _mask_tokens[(len(rows), triton.cdiv(vocab, _TILE))](
+            logits, rows, words, logits.stride(0), words.stride(0), vocab, TILE=_TILE, num_warps=8
+        )
+
     def token_logprobs(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """Return the log-probability of one token for each row."""
         greedy = torch.zeros(len(logits), device=logits.device)
@@ -192,6 +216,7 @@ class TritonSampling(TritonKernel):
         best, mass, raw_best, raw_mass = torch.empty(4, rows, tiles, dtype=torch.float32, device=logits.device)
         place = torch.empty(rows, tiles, dtype=torch.int32, device=logits.device)
         thresholds, logprobs = torch.empty(2, rows, dtype=torch.float32, device=logits.device)
+        early = rows == 1 and starts_early(logits.device)
         if settings.truncates:
             _thresholds[(rows,)](
                 logits, settings.temperature, settings.top_k, settings.top_p, settings.min_p, thresholds,
@@ -199,13 +224,14 @@ class TritonSampling(TritonKernel):
             )  # fmt: skip
         _reduce_tiles[(rows, tiles)](
             logits, raw, settings.temperature, thresholds, best, place, mass, raw_best, raw_mass,
-            logits.stride(0), raw.stride(0), vocab, tiles, TRUNCATES=settings.truncates, TILE=_TILE, num_warps=8,
+            logits.stride(0), raw.stride(0), vocab, tiles, TRUNCATES=settings.truncates, TILE=_TILE, EARLY=early,
+            num_warps=8, **launch_options(early),
         )  # fmt: skip
         kept, slots = keep or (tokens, tokens)
         _choose[(rows,)](
             logits, raw, settings.temperature, settings.uniform, thresholds, best, place, mass, raw_best, raw_mass,
             tokens, logprobs, kept, slots, logits.stride(0), raw.stride(0), vocab, tiles,
             TRUNCATES=settings.truncates, GIVEN=given, KEEP=keep is not None,
-            TILES=triton.next_power_of_2(tiles), TILE=_TILE, num_warps=8,
+            TILES=triton.next_power_of_2(tiles), TILE=_TILE, EARLY=early, num_warps=8, **launch_options(early),
         )  # fmt: skip
         return Drawn(tokens, logprobs)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from piledriver.kernels.sampling import mask_tokens
 from piledriver.serve.execution.inputs import SampleRow
 from piledriver.serve.request import Constraint
 
@@ -72,12 +73,13 @@ def _fill_row(words: Any, row: SampleRow, constraint: Constraint) -> None:
 
 
 def _mask_rows(logits: Tensor, places: list[int], words: Any) -> None:
-    host = torch.from_numpy(words)
-    bits = host.pin_memory().to(logits.device, non_blocking=True) if logits.is_cuda else host
-    tokens = torch.arange(logits.shape[1], device=logits.device)
-    allowed = (bits[:, tokens // 32] >> (tokens % 32)) & 1
-    rows = torch.tensor(places, device=logits.device)
-    logits[rows] = logits[rows].masked_fill(allowed == 0, -torch.inf)
+    rows = np.array(places, dtype=np.int64)
+    # From pinned memory: another copy would wait for the forward pass.
+    mask_tokens(logits, *(_to_device(torch.from_numpy(array), logits.device) for array in (rows, words)))
+
+
+def _to_device(host: Tensor, device: torch.device) -> Tensor:
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
 @functools.cache

@@ -71,7 +71,7 @@ def sample(logits: Tensor, rows: Rows[SampleRow], answers: Rows[AnswerSampler]) 
     """Draw one token from each row of [rows, vocab] logits."""
     changed, failures = logits, {}
     if any(answer.changes_logits for answer in answers):
-        changed = logits.float().clone()
+        changed = logits.to(torch.float32, copy=True)
         for position, (row, answer) in enumerate(zip(rows, answers, strict=True)):
             if answer.changes_logits:
                 _change(changed[position], row, answer)

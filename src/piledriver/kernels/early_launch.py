@@ -1,0 +1,47 @@
+# mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,untyped-decorator,misc,name-defined"
+"""Programmatic dependent launch: a kernel starts while its predecessor ends, and waits before it reads its results.
+
+A chain of small kernels hides launches and first loads of weights this way. Every kernel of a chain signals its
+dependents when it starts (`gdc_launch_dependents`) and waits (`gdc_wait`) before it reads what another kernel of the
+chain wrote and before it writes anything. A kernel that has waited may rely on all kernels before it.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+try:
+    import triton
+except ImportError:
+    triton = None
+
+_SUPPORTED = False
+if triton is not None:
+    try:
+        from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+        _SUPPORTED = True
+    except ImportError:
+
+        @triton.jit
+        def gdc_launch_dependents():
+            """Do nothing: this Triton has no early launches."""
+
+        @triton.jit
+        def gdc_wait():
+            """Do nothing: this Triton has no early launches."""
+
+
+@functools.cache
+def starts_early(device: torch.device) -> bool:
+    """Return whether kernels on a device can be launched this way: NVIDIA GPUs from Hopper on."""
+    if not _SUPPORTED or device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def launch_options(early: bool) -> dict[str, bool]:
+    """Return the options of a kernel call."""
+    return {"launch_pdl": True} if early else {}
