@@ -7,6 +7,7 @@ import json
 import sys
 
 from piledriver.cli.counts import positive, zero_or_more
+from piledriver.cli.offload import add_offload, check_offload
 
 EXAMPLE = 'piledriver generate run/model "The quick brown" --max-tokens 40 --temperature 0.7'
 
@@ -34,6 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quantise", choices=["int8", "int4", "fp8"], help="round the linear layers' weights")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="dtype (default: as stored)")
     parser.add_argument("--device", help="device (default: the accelerator, else the CPU)")
+    add_offload(parser)
     parser.add_argument("--json", action="store_true", help="print a JSON line for each prompt, with log-probabilities")
 
 
@@ -43,7 +45,10 @@ def run(args: argparse.Namespace) -> None:
 
     from piledriver.data.tokenizer.open import open_tokenizer
     from piledriver.serve import SamplingParams, open_engine
+    from piledriver.serve.placement.maps.sizes import memory_limits
+    from piledriver.serve.tiered_engine import open_tiered_engine
 
+    check_offload(args, quantise=args.quantise is not None, device=args.device is not None)
     prompts = args.prompts or [sys.stdin.read()]
     params = SamplingParams(
         max_tokens=args.max_tokens,
@@ -57,15 +62,29 @@ def run(args: argparse.Namespace) -> None:
         n=args.n,
         logprobs=0 if args.json else None,
     )
-    engine = open_engine(
-        args.model,
-        tokenizer=None if args.tokenizer is None else open_tokenizer(args.tokenizer),
-        device=args.device,
-        dtype=None if args.dtype is None else getattr(torch, args.dtype),
-        quantise=args.quantise,
-        deterministic=args.deterministic,
-    )
-    assert engine.tokenizer is not None
+    tokenizer = None if args.tokenizer is None else open_tokenizer(args.tokenizer)
+    dtype = None if args.dtype is None else getattr(torch, args.dtype)
+    if args.offload:
+        tokenizer = tokenizer or open_tokenizer(args.model)
+        longest = max(len(tokenizer.encode(prompt)) for prompt in prompts) + 1 + args.max_tokens
+        engine, _ = open_tiered_engine(
+            args.model,
+            tokenizer=tokenizer,
+            dtype=dtype,
+            max_memory=memory_limits(args.memory, args.device_memory),
+            max_context=longest,
+            max_sequences=len(prompts) * args.n,
+            deterministic=args.deterministic,
+        )
+    else:
+        engine = open_engine(
+            args.model,
+            tokenizer=tokenizer,
+            device=args.device,
+            dtype=dtype,
+            quantise=args.quantise,
+            deterministic=args.deterministic,
+        )
     start = [] if args.no_boundary else engine.boundary()
     encoded = [[*start, *engine.encode(prompt)] for prompt in prompts]
     if args.json:

@@ -6,6 +6,7 @@ import argparse
 import time
 
 from piledriver.cli.counts import positive
+from piledriver.cli.offload import add_memory
 
 EXAMPLE = "piledriver run models/llama-70b Hello --max-tokens 20"
 
@@ -18,10 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=positive, default=32, metavar="N", help="most new tokens (default 32)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 takes the most likely token")
     parser.add_argument("--length", type=positive, metavar="N", help="tokens of prompt and answer to keep room for")
-    parser.add_argument(
-        "--memory", metavar="SIZE", help="most host memory for weights, as 8GiB (default: all that is free)"
-    )
-    parser.add_argument("--device-memory", metavar="SIZE", help="most memory of each GPU (default: what is free)")
+    add_memory(parser)
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="dtype (default: as stored)")
 
 

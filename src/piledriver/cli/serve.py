@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from piledriver.cli.counts import positive
+from piledriver.cli.offload import add_offload, check_offload
 
 EXAMPLE = "piledriver serve runs/tiny/model --port 8000"
 
@@ -26,12 +28,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-context", type=positive, default=0, metavar="N", help="longest prompt and answer together"
     )
-    parser.add_argument("--max-sequences", type=positive, default=256, metavar="N", help="most answers at once")
+    parser.add_argument(
+        "--max-sequences", type=positive, metavar="N", help="most answers at once (default 256; 4 with --offload)"
+    )
     parser.add_argument("--cache-tokens", type=positive, default=0, metavar="N", help="tokens in the KV cache")
     parser.add_argument("--kv-dtype", choices=("auto", "fp8"), default="auto", help="dtype of the KV cache")
     parser.add_argument(
         "--tp", type=positive, default=1, metavar="N", help="processes, each with its device, that share every matrix"
     )
+    add_offload(parser)
     parser.add_argument("--speculate", choices=("none", "ngram"), default="none", help="guess tokens ahead by n-grams")
     parser.add_argument(
         "--max-queue", type=positive, default=1024, metavar="N", help="most open requests (default 1024)"
@@ -48,6 +53,7 @@ def run(args: argparse.Namespace) -> None:
     from piledriver.serve.http.config import ServerConfig
     from piledriver.serve.http.server import open_socket, serve_http
 
+    check_offload(args, tp=args.tp > 1)
     if not Path(args.model).is_dir():
         raise MissingFileError(args.model, fix="give a model folder, such as RUN/model")
     key = ""
@@ -78,23 +84,40 @@ def run(args: argparse.Namespace) -> None:
         from piledriver.runtime import connect, detect_world
         from piledriver.serve.http.served_model import open_served_model
         from piledriver.serve.offline import open_engine
+        from piledriver.serve.placement.maps.report import map_lines
+        from piledriver.serve.placement.maps.sizes import memory_limits
+        from piledriver.serve.tiered_engine import open_tiered_engine
 
         if args.tp > 1:
             end_with_parent()
             world = detect_world()
             connect(world)
-        engine = open_engine(
-            args.model,
-            device=world.device if args.tp > 1 else None,
-            layout=Layout(tp=args.tp),
-            dtype=getattr(torch, args.dtype) if args.dtype else None,
-            deterministic=args.deterministic,
-            max_context=args.max_context,
-            max_sequences=args.max_sequences,
-            cache_tokens=args.cache_tokens,
-            kv_dtype=args.kv_dtype,
-            speculate=args.speculate,
-        )
+        settings: dict[str, Any] = {
+            "dtype": getattr(torch, args.dtype) if args.dtype else None,
+            "deterministic": args.deterministic,
+            "kv_dtype": args.kv_dtype,
+            "speculate": args.speculate,
+        }
+        if args.offload:
+            settings |= {"cache_tokens": args.cache_tokens} if args.cache_tokens else {}
+            engine, opened = open_tiered_engine(
+                args.model,
+                max_memory=memory_limits(args.memory, args.device_memory),
+                max_context=args.max_context or 2048,
+                max_sequences=args.max_sequences or 4,
+                **settings,
+            )
+            print("\n".join(map_lines(opened.plan, opened.rates)), file=sys.stderr, flush=True)
+        else:
+            engine = open_engine(
+                args.model,
+                device=world.device if args.tp > 1 else None,
+                layout=Layout(tp=args.tp),
+                max_context=args.max_context,
+                max_sequences=args.max_sequences or 256,
+                cache_tokens=args.cache_tokens,
+                **settings,
+            )
         if listener is None:
             engine.follow()
             return

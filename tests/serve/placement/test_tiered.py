@@ -46,6 +46,19 @@ def test_blocks_are_assembled_from_the_files(folder):
     assert torch.equal(half.model(TOKENS), load_folder(folder, dtype=torch.bfloat16)(TOKENS))
 
 
+def test_generate_offloads_and_answers_the_same(folder, capsys):
+    words = ["generate", str(folder), "Hello", "Once", "-n", "2", "--max-tokens", "5", "--json"]
+    assert main(words) == 0
+    expected = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert main([*words, "--offload", "--memory", "3MB"]) == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == expected
+    assert main([*words, "--memory", "3MB"]) == 2
+    assert "add --offload" in capsys.readouterr().err
+    for verb, more in (("generate", ["--quantise", "int8"]), ("serve", ["--tp", "2"])):
+        assert main([verb, str(folder), "--offload", *more]) == 2
+        assert f"{more[0]} and --offload do not go together" in capsys.readouterr().err
+
+
 def test_run_prints_map_prediction_answer_and_measurement(folder, capsys):
     words = ["run", str(folder), "Hello", "--max-tokens", "6", "--memory", "3MB"]
     assert main(words) == 0
