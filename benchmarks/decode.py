@@ -3,8 +3,9 @@
     python benchmarks/decode.py                     # CUDA: the 1.2B shape in bf16; CPU: a 124M shape in fp32
     python benchmarks/decode.py --rows batch1,batch32,deterministic --no-peer
 
-Tokens per second are new tokens over wall time, the prompts' prefill included. The peer is `generate` with a static
-cache. One JSON line per row: `ours`, `peer`, and `limit` where reading the weights and the cache bounds it.
+Tokens per second are new tokens over wall time, the prompts' prefill included. The peers are `generate` with a static
+cache (`peer`) and `generate_batch`, continuous batching with CUDA graphs (`peer_batch`). One JSON line per row: `ours`,
+the peers, and `limit` where reading the weights and the cache bounds it. `structured` needs llguidance.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import gc
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -106,23 +108,93 @@ def peer_rate(peer: Any, config: ModelConfig, count: int, *, static: bool, repea
     return count * NEW / timed(lambda: peer.generate(tokens, attention_mask=mask, **options), repeats)
 
 
+def peer_batch_rate(peer: Any, config: ModelConfig, count: int) -> float | None:
+    """Return tokens per second of `generate_batch`; None, with the reason on standard error, if it fails here."""
+    import transformers
+
+    batching: Any = transformers.ContinuousBatchingConfig(use_cuda_graph=True)
+    if hasattr(batching, "auto_switch_to_flash"):
+        batching.auto_switch_to_flash = False  # it would download kernels
+    settings = transformers.GenerationConfig(max_new_tokens=NEW, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    options = {"continuous_batching_config": batching, "persistent_manager": True}
+    asked = prompts(config, count, PROMPT)
+
+    def run() -> None:
+        found = peer.generate_batch(inputs=asked, generation_config=settings, **options)
+        made = sum(len(output.generated_tokens) for output in found.values())
+        if made != count * NEW:
+            raise RuntimeError(f"{made} tokens of {count * NEW}")
+
+    try:
+        return count * NEW / timed(run, 1, 1)
+    except Exception as error:
+        print(f"generate_batch: {type(error).__name__}: {error}", file=sys.stderr)
+        return None
+
+
+class Letters:
+    """A tokenizer.json of byte-level tokens: all bytes, then words of letters up to `size` tokens."""
+
+    suffix = ".json"
+
+    def __init__(self, size: int) -> None:
+        luck = random.Random(0)
+        shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+        others = [byte for byte in range(256) if byte not in shown]
+        names = {byte: chr(byte) for byte in shown} | {byte: chr(256 + at) for at, byte in enumerate(others)}
+        vocab = {"<|endoftext|>": 0} | {names[byte]: byte + 1 for byte in range(256)}
+        while len(vocab) < size:
+            vocab.setdefault("".join(luck.choices("etaoinshrdlucmfwypvbgkjqxz", k=luck.randint(2, 8))), len(vocab))
+        added = {"id": 0, "content": "<|endoftext|>", "special": True}
+        added |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+        model = {"type": "BPE", "vocab": vocab, "merges": [], "unk_token": None, "byte_fallback": False}
+        parts = {"version": "1.0", "added_tokens": [added], "pre_tokenizer": byte_level, "decoder": byte_level}
+        self.content = json.dumps({**parts, "normalizer": None, "post_processor": None, "model": model}).encode()
+
+
+def structured_rates(engine: Engine, count: int = 32, new: int = NEW) -> tuple[float, float]:
+    """Return tokens per second of answers that must be JSON of a schema, and of the same requests without it."""
+    from piledriver.serve.structured.grammar import GrammarCompiler
+
+    config = engine.model.config
+    compiler = GrammarCompiler(Letters(config.vocab_size), config.vocab_size, frozenset([0]))  # type: ignore[arg-type]
+    record = {"type": "object", "properties": {"name": {"type": "string"}, "size": {"type": "integer"}}}
+    record |= {"required": ["name", "size"], "additionalProperties": False}
+    grammar = compiler.json_schema({"type": "array", "items": record, "minItems": 1000})
+    params, asked = SamplingParams(max_tokens=new, ignore_eos=True), prompts(config, count, PROMPT)
+
+    def run(constrained: bool) -> None:
+        for prompt in asked:
+            engine.add_request(prompt, params, constraints=[grammar.constraint()] if constrained else [])
+        while engine.busy:
+            for event in engine.step():
+                assert event.error is None, event.error
+
+    return count * new / timed(lambda: run(True)), count * new / timed(lambda: run(False))
+
+
 def gpu_rows(wanted: set[str], with_peer: bool) -> None:
     config = preset("llama-1.2b", max_positions=4096)
     model = fresh(config, "cuda", torch.bfloat16)
     weight_bytes = sum(parameter.numel() for parameter in model.parameters()) * 2
     limits = {1: COPY_BYTES_PER_SECOND / weight_bytes, 32: 49_500.0, 256: 194_000.0}
     rates: dict[int, float] = {}
-    if wanted & {"batch1", "batch32", "batch256", "deterministic", "prefill"}:
+    if wanted & {"batch1", "batch32", "batch256", "deterministic", "prefill", "structured"}:
         engine = make_engine(model)
         for count in (1, 32, 256):
             if f"batch{count}" in wanted or (count < 256 and "deterministic" in wanted):
                 rates[count] = decode_rate(engine, count)
+                print(f"batch {count}: {rates[count]:.0f}", file=sys.stderr, flush=True)
                 if not with_peer:
                     say(f"decode batch {count}", ours=round(rates[count]), limit=round(limits[count]))
         if "prefill" in wanted:
             asked = prompts(config, 32, 2048)
             seconds = timed(lambda: engine.generate(asked, greedy(1)))
             say("prefill of 2048-token prompts", ours=round(32 * 2048 / seconds), limit=372_000)
+        if "structured" in wanted:
+            held, free = structured_rates(engine)
+            say("structured batch 32", ours=round(held), free=round(free), share_of_free=round(held / free, 3))
         del engine
         release()
     if "deterministic" in wanted:
@@ -146,14 +218,17 @@ def gpu_rows(wanted: set[str], with_peer: bool) -> None:
             found[reuse] = 64 / timed(asked_for)
             del engine
             release()
-        say("shared 2k prefix, requests/s", ours=round(found[True], 1), without_reuse=round(found[False], 1))
+        both = {"ours": round(found[True], 1), "without_reuse": round(found[False], 1)}
+        say("shared 2k prefix, requests/s", **both, times=round(found[True] / found[False], 2))
     if with_peer:
         with tempfile.TemporaryDirectory() as folder:
             peer = peer_model(model, folder)
             for count in (1, 32, 256):
                 if count in rates:
-                    theirs = round(peer_rate(peer, config, count, static=True))
-                    say(f"decode batch {count}", ours=round(rates[count]), peer=theirs, limit=round(limits[count]))
+                    peers: dict[str, Any] = {"peer": round(peer_rate(peer, config, count, static=True))}
+                    batched = peer_batch_rate(peer, config, count)
+                    peers["peer_batch"] = None if batched is None else round(batched)
+                    say(f"decode batch {count}", ours=round(rates[count]), **peers, limit=round(limits[count]))
             del peer
             release()
     if "start" in wanted:
@@ -218,7 +293,7 @@ def cpu_rows(with_peer: bool, new: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    every = "batch1,batch32,batch256,prefill,deterministic,prefix,start,int8,int4,fp8"
+    every = "batch1,batch32,batch256,prefill,deterministic,structured,prefix,start,int8,int4,fp8"
     parser.add_argument("--rows", default=every, help=f"rows on a GPU, of {every}")
     parser.add_argument("--no-peer", action="store_true", help="without transformers")
     parser.add_argument("--new", type=int, default=64, help="new tokens on a CPU")

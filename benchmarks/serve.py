@@ -81,7 +81,7 @@ def main() -> None:
     args = parser.parse_args()
     gpu = torch.cuda.is_available()
     device, dtype = (torch.device("cuda"), torch.bfloat16) if gpu else (torch.device("cpu"), torch.float32)
-    config = preset(args.shape or ("llama-1.2b" if gpu else "10m"))
+    config = preset(args.shape or ("llama-1.2b" if gpu else "10m"), max_positions=4096)
     load = LoadConfig(requests=args.requests, clients=args.clients, prompt_tokens=PROMPT, answer_tokens=NEW)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "model"

@@ -1,0 +1,73 @@
+"""On a GPU: a real lack of memory is survived; early launches and prefill graphs change no bit."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+from piledriver.models import ModelConfig, Transformer
+from piledriver.models.quantised import quantise_linears
+from piledriver.serve import Engine, SamplingParams
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+
+def make(**shape: Any) -> Transformer:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 512, "dim": 256, "layers": 2, "heads": 4, "kv_heads": 2, "max_positions": 2048, **shape}
+    model = Transformer(ModelConfig(**sizes)).to("cuda", torch.bfloat16).requires_grad_(False)
+    torch.nn.init.normal_(model.output_weight(), std=0.2)
+    return model
+
+
+def answers(engine: Engine, prompts: list[list[int]], new: int) -> list[tuple[list[int], list[float]]]:
+    params = SamplingParams(max_tokens=new, temperature=0, ignore_eos=True, logprobs=0)
+    done = [output.completions[0] for output in engine.generate(prompts, params)]
+    return [(one.token_ids, [entry.logprob for entry in one.logprobs or []]) for one in done]
+
+
+def test_a_step_that_does_not_fit_on_the_device_is_survived() -> None:
+    model = make(mlp_dim=8192)
+    settings: dict[str, Any] = {"deterministic": True, "cache_tokens": 8192, "prefix_cache": False}
+    prompts = torch.randint(512, (6, 1000)).tolist()
+    expected = answers(Engine(model, **settings), prompts, 8)
+    gc.collect()
+    engine = Engine(model, **settings)
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    # The MLP of 6,000 tokens needs 94 MiB for its activation alone.
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (64 << 20)) / total)
+    try:
+        found = answers(engine, prompts, 8)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert engine.scheduler.token_budget < 6000
+    assert found == expected
+    assert engine.pool.free == engine.pool.count
+
+
+@pytest.mark.parametrize("kind", ["bf16", "int8", "int4"])
+def test_early_launches_change_no_bit(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from piledriver.kernels.linear import gemv, integer_gemv
+    from piledriver.kernels.paged_attention import triton as attention
+    from piledriver.kernels.sampling import triton as sampling
+
+    model = make() if kind == "bf16" else quantise_linears(make(), kind, head="int8")
+    prompts = torch.randint(512, (1, 40)).tolist()
+    early = answers(Engine(model, cache_tokens=2048), prompts, 24)
+    for module in (gemv, integer_gemv, attention, sampling):
+        monkeypatch.setattr(module, "starts_early", lambda device: False)
+    assert answers(Engine(model, cache_tokens=2048), prompts, 24) == early
+
+
+@pytest.mark.parametrize("length", [20, 128, 200])
+def test_prefill_graphs_change_no_bit_in_deterministic_mode(length: int) -> None:
+    model = make()
+    prompts = torch.randint(512, (3, length)).tolist()
+    settings: dict[str, Any] = {"deterministic": True, "cache_tokens": 4096, "prefix_cache": False}
+    plain, graphs = Engine(model, **settings), Engine(model, prefill_graphs=True, **settings)
+    for prompt in prompts:  # the first runs eagerly, the second is captured, the third is replayed
+        assert answers(graphs, [prompt], 6) == answers(plain, [prompt], 6)
