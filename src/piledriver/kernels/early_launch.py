@@ -20,7 +20,8 @@ except ImportError:
 _SUPPORTED = False
 if triton is not None:
     try:
-        from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+        from triton.language.extra.cuda import gdc_launch_dependents as gdc_launch_dependents
+        from triton.language.extra.cuda import gdc_wait as gdc_wait
 
         _SUPPORTED = True
     except ImportError:
