@@ -78,6 +78,7 @@ def copies(weight: Tensor, kind: str) -> list[Any]:
 def rows_of(kinds: list[str], limit_rows: int) -> None:
     copied = copy_bandwidth()
     print(json.dumps({"row": "linear: copy", "ours": round(copied / 1e12, 3), "unit": "TB/s"}), flush=True)
+    microseconds: dict[str, dict[str, float]] = {"ours": {}, "bf16": {}}
     for tokens in (*SMALL, *LARGE):
         if tokens > limit_rows:
             break
@@ -91,9 +92,13 @@ def rows_of(kinds: list[str], limit_rows: int) -> None:
                 small = copies(weight, kind)
                 ours = seconds_each([partial(linear, x, w) for w in small])
                 share = bytes_of(small[0]) / ours / copied
-                found = {"row": f"linear: {kind} {columns}x{rows}, M={tokens}", "us": round(ours * 1e6, 2)}
-                found |= {"bf16_us": round(plain * 1e6, 2), "speed_over_bf16": round(plain / ours, 3)}
+                name = f"{kind} {columns}x{rows}, M={tokens}"
+                microseconds["ours"][name] = round(ours * 1e6, 2)
+                microseconds["bf16"][name] = round(plain * 1e6, 2)
+                found = {"row": f"linear: {name}", "us": round(ours * 1e6, 2), "bf16_us": round(plain * 1e6, 2)}
+                found |= {"speed_over_bf16": round(plain / ours, 3)}
                 print(json.dumps({**found, "share_of_copy": round(share, 3)}), flush=True)
+    print(json.dumps({"row": "linear", "unit": "us", **microseconds}), flush=True)
 
 
 def main() -> None:
