@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from piledriver.core.errors import UsageError
 from piledriver.kernels.linear import WeightKind, dequantise_weight, linear, quantise_weight
+from piledriver.kernels.linear.few_rows import few_rows_linear
 from tests.kernels.interpreter import interpret
 
 KINDS: list[WeightKind] = ["int8", "int4", "fp8"]
@@ -110,3 +111,14 @@ def test_a_row_has_the_same_bits_in_every_batch(dtype: torch.dtype) -> None:
 
 def test_the_triton_kernels_are_the_reference() -> None:
     interpret(CHECK)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 15, 16])
+def test_few_rows_on_a_cpu_are_the_same_product(rows: int) -> None:
+    torch.manual_seed(rows)
+    x, weight, bias = torch.randn(1, rows, 24), torch.randn(40, 24), torch.randn(40)
+    with torch.no_grad():
+        found = few_rows_linear(x, weight, bias)
+    torch.testing.assert_close(found, F.linear(x, weight, bias))
+    assert found.is_contiguous()
+    assert few_rows_linear(x, weight.requires_grad_()).requires_grad

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from piledriver.kernels.linear.few_rows import few_rows_linear
 from piledriver.models.config import ModelConfig
 
 
@@ -27,7 +28,7 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias."""
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        return F.linear(x, self.weight.to(x.dtype), bias)
+        return few_rows_linear(x, self.weight.to(x.dtype), bias)
 
 
 class Embedding(nn.Embedding):
