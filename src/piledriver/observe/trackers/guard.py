@@ -58,9 +58,10 @@ class Guard:
     (1, 'ZeroDivisionError: division by zero')
     """
 
-    def __init__(self, name: str, patience: Patience) -> None:
+    def __init__(self, name: str, patience: Patience, *, is_local: bool = False) -> None:
+        """Guard a tracker; one that is local, such as a file of the run, is called in the calling thread."""
         self.name = name
-        self._patience = patience
+        self._patience, self._is_local = patience, is_local
         self._calls: Calls = queue.SimpleQueue()
         self._slow = 0
         self._failed = 0
@@ -99,6 +100,12 @@ class Guard:
             _LOGGER.warning("tracker %s: %d calls failed, %d were dropped", self.name, self._failed, self._dropped)
 
     def _submit(self, action: Callable[[], Any], wait_s: float) -> bool:
+        if self._is_local:
+            try:
+                action()
+            except Exception as error:
+                self.failed(error)
+            return True
         if self._thread is None:
             # A daemon: a tracker that hangs must not keep the process alive.
             self._thread = threading.Thread(

@@ -21,7 +21,10 @@ class TrackerHub:
     def __init__(self, trackers: Sequence[Any] = (), *, is_main: bool = True, patience: Patience | None = None) -> None:
         self._patience = patience or Patience()
         self.trackers = [t for t in trackers if is_main or not getattr(t, "main_process_only", True)]
-        self._guards = [Guard(str(tracker.name), self._patience) for tracker in self.trackers]
+        self._guards = [
+            Guard(str(tracker.name), self._patience, is_local=getattr(tracker, "is_local", False))
+            for tracker in self.trackers
+        ]
 
     def start(self, config: Values | None = None) -> None:
         """Connect each tracker and store the config."""

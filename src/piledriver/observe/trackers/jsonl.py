@@ -24,6 +24,8 @@ class JsonlTracker(GeneralTracker):
 
     name = "jsonl"
     requires_logging_directory = True
+    is_local = True
+    """An append to a file costs less than handing it to a thread."""
 
     def __init__(self, run_name: str, logging_dir: Location) -> None:
         super().__init__()
