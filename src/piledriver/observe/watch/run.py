@@ -80,8 +80,10 @@ class Run:
         validated = False
         # The last line may be half-written; the first one of the tail may be cut.
         for line in reversed(lines[-40:]):
-            row = parse_row(line) if line else None
-            if row is None or (last and (validated or b"validation/all" not in line)):
+            if not line or (last and (validated or b"validation/all" not in line)):
+                continue
+            row = parse_row(line)
+            if row is None:
                 continue
             found = dict(numbers_of(row))
             validated = validated or "validation/all" in found
