@@ -90,11 +90,15 @@ def _train(target: str, overrides: Sequence[str], *, steps: int) -> None:
     from piledriver.train.config import TrainConfig
     from piledriver.train.loop import Trainer
     from piledriver.train.resume import CONFIG
+    from piledriver.train.text import TOKENS
 
     path = os.path.join(target, CONFIG) if os.path.isdir(target) else target
     with tempfile.TemporaryDirectory() as out:
         config = load_config(TrainConfig, path, list(overrides))
         # The profiler ends the run. A budget of minutes would be converted to steps first, which takes a while.
+        shards = os.path.join(target, TOKENS)
+        if config.data.corpus is not None and os.path.isdir(shards):  # the run tokenised its corpus already
+            config = replace(config, data=replace(config.data, corpus=None, tokenizer=None, tokens=shards))
         budget = max(config.budget_tokens or 0, 2 * steps * config.batch_tokens)
         config = replace(config, budget_tokens=budget, budget_minutes=None)
         Trainer(replace(config, out=os.path.join(out, "run"), plots=False)).run()

@@ -225,7 +225,7 @@ def _operator(event: HostEvent | None) -> HostEvent | None:
 
 def _where(top: _Live | None, places: Attribution) -> str:
     if top is None:
-        return "before the first step"
+        return "the state before the first step"
     module, phase = places.place(top.event)
     operator = _operator(top.event)
     return " of ".join(part for part in (phase, module) if part) + (f" in {operator.name}" if operator else "")
