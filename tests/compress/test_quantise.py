@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from piledriver import compress
-from piledriver.compress.awq import STEPS, channel_scale, search_scale
+from piledriver.compress.awq import STEPS, channel_scale, search_clip, search_scale
 from piledriver.compress.calibration import BlockWalk, Calibration, LayerStatistics
 from piledriver.compress.gptq import gptq
 from piledriver.compress.scaling import apply_scale, input_scales
 from piledriver.compress.scheme import NAMES, Scheme
 from piledriver.compress.smoothquant import smoothing_scale
 from piledriver.core.errors import UsageError
-from piledriver.kernels.linear import GROUPS, dequantise_weight, quantise_weight, weight_codes, weight_grid
+from piledriver.kernels.linear import GROUPS, WeightGrid, dequantise_weight, quantise_weight, weight_codes, weight_grid
 from piledriver.models import ModelConfig, MoEConfig, Transformer
 from piledriver.models.config import LatentAttentionConfig
 from piledriver.models.interchange import load_folder, save_folder
@@ -323,3 +323,28 @@ def test_codes_lie_row_by_row_as_kernels_read_them(name: str) -> None:
     small = gptq(torch.randn(8, 128), x.t() @ x, scheme)
     assert small.data.is_contiguous()
     assert small.scales.is_contiguous()
+
+
+@pytest.mark.parametrize("name", ["w4a16-g32", "w4a16-g32-asym"])
+def test_ranges_of_groups_are_the_best_given_the_others(name: str) -> None:
+    scheme, x = Scheme.named(name), inputs(64)
+    weight, hessian = torch.randn(4, 64, generator=torch.Generator().manual_seed(3)), x.t() @ x
+    found = search_clip(weight, hessian, scheme)
+    plain = weight_grid(weight, "int4", group=32, symmetric=scheme.symmetric)
+
+    def error(grid: WeightGrid) -> Tensor:
+        return (x @ (grid.values(grid.codes(weight)) - weight).t()).square().sum(dim=0)
+
+    assert bool((error(found) < error(plain)).any())
+    assert bool((error(found) <= error(plain) * (1 + 1e-4)).all())
+    # No other range of the last group, which was chosen last, gives a smaller error.
+    for step in range(20):
+        other = weight_grid(
+            weight, "int4", group=32, symmetric=scheme.symmetric, clip=torch.tensor(1.0 - step * 0.5 / 20)
+        )
+        zeros = None if found.zeros is None else found.zeros.clone()
+        mixed = WeightGrid("int4", found.scales.clone(), zeros)
+        mixed.scales[:, 1] = other.scales[:, 1]
+        if mixed.zeros is not None and other.zeros is not None:
+            mixed.zeros[:, 1] = other.zeros[:, 1]
+        assert bool((error(found) <= error(mixed) * (1 + 1e-4)).all())

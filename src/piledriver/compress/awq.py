@@ -1,11 +1,14 @@
 """AWQ: scale up the input channels that carry large activations before rounding (Lin et al., 2023).
 
-The scale of a channel is its mean magnitude to a power that is searched for on a grid, then the range of each group is
-shrunk where that lowers the error. Errors are those of the layer's output on the calibration text, which follow from
-the second moments of its input: |X (W' - W)^T|^2 = tr((W' - W) X^T X (W' - W)^T).
+The scale of a channel is its mean magnitude to a power that is searched for on a grid. Then the range of each group is
+shrunk where that lowers the error, given the errors of the other groups. Errors are those of the layer's output on the
+calibration text, which follow from the second moments of its input:
+|X (W' - W)^T|^2 = tr((W' - W) X^T X (W' - W)^T).
 """
 
 from __future__ import annotations
+
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,7 +19,7 @@ from piledriver.kernels.linear import QuantisedWeight, WeightGrid, weight_grid
 
 STEPS = 20
 """Powers from 0 (no scale) to 1 that are tried."""
-_CLIPS = 10
+_CLIPS = 20
 _SMALLEST_CLIP = 0.5
 
 
@@ -59,25 +62,32 @@ def channel_scale(size: Tensor, power: float) -> Tensor:
 
 @torch.no_grad()
 def search_clip(weight: Tensor, hessian: Tensor, scheme: Scheme) -> WeightGrid:
-    """Return the grid with the best range of each group, by the error that each input channel causes alone."""
-    importance = hessian.diagonal()
-    best, least = _grid(weight, scheme), None
-    for step in range(_CLIPS):
-        clip = torch.tensor(1.0 - step * (1.0 - _SMALLEST_CLIP) / _CLIPS, device=weight.device)
-        grid = _grid(weight, scheme, clip)
-        errors = ((grid.values(grid.codes(weight)) - weight.float()).square() * importance).unflatten(
-            1, (grid.scales.shape[1], -1)
-        )  # type: ignore[no-untyped-call]
-        total = errors.sum(dim=-1)
-        if least is None:
-            best, least = grid, total
-            continue
-        better = total < least
-        zeros = None
-        if best.zeros is not None and grid.zeros is not None:
-            zeros = torch.where(better, grid.zeros, best.zeros)
-        best = WeightGrid(grid.kind, torch.where(better, grid.scales, best.scales), zeros)
-        least = torch.where(better, total, least)
+    """Return the grid with the best range of each group, by the error of the output.
+
+    Groups are chosen in order, each with the errors that the others cause now: inputs are correlated, so that errors of
+    two groups add up or cancel.
+    """
+    best = _grid(weight, scheme)
+    groups = best.scales.shape[1]
+    width = weight.shape[1] // groups
+    clips = [torch.tensor(1.0 - step * (1.0 - _SMALLEST_CLIP) / _CLIPS, device=weight.device) for step in range(_CLIPS)]
+    errors = best.values(best.codes(weight)) - weight.float()
+    # (errors of all columns) x Hessian: half the gradient of the squared error of the output.
+    pull = errors @ hessian
+    rows = torch.arange(len(weight), device=weight.device)
+    for group in range(groups):
+        part = slice(group * width, (group + 1) * width)
+        inner, columns = hessian[part, part], weight[:, part]
+        grids = [_grid(columns, scheme, clip) for clip in clips]
+        tried = torch.stack([grid.values(grid.codes(columns)) - columns.float() for grid in grids])
+        others = pull[:, part] - errors[:, part] @ inner
+        which = ((tried @ inner + 2 * others) * tried).sum(dim=2).argmin(dim=0)
+        change = tried[which, rows] - errors[:, part]
+        pull += change @ hessian[part]
+        errors[:, part] += change
+        best.scales[:, group] = torch.stack([grid.scales[:, 0] for grid in grids])[which, rows]
+        if best.zeros is not None:
+            best.zeros[:, group] = torch.stack([cast(Tensor, grid.zeros)[:, 0] for grid in grids])[which, rows]
     return best
 
 
