@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from piledriver import compress
+from piledriver.compress.folders import open_for_blocks
 from piledriver.compress.quantise import Method
 from piledriver.models import ModelConfig, Transformer
+from piledriver.models.interchange import save_folder
+from piledriver.models.quantised import QuantisedLinear
 
 pytestmark = pytest.mark.gpu
 
@@ -23,3 +28,20 @@ def test_codes_and_kernels_agree_with_the_reference(method: Method) -> None:
         there = small.cpu()(tokens[:rows]).float()
         small.cuda()
         torch.testing.assert_close(here, there, rtol=0.05, atol=0.05 * float(there.abs().max()))
+
+
+def test_blocks_on_the_host_give_the_same_codes(tmp_path: Path) -> None:
+    shape = ModelConfig(vocab_size=61, dim=256, layers=2, heads=4, mlp_dim=512, max_positions=256)
+    whole = Transformer(shape).to(torch.bfloat16).requires_grad_(False)
+    save_folder(whole, tmp_path / "model")
+    tokens = torch.randint(61, (8, 200), generator=torch.Generator().manual_seed(0))
+    host, device = open_for_blocks(str(tmp_path / "model"), None)
+    assert device.type == "cuda"
+    assert next(host.blocks.parameters()).device.type == "cpu"
+    apart = compress.quantise(host, "w4a16-g128", method="gptq", data=tokens, device=device)
+    together = compress.quantise(whole.cuda(), "w4a16-g128", method="gptq", data=tokens)
+    for name, layer in together.blocks.named_modules():
+        if isinstance(layer, QuantisedLinear):
+            other = apart.blocks.get_submodule(name)
+            assert other.weight.device.type == "cpu"
+            assert torch.equal(layer.weight.cpu(), other.weight)

@@ -6,6 +6,9 @@ import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+from torch import nn
+
 from piledriver.compress.calibration import Calibration
 from piledriver.compress.comparison import compare_models
 from piledriver.compress.prune import PruneMethod, prune
@@ -34,8 +37,8 @@ class CompressConfig:
     """First window of the stream that is read."""
     skip: tuple[str, ...] = ()
     """Patterns of layer names that stay as they are, such as blocks.0.* or *.mlp.down."""
-    device: str = "cpu"
-    """Device to which one block at a time is moved."""
+    device: str | None = None
+    """Device to which one block at a time is moved; default: a GPU if there is one."""
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.start < 0:
@@ -113,15 +116,16 @@ def report_folders(config: ReportConfig) -> dict[str, Any]:
 
 def quantise_folder(config: QuantiseConfig) -> dict[str, Any]:
     """Quantise a model folder, write the result, and return the record of what was done."""
+    model, device = open_for_blocks(config.model, config.device)
     small = quantise(
-        load_folder(config.model),
+        model,
         config.scheme,
         method=config.method,
         data=_calibration(config),
         skip=config.skip,
         keep_sensitive=config.keep_sensitive,
         head="int8" if config.head else None,
-        device=config.device,
+        device=device,
         in_place=True,
     )
     return _save(small, config)
@@ -130,18 +134,32 @@ def quantise_folder(config: QuantiseConfig) -> dict[str, Any]:
 def prune_folder(config: PruneConfig) -> dict[str, Any]:
     """Prune a model folder, write the result, and return the record of what was done."""
     amount: float | str = config.sparsity if config.pattern is None else config.pattern.replace("of", ":")
+    model, device = open_for_blocks(config.model, config.device)
     small = prune(
-        load_folder(config.model),
+        model,
         config.shape or amount,
         method=config.method,
         data=_calibration(config),
         skip=config.skip,
         layer_score=config.layer_score,
         correct=config.correct,
-        device=config.device,
+        device=device,
         in_place=True,
     )
     return _save(small, config)
+
+
+def open_for_blocks(folder: str, device: str | None) -> tuple[Transformer, torch.device]:
+    """Return a model with its blocks on the host and all else on the device, to which one block at a time is moved.
+
+    The default device is a GPU if there is one.
+    """
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    model = load_folder(folder)
+    blocks, model.blocks = model.blocks, nn.ModuleDict()
+    model.to(place)
+    model.blocks = blocks
+    return model, place
 
 
 def _calibration(config: CompressConfig) -> Calibration | None:
