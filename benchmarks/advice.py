@@ -135,7 +135,10 @@ def main() -> None:
         print(json.dumps(rows[-1]), flush=True)
     right = sum(row["right"] for row in rows)
     kept = sum(row["right"] and row["within_a_third"] for row in rows)
-    print(json.dumps({"loops": len(rows), "first_advice_right": right, "gain_within_a_third": kept}))
+    total = {"row": "advice", "loops": len(rows), "first_advice_right": right, "gain_within_a_third": kept}
+    for name in ("predicted_gain", "gain"):
+        total[name] = {f"{row['loop']} ({row['device']})": row[name] for row in rows}
+    print(json.dumps(total))
 
 
 if __name__ == "__main__":
