@@ -13,8 +13,9 @@ from piledriver.compress.quantise import Method
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.interchange import save_folder
 from piledriver.models.quantised import QuantisedLinear
+from tests.engine.gpu import ON_GPU
 
-pytestmark = pytest.mark.gpu
+pytestmark = ON_GPU
 
 
 @pytest.mark.parametrize("method", ["rtn", "gptq", "awq"])
