@@ -116,6 +116,23 @@ def test_activation_policies_and_recomputed_norms_change_no_gradient() -> None:
         assert largest_gap(found, expected) < 1e-5, layout
 
 
+def test_compiled_experts_keep_their_tokens_and_one_product() -> None:
+    reset_compiler()
+    model: Any = build("qwen3-moe", moe_intermediate_size=24)
+    fused(model)
+    experts = model.model.layers[0].mlp.experts
+    # Autocast and norms make what experts read within the same graph.
+    compute: Any = torch.compile(
+        lambda x, index, w: experts(x * 1.0, index, w * 1.0), backend="aot_eager_decomp_partition"
+    )
+    x, weights = torch.randn(64, 32, requires_grad=True), torch.rand(64, 2, requires_grad=True)
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one) or one, lambda one: one):
+        compute(x, torch.randint(4, (64, 2)), weights)
+    rows = {tuple(one.shape) for one in kept if one.is_floating_point() and one.shape[0] > 64}
+    assert rows == {(64 * 2 + 4 * 8, 2 * 24)}
+
+
 def test_a_whole_compiled_model_computes_its_loss_without_logits() -> None:
     reset_compiler()
     model, given = build("llama"), batch("llama")

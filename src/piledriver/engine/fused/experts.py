@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from piledriver.engine.fused.plain import in_autocast, why_special
+from piledriver.engine.fused.recompute import recomputed
 from piledriver.engine.fused.verify import TOLERANCE, compare
 from piledriver.engine.torch_private import has_hooks
 from piledriver.models.feed_forward.grouped_mm import grouped_mm
@@ -56,11 +57,15 @@ def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
         return type(module).forward(module, hidden_states, top_k_index, top_k_weights)  # type: ignore[no-any-return]
     x = in_autocast(hidden_states)
     slots, ends, size = sort_by_expert(top_k_index, module.num_experts)
-    rows = ToExperts.apply(x, slots, size)  # type: ignore[no-untyped-call]
+    rows = recomputed(_to_experts, x, slots, size)
     # Before the second product: its backward then needs neither the outputs of experts nor a pass over them.
-    factors = ToExperts.apply(top_k_weights.to(x.dtype).view(-1, 1), slots, size)  # type: ignore[no-untyped-call]
+    factors = _to_experts(top_k_weights.to(x.dtype).view(-1, 1), slots, size)
     done = FromExperts.apply(apply_stacked(module, rows, ends, factors), slots)  # type: ignore[no-untyped-call]
     return done.view(*top_k_index.shape, -1).sum(dim=1).to(hidden_states.dtype)  # type: ignore[no-any-return]
+
+
+def _to_experts(tokens: Tensor, slots: Tensor, size: int) -> Tensor:
+    return ToExperts.apply(tokens, slots, size)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class ToExperts(torch.autograd.Function):
@@ -112,13 +117,17 @@ def apply_stacked(module: Any, rows: Tensor, ends: Tensor, factors: Tensor | Non
     expert = _expert_of_row(rows, ends) if module.has_bias else None
     if expert is not None:
         hidden = hidden + module.gate_up_proj_bias.to(rows.dtype)[expert]
-    inner = module._apply_gate(hidden)
-    inner = inner if factors is None else inner * factors
+    inner = recomputed(_gated, module, hidden, factors)
     out: Tensor = grouped_mm(inner, _matrices(module, module.down_proj, rows.dtype), ends)
     if expert is not None:
         bias = module.down_proj_bias.to(rows.dtype)[expert]
         out = out + (bias if factors is None else bias * factors)
     return out
+
+
+def _gated(module: Any, hidden: Tensor, factors: Tensor | None) -> Tensor:
+    inner: Tensor = module._apply_gate(hidden)
+    return inner if factors is None else inner * factors
 
 
 def _expert_of_row(rows: Tensor, ends: Tensor) -> Tensor:

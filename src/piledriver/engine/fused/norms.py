@@ -12,9 +12,9 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from piledriver.engine.fused.plain import takes_one_tensor, why_special
+from piledriver.engine.fused.recompute import recomputed
 from piledriver.engine.fused.verify import TOLERANCE, Forward, largest_difference, trial_copy
 from piledriver.engine.shards.local_params import plain_twin, reads_replicas
 
@@ -72,9 +72,7 @@ def norm_forward(formula: str, eps: float, recompute: bool) -> Forward:
         return compute
 
     def compute_again(module: Any, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and torch.compiler.is_compiling():
-            return cast(Tensor, checkpoint(compute, module, x, use_reentrant=False))
-        return compute(module, x)
+        return recomputed(compute, module, x)
 
     return compute_again
 
