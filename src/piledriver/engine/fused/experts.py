@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from piledriver.engine.fused.plain import in_autocast, why_special
-from piledriver.engine.fused.recompute import recomputed
+from piledriver.engine.fused.recompute import recompute_in_backward
 from piledriver.engine.fused.verify import TOLERANCE, compare
 from piledriver.engine.torch_private import has_hooks
 from piledriver.models.feed_forward.grouped_mm import grouped_mm
@@ -57,7 +57,7 @@ def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
         return type(module).forward(module, hidden_states, top_k_index, top_k_weights)  # type: ignore[no-any-return]
     x = in_autocast(hidden_states)
     slots, ends, size = sort_by_expert(top_k_index, module.num_experts)
-    rows = recomputed(_to_experts, x, slots, size)
+    rows = recompute_in_backward(_to_experts, x, slots, size)
     # Before the second product: its backward then needs neither the outputs of experts nor a pass over them.
     factors = _to_experts(top_k_weights.to(x.dtype).view(-1, 1), slots, size)
     done = FromExperts.apply(apply_stacked(module, rows, ends, factors), slots)  # type: ignore[no-untyped-call]
@@ -117,7 +117,7 @@ def apply_stacked(module: Any, rows: Tensor, ends: Tensor, factors: Tensor | Non
     expert = _expert_of_row(rows, ends) if module.has_bias else None
     if expert is not None:
         hidden = hidden + module.gate_up_proj_bias.to(rows.dtype)[expert]
-    inner = recomputed(_gated, module, hidden, factors)
+    inner = recompute_in_backward(_gated, module, hidden, factors)
     out: Tensor = grouped_mm(inner, _matrices(module, module.down_proj, rows.dtype), ends)
     if expert is not None:
         bias = module.down_proj_bias.to(rows.dtype)[expert]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from piledriver.engine.fused.plain import takes_one_tensor, why_special
-from piledriver.engine.fused.recompute import recomputed
+from piledriver.engine.fused.recompute import recompute_in_backward
 from piledriver.engine.fused.verify import TOLERANCE, Forward, largest_difference, trial_copy
 from piledriver.engine.shards.local_params import plain_twin, reads_replicas
 
@@ -72,7 +72,7 @@ def norm_forward(formula: str, eps: float, recompute: bool) -> Forward:
         return compute
 
     def compute_again(module: Any, x: Tensor) -> Tensor:
-        return recomputed(compute, module, x)
+        return recompute_in_backward(compute, module, x)
 
     return compute_again
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 
-def recomputed(function: Callable[..., Tensor], *args: Any) -> Tensor:
+def recompute_in_backward(function: Callable[..., Tensor], *args: Any) -> Tensor:
     """Return function(*args); within a compiled graph its inputs are kept for the backward pass, not its result.
 
     The compiler stores what a matrix product reads in both passes, even where one gather or a formula makes it again.
