@@ -88,6 +88,8 @@ class DeviceMap:
     """Bytes that each device keeps free for activations, cache and streamed blocks."""
     needs: Room
     """Activations and cache of the whole model."""
+    spare: int
+    """Bytes of the main device that are left: more streamed blocks may be fetched ahead into them."""
     seconds: float
     """Of one forward of one token for each sequence."""
     prompt_seconds: float
@@ -164,8 +166,16 @@ def place_by_time(
         kept[place if place in kept else main] += size
     streamed = [size for size, place in zip(block_sizes, places, strict=True) if _is_streamed(place, main)]
     kept[main] += int(window * window_bytes(streamed, _DEPTH))
+    resident = sum(size for size, place in zip(block_sizes, places, strict=True) if place == main)
+    spare = free[main] - resident - (kept[main] - room.activations)
     return DeviceMap(
-        places=device_map, weights=totals, room=kept, needs=room, seconds=seconds, prompt_seconds=prompt_seconds
+        places=device_map,
+        weights=totals,
+        room=kept,
+        needs=room,
+        spare=max(int(spare), 0),
+        seconds=seconds,
+        prompt_seconds=prompt_seconds,
     )
 
 

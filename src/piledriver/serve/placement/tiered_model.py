@@ -7,6 +7,7 @@ are streamed; the embedding, the last norm and the output projection always stay
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,23 +16,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from piledriver.engine.offload.disk.direct_io import Transfer
+from piledriver.engine.offload.disk.direct_io import STAGED_BYTES, THREADS, Transfer
 from piledriver.engine.offload.disk.extents import Extent, safetensors_extents
 from piledriver.engine.offload.disk.reader import DirectReader
+from piledriver.engine.offload.stream.depth import window_bytes
 from piledriver.engine.offload.stream.model_stream import ModelStream, StreamedGroup
 from piledriver.engine.offload.stream.weight_block import Assembled, Source, read_extents
 from piledriver.engine.offload.tier import Tier, tier_of
 from piledriver.models import Transformer
 from piledriver.models.interchange import read_folder_config, read_generation, stored_parts
 from piledriver.plan.placement.by_time import DeviceMap, LinkRates, place_by_time, rates_here
+from piledriver.plan.placement.room import inference_room
+from piledriver.serve.placement.errors import PlacementError
 from piledriver.serve.placement.load_checkpoint import prefix_in
 from piledriver.serve.placement.maps.sizes import get_max_memory
 
-_PROBED_BYTES = 16 << 20
+# Of the probe of a disk: the first reads allocate buffers and start threads.
+_WARM_UP_BYTES, _PROBED_BYTES = 16 << 20, 32 << 20
+_DEEPEST = 4
 _WINDOW = 2.0
 """Memory of a streamed block in its own bytes: the parts that it is assembled from are beside it."""
-# Of the memory that the process may take, what is left to the interpreter, allocators and buffers of transfers.
-_LEFT_ALONE, _LEFT_SHARE = 64 << 20, 0.1
+# Of the memory that the process may take, what is left to the interpreter, and to allocators, of which some reserve
+# 32 MiB for each thread that allocates.
+_LEFT_ALONE, _LEFT_SHARE = 56 << 20, 0.1
+_STACK_BYTES = 8 << 20
+"""Of a thread, unless `threading.stack_size` says."""
 
 
 @dataclass(frozen=True)
@@ -58,19 +67,29 @@ def open_tiered(
     `max_memory` gives bytes by device (0, "cpu"); by default what is free, within the limits of the process.
     """
     config, theirs = read_folder_config(folder)
+    if theirs.get("quantization_config"):
+        raise PlacementError(
+            f"{os.fspath(folder)} is quantised: its tensors are converted when it is loaded, not while they are streamed",
+            fix="use `piledriver generate`, which loads it whole, or `dispatch_model(load_folder(folder), places)`, which "
+            "streams quantised weights from host memory or an offload folder",
+        )
     with torch.device("meta"):
         model = Transformer(config)
     sources = _sources(folder, config, theirs)
     stored = next(iter(sources.values())).parts[0].dtype
     model.to(dtype or stored).requires_grad_(False).eval()
+    # Before memory is counted, because measuring takes some that allocators keep.
+    rates = replace(rates_here(), disk=measure_read_rate(sources))
+    length = min(length, config.max_positions)
+    room = inference_room(model, batch, length)
     memory = get_max_memory(dict(max_memory) if max_memory is not None else None)
     if max_memory is None and "cpu" in memory:
-        memory["cpu"] = max(int(memory["cpu"] * (1 - _LEFT_SHARE)) - _LEFT_ALONE, 0)
-    rates = replace(rates_here(), disk=measure_read_rate(sources))
-    plan = place_by_time(
-        model, memory, batch=batch, length=min(length, config.max_positions), rates=rates, window=_WINDOW
-    )
-    stream = place_tiered(model, sources, plan.places)
+        # Threads read, and one assembles.
+        stacks = (THREADS + 1) * (threading.stack_size() or _STACK_BYTES)
+        left = _LEFT_ALONE + stacks + THREADS * STAGED_BYTES
+        memory["cpu"] = max(int(memory["cpu"] * (1 - _LEFT_SHARE)) - left, 0)
+    plan = place_by_time(model, memory, batch=batch, length=length, rates=rates, window=_WINDOW, room=room)
+    stream = place_tiered(model, sources, plan.places, spare=plan.spare)
     model.source_config, model.generation = theirs, read_generation(folder, theirs)
     if stream is not None:
         stream.stream.expected_rates = {Tier.DISK: rates.disk}
@@ -78,9 +97,12 @@ def open_tiered(
 
 
 def place_tiered(
-    model: Transformer, sources: Mapping[str, Assembled], device_map: Mapping[str, Any]
+    model: Transformer, sources: Mapping[str, Assembled], device_map: Mapping[str, Any], *, spare: int
 ) -> ModelStream | None:
-    """Load the weights of a meta model to the devices of a map and stream the other blocks; return the stream."""
+    """Load the weights of a meta model to the devices of a map and stream the other blocks; return the stream.
+
+    More than one block is fetched ahead only into `spare` bytes.
+    """
     places = {name: device_map[prefix_in(name, device_map) or ""] for name, _ in model.named_parameters()}
     accelerators = [place for place in device_map.values() if place not in ("cpu", "disk")]
     main: Any = accelerators[0] if accelerators else "cpu"
@@ -110,20 +132,30 @@ def place_tiered(
             return _cast(sources[name], parameter.dtype)
         return _load(sources[name], parameter)
 
-    return ModelStream(groups, source_of, device)
+    sizes = [int(_WINDOW * sum(weight.nbytes for weight in group.module.parameters())) for group in groups]
+    return ModelStream(groups, source_of, device, deepest=_deepest(sizes, spare))
+
+
+def _deepest(sizes: list[int], spare: int) -> int:
+    """Return how many blocks ahead there is memory for, where that of one is counted already."""
+    within = [d for d in range(2, _DEEPEST + 1) if window_bytes(sizes, d) - window_bytes(sizes, 1) <= spare]
+    return max(within, default=1)
 
 
 def measure_read_rate(sources: Mapping[str, Assembled]) -> float:
     """Return bytes per second of direct reads of a model's own files, over a few of its weights."""
-    chosen: list[Extent] = []
-    for source in reversed(list(sources.values())):
-        chosen += [part for part in source.parts if part.nbytes <= _PROBED_BYTES]
-        if sum(extent.nbytes for extent in chosen) >= _PROBED_BYTES:
+    warm: list[Extent] = []
+    probed: list[Extent] = []
+    for part in (part for source in reversed(list(sources.values())) for part in source.parts):
+        if part.nbytes <= _WARM_UP_BYTES:
+            (warm if sum(one.nbytes for one in warm) < _WARM_UP_BYTES else probed).append(part)
+        if sum(one.nbytes for one in probed) >= _PROBED_BYTES:
             break
-    targets = [torch.empty(extent.shape, dtype=extent.dtype) for extent in chosen]
     with DirectReader() as reader:
-        reading = reader.read(list(zip(chosen, targets, strict=True)))
-        reading.wait()
+        for chosen in (warm, probed or warm):
+            targets = [torch.zeros(extent.shape, dtype=extent.dtype) for extent in chosen]
+            reading = reader.read(list(zip(chosen, targets, strict=True)))
+            reading.wait()
     return reading.nbytes / max(reading.seconds, 1e-6)
 
 
