@@ -69,9 +69,9 @@ def open_tiered(
     config, theirs = read_folder_config(folder)
     if theirs.get("quantization_config"):
         raise PlacementError(
-            f"{os.fspath(folder)} is quantised: its tensors are converted when it is loaded, not while they are streamed",
-            fix="use `piledriver generate`, which loads it whole, or `dispatch_model(load_folder(folder), places)`, which "
-            "streams quantised weights from host memory or an offload folder",
+            f"{os.fspath(folder)} is quantised: its tensors are converted when it is loaded, and cannot be streamed",
+            fix="use `piledriver generate`, which loads it whole, or `dispatch_model(load_folder(folder), places)`, "
+            "which streams quantised weights from host memory or an offload folder",
         )
     with torch.device("meta"):
         model = Transformer(config)
