@@ -30,3 +30,15 @@ def test_the_file_may_be_left_out(
     Path("lr=1.yaml").touch()  # a name with a "=" is a file where there is one
     found = parse_command(["train", *given])
     assert (found.config, found.overrides) == (file, overrides)
+
+
+@pytest.mark.parametrize(
+    ("given", "rest"),
+    [
+        (["run", "--steps", "2", *KEYS, "-o", "there"], KEYS),
+        (["train.py", "--steps", "2", "-o", "there", "--", "--steps", "9"], ["--steps", "9"]),
+    ],
+)
+def test_a_profile_takes_changes_after_its_options(given: list[str], rest: list[str]) -> None:
+    found = parse_command(["profile", *given])
+    assert (found.target, found.steps, found.out, found.overrides) == (given[0], 2, "there", rest)

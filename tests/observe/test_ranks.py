@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch import nn
 from piledriver.accelerator import Accelerator, ProfileKwargs
 from piledriver.compat.deepspeed import configure_comms_logger, log_summary
 from piledriver.observe.communication import CommunicationRecorder
+from piledriver.observe.report.ranks import clock_offsets
 from tests.checkpoint.processes import run as on_ranks
 
 BYTES = 4 * 1000
@@ -71,6 +73,15 @@ def on_rank(rank: int, folder: str) -> dict[str, Any]:
 def _parts() -> tuple[nn.Module, torch.optim.Optimizer]:
     model = nn.Linear(32, 32)
     return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def test_ranks_of_one_host_share_its_clock() -> None:
+    # Rank 1 started its profiler 157 ms later: its times count from there.
+    ranks: Any = [
+        SimpleNamespace(rank=rank, host=f"machine:{rank}", timeline=SimpleNamespace(base_us=1e15 + 157_000.0 * rank))
+        for rank in range(2)
+    ]
+    assert clock_offsets(ranks) == {0: 0.0, 1: 157_000.0}
 
 
 @pytest.mark.slow

@@ -77,6 +77,8 @@ def profiled(
     profiler = AcceleratorProfiler(named, inner, functions=functions, on_trace_ready=ready, **arguments)
     try:
         with profiler:
+            if options.report and not options.schedule_option:
+                _begin_together(world, profiler)
             yield profiler
     except BaseException:
         if options.report and profiler.notes.error:
@@ -179,12 +181,20 @@ class LoopProfiler:
         models = find_models([optimizer])
         self._profiler = StepProfiler(models, [optimizer], functions=self._functions)
         self._profiler.start()
+        _begin_together(current_world(device=model_device(models).type), self._profiler)
 
     def _finish(self, profiler: StepProfiler) -> None:
         world = current_world(device=model_device(profiler.models).type)
         self.report = gathered_report(
             world, profiler, folder=self._folder, title=self._title, plain_step_seconds=self._plain
         )
+
+
+def _begin_together(world: World, profiler: StepProfiler) -> None:
+    """Begin the windows of all ranks at once: the first to start its profiler would seem to wait for the others."""
+    if world.size > 1:
+        barrier(world, name="profile start")
+        profiler.begin_window()
 
 
 def _synchronise() -> None:

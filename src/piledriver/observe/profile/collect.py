@@ -150,7 +150,11 @@ class StepProfiler(torch.profiler.profile):
         notes.sightings.append((time.time_ns(), owned + other_storages(owned, self._releases)))
         self._counters = (recompilations(), _allocator_counts(device))
         super().start_trace()
-        notes.begin_ns = time.time_ns()
+        self.begin_window()
+
+    def begin_window(self) -> None:
+        """Begin the window again, now: ranks that have waited for each other start together."""
+        self.notes.begin_ns = time.time_ns()
         self._blocked = _blocked_us() or 0.0
 
     def step(self) -> None:

@@ -35,11 +35,13 @@ class PathPart:
 
 
 def clock_offsets(ranks: Sequence[RankProfile]) -> dict[int, float]:
-    """Return microseconds to add to each rank's times: a collective ends on all ranks at about the same time."""
-    base = {one.rank: one.timeline.begin_us for one in ranks}
-    if len({one.host.partition(":")[0] for one in ranks}) < 2:
-        return dict.fromkeys(base, 0.0)
+    """Return microseconds to add to each rank's times, which count from the first event of its trace.
+
+    Ranks of one host share a clock. On several hosts, a collective ends on all ranks at about the same time.
+    """
     first = ranks[0]
+    if len({one.host.partition(":")[0] for one in ranks}) < 2:
+        return {one.rank: one.timeline.base_us - first.timeline.base_us for one in ranks}
     ends = [one.end for one in first.collectives]
     found = {first.rank: 0.0}
     for other in ranks[1:]:
