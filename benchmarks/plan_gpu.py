@@ -1,8 +1,11 @@
 """Prediction against measurement on one GPU: calibrate, then measure a grid of layouts x shape x batch x optimizer.
 
-`python benchmarks/plan_gpu.py --out FILE.jsonl` prints one JSON line per row, as soon as it is measured:
-peak allocated and reserved, allocated bytes after each phase, and the median step. `--compare FILE.jsonl` predicts the
-rows again, offline and on any machine, and prints the errors.
+`python benchmarks/plan_gpu.py --grid fresh --out FILE.jsonl` first writes the predictions of all rows, then one JSON
+line per row as soon as it is measured: peak allocated and reserved, allocated bytes after each phase, the median step.
+Then come the choice (the planner's first layouts for one model and batch, all measured) and the census (layouts that
+are predicted to fit just so, or just not). Rows run in a worker process under a time limit, so that a row that hangs or
+dies costs only itself. `--compare FILE.jsonl` predicts the rows of a file again, offline and on any machine, and
+prints the errors. `--tiny` shrinks every shape, to try the script on a CPU.
 """
 
 from __future__ import annotations
@@ -10,7 +13,11 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import queue
 import statistics
+import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -128,17 +135,142 @@ UNSEEN: list[tuple[str, int, dict[str, Any], str, int]] = [
 ]
 
 
+# Shapes and settings that no row above has; measured after the predictions were written.
+SHAPES |= {
+    "grouped": (
+        {**SMALL, "vocab_size": 65536, "dim": 1536, "layers": 14, "heads": 24, "kv_heads": 8, "mlp_dim": 5120},
+        3072,
+    ),
+    "plain": (
+        {
+            **SMALL,
+            "dim": 1280,
+            "layers": 16,
+            "heads": 20,
+            "mlp": "plain",
+            "mlp_dim": 5120,
+            "activation": "gelu",
+            "norm": "layer",
+            "tied": False,
+        },
+        1536,
+    ),
+    "tall": ({**SMALL, "vocab_size": 100352, "dim": 2304, "layers": 10, "heads": 18, "mlp_dim": 6144}, 2048),
+    "slim latent": (
+        {
+            **SMALL,
+            "dim": 1280,
+            "layers": 8,
+            "heads": 10,
+            "head_dim": 128,
+            "mlp_dim": 3584,
+            "latent": {"kv_rank": 320, "rope_dim": 64, "value_dim": 128, "q_rank": None},
+        },
+        1536,
+    ),
+    "many experts": (
+        {
+            **SMALL,
+            "dim": 1280,
+            "layers": 6,
+            "heads": 10,
+            "moe": {"experts": 24, "experts_per_token": 3, "expert_dim": 768},
+        },
+        1536,
+    ),
+    "pick": ({**SMALL, "vocab_size": 49152, "dim": 1792, "layers": 10, "heads": 14, "mlp_dim": 4864}, 2048),
+}
+FP8, FP8_PURE = {"precision": "fp8", "compile": "blocks"}, {"precision": "fp8-pure", "compile": "blocks"}
+FRESH: list[tuple[str, int, dict[str, Any], str, int]] = [
+    ("grouped", 6, EAGER, "muon", 1),
+    ("tall", 6, FP8, "adamw", 1),
+    ("slim latent", 10, COMPILED, "adamw", 1),
+    ("many experts", 10, COMPILED, "adamw", 1),
+    ("grouped", 6, COMPILED, "adamw", 1),
+    ("tall", 6, FP8_PURE, "adamw_split_bf16", 1),
+    ("plain", 12, EAGER, "lion", 1),
+    ("tall", 5, EAGER, "adamw", 2),
+    ("plain", 12, {**EAGER, "activations": "full"}, "adamw", 1),
+    ("grouped", 7, {**COMPILED, "activations": "selective"}, "adamw8bit", 1),
+    ("plain", 10, COMPILED, "muon", 1),
+    ("many experts", 6, {**EAGER, "activations": "full"}, "adamw", 1),
+    ("slim latent", 6, EAGER, "adamw", 1),
+    ("tall", 7, {**COMPILED, "activations": "full"}, "adamw", 1),
+    ("grouped", 3, {**PURE, "compile": False}, "adamw_split", 1),
+    ("plain", 9, {**COMPILED, "recompute_norms": True}, "adamw", 3),
+    ("tall", 3, {**EAGER, "offload": "optimizer"}, "adamw", 1),
+]
+CHOICE = ("pick", 48)
+"""The shape and the sequences of a step whose first layouts are all measured."""
+CENSUS = (("tall", EAGER, "adamw"), ("grouped", COMPILED, "adamw"))
+"""Shapes and layouts whose largest fitting micro-batch is run, and the next that is predicted not to fit."""
+_CHOICES = 7
+# Seconds for a row that compiles, and for one that does not.
+_LIMITS = (40.0, 20.0)
+
+
+TINY = False
+
+
 def config_of_row(shape: str) -> tuple[Any, int]:
     from piledriver.core.config import from_mapping
     from piledriver.models.config import ModelConfig
     from piledriver.models.presets import preset
 
     given, length = SHAPES[shape]
+    if TINY:
+        small = {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 4, "mlp_dim": 128, "vocab_size": 256, "head_dim": 16}
+        known = {} if isinstance(given, str) else {k: v for k, v in given.items() if k not in ("latent", "moe")}
+        given, length = {**known, **small, "max_positions": 64}, 64
     return (preset(given) if isinstance(given, str) else from_mapping(ModelConfig, given, shape)), length
 
 
-def measure(shape: str, sequences: int, fields: dict[str, Any], optimizer: str, accumulation: int) -> dict[str, Any]:
-    """Run steps of one layout as the training loop does; return peaks, phases and the median step."""
+class Meter:
+    """Peaks and times of the device; a CPU has no peaks."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.cuda = torch.cuda if torch.cuda.is_available() else None
+
+    def peaks(self) -> tuple[float, float]:
+        """Return the largest bytes allocated and reserved since the last reset, in GiB."""
+        if self.cuda is None:
+            return 0.0, 0.0
+        return self.cuda.max_memory_allocated() / GIB, self.cuda.max_memory_reserved() / GIB
+
+    def now(self) -> float:
+        """Return the bytes allocated, in GiB."""
+        return 0.0 if self.cuda is None else self.cuda.memory_allocated() / GIB
+
+    def reset(self, *, empty: bool = False) -> None:
+        """Forget the peaks, and with `empty` what the allocator keeps."""
+        if self.cuda is not None:
+            if empty:
+                gc.collect()
+                self.cuda.empty_cache()
+            self.cuda.reset_peak_memory_stats()
+
+    def wait(self) -> None:
+        """Wait for the device."""
+        if self.cuda is not None:
+            self.cuda.synchronize()
+
+
+def measure(
+    shape: str,
+    sequences: int,
+    layout: dict[str, Any],
+    optimizer: str,
+    accumulation: int,
+    *,
+    profile: str | None = None,
+    steps: int = 12,
+) -> dict[str, Any]:
+    """Run steps of one layout as the training loop does; return peaks, phases and the median step.
+
+    `profile` is a file for the kernels of one optimizer step.
+    """
     import torch
 
     from piledriver.accelerator import Accelerator
@@ -146,69 +278,90 @@ def measure(shape: str, sequences: int, fields: dict[str, Any], optimizer: str, 
     from piledriver.models import Transformer
     from piledriver.optim import OptimizerConfig, build_optimizer
 
+    meter = Meter()
     config, length = config_of_row(shape)
-    torch.cuda.empty_cache()
+    torch._dynamo.reset()
+    meter.reset(empty=True)
+    fields = dict(layout)
+    if meter.cuda is None:
+        fields |= {"compile": False, "precision": "bf16"}
+        fields.pop("recompute_norms", None)
     accelerator = Accelerator(layout=Layout(**fields), gradient_accumulation_steps=accumulation)
     with torch.device("meta"):
         model = Transformer(config)
     made = build_optimizer(model, OptimizerConfig(kind=optimizer, lr=1e-4))
     model = accelerator.prepare_model(model)
     made = accelerator.prepare_optimizer(made)
-    tokens = torch.randint(config.vocab_size, (sequences, length + 1), device="cuda")
+    tokens = torch.randint(config.vocab_size, (sequences, length + 1), device=accelerator.device)
     phases: dict[str, float] = {}
     blocks = list(model.blocks.values())
 
-    def note(name: str) -> None:
-        phases[name] = torch.cuda.memory_allocated() / GIB
-
-    def step(noting: bool = False) -> None:
+    def step(noting: bool = False, update: bool = True) -> None:
         for _ in range(accumulation):
             with accelerator.accumulate(model):
                 if noting:
-                    note("before the forward")
+                    phases["before the forward"] = meter.now()
                 sums = model(tokens[:, :-1], targets=tokens[:, 1:])
                 if noting:
-                    note("after the forward")
-                    phases["peak of the forward"] = torch.cuda.max_memory_allocated() / GIB
-                    torch.cuda.reset_peak_memory_stats()
+                    phases["after the forward"], phases["peak of the forward"] = meter.now(), meter.peaks()[0]
+                    meter.reset()
                 accelerator.backward(sums.total / sums.tokens)
                 if noting:
-                    note("after the backward")
-                    phases["peak of the backward"] = torch.cuda.max_memory_allocated() / GIB
-                    torch.cuda.reset_peak_memory_stats()
+                    phases["after the backward"], phases["peak of the backward"] = meter.now(), meter.peaks()[0]
+                    meter.reset()
                 accelerator.clip_grad_norm_(model.parameters(), 1.0)
-                made.step()
-                made.zero_grad(set_to_none=True)
+                if update:
+                    made.step()
+                    made.zero_grad(set_to_none=True)
 
     begun = time.perf_counter()
     step()
     step()
-    torch.cuda.synchronize()
+    meter.wait()
     compile_seconds = time.perf_counter() - begun
-    torch.cuda.reset_peak_memory_stats()
+    meter.reset()
     step(noting=True)
-    torch.cuda.synchronize()
-    phases["peak of the step"] = torch.cuda.max_memory_allocated() / GIB
-    # Blocks outside the compiler: how much each forward leaves.
-    torch.cuda.reset_peak_memory_stats()
+    meter.wait()
+    phases["peak of the step"] = meter.peaks()[0]
+    meter.reset()
     times = []
     end = time.perf_counter() + 0.8
-    while len(times) < 3 or (time.perf_counter() < end and len(times) < 12):
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        first.record()
+    while len(times) < 3 or (time.perf_counter() < end and len(times) < steps):
+        begun = time.perf_counter()
         step()
-        last.record()
-        torch.cuda.synchronize()
-        times.append(first.elapsed_time(last) / 1e3)
-    found = {
-        "allocated": torch.cuda.max_memory_allocated() / GIB,
-        "reserved": torch.cuda.max_memory_reserved() / GIB,
+        meter.wait()
+        times.append(time.perf_counter() - begun)
+    allocated, reserved = meter.peaks()
+    if profile:
+        step(update=False)
+        save_profile(made.step, profile, meter)
+    return {
+        "allocated": allocated,
+        "reserved": reserved,
         "seconds": statistics.median(times),
         "compile_seconds": round(compile_seconds, 1),
         "phases": phases,
         "blocks": len(blocks),
     }
-    return found
+
+
+def save_profile(run: Any, path: str, meter: Meter) -> None:
+    """Write the kernels and the operators of a call, with their seconds."""
+    import torch
+
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    if meter.cuda is not None:
+        kinds.append(torch.profiler.ProfilerActivity.CUDA)
+    meter.wait()
+    begun = time.perf_counter()
+    with torch.profiler.profile(activities=kinds, record_shapes=True) as made:
+        run()
+        host = time.perf_counter() - begun
+        meter.wait()
+        whole = time.perf_counter() - begun
+    order = "self_cpu_time_total" if meter.cuda is None else "self_cuda_time_total"
+    table = made.key_averages(group_by_input_shape=True).table(sort_by=order, row_limit=40, max_name_column_width=60)
+    Path(path).write_text(f"host {host:.4f} s, whole {whole:.4f} s\n{table}\n", encoding="utf-8")
 
 
 def predicted(row: dict[str, Any], rates: dict[str, Any] | None = None) -> Any:
@@ -303,49 +456,206 @@ def compare(path: Path) -> None:
     print(f"Kendall tau of the calibrated steps: {kendall(tuned_seconds, seconds):.3f}")
 
 
+def work() -> None:
+    """Measure the rows that come as lines of JSON; answer each with a line."""
+    import torch  # noqa: F401
+
+    import piledriver.accelerator
+    import piledriver.optim  # noqa: F401
+
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        try:
+            answer = calibrated(asked["calibrate"]) if "calibrate" in asked else measure(**asked)
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"[:400]}
+        print(json.dumps({"answer": answer}), flush=True)
+
+
+def calibrated(seconds: float) -> dict[str, Any]:
+    """Return this machine's rates."""
+    from piledriver.plan.hardware.calibrate import calibrate
+
+    return calibrate(seconds=seconds, save=False)[1]
+
+
+class Worker:
+    """A process that measures rows; one that does not answer in time is replaced."""
+
+    def __init__(self, options: list[str]) -> None:
+        self.options = options
+        self._start()
+
+    def _start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--worker", *self.options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, args=(self.process.stdout, self.lines), daemon=True).start()
+        self.ready = False
+
+    @staticmethod
+    def _read(stream: Any, lines: queue.Queue[str]) -> None:
+        for line in stream:
+            lines.put(line)
+
+    def _line(self, key: str, seconds: float) -> Any:
+        end = time.monotonic() + seconds
+        while True:
+            line = self.lines.get(timeout=max(0.0, end - time.monotonic()))
+            found = json.loads(line) if line.startswith('{"') else {}
+            if key in found:
+                return found[key]
+
+    def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Return the answer of the process, or an error if none comes in time."""
+        assert self.process.stdin is not None
+        try:
+            if not self.ready:
+                self.ready = self._line("ready", 60.0)
+            self.process.stdin.write(json.dumps(question) + "\n")
+            self.process.stdin.flush()
+            answer: dict[str, Any] = self._line("answer", seconds)
+            return answer
+        except (queue.Empty, BrokenPipeError):
+            self.process.kill()
+            self._start()
+            return {"error": f"no answer in {seconds:.0f} s"}
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.kill()
+
+
+def as_row(shape: str, sequences: int, layout: dict[str, Any], optimizer: str, accumulation: int) -> dict[str, Any]:
+    """Return the settings of a row by name."""
+    return {
+        "shape": shape,
+        "sequences": sequences,
+        "layout": layout,
+        "optimizer": optimizer,
+        "accumulation": accumulation,
+    }
+
+
+def said(row: dict[str, Any], rates: dict[str, Any] | None = None) -> dict[str, float]:
+    """Return the predicted figures of a row."""
+    made = predicted(row, rates)
+    return {
+        "allocated": round(made.worst.allocated / GIB, 4),
+        "reserved": round(made.worst.reserved / GIB, 4),
+        "seconds": round(made.time.total, 6),
+        "fits": made.fits,
+    }
+
+
+def first_choices(rates: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the rows of the planner's first layouts for `CHOICE`, the chosen one first."""
+    from dataclasses import replace
+
+    from piledriver.plan import Workload, parse_hardware
+    from piledriver.plan.search.candidates import Wishes
+    from piledriver.plan.search.choose import search_layouts
+
+    config, length = config_of_row(CHOICE[0])
+    cluster = parse_hardware("1xh200")
+    if rates is not None:
+        cluster = replace(cluster, device=replace(cluster.device, measured=rates))
+    workload = Workload(config=config, length=length, batch=CHOICE[1])
+    found = search_layouts(workload, cluster, Wishes(offloads=("none",)))
+    rows = []
+    for one in found.fitting[:_CHOICES]:
+        layout: dict[str, Any] = {**COMPILED, "activations": one.layout.activations}
+        if one.layout.recompute_norms:
+            layout["recompute_norms"] = True
+        rows.append(as_row(CHOICE[0], one.sequences, layout, "adamw", one.accumulation))
+    return rows
+
+
+def edges(rates: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Return for each entry of `CENSUS` the largest micro-batch that is predicted to fit, and the next, which is not.
+
+    The next is that which lacks at least 3% of the memory.
+    """
+    rows = []
+    for shape, layout, optimizer in CENSUS:
+        fitting, beyond = 1, 1
+        while predicted(as_row(shape, fitting + 1, layout, optimizer, 1), rates).fits and fitting < 4096:
+            fitting += 1
+        beyond = fitting
+        while (
+            predicted(as_row(shape, beyond, layout, optimizer, 1), rates).missing < 0.03 * 140 * GIB and beyond < 4096
+        ):
+            beyond += 1
+        rows += [as_row(shape, count, layout, optimizer, 1) for count in (fitting, beyond)]
+    return rows
+
+
 def main() -> None:
+    global TINY
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--seconds", type=float, default=110.0)
-    parser.add_argument("--calibrate-seconds", type=float, default=20.0)
-    parser.add_argument("--grid", choices=("known", "unseen"), default="known")
+    parser.add_argument("--seconds", type=float, default=165.0)
+    parser.add_argument("--calibrate-seconds", type=float, default=8.0)
+    parser.add_argument("--grid", choices=("known", "unseen", "fresh"), default="known")
     parser.add_argument("--compare", type=Path)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    TINY = args.tiny
     if args.compare:
         compare(args.compare)
         return
+    if args.worker:
+        work()
+        return
     begun = time.monotonic()
+    worker = Worker(["--tiny"] if args.tiny else [])
     file = args.out.open("a", encoding="utf-8") if args.out else None
 
     def say(row: dict[str, Any]) -> None:
-        text = json.dumps(row)
+        text = json.dumps({**row, "at": round(time.monotonic() - begun, 1)})
         print(text, flush=True)
         if file is not None:
             file.write(text + "\n")
             file.flush()
 
-    import torch
+    def run(row: dict[str, Any], label: str, **options: Any) -> None:
+        left = args.seconds - (time.monotonic() - begun)
+        if left < 3:
+            return
+        limit = _LIMITS[0] if row["layout"].get("compile") else _LIMITS[1]
+        say({**row, "part": label, **worker.ask({**row, **options}, min(limit, left))})
 
-    from piledriver.plan.hardware.calibrate import calibrate
-
-    say({"rates": calibrate(seconds=args.calibrate_seconds, save=False)[1]})
-    for shape, sequences, fields, optimizer, accumulation in UNSEEN if args.grid == "unseen" else GRID:
-        if time.monotonic() - begun > args.seconds:
-            break
-        row = {
-            "shape": shape,
-            "sequences": sequences,
-            "layout": fields,
-            "optimizer": optimizer,
-            "accumulation": accumulation,
-        }
-        gc.collect()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        try:
-            say({**row, **measure(shape, sequences, fields, optimizer, accumulation)})
-        except Exception as error:
-            say({**row, "error": f"{type(error).__name__}: {error}"[:400]})
+    grid = {"known": GRID, "unseen": UNSEEN, "fresh": FRESH}[args.grid]
+    rows = [as_row(*one) for one in grid]
+    for row in rows:
+        say({**row, "said": said(row)})
+    rates = worker.ask({"calibrate": args.calibrate_seconds}, 45.0)
+    say({"rates": rates})
+    known = rates if "matmul" in rates and not args.tiny else None
+    for row in rows:
+        say({**row, "said, calibrated": said(row, known)})
+    profiled = False
+    for row in rows[:12]:
+        options = {}
+        if row["optimizer"] == "muon" and args.out and not profiled:
+            options, profiled = {"profile": str(args.out.with_suffix(".muon.txt"))}, True
+        run(row, "blind", **options)
+    if args.grid == "fresh":
+        for row in first_choices(known):
+            say({**row, "said, calibrated": said(row, known)})
+            run(row, "choice", steps=8)
+        for row in edges(known):
+            say({**row, "said, calibrated": said(row, known)})
+            run(row, "census", steps=3)
+    for row in rows[12:]:
+        run(row, "blind")
+    worker.close()
 
 
 if __name__ == "__main__":
