@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ from piledriver.kernels.cross_entropy import default_chunk_tokens
 from piledriver.models.config import ModelConfig
 from piledriver.plan.blocks.exchanges import backward_of, embedding_exchanges, forward_of, loss_exchanges
 from piledriver.plan.blocks.operators import Exchange, Kept, Operator, matmul, moved
+from piledriver.plan.blocks.per_model import cached_per_model
 from piledriver.plan.blocks.setting import BlockSetting
 
 
@@ -30,7 +30,7 @@ class EndCost:
     """Bytes freed before the peak, in segments that the peak's tensors do not fit."""
 
 
-@functools.lru_cache(maxsize=1024)
+@cached_per_model
 def loss_cost(config: ModelConfig, setting: BlockSetting, weight_size: int = 4, kind: str = "cuda") -> EndCost:
     """Return the cost of the final norm, the output layer and the loss; `weight_size` is that of the weight."""
     tokens, size = setting.tokens, setting.itemsize
@@ -111,7 +111,7 @@ def _whole_logits(
     )
 
 
-@functools.lru_cache(maxsize=1024)
+@cached_per_model
 def embedding_cost(config: ModelConfig, setting: BlockSetting, weight_size: int = 4) -> EndCost:
     """Return the cost of the embedding: a look-up, and a dense gradient of the table."""
     tokens, size = setting.tokens, setting.itemsize

@@ -20,6 +20,7 @@ from piledriver.models import Transformer
 from piledriver.models.axes import parameter_axes
 from piledriver.models.config import ModelConfig
 from piledriver.models.model_size import mean_context
+from piledriver.plan.blocks.per_model import cached_per_model
 from piledriver.plan.errors import PlanError
 
 # The length by which the engine balances stages, at most.
@@ -143,14 +144,14 @@ class Stage:
     last: bool
 
 
-@functools.lru_cache(maxsize=4096)
+@cached_per_model
 def block_kinds(config: ModelConfig, blocks: range) -> tuple[tuple[int | None, bool, int], ...]:
     """Return the kinds of blocks among some: (attention window, whether it has experts, how many)."""
     found = Counter((config.window_of(layer), config.has_experts(layer)) for layer in blocks)
     return tuple((window, experts, count) for (window, experts), count in found.items())
 
 
-@functools.lru_cache(maxsize=1024)
+@cached_per_model
 def stages_of_model(config: ModelConfig, stages: int) -> tuple[Stage, ...]:
     """Return the stages that the engine splits a model into by itself: of about equal cost."""
     if stages == 1:

@@ -46,6 +46,10 @@ class Traits:
     recompute_exchanges: bool = True
     """Recomputing a block repeats its tensor-parallel collectives."""
 
+    def __hash__(self) -> int:
+        # Of few fields: caches ask for it often, and software has a name.
+        return hash((self.name, self.overlap_tp))
+
 
 PILEDRIVER = Traits()
 
@@ -75,6 +79,10 @@ class BlockSetting:
     half_matrices: bool = False
     """Matrices on the device are in the compute dtype, their fp32 masters elsewhere (offload); vectors are fp32."""
     traits: Traits = PILEDRIVER
+
+    def __hash__(self) -> int:
+        # Of the fields that a search varies.
+        return hash((self.sequences, self.length, self.tp, self.cp, self.ep, self.precision, self.activations))
 
     @property
     def tokens(self) -> float:

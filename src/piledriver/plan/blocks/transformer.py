@@ -6,7 +6,6 @@ tests compare both lists with traces on fake tensors. The search asks for thousa
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 
 from piledriver.models.config import ModelConfig
@@ -15,6 +14,7 @@ from piledriver.plan.blocks.exchanges import backward_of, block_exchanges, forwa
 from piledriver.plan.blocks.feed_forward import kept_by_mlp, kept_products_of_mlp, mlp_operators
 from piledriver.plan.blocks.fp8 import CASTS, GATE, fp8_parameters, gate_gradient, gradient_casts
 from piledriver.plan.blocks.operators import BlockCost, Kept, Operator, gradients_of
+from piledriver.plan.blocks.per_model import cached_per_model
 from piledriver.plan.blocks.setting import BlockSetting
 from piledriver.plan.blocks.widths import Widths
 
@@ -34,7 +34,7 @@ _EAGER_QK_NORM = (25, 50)
 _EAGER_SELECTIVE = (86, 172)
 
 
-@functools.lru_cache(maxsize=4096)
+@cached_per_model
 def block_cost(config: ModelConfig, window: int | None, setting: BlockSetting, experts: bool = True) -> BlockCost:
     """Return the cost of one block whose attention window is `window` (None for full attention).
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from piledriver.engine.layout import Layout
 from piledriver.models.config import ModelConfig
 from piledriver.optim.adamw.quantise import block_size
 from piledriver.plan.blocks.parameters import ParameterShape, Stage, parts_of, shard_ranks
+from piledriver.plan.blocks.per_model import cached_per_model
 from piledriver.plan.blocks.setting import PILEDRIVER, Traits
 from piledriver.plan.errors import PlanError
 
@@ -152,9 +153,6 @@ def _megatron(full: float, shard: float, layout: Layout, traits: Traits) -> Stat
     return StateBytes(weights=2 * full, gradients=gradient * full, states=12 * owned, elements=full, owned=owned)
 
 
-_STATES: dict[Any, dict[str, StateBytes]] = {}
-
-
 def stage_states(
     config: ModelConfig, stage: Stage, layout: Layout, optimizer: str, traits: Traits = PILEDRIVER
 ) -> dict[str, StateBytes]:
@@ -163,24 +161,35 @@ def stage_states(
     In a model with dense blocks and blocks with experts, one block is the mean of the stage's blocks.
     """
     dense = dense_blocks(config, stage)
-    place = (layout.zero, layout.tp, layout.ep, layout.cp, layout.dp_shard, layout.loss_parallel)
-    key = (
-        config,
-        stage.first,
-        stage.last,
-        dense,
-        len(stage.blocks) if dense else 0,
-        place,
-        layout.precision,
-        layout.offload,
-        optimizer,
-        traits,
+    # All that the bytes depend on.
+    key = _Place(
+        stage=(stage.first, stage.last, dense, len(stage.blocks) if dense else 0),
+        layout=(layout.zero, layout.tp, layout.ep, layout.cp, layout.dp_shard, layout.loss_parallel, layout.precision),
+        offload=layout.offload,
     )
-    if key not in _STATES:
-        if len(_STATES) > 8192:
-            _STATES.clear()
-        _STATES[key] = _stage_states(config, stage, layout, optimizer, traits)
-    return _STATES[key]
+    return _states_at(config, key, optimizer, traits, _Given(stage, layout))
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What the states are computed from: equal to every other, since `_Place` says what they depend on."""
+
+    stage: Stage = field(compare=False)
+    layout: Layout = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    stage: tuple[Any, ...]
+    layout: tuple[Any, ...]
+    offload: Any
+
+
+@cached_per_model
+def _states_at(
+    config: ModelConfig, key: _Place, optimizer: str, traits: Traits, given: _Given
+) -> dict[str, StateBytes]:
+    return _stage_states(config, given.stage, given.layout, optimizer, traits)
 
 
 def _stage_states(

@@ -120,18 +120,25 @@ class _Rank:
         self.layers = sum(len(stage.blocks) for stage in stages)
         self.first, self.last = any(one.first for one in stages), any(one.last for one in stages)
         mixed = config.moe is not None and bool(config.moe.dense_layers)
-        own = [stage_states(config, one, layout, optimizer, traits) for one in (stages if mixed else stages[:1])]
+        known = {
+            one: stage_states(config, one, layout, optimizer, traits)
+            for index, one in enumerate(stages)
+            if mixed or not index or one.first or one.last
+        }
+        own = [known[one] for one in (stages if mixed else stages[:1])]
         self.block: StateBytes = own[0]["block"]
         if mixed and self.layers:
             every = [one["block"].times(len(stage.blocks)) for one, stage in zip(own, stages, strict=True)]
             self.block = sum(every, StateBytes()).times(1 / self.layers)
-        outer = [stage_states(config, one, layout, optimizer, traits) for one in stages if one.first or one.last]
+        outer = [known[one] for one in stages if one.first or one.last]
         self.ends = sum((one["embedding"] + one["head"] for one in outer), StateBytes())
         self.embedding_gradients = 0.0
         if not (config.tied and self.last):
             # The gradient of a tied table begins with the output layer's.
             self.embedding_gradients = sum(one["embedding"].gradients for one in outer)
         kinds = [kind for stage in stages for kind in block_kinds(config, stage.blocks)]
+        if len({(window, experts) for window, experts, _ in kinds}) == 1:
+            kinds = [(kinds[0][0], kinds[0][1], self.layers)]
         costs = [block_cost(config, window, self.setting, experts) for window, experts, _ in kinds]
         # The kind of block that keeps the most stands for all in the list of owners; bytes are those of each.
         self.cost: BlockCost = (

@@ -13,7 +13,7 @@ from piledriver.plan.time.rates import Rates
 # Seconds of the host for one call of a compiled function.
 _COMPILED_CALL = 1.2e-3
 # Iterations of Muon, and what the host runs for each matrix and for each batch of them, in launches of a kernel.
-_NEWTON_SCHULZ, _CALLS_OF_A_MATRIX, _CALLS_OF_A_BATCH = 5, 8, 60
+_NEWTON_SCHULZ, _CALLS_OF_A_MATRIX, _CALLS_OF_A_BATCH = 5, 10, 80
 # Traffic of one element of Muon's matrices besides reading and writing weight, momentum and gradient: momenta are
 # stacked, cast, measured and divided; each iteration copies what its last product adds to.
 _STACK_BYTES, _ITERATION_BYTES = 8 + 6 + 2 + 4 + 12, 4
