@@ -15,8 +15,9 @@ from piledriver.engine.layout import Layout
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.presets import preset
 from piledriver.plan import Workload, parse_hardware
-from piledriver.plan.learn import drifts, learn_from_runs, record_measurement, save_prediction
+from piledriver.plan.learn import counted_bytes, drifts, learn_from_runs, record_measurement, save_prediction
 from piledriver.plan.prediction import predict
+from piledriver.plan.time.rates import Efficiency
 from piledriver.plan.training import choose_for_model, choose_for_training
 
 
@@ -80,18 +81,36 @@ def test_a_measurement_stands_beside_its_prediction_and_drift_is_named(tmp_path:
     assert drifts(found) == [large]
 
 
+def test_the_category_that_moved_is_named_not_the_largest(tmp_path: Path) -> None:
+    workload = Workload(config=preset("gpt2-124m"), length=1024, batch=32)
+    made = predict(workload, Layout(precision="bf16"), parse_hardware("1xh200"), sequences=32)
+    save_prediction(tmp_path, made)
+    said, extra = made.worst.peak.by_category(), 2 * 2**30
+    states = said["optimizer states"] + extra
+    counted = counted_bytes({"memory/parameters_gib": said["weights"] / 2**30, "memory/optimizer_gib": states / 2**30})
+    peak = made.worst.allocated + extra
+    (line,) = record_measurement(tmp_path, step_seconds=made.time.total, peak_bytes=peak, categories=counted)
+    assert "what moved is optimizer states, +2.00 GiB" in line
+
+
 def test_learning_from_runs_brings_predictions_nearer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     workload = Workload(config=preset("gpt2-124m"), length=1024, batch=32)
+    slow_memory = Efficiency(memory=0.4)
     for batch in (8, 16, 32):
-        one = predict(replace(workload, batch=batch), Layout(precision="bf16"), parse_hardware("1xh200"), sequences=8)
+        layout, cluster = (
+            Layout(precision="bf16", activations="keep" if batch > 8 else "full"),
+            parse_hardware("1xh200"),
+        )
+        one = predict(replace(workload, batch=batch), layout, cluster, sequences=8)
         folder = tmp_path / f"run{batch}"
         folder.mkdir()
         save_prediction(folder, one)
-        rate = one.tokens_per_second / 1.25
+        rate = predict(one.workload, layout, cluster, sequences=8, efficiency=slow_memory).tokens_per_second
         lines = [json.dumps({"step": step, "tokens_per_second": rate}) for step in range(1, 12)]
         (folder / "metrics.jsonl").write_text("\n".join(lines))
     found = learn_from_runs([str(tmp_path / f"run{batch}") for batch in (8, 16, 32)], device="a test device")
     assert found["mean error before"] > 0.15
     assert found["mean error after"] < 0.05
+    assert found["what moved"].startswith("memory")
     assert found["drift"]

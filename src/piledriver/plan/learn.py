@@ -20,7 +20,7 @@ from piledriver.plan.hardware.cluster import Cluster
 from piledriver.plan.hardware.parse import parse_hardware
 from piledriver.plan.prediction import Prediction, Workload, predict
 from piledriver.plan.result import prediction_mapping
-from piledriver.plan.time.fit import fit_efficiency
+from piledriver.plan.time.fit import CLASSES, fit_efficiency
 from piledriver.plan.time.rates import Efficiency
 
 FILE = "prediction.json"
@@ -48,20 +48,38 @@ def save_prediction(folder: str | Path, one: Prediction) -> None:
         file.write(json.dumps(found, indent=2).encode())
 
 
-def record_measurement(folder: str | Path, *, step_seconds: float, peak_bytes: float) -> list[str]:
-    """Add what was measured to the prediction of a run; return a warning for each figure that drifted."""
+def counted_bytes(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the bytes by category that a line of a run's metrics counts."""
+    names = {"memory/parameters_gib": "weights", "memory/optimizer_gib": "optimizer states"}
+    return {category: row[name] * _GIB for name, category in names.items() if row.get(name)}
+
+
+def record_measurement(
+    folder: str | Path, *, step_seconds: float, peak_bytes: float, categories: Mapping[str, float] | None = None
+) -> list[str]:
+    """Add what was measured to the prediction of a run; return a warning for each figure that drifted.
+
+    `categories` are bytes that were counted, as `counted_bytes` returns them.
+    """
     path = Path(folder) / FILE
     if not path.exists():
         return []
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    found["measured"] = {"step_seconds": step_seconds, "allocated_gib": peak_bytes / _GIB}
+    found["measured"] = {
+        "step_seconds": step_seconds,
+        "allocated_gib": peak_bytes / _GIB,
+        "categories_gib": {name: size / _GIB for name, size in (categories or {}).items()},
+    }
     with atomic_write(path) as file:
         file.write(json.dumps(found, indent=2).encode())
     return drifts(found)
 
 
 def drifts(found: Mapping[str, Any]) -> list[str]:
-    """Return a line for each measured figure that differs from its prediction by more than 10%, with its category."""
+    """Return a line for each measured figure that differs from its prediction by more than 10%, with its category.
+
+    Of the peak, it is the category that moved the most; of a step, whose parts a run does not measure, the largest.
+    """
     lines = []
     measured, memory, time = found.get("measured") or {}, found["memory"], found["time"]
     if time and measured.get("step_seconds"):
@@ -75,13 +93,29 @@ def drifts(found: Mapping[str, Any]) -> list[str]:
     if measured.get("allocated_gib"):
         share = measured["allocated_gib"] / memory["allocated_gib"] - 1
         if abs(share) > DRIFT:
-            owner = memory["owners"][0]
+            name, moved = _moved_most(measured, memory)
             lines.append(
                 f"the peak is {measured['allocated_gib']:.2f} GiB, {100 * share:+.0f}% against the prediction of "
-                f"{memory['allocated_gib']:.2f} GiB in phase '{memory['phase']}'; its largest category is "
-                f"{owner['category']}"
+                f"{memory['allocated_gib']:.2f} GiB in phase '{memory['phase']}'; what moved is {name}, "
+                f"{moved:+.2f} GiB"
             )
     return lines
+
+
+def _moved_most(measured: Mapping[str, Any], memory: Mapping[str, Any]) -> tuple[str, float]:
+    """Return the category whose bytes differ most from the prediction, and by how many GiB.
+
+    Weights and states are counted; the rest of the peak is named by the largest category among it.
+    """
+    phases = next(line["phases"] for line in memory["timeline"] if line["rank"] == memory["rank"])
+    said: dict[str, float] = next(phase["gib"] for phase in phases if phase["phase"] == memory["phase"])
+    counted: Mapping[str, float] = measured.get("categories_gib") or {}
+    moved = {name: size - said.get(name, 0.0) for name, size in counted.items()}
+    others = {name: size for name, size in said.items() if name not in counted}
+    if others:
+        rest = max(others, key=lambda name: others[name])
+        moved[rest] = measured["allocated_gib"] - memory["allocated_gib"] - sum(moved.values())
+    return max(moved.items(), key=lambda pair: abs(pair[1]))
 
 
 def learn_from_runs(folders: Sequence[str], *, device: str | None = None) -> dict[str, Any]:
@@ -106,6 +140,7 @@ def learn_from_runs(folders: Sequence[str], *, device: str | None = None) -> dic
         abs(call(Efficiency()) / seconds - 1) for call, seconds in zip(calls, measured, strict=True)
     )
     fitted = fit_efficiency(calls, measured, prior=0.05)
+    moved = _class_that_moved(calls, measured)
     after = statistics.mean(abs(call(fitted) / seconds - 1) for call, seconds in zip(calls, measured, strict=True))
     name = device or _device_name()
     rates = load_calibration(name)
@@ -119,10 +154,23 @@ def learn_from_runs(folders: Sequence[str], *, device: str | None = None) -> dic
         "runs": len(rows),
         "mean error before": round(before, 4),
         "mean error after": round(after, 4),
+        "what moved": moved,
         **asdict(fitted),
         "file": str(path),
         "drift": [line for found, seconds in rows for line in drifts({**found, "measured": {"step_seconds": seconds}})],
     }
+
+
+def _class_that_moved(calls: Sequence[Any], measured: Sequence[float]) -> str:
+    """Return the kernel class that explains the measured steps best if it alone differs from the prediction."""
+
+    def missing(name: str) -> float:
+        fitted = fit_efficiency(calls, measured, names=(name,), prior=0.0)
+        return statistics.mean(abs(call(fitted) / seconds - 1) for call, seconds in zip(calls, measured, strict=True))
+
+    errors = {name: missing(name) for name in CLASSES}
+    name = min(errors, key=lambda each: errors[each])
+    return f"{name} (alone it leaves a mean error of {100 * errors[name]:.1f}%)"
 
 
 def learned_efficiency(measured: Mapping[str, Any]) -> Efficiency | None:

@@ -20,7 +20,7 @@ from piledriver.core.errors import ConfigError, MissingDependencyError, Piledriv
 from piledriver.data.tokens.token_set import open_tokens
 from piledriver.models import Transformer, learning_rate_scales
 from piledriver.optim import ScheduledLR, build_optimizer
-from piledriver.plan.learn import record_measurement, save_prediction
+from piledriver.plan.learn import counted_bytes, record_measurement, save_prediction
 from piledriver.runtime.world import World
 from piledriver.train.budget import default_schedule, total_steps
 from piledriver.train.config import TrainConfig
@@ -198,7 +198,8 @@ class Trainer:
             rate = statistics.median(row["tokens_per_second"] for row in rows)
             peak = max(row["memory_gib"] for row in rows) * 2**30
             seconds = self.batching.tokens_per_step / rate
-            for line in record_measurement(self.config.out, step_seconds=seconds, peak_bytes=peak):
+            counted = counted_bytes(rows[-1])
+            for line in record_measurement(self.config.out, step_seconds=seconds, peak_bytes=peak, categories=counted):
                 self.reports.say(f"prediction: {line}; piledriver plan --learn {self.config.out} refits")
 
     def _last_loss(self) -> float:
