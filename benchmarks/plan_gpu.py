@@ -275,6 +275,7 @@ def measure(
 
     from piledriver.accelerator import Accelerator
     from piledriver.engine import Layout
+    from piledriver.kernels.cross_entropy import default_chunk_tokens
     from piledriver.models import Transformer
     from piledriver.optim import OptimizerConfig, build_optimizer
 
@@ -342,6 +343,7 @@ def measure(
         "compile_seconds": round(compile_seconds, 1),
         "phases": phases,
         "blocks": len(blocks),
+        "loss_chunk": default_chunk_tokens(config.vocab_size, accelerator.device.type),
     }
 
 
@@ -380,9 +382,13 @@ def predicted(row: dict[str, Any], rates: dict[str, Any] | None = None) -> Any:
     batch = row["sequences"] * row["accumulation"]
     workload = Workload(config=config, length=length, batch=batch, optimizer=row["optimizer"])
     made = predict(workload, from_mapping(Layout, row["layout"], "row"), cluster, sequences=row["sequences"])
-    if row.get("loss_buffers", 1) == 1:
+    chunk = row.get("loss_chunk")
+    if "allocated" in row and chunk is None:
+        # Measured when a chunk of the loss had at least 4,096 tokens.
+        chunk = 1 << max((1 << 28) // config.vocab_size, 4096).bit_length() - 1
+    if chunk is None:
         return made
-    # Measured before the chunked loss had one buffer for its logits.
+    # Of old rows the loss also had two buffers for its logits.
     timelines = step_timelines(
         config,
         made.layout,
@@ -391,7 +397,7 @@ def predicted(row: dict[str, Any], rates: dict[str, Any] | None = None) -> Any:
         accumulation=made.accumulation,
         optimizer=row["optimizer"],
         compiled=made.compiled,
-        traits=Traits(loss_buffers=row["loss_buffers"]),
+        traits=Traits(loss_buffers=row.get("loss_buffers", 1), loss_chunk=chunk),
     )
     return replace(made, timelines=tuple(timelines))
 

@@ -1,18 +1,16 @@
 """Uneven pipeline stages on two CPU processes whose speeds are 1 : 2: measured and predicted gain over equal stages.
 
-`python benchmarks/plan_uneven.py` prints one JSON line. A process is limited to a share of one core: it is stopped
-while it has used more CPU time than its share, as a quota of the kernel would.
+`python benchmarks/plan_uneven.py` prints one JSON line. The slow process computes every block as often as it is slower,
+forward and backward: its speed does not depend on a scheduler or on other work of the machine. Equal and uneven stages
+take steps in turns, and the ratio is the median over pairs of steps.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
 import statistics
 import tempfile
-import threading
 import time
 from dataclasses import replace
 from typing import Any
@@ -20,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch import Tensor, nn
 
 from piledriver.engine.apply import apply
 from piledriver.engine.layout import Layout
@@ -33,45 +32,40 @@ from piledriver.plan.prediction import predict
 from piledriver.plan.search.candidates import Wishes
 from piledriver.plan.search.choose import search_layouts
 
-CONFIG = ModelConfig(vocab_size=256, dim=192, layers=12, heads=4, mlp_dim=512, max_positions=128)
-MICRO_BATCHES, SEQUENCES = 8, 1
-# A process that waits may save up this much of its quota, in seconds.
-_SAVED = 0.02
+CONFIG = ModelConfig(vocab_size=256, dim=256, layers=12, heads=4, mlp_dim=704, max_positions=128)
+MICRO_BATCHES, SEQUENCES = 8, 2
 
 
-class Quota(threading.Thread):
-    """Keeps processes at shares of a core, by their CPU time."""
+def slow_down(block: nn.Module, times: int) -> None:
+    """Make a block compute its forward and its backward `times` times; the further results are thrown away."""
+    plain = block.forward
 
-    def __init__(self, shares: dict[int, float]) -> None:
-        super().__init__(daemon=True)
-        self.shares, self.over = shares, False
+    def forward(x: Tensor, *args: Any, **named: Any) -> Any:
+        copies = []
+        if torch.is_grad_enabled():
+            for _ in range(times - 1):
+                again = x.detach().requires_grad_()
+                copies.append((again, _tensor(plain(again, *args, **named))))
+        found = plain(x, *args, **named)
+        if copies:
+            parameters = [one for one in block.parameters() if one.requires_grad]
 
-    def run(self) -> None:
-        """Stop and continue the processes until `over`."""
-        last = time.perf_counter()
-        used = {pid: _cpu_seconds(pid) for pid in self.shares}
-        budget, stopped = dict.fromkeys(self.shares, 0.0), dict.fromkeys(self.shares, False)
-        while not self.over:
-            time.sleep(0.002)
-            now = time.perf_counter()
-            for pid, share in self.shares.items():
-                spent = _cpu_seconds(pid)
-                budget[pid] = min(_SAVED, budget[pid] + share * (now - last) - (spent - used[pid]))
-                used[pid] = spent
-                if (budget[pid] < 0) != stopped[pid]:
-                    stopped[pid] = not stopped[pid]
-                    os.kill(pid, signal.SIGSTOP if stopped[pid] else signal.SIGCONT)
-            last = now
-        for pid in self.shares:
-            os.kill(pid, signal.SIGCONT)
+            def repeat(gradient: Tensor) -> None:
+                for source, out in copies:
+                    torch.autograd.grad(out, [source, *parameters], gradient)
+
+            _tensor(found).register_hook(repeat)
+        return found
+
+    block.forward = forward  # type: ignore[method-assign]
 
 
-def _cpu_seconds(pid: int) -> float:
-    # The CPU clock of another process, as clock_getcpuclockid makes it.
-    return time.clock_gettime(~pid << 3 | 2)
+def _tensor(found: Any) -> Tensor:
+    first: Tensor = found if isinstance(found, Tensor) else found[0]
+    return first
 
 
-def work(rank: int, folder: str, layouts: list[Layout], steps: int, answers: Any) -> None:
+def work(rank: int, folder: str, layouts: list[Layout], steps: int, times: tuple[int, int], answers: Any) -> None:
     """Time steps of each layout, in turns."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
@@ -79,6 +73,8 @@ def work(rank: int, folder: str, layouts: list[Layout], steps: int, answers: Any
     for layout in layouts:
         model = Transformer(CONFIG, seed=1)
         apply(model, make_mesh(layout, "cpu"), device=torch.device("cpu"))
+        for block in model.blocks.values():
+            slow_down(block, times[rank])
         known = state_of(model)
         assert known is not None
         pipelines.append((model, known.pipeline))
@@ -100,11 +96,11 @@ def work(rank: int, folder: str, layouts: list[Layout], steps: int, answers: Any
     dist.destroy_process_group()
 
 
-def limited(shares: tuple[float, float]) -> Cluster:
-    """Return two devices that are shares of one core of this machine."""
+def limited(times: tuple[int, int]) -> Cluster:
+    """Return two devices that are this many times slower than one core of this machine."""
     torch.set_num_threads(1)
     here = detect_cluster(2)
-    first, second = (scaled(here.device, share) for share in shares)
+    first, second = (scaled(here.device, 1 / each) for each in times)
     return replace(here, device=first, others=((1, second),))
 
 
@@ -121,10 +117,11 @@ def scaled(device: Device, share: float) -> Device:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--shares", type=float, nargs=2, default=(0.25, 0.5))
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--times", type=int, nargs=2, default=(2, 1), help="how often each process computes a block")
+    parser.add_argument("--steps", type=int, default=9)
     args = parser.parse_args()
-    cluster = limited(tuple(args.shares))
+    times = tuple(args.times)
+    cluster = limited(times)
     workload = Workload(config=CONFIG, length=CONFIG.max_positions, batch=MICRO_BATCHES * SEQUENCES)
     even = Layout(pp=2, microbatches=MICRO_BATCHES, compile=False)
     found = search_layouts(workload, cluster, Wishes(precisions=("fp32",), fixed=even, sequences=SEQUENCES))
@@ -134,25 +131,22 @@ def main() -> None:
     answers: Any = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         layouts = [even, replace(even, stage_blocks=chosen.layout.stage_blocks)]
-        workers = [context.Process(target=work, args=(rank, folder, layouts, args.steps, answers)) for rank in range(2)]
+        settings = (folder, layouts, args.steps, times, answers)
+        workers = [context.Process(target=work, args=(rank, *settings)) for rank in range(2)]
         for worker in workers:
             worker.start()
-        quota = Quota({worker.pid or 0: share for worker, share in zip(workers, args.shares, strict=True)})
-        quota.start()
         taken = answers.get(timeout=600)
-        quota.over = True
-        quota.join()
         for worker in workers:
             worker.join(timeout=30)
-    seconds = [statistics.median(times) for times in taken]
-    ratio, said = seconds[0] / seconds[1], plain.time.total / chosen.time.total
+    ratio = statistics.median(first / second for first, second in zip(*taken, strict=True))
+    said = plain.time.total / chosen.time.total
     print(
         json.dumps(
             {
-                "shares": list(args.shares),
+                "times": list(times),
                 "blocks": list(chosen.layout.stage_blocks or ()),
-                "even seconds": round(seconds[0], 3),
-                "uneven seconds": round(seconds[1], 3),
+                "even seconds": round(statistics.median(taken[0]), 3),
+                "uneven seconds": round(statistics.median(taken[1]), 3),
                 "measured ratio": round(ratio, 3),
                 "predicted ratio": round(said, 3),
                 "error": round(said / ratio - 1, 3),

@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
+from piledriver.core.errors import MissingFileError
 from piledriver.engine.layout import Layout
 from piledriver.models.config import ModelConfig
 from piledriver.models.presets import preset
@@ -160,6 +161,10 @@ def config_of(model: Any) -> tuple[ModelConfig, str]:
             from piledriver.models.interchange import read_folder_config
 
             return read_folder_config(model)[0], os.path.basename(os.path.abspath(model))
+        if os.path.sep in os.fspath(model):
+            raise MissingFileError(
+                os.fspath(model), fix="name a folder with a config.json, or a preset (piledriver presets)"
+            )
         return preset(os.fspath(model)), os.fspath(model)
     found = getattr(model, "config", None)
     if isinstance(found, ModelConfig):

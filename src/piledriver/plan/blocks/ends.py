@@ -48,7 +48,8 @@ def loss_cost(config: ModelConfig, setting: BlockSetting, weight_size: int = 4, 
     hidden = Kept("input of the output layer", whole)
     # The final norm runs outside the blocks: eager, with its input cast to the dtype of its weight.
     norm = Kept("input of the final norm", tokens * dim * (max(size, weight_size) if config.norm_weight else size))
-    chunk = min(tokens, default_chunk_tokens(round(rows), kind)) if setting.traits.chunked_loss else tokens
+    own = setting.traits.loss_chunk or default_chunk_tokens(round(rows), kind)
+    chunk = min(tokens, own) if setting.traits.chunked_loss else tokens
     pairs = list(loss_exchanges(config, setting, chunk))
     exchanges = (*forward_of(pairs), *backward_of(pairs))
     if not setting.traits.chunked_loss:

@@ -20,6 +20,8 @@ class Traits:
     """The gated MLP keeps its inputs only."""
     chunked_loss: bool = True
     """The logits of the whole batch never exist."""
+    loss_chunk: int | None = None
+    """Tokens of a chunk of logits; None for the kernel's own."""
     loss_buffers: int = 1
     """Chunks of logits that exist at once."""
     compiled_loss: bool = True
