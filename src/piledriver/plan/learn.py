@@ -166,7 +166,8 @@ def _class_that_moved(calls: Sequence[Any], measured: Sequence[float]) -> str:
 
     def missing(name: str) -> float:
         fitted = fit_efficiency(calls, measured, names=(name,), prior=0.0)
-        return statistics.mean(abs(call(fitted) / seconds - 1) for call, seconds in zip(calls, measured, strict=True))
+        misses = [abs(call(fitted) / seconds - 1) for call, seconds in zip(calls, measured, strict=True)]
+        return float(statistics.mean(misses))
 
     errors = {name: missing(name) for name in CLASSES}
     name = min(errors, key=lambda each: errors[each])
