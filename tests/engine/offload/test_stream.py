@@ -12,6 +12,7 @@ from piledriver.engine.compile import compile_modules, compile_report, reset_com
 from piledriver.engine.offload.disk.direct_io import DirectIO
 from piledriver.engine.offload.disk.extents import Extent, safetensors_extents
 from piledriver.engine.offload.disk.reader import DirectReader
+from piledriver.engine.offload.pinned import page_aligned_empty
 from piledriver.engine.offload.stream import block_stream as stream_module
 from piledriver.engine.offload.stream.block_stream import SlowDiskWarning
 from piledriver.engine.offload.stream.model_stream import ModelStream, groups_in
@@ -139,9 +140,11 @@ def test_reads_of_any_alignment(tmp_path):
     io = DirectIO(staged_bytes=8192)
     with DirectReader(io) as reader:
         for offset, size in ((0, 70_001), (0, 4096), (1, 1), (4095, 3), (4096, 8192), (8191, 60_000), (70_000, 1)):
-            got = torch.empty(size, dtype=torch.uint8)
-            reader.read([(Extent(str(path), offset, torch.uint8, (size,)), got)]).wait()
-            assert torch.equal(got, content[offset : offset + size])
+            # The second target is as far from the start of a page as the bytes in the file: whole pages in place.
+            aligned = page_aligned_empty(torch.Size((offset % 4096 + size,)), torch.uint8)[offset % 4096 :]
+            for got in (torch.empty(size, dtype=torch.uint8), aligned):
+                reader.read([(Extent(str(path), offset, torch.uint8, (size,)), got)]).wait()
+                assert torch.equal(got, content[offset : offset + size])
     io.close()
 
 

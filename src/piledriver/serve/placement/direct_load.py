@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from piledriver.engine.offload.disk.direct_io import Transfer
 from piledriver.engine.offload.disk.extents import Extent, safetensors_extents
+from piledriver.engine.offload.disk.host_buffer import PAGE_BYTES
 from piledriver.engine.offload.disk.reader import DirectReader
 from piledriver.engine.offload.pinned import page_aligned_empty
 from piledriver.serve.placement.errors import PlacementError
@@ -100,9 +101,12 @@ def _read_in_place(
 
 
 def _empty(extent: Extent, device: Any) -> Tensor:
-    if device == "cpu" and extent.nbytes >= _OWN_PAGES:
-        # On huge pages where the system has them: first touches of small pages cost as much as the read.
-        return page_aligned_empty(torch.Size(extent.shape), extent.dtype)
+    lead = extent.offset % PAGE_BYTES
+    if device == "cpu" and extent.nbytes >= _OWN_PAGES and lead % extent.dtype.itemsize == 0:
+        # On huge pages where the system has them: first touches of small pages cost as much as the read. The first
+        # element is as far from a page's start as in the file, so that all whole pages are read in place.
+        memory = page_aligned_empty(torch.Size((lead + extent.nbytes,)), torch.uint8)
+        return memory[lead:].view(extent.dtype).view(extent.shape)
     return torch.empty(extent.shape, dtype=extent.dtype, device=device)
 
 

@@ -27,12 +27,16 @@ class StagingBuffers:
     def read(self, file: OpenedFile, offset: int, target: Tensor, stream: torch.cuda.Stream | None) -> None:
         """Read into a tensor of bytes; a copy to a GPU is queued on `stream`.
 
-        What starts at a page, in the file and in host memory, is read in place.
+        Where pages of the file are pages of host memory, they are read in place.
         """
-        if target.device.type == "cpu" and (target.data_ptr() | offset) % PAGE_BYTES == 0:
-            if whole := target.nbytes & ~(PAGE_BYTES - 1):
-                file.read(offset, _borrowed(target, whole))
-            offset, target = offset + whole, target[whole:]
+        if target.device.type == "cpu" and (target.data_ptr() - offset) % PAGE_BYTES == 0:
+            lead = -offset % PAGE_BYTES
+            whole = max(target.nbytes - lead, 0) & ~(PAGE_BYTES - 1)
+            if whole:
+                file.read(offset + lead, _borrowed(target[lead:], whole))
+                if lead:
+                    self._read_staged(file, offset, target[:lead], stream)
+                offset, target = offset + lead + whole, target[lead + whole :]
         if target.nbytes:
             self._read_staged(file, offset, target, stream)
 
