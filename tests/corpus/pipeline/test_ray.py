@@ -203,9 +203,20 @@ def test_workers_and_a_node_of_two_die_and_the_build_goes_on(
     place: Path, expected: dict[str, bytes], cluster: Cluster
 ) -> None:
     luck = random.Random(5)
+    for attempt in range(3):
+        out = f"killed-{attempt}"
+        has_killed_a_node = build_and_kill(place, out, cluster, luck)
+        assert content(place / out) == expected
+        if has_killed_a_node:
+            return
+    raise AssertionError("three builds ended before both nodes were seen to run tasks")
+
+
+def build_and_kill(place: Path, out: str, cluster: Cluster, luck: random.Random) -> bool:
+    """Kill workers of a build, and a node once both have run tasks; return whether one was killed."""
     took_part: set[Node] = set()
     killed = {"workers": 0, "nodes": 0}
-    with build(place, "killed", f"ray:{cluster.address}") as process:
+    with build(place, out, f"ray:{cluster.address}") as process:
         while process.poll() is None:
             time.sleep(luck.uniform(0.05, 0.3))
             cluster.other.check()
@@ -223,10 +234,9 @@ def test_workers_and_a_node_of_two_die_and_the_build_goes_on(
                     raylet.send_signal(signal.SIGKILL)
                     killed["nodes"] += 1
                     cluster.replace_other()
-    assert process.returncode == 0, said(place, "killed").read_text()
+    assert process.returncode == 0, said(place, out).read_text()
     assert killed["workers"] >= 3
-    assert killed["nodes"] == 1, "both nodes ran tasks, and one died"
-    assert content(place / "killed") == expected
+    return killed["nodes"] == 1
 
 
 def test_after_the_head_node_has_died_the_next_run_goes_on(
