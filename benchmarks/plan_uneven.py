@@ -1,8 +1,8 @@
 """Uneven pipeline stages on two CPU processes whose speeds are 1 : 2: measured and predicted gain over equal stages.
 
-`python benchmarks/plan_uneven.py` prints one JSON line. The slow process computes every block as often as it is slower,
-forward and backward: its speed does not depend on a scheduler or on other work of the machine. Equal and uneven stages
-take steps in turns, and the ratio is the median over pairs of steps.
+`python benchmarks/plan_uneven.py` prints one JSON line. Control groups limit the processes to 0.4 and 0.8 of a core, in
+periods much shorter than a micro-batch; below a whole core, so that neither waits for the other's core. Equal and
+uneven stages take steps in turns, and the ratio is the median over pairs of steps.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import statistics
 import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch import Tensor, nn
 
 from piledriver.engine.apply import apply
 from piledriver.engine.layout import Layout
@@ -34,38 +34,38 @@ from piledriver.plan.search.choose import search_layouts
 
 CONFIG = ModelConfig(vocab_size=256, dim=256, layers=12, heads=4, mlp_dim=704, max_positions=128)
 MICRO_BATCHES, SEQUENCES = 8, 2
+PERIOD = 10_000
+"""Microseconds in which a process gets its share."""
 
 
-def slow_down(block: nn.Module, times: int) -> None:
-    """Make a block compute its forward and its backward `times` times; the further results are thrown away."""
-    plain = block.forward
+class Quota:
+    """A control group that gives a process a share of one core (Linux; needs the rights to make one)."""
 
-    def forward(x: Tensor, *args: Any, **named: Any) -> Any:
-        copies = []
-        if torch.is_grad_enabled():
-            for _ in range(times - 1):
-                again = x.detach().requires_grad_()
-                copies.append((again, _tensor(plain(again, *args, **named))))
-        found = plain(x, *args, **named)
-        if copies:
-            parameters = [one for one in block.parameters() if one.requires_grad]
+    def __init__(self, name: str, share: float) -> None:
+        root = Path("/sys/fs/cgroup")
+        is_first_version = (root / "cpu").is_dir()
+        self._group = (root / "cpu" if is_first_version else root) / name
+        limit = int(share * PERIOD)
+        files = {"cpu.cfs_period_us": f"{PERIOD}", "cpu.cfs_quota_us": f"{limit}"}
+        try:
+            self._group.mkdir(exist_ok=True)
+            for file, value in files.items() if is_first_version else [("cpu.max", f"{limit} {PERIOD}")]:
+                (self._group / file).write_text(value)
+        except OSError as error:
+            raise SystemExit(
+                f"cannot limit processes by {self._group}: {error}. Fix: run it as root on Linux"
+            ) from error
 
-            def repeat(gradient: Tensor) -> None:
-                for source, out in copies:
-                    torch.autograd.grad(out, [source, *parameters], gradient)
+    def take(self, process: int) -> None:
+        """Limit a process and its threads."""
+        (self._group / "cgroup.procs").write_text(str(process))
 
-            _tensor(found).register_hook(repeat)
-        return found
-
-    block.forward = forward  # type: ignore[method-assign]
-
-
-def _tensor(found: Any) -> Tensor:
-    first: Tensor = found if isinstance(found, Tensor) else found[0]
-    return first
+    def remove(self) -> None:
+        """Remove the group, whose processes have ended."""
+        self._group.rmdir()
 
 
-def work(rank: int, folder: str, layouts: list[Layout], steps: int, times: tuple[int, int], answers: Any) -> None:
+def work(rank: int, folder: str, layouts: list[Layout], steps: int, answers: Any) -> None:
     """Time steps of each layout, in turns."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
@@ -73,8 +73,6 @@ def work(rank: int, folder: str, layouts: list[Layout], steps: int, times: tuple
     for layout in layouts:
         model = Transformer(CONFIG, seed=1)
         apply(model, make_mesh(layout, "cpu"), device=torch.device("cpu"))
-        for block in model.blocks.values():
-            slow_down(block, times[rank])
         known = state_of(model)
         assert known is not None
         pipelines.append((model, known.pipeline))
@@ -96,11 +94,11 @@ def work(rank: int, folder: str, layouts: list[Layout], steps: int, times: tuple
     dist.destroy_process_group()
 
 
-def limited(times: tuple[int, int]) -> Cluster:
-    """Return two devices that are this many times slower than one core of this machine."""
+def limited(shares: tuple[float, float]) -> Cluster:
+    """Return two devices that have these shares of a core of this machine."""
     torch.set_num_threads(1)
     here = detect_cluster(2)
-    first, second = (scaled(here.device, 1 / each) for each in times)
+    first, second = (scaled(here.device, share) for share in shares)
     return replace(here, device=first, others=((1, second),))
 
 
@@ -117,11 +115,11 @@ def scaled(device: Device, share: float) -> Device:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--times", type=int, nargs=2, default=(2, 1), help="how often each process computes a block")
+    parser.add_argument("--shares", type=float, nargs=2, default=(0.4, 0.8), help="of a core, for each process")
     parser.add_argument("--steps", type=int, default=9)
     args = parser.parse_args()
-    times = tuple(args.times)
-    cluster = limited(times)
+    shares = tuple(args.shares)
+    cluster = limited(shares)
     workload = Workload(config=CONFIG, length=CONFIG.max_positions, batch=MICRO_BATCHES * SEQUENCES)
     even = Layout(pp=2, microbatches=MICRO_BATCHES, compile=False)
     found = search_layouts(workload, cluster, Wishes(precisions=("fp32",), fixed=even, sequences=SEQUENCES))
@@ -131,19 +129,21 @@ def main() -> None:
     answers: Any = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         layouts = [even, replace(even, stage_blocks=chosen.layout.stage_blocks)]
-        settings = (folder, layouts, args.steps, times, answers)
-        workers = [context.Process(target=work, args=(rank, *settings)) for rank in range(2)]
-        for worker in workers:
+        quotas = [Quota(f"uneven-{rank}", share) for rank, share in enumerate(shares)]
+        workers = [context.Process(target=work, args=(rank, folder, layouts, args.steps, answers)) for rank in range(2)]
+        for worker, quota in zip(workers, quotas, strict=True):
             worker.start()
+            quota.take(worker.pid)
         taken = answers.get(timeout=600)
-        for worker in workers:
-            worker.join(timeout=30)
+        for worker, quota in zip(workers, quotas, strict=True):
+            worker.join()
+            quota.remove()
     ratio = statistics.median(first / second for first, second in zip(*taken, strict=True))
     said = plain.time.total / chosen.time.total
     print(
         json.dumps(
             {
-                "times": list(times),
+                "shares": list(shares),
                 "blocks": list(chosen.layout.stage_blocks or ()),
                 "even seconds": round(statistics.median(taken[0]), 3),
                 "uneven seconds": round(statistics.median(taken[1]), 3),

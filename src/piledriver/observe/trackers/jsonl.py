@@ -14,6 +14,9 @@ from piledriver.core.storage import Location, write_text
 from piledriver.observe.trackers.base import GeneralTracker, Values
 from piledriver.observe.trackers.values import plain_values
 
+# `json.dumps` with a default would make one for every line.
+_ENCODER = json.JSONEncoder(default=str)
+
 
 class JsonlTracker(GeneralTracker):
     """Appends to `logging_dir/run_name/metrics.jsonl`; the configuration is in `config.json` beside it.
@@ -61,7 +64,7 @@ class JsonlTracker(GeneralTracker):
             self.start()
         assert self._descriptor is not None
         record = {"time": round(time.time(), 3), "step": step, **_finite(plain_values(values)), **kwargs}
-        os.write(self._descriptor, json.dumps(record, default=str).encode() + b"\n")
+        os.write(self._descriptor, _ENCODER.encode(record).encode() + b"\n")
 
     def finish(self) -> None:
         """Sync the file and close it."""
@@ -92,8 +95,10 @@ def _ends_a_line(path: Path) -> bool:
 
 def _finite(value: Any) -> Any:
     """Return values with NaN and infinity as strings, which JSON lacks."""
+    if type(value) is float:
+        return value if math.isfinite(value) else str(value)
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_finite(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value  # a float of NumPy

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+_LEAVES = frozenset({float, int, str, bool, type(None)})
+"""Types that are logged as they are: nearly all values, so they are looked for first."""
+
 
 def copy_values(value: Any) -> Any:
     """Return one-element tensors and arrays as numbers, and larger ones as copies in host memory.
@@ -13,6 +16,8 @@ def copy_values(value: Any) -> Any:
     >>> copy_values({"loss": torch.tensor([0.5]), "per_layer": torch.ones(2)})
     {'loss': 0.5, 'per_layer': tensor([1., 1.])}
     """
+    if type(value) in _LEAVES:
+        return value
     if isinstance(value, Mapping):
         return {str(key): copy_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -31,6 +36,8 @@ def plain_values(value: Any) -> Any:
     >>> plain_values({"loss": torch.tensor(0.5), "per_layer": torch.ones(2)})
     {'loss': 0.5, 'per_layer': [1.0, 1.0]}
     """
+    if type(value) in _LEAVES:
+        return value
     if isinstance(value, Mapping):
         return {str(key): plain_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
