@@ -143,12 +143,13 @@ def main() -> None:
     print(
         json.dumps(
             {
+                "row": "plan_uneven",
                 "shares": list(shares),
                 "blocks": list(chosen.layout.stage_blocks or ()),
-                "even seconds": round(statistics.median(taken[0]), 3),
-                "uneven seconds": round(statistics.median(taken[1]), 3),
-                "measured ratio": round(ratio, 3),
-                "predicted ratio": round(said, 3),
+                "even_seconds": round(statistics.median(taken[0]), 3),
+                "uneven_seconds": round(statistics.median(taken[1]), 3),
+                "measured_ratio": round(ratio, 3),
+                "predicted_ratio": round(said, 3),
                 "error": round(said / ratio - 1, 3),
             }
         )
