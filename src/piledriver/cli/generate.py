@@ -45,8 +45,6 @@ def run(args: argparse.Namespace) -> None:
 
     from piledriver.data.tokenizer.open import open_tokenizer
     from piledriver.serve import SamplingParams, open_engine
-    from piledriver.serve.placement.maps.sizes import memory_limits
-    from piledriver.serve.tiered_engine import open_tiered_engine
 
     check_offload(args, quantise=args.quantise is not None, device=args.device is not None)
     prompts = args.prompts or [sys.stdin.read()]
@@ -65,6 +63,9 @@ def run(args: argparse.Namespace) -> None:
     tokenizer = None if args.tokenizer is None else open_tokenizer(args.tokenizer)
     dtype = None if args.dtype is None else getattr(torch, args.dtype)
     if args.offload:
+        from piledriver.serve.placement.maps.sizes import memory_limits
+        from piledriver.serve.tiered_engine import open_tiered_engine
+
         tokenizer = tokenizer or open_tokenizer(args.model)
         longest = max(len(tokenizer.encode(prompt)) for prompt in prompts) + 1 + args.max_tokens
         engine, _ = open_tiered_engine(

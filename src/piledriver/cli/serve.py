@@ -84,9 +84,6 @@ def run(args: argparse.Namespace) -> None:
         from piledriver.runtime import connect, detect_world
         from piledriver.serve.http.served_model import open_served_model
         from piledriver.serve.offline import open_engine
-        from piledriver.serve.placement.maps.report import map_lines
-        from piledriver.serve.placement.maps.sizes import memory_limits
-        from piledriver.serve.tiered_engine import open_tiered_engine
 
         if args.tp > 1:
             end_with_parent()
@@ -99,6 +96,10 @@ def run(args: argparse.Namespace) -> None:
             "speculate": args.speculate,
         }
         if args.offload:
+            from piledriver.serve.placement.maps.report import map_lines
+            from piledriver.serve.placement.maps.sizes import memory_limits
+            from piledriver.serve.tiered_engine import open_tiered_engine
+
             settings |= {"cache_tokens": args.cache_tokens} if args.cache_tokens else {}
             engine, opened = open_tiered_engine(
                 args.model,

@@ -32,8 +32,6 @@ class EngineConfig:
     """Reuse the cache of equal prefixes."""
     cuda_graphs: bool = True
     """Replay decode steps as CUDA graphs, captured when a batch size is first used."""
-    prefill_graphs: bool = False
-    """Replay short prefills of single requests as CUDA graphs too: an earlier first token where the host is slow."""
     fused: bool = True
     """Use the fused decode kernels where they support the model."""
     speculate: Literal["none", "ngram", "draft"] = "none"

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from piledriver.compress import quantise
 from piledriver.engine import Layout, LayoutError
 from piledriver.engine.expert_parallel import apply_ep
 from piledriver.engine.expert_parallel.apply import check_ep_divisible, dropped_choices, expert_modules
@@ -87,3 +88,6 @@ def test_an_ep_that_does_not_fit_is_refused() -> None:
         check_ep_divisible(8, 3)
     with pytest.raises(LayoutError, match="ep 2, but Linear has neither `MoE` layers nor stacked experts"):
         apply_ep(nn.Linear(2, 2), replace(make_mesh(Layout(), "cpu"), layout=Layout(ep=2)))
+    quantised = quantise(Transformer(SHAPE, seed=1), "w8a16")
+    with pytest.raises(LayoutError, match="ep does not shard quantised experts"):
+        apply_ep(quantised, replace(make_mesh(Layout(), "cpu"), layout=Layout(ep=2)))

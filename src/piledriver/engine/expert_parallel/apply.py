@@ -24,6 +24,7 @@ from piledriver.engine.shards.local_params import ScaleGradient, part, place_par
 from piledriver.engine.shards.owned_rows import is_expert
 from piledriver.engine.tensor_parallel.transformer import ExpertTensorParallel
 from piledriver.models.feed_forward.moe import Experts, MoE
+from piledriver.models.quantised import QuantisedExperts
 
 _TP_DIM = {"gate_up": 1, "down": 2, "gate_up_bias": 1}
 """The dimension of each stacked weight that tp shards: the width of the expert."""
@@ -35,6 +36,8 @@ def shard_experts(model: nn.Module, mesh: Mesh) -> nn.Module:
     mixtures = [module for module in model.modules() if isinstance(module, MoE)]
     if not mixtures:
         return _without_own_mixtures(model, mesh)
+    if layout.ep > 1 and any(isinstance(mixture.experts, QuantisedExperts) for mixture in mixtures):
+        raise LayoutError("ep does not shard quantised experts", fix="shard the dense model, or use ep=1")
     check_ep_divisible(mixtures[0].router.settings.experts, layout.ep)
     if not mesh.alone and mesh.reduce_size > 1:
         average = MeanOverData(_data_groups(mesh))

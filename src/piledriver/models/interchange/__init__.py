@@ -2,17 +2,16 @@
 
 from piledriver.models.interchange.config_json import read_config, write_config
 from piledriver.models.interchange.errors import InterchangeError
-from piledriver.models.interchange.folder import (
-    copy_model_files,
+from piledriver.models.interchange.folder.copy_files import copy_model_files
+from piledriver.models.interchange.folder.load import (
     load_folder,
     load_weights,
     read_folder_config,
     read_generation,
-    read_weights,
-    save_folder,
     stored_dtype,
-    stored_parts,
 )
+from piledriver.models.interchange.folder.save import save_folder
+from piledriver.models.interchange.folder.weights import read_weights, stored_parts
 
 __all__ = [
     "InterchangeError",

@@ -39,16 +39,7 @@ def build_runner(model: Transformer, config: EngineConfig) -> tuple[Runner, int]
     if ranks[1] > 1 and ranks[0] == 0:
         forward = TensorParallelForward(forward, weight.device, invariant=config.deterministic)
     graphs = config.cuda_graphs and weight.is_cuda and forward.captured
-    runner = Runner(
-        model,
-        forward,
-        cache,
-        tables,
-        invariant=config.deterministic,
-        graphs=graphs,
-        prefill_graphs=graphs and config.prefill_graphs,
-    )
-    return runner, blocks
+    return Runner(model, forward, cache, tables, invariant=config.deterministic, graphs=graphs), blocks
 
 
 def choose_forward(model: Transformer, cache: PagedCache, *, deterministic: bool, fused: bool = True) -> Forward:

@@ -26,11 +26,6 @@ _FIELDS = 6
 _PADDING = np.array([0, -1, 0, 0, 0, 0], dtype=np.int32)
 
 
-def context_bound(longest: int, most: int) -> int:
-    """Return the context length that a graph is made for: the next power of two, and not a short one."""
-    return min(max(_SHORTEST_BOUND, 1 << (longest - 1).bit_length()), most)
-
-
 class DecodeResult(NamedTuple):
     """What a decode step computes, padded to the size of its graph."""
 
@@ -85,7 +80,7 @@ class DecodeGraphs:
         count = len(inputs.slots)
         size = next(size for size in self._sizes if size >= count)
         longest = int(inputs.contexts.max())
-        bound = context_bound(longest, self._max_context)
+        bound = min(max(_SHORTEST_BOUND, 1 << (longest - 1).bit_length()), self._max_context)
         self._fill(inputs, temperatures, uniforms, count, size)
         key = size, bound
         if key not in self._graphs:
