@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from piledriver.cli.main import VERBS, main, parse_command
-from piledriver.cli.parser import Verbs
+from piledriver.cli.options.parser import Verbs
 from piledriver.corpus.sources import SOURCES
 
 

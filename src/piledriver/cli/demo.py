@@ -17,7 +17,7 @@ def run(args: argparse.Namespace) -> None:
     """Run the demo, and print the table of bits per byte and a sample of each domain."""
     import os
 
-    from piledriver.cli.counts import cores
+    from piledriver.cli.options.counts import cores
     from piledriver.demo import run_demo
     from piledriver.demo.page import columns
 

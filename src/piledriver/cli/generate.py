@@ -6,8 +6,8 @@ import argparse
 import json
 import sys
 
-from piledriver.cli.counts import positive, zero_or_more
-from piledriver.cli.offload import add_offload, check_offload
+from piledriver.cli.options.counts import positive, zero_or_more
+from piledriver.cli.options.offload import add_offload, check_offload
 
 EXAMPLE = 'piledriver generate run/model "The quick brown" --max-tokens 40 --temperature 0.7'
 

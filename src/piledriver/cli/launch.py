@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-from piledriver.cli.counts import processes
+from piledriver.cli.options.counts import processes
 from piledriver.core.errors import UsageError
 from piledriver.runtime.launch.accelerate_flags import add_accelerate_flags, given_accelerate_flags
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from piledriver.cli.parser import Verbs, parse
+from piledriver.cli.options.parser import Verbs, parse
 from piledriver.core.errors import PiledriverError
 
 # Nothing here is imported before it is asked for.

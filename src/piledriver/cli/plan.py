@@ -6,8 +6,8 @@ import argparse
 import re
 from typing import Any
 
-from piledriver.cli.counts import positive
-from piledriver.cli.parser import Parser
+from piledriver.cli.options.counts import positive
+from piledriver.cli.options.parser import Parser
 
 EXAMPLE = "piledriver plan llama-3-8b --hardware 8xh100-80g"
 

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from piledriver.cli.counts import positive
-from piledriver.cli.parser import Parser
+from piledriver.cli.options.counts import positive
+from piledriver.cli.options.parser import Parser
 
 EXAMPLE = "piledriver profile train.py --steps 3 -o profile"
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 
 from piledriver.cli.corpus.filters import list_stages
-from piledriver.cli.keys import shown_type, shown_value
+from piledriver.cli.options.keys import shown_type, shown_value
 from piledriver.cli.presets import list_presets
 from piledriver.core import storage
 from piledriver.core.config.keys import ConfigKey, config_keys

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import time
 
-from piledriver.cli.counts import positive
-from piledriver.cli.offload import add_memory
+from piledriver.cli.options.counts import positive
+from piledriver.cli.options.offload import add_memory
 
 EXAMPLE = "piledriver run models/llama-70b Hello --max-tokens 20"
 

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from piledriver.cli.counts import positive
-from piledriver.cli.offload import add_offload, check_offload
+from piledriver.cli.options.counts import positive
+from piledriver.cli.options.offload import add_offload, check_offload
 
 EXAMPLE = "piledriver serve runs/tiny/model --port 8000"
 

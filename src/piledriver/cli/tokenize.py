@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from piledriver.cli.counts import positive, processes
+from piledriver.cli.options.counts import positive, processes
 
 EXAMPLE = "piledriver tokenize corpus/train --tokenizer tokenizer.json -o tokens --workers 8"
 

@@ -6,7 +6,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from piledriver.cli.counts import positive, zero_or_more
+from piledriver.cli.options.counts import positive, zero_or_more
 
 EXAMPLE = "piledriver trace run --step 5"
 

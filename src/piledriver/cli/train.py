@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from piledriver.cli.counts import positive
-from piledriver.cli.parser import Parser
+from piledriver.cli.options.counts import positive
+from piledriver.cli.options.parser import Parser
 
 EXAMPLE = "piledriver train train.yaml out=run optimizer.lr=1e-3"
 KEYS = "piledriver.train.config:TrainConfig"

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from piledriver.cli.parser import Verbs
+from piledriver.cli.options.parser import Verbs
 
 VERBS: Verbs = {"serve": ("piledriver.cli.bench.serve", "measure latency and throughput of a server")}

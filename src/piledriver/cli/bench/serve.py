@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from piledriver.cli.counts import positive
+from piledriver.cli.options.counts import positive
 
 EXAMPLE = "piledriver bench serve --url http://127.0.0.1:8000 --clients 64 --requests 500"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from piledriver.cli.parser import Parser
+from piledriver.cli.options.parser import Parser
 
 
 def configure(parser: Parser) -> None:

@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the demo, and print the table."""
     from piledriver.cli.compress.report import print_report
-    from piledriver.cli.counts import cores
+    from piledriver.cli.options.counts import cores
     from piledriver.demo.compression import run_compression_demo
 
     report = run_compression_demo(args.out, minutes=args.minutes, workers=cores())

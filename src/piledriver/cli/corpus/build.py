@@ -7,8 +7,8 @@ import dataclasses
 import json
 import sys
 
-from piledriver.cli.counts import add_workers
-from piledriver.cli.parser import Parser
+from piledriver.cli.options.counts import add_workers
+from piledriver.cli.options.parser import Parser
 
 EXAMPLE = "piledriver corpus build recipe.yaml -o corpus seed=7 --workers 8"
 KEYS = "piledriver.corpus.pipeline.recipe:Recipe"

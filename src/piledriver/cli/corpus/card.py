@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from piledriver.cli.counts import zero_or_more
+from piledriver.cli.options.counts import zero_or_more
 
 EXAMPLE = "piledriver corpus card corpus"
 

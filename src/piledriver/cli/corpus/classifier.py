@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from piledriver.cli.counts import positive
+from piledriver.cli.options.counts import positive
 
 EXAMPLE = "piledriver corpus classifier --good wikipedia --bad crawl -o quality.model"
 _HELD_OUT = 10

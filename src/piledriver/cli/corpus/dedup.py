@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 
-from piledriver.cli.counts import add_workers
+from piledriver.cli.options.counts import add_workers
 
 EXAMPLE = "piledriver corpus dedup shards -o deduplicated --method minhash --set threshold=0.8"
 

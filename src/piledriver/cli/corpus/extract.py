@@ -7,7 +7,7 @@ import json
 import os
 from dataclasses import asdict
 
-from piledriver.cli.counts import add_workers
+from piledriver.cli.options.counts import add_workers
 from piledriver.core.errors import UsageError
 
 EXAMPLE = "piledriver corpus extract text README.md docs -o text.jsonl.zst"

@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Print each filter and stage with its settings."""
-    from piledriver.cli.keys import keys_text
+    from piledriver.cli.options.keys import keys_text
     from piledriver.core.errors import UnknownNameError
 
     entries = list_stages()

@@ -7,7 +7,7 @@ import json
 import sys
 from itertools import islice
 
-from piledriver.cli.counts import positive, zero_or_more
+from piledriver.cli.options.counts import positive, zero_or_more
 from piledriver.core.errors import UnknownNameError, UsageError
 
 EXAMPLE = "piledriver corpus show corpus --source arxiv --limit 3"

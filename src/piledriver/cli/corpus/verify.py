@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from itertools import islice
 
-from piledriver.cli.counts import add_workers
+from piledriver.cli.options.counts import add_workers
 
 _MOST_SHOWN = 20
 EXAMPLE = "piledriver corpus verify corpus --splits"

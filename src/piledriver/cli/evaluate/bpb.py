@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from piledriver.cli.counts import positive
+from piledriver.cli.options.counts import positive
 
 EXAMPLE = "piledriver evaluate bpb --model run/model --corpus corpus/test --chart bpb.png"
 

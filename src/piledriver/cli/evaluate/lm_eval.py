@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from piledriver.cli.counts import positive, zero_or_more
+from piledriver.cli.options.counts import positive, zero_or_more
 
 EXAMPLE = "piledriver evaluate lm-eval --model run/model --tasks lambada_openai,piqa --limit 100"
 

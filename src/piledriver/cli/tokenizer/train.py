@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from piledriver.cli.counts import positive
+from piledriver.cli.options.counts import positive
 
 EXAMPLE = "piledriver tokenizer train corpus/train -o tokenizer.json --vocab-size 32000"
 

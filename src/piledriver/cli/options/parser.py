@@ -114,7 +114,7 @@ def _parse_verb(module: ModuleType, arguments: Sequence[str], prog: str, help_li
     if hasattr(module, "KEYS"):
         parser.add_argument("--keys", action="store_true", help="list every config key with type, default and help")
     if hasattr(module, "KEYS") and "--keys" in arguments:
-        from piledriver.cli.keys import run_keys
+        from piledriver.cli.options.keys import run_keys
 
         parser.add_argument("--json", action="store_true", help="print a JSON list")
         run = run_keys(module.KEYS)

@@ -1,0 +1,1 @@
+"""What the verbs share: the parser, and arguments that several of them take."""
