@@ -1,7 +1,7 @@
 """The rows of the parity matrix: add one for each layout that must train like one process.
 
-`tests/laws/test_layouts.py` runs each row for 8 steps through `Accelerator(layout=...)` and compares the loss of every
-step and the final weights with one process; then it loads the checkpoint that the row before saved at step 4 and goes
+`tests/laws/test_layouts.py` runs each row for 4 steps through `Accelerator(layout=...)` and compares the loss of every
+step and the final weights with one process; then it loads the checkpoint that the row before saved at step 2 and goes
 on from there. To run some of them: LAYOUTS="zero3 zero3-plain" pytest tests/laws/test_layouts.py.
 """
 

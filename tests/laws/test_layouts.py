@@ -29,7 +29,7 @@ from piledriver.runtime.world import group_world
 from tests.checkpoint.processes import run as on_ranks
 from tests.laws.layouts import ROWS, Row
 
-STEPS, HALF = 6, 3
+STEPS, HALF = 4, 2
 BATCH, TIME, VOCAB = 8, 16, 64
 PATIENCE = timedelta(seconds=120)
 EXACT = 1e-3
