@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -128,3 +130,8 @@ def test_the_interval_of_a_paired_change_holds() -> None:
     assert 180 <= held <= 198
     with pytest.raises(UsageError, match="different documents"):
         paired_change(one, two[1:])
+
+
+def test_compression_needs_no_package_of_text_shards() -> None:
+    code = "import sys; sys.modules['msgspec'] = None; import piledriver.compress"
+    subprocess.run([sys.executable, "-c", code], check=True)

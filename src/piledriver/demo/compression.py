@@ -12,11 +12,11 @@ from piledriver import compress
 from piledriver.compress.distil import DistilConfig, DistilSettings, distil, reconstruct
 from piledriver.core import storage
 from piledriver.core.errors import UsageError
-from piledriver.corpus import Document, read_shards
+from piledriver.corpus import Document
 from piledriver.data import StreamConfig, open_stream
 from piledriver.data.tokenizer.open import open_tokenizer
 from piledriver.demo.run import run_demo
-from piledriver.evaluate.validation import spread
+from piledriver.evaluate.validation import read_spread
 from piledriver.models import Transformer
 from piledriver.models.interchange import copy_model_files, load_folder, save_folder
 from piledriver.optim import OptimizerConfig
@@ -113,5 +113,5 @@ def _save(model: Transformer, dense: str, folder: str) -> None:
 
 
 def _held_out(corpus: str, documents: int) -> list[Document]:
-    chosen = spread(read_shards(corpus), documents)
+    chosen = read_spread(corpus, documents)
     return [Document(document.text[:_CHARACTERS], source=document.source) for document in chosen]

@@ -10,18 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from piledriver.core.errors import UsageError
 from piledriver.core.random import Stream
-from piledriver.corpus import Document
 from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.evaluate.scorers import Scorer
 from piledriver.evaluate.windows import Window, batches, rolling_windows
 from piledriver.runtime.collectives.operations import gather_object
 from piledriver.runtime.world import World
+
+if TYPE_CHECKING:
+    from piledriver.corpus import Document
 
 # Windows are sorted by length in chunks of this many, so that batches hold little padding.
 _SORTED_AT_ONCE = 512

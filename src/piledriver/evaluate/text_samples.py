@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import TYPE_CHECKING
 
 from piledriver.core import storage
 from piledriver.core.errors import UsageError
-from piledriver.corpus import Document, read_shards
 from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.data.tokens.token_set import open_tokens
 from piledriver.engine.compile import eager
 from piledriver.evaluate.scorers import TransformerScorer
-from piledriver.evaluate.validation import spread
+from piledriver.evaluate.validation import read_spread
 from piledriver.models import Transformer
 from piledriver.runtime.world import World
+
+if TYPE_CHECKING:
+    from piledriver.corpus import Document
 
 _SOURCES, _PROMPT_TOKENS, _NEW_TOKENS = 3, 24, 32
 _DOCUMENTS = 100
@@ -49,7 +52,7 @@ def sampler(corpus: storage.Location, tokens: storage.Location) -> Sampler:
 
 def _prompts(corpus: storage.Location, tokenizer: Tokenizer) -> tuple[Tokenizer, list[tuple[str, list[int]]]]:
     first: dict[str, Document] = {}
-    for document in spread(read_shards(corpus), _DOCUMENTS):
+    for document in read_spread(corpus, _DOCUMENTS):
         first.setdefault(document.source, document)
     chosen = [first[source] for source in sorted(first)[:_SOURCES]]
     return tokenizer, [(one.source, tokenizer.encode(one.text).tolist()[:_PROMPT_TOKENS]) for one in chosen]

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,14 +15,16 @@ from piledriver.compress.comparison.page import comparison_page
 from piledriver.compress.measure import paired_change
 from piledriver.core import storage
 from piledriver.core.errors import UsageError
-from piledriver.corpus import Document, read_shards
 from piledriver.data.tokenizer.open import open_tokenizer
 from piledriver.data.tokenizer.tokenizer import Tokenizer
 from piledriver.evaluate import DocumentScore, Figures, TransformerScorer, bits_per_byte, summarise
-from piledriver.evaluate.validation import spread
+from piledriver.evaluate.validation import read_spread
 from piledriver.models import Transformer
 from piledriver.models.interchange import load_folder
 from piledriver.serve import Engine, SamplingParams
+
+if TYPE_CHECKING:
+    from piledriver.corpus import Document
 
 BATCHES = (1, 32)
 _NEW_TOKENS = 32
@@ -50,7 +52,7 @@ def compare_models(
     named = dict(models) if isinstance(models, Mapping) else {_short(folder): folder for folder in models}
     if not named:
         raise UsageError("there is no model to report on", fix="name at least one model folder")
-    chosen = list(corpus) if not isinstance(corpus, str) else spread(read_shards(corpus), documents)
+    chosen = list(corpus) if not isinstance(corpus, str) else read_spread(corpus, documents)
     if not chosen:
         raise UsageError(f"{corpus} holds no documents", fix="give text shards of unseen text")
     words = _tokenizer(tokenizer, named)
