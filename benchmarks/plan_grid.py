@@ -215,7 +215,7 @@ CHOICE = ("pick", 48)
 CENSUS = (
     ("heavy", EAGER, "adamw"),
     ("tall", EAGER, "adamw"),
-    ("many experts", EAGER, "adamw8bit"),
+    ("many experts", EAGER, "lion"),
     ("grouped", COMPILED, "adamw"),
 )
 """Shapes and layouts whose largest fitting micro-batch is run, and the next that is predicted not to fit."""
