@@ -16,6 +16,7 @@ import itertools
 import json
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,9 @@ def accelerated_step(config: ModelConfig, layout: Layout, optimizer_kind: str) -
 
 
 def timed(step: Callable[[Tensor, Tensor], Tensor], data: tuple[Tensor, Tensor], steps: int) -> dict[str, Any]:
+    begun = time.monotonic()
     losses = [in_turn.with_patience(lambda: step(*data).item()) for _ in range(4)]
+    warm_up = time.monotonic() - begun
     in_turn.my_turn()
     for _ in range(3):
         step(*data)
@@ -88,6 +91,7 @@ def timed(step: Callable[[Tensor, Tensor], Tensor], data: tuple[Tensor, Tensor],
         "milliseconds": round(milliseconds, 2),
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
         "losses": [round(loss, 3) for loss in losses],
+        "warm_up_s": round(warm_up, 1),
     }
 
 

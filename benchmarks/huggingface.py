@@ -2,8 +2,10 @@
 
     python benchmarks/huggingface.py                      # Llama at 1.2B and 124M
     python benchmarks/huggingface.py --shapes others      # ten further architectures
+    python benchmarks/huggingface.py --shapes gpt2-124m:fp8 gpt2-124m:own-fp8 --kernels gpt2-124m
     python benchmarks/huggingface.py --liger FOLDER       # where Liger-Kernel is unpacked, if not installed
 
+Rows warm up and compile together, `--at-once` at a time, and are timed one after the other with the GPU to themselves.
 Random tokens, labels in the call, clipping at 1.0, median step by CUDA events. Peers, all with Accelerate in bf16 and
 torch's fused AdamW: `accelerate` (eager), `accelerate-inductor`, `liger` (Liger-Kernel's patches). Ours, the same model
 and loop with `Layout(precision=...)`: `bf16` and `fp8` with the same AdamW, `bf16-pure` and `fp8-pure` with
@@ -17,6 +19,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -215,11 +218,14 @@ def loop(accelerator: Any, model: Any, optimizer: Any) -> Callable[..., Tensor]:
     """The loop that a user writes, with either `Accelerator`."""
 
     def step(given: dict[str, Tensor]) -> Tensor:
-        loss: Tensor = model(**given).loss
-        accelerator.backward(loss)
-        accelerator.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        try:
+            loss: Tensor = model(**given).loss
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        finally:
+            # Also where memory ran out while others warm up: the step is taken again, from the same weights.
+            optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
     return step
@@ -267,14 +273,16 @@ def own(shape: str, row: str) -> tuple[Callable[..., Tensor], dict[str, Tensor],
     )
 
 
-def one(name: str) -> dict[str, Any]:
+def one(name: str, *, kernels: bool = False) -> dict[str, Any]:
     """One row of one shape, in this process."""
     shape, row = name.split(":")
     torch.set_float32_matmul_precision("high")
     make = theirs if row in PEERS else own if row in OWN else ours
     step, given, tokens, about = in_turn.with_patience(lambda: make(shape, row))
     stand_in = torch.empty(tokens)
-    numbers = engine.timed(lambda _: step(given), (stand_in,), 12)  # type: ignore[arg-type]
+    numbers = engine.timed(lambda _: step(given), (stand_in,), 8)  # type: ignore[arg-type]
+    if kernels:
+        about["kernels"] = kernel_times(lambda: step(given))
     if row not in PEERS:
         report = compile_report()
         about |= {"graphs": report.graphs, "breaks": sum(report.breaks.values())}
@@ -282,11 +290,30 @@ def one(name: str) -> dict[str, Any]:
     return {**numbers, **about}
 
 
+def kernel_times(step: Callable[[], Any], steps: int = 2) -> dict[str, float]:
+    """Return the milliseconds a step spends in each kernel, the longest first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    found = sorted(profiler.key_averages(), key=lambda one: -one.device_time_total)
+    return {one.key[:120]: round(one.device_time_total / steps / 1000, 3) for one in found[:60]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", default=["llamas"], help="`llamas`, `others`, or names of shapes")
+    parser.add_argument(
+        "--shapes",
+        nargs="+",
+        default=["llamas"],
+        help="`llamas`, `others`, names of shapes, or single rows (SHAPE:ROW)",
+    )
     parser.add_argument("--rows", nargs="+", choices=[*PEERS, *OURS, *OWN])
     parser.add_argument("--at-once", type=int, default=6, help="processes that warm up together")
+    parser.add_argument("--ready-within", type=float, help="seconds after which rows that still warm up are left out")
+    parser.add_argument("--kernels", nargs="+", default=[], help="shapes whose steps are also taken apart into kernels")
     parser.add_argument("--liger", help="folder to import liger_kernel from")
     parser.add_argument("--one", help="used within")
     options = parser.parse_args()
@@ -296,24 +323,33 @@ def main() -> None:
     if options.liger:
         sys.path.insert(0, options.liger)
     if options.one:
-        print(json.dumps(one(options.one)), flush=True)
+        print(json.dumps(one(options.one, kernels=options.one.partition(":")[0] in options.kernels)), flush=True)
         # The others wait for this process's end: none of what Python and CUDA would tidy up is needed.
         os._exit(0)
     # Each process compiles alone on its few cores; the compiler's default is a pool of all cores for each of them.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
     groups = {"llamas": LLAMAS, "others": tuple(OTHERS)}
     shapes = [shape for given in options.shapes for shape in groups.get(given, (given,))]
-    names = [f"{shape}:{row}" for shape in shapes for row in options.rows or rows_of(shape)]
+    names = [name for shape in shapes for name in names_of(shape, options.rows)]
+    missing = Counter(name.partition(":")[0] for name in names)
     found: dict[str, dict[str, dict[str, Any]]] = {}
     given = ["--liger", options.liger] if options.liger else []
+    given += ["--kernels", *options.kernels] if options.kernels else []
     for begin in range(0, len(names), options.at_once):
-        for name, numbers in in_turn.measure(__file__, names[begin : begin + options.at_once], given):
+        some = names[begin : begin + options.at_once]
+        for name, numbers in in_turn.measure(__file__, some, given, ready_within=options.ready_within):
             shape, row = name.split(":")
             found.setdefault(shape, {})[row] = numbers
-            print(name, numbers, file=sys.stderr, flush=True)
+            missing[shape] -= 1
+            print(name, {key: value for key, value in numbers.items() if key != "kernels"}, file=sys.stderr, flush=True)
             # As soon as it is whole: a run that is cut short keeps what it measured.
-            if len(found[shape]) == len(options.rows or rows_of(shape)):
+            if not missing[shape]:
                 print(json.dumps(line_of(shape, found[shape])), flush=True)
+
+
+def names_of(shape: str, rows: list[str] | None) -> list[str]:
+    """Return the rows of a shape as SHAPE:ROW; a shape that names its row is one row."""
+    return [shape] if ":" in shape else [f"{shape}:{row}" for row in rows or rows_of(shape)]
 
 
 def rows_of(shape: str) -> tuple[str, ...]:
@@ -338,8 +374,15 @@ def line_of(shape: str, rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "peer": best(PEERS, "tokens_per_second", max),
         "peer_peak_gib": best(PEERS, "peak_gib", min),
         "limit": None,
+        "loss_gap": loss_gap(rows),
         "rows": rows,
     }
+
+
+def loss_gap(rows: dict[str, dict[str, Any]]) -> float | None:
+    """Return how far the first losses of rows lie apart; rows of our own `Transformer` start from other weights."""
+    losses = [numbers["losses"] for row, numbers in rows.items() if row not in OWN and "losses" in numbers]
+    return max((max(step) - min(step) for step in zip(*losses, strict=True)), default=None)
 
 
 if __name__ == "__main__":

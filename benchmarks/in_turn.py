@@ -2,16 +2,18 @@
 
 A measurement is a script called with `--one NAME`. It warms up, calls `my_turn()`, measures, and prints a JSON object.
 One in several rounds calls `my_turn()` before each: rounds go through all of them, so that a GPU that grows warm is
-slow for all.
+slow for all. Where `ready_within` is given, a measurement that warms up for longer is ended, and the others are timed.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import IO, Any
@@ -51,26 +53,29 @@ def with_patience(step: Callable[[], Any], seconds: float = 240.0) -> Any:
 
 
 def measure(
-    script: str, names: list[str], arguments: list[str], *, rounds: int = 1
+    script: str, names: list[str], arguments: list[str], *, rounds: int = 1, ready_within: float | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Name and result of each, in order; a failure is a result with the last line of the error."""
-    begun = [start(script, name, arguments) for name in names]
+    # The first are the first to compile where there are fewer cores than measurements.
+    begun = [start(script, name, arguments, nice=number // 2) for number, name in enumerate(names)]
     # None is timed while others compile.
-    ready = [_is_ready(process) for process, _ in begun]
+    ready = _wait_for_all([process for process, _ in begun], ready_within)
     for _ in range(rounds - 1):
         ready = [came and _has_its_round(process) for (process, _), came in zip(begun, ready, strict=True)]
     for name, (process, error), came in zip(names, begun, ready, strict=True):
         out, _ = process.communicate("go\n" if came else None)
         lines = [text for text in out.splitlines() if text.startswith("{")]
-        yield name, json.loads(lines[-1]) if lines else {"error": last_line(error)}
+        late = process.returncode == -signal.SIGKILL and ready_within is not None
+        wrong = f"not ready within {ready_within:g} s" if late else last_line(error)
+        yield name, json.loads(lines[-1]) if lines else {"error": wrong}
 
 
-def start(script: str, name: str, arguments: list[str]) -> tuple[subprocess.Popen[str], IO[str]]:
+def start(script: str, name: str, arguments: list[str], *, nice: int = 0) -> tuple[subprocess.Popen[str], IO[str]]:
     """One measurement in a process of its own, and what it says of errors.
 
     That goes to a file: a full pipe that nobody reads yet would stop who writes.
     """
-    command = [sys.executable, "-u", script, *arguments, "--one", name]
+    command = ["nice", "-n", str(nice), sys.executable, "-u", script, *arguments, "--one", name]
     errors = tempfile.TemporaryFile("w+")
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True), errors
 
@@ -88,6 +93,26 @@ def _has_its_round(process: subprocess.Popen[str]) -> bool:
     process.stdin.write("go\n")
     process.stdin.flush()
     return _is_ready(process)
+
+
+def _wait_for_all(processes: list[subprocess.Popen[str]], seconds: float | None) -> list[bool]:
+    """Return which processes are ready after at most so many seconds; end those that are not."""
+    ready = [False] * len(processes)
+
+    def wait(number: int) -> None:
+        ready[number] = _is_ready(processes[number])
+
+    waiting = [threading.Thread(target=wait, args=(number,), daemon=True) for number in range(len(processes))]
+    for thread in waiting:
+        thread.start()
+    deadline = None if seconds is None else time.monotonic() + seconds
+    for process, thread in zip(processes, waiting, strict=True):
+        thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        if thread.is_alive():
+            process.kill()
+    for thread in waiting:
+        thread.join()
+    return ready
 
 
 def _is_ready(process: subprocess.Popen[str]) -> bool:

@@ -165,6 +165,16 @@ def test_an_empty_cache_costs_no_compilation_for_each_layer() -> None:
     assert len(cache.layers) == 3
 
 
+def test_hints_of_the_compiler_are_no_errors() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        apply_compile(small(), make_mesh(Layout(compile=True), "cpu"))
+        # The text of torch 2.11: it ended the compilation of a router's softmax where warnings are errors.
+        warnings.warn("\nOnline softmax is disabled on the fly since Inductor decides to\nsplit", stacklevel=1)
+        with pytest.raises(UserWarning, match="another"):
+            warnings.warn("another", stacklevel=1)
+
+
 def test_when_and_what() -> None:
     model = small()
     assert not is_compiled(make_mesh(Layout(), "cpu"))

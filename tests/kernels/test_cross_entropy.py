@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from piledriver.kernels.cross_entropy import chunked, chunked_cross_entropy, default_chunk_tokens
 from piledriver.kernels.registry import KERNELS
@@ -73,6 +74,16 @@ def test_the_operator_keeps_its_contract() -> None:
     targets = torch.randint(37, (20,))
     operator = torch.ops.piledriver.linear_cross_entropy.default
     torch.library.opcheck(operator, (hidden, weight, targets, -100, 1e-3, 5.0, 8, True, True))
+
+
+def test_gradients_are_scaled_in_place_only_where_the_graph_ends() -> None:
+    hidden, weight = torch.randn(6, 8, requires_grad=True), torch.randn(16, 8, requires_grad=True)
+    targets = torch.randint(16, (6,))
+    expected = torch.autograd.grad(F.cross_entropy(hidden @ weight.T, targets), (hidden, weight))
+    loss = chunked_cross_entropy(hidden, weight, targets)[0] / 6
+    kept = [torch.autograd.grad(loss, (hidden, weight), retain_graph=retain) for retain in (True, True, False)]
+    for found in kept:
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("in_place", [False, True])

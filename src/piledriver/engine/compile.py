@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from piledriver.engine.torch_private import raise_recompile_limit
 
 # How many compilations torch keeps metrics of; its default of 64 is too few for a long run with many shapes.
 _REMEMBERED = 4096
+# torch 2.11 and 2.12 warn of a choice they make within a graph; where warnings are errors, that ends the compilation.
+_HINTS = (r"\s*Online softmax is disabled on the fly",)
 # Graphs of one function beside two for each kind of block: modes, dtypes and masks that change.
 _SPARE_GRAPHS = 6
 
@@ -66,6 +69,8 @@ def compile_modules(modules: list[nn.Module], *, activation_budget: float | None
     from piledriver.engine.blocks import block_kind
 
     utils.set_compilation_metrics_limit(_REMEMBERED)
+    for hint in _HINTS:
+        warnings.filterwarnings("ignore", hint, UserWarning)
     # Stages of a convolutional network are one function with as many shapes as stages; each may get a symbolic graph.
     raise_recompile_limit(_SPARE_GRAPHS + 2 * len({block_kind(module) for module in modules}))
     for module in modules:

@@ -23,6 +23,11 @@ def scaled_mm(
     return torch._scaled_mm(left, right, scale_a=left_scale, scale_b=right_scale, out_dtype=out, use_fast_accum=fast)
 
 
+def graph_is_kept() -> bool:
+    """Return whether the backward pass that runs now may run again (`retain_graph`, `create_graph`)."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
 def compiled_block_mask(mask_mod: Any, batch: int | None, length: int, device: torch.device) -> BlockMask:
     """Return the block mask of `mask_mod`, evaluated by a compiled kernel on a GPU."""
     from torch.nn.attention.flex_attention import create_block_mask

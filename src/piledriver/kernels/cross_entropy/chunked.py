@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from piledriver.kernels.registry import fastest_kernel
+from piledriver.kernels.torch_private import graph_is_kept
 
 IGNORE_INDEX = -100
 _ROWS = 16
@@ -36,7 +37,9 @@ def chunked_cross_entropy(
     gradient. `chunk_tokens` trades memory for kernel launches.
     """
     grad = torch.is_grad_enabled()
-    total, entropy, squares, _, _ = _chunked_loss(
+    # A compiler reads the operator's own gradient and plans the memory itself.
+    loss: Any = _chunked_loss if torch.compiler.is_compiling() else _ScaleInPlace.apply
+    total, entropy, squares = loss(
         hidden,
         weight,
         targets,
@@ -46,7 +49,7 @@ def chunked_cross_entropy(
         chunk_tokens or default_chunk_tokens(weight.shape[0], hidden.device.type),
         grad and hidden.requires_grad,
         grad and weight.requires_grad,
-    )
+    )[:3]
     return total, entropy.detach(), squares.detach()
 
 
@@ -127,16 +130,35 @@ def save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     ctx.save_for_backward(output[3], output[4])
 
 
-def scale_gradients(ctx: Any, total_grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    """Return the saved gradients times the gradient of the total."""
+def scale_gradients(ctx: Any, total_grad: Tensor, *_: Tensor, in_place: bool = False) -> tuple[Tensor | None, ...]:
+    """Return the saved gradients times the gradient of the total; `in_place`, the weight's is changed."""
     d_hidden, d_weight = ctx.saved_tensors
     # The factor is one over a number of tokens, which bf16 would round: multiply in fp32.
     scaled_hidden = (d_hidden.float() * total_grad).to(d_hidden.dtype) if ctx.hidden_grad else None
-    scaled_weight = d_weight * total_grad.to(d_weight.dtype) if ctx.weight_grad else None
+    scale = d_weight.mul_ if in_place else d_weight.mul
+    scaled_weight = scale(total_grad.to(d_weight.dtype)) if ctx.weight_grad else None
     return (scaled_hidden, scaled_weight, *(None,) * ctx.settings)
 
 
 _chunked_loss.register_autograd(scale_gradients, setup_context=save_gradients)
+
+
+class _ScaleInPlace(torch.autograd.Function):
+    """The operator, with gradients that belong to the graph alone.
+
+    The weight's is scaled in place unless the graph is kept: a copy would exist beside it and all activations.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, *settings: Any) -> tuple[Tensor, Tensor, Tensor]:
+        total, entropy, squares, *gradients = _chunked_loss(hidden, weight, *settings)
+        save_gradients(ctx, (hidden, weight, *settings), (total, entropy, squares, *gradients))
+        ctx.mark_non_differentiable(entropy, squares)
+        return total, entropy, squares
+
+    @staticmethod
+    def backward(ctx: Any, total_grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        return scale_gradients(ctx, total_grad, in_place=not graph_is_kept())
 
 
 def needs_alignment(device: torch.device) -> bool:
