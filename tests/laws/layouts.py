@@ -22,8 +22,8 @@ class Row:
     processes: int = 2
     model: str = "transformer"
     """transformer, plain (a user's own stack), tied (tied embeddings), deep (tied, twice as many blocks), moe, latent
-    (attention and experts of DeepSeek), sinks (those of gpt-oss) or shared-norm (ALiBi, parallel, biased output): see
-    `test_layouts.make_model`."""
+    (attention and experts of DeepSeek), sinks (those of gpt-oss), shared-norm (ALiBi, parallel, biased output), llama
+    or mixtral (modules of transformers): see `test_layouts.make_model`."""
     optimizer: str = "adamw"
     """adamw, muon, lion, compact (8-bit states): see `test_layouts.make_optimizer`."""
     loss: float = 2e-5
@@ -143,4 +143,18 @@ ROWS += [
     Row(name="cp-sinks", layout=Layout(cp=2, cp_method="all-to-all"), model="sinks"),
     Row(name="tp-shared-norm", layout=Layout(tp=2), model="shared-norm"),
     Row(name="pp-shared-norm", layout=Layout(pp=2, microbatches=2, activations="selective"), model="shared-norm"),
+]
+
+# Modules of transformers, fused as on a GPU: their own forwards, losses and names of parameters.
+ROWS += [
+    Row(name="zero0-llama", layout=Layout(fuse=True), model="llama"),
+    Row(name="zero1-llama", layout=Layout(zero=1, fuse=True), model="llama"),
+    Row(name="zero2-llama", layout=Layout(zero=2, fuse=True), model="llama", accumulate=2),
+    Row(name="zero3-llama", layout=Layout(zero=3, fuse=True), model="llama"),
+    Row(name="tp-llama", layout=Layout(tp=2, fuse=True), model="llama"),
+    Row(name="cp-llama", layout=Layout(cp=2, fuse=True), model="llama"),
+    Row(name="pp-llama", layout=Layout(pp=2, microbatches=2, fuse=True), model="llama"),
+    Row(name="zero3-mixtral", layout=Layout(zero=3, fuse=True), model="mixtral"),
+    Row(name="ep-mixtral", layout=Layout(ep=2, fuse=True), model="mixtral"),
+    Row(name="ep-zero3-mixtral", layout=Layout(ep=2, zero=3, fuse=True), model="mixtral"),
 ]

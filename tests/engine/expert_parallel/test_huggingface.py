@@ -41,20 +41,16 @@ def steps(model: nn.Module, accelerator: Accelerator | None, rows: slice) -> lis
 
 def _on_two(rank: int) -> None:
     mine = slice(2 * rank, 2 * rank + 2)
-    for name, layout in (
-        ("mixtral", Layout(ep=2, fuse=True, **EAGER)),
-        ("gpt-oss", Layout(ep=2, zero=3, fuse=True, **EAGER)),
-    ):
-        plain = build(name)
-        steps(plain, None, slice(0, 4))
-        accelerator = Accelerator(world=group_world(), layout=layout)
-        model = build(name)
-        steps(model, accelerator, mine)
-        assert len(expert_modules(model)) == 2
-        state = accelerator.get_state_dict(model)
-        for key, expected in plain.state_dict().items():
-            torch.testing.assert_close(state[key], expected, rtol=1e-3, atol=1e-4, msg=f"{name} {layout} {key}")
-        accelerator.free_memory()
+    # Experts with biases; the parity matrix (tests/laws) has those without.
+    plain, model = build("gpt-oss"), build("gpt-oss")
+    steps(plain, None, slice(0, 4))
+    accelerator = Accelerator(world=group_world(), layout=Layout(ep=2, zero=3, fuse=True, **EAGER))
+    steps(model, accelerator, mine)
+    assert len(expert_modules(model)) == 2
+    state = accelerator.get_state_dict(model)
+    for key, expected in plain.state_dict().items():
+        torch.testing.assert_close(state[key], expected, rtol=1e-3, atol=1e-4, msg=key)
+    accelerator.free_memory()
     accelerator = Accelerator(world=group_world(), layout=Layout(ep=2, expert_capacity=1.0, **EAGER))
     model = build("mixtral")
     steps(model, accelerator, mine)

@@ -20,11 +20,8 @@ pytest.importorskip("transformers")
 
 
 def _on_two(rank: int) -> None:
-    for name in ("llama", "bart"):
-        assert_like_plain(name, Layout(zero=3, fuse=True, **EAGER))
-    assert_like_plain("llama", Layout(cp=2, fuse=True, **EAGER))
-    assert_like_plain("llama", Layout(pp=2, microbatches=2, fuse=True, **EAGER))
-    assert_like_plain("llama", Layout(tp=2, fuse=True, **EAGER))
+    # The parity matrix (tests/laws) has the decoders.
+    assert_like_plain("bart", Layout(zero=3, fuse=True, **EAGER))
     _own_loss(Layout(zero=3, fuse=True, **EAGER))
     operations = {}
     for layout in (
