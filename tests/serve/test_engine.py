@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from piledriver.models import ModelConfig, Transformer
-from piledriver.serve import Engine, RequestError, RequestOutput, SamplingParams, generate
+from piledriver.serve import Engine, EngineConfig, RequestError, RequestOutput, SamplingParams, ServeError, generate
+from piledriver.serve.execution import build
 
 PROMPTS = [[1, 2, 3], [4] * 20, list(range(33))]
 
@@ -152,6 +153,18 @@ def test_requests_that_cannot_be_served_are_rejected(
 def test_parameters_out_of_range_are_rejected(name: str) -> None:
     with pytest.raises(RequestError, match=name):
         SamplingParams(**{name: -1})
+
+
+def test_a_device_without_room_for_a_context_is_an_error_with_its_arithmetic(
+    model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, cpu = EngineConfig(max_context=64), torch.device("cpu")
+    with pytest.raises(ServeError, match=r"takes .* of cache; cache_tokens 32 gives .*max_context to at most 32"):
+        Engine(model, max_context=64, cache_tokens=32)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 80 << 30))
+    with pytest.raises(ServeError, match=r"has 1\.00 GiB free of 80\.00 GiB.* free memory on the device"):
+        build.cache_blocks(model, settings, 64, torch.float32, torch.device("cuda"), 1)
+    assert build.cache_blocks(model, settings, 64, torch.float32, cpu, 1) == 64
 
 
 def test_a_seen_prompt_is_found_in_the_cache(model: Transformer) -> None:

@@ -29,7 +29,7 @@ def build_runner(model: Transformer, config: EngineConfig) -> tuple[Runner, int]
     if config.kv_dtype == "fp8":
         dtype = torch.float8_e4m3fn
     ranks = tensor_parallel_ranks(model)
-    blocks = _cache_blocks(model, config, context, dtype, weight.device, ranks[1])
+    blocks = cache_blocks(model, config, context, dtype, weight.device, ranks[1])
     cache = PagedCache(
         model.config, blocks, config.block_size, length=context, device=weight.device, dtype=dtype, ranks=ranks
     )
@@ -44,41 +44,43 @@ def build_runner(model: Transformer, config: EngineConfig) -> tuple[Runner, int]
 
 def choose_forward(model: Transformer, cache: PagedCache, *, deterministic: bool, fused: bool = True) -> Forward:
     """Return the fastest forward pass that supports a model where it is."""
-    weight = next(model.parameters())
-    if weight.device.type == "cpu":
-        return TiledForward(model, cache) if deterministic else ModuleForward(model, cache)
     if fused and FusedForward.supports(model):
         return FusedForward(model, cache, invariant=deterministic)
-    if deterministic:
-        raise ServeError(
-            f"deterministic mode on {weight.device} serves Llama-like models in 16 bits on one process: RMSNorm, "
-            "rotary, gated silu",
-            fix="serve this model on a CPU or without deterministic mode, or load it with dtype=torch.bfloat16",
-        )
-    return ModuleForward(model, cache)
+    return TiledForward(model, cache) if deterministic else ModuleForward(model, cache)
 
 
-def _cache_blocks(
+def cache_blocks(
     model: Transformer, config: EngineConfig, context: int, dtype: torch.dtype, device: torch.device, ranks: int
 ) -> int:
+    """Return how many blocks the cache gets; raise `ServeError`, with the arithmetic, if not even one context fits."""
     size = block_bytes(model.config, config.block_size, dtype, ranks)
     per_context = -(-context // config.block_size)
+    needed = f"a context of {context} tokens takes {_gib(per_context * size)} of cache"
     if config.cache_tokens:
         blocks = -(-config.cache_tokens // config.block_size)
+        have = f"cache_tokens {config.cache_tokens} gives {_gib(blocks * size)}"
     elif device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        blocks = (free - int(total * (1 - config.memory_fraction)) - _WORKSPACE_BYTES) // size
+        kept = int(total * (1 - config.memory_fraction))
+        blocks = max(0, free - kept - _WORKSPACE_BYTES) // size
         blocks = _least(blocks, device) if ranks > 1 else blocks
+        have = (
+            f"{device} has {_gib(free)} free of {_gib(total)}, of which {_gib(kept)} stay free (memory_fraction "
+            f"{config.memory_fraction}) and {_gib(_WORKSPACE_BYTES)} are workspace"
+        )
     else:
         blocks = _CPU_CONTEXTS * per_context
+        have = ""
     blocks = min(blocks, config.max_sequences * per_context)
     if blocks < per_context:
-        longest = max(blocks, 0) * config.block_size
-        raise ServeError(
-            f"the cache holds {longest} tokens ({blocks} blocks of {size} bytes), less than one context of {context}",
-            fix=f"set max_context to at most {longest}, or raise cache_tokens or memory_fraction",
-        )
+        longest = blocks * config.block_size
+        shorter = f"set max_context to at most {longest}" if longest else "free memory on the device"
+        raise ServeError(f"{needed}; {have}", fix=f"{shorter}, or raise cache_tokens or memory_fraction")
     return blocks
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB"
 
 
 def _least(count: int, device: torch.device) -> int:

@@ -1,11 +1,13 @@
 """The forward pass of a step: the trained module itself, with a paged cache in place of its attention mask.
 
-`ModuleForward` runs the tokens of a step at once. `TiledForward` runs them in tiles of one fixed shape: on a CPU, where
-the order of a product's sums depends on its shape, this makes every token's bits independent of the others.
+`ModuleForward` runs the tokens of a step at once. `TiledForward` runs them in tiles of one fixed shape: where the order
+of a product's sums depends on its shape (torch's products on any device), this makes every token's bits independent of
+the others.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar, Protocol
@@ -22,7 +24,7 @@ from piledriver.models.feed_forward.moe import Experts, MoE, Routing
 from piledriver.serve.execution.pages import PagedCache
 
 TILE = 16
-"""Rows of a product from which on, and in multiples of which, CPU kernels compute each row in the same order."""
+"""Rows of every product in deterministic mode. On a CPU, products of fewer rows sum in another order."""
 
 
 class Forward(Protocol):
@@ -95,7 +97,17 @@ def _window(batch: PagedBatch, begin: int, slots: Tensor) -> PagedBatch:
             rows.append(row)
             spans.append((last - first, context - (start + count - last)))
         start += count
-    return batch._replace(tables=batch.tables[rows], slots=slots, spans=tuple(spans))
+    counts, contexts = zip(*spans, strict=True)
+    starts = [0, *itertools.accumulate(counts)]
+    device = batch.tables.device
+    return batch._replace(
+        tables=batch.tables[rows],
+        starts=torch.tensor(starts, dtype=torch.int32, device=device),
+        contexts=torch.tensor(contexts, dtype=torch.int32, device=device),
+        slots=slots,
+        max_new=max(counts),
+        spans=tuple(spans),
+    )
 
 
 @contextmanager
