@@ -28,7 +28,11 @@ class RequestError(UsageError):
 
 
 class Constraint(Protocol):
-    """Restricts the next token of one sequence (structured output). Each sequence needs an object of its own."""
+    """Restricts the next token of one sequence (structured output). Each sequence needs an object of its own.
+
+    A class may also have a static method `fill_masks(constraints, masks)`, which fills the rows of a matrix for several
+    sequences at once and returns the errors of single rows (`{row: error}`).
+    """
 
     def fill_mask(self, mask: Any) -> None:
         """Set bit t of `mask` (numpy int32 words, the lowest bit first, all zero) for each allowed token t."""

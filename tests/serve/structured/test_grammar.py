@@ -61,6 +61,19 @@ def test_texts_match_what_was_asked(compiler: GrammarCompiler) -> None:
         assert all(isinstance(value, bool) for value in json.loads(item))
 
 
+def test_masks_of_several_answers_are_those_of_each_and_an_error_is_its_own(compiler: GrammarCompiler) -> None:
+    word, number, broken = (grammar.constraint() for grammar in [compiler.regex(p) for p in ("[a-c]+", "[0-9]+", "x")])
+    with pytest.raises(RequestError):
+        broken.accept(5)
+    together, alone = np.zeros((3, 10), dtype=np.int32), np.zeros((2, 10), dtype=np.int32)
+    errors = type(word).fill_masks([word, broken, number], together)
+    word.fill_mask(alone[0])
+    number.fill_mask(alone[1])
+    assert np.array_equal(together[[0, 2]], alone)
+    assert alone[0].any()
+    assert list(errors) == [1]
+
+
 @pytest.mark.parametrize(
     ("make", "value"),
     [("json_schema", {"type": "nothing"}), ("json_schema", {"$ref": "#/nowhere"}), ("regex", "("), ("lark", "start")],

@@ -73,7 +73,7 @@ def sample(logits: Tensor, rows: Rows[SampleRow], answers: Rows[AnswerSampler]) 
     if any(answer.changes_logits for answer in answers):
         changed = logits.to(torch.float32, copy=True)
         for position, (row, answer) in enumerate(zip(rows, answers, strict=True)):
-            if answer.changes_logits:
+            if answer.params.processed or row.place < answer.params.min_tokens:
                 _change(changed[position], row, answer)
         failures = apply_constraints(changed, rows, answers)
     drawn = draw_tokens(changed, row_settings(rows, answers, logits.device), logits)

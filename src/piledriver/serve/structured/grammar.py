@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +97,21 @@ class GrammarConstraint:
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         self._check()
 
+    @staticmethod
+    def fill_masks(
+        constraints: Sequence[GrammarConstraint], masks: np.ndarray[Any, np.dtype[np.int32]]
+    ) -> dict[int, Exception]:
+        """Fill row i of `masks` for constraint i, in llguidance's own threads; return the errors of single rows."""
+        matchers = [(constraint._matcher, at) for at, constraint in enumerate(constraints)]
+        _executor().unsafe_compute_mask_ptr(matchers, masks.ctypes.data, masks.strides[0], len(masks))
+        errors: dict[int, Exception] = {}
+        for at, constraint in enumerate(constraints):
+            try:
+                constraint._check()
+            except RequestError as error:
+                errors[at] = error
+        return errors
+
     def accept(self, token: int) -> None:
         """Advance by a token."""
         self._matcher.consume_token(token)
@@ -137,6 +154,12 @@ class _Vocabulary:
     def __call__(self, text: str | bytes) -> list[int]:
         plain = text.decode("utf-8") if isinstance(text, bytes) else text
         return [int(token) for token in self._tokenizer.encode(plain)]
+
+
+@functools.cache
+def _executor() -> llguidance.LLExecutor:
+    executor: llguidance.LLExecutor = _llguidance().LLExecutor()
+    return executor
 
 
 def _llguidance() -> Any:
