@@ -4,13 +4,15 @@
     python benchmarks/decode.py --rows batch1,batch32,deterministic --no-peer
 
 Tokens per second are new tokens over wall time, the prompts' prefill included. The peers are `generate` with a static
-cache (`peer`) and `generate_batch`, continuous batching with CUDA graphs (`peer_batch`). One JSON line per row: `ours`,
-the peers, and `limit` where reading the weights and the cache bounds it. `structured` needs llguidance.
+cache (`peer`) and `generate_batch`, continuous batching with CUDA graphs (`peer_batch`, 64 new tokens, from 32 requests
+on). One JSON line per row: `ours`, the peers, and `limit` where reading the weights and the cache bounds it.
+`structured` needs llguidance and is skipped without it.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import os
@@ -28,6 +30,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from piledriver.core.errors import MissingDependencyError
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.interchange import save_folder
 from piledriver.models.presets import preset
@@ -36,6 +39,8 @@ from piledriver.serve import Engine, SamplingParams
 
 COPY_BYTES_PER_SECOND = 4.24e12  # one H200, read and write together
 PROMPT, NEW = 128, 256
+PEER_BATCH_NEW = 64
+ROWS = "int8,int4,deterministic,start,structured,prefill,prefix,batch1,batch32,batch256,fp8"
 
 
 def prompts(config: ModelConfig, count: int, length: int, seed: int = 0) -> list[list[int]]:
@@ -88,14 +93,13 @@ def release() -> None:
         torch.cuda.empty_cache()
 
 
-def peer_model(model: Transformer, folder: str) -> Any:
+def load_peer(folder: str, model: Transformer) -> Any:
+    """Return the same weights as a model of transformers."""
     import transformers
 
     transformers.logging.set_verbosity_error()
-    save_folder(model, folder)
-    dtype = next(model.parameters()).dtype
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    return loaded.to(next(model.parameters()).device).eval()
+    weight = next(model.parameters())
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=weight.dtype).to(weight.device).eval()
 
 
 @torch.inference_mode()
@@ -105,7 +109,8 @@ def peer_rate(peer: Any, config: ModelConfig, count: int, *, static: bool, repea
     if static:
         options["cache_implementation"] = "static"
     mask = torch.ones_like(tokens)
-    return count * NEW / timed(lambda: peer.generate(tokens, attention_mask=mask, **options), repeats)
+    warm_up = 2 if count == 1 else 1
+    return count * NEW / timed(lambda: peer.generate(tokens, attention_mask=mask, **options), repeats, warm_up)
 
 
 def peer_batch_rate(peer: Any, config: ModelConfig, count: int) -> float | None:
@@ -115,18 +120,19 @@ def peer_batch_rate(peer: Any, config: ModelConfig, count: int) -> float | None:
     batching: Any = transformers.ContinuousBatchingConfig(use_cuda_graph=True)
     if hasattr(batching, "auto_switch_to_flash"):
         batching.auto_switch_to_flash = False  # it would download kernels
-    settings = transformers.GenerationConfig(max_new_tokens=NEW, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    new = PEER_BATCH_NEW
+    settings = transformers.GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0)
     options = {"continuous_batching_config": batching, "persistent_manager": True}
     asked = prompts(config, count, PROMPT)
 
     def run() -> None:
         found = peer.generate_batch(inputs=asked, generation_config=settings, **options)
         made = sum(len(output.generated_tokens) for output in found.values())
-        if made != count * NEW:
-            raise RuntimeError(f"{made} tokens of {count * NEW}")
+        if made != count * new:
+            raise RuntimeError(f"{made} tokens of {count * new}")
 
     try:
-        return count * NEW / timed(run, 1, 1)
+        return count * new / timed(run, 1, 1)
     except Exception as error:
         print(f"generate_batch: {type(error).__name__}: {error}", file=sys.stderr)
         return None
@@ -174,45 +180,86 @@ def structured_rates(engine: Engine, count: int = 32, new: int = NEW) -> tuple[f
     return count * new / timed(lambda: run(True)), count * new / timed(lambda: run(False))
 
 
-def gpu_rows(wanted: set[str], with_peer: bool) -> None:
-    config = preset("llama-1.2b", max_positions=4096)
-    model = fresh(config, "cuda", torch.bfloat16)
-    weight_bytes = sum(parameter.numel() for parameter in model.parameters()) * 2
-    limits = {1: COPY_BYTES_PER_SECOND / weight_bytes, 32: 49_500.0, 256: 194_000.0}
-    rates: dict[int, float] = {}
-    if wanted & {"batch1", "batch32", "batch256", "deterministic", "prefill", "structured"}:
-        engine = make_engine(model)
-        for count in (1, 32, 256):
-            if f"batch{count}" in wanted or (count < 256 and "deterministic" in wanted):
-                rates[count] = decode_rate(engine, count)
-                print(f"batch {count}: {rates[count]:.0f}", file=sys.stderr, flush=True)
-                if not with_peer:
-                    say(f"decode batch {count}", ours=round(rates[count]), limit=round(limits[count]))
-        if "prefill" in wanted:
-            asked = prompts(config, 32, 2048)
-            seconds = timed(lambda: engine.generate(asked, greedy(1)))
-            say("prefill of 2048-token prompts", ours=round(32 * 2048 / seconds), limit=372_000)
-        if "structured" in wanted:
-            held, free = structured_rates(engine)
-            say("structured batch 32", ours=round(held), free=round(free), share_of_free=round(held / free, 3))
-        del engine
+class GpuRows:
+    """The rows of the 1.2B shape in bf16. A rate that several rows need is measured once."""
+
+    def __init__(self, with_peer: bool) -> None:
+        self.config = preset("llama-1.2b", max_positions=4096)
+        self.model = fresh(self.config, "cuda", torch.bfloat16)
+        self.with_peer = with_peer
+        self._peer: Any = None
+        self._folder = tempfile.TemporaryDirectory()
+        weight_bytes = sum(parameter.numel() for parameter in self.model.parameters()) * 2
+        self.limits = {1: COPY_BYTES_PER_SECOND / weight_bytes, 32: 49_500.0, 256: 194_000.0}
+
+    @functools.cached_property
+    def engine(self) -> Engine:
+        return make_engine(self.model)
+
+    @functools.cached_property
+    def folder(self) -> str:
+        save_folder(self.model, self._folder.name)
+        return self._folder.name
+
+    @functools.cache  # noqa: B019 - one object in the process
+    def rate(self, count: int) -> float:
+        found = decode_rate(self.engine, count)
+        print(f"batch {count}: {found:.0f}", file=sys.stderr, flush=True)
+        return found
+
+    def batch(self, count: int) -> None:
+        rate = self.rate(count)
+        peers: dict[str, Any] = {}
+        if self.with_peer:
+            self._peer = self._peer or load_peer(self.folder, self.model)
+            # At one request `generate_batch` is several times slower than `generate`, which is then the peer.
+            batched = peer_batch_rate(self._peer, self.config, count) if count > 1 else None
+            peers["peer"] = round(peer_rate(self._peer, self.config, count, static=True))
+            peers |= {} if batched is None else {"peer_batch": round(batched)}
+        say(f"decode batch {count}", ours=round(rate), **peers, limit=round(self.limits[count]))
+
+    def quantised(self, kind: str) -> None:
+        head = "fp8" if kind == "fp8" else "int8"
+        small = quantise_linears(fresh(self.config, "cuda", torch.bfloat16), kind, head=head)  # type: ignore[arg-type]
+        engine = make_engine(small, kv_dtype="fp8" if kind == "fp8" else "auto")
+        name = "fp8 weights and cache" if kind == "fp8" else f"{kind} blocks, int8 head"
+        for count in (1, 32):
+            say(f"{name}, batch {count}", ours=round(decode_rate(engine, count)))
+        del engine, small
         release()
-    if "deterministic" in wanted:
-        engine = make_engine(model, deterministic=True)
+
+    def deterministic(self) -> None:
+        engine = make_engine(self.model, deterministic=True)
         for count in (1, 32):
             rate = decode_rate(engine, count)
-            say(f"deterministic batch {count}", ours=round(rate), share_of_default=round(rate / rates[count], 3))
+            share = round(rate / self.rate(count), 3)
+            say(
+                f"deterministic batch {count}",
+                ours=round(rate),
+                default=round(self.rate(count)),
+                share_of_default=share,
+            )
         del engine
         release()
-    if "prefix" in wanted:
-        shared = prompts(config, 1, 2048)[0]
+
+    def prefill(self) -> None:
+        asked = prompts(self.config, 32, 2048)
+        seconds = timed(lambda: self.engine.generate(asked, greedy(1)))
+        say("prefill of 2048-token prompts", ours=round(32 * 2048 / seconds), limit=372_000)
+
+    def structured(self) -> None:
+        held, free = structured_rates(self.engine)
+        say("structured batch 32", ours=round(held), free=round(free), share_of_free=round(held / free, 3))
+
+    def prefix(self) -> None:
+        shared = prompts(self.config, 1, 2048)[0]
         found = {}
         for reuse in (False, True):
-            engine = make_engine(model, prefix_cache=reuse)
+            engine = make_engine(self.model, prefix_cache=reuse)
             counter = iter(range(10**6))
 
             def asked_for(engine: Engine = engine, counter: Any = counter) -> None:
-                own = prompts(config, 64, 228, seed=next(counter))
+                own = prompts(self.config, 64, 228, seed=next(counter))
                 engine.generate([[*shared, *tokens] for tokens in own], greedy(32))
 
             found[reuse] = 64 / timed(asked_for)
@@ -220,34 +267,27 @@ def gpu_rows(wanted: set[str], with_peer: bool) -> None:
             release()
         both = {"ours": round(found[True], 1), "without_reuse": round(found[False], 1)}
         say("shared 2k prefix, requests/s", **both, times=round(found[True] / found[False], 2))
-    if with_peer:
-        with tempfile.TemporaryDirectory() as folder:
-            peer = peer_model(model, folder)
-            for count in (1, 32, 256):
-                if count in rates:
-                    peers: dict[str, Any] = {"peer": round(peer_rate(peer, config, count, static=True))}
-                    batched = peer_batch_rate(peer, config, count)
-                    peers["peer_batch"] = None if batched is None else round(batched)
-                    say(f"decode batch {count}", ours=round(rates[count]), **peers, limit=round(limits[count]))
-            del peer
-            release()
-    if "start" in wanted:
-        with tempfile.TemporaryDirectory() as folder:
-            save_folder(model, folder)
-            say("first token after start", seconds=round(start_seconds(folder), 1))
-    for kind in ("int8", "int4"):
-        if kind in wanted:
-            small = quantise_linears(fresh(config, "cuda", torch.bfloat16), kind, head="int8")  # type: ignore[arg-type]
-            engine = make_engine(small)
-            for count in (1, 32):
-                say(f"{kind} blocks, int8 head, batch {count}", ours=round(decode_rate(engine, count)))
-            del engine, small
-            release()
-    if "fp8" in wanted:
-        small = quantise_linears(fresh(config, "cuda", torch.bfloat16), "fp8", head="fp8")
-        engine = make_engine(small, kv_dtype="fp8")
-        for count in (1, 32):
-            say(f"fp8 weights and cache, batch {count}", ours=round(decode_rate(engine, count)))
+
+    def start(self) -> None:
+        say("first token after start", seconds=round(start_seconds(self.folder), 1))
+
+
+def gpu_rows(wanted: list[str], with_peer: bool) -> None:
+    rows = GpuRows(with_peer)
+    made: dict[str, Callable[[], None]] = {
+        **{f"batch{count}": functools.partial(rows.batch, count) for count in (1, 32, 256)},
+        **{kind: functools.partial(rows.quantised, kind) for kind in ("int8", "int4", "fp8")},
+        "deterministic": rows.deterministic,
+        "prefill": rows.prefill,
+        "structured": rows.structured,
+        "prefix": rows.prefix,
+        "start": rows.start,
+    }
+    for name in wanted:
+        try:
+            made[name]()
+        except (ImportError, MissingDependencyError) as error:
+            say(name, skipped=str(error))
 
 
 def start_seconds(folder: str) -> float:
@@ -279,7 +319,8 @@ def cpu_rows(with_peer: bool, new: int) -> None:
     figures: dict[str, Any] = {"ours": {"one prompt": ours_one, "8 ragged prompts": ours_many}}
     if with_peer:
         with tempfile.TemporaryDirectory() as folder:
-            peer = peer_model(model, folder)
+            save_folder(model, folder)
+            peer = load_peer(folder, model)
             longest = max(lengths)
             padded = torch.tensor([[0] * (longest - len(tokens)) + tokens for tokens in ragged])
             mask = torch.tensor([[0] * (longest - len(tokens)) + [1] * len(tokens) for tokens in ragged])
@@ -293,13 +334,12 @@ def cpu_rows(with_peer: bool, new: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    every = "batch1,batch32,batch256,prefill,deterministic,structured,prefix,start,int8,int4,fp8"
-    parser.add_argument("--rows", default=every, help=f"rows on a GPU, of {every}")
+    parser.add_argument("--rows", default=ROWS, help=f"rows on a GPU in order, of {ROWS}")
     parser.add_argument("--no-peer", action="store_true", help="without transformers")
     parser.add_argument("--new", type=int, default=64, help="new tokens on a CPU")
     args = parser.parse_args()
     if torch.cuda.is_available():
-        gpu_rows(set(args.rows.split(",")), not args.no_peer)
+        gpu_rows(args.rows.split(","), not args.no_peer)
     else:
         cpu_rows(not args.no_peer, args.new)
 

@@ -4,19 +4,20 @@
     python benchmarks/serve.py --clients 64 --requests 256
 
 `ours` is tokens per second as clients see them, with the server in a process of its own; `limit` those of the engine in
-this process with the same requests, all queued at once. `prefix` is requests per second of prompts that share 90% of
-their tokens, with the prefix cache and without it.
+this process with the same requests, all queued at once.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from piledriver.core.errors import PiledriverError
 from piledriver.models import ModelConfig, Transformer
 from piledriver.models.interchange import save_folder
 from piledriver.models.presets import preset
@@ -56,21 +58,32 @@ def make_folder(folder: Path, config: ModelConfig, device: torch.device, dtype: 
     return model
 
 
-def offline(model: Transformer, count: int, config: LoadConfig, **settings: Any) -> float:
-    """Return the seconds of an engine for all requests at once, after a first round that compiles and captures."""
-    luck = random.Random(1)
-    common = round(config.shared_prefix * config.prompt_tokens)
-    words = range(model.config.vocab_size)
-    prefix = luck.choices(words, k=common)
-    engine = Engine(model, **settings)
+def offline(model: Transformer, config: LoadConfig) -> float:
+    """Return tokens per second of an engine with all requests at once, after a round that compiles and captures."""
+    luck, words = random.Random(1), range(model.config.vocab_size)
+    engine = Engine(model)
     params = SamplingParams(max_tokens=config.answer_tokens, ignore_eos=True)
     seconds = 0.0
     for _ in range(2):
-        prompts = [prefix + luck.choices(words, k=config.prompt_tokens - common) for _ in range(count)]
+        prompts = [luck.choices(words, k=config.prompt_tokens) for _ in range(config.requests)]
         begun = time.perf_counter()
         engine.generate(prompts, params)
         seconds = time.perf_counter() - begun
-    return seconds
+    return config.requests * config.answer_tokens / seconds
+
+
+def over_http(folder: Path, log: Path, load: LoadConfig) -> dict[str, Any]:
+    """Return what clients of a server see, after a round that compiles and captures."""
+    try:
+        server = start_server(folder, ["--port", "0"], log=log)
+    except PiledriverError:
+        print(log.read_text(errors="replace")[-4000:], file=sys.stderr)
+        raise
+    try:
+        run_load(server.url, replace(load, requests=2 * load.clients, answer_tokens=32))
+        return run_load(server.url, load).summary()
+    finally:
+        server.stop()
 
 
 def main() -> None:
@@ -86,19 +99,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "model"
         model = make_folder(folder, config, device, dtype)
-        alone = args.requests * NEW / offline(model, args.requests, load)
-        shared = LoadConfig(prompt_tokens=2048 if gpu else 128, answer_tokens=16, shared_prefix=0.9)
-        many = 256 if gpu else 32
-        with_cache, without = (many / offline(model, many, shared, prefix_cache=on) for on in (True, False))
+        alone = offline(model, load)
         del model
         if gpu:
+            gc.collect()
             torch.cuda.empty_cache()
-        server = start_server(folder, ["--port", "0"], log=Path(name) / "server.log")
-        try:
-            run_load(server.url, LoadConfig(requests=2 * args.clients, clients=args.clients, answer_tokens=32))
-            seen = run_load(server.url, load).summary()
-        finally:
-            server.stop()
+        seen = over_http(folder, Path(name) / "server.log", load)
     print(
         json.dumps(
             {
@@ -111,8 +117,6 @@ def main() -> None:
                 "first_token_ms": seen["first_token_ms"],
                 "between_tokens_ms": seen["between_tokens_ms"],
                 "errors": seen["errors"],
-                "prefix_requests_per_s": {"cache": round(with_cache, 2), "none": round(without, 2)},
-                "prefix_ratio": round(with_cache / without, 2),
                 "command": " ".join(["python", "benchmarks/serve.py", *sys.argv[1:]]),
                 "device": torch.cuda.get_device_name() if gpu else "cpu",
                 "torch": torch.__version__,
