@@ -257,12 +257,11 @@ class Layout:
             raise LayoutError(
                 f"offload={self.offload!r} with zero 0 {on} keeps a copy on each", fix="use zero=1, 2 or 3"
             )
-        if self.zero != 3 and (self.streams_parameters or tiers.gradients == "step"):
+        if self.zero != 3 and tiers.gradients == "step":
             raise LayoutError(f"offload={self.offload!r} with zero {self.zero} {on}", fix="use zero=3")
-        if tiers.parameters == "disk" or (self.streams_parameters and tiers.steps_by_block):
+        if self.zero != 3 and self.streams_parameters and (self.tp > 1 or self.ep > 1):
             raise LayoutError(
-                f"offload={self.offload!r} {on}: torch's sharding streams whole shards from host memory",
-                fix="use parameters='device', or 'host' with the optimizer on the host",
+                f"offload={self.offload!r} with zero {self.zero}, tp {self.tp} and ep {self.ep}", fix="use zero=3"
             )
         if tiers.optimizer_share < 1.0 and tiers.optimizer == "host":
             raise LayoutError(f"offload={self.offload!r} {on}", fix="use optimizer_share=1")

@@ -96,3 +96,82 @@ def unsharded_gradients(root: nn.Module) -> Iterator[Tensor]:
                 for gradient in (one.unsharded_accumulated_grad, None if whole is None else whole.grad):
                     if gradient is not None:
                         yield gradient
+
+
+def fsdp_groups_in(module: nn.Module) -> list[Any]:
+    """Return the groups that `fully_shard` made of a module and of the modules in it, the outermost first."""
+    sharded: list[Any] = [one for one in module.modules() if hasattr(one, "_get_fsdp_state")]
+    return [group for one in sharded for group in fsdp_param_groups(one._get_fsdp_state())]
+
+
+def around_unshard(group: Any, around: Any) -> None:
+    """Enter `around(async_op)` around every all-gather of a group of `fully_shard`."""
+    original = type(group).unshard
+
+    def unshard(async_op: bool = False) -> None:
+        if group._all_gather_result is None and not group.is_unsharded:
+            with around(async_op):
+                original(group, async_op)
+
+    group.unshard = unshard
+    for one in group.fsdp_params:
+        # What the first forward would do; it would also take the empty parameter for the memory to gather from.
+        one._init_extensions()
+    group._reset_sharded_params = True
+
+
+def undo_around_unshard(group: Any) -> None:
+    """Undo `around_unshard`."""
+    del group.unshard
+
+
+def is_before_backward(group: Any) -> bool:
+    """Return whether a group of `fully_shard` is gathered for a backward."""
+    return bool(group._training_state == type(group._training_state).PRE_BACKWARD)
+
+
+def all_gather_stream(group: Any, async_op: bool) -> Any:
+    """Return the CUDA stream that reads the shards of a group of `fully_shard`."""
+    return group.comm_ctx.get_all_gather_streams(async_op, group._training_state)[0]
+
+
+class FsdpShard:
+    """One parameter of a group of `fully_shard`: what its all-gather reads, which may differ from the parameter."""
+
+    def __init__(self, held: Any) -> None:
+        self._held = held
+
+    @classmethod
+    def of_group(cls, group: Any) -> list[FsdpShard]:
+        """Return the parameters of a group."""
+        return [cls(one) for one in group.fsdp_params]
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """The sharded parameter."""
+        found: nn.Parameter = self._held.sharded_param
+        return found
+
+    def gather_from(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return new memory that all-gathers read from now on, flat, with the padding that makes shards even."""
+        made = torch.empty(self._held.padded_sharded_param_size.numel(), dtype=dtype, device=device)
+        self._held._sharded_param_data = made
+        return made
+
+    def reset(self) -> None:
+        """Let all-gathers read the parameter itself."""
+        self._held.reset_sharded_param()
+
+
+def replace_local(parameter: Tensor, part: Tensor) -> None:
+    """Give a parameter that is a `DTensor` another local tensor, also on another device; the object stays."""
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(parameter, DTensor)
+    if parameter.device == part.device and parameter.dtype == part.dtype:
+        parameter._local_tensor = part
+        return
+    whole = DTensor(part, parameter._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    made = nn.Parameter(whole, requires_grad=parameter.requires_grad)
+    made.__dict__.update({key: value for key, value in parameter.__dict__.items() if key not in made.__dict__})
+    torch.utils.swap_tensors(parameter, made)

@@ -270,6 +270,6 @@ def test_a_layout_prints_and_saves_its_tiers(tmp_path: Path) -> None:
         Offload(optimizer="device", gradients="step")
     with pytest.raises(LayoutError, match="fp16"):
         Layout(precision="fp16", offload=Offload(gradients="step"))
-    for options in ({"zero": 0}, {"zero": 1, "offload": "parameters"}):
+    for options in ({"zero": 0}, {"zero": 1, "offload": Offload(gradients="step")}):
         with pytest.raises(LayoutError):
             Layout(**{"offload": "optimizer", **options}).on(2)

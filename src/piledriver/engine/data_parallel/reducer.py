@@ -205,7 +205,8 @@ class Bucket:
 
     @property
     def _flat_dtype_differs(self) -> bool:
-        return self.reduce_dtype != self.parameters[0].dtype
+        # Offloaded matrices are cast to the compute dtype after buckets were made; vectors of a bucket stay fp32.
+        return any(parameter.dtype != self.reduce_dtype for parameter in self.parameters)
 
     def _cast_back(self, values: Tensor) -> None:
         """Cast the means from `reduce_dtype` to the parameters' dtype."""

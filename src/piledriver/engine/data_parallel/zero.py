@@ -14,7 +14,7 @@ from piledriver.engine.expert_parallel.apply import expert_modules
 from piledriver.engine.faults.failed_step import reset_failed_steps
 from piledriver.engine.layout import Layout
 from piledriver.engine.mesh import Mesh
-from piledriver.engine.offload.apply import offload_policy
+from piledriver.engine.offload.apply import offload_policy, streams_shards
 from piledriver.engine.optimizer.shard_states import patch_zero_grad
 from piledriver.engine.pipeline_parallel.split import made_stages
 from piledriver.engine.precision import compute_dtype
@@ -52,7 +52,10 @@ def _shard(root: nn.Module, mesh: Mesh, options: dict[str, Any], prefetch: int) 
     for block in blocks:
         fully_shard(block, mesh=mesh.shard, reshard_after_forward=True, **options)
     fully_shard(root, mesh=mesh.shard, **options)
-    _prefetch(blocks, prefetch)
+    if streams_shards(mesh.layout):
+        _gather_on_time(blocks)
+    else:
+        _prefetch(blocks, prefetch)
     if mesh.layout.pp == 1:
         reset_failed_steps(root)
 
@@ -65,6 +68,13 @@ def _prefetch(blocks: list[nn.Module], ahead: int) -> None:
         assert isinstance(block, FSDPModule)
         block.set_modules_to_forward_prefetch(_fsdp(blocks[i + 1 : i + 1 + ahead]))
         block.set_modules_to_backward_prefetch(_fsdp(blocks[max(i - ahead, 0) : i][::-1]))
+
+
+def _gather_on_time(blocks: list[nn.Module]) -> None:
+    """Gather each block when it is needed: an all-gather ahead would wait on the host for a shard from disk."""
+    for block in blocks:
+        assert isinstance(block, FSDPModule)
+        block.set_modules_to_backward_prefetch([block])
 
 
 def _fsdp(modules: list[nn.Module]) -> list[FSDPModule]:

@@ -5,8 +5,10 @@ whose groups hold the master weights, steps there with its fused CPU kernel; new
 object and its state dict stay, and the model's state dict holds the master weights: checkpoints move between runs with
 and without offload.
 
-With zero 3 on several ranks each holds the masters of its shards; `parameters` is then torch's offload policy. With
-zero 1 and 2 each holds the masters of the rows that it steps on.
+With zero 3 on several ranks each holds the masters of its shards. Streamed shards are this module's too
+(`ShardStream`), but for those in host memory whose optimizer steps there on all of them at once: then the shards are
+the masters, and torch's offload policy brings them. With zero 1 and 2 each rank holds the masters of the rows that it
+steps on; streamed weights are whole on each, and are written anew by block after a step.
 """
 
 from __future__ import annotations
@@ -31,9 +33,12 @@ from piledriver.engine.offload.master import MasterWeight
 from piledriver.engine.offload.places import Places
 from piledriver.engine.offload.stepping.replace_step import step_by_block
 from piledriver.engine.offload.stream.parameter_block import StreamedParameter, StreamHome
+from piledriver.engine.offload.stream.row_gather import gather_sources
+from piledriver.engine.offload.stream.shard_stream import ShardStream
 from piledriver.engine.offload.stream.training_stream import TrainingStream, streamed_parameters
 from piledriver.engine.precision import compute_dtype
-from piledriver.engine.shards.owned_rows import gather_rows
+from piledriver.engine.shards.owned_rows import gather_rows, is_expert
+from piledriver.engine.torch_private import replace_local
 from piledriver.optim.shards import local
 
 
@@ -45,7 +50,7 @@ class Offloaded:
         self.tiers, self.axis = layout.tiers, axis
         blocks = list(blocks_of(model).values()) if layout.streams_parameters else []
         streamed = {parameter for block in streamed_parameters(blocks) for parameter in block}
-        places = Places(model, self.tiers, streamed, source_bytes=0 if dtype is None else dtype.itemsize)
+        places = Places(model, self.tiers, streamed, compute_dtype=dtype, has_all_rows=axis is None)
         self.store = places.store
         self.spare_gradients: dict[torch.Size, list[Tensor]] = {}
         """Memory of gradients that were applied in the backward, by shape."""
@@ -62,15 +67,16 @@ class Offloaded:
             if dtype is not None and parameter.dim() > 1 and not isinstance(parameter, DTensor):
                 # Vectors (norms, biases) stay fp32.
                 parameter.data = parameter.data if parameter in streamed else parameter.data.to(dtype)
-        self.stream: TrainingStream | None = None
+        self.stream: TrainingStream | ShardStream | None = None
         if layout.streams_parameters:
             home = StreamHome(device, dtype, places.source_on_disk, self.store)
-            self.stream = TrainingStream(blocks, self.masters, home)
+            of_shards = any(hasattr(block, "_get_fsdp_state") for block in blocks)
+            self.stream = (ShardStream if of_shards else TrainingStream)(blocks, self.masters, home)
             streaming = self.stream.weights
             for parameter in model.parameters():
                 if parameter not in streaming:
                     # Not the master weight itself, where that is the weight that was made on the host or in a file.
-                    parameter.data = parameter.data.to(device, copy=parameter in self.masters)
+                    _move(parameter, device, copy=parameter in self.masters)
             _move_buffers(model, device)
         if self.store is not None:
             self.store.settle()
@@ -97,13 +103,24 @@ class Offloaded:
         if due:
             self.evict()
         for master in due:
-            if (streamed := self.streamed_weight(master)) is not None:
-                streamed.refresh()
-            else:
+            if (streamed := self.streamed_weight(master)) is None:
                 master.send()
+            elif self.axis is None:
+                streamed.refresh()
         if due and self.axis is not None:
             # Ranks load together: each has the rows that it steps on.
-            gather_rows([master.parameter for master in due], self.axis)
+            kept = [one.parameter for one in due if self.streamed_weight(one) is None and not is_expert(one.parameter)]
+            for dtype in dict.fromkeys(parameter.dtype for parameter in kept):
+                gather_rows([parameter for parameter in kept if parameter.dtype == dtype], self.axis)
+            self._gather_streamed(due)
+
+    def finish_step(self) -> None:
+        """Zero 1 and 2: write the rows that all ranks have stepped on to the sources of streamed weights."""
+        self._gather_streamed([master for master in self.masters.values() if master.tensor.requires_grad])
+
+    def _gather_streamed(self, masters: list[MasterWeight]) -> None:
+        if self.axis is not None and isinstance(self.stream, TrainingStream):
+            gather_sources(self.stream, self.axis, set(masters))
 
     def drop(self) -> None:
         """Reset after a failed step: finish all transfers."""
@@ -123,7 +140,11 @@ class Offloaded:
         if self.stream is not None:
             self.stream.release()
         for parameter, master in self.masters.items():
-            if self.stream is not None:
+            streamed = self.streamed_weight(master)
+            if master.first is not None:
+                # The master holds some of the rows.
+                parameter.data = parameter.data if streamed is None else streamed.source
+            elif isinstance(self.stream, TrainingStream):
                 parameter.data = master.tensor.detach()
             elif parameter.dtype != master.tensor.dtype and not isinstance(master.tensor, DTensor):
                 parameter.data = master.tensor.detach().to(parameter.device)
@@ -138,19 +159,25 @@ class Offloaded:
 
 def offload_policy(layout: Layout, device_type: str) -> OffloadPolicy:
     """Return the offload policy of `fully_shard`; memory is pinned if there is a GPU."""
-    if not layout.streams_parameters:
+    if not layout.streams_parameters or streams_shards(layout):
         return OffloadPolicy()
     return CPUOffloadPolicy(pin_memory=device_type != "cpu")
+
+
+def streams_shards(layout: Layout) -> bool:
+    """Return whether shards of zero 3 are streamed by `ShardStream`; torch's policy only knows masters on the host."""
+    return layout.tiers.parameters == "disk" or (layout.streams_parameters and layout.tiers.steps_by_block)
 
 
 def offload_weights(model: nn.Module, mesh: Mesh, device: torch.device) -> nn.Module:
     """Move a model's master weights (and weights) to their tier, in place. Before its optimizers are offloaded."""
     layout = mesh.layout
-    if layout.streams_parameters and any(isinstance(p, DTensor) for p in model.parameters()):
+    by_rows = layout.zero in (1, 2) and not mesh.alone
+    is_sharded = not by_rows and any(isinstance(p, DTensor) for p in model.parameters())
+    if layout.streams_parameters and is_sharded and not streams_shards(layout):
         # `offload_policy` keeps the sharded parameters on the host.
         _move_buffers(model, device)
         return model
-    by_rows = layout.zero in (1, 2) and not mesh.alone
     made = Offloaded(model, layout, device, mesh.shard_group if by_rows else None)
     model.__dict__[OFFLOADED] = made
     # Before the hook that gathers shards.
@@ -173,6 +200,13 @@ def return_weights(model: nn.Module) -> None:
     for handle in made.handles:
         handle.remove()
     del model.__dict__[OFFLOADED]
+
+
+def _move(parameter: nn.Parameter, device: torch.device, *, copy: bool) -> None:
+    if isinstance(parameter, DTensor):
+        replace_local(parameter, local(parameter).detach().to(device, copy=copy))
+    else:
+        parameter.data = parameter.data.to(device, copy=copy)
 
 
 def _move_buffers(model: nn.Module, device: torch.device) -> None:
@@ -297,4 +331,4 @@ def _load_masters(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any
         storage = local(parameter).untyped_storage()
         if storage.nbytes() == 0:
             # torch will copy into the evicted weight, which needs memory; the next forward evicts it again.
-            storage.resize_(parameter.numel() * parameter.element_size())
+            storage.resize_(local(parameter).nbytes)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from piledriver.engine.offload.disk.block_file import DiskStore
 from piledriver.engine.offload.disk.host_buffer import whole_pages
@@ -22,8 +23,19 @@ _WORTH_MEASURING = 1 << 30
 class Places:
     """The tier of each parameter of a model. Vectors are small and stay in memory."""
 
-    def __init__(self, model: nn.Module, tiers: Offload, streamed: set[nn.Parameter], *, source_bytes: int) -> None:
-        """`source_bytes` are those of one streamed number, 0 where the master weight itself is streamed."""
+    def __init__(
+        self,
+        model: nn.Module,
+        tiers: Offload,
+        streamed: set[nn.Parameter],
+        *,
+        compute_dtype: torch.dtype | None,
+        has_all_rows: bool = True,
+    ) -> None:
+        """Reserve files for masters, and for streamed weights that are not the masters themselves.
+
+        These are weights in a compute dtype, and those whose master holds only some of the rows (zero 1 and 2).
+        """
         held = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
         matrices = [parameter for parameter in held if parameter.dim() > 1]
         far = spread_share(matrices, tiers.optimizer_share)
@@ -38,15 +50,18 @@ class Places:
         """Streamed parameters whose copy in the compute dtype lives in a file."""
         if tiers.parameters == "disk":
             self.source_on_disk = spread_share([one for one in matrices if one in streamed], tiers.parameters_share)
-        self.store: DiskStore | None = model.__dict__.pop(STORE, None)
+        made: DiskStore | None = model.__dict__.pop(STORE, None)
+        self.store: DiskStore | None = None
         if tiers.uses_disk:
-            self.store = self.store or open_store(tiers)
-            self._reserve(self.store, tiers, source_bytes)
+            # Whole weights in files are freed where the masters are only some of their rows.
+            self.store = made if made is not None and has_all_rows else open_store(tiers)
+            dtype = compute_dtype or (None if has_all_rows else torch.float32)
+            self._reserve(self.store, tiers, 0 if dtype is None else dtype.itemsize)
 
     def _reserve(self, store: DiskStore, tiers: Offload, source_bytes: int) -> None:
         new = [one for one in self.on_disk if store.find(local(one).detach()) is None]
         nbytes = sum(whole_pages(4 * _local_size(one)) for one in [*new, *self.gradient_on_disk])
-        nbytes += sum(whole_pages(source_bytes * _local_size(one)) for one in self.source_on_disk)
+        nbytes += sum(whole_pages(source_bytes * local(one).numel()) for one in self.source_on_disk)
         if nbytes >= _WORTH_MEASURING and tiers.folder is not None:
             store.expected = measure_rate(tiers.folder)
         store.reserve(nbytes)
@@ -62,11 +77,13 @@ def allocate_on_disk(model: nn.Module, tiers: Offload) -> Callable[[Tensor], Ten
     """Return what allocates the matrices of a model on the meta device in files, which `Places` then takes over."""
     matrices = [one for one in model.parameters() if one.is_floating_point() and one.dim() > 1]
     store = model.__dict__[STORE] = open_store(tiers)
-    store.reserve(sum(whole_pages(one.nbytes) for one in matrices))
+    store.reserve(sum(whole_pages(local(one).nbytes) for one in matrices))
 
     def allocate(tensor: Tensor) -> Tensor | None:
-        is_matrix = tensor.is_floating_point() and tensor.dim() > 1
-        return store.empty(torch.Size(tensor.shape), tensor.dtype) if is_matrix else None
+        if not tensor.is_floating_point() or tensor.dim() < 2:
+            return None
+        part = store.empty(local(tensor).shape, tensor.dtype)
+        return DTensor(part, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else part  # type: ignore[no-untyped-call]
 
     return allocate
 

@@ -57,11 +57,13 @@ class _After:
     """All-gathers the updated rows, bucket by bucket."""
 
     def __init__(self, parameters: list[nn.Parameter], mesh: Mesh) -> None:
+        """Gather all but streamed parameters, whose memory is not there after a step."""
         self.axis = mesh.shard_group
         self.buckets: list[list[nn.Parameter]] = []
         alike: dict[tuple[Any, ...], list[nn.Parameter]] = {}
         for parameter in parameters:
-            if shard_axis(parameter, mesh) is not None and parameter.requires_grad:
+            is_streamed = local(parameter).untyped_storage().nbytes() == 0 < local(parameter).numel()
+            if shard_axis(parameter, mesh) is not None and parameter.requires_grad and not is_streamed:
                 alike.setdefault((parameter.dtype, parameter.device), []).append(parameter)
         for members in alike.values():
             self.buckets += _of_at_most(members, BUCKET_BYTES)

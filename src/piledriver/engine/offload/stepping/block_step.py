@@ -295,7 +295,10 @@ class StepRun:
             piece.of(local(kept[key])).copy_(part)
 
     def _publish(self, piece: WeightPiece, weight: Tensor, slot: Slot | None) -> list[Transfer]:
-        """Send a new weight to where the device reads it, and begin to write it where it lives on disk."""
+        """Send a new weight to where the device reads it, and begin to write it where it lives on disk.
+
+        A streamed weight whose master holds only some rows waits for those of other ranks (`gather_sources`).
+        """
         master, writes = piece.master, []
         staged = None if slot is None else slot.staged.get((piece, _WEIGHT))
         if staged is not None and master.store is not None:
@@ -306,7 +309,7 @@ class StepRun:
             piece.of(master.device_part).copy_(weight.to(master.device, non_blocking=True))
             if slot is not None and master.device.type == "cuda":
                 slot.sent = torch.cuda.current_stream(master.device).record_event()
-        elif not streamed.is_master:
+        elif not streamed.is_master and master.first is None:
             writes += self._publish_source(piece, weight, streamed, slot)
         if piece.is_last:
             master.sent()

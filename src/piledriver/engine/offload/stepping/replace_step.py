@@ -49,6 +49,8 @@ def _replace_step(optimizer: Optimizer, stepper: BlockStep, homes: list[Any]) ->
             # A forward without a backward may have left blocks on the device.
             home.evict()
         stepper.step()
+        for home in homes:
+            home.finish_step()
         return loss
 
     hooked: Any = Optimizer.profile_hook_step(step)

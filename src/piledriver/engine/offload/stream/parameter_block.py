@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from piledriver.engine.offload.disk.block_file import DiskStore
+from piledriver.engine.offload.disk.block_file import DiskStore, Region
 from piledriver.engine.offload.master import MasterWeight
 from piledriver.engine.offload.pinned import host_copy
 from piledriver.engine.offload.stream.link import Arrival, DeviceLink
 from piledriver.engine.offload.tier import Tier
+from piledriver.optim.shards import local
 
 
 class StreamHome(NamedTuple):
@@ -36,41 +37,56 @@ class StreamedParameter:
         parameter = master.parameter
         # Vectors (norms, biases) stay fp32.
         dtype = home.dtype if home.dtype is not None and parameter.dim() > 1 else parameter.dtype
+        # With zero 1 and 2 the master holds some rows, and the device computes with all of them.
+        whole = master.part if master.first is None else local(parameter).detach()
         self.source, self.store = master.part, master.store
-        if dtype != self.source.dtype:
+        if dtype != self.source.dtype or master.first is not None:
             self.store = home.store if parameter in home.on_disk else None
             if self.store is None:
-                self.source = host_copy(master.part, dtype, owner=self)
+                self.source = host_copy(whole, dtype, owner=self)
             else:
-                self.source = self.store.empty(parameter.shape, dtype)
-                self.store.write(self.source, master.part)
-        parameter.data = torch.empty(parameter.shape, dtype=dtype, device=home.device)
-        # The memory of the parameter without its version counter: the graph sees the same values when it returns.
-        self.target = parameter.data
-        self.nbytes = parameter.untyped_storage().nbytes()
+                self.source = self.store.empty(whole.shape, dtype)
+                self.store.write(self.source, whole)
+        self.target = self._make_target(dtype, home.device)
+        self.nbytes = self.target.untyped_storage().nbytes()
         self.release()
+
+    def _make_target(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return the memory of the parameter without its version counter: the graph sees the same values again."""
+        parameter = self.master.parameter
+        parameter.data = torch.empty(parameter.shape, dtype=dtype, device=device)
+        return parameter.data
 
     @property
     def is_master(self) -> bool:
         """Whether the source is the master weight itself."""
-        return self.source.data_ptr() == self.master.part.data_ptr()
+        return self.master.first is None and self.source.data_ptr() == self.master.part.data_ptr()
+
+    @property
+    def read(self) -> Region | None:
+        """Where a source in a file is read from; None for one in host memory."""
+        return None if self.store is None else self.store.region_of(self.source)
 
     def allocate(self) -> None:
-        """Allocate the parameter's memory."""
-        self.master.parameter.untyped_storage().resize_(self.nbytes)
+        """Allocate the device memory."""
+        self.target.untyped_storage().resize_(self.nbytes)
 
     def release(self) -> None:
-        """Free the parameter's memory."""
-        self.master.parameter.untyped_storage().resize_(0)
+        """Free the device memory."""
+        self.target.untyped_storage().resize_(0)
 
     @torch.no_grad()
+    def write(self, weight: Tensor) -> None:
+        """Write a new weight, from any device, to the source."""
+        if self.store is None:
+            self.source.copy_(weight)
+        else:
+            self.store.write(self.source, weight)
+
     def refresh(self) -> None:
-        """Take over a changed master weight."""
+        """Take over a changed master weight, which holds all rows."""
         if not self.is_master:
-            if self.store is None:
-                self.source.copy_(self.master.part)
-            else:
-                self.store.write(self.source, self.master.part)
+            self.write(self.master.part)
         self.master.sent()
 
 
@@ -115,8 +131,9 @@ class ParameterBlock:
         # The device may still compute with what this memory held before.
         is_cuda = memory.device.type == "cuda"
         after = [torch.cuda.current_stream(memory.device).record_event()] if is_cuda else []
-        reads = [(one.store.region_of(one.source), one.target) for one in self.weights if one.store is not None]
-        copies = [(one.source, one.target) for one in self.weights if one.store is None]
+        held = [one for one in self.weights if one.source.numel()]
+        reads = [(region, one.target) for one in held if (region := one.read) is not None]
+        copies = [(one.source, one.target) for one in held if one.store is None]
         self._arrival = memory.link.send(copies, reads, after=after)
         return True
 
