@@ -174,4 +174,4 @@ def replace_local(parameter: Tensor, part: Tensor) -> None:
     whole = DTensor(part, parameter._spec, requires_grad=False)  # type: ignore[no-untyped-call]
     made = nn.Parameter(whole, requires_grad=parameter.requires_grad)
     made.__dict__.update({key: value for key, value in parameter.__dict__.items() if key not in made.__dict__})
-    torch.utils.swap_tensors(parameter, made)
+    torch.utils.swap_tensors(parameter, made)  # type: ignore[no-untyped-call]
