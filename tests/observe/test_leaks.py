@@ -132,6 +132,17 @@ def test_a_leak_is_named_with_its_line(loop: Loop, name: str, kind: str, holder:
     assert "\n" not in str(leak)
 
 
+@pytest.mark.parametrize(("name", "begins"), [("host", 301), ("files", 310), ("threads", 303)])
+def test_a_leak_that_begins_late_is_named_within_as_many_steps(loop: Loop, name: str, begins: int) -> None:
+    with LeakWatch(report=lambda line: None) as watch:
+        for step in range(1, begins + STEPS):
+            if step >= begins:
+                getattr(loop, name)()
+            watch.step()
+    lines = Path(__file__).read_text().splitlines()
+    assert [lines[leak.line.number - 1].rsplit("# LEAK ", 1)[-1] for leak in watch.leaks] == [name]
+
+
 def test_what_stops_growing_or_is_bounded_is_no_leak(loop: Loop) -> None:
     recent: deque[torch.Tensor] = deque(maxlen=8)
     losses: list[float] = []

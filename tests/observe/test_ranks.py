@@ -39,6 +39,13 @@ def on_rank(rank: int, folder: str) -> dict[str, Any]:
         (row.name, row.size, row.count, row.ranks, row.bus_bandwidth, row.skew_seconds)
         for row in recorder.summary(across_ranks=True)
     ]
+    with CommunicationRecorder() as recorder:
+        for _ in range(700):  # more than the Flight Recorder keeps
+            dist.all_reduce(torch.ones(10))
+            dist.all_reduce(torch.ones(20))
+            dist.all_reduce(torch.ones(20))
+        found["resting"] = vars(dist.ProcessGroup)["allreduce"] is before
+    found["counts"] = {row.size: row.count for row in recorder.summary()}
     configure_comms_logger(enabled=True)
     dist.all_reduce(torch.ones(1000))
     found["summary"] = log_summary(show_straggler=True, return_dict=True)
@@ -96,6 +103,9 @@ def test_collectives_and_profiles_of_two_ranks(tmp_path: Path) -> None:
         assert rows["all_gather", 2 * BYTES][0] == 1
         # DDP's reducer is C++: the Flight Recorder sees its all-reduce.
         assert ("all_reduce", 4 * 110) in rows
+        # Python looks at the first calls only; counts are scaled from the latest to all.
+        assert found["resting"]
+        assert found["counts"] == pytest.approx({40: 700, 80: 1400}, rel=0.01)
         assert found["summary"]["summary"]["all_reduce"][BYTES]["count"] == 1
         assert found["cycles"] == 2
         assert found["steps"] == [2, 2]

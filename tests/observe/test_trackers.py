@@ -415,3 +415,32 @@ def test_interrupts_of_the_process_reach_it(tmp_path: Path) -> None:
     assert child.wait(timeout=30) != 0
     child.stdout.close()
     assert read_jsonl(tmp_path / "p/metrics.jsonl")
+
+
+def test_lines_are_written_when_a_process_ends_or_forks_without_finish(tmp_path: Path) -> None:
+    program = (
+        "import os; from piledriver.observe.trackers import *\n"
+        f"hub = TrackerHub(make_trackers(['jsonl'], 'p', {str(tmp_path)!r})); hub.start()\n"
+        "hub.log({'a': 1}, step=1)\n"
+        "child = os.fork()\n"
+        "hub.log({'a': 2}, step=2 if child else 3)\n"
+        "if child: os.waitpid(child, 0)\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=60)
+    assert sorted(record["step"] for record in read_jsonl(tmp_path / "p/metrics.jsonl")) == [1, 2, 3]
+
+
+def test_a_write_that_fails_is_a_problem_of_the_tracker(tmp_path: Path) -> None:
+    tracker = JsonlTracker("r", tmp_path)
+    hub = TrackerHub([tracker])
+    hub.start()
+    hub.log({"a": 1}, step=1)
+    lines = tracker._lines
+    assert lines is not None
+    os.close(lines._queue._descriptor)
+    lines._queue._descriptor = os.open(tmp_path / "r/config.json", os.O_RDONLY | os.O_CREAT)  # not for writing
+    lines._queue.write()
+    hub.log({"a": 2}, step=2)
+    hub.finish()
+    assert hub.problems["jsonl"].failed >= 1
+    assert "Bad file descriptor" in hub.problems["jsonl"].last

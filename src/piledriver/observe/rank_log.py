@@ -30,24 +30,27 @@ class RankLog:
         self._folder, self._rank, self._size = Path(folder) / FOLDER, rank, size
         self._lock = threading.Lock()
         self._step: int | None = None
+        # Totals, which only the loop's thread changes: a step needs no lock.
         self._steps, self._seconds, self._waited = 0, 0.0, 0.0
+        self._sampled = (0, 0.0, 0.0)
         self._pending: dict[str, float] = {}
 
     def step(self, step: int, *, seconds: float, data_seconds: float = 0.0) -> None:
         """Record that a step was taken, and how long it waited for its data."""
-        with self._lock:
-            self._step = step
-            self._steps, self._seconds = self._steps + 1, self._seconds + seconds
-            self._waited += data_seconds
+        self._step = step
+        self._seconds += seconds
+        self._waited += data_seconds
+        self._steps += 1
 
     def __call__(self, sample: dict[str, float]) -> None:
         """Append one line; called by the monitor's thread."""
+        row = {name: value for name, value in sample.items() if name not in _TOTALS}
         with self._lock:
-            steps, row = self._steps, {name: value for name, value in sample.items() if name not in _TOTALS}
-            if steps:
-                row |= {"step_seconds": self._seconds / steps, "data_wait_seconds": self._waited / steps}
-            self._steps, self._seconds, self._waited = 0, 0.0, 0.0
-            step = self._step
+            before, self._sampled = self._sampled, (self._steps, self._seconds, self._waited)
+            steps, seconds, waited = (now - then for now, then in zip(self._sampled, before, strict=True))
+        if steps:
+            row |= {"step_seconds": seconds / steps, "data_wait_seconds": waited / steps}
+        step = self._step
         line = json.dumps({"time": round(time.time(), 3), "step": step, **_finite(row)})
         self._folder.mkdir(parents=True, exist_ok=True)
         # One write to a file opened for appending: a line is whole, or the last one of a rank that was killed.
@@ -63,6 +66,8 @@ class RankLog:
 
     def take(self) -> dict[str, float]:
         """Return the summary of the last sample as `system/...`, {} if it was taken already."""
+        if not self._pending:  # nearly always: a step waits for no lock
+            return {}
         with self._lock:
             found, self._pending = self._pending, {}
         return found

@@ -15,6 +15,7 @@ __all__ = [
     "compiled_call",
     "dump_flight_recorder",
     "enable_collective_timing",
+    "group_size",
     "local_tensor",
     "recompilations",
 ]
@@ -64,16 +65,24 @@ def clear_workspaces() -> None:
         torch._C._cuda_clearCublasWorkspaces()
 
 
-def dump_flight_recorder() -> str:
-    """Return the Flight Recorder's entries as JSON; empty if this torch has none."""
+def dump_flight_recorder(*, entries: bool = True) -> str:
+    """Return the Flight Recorder as JSON, with its entries or only its counters; empty if this torch has none."""
     from torch._C import _distributed_c10d
 
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         dump = getattr(_distributed_c10d, name, None)
         if dump is not None:
-            found = dump()
+            found = dump(entries)
             return found.decode() if isinstance(found, bytes) else str(found)
     return ""
+
+
+def group_size(name: str) -> int:
+    """Return the number of ranks of a process group by its name; 0 if there is none."""
+    try:
+        return int(torch.distributed.distributed_c10d._resolve_process_group(name).size())
+    except (RuntimeError, KeyError, ValueError, TypeError):
+        return 0
 
 
 def enable_collective_timing() -> None:

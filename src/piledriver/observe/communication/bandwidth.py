@@ -116,6 +116,12 @@ class TimedCall:
     ranks: int
     size: int
     seconds: float | None
+    sequence: tuple[str, int] = ("", 0)
+    """Group and number of the call, the same on all ranks of the group."""
+    group_id: str = ""
+    """Number of the group on this rank."""
+    arrived_ns: int = 0
+    """When this rank reached it, by the Unix clock."""
 
 
 def summarise_traffic(calls: Iterable[TimedCall]) -> list[Traffic]:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from piledriver.observe.communication.bandwidth import TimedCall, collective_name, dtype_size
-from piledriver.observe.torch_private import dump_flight_recorder
+from piledriver.observe.torch_private import dump_flight_recorder, group_size
 
 
 def flight_recorder_calls(since_ns: int = 0) -> list[TimedCall]:
@@ -18,22 +18,38 @@ def flight_recorder_calls(since_ns: int = 0) -> list[TimedCall]:
     text = dump_flight_recorder()
     raw = json.loads(text) if text else {}
     groups = {str(name): one for name, one in raw.get("pg_config", {}).items()}
-    return [_call(one, groups) for one in raw.get("entries", ()) if int(one.get("time_created_ns", 0)) >= since_ns]
+    entries = [one for one in raw.get("entries", ()) if int(one.get("time_created_ns", 0)) >= since_ns]
+    return sorted((_call(one, groups) for one in entries), key=lambda call: call.arrived_ns)
+
+
+def enqueued_collectives() -> dict[str, int]:
+    """Return how many collectives each group of this process has started, by the recorder's number of the group."""
+    text = dump_flight_recorder(entries=False)
+    status = json.loads(text).get("pg_status", {}) if text else {}
+    return {str(group): int(one.get("last_enqueued_collective", 0)) for group, one in status.items()}
 
 
 def _call(entry: dict[str, Any], groups: dict[str, Any]) -> TimedCall:
     name, description = (entry.get("process_group") or ["", ""])[:2]
-    config: dict[str, Any] = groups.get(str(name)) or next(iter(groups.values()), {})
-    ranks = len(json.loads(config["ranks"])) if str(config.get("ranks", "")).startswith("[") else 0
     size = max(_bytes(entry, "input"), _bytes(entry, "output"))
     duration = entry.get("duration_ms")
+    number = entry.get("p2p_seq_id") if entry.get("is_p2p") else entry.get("collective_seq_id")
     return TimedCall(
         collective_name(str(entry.get("profiling_name", ""))),
         str(description or name),
-        ranks,
+        group_size(str(name)) or _ranks(groups.get(str(name))),
         size,
         None if duration is None else float(duration) / 1000,
+        (str(name), int(number or 0)),
+        str(entry.get("pg_id", name)),
+        int(entry.get("time_created_ns", 0)),
     )
+
+
+def _ranks(config: dict[str, Any] | None) -> int:
+    """Return the size of a group that is gone, which the recorder may still know; 0 if it does not."""
+    listed = str((config or {}).get("ranks", ""))
+    return len(json.loads(listed)) if listed.startswith("[") else 0
 
 
 def _bytes(entry: dict[str, Any], side: str) -> int:

@@ -33,10 +33,22 @@ class Counters(NamedTuple):
     threads: int
 
 
-def read_counters(step: int) -> Counters:
-    """Return the counters now; microseconds."""
+def read_counters(step: int, *, heap: int | None = None) -> Counters:
+    """Return the counters now; `heap` stands for the allocator's, which visits all its free blocks to tell."""
     statm = _statm(os.getpid())
-    return Counters(step, _resident(statm), _heap(), _device(), _lowest_free(statm), threading.active_count())
+    heap = _heap() if heap is None else heap
+    return Counters(step, _resident(statm), heap, device_bytes(), _lowest_free(statm), threading.active_count())
+
+
+def grew(before: Counters, now: Counters) -> bool:
+    """Return whether a counter grew between two looks as fast as a leak: a reason to look more often."""
+    steps = now.step - before.step
+    return (
+        now.files > before.files
+        or now.threads > before.threads
+        or max(now.heap - before.heap, now.device - before.device) >= steps * BYTES_PER_STEP
+        or now.resident - before.resident >= steps * _RESIDENT_PER_STEP
+    )
 
 
 class Trend:
@@ -53,14 +65,24 @@ class Trend:
         """Forget the samples."""
         self._samples.clear()
 
+    def __bool__(self) -> bool:
+        return bool(self._samples)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are enough samples to tell."""
+        return len(self._samples) == _SAMPLES
+
     def growing(self) -> set[str]:
         """Return the counters that may be leaking: a suspicion that costs a look, not a verdict."""
-        if len(self._samples) < _SAMPLES:
+        if not self.is_full:
             return set()
         return {name for name in Counters._fields[1:] if self._grows(name)}
 
     def per_step(self, name: str) -> float:
-        """Return the mean growth of a counter per step."""
+        """Return the mean growth of a counter per step; 0 without two samples."""
+        if len(self._samples) < 2:
+            return 0.0
         first, last = self._samples[0], self._samples[-1]
         return float(getattr(last, name) - getattr(first, name)) / max(1, last.step - first.step)
 
@@ -134,9 +156,10 @@ def _heap() -> int:
     return int(found.uordblks + found.hblkhd)
 
 
-def _device() -> int:
+def device_bytes() -> int:
+    """Return the bytes of tensors on the CUDA device."""
     import torch
 
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return 0
     return int(torch.cuda.memory_allocated())

@@ -1,5 +1,9 @@
 """LeakWatch: cheap counters after every few steps; where one grows steadily, some traced steps that name the line.
 
+A look at the counters costs little, yet more than a loop should pay at every step. The first steps are looked at
+densely. Later looks are rare, and the next ones dense again where a counter has grown in between, so that a leak is
+named within fifty steps whenever it begins.
+
 Counters only raise a suspicion. Then allocations are traced (`tracemalloc`) for twenty steps, with three counts of
 what is alive. A leak is reported if the things made at one line grow in both intervals: warm-up, caches that fill and
 fragmentation do not. Traced steps are slower, so that suspicions that come to nothing make the next one rarer.
@@ -9,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 import threading
 import time
 import tracemalloc
@@ -17,19 +22,22 @@ from contextlib import suppress
 from typing import Any
 
 from piledriver.observe.leaks.census import Census, live_bytes, live_tensors, take_census
-from piledriver.observe.leaks.counters import BYTES_PER_STEP, Trend, read_counters
+from piledriver.observe.leaks.counters import BYTES_PER_STEP, Counters, Trend, device_bytes, grew, read_counters
 from piledriver.observe.leaks.holders import callers, function_label, holder_of
 from piledriver.observe.leaks.leak import Leak
 from piledriver.observe.leaks.lines import FRAMES, SourceLine, made_at
 from piledriver.observe.leaks.opened_files import OpenRecorder
 
 _LOGGER = logging.getLogger(__name__)
-_EVERY = 4
+# Steps between looks: during the first steps, later, and after a look that found growth.
+_EARLY, _LATE, _ALERT = 4, 16, 2
+_EARLY_STEPS = 128
+_HEAP = 64
 # Steps after the start of tracing at which what is alive is counted.
 _COUNTS = (3, 12, 21)
 # On a CPU, freed memory of the process can absorb a leak for long, so that its size does not grow. The bytes of all
 # live tensors are therefore compared at two steps, early and then ever more rarely: that visits every Python object.
-_FIRST_WEIGHED, _SECOND_WEIGHED, _WEIGHED_STEPS = 8, 1024, 12
+_FIRST_WEIGHED, _SECOND_WEIGHED, _WEIGHED_STEPS = 8, 4096, 12
 _LONGEST_TRACE_S = 120.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 64, 1 << 20
 
@@ -49,9 +57,13 @@ class LeakWatch:
     def __init__(self, *, report: Callable[[str], Any] | None = None) -> None:
         self._report = report if report is not None else _LOGGER.warning
         self._steps = 0
+        # Nothing is due before this step: what a step costs is this comparison.
+        self._due = self._look_at = _EARLY
         self._trend = Trend()
+        self._latest: Counters | None = None
+        self._heap_at = 0
         self._tracing: _Tracing | None = None
-        self._pause, self._quiet_until = _FIRST_PAUSE, 0
+        self._pause = _FIRST_PAUSE
         self._weigh_at, self._weight = _FIRST_WEIGHED, 0
         self._known: set[tuple[str, SourceLine]] = set()
         self._handles: list[Any] = []
@@ -82,35 +94,66 @@ class LeakWatch:
     def step(self) -> None:
         """Look, if a look is due; never raises."""
         self._steps += 1
+        if self._steps < self._due:
+            return
         try:
             if self._tracing is not None:
                 self._trace()
-            elif self._steps % _EVERY == 0:
+            else:
                 self._look()
+            self._due = self._steps + 1 if self._tracing is not None else min(self._look_at, self._next_weighing())
         except Exception as error:  # watching must not end a run
             _LOGGER.debug("leak watch: %s: %s", type(error).__name__, error)
+            self._due = sys.maxsize
             self.close()
 
     def _look(self) -> None:
-        counters = read_counters(self._steps)
-        self._trend.add(counters)
-        # A device's allocator knows the bytes of its tensors; on a CPU they are added up.
-        if not counters.device and self._live_tensors_grow():
-            self._tracing = _Tracing(self._steps, self._trend.growing() | {"tensors"}, self._trend)
-            return
-        if self._steps < self._quiet_until:
-            return
-        suspects = self._trend.growing()
+        suspects: set[str] = set()
+        growth = self._weighed_growth() if self._steps >= self._next_weighing() else 0.0
+        if growth >= BYTES_PER_STEP:
+            suspects.add("tensors")
+        if self._steps >= self._look_at:
+            suspects |= self._suspects(self._read())
         if suspects:
-            self._tracing = _Tracing(self._steps, suspects, self._trend)
+            growth = max(growth, *(self._trend.per_step(name) for name in ("heap", "resident", "device")))
+            self._tracing = _Tracing(self._steps, suspects, growth)
 
-    def _live_tensors_grow(self) -> bool:
-        if self._steps == self._weigh_at:
-            self._weight = live_bytes()
-        if self._steps != self._weigh_at + _WEIGHED_STEPS:
-            return False
+    def _read(self) -> Counters:
+        """Return the counters; of looks that are rare, one in a few asks the allocator as well."""
+        before = self._latest
+        if self._steps <= _EARLY_STEPS or self._trend or before is None or self._steps >= self._heap_at:
+            self._heap_at = self._steps + _HEAP
+            return read_counters(self._steps)
+        return read_counters(self._steps, heap=before.heap)
+
+    def _suspects(self, now: Counters) -> set[str]:
+        """Return the counters that grow steadily, and choose the next look."""
+        before, self._latest = self._latest, now
+        if self._steps > _EARLY_STEPS and not self._trend and not (before and grew(before, now)):
+            self._look_at = self._steps + _LATE
+            return set()
+        self._trend.add(now)
+        self._look_at = self._steps + (_EARLY if self._steps <= _EARLY_STEPS else _ALERT)
+        suspects = self._trend.growing()
+        if self._steps > _EARLY_STEPS and self._trend.is_full and not suspects:
+            self._trend.clear()
+            self._look_at = self._steps + _LATE
+        return suspects
+
+    def _next_weighing(self) -> int:
+        return self._weigh_at if not self._weight else self._weigh_at + _WEIGHED_STEPS
+
+    def _weighed_growth(self) -> float:
+        """Add up the bytes of live tensors; return their growth per step at the second of two times."""
+        if device_bytes():  # the device's allocator knows the bytes of its tensors
+            self._weigh_at = max(_SECOND_WEIGHED, 16 * self._weigh_at)
+            return 0.0
+        if not self._weight:
+            self._weight = max(1, live_bytes())
+            return 0.0
+        before, self._weight = self._weight, 0
         self._weigh_at = max(_SECOND_WEIGHED, 16 * self._weigh_at)
-        return live_bytes() - self._weight >= _WEIGHED_STEPS * BYTES_PER_STEP
+        return (live_bytes() - before) / _WEIGHED_STEPS
 
     def _trace(self) -> None:
         tracing = self._tracing
@@ -123,11 +166,10 @@ class LeakWatch:
             self._end_trace(tracing.conclude(self._steps))
 
     def _end_trace(self, leaks: list[Leak]) -> None:
-        self._tracing = None
+        self._tracing, self._latest, self._weight = None, None, 0
         self._trend.clear()
         found = [leak for leak in leaks if (leak.kind, leak.line) not in self._known]
-        self._quiet_until = self._steps + self._pause
-        self._weigh_at = _EVERY * -(-self._quiet_until // _EVERY)
+        self._look_at = self._weigh_at = self._steps + self._pause
         self._pause = _FIRST_PAUSE if found else min(_LONGEST_PAUSE, 4 * self._pause)
         for leak in found:
             self._known.add((leak.kind, leak.line))
@@ -138,9 +180,8 @@ class LeakWatch:
 class _Tracing:
     """Some traced steps."""
 
-    def __init__(self, step: int, suspects: set[str], trend: Trend) -> None:
-        self._begun, self._suspects = step, suspects
-        self._memory_per_step = max((trend.per_step(name) for name in ("heap", "resident", "device")), default=0.0)
+    def __init__(self, step: int, suspects: set[str], memory_per_step: float) -> None:
+        self._begun, self._suspects, self._memory_per_step = step, suspects, memory_per_step
         self._censuses: list[Census] = []
         self._started = not tracemalloc.is_tracing()
         if self._started:

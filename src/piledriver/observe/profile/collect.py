@@ -136,7 +136,7 @@ class StepProfiler(torch.profiler.profile):
         ]
         self._stack.enter_context(annotated(self.models, self._functions))
         self._batches = self._stack.enter_context(BatchShapes(self.models.values()))
-        self._recorder = self._stack.enter_context(CommunicationRecorder(every=1))
+        self._recorder = self._stack.enter_context(CommunicationRecorder(every_s=0))
         self._stack.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         self._stack.callback(register_optimizer_step_post_hook(self._after_step).remove)
         if cuda:

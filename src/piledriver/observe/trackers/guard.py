@@ -60,8 +60,8 @@ class Guard:
 
     def __init__(self, name: str, patience: Patience, *, is_local: bool = False) -> None:
         """Guard a tracker; one that is local, such as a file of the run, is called in the calling thread."""
-        self.name = name
-        self._patience, self._is_local = patience, is_local
+        self.name, self.is_local = name, is_local
+        self._patience = patience
         self._calls: Calls = queue.SimpleQueue()
         self._slow = 0
         self._failed = 0
@@ -100,7 +100,7 @@ class Guard:
             _LOGGER.warning("tracker %s: %d calls failed, %d were dropped", self.name, self._failed, self._dropped)
 
     def _submit(self, action: Callable[[], Any], wait_s: float) -> bool:
-        if self._is_local:
+        if self.is_local:
             try:
                 action()
             except Exception as error:

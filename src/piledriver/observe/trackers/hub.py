@@ -25,6 +25,12 @@ class TrackerHub:
             Guard(str(tracker.name), self._patience, is_local=getattr(tracker, "is_local", False))
             for tracker in self.trackers
         ]
+        self._local = [
+            (tracker, guard) for tracker, guard in zip(self.trackers, self._guards, strict=True) if guard.is_local
+        ]
+        self._remote = [
+            (tracker, guard) for tracker, guard in zip(self.trackers, self._guards, strict=True) if not guard.is_local
+        ]
 
     def start(self, config: Values | None = None) -> None:
         """Connect each tracker and store the config."""
@@ -45,11 +51,17 @@ class TrackerHub:
         self, values: Values, step: int | None = None, log_kwargs: Mapping[str, Mapping[str, Any]] | None = None
     ) -> None:
         """Log values; `log_kwargs` holds further arguments by tracker name."""
-        if not self.trackers:
+        for tracker, guard in self._local:  # these copy what they keep
+            try:
+                tracker.log(values, step, **(log_kwargs.get(tracker.name, {}) if log_kwargs else {}))
+            except Exception as error:
+                guard.failed(error)
+        if not self._remote:
             return
         now = copy_values(values)
-        for tracker, guard in zip(self.trackers, self._guards, strict=True):
-            guard.call(partial(tracker.log, dict(now), step=step, **(log_kwargs or {}).get(tracker.name, {})))
+        for tracker, guard in self._remote:
+            further = log_kwargs.get(tracker.name, {}) if log_kwargs else {}
+            guard.call(partial(tracker.log, dict(now), step=step, **further))
 
     def log_images(self, values: Values, step: int | None = None, **kwargs: Any) -> None:
         """Log images with the trackers that support them."""

@@ -1,4 +1,4 @@
-"""The built-in tracker: one JSON object per line in `metrics.jsonl`, crash-safe."""
+"""The built-in tracker: one JSON object per line in `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -6,34 +6,37 @@ import json
 import math
 import os
 import time
-import weakref
 from pathlib import Path
 from typing import Any
 
 from piledriver.core.storage import Location, write_text
 from piledriver.observe.trackers.base import GeneralTracker, Values
-from piledriver.observe.trackers.values import plain_values
+from piledriver.observe.trackers.line_writer import LineWriter
+from piledriver.observe.trackers.values import copy_values, plain_values
 
-# `json.dumps` with a default would make one for every line.
+# `json.dumps` with a default would make one for every line. Nearly all lines are finite numbers, which the strict one
+# writes as they are; it fails at the others.
+_STRICT = json.JSONEncoder(default=plain_values, allow_nan=False)
 _ENCODER = json.JSONEncoder(default=str)
 
 
 class JsonlTracker(GeneralTracker):
     """Appends to `logging_dir/run_name/metrics.jsonl`; the configuration is in `config.json` beside it.
 
-    Each line is one write to a file opened for appending, so that lines never mix and only the last one can be
-    truncated; a resumed run starts on a new line.
+    A call puts its values into a queue; a thread writes the lines, twice a second, and the rest when the process ends.
+    A process that is killed loses the lines of its last half second at most. Whole lines are appended in one write, so
+    that lines never mix and only the last one can be truncated; a resumed run starts on a new line.
     """
 
     name = "jsonl"
     requires_logging_directory = True
     is_local = True
-    """An append to a file costs less than handing it to a thread."""
+    """It is called in the calling thread, and copies what it keeps."""
 
     def __init__(self, run_name: str, logging_dir: Location) -> None:
         super().__init__()
         self.folder = Path(logging_dir) / run_name
-        self._descriptor: int | None = None
+        self._lines: LineWriter | None = None
 
     @property
     def path(self) -> Path:
@@ -49,29 +52,36 @@ class JsonlTracker(GeneralTracker):
         """Open the file, and end a line that a crash truncated."""
         self.folder.mkdir(parents=True, exist_ok=True)
         cut_off = self.path.is_file() and not _ends_a_line(self.path)
-        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        self._closes = weakref.finalize(self, os.close, self._descriptor)
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         if cut_off:
-            os.write(self._descriptor, b"\n")
+            os.write(descriptor, b"\n")
+        self._lines = LineWriter(descriptor, _line)
 
     def store_init_configuration(self, values: Values) -> None:
         """Write `config.json`."""
         write_text(self.folder / "config.json", json.dumps(_finite(plain_values(values)), indent=1, default=str) + "\n")
 
     def log(self, values: Values, step: int | None = None, **kwargs: Any) -> None:
-        """Append one line: `{"time": ..., "step": ..., ...}`."""
-        if self._descriptor is None:
+        """Queue one line: `{"time": ..., "step": ..., ...}`. Raises the error of an earlier write, if there was one."""
+        if self._lines is None:
             self.start()
-        assert self._descriptor is not None
-        record = {"time": round(time.time(), 3), "step": step, **_finite(plain_values(values)), **kwargs}
-        os.write(self._descriptor, _ENCODER.encode(record).encode() + b"\n")
+        assert self._lines is not None
+        self._lines.put((time.time(), step, copy_values(values), kwargs))
 
     def finish(self) -> None:
-        """Sync the file and close it."""
-        if self._descriptor is not None:
-            os.fsync(self._descriptor)
-            self._closes()
-            self._descriptor = None
+        """Write what is queued, sync the file and close it."""
+        if self._lines is not None:
+            lines, self._lines = self._lines, None
+            lines.close(sync=True)
+
+
+def _line(entry: tuple[float, int | None, dict[str, Any], dict[str, Any]]) -> bytes:
+    now, step, values, further = entry
+    try:
+        return _STRICT.encode({"time": round(now, 3), "step": step, **values, **further}).encode() + b"\n"
+    except (ValueError, TypeError):
+        record = {"time": round(now, 3), "step": step, **_finite(plain_values(values)), **further}
+        return _ENCODER.encode(record).encode() + b"\n"
 
 
 def read_jsonl(path: Location) -> list[dict[str, Any]]:

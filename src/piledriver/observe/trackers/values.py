@@ -19,7 +19,8 @@ def copy_values(value: Any) -> Any:
     if type(value) in _LEAVES:
         return value
     if isinstance(value, Mapping):
-        return {str(key): copy_values(item) for key, item in value.items()}
+        # No call for the values that are leaves, nearly all: this runs in every step.
+        return {str(key): item if type(item) in _LEAVES else copy_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [copy_values(item) for item in value]
     if not _is_array(value):
