@@ -128,28 +128,28 @@ class Everything:
             "nothing": lambda: None,
             "timer": self._timed,
             "tracker": lambda: self.after(TARGET),
-            "leaks": self.leaks.step,
             "monitor": self.monitor.look,
             "lines": lines.make,
         }
         taken: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(count):
             for name, call in calls.items():
-                self.loop.step()
-                self.loop.synchronise()
-                begin = time.perf_counter()
-                call()
-                taken[name].append(1e6 * (time.perf_counter() - begin))
+                taken[name].append(self._after_a_step(call))
         clock = statistics.median(taken.pop("nothing"))
-        # A look at the counters is due at few steps: the mean. The others are alike: the median, free of interruptions.
-        found = {
-            name: (statistics.fmean if name == "leaks" else statistics.median)(values) - clock
-            for name, values in taken.items()
-        }
+        found = {name: statistics.median(values) - clock for name, values in taken.items()}
+        # A look at the counters is due at few steps: the mean.
+        found["leaks"] = statistics.fmean(self._after_a_step(self.leaks.step) for _ in range(4 * count)) - clock
         found["monitor"] *= TARGET / 5.0  # at the interval of `piledriver train`
         found["collectives"] = self._heard(count) * TARGET / 10.0  # at the recorder's interval
         found["tracker's thread"] = found.pop("lines") / lines.COUNT
         return {name: round(value, 1) for name, value in found.items()}
+
+    def _after_a_step(self, call: Callable[[], Any]) -> float:
+        self.loop.step()
+        self.loop.synchronise()
+        begin = time.perf_counter()
+        call()
+        return 1e6 * (time.perf_counter() - begin)
 
     def _heard(self, count: int) -> float:
         """Microseconds that the recorder adds to the collectives that it looks at in a row."""

@@ -62,7 +62,8 @@ class StepTimer:
 
     def _record(self) -> Any:
         """Return an event at the present place of the device's stream; events are used again once they were read."""
-        event: Any = self._idle_events.pop() if self._idle_events else torch.cuda.Event(enable_timing=True)
+        make: Any = torch.cuda.Event
+        event = self._idle_events.pop() if self._idle_events else make(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         return event
 

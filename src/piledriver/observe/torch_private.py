@@ -80,7 +80,8 @@ def dump_flight_recorder(*, entries: bool = True) -> str:
 def group_size(name: str) -> int:
     """Return the number of ranks of a process group by its name; 0 if there is none."""
     try:
-        return int(torch.distributed.distributed_c10d._resolve_process_group(name).size())
+        groups: Any = torch.distributed.distributed_c10d
+        return int(groups._resolve_process_group(name).size())
     except (RuntimeError, KeyError, ValueError, TypeError):
         return 0
 
